@@ -1,0 +1,29 @@
+//! What every other crate speaks in: ids, units, block requests and replies, checksums, buffers, virtual instants.
+//!
+//! Nothing here does I/O, reads a clock or draws entropy. The machines (`holdfast-store`, `holdfast-volume`, the
+//! frontends) and the shell that drives them (`holdfast-runtime`, or the simulator) meet in these types.
+
+pub mod block;
+pub mod buf;
+pub mod checksum;
+pub mod effects;
+pub mod ids;
+pub mod meta;
+pub mod prng;
+pub mod slab;
+pub mod stream;
+pub mod time;
+pub mod units;
+
+pub use block::{
+    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, ByteRange, ExportInfo, RequestToken, StatusExtent,
+};
+pub use buf::{Buf, BufMut};
+pub use checksum::{BlockCrc, block_crcs, crc32c, seeded_crc32c};
+pub use effects::Effects;
+pub use ids::{DeviceId, Epoch, GridId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, SegmentId, ShardId, VolumeId};
+pub use meta::{MetaReply, MetaRequest, MetaVersion};
+pub use prng::Prng;
+pub use slab::{Slab, Token};
+pub use time::Instant;
+pub use units::{BLOCK_BYTES, Key, Lba};
