@@ -1,0 +1,301 @@
+//! Layouts and the geometry of a segment: which block lies where in which shard.
+//!
+//! One construction: `copies` over an outer domain times a systematic `data + parity` code over an inner one. A mirror is
+//! copies of a 1+0 code, plain parity is one copy of a k+m code; nested layouts are two copies of either.
+//! Source: DESIGN's table of layouts; docs/FORMAT.md "Segment".
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Most shards that a code may have (k + m).
+pub const CODE_WIDTH_MAX: u8 = 16;
+
+/// Blocks of one data shard that follow each other in the volume before the next shard's turn comes: 64 KiB, so that a
+/// guest's 64 KiB read is one shard's work and a 1 MiB read is spread.
+pub const STRIPE_BLOCKS: u32 = 16;
+
+/// A volume's choice of redundancy.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Layout {
+    Mirror { copies: u8 },
+    Parity { data: u8, parity: u8 },
+}
+
+impl Layout {
+    pub const DEFAULT: Layout = Layout::Parity { data: 2, parity: 1 };
+
+    /// Fault domains that may be lost without losing data.
+    pub fn failures(self) -> u8 {
+        match self {
+            Layout::Mirror { copies } => copies - 1,
+            Layout::Parity { parity, .. } => parity,
+        }
+    }
+
+    /// Fault domains that one segment occupies.
+    pub fn width(self) -> u8 {
+        match self {
+            Layout::Mirror { copies } => copies,
+            Layout::Parity { data, parity } => data + parity,
+        }
+    }
+
+    /// Data shards among them: payload is divided by this.
+    pub fn data_shards(self) -> u8 {
+        match self {
+            Layout::Mirror { .. } => 1,
+            Layout::Parity { data, .. } => data,
+        }
+    }
+
+    /// What to write while only `domains` fault domains are usable: the layout itself where it fits, else the widest
+    /// mirror that keeps as much of its tolerance as the survivors allow. `None` with no domain at all.
+    pub fn adapted_to(self, domains: usize) -> Option<Layout> {
+        if domains >= usize::from(self.width()) {
+            return Some(self);
+        }
+        let copies = usize::from(self.failures() + 1).min(domains);
+        (copies > 0).then_some(Layout::Mirror { copies: copies as u8 })
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Layout::Mirror { copies } => write!(f, "mirror:{copies}"),
+            Layout::Parity { data, parity } => write!(f, "parity:{data}+{parity}"),
+        }
+    }
+}
+
+/// A text that names no layout; says what would.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseLayoutError {
+    text: String,
+}
+
+impl fmt::Display for ParseLayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}` is not a layout: use mirror:2, mirror:3 or parity:K+M with K and M at least 1 and K+M at most \
+             {CODE_WIDTH_MAX}, for example parity:2+1",
+            self.text
+        )
+    }
+}
+
+impl std::error::Error for ParseLayoutError {}
+
+impl FromStr for Layout {
+    type Err = ParseLayoutError;
+
+    fn from_str(text: &str) -> Result<Layout, ParseLayoutError> {
+        let error = || ParseLayoutError { text: text.to_string() };
+        let (kind, rest) = text.split_once(':').ok_or_else(error)?;
+        match kind {
+            "mirror" => {
+                let copies: u8 = rest.parse().map_err(|_| error())?;
+                if (2..=3).contains(&copies) { Ok(Layout::Mirror { copies }) } else { Err(error()) }
+            }
+            "parity" => {
+                let (k, m) = rest.split_once('+').ok_or_else(error)?;
+                let data: u8 = k.parse().map_err(|_| error())?;
+                let parity: u8 = m.parse().map_err(|_| error())?;
+                let width = u16::from(data) + u16::from(parity);
+                if data >= 1 && parity >= 1 && width <= u16::from(CODE_WIDTH_MAX) {
+                    Ok(Layout::Parity { data, parity })
+                } else {
+                    Err(error())
+                }
+            }
+            _ => Err(error()),
+        }
+    }
+}
+
+/// Shape of one segment.
+///
+/// The payload is cut into rows of `data * stripe` blocks; each row gives every data shard one stripe. The last row may
+/// be short: its stripes are shortened evenly, so that a short segment wastes at most `data - 1` blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Geometry {
+    /// Copies over the outer domain.
+    pub copies: u8,
+    /// Data shards of the inner code.
+    pub data: u8,
+    /// Parity shards of the inner code.
+    pub parity: u8,
+    /// Blocks of a full stripe.
+    pub stripe_blocks: u32,
+    /// Blocks of payload, at least one.
+    pub payload_blocks: u32,
+}
+
+/// Where a payload block lies: position among the inner code's data shards, and block in that shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShardBlock {
+    pub position: u8,
+    pub block: u32,
+}
+
+impl Geometry {
+    pub fn new(layout: Layout, payload_blocks: u32) -> Geometry {
+        assert!(payload_blocks > 0, "a segment has a payload");
+        let (copies, data, parity) = match layout {
+            Layout::Mirror { copies } => (copies, 1, 0),
+            Layout::Parity { data, parity } => (1, data, parity),
+        };
+        Geometry { copies, data, parity, stripe_blocks: STRIPE_BLOCKS, payload_blocks }
+    }
+
+    /// Refuses shapes that no writer makes (bytes from disk or wire).
+    pub fn is_valid(&self) -> bool {
+        self.copies >= 1
+            && self.data >= 1
+            && u16::from(self.data) + u16::from(self.parity) <= u16::from(CODE_WIDTH_MAX)
+            && u16::from(self.copies) * (u16::from(self.data) + u16::from(self.parity)) <= 64
+            && self.stripe_blocks >= 1
+            && self.payload_blocks >= 1
+    }
+
+    /// The layout that a segment of this shape has.
+    pub fn layout(&self) -> Layout {
+        if self.parity == 0 {
+            Layout::Mirror { copies: self.copies }
+        } else {
+            Layout::Parity { data: self.data, parity: self.parity }
+        }
+    }
+
+    /// Shards of one copy.
+    pub fn code_width(&self) -> u8 {
+        self.data + self.parity
+    }
+
+    /// All shards.
+    pub fn shard_count(&self) -> u8 {
+        self.copies * self.code_width()
+    }
+
+    /// Position in the inner code of the shard with this index.
+    pub fn position(&self, shard_index: u8) -> u8 {
+        shard_index % self.code_width()
+    }
+
+    /// Shards, whichever they are, that may be lost: every copy must lose more than its parity before data is gone.
+    pub fn failures(&self) -> u8 {
+        self.copies * (self.parity + 1) - 1
+    }
+
+    fn row_blocks(&self) -> u32 {
+        self.stripe_blocks * u32::from(self.data)
+    }
+
+    fn full_rows(&self) -> u32 {
+        self.payload_blocks / self.row_blocks()
+    }
+
+    fn last_stripe(&self) -> u32 {
+        (self.payload_blocks % self.row_blocks()).div_ceil(u32::from(self.data))
+    }
+
+    /// Blocks of every shard's data (parity shards are as long).
+    pub fn shard_blocks(&self) -> u32 {
+        self.full_rows() * self.stripe_blocks + self.last_stripe()
+    }
+
+    /// Where payload block `block` lies.
+    pub fn locate(&self, block: u32) -> ShardBlock {
+        assert!(block < self.payload_blocks, "block {block} beyond the payload's {}", self.payload_blocks);
+        let row = block / self.row_blocks();
+        let in_row = block % self.row_blocks();
+        let stripe = if row < self.full_rows() { self.stripe_blocks } else { self.last_stripe() };
+        ShardBlock { position: (in_row / stripe) as u8, block: row * self.stripe_blocks + in_row % stripe }
+    }
+
+    /// The payload block at a place of a data shard; `None` in the padding of the last row.
+    pub fn payload_block(&self, at: ShardBlock) -> Option<u32> {
+        assert!(at.position < self.data, "position {} is not a data shard", at.position);
+        let row = at.block / self.stripe_blocks;
+        let in_stripe = at.block % self.stripe_blocks;
+        let stripe = if row < self.full_rows() { self.stripe_blocks } else { self.last_stripe() };
+        if in_stripe >= stripe {
+            return None;
+        }
+        let block = row * self.row_blocks() + u32::from(at.position) * stripe + in_stripe;
+        (block < self.payload_blocks).then_some(block)
+    }
+
+    /// How many payload blocks from `block` on lie one after the other in its shard.
+    pub fn run_from(&self, block: u32) -> u32 {
+        let row = block / self.row_blocks();
+        let in_row = block % self.row_blocks();
+        let stripe = if row < self.full_rows() { self.stripe_blocks } else { self.last_stripe() };
+        (stripe - in_row % stripe).min(self.payload_blocks - block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn layouts_read_back_and_bad_ones_say_why() {
+        for text in ["mirror:2", "mirror:3", "parity:2+1", "parity:4+2", "parity:7+1", "parity:15+1"] {
+            assert_eq!(text.parse::<Layout>().unwrap().to_string(), text);
+        }
+        for text in ["mirror:1", "mirror:4", "parity:0+1", "parity:2+0", "parity:12+5", "raid5", "parity:300+1", ""] {
+            assert!(text.parse::<Layout>().unwrap_err().to_string().contains("for example parity:2+1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_survivors_of_2_plus_1_are_a_mirror() {
+        let layout = Layout::DEFAULT;
+        assert_eq!(layout.adapted_to(4), Some(layout));
+        assert_eq!(layout.adapted_to(2), Some(Layout::Mirror { copies: 2 }));
+        assert_eq!(layout.adapted_to(1), Some(Layout::Mirror { copies: 1 }));
+        assert_eq!(layout.adapted_to(0), None);
+        let wide = Layout::Parity { data: 4, parity: 2 };
+        assert_eq!(wide.adapted_to(5), Some(Layout::Mirror { copies: 3 }));
+    }
+
+    #[test]
+    fn failures_follow_from_shape() {
+        assert_eq!(Geometry::new(Layout::Mirror { copies: 3 }, 10).failures(), 2);
+        assert_eq!(Geometry::new(Layout::Parity { data: 4, parity: 2 }, 10).failures(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn every_payload_block_has_one_place_and_back(
+            data in 1u8..=8, parity in 1u8..=3, payload in 1u32..2000,
+        ) {
+            let g = Geometry::new(Layout::Parity { data, parity }, payload);
+            prop_assert!(g.is_valid());
+            let mut seen = std::collections::BTreeSet::new();
+            for block in 0..payload {
+                let at = g.locate(block);
+                prop_assert!(at.position < data && at.block < g.shard_blocks());
+                prop_assert!(seen.insert((at.position, at.block)));
+                prop_assert_eq!(g.payload_block(at), Some(block));
+            }
+            let places = u32::from(data) * g.shard_blocks();
+            prop_assert!(places - payload < u32::from(data), "wastes {} blocks", places - payload);
+            let (mut block, mut runs) = (0, 0);
+            while block < payload {
+                let run = g.run_from(block);
+                let first = g.locate(block);
+                for i in 0..run {
+                    prop_assert_eq!(g.locate(block + i), ShardBlock { position: first.position, block: first.block + i });
+                }
+                block += run;
+                runs += 1;
+            }
+            prop_assert!(runs <= payload);
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! Our own wire: frames between a controller and a node.
+//!
+//! ```text
+//! 0        4      5    6    8           12              16      24           28
+//! +--------+------+----+----+-----------+---------------+-------+------------+------+---------+
+//! | "HFW1" | kind | 0  | 0  | meta bytes| payload bytes | token | crc32c     | meta | payload |
+//! +--------+------+----+----+-----------+---------------+-------+------------+------+---------+
+//! ```
+//! The checksum covers the first 24 bytes and the meta part (postcard of [`Request`] or [`Reply`]). Payload is covered by
+//! the block checksums that meta carries, the same from the guest's write to the guest's read.
+
+use crate::ledger::{AckRule, Leg};
+use crate::{FormatError, from_postcard};
+use holdfast_base::{
+    BlockCrc, Buf, BufMut, DeviceId, Epoch, GridId, InstanceId, LedgerId, Lsn, NodeId, ShardId, VolumeId, crc32c,
+    stream::{Inbound, SINK_BYTES_MIN},
+};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// Version of the messages; a greeting with another one is refused.
+pub const WIRE_VERSION: u32 = 1;
+
+pub const FRAME_HEADER_BYTES: usize = 28;
+
+/// A frame's meta part: a list of shards or log entries is paged to stay below.
+pub const META_BYTES_MAX: u32 = 4 << 20;
+
+/// A frame's payload: the largest shard with its header area is below half of it.
+pub const PAYLOAD_BYTES_MAX: u32 = 16 << 20;
+
+/// How long one answer to an owner lets it serve reads, counted from when it sent the request (protocol rule 8).
+pub const GRANT_MS: u64 = 200;
+
+/// What a controller asks of a node. Everything names its device: a node's devices fail by themselves.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// First on every connection.
+    Hello {
+        version: u32,
+        grid: GridId,
+        host: String,
+    },
+    /// Answered by [`Reply::Pong`] without touching a device.
+    Ping,
+    /// Fill and state of all devices.
+    Stat,
+    /// Durable before it is answered. Repeating it is harmless.
+    CreateLedger {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        instance: InstanceId,
+        ledger: LedgerId,
+        legs: Vec<Leg>,
+        rule: AckRule,
+    },
+    /// Payload: the entry's blocks, `crcs.len()` of them. `header` is opaque here. Repeating it is harmless.
+    Append {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        ledger: LedgerId,
+        lsn: Lsn,
+        /// Largest LSN that the writer knows to be acknowledged.
+        acked: Lsn,
+        header: Vec<u8>,
+        crcs: Vec<BlockCrc>,
+    },
+    /// Promise never again to serve an epoch below this one, durable before it is answered, and tell what is held.
+    Fence {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        instance: InstanceId,
+    },
+    /// Entries of a ledger from an LSN on, as many as fit `bytes_max` (at least one).
+    ReadLog {
+        device: DeviceId,
+        volume: VolumeId,
+        ledger: LedgerId,
+        from: Lsn,
+        bytes_max: u32,
+    },
+    /// Entries up to and including `upto` are not needed any more. Lazily durable.
+    TrimLedger {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        ledger: LedgerId,
+        upto: Lsn,
+    },
+    DeleteLedger {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        ledger: LedgerId,
+    },
+    /// Asks for nothing but the read grant that every answer to an owner carries.
+    Grant {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+    },
+    /// Payload: header area (`header_blocks`), then the shard's blocks. Written whole, checked first, never changed.
+    PutShard {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        shard: ShardId,
+        header_blocks: u32,
+    },
+    /// `blocks` blocks of the shard's data from `block` on (the header area not counted).
+    ReadShard {
+        device: DeviceId,
+        shard: ShardId,
+        block: u32,
+        blocks: u32,
+    },
+    /// The shard's header area.
+    ReadShardHeader {
+        device: DeviceId,
+        shard: ShardId,
+    },
+    DeleteShards {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        shards: Vec<ShardId>,
+    },
+    /// The shards held of a volume, in order, after `after`, at most `count_max`.
+    ListShards {
+        device: DeviceId,
+        volume: VolumeId,
+        after: Option<ShardId>,
+        count_max: u32,
+    },
+    /// Returns everything held of a volume: the volume is being deleted. The promise stays.
+    DropVolume {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+    },
+}
+
+/// State of one device, as its node sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum DeviceHealth {
+    /// Being opened; not usable yet.
+    Opening,
+    Serving,
+    /// A flush or the superblock failed, or the device could not be opened: out until the process restarts.
+    Failed,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceStat {
+    pub device: DeviceId,
+    pub health: DeviceHealth,
+    /// Bytes for shards, in all and free.
+    pub capacity_bytes: u64,
+    pub free_bytes: u64,
+    /// Bytes for log entries, in all and in use.
+    pub journal_bytes: u64,
+    pub journal_used_bytes: u64,
+    pub shard_count: u64,
+}
+
+/// What a leg knows of one ledger.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LedgerState {
+    pub ledger: LedgerId,
+    /// False where the index over it may miss entries: such a leg proves nothing by lacking one (protocol rule 1).
+    pub sound: bool,
+    /// Largest "known acknowledged" that came with any entry.
+    pub acked: Lsn,
+    /// Everything up to here was trimmed.
+    pub trimmed: Lsn,
+    /// Largest LSN held; zero if none.
+    pub last: Lsn,
+}
+
+/// One entry of a [`Reply::LogEntries`]; payloads follow each other in the frame's payload.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogEntry {
+    pub lsn: Lsn,
+    pub header: Vec<u8>,
+    pub crcs: Vec<BlockCrc>,
+}
+
+/// Why a node did not do what it was asked. Exhaustive: a controller handles each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Refusal {
+    /// A higher epoch, or another opening of the same one, was promised.
+    StaleEpoch {
+        promised: Epoch,
+    },
+    UnknownDevice,
+    DeviceFailed,
+    /// The device is still opening, or has too much in flight: ask again later.
+    Busy,
+    UnknownLedger,
+    UnknownShard,
+    /// The bytes sent, or the bytes on the device, don't match their checksum.
+    Checksum,
+    /// No room: in the journal for entries, in the data area for shards.
+    NoSpace,
+    /// Not a request that this release can serve: bad version, bad range, another grid.
+    Invalid,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// `boot` is new at every start of the process.
+    Hello {
+        version: u32,
+        node: NodeId,
+        boot: InstanceId,
+        devices: Vec<DeviceStat>,
+    },
+    Pong,
+    Stat {
+        devices: Vec<DeviceStat>,
+    },
+    /// Done, and durable where the request says so.
+    Done,
+    /// The entry is durable here. `journal_fill` is the used share of the device's journal in 1/255.
+    Appended {
+        lsn: Lsn,
+        journal_fill: u8,
+    },
+    /// `grant_left_ms`: how long the fenced owner may still serve reads by a grant of this device.
+    Fenced {
+        grant_left_ms: u64,
+        ledgers: Vec<LedgerState>,
+    },
+    /// `damaged`: entries held but unreadable. `more`: the ledger holds entries beyond the last one given.
+    LogEntries {
+        entries: Vec<LogEntry>,
+        damaged: Vec<Lsn>,
+        more: bool,
+    },
+    /// Payload: the blocks.
+    Shard {
+        blocks: u32,
+    },
+    /// Payload: the header area.
+    ShardHeader,
+    Shards {
+        shards: Vec<ShardId>,
+        more: bool,
+    },
+    Refused(Refusal),
+}
+
+/// A decoded frame.
+#[derive(Clone, Debug)]
+pub struct Frame<M> {
+    pub token: u64,
+    pub message: M,
+    pub payload: Buf,
+}
+
+/// Which direction a frame belongs to.
+pub trait Message: Serialize + serde::de::DeserializeOwned {
+    const KIND: u8;
+}
+
+impl Message for Request {
+    const KIND: u8 = 1;
+}
+
+impl Message for Reply {
+    const KIND: u8 = 2;
+}
+
+const FRAME_MAGIC: [u8; 4] = *b"HFW1";
+
+/// Header and meta part of a frame; the payload's handles follow it on the stream as they are.
+pub fn encode_frame<M: Message>(token: u64, message: &M, payload_len: usize) -> Vec<u8> {
+    assert!(payload_len <= PAYLOAD_BYTES_MAX as usize, "frame payload of {payload_len} bytes");
+    let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + 96);
+    bytes.resize(FRAME_HEADER_BYTES, 0);
+    let mut bytes = postcard::to_extend(message, bytes).expect("our messages always encode");
+    let meta_len = bytes.len() - FRAME_HEADER_BYTES;
+    assert!(meta_len <= META_BYTES_MAX as usize, "frame meta part of {meta_len} bytes");
+    bytes[..4].copy_from_slice(&FRAME_MAGIC);
+    bytes[4] = M::KIND;
+    bytes[8..12].copy_from_slice(&(meta_len as u32).to_le_bytes());
+    bytes[12..16].copy_from_slice(&(payload_len as u32).to_le_bytes());
+    bytes[16..24].copy_from_slice(&token.to_le_bytes());
+    let crc = frame_crc(&bytes[..24], &bytes[FRAME_HEADER_BYTES..]);
+    bytes[24..28].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+fn frame_crc(header: &[u8], meta: &[u8]) -> u32 {
+    crc32c(meta) ^ crc32c(header).rotate_left(1)
+}
+
+struct FrameHeader {
+    meta_len: usize,
+    payload_len: usize,
+    token: u64,
+    crc: u32,
+}
+
+fn decode_header<M: Message>(bytes: &[u8; FRAME_HEADER_BYTES]) -> Result<FrameHeader, FormatError> {
+    if bytes[..4] != FRAME_MAGIC || bytes[4] != M::KIND {
+        return Err(FormatError::Magic);
+    }
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let (meta_len, payload_len) = (word(8), word(12));
+    if meta_len > META_BYTES_MAX {
+        return Err(FormatError::Field("meta bytes"));
+    }
+    if payload_len > PAYLOAD_BYTES_MAX {
+        return Err(FormatError::Field("payload bytes"));
+    }
+    let token = u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes"));
+    Ok(FrameHeader { meta_len: meta_len as usize, payload_len: payload_len as usize, token, crc: word(24) })
+}
+
+/// Cuts a byte stream into frames. Payloads land in aligned buffers of their own.
+///
+/// Faults: bytes that are no frame break the stream for good ([`FrameReader::error`]); the shell closes the connection.
+pub struct FrameReader<M> {
+    head: Vec<u8>,
+    body: Option<Body<M>>,
+    ready: VecDeque<Frame<M>>,
+    error: Option<FormatError>,
+}
+
+struct Body<M> {
+    token: u64,
+    message: M,
+    payload: BufMut,
+    filled: usize,
+}
+
+impl<M: Message> Default for FrameReader<M> {
+    fn default() -> Self {
+        FrameReader { head: Vec::new(), body: None, ready: VecDeque::new(), error: None }
+    }
+}
+
+impl<M: Message> FrameReader<M> {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn pop(&mut self) -> Option<Frame<M>> {
+        self.ready.pop_front()
+    }
+
+    pub fn error(&self) -> Option<FormatError> {
+        self.error
+    }
+
+    /// Takes bytes of the head (header and meta part) from the front of `bytes`; returns how many.
+    fn take_head(&mut self, bytes: &[u8]) -> Result<usize, FormatError> {
+        let mut taken = fill_up_to(&mut self.head, FRAME_HEADER_BYTES, bytes);
+        let Some(fixed) = self.head.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(taken) };
+        let header = decode_header::<M>(fixed)?;
+        taken += fill_up_to(&mut self.head, FRAME_HEADER_BYTES + header.meta_len, &bytes[taken..]);
+        if self.head.len() < FRAME_HEADER_BYTES + header.meta_len {
+            return Ok(taken);
+        }
+        let (fixed, meta) = self.head.split_at(FRAME_HEADER_BYTES);
+        if frame_crc(&fixed[..24], meta) != header.crc {
+            return Err(FormatError::Checksum);
+        }
+        let message: M = from_postcard(meta)?;
+        self.head.clear();
+        if header.payload_len == 0 {
+            self.ready.push_back(Frame { token: header.token, message, payload: Buf::empty() });
+        } else {
+            let payload = BufMut::new(header.payload_len);
+            self.body = Some(Body { token: header.token, message, payload, filled: 0 });
+        }
+        Ok(taken)
+    }
+
+    fn finish_body(&mut self) {
+        if self.body.as_ref().is_some_and(|b| b.filled == b.payload.len()) {
+            let body = self.body.take().expect("just seen");
+            self.ready.push_back(Frame { token: body.token, message: body.message, payload: body.payload.freeze() });
+        }
+    }
+}
+
+fn fill_up_to(head: &mut Vec<u8>, want: usize, bytes: &[u8]) -> usize {
+    let count = want.saturating_sub(head.len()).min(bytes.len());
+    head.extend_from_slice(&bytes[..count]);
+    count
+}
+
+impl<M: Message> Inbound for FrameReader<M> {
+    fn on_bytes(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() && self.error.is_none() {
+            if let Some(body) = &mut self.body {
+                let count = bytes.len().min(body.payload.len() - body.filled);
+                body.payload[body.filled..body.filled + count].copy_from_slice(&bytes[..count]);
+                body.filled += count;
+                bytes = &bytes[count..];
+                self.finish_body();
+            } else {
+                match self.take_head(bytes) {
+                    Ok(count) => bytes = &bytes[count..],
+                    Err(error) => self.error = Some(error),
+                }
+            }
+        }
+    }
+
+    fn sink(&mut self) -> Option<&mut [u8]> {
+        let body = self.body.as_mut()?;
+        let rest = &mut body.payload[body.filled..];
+        (rest.len() >= SINK_BYTES_MIN).then_some(rest)
+    }
+
+    fn on_filled(&mut self, count: usize) {
+        let body = self.body.as_mut().expect("a sink was offered");
+        body.filled += count;
+        assert!(body.filled <= body.payload.len(), "more bytes than the sink has");
+        self.finish_body();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn append(len: usize) -> Request {
+        Request::Append {
+            device: DeviceId(1),
+            volume: VolumeId(2),
+            epoch: Epoch(3),
+            ledger: LedgerId { epoch: Epoch(3), n: 0 },
+            lsn: Lsn(9),
+            acked: Lsn(8),
+            header: vec![1, 2, 3],
+            crcs: vec![5; len.div_ceil(4096)],
+        }
+    }
+
+    #[test]
+    fn a_damaged_frame_breaks_the_stream() {
+        for at in [0, 4, 9, 20, 26, 30] {
+            let mut bytes = encode_frame(1, &append(0), 0);
+            bytes[at] ^= 0x40;
+            let mut reader = FrameReader::<Request>::new();
+            reader.on_bytes(&bytes);
+            reader.on_bytes(&[0; 40_000]);
+            assert!(reader.pop().is_none(), "byte {at}");
+            assert!(reader.error().is_some(), "byte {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_fragmentation(
+            payloads in proptest::collection::vec(prop_oneof![Just(0usize), 1usize..9000, 60_000usize..80_000], 1..5),
+            cuts in proptest::collection::vec(1usize..50_000, 1..20),
+        ) {
+            let mut stream = Vec::new();
+            for (i, len) in payloads.iter().enumerate() {
+                stream.extend_from_slice(&encode_frame(i as u64, &append(*len), *len));
+                stream.extend(std::iter::repeat_n(i as u8, *len));
+            }
+            let mut reader = FrameReader::<Request>::new();
+            let mut rest = &stream[..];
+            let mut cuts = cuts.iter().cycle();
+            while !rest.is_empty() {
+                let count = (*cuts.next().unwrap()).min(rest.len());
+                if let Some(sink) = reader.sink() {
+                    let count = count.min(sink.len());
+                    sink[..count].copy_from_slice(&rest[..count]);
+                    reader.on_filled(count);
+                    rest = &rest[count..];
+                } else {
+                    reader.on_bytes(&rest[..count]);
+                    rest = &rest[count..];
+                }
+            }
+            for (i, len) in payloads.iter().enumerate() {
+                let frame = reader.pop().expect("a frame a message");
+                prop_assert_eq!(frame.token, i as u64);
+                prop_assert_eq!(frame.message, append(*len));
+                prop_assert_eq!(frame.payload.len(), *len);
+                prop_assert!(frame.payload.iter().all(|b| *b == i as u8));
+            }
+            prop_assert!(reader.pop().is_none() && reader.error().is_none());
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What goes into a controller and what comes out.
+
+use holdfast_base::{
+    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId, VolumeId,
+};
+use holdfast_format::geometry::Layout;
+use holdfast_format::wire::{DeviceStat, Reply, Request};
+use std::time::Duration;
+
+/// Settings of one controller. Sizes are bounds: memory, log and recovery never exceed what they say.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub grid: GridId,
+    pub volume: VolumeId,
+    /// Name of this host, for the root record.
+    pub host: String,
+    /// Fresh for every opening: the nonce of this owner.
+    pub instance: InstanceId,
+    /// Seed of placement choices.
+    pub seed: u64,
+    /// Depose a working owner whose lease has not lapsed.
+    pub takeover: bool,
+    /// Log entries that may wait for destage (protocol rule 23).
+    pub writeback_bytes_max: u64,
+    /// Memory of clean map pages.
+    pub map_cache_bytes_max: u64,
+    /// Payload of a full segment.
+    pub segment_payload_bytes: u32,
+    /// A write at least this long becomes a segment directly.
+    pub bypass_bytes_min: u32,
+    /// How long data may wait in the log when nothing presses.
+    pub destage_age_max: Duration,
+    /// Dead share (per mille) of a segment from which the cleaner wants it even without pressure.
+    pub clean_dead_per_mille: u32,
+    pub append_hedge_min: Duration,
+    pub append_hedge_max: Duration,
+    pub read_hedge_min: Duration,
+    pub read_hedge_max: Duration,
+    pub mutations: Mutations,
+}
+
+impl Config {
+    pub fn new(grid: GridId, volume: VolumeId, host: &str, instance: InstanceId, seed: u64) -> Config {
+        Config {
+            grid,
+            volume,
+            host: host.to_string(),
+            instance,
+            seed,
+            takeover: false,
+            writeback_bytes_max: 256 << 20,
+            map_cache_bytes_max: 64 << 20,
+            segment_payload_bytes: 4 << 20,
+            bypass_bytes_min: 1 << 20,
+            destage_age_max: Duration::from_secs(5),
+            clean_dead_per_mille: 500,
+            append_hedge_min: Duration::from_millis(10),
+            append_hedge_max: Duration::from_millis(150),
+            read_hedge_min: Duration::from_millis(2),
+            read_hedge_max: Duration::from_millis(40),
+            mutations: Mutations::default(),
+        }
+    }
+}
+
+/// Deliberate faults that the simulator must find; all off outside its mutation check. Each names the rule it breaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mutations {
+    /// Rule 2: acknowledges with one copy fewer than the rule asks.
+    pub ack_one_short: bool,
+    /// Rule 2: chooses two devices of one node as legs although two nodes are there.
+    pub both_copies_on_one_node: bool,
+    /// Rule 4: a late acknowledgement completes a write after the seal was chosen.
+    pub late_ack_after_freeze: bool,
+    /// Rule 5: recovery does not fence before it reads.
+    pub skip_fence: bool,
+    /// Rule 8: reads are answered without a grant.
+    pub read_without_grant: bool,
+    /// Rule 12: commits are applied without checking that the map still names the source.
+    pub unconditional_repoint: bool,
+    /// Rule 15: the log is trimmed up to the last destaged entry, whatever the checkpoint covers.
+    pub trim_past_commit: bool,
+    /// Rule 17: unreferenced shards are deleted although an append with unknown outcome may name them.
+    pub clean_after_unknown_append: bool,
+    /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
+    pub absent_leg_counts_as_lacking: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Begin to open the volume. Requests may follow at once: they wait.
+    Open,
+    /// Destage everything, checkpoint, and stop (a clean close).
+    Close,
+    Request(BlockRequest),
+    /// A connection to the node is up and greeted. `boot` tells a restarted process from a re-connected one.
+    NodeUp {
+        node: NodeId,
+        boot: InstanceId,
+        devices: Vec<DeviceStat>,
+    },
+    /// The connection is gone: every request outstanding on it has an unknown outcome.
+    NodeDown {
+        node: NodeId,
+    },
+    /// Answer to [`Effect::Send`] with the same token, on a connection that is still the one it was sent on.
+    Node {
+        node: NodeId,
+        token: u64,
+        reply: Reply,
+        payload: Buf,
+    },
+    Meta {
+        token: u64,
+        reply: MetaReply,
+    },
+    /// A deadline passed.
+    Tick,
+}
+
+/// Connections to a node come in two lanes, so that a 4 MiB shard doesn't delay a 4 KiB append.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lane {
+    Fast,
+    Bulk,
+}
+
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Send to a node that is up. Requests of one lane arrive in order, or the connection goes down.
+    Send {
+        node: NodeId,
+        lane: Lane,
+        token: u64,
+        request: Request,
+        payload: Vec<Buf>,
+    },
+    Reply(BlockReply),
+    Meta {
+        token: u64,
+        request: MetaRequest,
+    },
+    /// The connection has been silent for too long: drop it and connect again. `NodeDown` and `NodeUp` follow.
+    Reconnect {
+        node: NodeId,
+    },
+    Notice(Notice),
+}
+
+/// Where an opening stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    Opening,
+    Open,
+    /// Another opening has a higher epoch; this one has stopped for good.
+    Deposed,
+    Closing,
+    Closed,
+}
+
+/// What happened, for logs and people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Notice {
+    StateChanged(State),
+    /// The volume can't be opened now; the reason is shown, and the controller goes on trying.
+    OpenWaits {
+        why: &'static str,
+    },
+    /// Recovery is done: entries re-read, of them re-appended.
+    Recovered {
+        epoch: Epoch,
+        last: Lsn,
+        entries: u64,
+        reappended: u64,
+    },
+    NodeSuspect {
+        node: NodeId,
+    },
+    NodeTrusted {
+        node: NodeId,
+    },
+    /// All shards of all segments are where they belong again.
+    RedundancyRestored,
+    ShardDamaged {
+        node: NodeId,
+        device: DeviceId,
+    },
+    LedgerRolled {
+        ledgers: usize,
+    },
+}
+
+/// What `holdfast volume show` and the drill read. Counts since the opening.
+#[derive(Clone, Debug)]
+pub struct Status {
+    pub state: State,
+    pub epoch: Epoch,
+    pub size_bytes: u64,
+    pub layout: Layout,
+    pub log_bytes: u64,
+    pub mapped_blocks: u64,
+    pub segment_count: u64,
+    /// Segments with a shard on a device that is out, with fewer shards than their layout wants, or of a layout that is
+    /// narrower than the volume's.
+    pub degraded_segments: u64,
+    /// Acknowledged entries in the log with fewer reachable copies than their rule.
+    pub at_risk_entries: u64,
+    pub suspect_nodes: Vec<NodeId>,
+    pub counters: Counters,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub append_hedges: u64,
+    pub read_hedges: u64,
+    pub reconstructed_reads: u64,
+    pub rolls: u64,
+    pub segments_written: u64,
+    pub segment_bytes_written: u64,
+    pub bypass_bytes: u64,
+    pub segments_cleaned: u64,
+    pub cleaned_bytes: u64,
+    pub segments_freed: u64,
+    pub shards_rebuilt: u64,
+    pub checkpoints: u64,
+    pub checkpoint_bytes: u64,
+    pub folds: u64,
+    pub checksum_errors: u64,
+}
