@@ -5,7 +5,7 @@ use crate::geometry::Layout;
 use crate::ledger::LedgerRef;
 use crate::record::Checkpoint;
 use crate::{FormatError, from_postcard, to_postcard};
-use holdfast_base::{Epoch, GridId, InstanceId, VolumeId, crc32c};
+use holdfast_base::{Epoch, GridId, InstanceId, Lsn, VolumeId, crc32c};
 use serde::{Deserialize, Serialize};
 
 /// Key of a volume's root record.
@@ -35,6 +35,8 @@ pub struct Root {
     pub ledgers: Vec<LedgerRef>,
     /// A checkpoint to start from; a newer one may be named by a record in the log.
     pub checkpoint: Checkpoint,
+    /// Log entries up to here are needed no more, whatever legs and ledgers still hold.
+    pub trimmed: Lsn,
     /// Set when the operator deleted the volume: nobody opens it again, its space is being returned.
     pub deleted: bool,
 }
@@ -58,6 +60,7 @@ impl Root {
             serving: InstanceId(0),
             ledgers: Vec::new(),
             checkpoint: Checkpoint::default(),
+            trimmed: Lsn::ZERO,
             deleted: false,
         }
     }

@@ -32,6 +32,8 @@ pub struct Config {
     pub destage_age_max: Duration,
     /// Dead share (per mille) of a segment from which the cleaner wants it even without pressure.
     pub clean_dead_per_mille: u32,
+    /// Runs in the overlay of the map from which a checkpoint folds a batch of leaves.
+    pub fold_runs_min: usize,
     pub append_hedge_min: Duration,
     pub append_hedge_max: Duration,
     pub read_hedge_min: Duration,
@@ -54,6 +56,7 @@ impl Config {
             bypass_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 500,
+            fold_runs_min: 4096,
             append_hedge_min: Duration::from_millis(10),
             append_hedge_max: Duration::from_millis(150),
             read_hedge_min: Duration::from_millis(2),
@@ -113,6 +116,10 @@ pub enum Event {
     Meta {
         token: u64,
         reply: MetaReply,
+    },
+    /// Change the volume's size.
+    Resize {
+        size_bytes: u64,
     },
     /// A deadline passed.
     Tick,
@@ -181,6 +188,9 @@ pub enum Notice {
     },
     /// All shards of all segments are where they belong again.
     RedundancyRestored,
+    Resized {
+        size_bytes: u64,
+    },
     ShardDamaged {
         node: NodeId,
         device: DeviceId,
@@ -225,6 +235,7 @@ pub struct Counters {
     pub segments_cleaned: u64,
     pub cleaned_bytes: u64,
     pub segments_freed: u64,
+    pub shards_deleted: u64,
     pub shards_rebuilt: u64,
     pub checkpoints: u64,
     pub checkpoint_bytes: u64,

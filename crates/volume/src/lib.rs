@@ -3,5 +3,30 @@
 //! Start reading at [`controller::Controller`].
 
 pub mod api;
+mod append;
+mod apply;
+mod bypass;
+mod call;
+mod checkpoint;
+mod cleaner;
+pub mod controller;
+mod destage;
+mod fetch;
+mod health;
+mod job;
+mod leafload;
+mod log;
+mod map;
+mod nodes;
+mod opening;
+mod placement;
+mod rangemap;
+mod read;
+mod repair;
+mod roll;
+mod root;
+mod segments;
+mod write;
 
-pub use api::{Config, Effect, Event, Lane, Mutations, Notice, State, Status};
+pub use api::{Config, Counters, Effect, Event, Lane, Mutations, Notice, State, Status};
+pub use controller::Controller;

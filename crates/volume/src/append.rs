@@ -1,0 +1,326 @@
+//! Appending: entries to legs, acknowledgements to completions, hedges to the standby.
+//!
+//! Protocol rules 2 (the ack rule), 3 (one open ledger), 8 (read grants), 10 (outliers only).
+
+use crate::api::{Effect, Lane, Notice, State};
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use crate::log::{Done, Entry};
+use holdfast_base::{BlockCrc, BlockData, Buf, Instant, LedgerId, Lsn};
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::Record;
+use holdfast_format::wire::{GRANT_MS, Refusal, Reply, Request};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Grants are renewed on demand when less than this is left of them.
+const GRANT_RENEW: Duration = Duration::from_millis(80);
+
+/// A grant counts for this much less than the node promised: clocks of two machines may drift, a little.
+const GRANT_MARGIN: Duration = Duration::from_millis(5);
+
+impl Controller {
+    /// Gives `record` the next LSN and sends it to the preferred legs.
+    pub(crate) fn append(&mut self, record: Record, payload: Buf, crcs: Arc<[BlockCrc]>, done: Done, out: Out) -> Lsn {
+        let ledger = self.log.open.as_ref().map(|o| o.id).unwrap_or_default();
+        let entry = Entry {
+            header: record.encode(),
+            record,
+            crcs,
+            payload,
+            done,
+            ledger,
+            have: 0,
+            sent: 0,
+            appended_at: self.now,
+            live_blocks: 0,
+            destaging: false,
+        };
+        let lsn = self.log.push(entry);
+        self.send_entry(lsn, 0, out);
+        lsn
+    }
+
+    pub(crate) fn append_control(&mut self, record: Record, done: Done, out: Out) -> Lsn {
+        self.append(record, Buf::empty(), Arc::from([]), done, out)
+    }
+
+    /// Sends an entry to the legs in `mask` (the preferred ones where it is zero) that were not asked yet.
+    pub(crate) fn send_entry(&mut self, lsn: Lsn, mask: u8, out: Out) {
+        let Some(open) = &self.log.open else { return };
+        if open.frozen {
+            return;
+        }
+        let (ledger, legs) = (open.id, open.legs.clone());
+        let target = if mask == 0 { open.preferred } else { mask };
+        for (i, leg) in legs.iter().enumerate() {
+            if target >> i & 1 == 1 {
+                self.send_append(lsn, ledger, i as u8, *leg, out);
+            }
+        }
+    }
+
+    fn send_append(&mut self, lsn: Lsn, ledger: LedgerId, index: u8, leg: Leg, out: Out) {
+        let (volume, epoch, acked) = (self.config.volume, self.epoch(), self.log.completed);
+        let Some(entry) = self.log.get(lsn) else { return };
+        if entry.ledger != ledger || entry.sent >> index & 1 == 1 {
+            return;
+        }
+        let request = Request::Append {
+            device: leg.device,
+            volume,
+            epoch,
+            ledger,
+            lsn,
+            acked,
+            header: entry.header.clone(),
+            crcs: entry.crcs.to_vec(),
+        };
+        let payload = if entry.payload.is_empty() { Vec::new() } else { vec![entry.payload.clone()] };
+        let purpose = Purpose::Append { ledger, leg: index, lsn };
+        if self.send(leg.node, Lane::Fast, purpose, request, payload, out).is_some() {
+            self.log.get_mut(lsn).expect("just read").sent |= 1 << index;
+        }
+    }
+
+    pub(crate) fn on_appended(
+        &mut self,
+        ledger: LedgerId,
+        leg: u8,
+        lsn: Lsn,
+        sent_at: Instant,
+        reply: &Reply,
+        out: Out,
+    ) {
+        match reply {
+            Reply::Appended { journal_fill, .. } => {
+                self.grant(ledger, leg, sent_at);
+                self.checkpointer.note_journal_fill(*journal_fill);
+                if let Some(entry) = self.log.get_mut(lsn)
+                    && entry.ledger == ledger
+                {
+                    entry.have |= 1 << leg;
+                }
+                if self.config.mutations.late_ack_after_freeze || self.is_open_ledger(ledger) {
+                    self.complete_entries(out);
+                }
+            }
+            Reply::Refused(refusal) => self.on_append_refused(ledger, leg, lsn, *refusal, out),
+            other => panic!("a node answered an append with {other:?}"),
+        }
+    }
+
+    fn is_open_ledger(&self, ledger: LedgerId) -> bool {
+        self.log.open.as_ref().is_some_and(|o| o.id == ledger)
+    }
+
+    fn on_append_refused(&mut self, ledger: LedgerId, leg: u8, lsn: Lsn, refusal: Refusal, out: Out) {
+        self.on_append_lost(ledger, leg, lsn);
+        if !self.is_open_ledger(ledger) {
+            return;
+        }
+        let home = self.log.open.as_ref().expect("just seen").legs[usize::from(leg)];
+        match refusal {
+            // The device lost the ledger or is out: this leg is of no use any more.
+            Refusal::UnknownLedger | Refusal::UnknownDevice | Refusal::DeviceFailed | Refusal::Invalid => {
+                self.nodes.on_device_failed(home);
+                self.on_legs_changed(out);
+            }
+            // Its journal is full, or it has too much in flight: the tick tries again or elsewhere.
+            Refusal::NoSpace => {
+                self.checkpointer.note_journal_fill(u8::MAX);
+                self.log.open.as_mut().expect("just seen").preferred &= !(1 << leg);
+            }
+            Refusal::Busy | Refusal::Checksum | Refusal::UnknownShard => {}
+            Refusal::StaleEpoch { .. } => self.depose(out),
+        }
+    }
+
+    pub(crate) fn on_append_lost(&mut self, ledger: LedgerId, leg: u8, lsn: Lsn) {
+        if let Some(entry) = self.log.get_mut(lsn)
+            && entry.ledger == ledger
+        {
+            entry.sent &= !(1 << leg);
+        }
+    }
+
+    /// Completes, in LSN order, every entry that has what the rule asks, and applies it.
+    pub(crate) fn complete_entries(&mut self, out: Out) {
+        if !matches!(self.state, State::Open | State::Closing) {
+            return;
+        }
+        while self.log.next_is_acknowledged(&self.config.mutations) {
+            let lsn = self.log.completed.next();
+            self.log.completed = lsn;
+            self.apply(lsn);
+            let done = std::mem::replace(&mut self.log.get_mut(lsn).expect("just completed").done, Done::Nothing);
+            self.on_done(lsn, done, out);
+        }
+    }
+
+    fn on_done(&mut self, lsn: Lsn, done: Done, out: Out) {
+        match done {
+            Done::Nothing => {}
+            Done::Write(op) => self.on_write_part_done(op, out),
+            Done::Modified { op, modify } => self.on_modified(op, modify, out),
+            Done::Committed(job) => self.on_committed(job, out),
+            Done::Checkpointed(checkpoint) => self.on_checkpointed(lsn, checkpoint, out),
+            Done::Freed(segments) => self.on_freed(segments, out),
+        }
+    }
+
+    pub(crate) fn on_write_part_done(&mut self, token: holdfast_base::Token, out: Out) {
+        let Some(op) = self.write_ops.get_mut(token) else { return };
+        op.parts -= 1;
+        if op.parts == 0 {
+            let op = self.write_ops.remove(token).expect("just seen");
+            self.counters.writes += 1;
+            self.counters.write_bytes += op.bytes;
+            self.reply(op.token, Ok(BlockData::Done), out);
+        }
+    }
+
+    /// Usable legs of the open ledger, as a mask.
+    pub(crate) fn usable_legs(&self) -> u8 {
+        let Some(open) = &self.log.open else { return 0 };
+        let mut mask = 0;
+        for (i, leg) in open.legs.iter().enumerate() {
+            if self.nodes.leg_usable(*leg) {
+                mask |= 1 << i;
+            }
+        }
+        mask
+    }
+
+    /// A leg became usable or stopped being it: choose again, and bring entries in flight to where they can complete.
+    pub(crate) fn on_legs_changed(&mut self, out: Out) {
+        let usable = self.usable_legs();
+        let Some(open) = &mut self.log.open else { return };
+        let preferred = open.choose_preferred(usable);
+        if preferred == 0 {
+            open.preferred = 0;
+            self.want_roll(out);
+            return;
+        }
+        open.preferred = preferred;
+        self.resend_in_flight(out);
+    }
+
+    pub(crate) fn resend_in_flight(&mut self, out: Out) {
+        let (from, to) = (self.log.completed.0 + 1, self.log.next_lsn().0);
+        for lsn in from..to {
+            self.send_entry(Lsn(lsn), 0, out);
+        }
+    }
+
+    /// The bound of an append has passed: the same entry goes to a leg that was not asked.
+    pub(crate) fn hedge_append(&mut self, ledger: LedgerId, lsn: Lsn, out: Out) {
+        let usable = self.usable_legs();
+        let Some(open) = &self.log.open else { return };
+        if open.id != ledger {
+            return;
+        }
+        let Some(entry) = self.log.get(lsn) else { return };
+        if lsn <= self.log.completed || open.rule.is_ack_set(&open.legs, entry.have) {
+            return;
+        }
+        let standby = usable & !entry.sent;
+        if standby != 0 {
+            self.counters.append_hedges += 1;
+            self.send_entry(lsn, 1 << standby.trailing_zeros(), out);
+        }
+    }
+
+    // ---- read grants (protocol rule 8) ----
+
+    pub(crate) fn grant(&mut self, ledger: LedgerId, leg: u8, sent_at: Instant) {
+        if let Some(open) = &mut self.log.open
+            && open.id == ledger
+        {
+            let until = sent_at + Duration::from_millis(GRANT_MS) - GRANT_MARGIN;
+            let grant = &mut open.grants[usize::from(leg)];
+            *grant = (*grant).max(until);
+        }
+    }
+
+    pub(crate) fn on_granted(&mut self, ledger: LedgerId, leg: u8, sent_at: Instant, reply: &Reply, out: Out) {
+        self.on_grant_lost(ledger, leg);
+        if *reply == Reply::Done {
+            self.grant(ledger, leg, sent_at);
+            self.serve_granted_reads(out);
+        }
+    }
+
+    pub(crate) fn on_grant_lost(&mut self, ledger: LedgerId, leg: u8) {
+        if let Some(open) = &mut self.log.open
+            && open.id == ledger
+        {
+            open.asked &= !(1 << leg);
+        }
+    }
+
+    pub(crate) fn may_read(&self) -> bool {
+        self.config.mutations.read_without_grant || self.log.open.as_ref().is_some_and(|o| o.granted(self.now))
+    }
+
+    /// Asks every usable leg whose grant ends before `by` for a new one.
+    pub(crate) fn ask_grants(&mut self, by: Instant, out: Out) {
+        let Some(open) = &self.log.open else { return };
+        let (ledger, volume, epoch) = (open.id, self.config.volume, self.epoch());
+        for (i, leg) in open.legs.clone().into_iter().enumerate() {
+            let open = self.log.open.as_ref().expect("still open");
+            if open.grants[i] > by || open.asked >> i & 1 == 1 || !self.nodes.leg_usable(leg) {
+                continue;
+            }
+            let request = Request::Grant { device: leg.device, volume, epoch };
+            let purpose = Purpose::Grant { leg: i as u8, ledger };
+            if self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some() {
+                self.log.open.as_mut().expect("still open").asked |= 1 << i;
+            }
+        }
+    }
+
+    /// While reads come in, grants are kept fresh ahead of them.
+    pub(crate) fn renew_grants(&mut self, out: Out) {
+        let reading = !self.reads.is_empty() || !self.awaiting_grant.is_empty();
+        if self.state == State::Open && (reading || self.now.since(self.last_activity) < GRANT_RENEW) {
+            let open = self.log.open.as_ref().expect("an open volume has an open ledger");
+            let soon = self.now + GRANT_RENEW;
+            if !self.grants_last_until(open, soon) {
+                self.ask_grants(soon, out);
+            }
+        }
+    }
+
+    fn grants_last_until(&self, open: &crate::log::OpenLedger, by: Instant) -> bool {
+        open.granted(by)
+    }
+
+    // ---- margin (protocol rule 9) ----
+
+    /// Acknowledged entries that fewer usable legs hold than their rule asks.
+    pub(crate) fn at_risk_entries(&self) -> u64 {
+        self.log
+            .iter_from(self.log.trimmed.next())
+            .filter(|(lsn, e)| *lsn <= self.log.completed && self.is_at_risk(e))
+            .count() as u64
+    }
+
+    pub(crate) fn is_at_risk(&self, entry: &Entry) -> bool {
+        if !self.root.is_known() {
+            return false;
+        }
+        let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
+        let mut held = 0;
+        for (i, leg) in ledger.legs.iter().enumerate() {
+            if entry.have >> i & 1 == 1 && self.nodes.leg_usable(*leg) {
+                held |= 1 << i;
+            }
+        }
+        !ledger.rule.is_ack_set(&ledger.legs, held)
+    }
+
+    pub(crate) fn notice(&mut self, notice: Notice, out: Out) {
+        out.push(Effect::Notice(notice));
+    }
+}

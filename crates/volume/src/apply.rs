@@ -1,0 +1,133 @@
+//! Applying log records to the map: the one place where a volume changes, live and in replay.
+//!
+//! Protocol rule 12: each extent of a commit names its source and is applied only where the map still names it. Where the
+//! overlay says nothing about a block, the base does, and it can only name what it named when the cleaner looked: folds
+//! and cleaner jobs exclude each other.
+
+use crate::controller::Controller;
+use crate::map::{Crcs, Mapped, Place};
+use crate::segments::{Kind, SegmentInfo};
+use holdfast_base::{Buf, Lsn};
+use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo, Source};
+
+impl Controller {
+    /// Applies the completed entry `lsn`.
+    pub(crate) fn apply(&mut self, lsn: Lsn) {
+        let entry = self.log.get_mut(lsn).expect("a completed entry is in the window");
+        let record = match &entry.record {
+            Record::Write { key, blocks } => Record::Write { key: *key, blocks: *blocks },
+            _ => std::mem::replace(&mut entry.record, Record::Noop),
+        };
+        match record {
+            Record::Write { key, blocks } => {
+                entry.live_blocks = u64::from(blocks);
+                let place = Place::Log {
+                    lsn,
+                    data: entry.payload.clone(),
+                    crcs: Crcs::new(std::sync::Arc::clone(&entry.crcs)),
+                };
+                self.map_to(key.0, u64::from(blocks), place, lsn);
+            }
+            Record::Discard { key, blocks } => self.map_to(key.0, blocks, Place::Zero, lsn),
+            Record::Commit(commit) => self.apply_commit(&commit, lsn),
+            Record::Free { segments } => return self.apply_free(&segments),
+            Record::Rehome { segment, homes } => self.segments.rehome(segment, &homes),
+            Record::Checkpoint(_) | Record::Noop => return,
+        }
+        self.checkpointer.dirty = true;
+    }
+
+    /// Puts a run into the overlay and settles the accounts of what it replaces.
+    pub(crate) fn map_to(&mut self, start: u64, blocks: u64, place: Place, stamp: Lsn) {
+        if let Place::Segment { segment, .. } = &place {
+            self.segments.add_live(*segment, blocks);
+        }
+        let mut replaced = Vec::new();
+        self.overlay.insert(start, blocks, Mapped { place, stamp }, |_, len, old| replaced.push((len, old.place)));
+        for (len, old) in replaced {
+            self.unmap(len, &old);
+        }
+    }
+
+    /// A run of the overlay named this place and does so no more.
+    pub(crate) fn unmap(&mut self, blocks: u64, place: &Place) {
+        match place {
+            Place::Log { lsn, .. } => {
+                // In replay, the entry may be behind the trim point: then nothing is counted.
+                if let Some(entry) = self.log.get_mut(*lsn) {
+                    entry.live_blocks = entry.live_blocks.saturating_sub(blocks);
+                }
+            }
+            Place::Segment { segment, .. } => self.segments.sub_live(*segment, blocks),
+            Place::Zero => {}
+        }
+    }
+
+    fn apply_commit(&mut self, commit: &SegmentCommit, lsn: Lsn) {
+        let info = SegmentInfo { kind: Kind::Data, geometry: commit.geometry, homes: commit.homes.clone(), live: 0 };
+        self.segments.insert(commit.segment, info);
+        self.unsettled.remove(&commit.segment);
+        let crcs = Crcs::new(commit.crcs.as_slice());
+        let mut block = 0;
+        for extent in &commit.extents {
+            let crcs = crcs.slice(u64::from(block), u64::from(extent.blocks));
+            self.apply_extent(extent, commit.segment, block, &crcs, lsn);
+            block += extent.blocks;
+        }
+    }
+
+    fn apply_extent(&mut self, extent: &CommitExtent, segment: SegmentNo, block: u32, crcs: &Crcs, lsn: Lsn) {
+        let start = extent.key.0;
+        for piece in self.overlay.pieces(start, u64::from(extent.blocks)) {
+            let offset = piece.start - start;
+            let place = piece.value.as_ref().map(|m| &m.place);
+            if self.names_source(place, extent.source, offset) || self.config.mutations.unconditional_repoint {
+                let crcs = crcs.slice(offset, piece.len);
+                let place = Place::Segment { segment, block: block + offset as u32, crcs };
+                self.map_to(piece.start, piece.len, place, lsn);
+            }
+        }
+    }
+
+    /// Whether a run of the map (an overlay piece, or `None` for "what the base says") names a commit's source.
+    fn names_source(&self, place: Option<&Place>, source: Source, offset: u64) -> bool {
+        match (source, place) {
+            (Source::Bypass, _) => true,
+            (Source::Log(from), Some(Place::Log { lsn, .. })) => *lsn == from,
+            (Source::Segment { segment, block }, Some(Place::Segment { segment: at, block: at_block, .. })) => {
+                *at == segment && u64::from(*at_block) == u64::from(block) + offset
+            }
+            (Source::Segment { .. }, None) => true,
+            _ => false,
+        }
+    }
+
+    fn apply_free(&mut self, segments: &[SegmentNo]) {
+        for no in segments {
+            if let Some(info) = self.segments.get(*no) {
+                assert_eq!(info.live, 0, "{no:?} is freed while the map names it");
+                self.segments.remove(*no);
+            }
+            self.unsettled.remove(no);
+        }
+    }
+
+    /// Puts the data of recovered entries behind log places that a checkpoint named by LSN only.
+    pub(crate) fn log_place(&self, lsn: Lsn, start: u64, blocks: u64) -> Place {
+        if let Some(entry) = self.log.get(lsn)
+            && let Some((key, len)) = entry.extent()
+        {
+            let offset = start - key.0;
+            assert!(offset + blocks <= u64::from(len), "a log place lies in its entry");
+            let all =
+                Place::Log { lsn, data: entry.payload.clone(), crcs: Crcs::new(std::sync::Arc::clone(&entry.crcs)) };
+            return crate::rangemap::Sliceable::slice(&all, offset, blocks);
+        }
+        // Behind the trim point: a commit record that follows in the log repoints it before anyone reads.
+        Place::Log {
+            lsn,
+            data: Buf::zeroes(blocks as usize * holdfast_base::BLOCK_BYTES),
+            crcs: Crcs::new(vec![0; blocks as usize]),
+        }
+    }
+}

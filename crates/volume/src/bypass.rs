@@ -1,0 +1,118 @@
+//! Bulk writes that become segments without passing through the log (protocol rule 13).
+//!
+//! Bulk writes in flight together share a segment, closed when it is full or after [`CLOSE_AFTER`]. They take their LSN
+//! with the commit record, after all shards are durable.
+
+use crate::controller::{Controller, Out};
+use crate::job::{JobKind, Work};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, Lba, ObjectId, Token, block_crcs};
+use holdfast_format::record::{CommitExtent, Source};
+use std::time::Duration;
+
+/// How long a segment waits for more bulk writes.
+const CLOSE_AFTER: Duration = Duration::from_millis(1);
+
+/// Payload of bulk writes in flight: the memory that a host lends them besides its write-back budget.
+const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
+
+#[derive(Debug)]
+struct Piece {
+    op: Token,
+    first: u64,
+    data: Buf,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct BypassBatch {
+    pieces: Vec<Piece>,
+    bytes: u64,
+    opened_at: Option<Instant>,
+    /// Runs being written, this batch's and its predecessors': (first block, blocks, write).
+    covering: Vec<(u64, u64, Token)>,
+    pub(crate) in_flight_bytes: u64,
+}
+
+impl BypassBatch {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.opened_at.map(|at| at + CLOSE_AFTER)
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.in_flight_bytes < IN_FLIGHT_BYTES_MAX
+    }
+
+    pub(crate) fn covers(&self, block: u64) -> bool {
+        self.covering.iter().any(|(first, blocks, _)| (*first..first + blocks).contains(&block))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.covering.is_empty()
+    }
+
+    fn finished(&mut self, op: Token, first: u64, blocks: u64) {
+        let at = self.covering.iter().position(|c| *c == (first, blocks, op));
+        self.covering.swap_remove(at.expect("a finished run was in flight"));
+        self.in_flight_bytes -= blocks * BLOCK_BYTES as u64;
+    }
+}
+
+impl Controller {
+    /// Adds whole blocks of one write, cut to the size of a segment.
+    pub(crate) fn add_bypass(&mut self, op: Token, first: u64, data: Buf, out: Out) {
+        let segment_bytes = self.config.segment_payload_bytes as usize;
+        let mut at = 0;
+        let mut pieces = 0;
+        while at < data.len() {
+            let room = segment_bytes - self.bypass.bytes as usize;
+            let len = room.min(data.len() - at);
+            let piece = data.slice(at..at + len);
+            let block = first + (at / BLOCK_BYTES) as u64;
+            pieces += 1;
+            self.bypass.bytes += len as u64;
+            self.bypass.in_flight_bytes += len as u64;
+            self.bypass.covering.push((block, (len / BLOCK_BYTES) as u64, op));
+            self.bypass.pieces.push(Piece { op, first: block, data: piece });
+            self.bypass.opened_at.get_or_insert(self.now);
+            at += len;
+            if pieces > 1 {
+                self.add_parts(1, op);
+            }
+            if self.bypass.bytes as usize >= segment_bytes {
+                self.close_bypass(out);
+            }
+        }
+    }
+
+    pub(crate) fn tick_bypass(&mut self, out: Out) {
+        if self.bypass.deadline().is_some_and(|at| at <= self.now) {
+            self.close_bypass(out);
+        }
+    }
+
+    fn close_bypass(&mut self, out: Out) {
+        let pieces = std::mem::take(&mut self.bypass.pieces);
+        self.bypass.bytes = 0;
+        self.bypass.opened_at = None;
+        let mut extents = Vec::with_capacity(pieces.len());
+        let mut payload = Vec::with_capacity(pieces.len());
+        let mut crcs: Vec<BlockCrc> = Vec::new();
+        let mut writes = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let blocks = (piece.data.len() / BLOCK_BYTES) as u32;
+            let key = Key::new(ObjectId(0), Lba(piece.first));
+            extents.push(CommitExtent { key, blocks, source: Source::Bypass });
+            crcs.extend(block_crcs(&piece.data));
+            payload.push(piece.data);
+            writes.push((piece.op, piece.first, u64::from(blocks)));
+        }
+        self.counters.bypass_bytes += crcs.len() as u64 * BLOCK_BYTES as u64;
+        self.start_job(Work { kind: JobKind::Bypass { writes }, extents, payload, crcs }, out);
+    }
+
+    pub(crate) fn on_bypass_committed(&mut self, writes: Vec<(Token, u64, u64)>, out: Out) {
+        for (op, first, blocks) in writes {
+            self.bypass.finished(op, first, blocks);
+            self.on_write_part_done(op, out);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Requests in flight to nodes: one table, so that a lost connection, a late answer or a deadline finds its operation.
+
+use crate::map::LeafNo;
+use holdfast_base::{DeviceId, Instant, LedgerId, Lsn, NodeId, ShardId, Token};
+use holdfast_format::ledger::Leg;
+
+/// Kinds of latency that are learned apart.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Class {
+    Append,
+    Read,
+    Bulk,
+    Control,
+}
+
+/// Whose request it is.
+#[derive(Clone, Debug)]
+pub enum Purpose {
+    Append {
+        ledger: LedgerId,
+        leg: u8,
+        lsn: Lsn,
+    },
+    CreateLedger {
+        ledger: LedgerId,
+        leg: u8,
+    },
+    Fence {
+        leg: Leg,
+    },
+    RecoverRead {
+        ledger: LedgerId,
+        leg: Leg,
+    },
+    Grant {
+        leg: u8,
+        ledger: LedgerId,
+    },
+    PutShard {
+        job: Token,
+        index: u8,
+    },
+    Fetch {
+        fetch: Token,
+        shard: u8,
+    },
+    Header {
+        cleaner: u64,
+        victim: usize,
+    },
+    RepairRead {
+        repair: Token,
+        shard: u8,
+    },
+    RepairHeader {
+        repair: Token,
+    },
+    RepairClear {
+        repair: Token,
+    },
+    RepairPut {
+        repair: Token,
+    },
+    Inventory {
+        device: DeviceId,
+    },
+    DeleteShards {
+        shards: Vec<ShardId>,
+    },
+    LedgerInventory {
+        leg: Leg,
+    },
+    Stat,
+    Probe,
+    /// Nothing waits for the answer (trims, deletes of ledgers).
+    Forget,
+}
+
+impl Purpose {
+    pub fn class(&self) -> Class {
+        match self {
+            Purpose::Append { .. } => Class::Append,
+            Purpose::Fetch { .. } | Purpose::Grant { .. } => Class::Read,
+            Purpose::PutShard { .. }
+            | Purpose::RecoverRead { .. }
+            | Purpose::RepairRead { .. }
+            | Purpose::RepairHeader { .. }
+            | Purpose::RepairClear { .. }
+            | Purpose::RepairPut { .. } => Class::Bulk,
+            _ => Class::Control,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub node: NodeId,
+    pub sent_at: Instant,
+    pub purpose: Purpose,
+    /// Its bound has passed and whoever waits was told.
+    pub late: bool,
+}
+
+/// Calls that may be in flight: appends and fetches of the deepest queue a frontend allows, and background work.
+pub const CALLS_MAX: usize = 65_536;
+
+/// Who wants bytes out of a segment.
+#[derive(Clone, Debug)]
+pub enum Wants {
+    /// A guest's read: piece `part` of the operation.
+    Read { op: Token, part: u32 },
+    /// A leaf of the map: piece `part` of its blocks.
+    Leaf { no: LeafNo, part: u32 },
+    /// A run of the checkpoint that is being loaded: piece `part` of run `at`.
+    Run { at: usize, part: u32 },
+    /// Live data of a cleaner job: piece `part`.
+    Clean { job: u64, part: u32 },
+}

@@ -1,0 +1,663 @@
+//! Checkpoints: the state of the map as of an LSN, in metadata segments, named by a record in the log.
+//!
+//! States: idle -> folding (a batch of leaves is merged with the overlay and written; optional) -> writing (the runs of
+//! the checkpoint are being put) -> recording (its record is in the log) -> idle. The base changes at one instant, when
+//! the new leaves are durable and the state is captured; a crash at any point leaves the previous checkpoint whole.
+//!
+//! A run is full (everything) or a delta (what changed since the last run); a chain is a full run and its deltas.
+//!
+//! Protocol rules 15 (trim point), 18 (nothing that the last durable checkpoint names is freed), 24 (sorted deltas).
+
+use crate::api::State;
+use crate::controller::{Controller, Out};
+use crate::fetch::FetchError;
+use crate::job::{JobKind, Work};
+use crate::leafload::LeafWaiter;
+use crate::log::Done;
+use crate::map::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place};
+use crate::rangemap::Piece;
+use crate::segments::{Kind, SegmentInfo};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, crc32c};
+use holdfast_format::geometry::Geometry;
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Leaves folded with one checkpoint: a few MiB of memory and of writing.
+const FOLD_LEAVES_MAX: usize = 512;
+
+/// Deltas after a full run before everything is written again.
+const CHAIN_MAX: usize = 12;
+
+/// A dirty volume is checkpointed at least this often, so that an idle log becomes empty.
+const AGE_MAX: Duration = Duration::from_secs(3);
+
+/// Segments whose shards are to be deleted: how many, and where they are.
+pub(crate) type Condemned = BTreeMap<SegmentNo, Vec<Leg>>;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum SavedPlace {
+    Log(Lsn),
+    Segment { segment: SegmentNo, block: u32, crcs: Vec<BlockCrc> },
+    Zero,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedRun {
+    pub(crate) key: u64,
+    pub(crate) blocks: u64,
+    pub(crate) stamp: Lsn,
+    pub(crate) place: SavedPlace,
+}
+
+/// A part of a run; parts are loaded in order.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RunPart {
+    /// Forget everything loaded before.
+    pub(crate) full: bool,
+    /// Overlay runs up to this stamp under the leaves named here are in those leaves.
+    pub(crate) folded_at: Lsn,
+    pub(crate) leaves: Vec<(u64, Option<LeafPointer>)>,
+    pub(crate) segments: Vec<(SegmentNo, Option<SegmentInfo>)>,
+    pub(crate) overlay: Vec<SavedRun>,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Idle,
+    Folding(Fold),
+    Writing(Writing),
+    Recording,
+}
+
+#[derive(Debug, Default)]
+struct Fold {
+    leaves: BTreeMap<LeafNo, Option<Arc<Leaf>>>,
+    pending: BTreeSet<LeafNo>,
+    /// Set once merged: LSN of the state that the new leaves contain.
+    captured: Lsn,
+    merged: Vec<MergedLeaf>,
+}
+
+#[derive(Debug)]
+struct MergedLeaf {
+    no: LeafNo,
+    old: Option<Arc<Leaf>>,
+    new: Option<(Arc<Leaf>, u32, u32, u32)>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    lsn: Lsn,
+    full: bool,
+    /// By job: the parts in its payload (first block, bytes, checksum).
+    jobs: Vec<Vec<(u32, u32, u32)>>,
+    pointers: Vec<Vec<MetaPointer>>,
+    pending: usize,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Checkpointer {
+    pub(crate) durable: Checkpoint,
+    /// Raised whenever the base changes: leaves held from before are stale.
+    pub(crate) generation: u64,
+    pub(crate) last_roll: Instant,
+    /// Something was applied that the newest run does not contain.
+    pub(crate) dirty: bool,
+    pub(crate) fold_wanted: bool,
+    pub(crate) captured: Lsn,
+    journal_fill: u8,
+    bytes_at_capture: u64,
+    started_at: Instant,
+    fold_cursor: u64,
+    folded_leaves: Vec<LeafNo>,
+    folded_at: Lsn,
+    stage: Stage,
+    condemned: Condemned,
+    /// Homes of segments whose free record is in the log.
+    pub(crate) freeing: Condemned,
+    chain_len: usize,
+}
+
+impl Checkpointer {
+    pub(crate) fn note_journal_fill(&mut self, fill: u8) {
+        self.journal_fill = self.journal_fill.max(fill);
+    }
+
+    pub(crate) fn journal_fill(&self) -> u8 {
+        self.journal_fill
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Idle)
+    }
+
+    pub(crate) fn is_folding(&self) -> bool {
+        matches!(self.stage, Stage::Folding(_))
+    }
+
+    /// Continues a chain that was loaded.
+    pub(crate) fn resume(&mut self, durable: Checkpoint) {
+        self.captured = durable.lsn;
+        self.chain_len = durable.runs.len();
+        self.durable = durable;
+    }
+}
+
+impl Controller {
+    pub(crate) fn drive_checkpoint(&mut self, out: Out) {
+        if !self.checkpointer.is_idle() || self.meta_layout_now().is_none() || !self.wants_checkpoint() {
+            return;
+        }
+        self.checkpointer.started_at = self.now;
+        let many = self.overlay.len() >= self.config.fold_runs_min || self.checkpointer.fold_wanted;
+        if many && self.cleaner.is_idle() && self.state == State::Open {
+            self.begin_fold(out);
+        } else {
+            self.capture(out);
+        }
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
+        let since = self.now.since(self.checkpointer.started_at);
+        let idle = self.state == State::Closing || since >= AGE_MAX;
+        let pressed = self.checkpointer.journal_fill > 110 && since >= Duration::from_millis(100);
+        (self.checkpointer.dirty || self.checkpointer.fold_wanted)
+            && (idle || pressed || grown >= self.config.writeback_bytes_max / 8)
+    }
+
+    // ---- folding ----
+
+    fn begin_fold(&mut self, out: Out) {
+        self.checkpointer.fold_wanted = false;
+        let chosen = self.choose_leaves();
+        let mut fold = Fold::default();
+        let mut missing = Vec::new();
+        for no in chosen {
+            let leaf = if self.directory.contains_key(&no) {
+                let cached = self.leaves.get(no);
+                if cached.is_none() {
+                    missing.push(no);
+                }
+                cached
+            } else {
+                None
+            };
+            fold.leaves.insert(no, leaf);
+        }
+        fold.pending = missing.iter().copied().collect();
+        self.checkpointer.stage = Stage::Folding(fold);
+        for no in &missing {
+            self.load_leaf(*no, LeafWaiter::Fold, out);
+        }
+        if missing.is_empty() {
+            self.merge_leaves(out);
+        }
+    }
+
+    /// The next leaves, in key order and round again, with anything of the overlay to take in.
+    fn choose_leaves(&mut self) -> BTreeSet<LeafNo> {
+        let mut chosen = BTreeSet::new();
+        let cursor = self.checkpointer.fold_cursor;
+        let mut next = 0;
+        let ahead = self.overlay.iter_from(cursor);
+        let behind = self.overlay.iter_from(0).take_while(|(start, _, _)| *start < cursor);
+        for (start, len, mapped) in ahead.chain(behind) {
+            let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
+            match mapped.place {
+                Place::Log { .. } => continue,
+                // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
+                Place::Zero => {
+                    chosen.extend(self.directory.range(first..=last).map(|(n, _)| *n).take(FOLD_LEAVES_MAX));
+                    if first == last {
+                        chosen.insert(first);
+                    }
+                }
+                Place::Segment { .. } => chosen.extend((first.0..=last.0).map(LeafNo)),
+            }
+            if chosen.len() >= FOLD_LEAVES_MAX {
+                next = start + len;
+                break;
+            }
+        }
+        self.checkpointer.fold_cursor = next;
+        while chosen.len() > FOLD_LEAVES_MAX {
+            chosen.pop_last();
+        }
+        chosen
+    }
+
+    pub(crate) fn on_fold_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
+        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
+        if !fold.pending.remove(&no) {
+            return;
+        }
+        match (leaf, error) {
+            (Some(leaf), _) => {
+                fold.leaves.insert(no, Some(leaf));
+            }
+            // A leaf that can't be read is left as it is; what is over it stays in the overlay.
+            (None, _) => {
+                fold.leaves.remove(&no);
+            }
+        }
+        if fold.pending.is_empty() {
+            self.merge_leaves(out);
+        }
+    }
+
+    fn merge_leaves(&mut self, out: Out) {
+        let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
+        fold.captured = self.log.completed;
+        let bytes_max = self.config.segment_payload_bytes as usize;
+        let mut bytes: Vec<u8> = Vec::new();
+        for (no, old) in std::mem::take(&mut fold.leaves) {
+            let changes = self.foldable(no);
+            if changes.is_empty() {
+                continue;
+            }
+            let new = old.as_deref().unwrap_or(&Leaf::default()).merged(&changes);
+            let encoded = new.encode();
+            if bytes.len() + encoded.len() > bytes_max {
+                break;
+            }
+            let new = if new.runs.is_empty() {
+                None
+            } else {
+                let offset = bytes.len() as u32;
+                bytes.extend_from_slice(&encoded);
+                Some((Arc::new(new), offset, encoded.len() as u32, crc32c(&encoded)))
+            };
+            fold.merged.push(MergedLeaf { no, old, new });
+        }
+        self.counters.folds += 1;
+        self.checkpointer.stage = Stage::Folding(fold);
+        if bytes.is_empty() {
+            return self.install_fold(None, out);
+        }
+        let payload = padded(&bytes);
+        let crcs = holdfast_base::block_crcs(&payload);
+        self.start_job(Work { kind: JobKind::Leaves, extents: Vec::new(), payload: vec![payload], crcs }, out);
+    }
+
+    /// What the overlay has for a leaf, but for data still in the log.
+    fn foldable(&self, no: LeafNo) -> Vec<Piece<Place>> {
+        self.overlay
+            .pieces(no.first_key(), LEAF_BLOCKS)
+            .into_iter()
+            .filter_map(|piece| match piece.value {
+                None | Some(Mapped { place: Place::Log { .. }, .. }) => None,
+                Some(mapped) => {
+                    Some(Piece { start: piece.start - no.first_key(), len: piece.len, value: Some(mapped.place) })
+                }
+            })
+            .collect()
+    }
+
+    pub(crate) fn on_leaves_durable(&mut self, segment: SegmentNo, out: Out) {
+        self.install_fold(Some(segment), out);
+    }
+
+    /// The instant at which the base changes: directory, accounts and overlay move together, then the state is captured.
+    fn install_fold(&mut self, segment: Option<SegmentNo>, out: Out) {
+        let Stage::Folding(fold) = std::mem::take(&mut self.checkpointer.stage) else {
+            panic!("leaves became durable outside a fold")
+        };
+        self.checkpointer.generation += 1;
+        self.checkpointer.folded_at = fold.captured;
+        for merged in fold.merged {
+            self.install_leaf(&merged, segment, fold.captured);
+            self.checkpointer.folded_leaves.push(merged.no);
+        }
+        self.capture(out);
+    }
+
+    fn install_leaf(&mut self, merged: &MergedLeaf, segment: Option<SegmentNo>, captured: Lsn) {
+        if let Some((new, offset, len, crc)) = &merged.new {
+            let segment = segment.expect("leaves with bytes lie in a segment");
+            for (no, blocks) in new.blocks_by_segment() {
+                self.segments.add_live(no, blocks);
+            }
+            self.segments.add_live(segment, u64::from(*len));
+            let pointer = LeafPointer { segment, offset_bytes: *offset, len_bytes: *len, crc: *crc };
+            if let Some(old) = self.directory.insert(merged.no, pointer) {
+                self.segments.sub_live(old.segment, u64::from(old.len_bytes));
+            }
+            self.leaves.insert(merged.no, Arc::clone(new));
+        } else {
+            if let Some(old) = self.directory.remove(&merged.no) {
+                self.segments.sub_live(old.segment, u64::from(old.len_bytes));
+            }
+            self.leaves.remove(merged.no);
+        }
+        if let Some(old) = &merged.old {
+            for (no, blocks) in old.blocks_by_segment() {
+                self.segments.sub_live(no, blocks);
+            }
+        }
+        self.drop_folded(merged.no, captured, true);
+    }
+
+    /// Takes out of the overlay what the new leaf contains.
+    pub(crate) fn drop_folded(&mut self, no: LeafNo, captured: Lsn, account: bool) {
+        for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
+            let Some(mapped) = piece.value else { continue };
+            if mapped.stamp <= captured && !matches!(mapped.place, Place::Log { .. }) {
+                self.overlay.remove(piece.start, piece.len, |_, _, _| {});
+                if account {
+                    self.unmap(piece.len, &mapped.place);
+                }
+            }
+        }
+    }
+
+    // ---- capturing and writing ----
+
+    /// Takes the state as of the completed LSN and writes it as a run.
+    fn capture(&mut self, out: Out) {
+        let full = self.checkpointer.durable.runs.is_empty() || self.checkpointer.chain_len >= CHAIN_MAX;
+        self.condemn_dead();
+        let parts = self.run_parts(full);
+        let checkpointer = &mut self.checkpointer;
+        checkpointer.captured = self.log.completed;
+        checkpointer.bytes_at_capture = self.log.total_bytes;
+        checkpointer.dirty = false;
+        checkpointer.journal_fill = 0;
+        self.write_runs(full, &parts, out);
+    }
+
+    /// Segments that nothing names leave the table with this checkpoint; once it is durable they are freed.
+    fn condemn_dead(&mut self) {
+        let dead: Vec<SegmentNo> = self
+            .segments
+            .iter()
+            .filter(|(no, s)| s.live == 0 && !self.unsettled.contains(no))
+            .map(|(no, _)| no)
+            .collect();
+        for no in dead {
+            let info = self.segments.remove(no).expect("just listed");
+            self.repairer.forget(no);
+            self.checkpointer.condemned.insert(no, info.homes);
+        }
+    }
+
+    fn run_parts(&mut self, full: bool) -> Vec<Vec<u8>> {
+        let since = if full { Lsn::ZERO } else { self.checkpointer.captured };
+        let folded = std::mem::take(&mut self.checkpointer.folded_leaves);
+        let dirty = self.segments.take_dirty();
+        let mut writer = PartWriter::new(full, self.checkpointer.folded_at, self.config.segment_payload_bytes / 4);
+        if full {
+            for (no, pointer) in &self.directory {
+                writer.leaf(*no, Some(*pointer));
+            }
+            for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
+                writer.segment(no, Some(info.clone()));
+            }
+        } else {
+            for no in folded {
+                writer.leaf(no, self.directory.get(&no).copied());
+            }
+            for no in dirty {
+                let info = self.segments.get(no);
+                if info.is_none_or(|i| i.kind != Kind::Run) {
+                    writer.segment(no, info.cloned());
+                }
+            }
+        }
+        for (key, blocks, mapped) in self.overlay.iter_from(0) {
+            if full || mapped.stamp > since {
+                writer.run(key, blocks, mapped);
+            }
+        }
+        writer.finish()
+    }
+
+    fn write_runs(&mut self, full: bool, parts: &[Vec<u8>], out: Out) {
+        let bytes_max = self.config.segment_payload_bytes as usize;
+        let mut jobs: Vec<(Vec<(u32, u32, u32)>, Vec<u8>)> = vec![(Vec::new(), Vec::new())];
+        for part in parts {
+            let last = jobs.last_mut().expect("never empty");
+            if !last.1.is_empty() && last.1.len() + part.len() > bytes_max {
+                jobs.push((Vec::new(), Vec::new()));
+            }
+            let (index, bytes) = jobs.last_mut().expect("never empty");
+            index.push(((bytes.len() / BLOCK_BYTES) as u32, part.len() as u32, crc32c(part)));
+            bytes.extend_from_slice(part);
+            bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+        }
+        self.checkpointer.stage = Stage::Writing(Writing {
+            lsn: self.log.completed,
+            full,
+            jobs: jobs.iter().map(|(index, _)| index.clone()).collect(),
+            pointers: vec![Vec::new(); jobs.len()],
+            pending: jobs.len(),
+        });
+        for (part, (_, bytes)) in jobs.into_iter().enumerate() {
+            self.counters.checkpoint_bytes += bytes.len() as u64;
+            let payload = padded(&bytes);
+            let crcs = holdfast_base::block_crcs(&payload);
+            let kind = JobKind::Runs { part };
+            self.start_job(Work { kind, extents: Vec::new(), payload: vec![payload], crcs }, out);
+        }
+    }
+
+    pub(crate) fn on_runs_durable(&mut self, part: usize, segment: SegmentNo, out: Out) {
+        let info = self.segments.get(segment).expect("just put into the table");
+        let (geometry, homes): (Geometry, Vec<Leg>) = (info.geometry, info.homes.clone());
+        let Stage::Writing(writing) = &mut self.checkpointer.stage else {
+            panic!("a run became durable outside a checkpoint")
+        };
+        writing.pointers[part] = writing.jobs[part]
+            .iter()
+            .map(|(block, len_bytes, crc)| MetaPointer {
+                segment,
+                geometry,
+                homes: homes.clone(),
+                block: *block,
+                len_bytes: *len_bytes,
+                crc: *crc,
+            })
+            .collect();
+        writing.pending -= 1;
+        if writing.pending > 0 {
+            return;
+        }
+        let Stage::Writing(writing) = std::mem::replace(&mut self.checkpointer.stage, Stage::Recording) else {
+            unreachable!("just seen")
+        };
+        let mut runs = if writing.full { Vec::new() } else { self.checkpointer.durable.runs.clone() };
+        self.checkpointer.chain_len = if writing.full { 1 } else { self.checkpointer.chain_len + 1 };
+        runs.extend(writing.pointers.into_iter().flatten());
+        let checkpoint = Checkpoint { lsn: writing.lsn, runs };
+        self.append_control(Record::Checkpoint(checkpoint.clone()), Done::Checkpointed(checkpoint), out);
+    }
+
+    pub(crate) fn on_checkpointed(&mut self, _lsn: Lsn, checkpoint: Checkpoint, out: Out) {
+        self.counters.checkpoints += 1;
+        self.checkpointer.stage = Stage::Idle;
+        let named: BTreeSet<SegmentNo> = checkpoint.runs.iter().map(|r| r.segment).collect();
+        let old: BTreeSet<SegmentNo> = self.checkpointer.durable.runs.iter().map(|r| r.segment).collect();
+        self.checkpointer.durable = checkpoint;
+        for no in old.difference(&named) {
+            if let Some(info) = self.segments.remove(*no) {
+                self.repairer.forget(*no);
+                self.checkpointer.condemned.insert(*no, info.homes);
+            }
+        }
+        self.free_condemned(out);
+        self.trim(out);
+    }
+
+    /// Writes the record after which the shards of condemned segments may be deleted (protocol rule 17).
+    fn free_condemned(&mut self, out: Out) {
+        let condemned = std::mem::take(&mut self.checkpointer.condemned);
+        if condemned.is_empty() {
+            return;
+        }
+        let segments: Vec<SegmentNo> = condemned.keys().copied().collect();
+        self.unsettled.extend(segments.iter().copied());
+        self.checkpointer.freeing.extend(condemned);
+        for chunk in segments.chunks(1024) {
+            let chunk = chunk.to_vec();
+            self.append_control(Record::Free { segments: chunk.clone() }, Done::Freed(chunk), out);
+        }
+    }
+
+    /// An id that was given out and will never be committed.
+    pub(crate) fn abandon_segment(&mut self, no: SegmentNo, _geometry: Geometry, homes: Vec<Leg>, out: Out) {
+        self.checkpointer.freeing.insert(no, homes);
+        self.append_control(Record::Free { segments: vec![no] }, Done::Freed(vec![no]), out);
+    }
+
+    /// Forgets log entries that are destaged and that the last durable checkpoint covers (protocol rule 15).
+    pub(crate) fn trim(&mut self, out: Out) {
+        let destaged = self.log.first_undestaged().prev();
+        let upto = if self.config.mutations.trim_past_commit {
+            destaged.min(self.log.completed)
+        } else {
+            destaged.min(self.checkpointer.durable.lsn)
+        };
+        if upto <= self.log.trimmed {
+            return;
+        }
+        self.log.trim(upto);
+        self.send_trims(out);
+    }
+
+    pub(crate) fn send_trims(&mut self, out: Out) {
+        use crate::api::Lane;
+        use crate::call::Purpose;
+        use holdfast_format::wire::Request;
+        let (volume, epoch, upto) = (self.config.volume, self.epoch(), self.log.trimmed);
+        for ledger in self.root().ledgers.clone() {
+            for leg in &ledger.legs {
+                if self.nodes.leg_usable(*leg) {
+                    let request = Request::TrimLedger { device: leg.device, volume, epoch, ledger: ledger.id, upto };
+                    self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
+                }
+            }
+        }
+    }
+}
+
+fn padded(bytes: &[u8]) -> Buf {
+    let mut buf = BufMut::new(bytes.len().next_multiple_of(BLOCK_BYTES));
+    buf[..bytes.len()].copy_from_slice(bytes);
+    buf[bytes.len()..].fill(0);
+    buf.freeze()
+}
+
+/// Cuts a run into parts that each fit well into a segment.
+struct PartWriter {
+    parts: Vec<Vec<u8>>,
+    part: RunPart,
+    estimate: usize,
+    bytes_max: usize,
+    folded_at: Lsn,
+}
+
+impl PartWriter {
+    fn new(full: bool, folded_at: Lsn, bytes_max: u32) -> PartWriter {
+        let part = RunPart { full, folded_at, ..RunPart::default() };
+        PartWriter { parts: Vec::new(), part, estimate: 0, bytes_max: bytes_max as usize, folded_at }
+    }
+
+    fn grow(&mut self, bytes: usize) {
+        if self.estimate + bytes > self.bytes_max && self.estimate > 0 {
+            self.flush();
+        }
+        self.estimate += bytes;
+    }
+
+    fn flush(&mut self) {
+        let next = RunPart { folded_at: self.folded_at, ..RunPart::default() };
+        let part = std::mem::replace(&mut self.part, next);
+        self.parts.push(postcard::to_stdvec(&part).expect("our records always encode"));
+        self.estimate = 0;
+    }
+
+    fn leaf(&mut self, no: LeafNo, pointer: Option<LeafPointer>) {
+        self.grow(40);
+        self.part.leaves.push((no.0, pointer));
+    }
+
+    fn segment(&mut self, no: SegmentNo, info: Option<SegmentInfo>) {
+        self.grow(40 + info.as_ref().map_or(0, |i| 24 * i.homes.len() + 20));
+        self.part.segments.push((no, info));
+    }
+
+    fn run(&mut self, key: u64, blocks: u64, mapped: &Mapped) {
+        let place = match &mapped.place {
+            Place::Log { lsn, .. } => SavedPlace::Log(*lsn),
+            Place::Zero => SavedPlace::Zero,
+            Place::Segment { segment, block, crcs } => {
+                // A long run is cut, so that its checksums fit a part.
+                let crcs = crcs.as_slice();
+                let chunk = (self.bytes_max / 10).max(1);
+                for (i, some) in crcs.chunks(chunk).enumerate() {
+                    let offset = (i * chunk) as u64;
+                    let place =
+                        SavedPlace::Segment { segment: *segment, block: block + offset as u32, crcs: some.to_vec() };
+                    self.saved(key + offset, some.len() as u64, mapped.stamp, place);
+                }
+                return;
+            }
+        };
+        self.saved(key, blocks, mapped.stamp, place);
+    }
+
+    fn saved(&mut self, key: u64, blocks: u64, stamp: Lsn, place: SavedPlace) {
+        let crcs = if let SavedPlace::Segment { crcs, .. } = &place { crcs.len() * 5 } else { 0 };
+        self.grow(40 + crcs);
+        self.part.overlay.push(SavedRun { key, blocks, stamp, place });
+    }
+
+    fn finish(mut self) -> Vec<Vec<u8>> {
+        if self.estimate > 0 || self.parts.is_empty() {
+            self.flush();
+        }
+        self.parts
+    }
+}
+
+impl Controller {
+    /// Takes one part of a checkpoint into the state that is being rebuilt.
+    pub(crate) fn load_part(&mut self, part: RunPart) {
+        if part.full {
+            self.overlay = crate::map::Overlay::default();
+            self.directory.clear();
+            self.segments = crate::segments::SegmentTable::default();
+        }
+        for (no, pointer) in part.leaves {
+            let no = LeafNo(no);
+            match pointer {
+                Some(pointer) => self.directory.insert(no, pointer),
+                None => self.directory.remove(&no),
+            };
+            self.drop_folded(no, part.folded_at, false);
+        }
+        for (no, info) in part.segments {
+            match info {
+                Some(info) => self.segments.insert(no, info),
+                None => {
+                    self.segments.remove(no);
+                }
+            }
+        }
+        for run in part.overlay {
+            let place = match run.place {
+                SavedPlace::Zero => Place::Zero,
+                SavedPlace::Segment { segment, block, crcs } => {
+                    Place::Segment { segment, block, crcs: Crcs::new(crcs) }
+                }
+                SavedPlace::Log(lsn) => self.log_place(lsn, run.key, run.blocks),
+            };
+            self.overlay.insert(run.key, run.blocks, Mapped { place, stamp: run.stamp }, |_, _, _| {});
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The cleaner: moves what still lives out of mostly dead segments, so that they can be freed whole; and re-codes
+//! segments that were written in a narrower layout while nodes were away.
+//!
+//! States: idle -> headers (the victims' indexes are read) -> leaves (what lives is looked up) -> data (it is read) ->
+//! writing (a new segment, whose commit names each block's old place as its source) -> idle.
+//!
+//! A fold never changes the base while the cleaner is at work (see `apply`).
+
+use crate::api::{Lane, State};
+use crate::call::{Purpose, Wants};
+use crate::controller::{Controller, Out};
+use crate::fetch::FetchError;
+use crate::job::{JobKind, Work};
+use crate::leafload::{LeafWaiter, Pins};
+use crate::map::{Crcs, Leaf, LeafNo, Place};
+use crate::segments::Kind;
+use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
+use holdfast_format::record::{CommitExtent, SegmentNo, Source};
+use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::wire::{Reply, Request};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Victims of one pass.
+const VICTIMS_MAX: usize = 16;
+
+/// The table is searched for victims at most this often.
+const PICK_EVERY: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+struct Victim {
+    no: SegmentNo,
+    tried: u8,
+    index: Option<Vec<CommitExtent>>,
+}
+
+#[derive(Debug)]
+struct Move {
+    key: u64,
+    segment: SegmentNo,
+    block: u32,
+    blocks: u32,
+    crcs: Crcs,
+}
+
+#[derive(Debug)]
+struct Pass {
+    id: u64,
+    victims: Vec<Victim>,
+    pins: Pins,
+    leaves_pending: BTreeSet<LeafNo>,
+    moves: Vec<Move>,
+    parts: Vec<Option<Buf>>,
+    pending: usize,
+    failed: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cleaner {
+    pass: Option<Pass>,
+    next_id: u64,
+    picked_at: Instant,
+    /// Segments that could not be read: left alone until the next opening.
+    unreadable: BTreeSet<SegmentNo>,
+}
+
+impl Cleaner {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pass.is_none()
+    }
+}
+
+impl Controller {
+    pub(crate) fn drive_cleaner(&mut self, out: Out) {
+        let due = self.now.since(self.cleaner.picked_at) >= PICK_EVERY;
+        if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() || !due {
+            return;
+        }
+        self.cleaner.picked_at = self.now;
+        let victims = self.pick_victims();
+        if victims.is_empty() {
+            return;
+        }
+        let id = self.cleaner.next_id;
+        self.cleaner.next_id += 1;
+        let count = victims.len();
+        self.cleaner.pass = Some(Pass {
+            id,
+            victims: victims.into_iter().map(|no| Victim { no, tried: 0, index: None }).collect(),
+            pins: Pins { generation: self.checkpointer.generation, ..Pins::default() },
+            leaves_pending: BTreeSet::new(),
+            moves: Vec::new(),
+            parts: Vec::new(),
+            pending: count,
+            failed: false,
+        });
+        for at in 0..count {
+            self.ask_header(id, at, out);
+        }
+    }
+
+    /// Share of the usable devices' capacity that is free, per mille.
+    fn free_per_mille(&self) -> u64 {
+        let (mut free, mut all) = (0_u64, 1_u64);
+        for (_, node) in self.nodes.iter().filter(|(_, n)| n.up && !n.suspect) {
+            for device in node.devices.values() {
+                free += device.free_bytes;
+                all += device.capacity_bytes;
+            }
+        }
+        free * 1000 / all
+    }
+
+    /// Dead share from which a segment is worth cleaning: the fuller the grid, the lower.
+    fn dead_threshold(&mut self) -> u64 {
+        let free = self.free_per_mille();
+        if free < 500 && self.overlay.len() > 64 {
+            self.checkpointer.fold_wanted = true;
+        }
+        let base = u64::from(self.config.clean_dead_per_mille);
+        match free {
+            0..80 => base.min(30),
+            80..150 => base.min(100),
+            150..300 => base.min(250),
+            _ => base,
+        }
+    }
+
+    fn pick_victims(&mut self) -> Vec<SegmentNo> {
+        let threshold = self.dead_threshold();
+        let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
+        for (no, info) in self.segments.iter() {
+            let capacity = u64::from(info.geometry.payload_blocks);
+            if info.kind != Kind::Data || info.live == 0 || self.cleaner.unreadable.contains(&no) {
+                continue;
+            }
+            let dead = (capacity.saturating_sub(info.live)) * 1000 / capacity;
+            let recode = self.wants_recode(&info.geometry);
+            if recode || dead >= threshold {
+                candidates.push((!recode, 1000 - dead, no, info.live));
+            }
+        }
+        candidates.sort_unstable();
+        let room = u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let mut total = 0;
+        let mut victims = Vec::new();
+        for (_, _, no, live) in candidates {
+            if victims.len() >= VICTIMS_MAX || total + live > room && !victims.is_empty() {
+                break;
+            }
+            total += live;
+            victims.push(no);
+        }
+        victims
+    }
+
+    fn ask_header(&mut self, id: u64, at: usize, out: Out) {
+        let Some(pass) = self.pass(id) else { return };
+        let (no, tried) = (pass.victims[at].no, pass.victims[at].tried);
+        let Some(info) = self.segments.get(no) else { return self.give_up_pass(None) };
+        let next = (tried..info.geometry.shard_count()).find(|i| self.nodes.leg_usable(info.homes[usize::from(*i)]));
+        let Some(index) = next else { return self.give_up_pass(None) };
+        let leg = info.homes[usize::from(index)];
+        self.cleaner.pass.as_mut().expect("checked").victims[at].tried = index + 1;
+        let shard = ShardId { segment: no.of(self.config.volume), index };
+        let request = Request::ReadShardHeader { device: leg.device, shard };
+        let purpose = Purpose::Header { cleaner: id, victim: at };
+        if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
+            self.give_up_pass(None);
+        }
+    }
+
+    fn pass(&self, id: u64) -> Option<&Pass> {
+        self.cleaner.pass.as_ref().filter(|p| p.id == id)
+    }
+
+    pub(crate) fn on_header(&mut self, id: u64, at: usize, reply: &Reply, payload: &Buf, out: Out) {
+        let Some(pass) = self.pass(id) else { return };
+        let (no, index) = (pass.victims[at].no, pass.victims[at].tried - 1);
+        let shard = ShardId { segment: no.of(self.config.volume), index };
+        let header = match reply {
+            Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
+            _ => None,
+        };
+        let Some(ShardHeader { index: SegmentIndex::Data(extents), .. }) = header else {
+            self.repairer.want(no, index);
+            return self.ask_header(id, at, out);
+        };
+        let pass = self.cleaner.pass.as_mut().expect("checked");
+        pass.victims[at].index = Some(extents);
+        pass.pending -= 1;
+        if pass.pending == 0 {
+            self.find_live(out);
+        }
+    }
+
+    pub(crate) fn on_header_lost(&mut self, id: u64, at: usize, out: Out) {
+        self.ask_header(id, at, out);
+    }
+
+    /// Looks up which of the victims' blocks the map still names.
+    fn find_live(&mut self, out: Out) {
+        let mut pass = self.cleaner.pass.take().expect("a pass under way");
+        let mut missing = BTreeSet::new();
+        let mut moves = Vec::new();
+        for victim in &pass.victims {
+            let mut block = 0;
+            for extent in victim.index.as_ref().expect("all headers are there") {
+                match self.resolve(extent.key.0, u64::from(extent.blocks), &pass.pins) {
+                    Ok(pieces) => {
+                        for piece in pieces {
+                            let offset = (piece.start - extent.key.0) as u32;
+                            if let Some(Place::Segment { segment, block: at, crcs }) = piece.value
+                                && segment == victim.no
+                                && at == block + offset
+                            {
+                                let blocks = piece.len as u32;
+                                moves.push(Move { key: piece.start, segment, block: at, blocks, crcs });
+                            }
+                        }
+                    }
+                    Err(leaves) => missing.extend(leaves),
+                }
+                block += extent.blocks;
+            }
+        }
+        pass.leaves_pending = missing.clone();
+        pass.moves = moves;
+        self.cleaner.pass = Some(pass);
+        if missing.is_empty() {
+            return self.read_live(out);
+        }
+        for no in missing {
+            self.load_leaf(no, LeafWaiter::Cleaner, out);
+        }
+    }
+
+    pub(crate) fn on_cleaner_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
+        let Some(pass) = &mut self.cleaner.pass else { return };
+        if !pass.leaves_pending.remove(&no) {
+            return;
+        }
+        match leaf {
+            Some(leaf) => {
+                pass.pins.leaves.insert(no, leaf);
+            }
+            None => pass.failed |= error == Some(FetchError::Lost),
+        }
+        if pass.leaves_pending.is_empty() {
+            if pass.failed {
+                return self.give_up_pass(None);
+            }
+            self.find_live(out);
+        }
+    }
+
+    fn read_live(&mut self, out: Out) {
+        let pass = self.cleaner.pass.as_mut().expect("a pass under way");
+        if pass.moves.is_empty() {
+            // Dead already, only not folded yet: the next checkpoints find that out.
+            self.checkpointer.fold_wanted = true;
+            self.cleaner.pass = None;
+            return;
+        }
+        pass.moves.sort_by_key(|m| m.key);
+        let id = pass.id;
+        let mut fetches = Vec::new();
+        for at in &pass.moves {
+            let geometry = self.segments.get(at.segment).expect("a named segment is in the table").geometry;
+            let mut done = 0;
+            while done < at.blocks {
+                let run = geometry.run_from(at.block + done).min(at.blocks - done);
+                let crcs = at.crcs.slice(u64::from(done), u64::from(run));
+                fetches.push((at.segment, (at.block + done, run), crcs));
+                done += run;
+            }
+        }
+        pass.parts = vec![None; fetches.len()];
+        pass.pending = fetches.len();
+        for (part, (segment, run, crcs)) in fetches.into_iter().enumerate() {
+            let wants = Wants::Clean { job: id, part: part as u32 };
+            self.start_fetch(wants, segment, None, run, Some(crcs), out);
+        }
+    }
+
+    pub(crate) fn on_clean_part(&mut self, id: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(pass) = self.cleaner.pass.as_mut().filter(|p| p.id == id) else { return };
+        pass.pending -= 1;
+        match result {
+            Ok(bytes) => pass.parts[part as usize] = Some(bytes),
+            Err(_) => pass.failed = true,
+        }
+        if pass.pending > 0 {
+            return;
+        }
+        if pass.failed {
+            let victims = pass.victims.iter().map(|v| v.no).collect();
+            return self.give_up_pass(Some(victims));
+        }
+        self.write_live(out);
+    }
+
+    fn write_live(&mut self, out: Out) {
+        let pass = self.cleaner.pass.as_mut().expect("a pass under way");
+        let mut work = Work { kind: JobKind::Clean, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new() };
+        for at in &pass.moves {
+            let source = Source::Segment { segment: at.segment, block: at.block };
+            work.extents.push(CommitExtent { key: Key(at.key), blocks: at.blocks, source });
+            work.crcs.extend_from_slice(at.crcs.as_slice());
+        }
+        work.payload = pass.parts.drain(..).map(|p| p.expect("all parts are there")).collect();
+        self.start_job(work, out);
+    }
+
+    pub(crate) fn on_cleaned(&mut self, blocks: u64, _out: Out) {
+        let pass = self.cleaner.pass.take().expect("a pass was written");
+        self.counters.segments_cleaned += pass.victims.len() as u64;
+        self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
+        self.checkpointer.fold_wanted = true;
+    }
+
+    fn give_up_pass(&mut self, unreadable: Option<Vec<SegmentNo>>) {
+        self.cleaner.pass = None;
+        self.cleaner.unreadable.extend(unreadable.unwrap_or_default());
+    }
+}

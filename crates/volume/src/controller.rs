@@ -1,0 +1,397 @@
+//! The controller of one volume: its single writer, from the guest's request to the nodes.
+//!
+//! Role: gets guests' requests, nodes' answers and the metadata store's; sends to nodes, replies to guests. It judges
+//! nodes by its own I/O; it never waits for a membership service, and for the metadata store only on changes of ownership
+//! and ledger rolls.
+//!
+//! States: `Opening` (see [`crate::opening`]) -> `Open` -> `Closing` -> `Closed`; from anywhere -> `Deposed`, for good,
+//! when a node or the root record shows a higher epoch.
+//!
+//! Invariants (numbers as in docs/ARCHITECTURE.md):
+//! 1. An entry completes only with an ack set of the open ledger's legs, in LSN order, and is applied at that moment.
+//! 2. Every record is applied by `apply`, live and in replay.
+//! 3. Reads are answered only under unexpired grants of an ack set.
+//! 4. Segment shards are all durable before the commit record is appended.
+//! 5. Nothing that the last durable checkpoint names is freed.
+//!
+//! Limits: the log window by `writeback_bytes_max` (writers are delayed from half of it on), leaves by
+//! `map_cache_bytes_max`, calls by `CALLS_MAX`, requests by `REQUESTS_MAX`.
+//!
+//! Faults: a lost connection fails its calls with unknown outcome; appends are repeated (idempotent), shards are placed
+//! elsewhere, reads are reconstructed. A stale epoch deposes. A bad checksum is read around and repaired.
+
+use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Status};
+use crate::bypass::BypassBatch;
+use crate::call::{CALLS_MAX, Call, Purpose};
+use crate::checkpoint::Checkpointer;
+use crate::cleaner::Cleaner;
+use crate::fetch::Fetch;
+use crate::job::SegmentJob;
+use crate::leafload::LeafLoad;
+use crate::log::{Log, WriteOp};
+use crate::map::{LeafCache, LeafNo, LeafPointer, Overlay};
+use crate::nodes::Nodes;
+use crate::opening::Opening;
+use crate::read::ReadOp;
+use crate::repair::Repairer;
+use crate::roll::Roll;
+use crate::root::RootWriter;
+use crate::segments::SegmentTable;
+use crate::write::Writes;
+use holdfast_base::time::earliest;
+use holdfast_base::{
+    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, Instant, Lsn, NodeId, Prng, RequestToken,
+    Slab, Token,
+};
+use holdfast_format::record::SegmentNo;
+use holdfast_format::root::Root;
+use holdfast_format::wire::{Refusal, Reply, Request};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Guests' requests in flight and waiting; frontends bound their sessions below this.
+pub const REQUESTS_MAX: usize = 16_384;
+
+/// While anything is in flight, deadlines are looked at this often: the finest hedge bound.
+const TICK_BUSY: Duration = Duration::from_millis(2);
+
+/// Otherwise this often, for work by age.
+const TICK_IDLE: Duration = Duration::from_millis(500);
+
+/// A tick this late means that this process stood still, not the nodes.
+const TICK_LATE: Duration = Duration::from_millis(60);
+
+pub struct Controller {
+    pub(crate) config: Config,
+    pub(crate) state: State,
+    pub(crate) now: Instant,
+    pub(crate) rng: Prng,
+    pub(crate) nodes: Nodes,
+    pub(crate) calls: Slab<Call>,
+    pub(crate) root: RootWriter,
+    pub(crate) opening: Option<Box<Opening>>,
+    pub(crate) roll: Option<Roll>,
+    pub(crate) next_ledger: u32,
+    pub(crate) log: Log,
+    pub(crate) overlay: Overlay,
+    pub(crate) directory: BTreeMap<LeafNo, LeafPointer>,
+    pub(crate) leaves: LeafCache,
+    pub(crate) leaf_loads: BTreeMap<LeafNo, LeafLoad>,
+    pub(crate) segments: SegmentTable,
+    pub(crate) next_segment: u64,
+    /// Ids of this epoch that have shards on the way or stored, and no commit record applied yet.
+    pub(crate) unsettled: BTreeSet<SegmentNo>,
+    pub(crate) waiting: VecDeque<BlockRequest>,
+    pub(crate) reads: Slab<ReadOp>,
+    pub(crate) awaiting_grant: Vec<Token>,
+    pub(crate) fetches: Slab<Fetch>,
+    pub(crate) jobs: Slab<SegmentJob>,
+    pub(crate) writes: Writes,
+    pub(crate) write_ops: Slab<WriteOp>,
+    pub(crate) bypass: BypassBatch,
+    pub(crate) checkpointer: Checkpointer,
+    pub(crate) cleaner: Cleaner,
+    pub(crate) repairer: Repairer,
+    pub(crate) counters: Counters,
+    pub(crate) last_activity: Instant,
+    last_tick: Instant,
+    judge_from: Instant,
+}
+
+pub(crate) type Out<'a> = &'a mut Effects<Effect>;
+
+impl Controller {
+    pub fn new(config: Config) -> Controller {
+        Controller {
+            state: State::Opening,
+            now: Instant::ZERO,
+            rng: Prng::new(config.seed),
+            nodes: Nodes::default(),
+            calls: Slab::new(CALLS_MAX),
+            root: RootWriter::default(),
+            opening: None,
+            roll: None,
+            next_ledger: 0,
+            log: Log::default(),
+            overlay: Overlay::default(),
+            directory: BTreeMap::new(),
+            leaves: LeafCache::new(config.map_cache_bytes_max),
+            leaf_loads: BTreeMap::new(),
+            segments: SegmentTable::default(),
+            next_segment: 0,
+            unsettled: BTreeSet::new(),
+            waiting: VecDeque::new(),
+            reads: Slab::new(REQUESTS_MAX),
+            awaiting_grant: Vec::new(),
+            fetches: Slab::new(CALLS_MAX),
+            jobs: Slab::new(1024),
+            writes: Writes::default(),
+            write_ops: Slab::new(REQUESTS_MAX),
+            bypass: BypassBatch::default(),
+            checkpointer: Checkpointer::default(),
+            cleaner: Cleaner::default(),
+            repairer: Repairer::default(),
+            counters: Counters::default(),
+            last_activity: Instant::ZERO,
+            last_tick: Instant::ZERO,
+            judge_from: Instant::ZERO,
+            config,
+        }
+    }
+
+    /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
+    pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
+        self.now = self.now.max(now);
+        match event {
+            Event::Open => self.begin_opening(out),
+            Event::Close => self.begin_closing(out),
+            Event::Request(request) => self.on_request(request, out),
+            Event::NodeUp { node, boot, devices } => self.on_node_up(node, boot, devices, out),
+            Event::NodeDown { node } => self.on_node_down(node, out),
+            Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
+            Event::Meta { token, reply } => self.on_meta(token, reply, out),
+            Event::Resize { size_bytes } => self.on_resize(size_bytes, out),
+            Event::Tick => self.on_tick(out),
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match self.state {
+            State::Deposed | State::Closed => None,
+            _ => {
+                let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
+                earliest(Some(self.last_tick + pace), earliest(self.bypass.deadline(), self.writes.deadline()))
+            }
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.calls.is_empty() || !self.reads.is_empty() || !self.write_ops.is_empty() || self.opening.is_some()
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        self.root.current()
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.root().epoch
+    }
+
+    pub fn size_bytes(&self) -> Option<u64> {
+        self.root.is_known().then(|| self.root().size_bytes)
+    }
+
+    pub(crate) fn set_state(&mut self, state: State, out: Out) {
+        if self.state != state {
+            self.state = state;
+            out.push(Effect::Notice(Notice::StateChanged(state)));
+        }
+    }
+
+    /// Sends to a node that is up. `None` (and nothing sent) where it is not, or too much is in flight.
+    pub(crate) fn send(
+        &mut self,
+        node: NodeId,
+        lane: Lane,
+        purpose: Purpose,
+        request: Request,
+        payload: Vec<Buf>,
+        out: Out,
+    ) -> Option<Token> {
+        if !self.nodes.is_up(node) || self.calls.is_full() {
+            return None;
+        }
+        let token = self.calls.insert(Call { node, sent_at: self.now, purpose, late: false });
+        out.push(Effect::Send { node, lane, token: token.0, request, payload });
+        Some(token)
+    }
+
+    fn on_request(&mut self, request: BlockRequest, out: Out) {
+        self.last_activity = self.now;
+        match self.state {
+            State::Open => self.start_request(request, out),
+            State::Opening => {
+                if self.waiting.len() < REQUESTS_MAX {
+                    self.waiting.push_back(request);
+                } else {
+                    self.reply(request.token, Err(BlockError::Unavailable), out);
+                }
+            }
+            State::Deposed => self.reply(request.token, Err(BlockError::Deposed), out),
+            State::Closing | State::Closed => self.reply(request.token, Err(BlockError::ShuttingDown), out),
+        }
+    }
+
+    pub(crate) fn reply(&mut self, token: RequestToken, result: Result<BlockData, BlockError>, out: Out) {
+        out.push(Effect::Reply(BlockReply { token, result }));
+    }
+
+    /// Another opening has a higher epoch: nothing is acknowledged or answered any more.
+    pub(crate) fn depose(&mut self, out: Out) {
+        if self.state == State::Deposed {
+            return;
+        }
+        self.set_state(State::Deposed, out);
+        self.opening = None;
+        self.roll = None;
+        for token in self.reads.tokens() {
+            if let Some(op) = self.reads.remove(token) {
+                self.reply(op.token, Err(BlockError::Deposed), out);
+            }
+        }
+        for token in self.write_ops.tokens() {
+            if let Some(op) = self.write_ops.remove(token) {
+                self.reply(op.token, Err(BlockError::Deposed), out);
+            }
+        }
+        let queued: Vec<BlockRequest> = self.waiting.drain(..).chain(self.writes.drain()).collect();
+        for request in queued {
+            self.reply(request.token, Err(BlockError::Deposed), out);
+        }
+    }
+
+    fn on_answer(&mut self, node: NodeId, token: Token, reply: Reply, payload: Buf, out: Out) {
+        let Some(call) = self.calls.remove(token) else { return };
+        assert_eq!(call.node, node, "an answer comes from the node that was asked");
+        self.nodes.record(self.now, node, call.purpose.class(), self.now.since(call.sent_at));
+        if self.nodes.get(node).is_some_and(|n| n.suspect) {
+            self.reconsider(node, out);
+        }
+        if matches!(self.state, State::Deposed | State::Closed) {
+            return;
+        }
+        if let Reply::Refused(Refusal::StaleEpoch { promised }) = reply
+            && promised >= self.epoch()
+        {
+            self.depose(out);
+            return;
+        }
+        self.dispatch(call, reply, payload, out);
+        self.progress(out);
+    }
+
+    fn dispatch(&mut self, call: Call, reply: Reply, payload: Buf, out: Out) {
+        let (node, sent_at) = (call.node, call.sent_at);
+        match call.purpose {
+            Purpose::Append { ledger, leg, lsn } => self.on_appended(ledger, leg, lsn, sent_at, &reply, out),
+            Purpose::CreateLedger { ledger, leg } => self.on_ledger_created(ledger, leg, sent_at, &reply, out),
+            Purpose::Fence { leg } => self.on_fenced(leg, &reply, out),
+            Purpose::RecoverRead { ledger, leg } => self.on_recover_read(ledger, leg, reply, &payload, out),
+            Purpose::Grant { leg, ledger } => self.on_granted(ledger, leg, sent_at, &reply, out),
+            Purpose::PutShard { job, index } => self.on_shard_put(job, index, node, &reply, out),
+            Purpose::Fetch { fetch, shard } => self.on_fetched(fetch, shard, node, &reply, payload, out),
+            Purpose::Header { cleaner, victim } => self.on_header(cleaner, victim, &reply, &payload, out),
+            Purpose::RepairRead { repair, shard } => self.on_repair_read(repair, shard, &reply, payload, out),
+            Purpose::RepairHeader { repair } => self.on_repair_header(repair, &reply, &payload, out),
+            Purpose::RepairClear { repair } => self.on_repair_clear(repair, &reply, out),
+            Purpose::RepairPut { repair } => self.on_repair_put(repair, &reply, out),
+            Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
+            Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
+            Purpose::DeleteShards { shards } => self.on_shards_deleted(&shards, &reply),
+            Purpose::Stat => {
+                if let Reply::Stat { devices } = reply {
+                    self.nodes.on_stat(node, devices);
+                }
+            }
+            Purpose::Probe | Purpose::Forget => {}
+        }
+    }
+
+    /// A call whose answer will never come, or came too late to wait for.
+    pub(crate) fn on_call_lost(&mut self, call: Call, out: Out) {
+        match call.purpose {
+            Purpose::Append { ledger, leg, lsn } => self.on_append_lost(ledger, leg, lsn),
+            Purpose::CreateLedger { ledger, leg } => self.on_create_lost(ledger, leg, out),
+            Purpose::Fence { leg } => self.on_fence_lost(leg),
+            Purpose::RecoverRead { ledger, leg } => self.on_recover_read_lost(ledger, leg, out),
+            Purpose::Grant { leg, ledger } => self.on_grant_lost(ledger, leg),
+            Purpose::PutShard { job, index } => self.on_put_lost(job, index, call.node, out),
+            Purpose::Fetch { fetch, shard } => self.on_fetch_lost(fetch, shard, call.node, out),
+            Purpose::Header { cleaner, victim } => self.on_header_lost(cleaner, victim, out),
+            Purpose::RepairRead { repair, .. }
+            | Purpose::RepairHeader { repair }
+            | Purpose::RepairClear { repair }
+            | Purpose::RepairPut { repair } => self.on_repair_lost(repair),
+            Purpose::Inventory { device } => {
+                self.on_inventory(call.node, device, Reply::Refused(Refusal::Busy), out);
+            }
+            Purpose::LedgerInventory { .. } => {}
+            Purpose::DeleteShards { shards } => self.on_delete_lost(call.node, shards),
+            Purpose::Stat | Purpose::Probe | Purpose::Forget => {}
+        }
+    }
+
+    /// What may have become possible after any event.
+    pub(crate) fn progress(&mut self, out: Out) {
+        if self.state == State::Opening {
+            self.progress_opening(out);
+        }
+        if matches!(self.state, State::Open | State::Closing) {
+            self.complete_entries(out);
+            self.unblock_writes(out);
+            self.admit_writes(out);
+        }
+        if self.state == State::Closing {
+            self.progress_closing(out);
+        }
+    }
+
+    fn on_tick(&mut self, out: Out) {
+        let slept = self.now.since(self.last_tick);
+        self.last_tick = self.now;
+        if slept > TICK_LATE + TICK_IDLE {
+            // This process was stopped: answers wait in its sockets; judge nobody before they were read.
+            self.judge_from = self.now + TICK_BUSY * 5;
+        }
+        if matches!(self.state, State::Deposed | State::Closed) {
+            return;
+        }
+        if self.now >= self.judge_from {
+            self.judge_calls(out);
+        }
+        self.renew_grants(out);
+        self.tick_bypass(out);
+        if matches!(self.state, State::Open | State::Closing) {
+            self.background(out);
+        }
+        self.progress(out);
+    }
+
+    /// Everything that is done by the way while the volume is open.
+    fn background(&mut self, out: Out) {
+        self.drive_roll(out);
+        self.drive_destage(out);
+        self.drive_checkpoint(out);
+        self.drive_cleaner(out);
+        self.drive_repair(out);
+        self.drive_root(out);
+    }
+
+    pub fn status(&self) -> Status {
+        let known = self.root.is_known();
+        Status {
+            state: self.state,
+            epoch: if known { self.epoch() } else { Epoch(0) },
+            size_bytes: if known { self.root().size_bytes } else { 0 },
+            layout: if known { self.root().layout } else { holdfast_format::geometry::Layout::DEFAULT },
+            log_bytes: self.log.bytes,
+            mapped_blocks: self.mapped_blocks(),
+            segment_count: self.segments.len() as u64,
+            degraded_segments: if known { self.degraded_segments() } else { 0 },
+            at_risk_entries: self.at_risk_entries(),
+            suspect_nodes: self.nodes.suspects(),
+            counters: self.counters,
+        }
+    }
+
+    fn mapped_blocks(&self) -> u64 {
+        let in_segments: u64 =
+            self.segments.iter().filter(|(_, s)| s.kind == crate::segments::Kind::Data).map(|(_, s)| s.live).sum();
+        let in_log: u64 = self.log.iter_from(Lsn(0)).map(|(_, e)| e.live_blocks).sum();
+        in_segments + in_log
+    }
+}

@@ -1,0 +1,129 @@
+//! Destaging: data leaves the log, oldest first, sorted by address, as segments.
+//!
+//! It begins at a quarter of the write-back budget, or by age, or when a node's journal fills, or when entries have lost
+//! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
+
+use crate::api::State;
+use crate::controller::{Controller, Out};
+use crate::job::{JobKind, Work};
+use crate::map::Place;
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Key, Lsn};
+use holdfast_format::record::{CommitExtent, Source};
+
+/// Segments being destaged at a time.
+const JOBS_MAX: usize = 4;
+
+/// Journal fill (in 1/255) from which the log is emptied whatever its budget says.
+const JOURNAL_PRESSURE: u8 = 110;
+
+#[derive(Debug)]
+struct Extent {
+    key: u64,
+    blocks: u64,
+    lsn: Lsn,
+    data: Buf,
+    crcs: Vec<BlockCrc>,
+}
+
+impl Controller {
+    pub(crate) fn drive_destage(&mut self, out: Out) {
+        self.retry_parked_jobs(out);
+        if self.layout_now().is_none() {
+            return;
+        }
+        let mut running = self.jobs.iter().filter(|(_, j)| matches!(j.kind(), JobKind::Destage { .. })).count();
+        while running < JOBS_MAX {
+            let full = u64::from(self.config.segment_payload_bytes);
+            let over = self.log.bytes > self.config.writeback_bytes_max / 4
+                || self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
+            let forced = self.destage_is_forced();
+            if !over && !forced {
+                return;
+            }
+            let (entries, extents) = self.collect_extents(full);
+            let bytes: u64 = extents.iter().map(|e| e.blocks * BLOCK_BYTES as u64).sum();
+            if extents.is_empty() || bytes < full / 2 && !forced && running > 0 {
+                return;
+            }
+            self.start_destage(entries, extents, out);
+            running += 1;
+        }
+    }
+
+    /// Age, lost copies or closing: short segments are written rather than waited for.
+    fn destage_is_forced(&mut self) -> bool {
+        if self.state == State::Closing {
+            return true;
+        }
+        let oldest = self.log.next_to_destage();
+        oldest <= self.log.completed
+            && self
+                .log
+                .get(oldest)
+                .is_some_and(|e| self.now.since(e.appended_at) >= self.config.destage_age_max || self.is_at_risk(e))
+    }
+
+    /// Live extents of the oldest entries that nobody destages yet, up to one segment.
+    fn collect_extents(&mut self, bytes_max: u64) -> (Vec<Lsn>, Vec<Extent>) {
+        let mut entries = Vec::new();
+        let mut extents = Vec::new();
+        let mut bytes = 0;
+        let from = self.log.next_to_destage();
+        let candidates: Vec<(Lsn, Key, u32, u64)> = self
+            .log
+            .iter_from(from)
+            .take_while(|(lsn, _)| *lsn <= self.log.completed)
+            .filter(|(_, e)| e.live_blocks > 0 && !e.destaging)
+            .filter_map(|(lsn, e)| e.extent().map(|(key, blocks)| (lsn, key, blocks, e.live_blocks)))
+            .take(bytes_max as usize / BLOCK_BYTES + 1)
+            .collect();
+        for (lsn, key, blocks, live) in candidates {
+            let live_bytes = live * BLOCK_BYTES as u64;
+            if bytes + live_bytes > bytes_max && bytes > 0 {
+                break;
+            }
+            bytes += live_bytes;
+            entries.push(lsn);
+            for piece in self.overlay.pieces(key.0, u64::from(blocks)) {
+                if let Some(Place::Log { lsn: at, data, crcs }) = piece.value.map(|m| m.place)
+                    && at == lsn
+                {
+                    let crcs = crcs.as_slice().to_vec();
+                    extents.push(Extent { key: piece.start, blocks: piece.len, lsn, data, crcs });
+                }
+            }
+        }
+        (entries, extents)
+    }
+
+    fn start_destage(&mut self, entries: Vec<Lsn>, mut extents: Vec<Extent>, out: Out) {
+        extents.sort_by_key(|e| e.key);
+        for lsn in &entries {
+            self.log.get_mut(*lsn).expect("an entry with live data is in the window").destaging = true;
+        }
+        let mut work = Work {
+            kind: JobKind::Destage { entries },
+            extents: Vec::with_capacity(extents.len()),
+            payload: Vec::with_capacity(extents.len()),
+            crcs: Vec::new(),
+        };
+        for extent in extents {
+            work.extents.push(CommitExtent {
+                key: Key(extent.key),
+                blocks: extent.blocks as u32,
+                source: Source::Log(extent.lsn),
+            });
+            work.payload.push(extent.data);
+            work.crcs.extend(extent.crcs);
+        }
+        self.start_job(work, out);
+    }
+
+    pub(crate) fn on_destaged(&mut self, entries: &[Lsn]) {
+        for lsn in entries {
+            if let Some(entry) = self.log.get_mut(*lsn) {
+                entry.destaging = false;
+            }
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Fetching a run of blocks out of one shard, from its holder if that answers in time, else from the others.
+//!
+//! States: direct (one holder asked) -> wide (late, lost or bad: every other shard of a code copy, and other copies, are
+//! asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | failed
+//! (too few holders have it). Bytes are checked against the map's checksums before anyone sees them.
+
+use crate::api::{Effect, Lane, Notice};
+use crate::call::{Purpose, Wants};
+use crate::controller::{Controller, Out};
+use crate::map::Crcs;
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
+use holdfast_erasure::Code;
+use holdfast_format::geometry::Geometry;
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::SegmentNo;
+use holdfast_format::wire::{Refusal, Reply, Request};
+use std::collections::BTreeMap;
+
+/// Shape and homes of a segment that is not in the table (a checkpoint's, while opening).
+pub(crate) type Shape = Box<(Geometry, Vec<Leg>)>;
+
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    wants: Wants,
+    segment: SegmentNo,
+    shape: Option<Shape>,
+    /// Position of the data shard that holds the run, and its blocks there.
+    position: u8,
+    block: u32,
+    blocks: u32,
+    /// Checksums of the run's blocks; without them (metadata), who wants the bytes checks them.
+    crcs: Option<Crcs>,
+    wide: bool,
+    asked: u64,
+    bad: u64,
+    got: BTreeMap<u8, Buf>,
+    pub(crate) stalled: bool,
+}
+
+/// Why a fetch ended without bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FetchError {
+    /// The segment was freed meanwhile: look the map up again.
+    Gone,
+    /// More shards are bad than the layout tolerates.
+    Lost,
+}
+
+impl Controller {
+    /// Starts to fetch payload blocks `block..block + blocks`, which lie in one stripe run of one shard.
+    pub(crate) fn start_fetch(
+        &mut self,
+        wants: Wants,
+        segment: SegmentNo,
+        shape: Option<Shape>,
+        (block, blocks): (u32, u32),
+        crcs: Option<Crcs>,
+        out: Out,
+    ) {
+        let geometry = match &shape {
+            Some(shape) => shape.0,
+            None => match self.segments.get(segment) {
+                Some(info) => info.geometry,
+                None => return self.deliver(wants, Err(FetchError::Gone), out),
+            },
+        };
+        let at = geometry.locate(block);
+        assert!(blocks <= geometry.run_from(block), "a fetch stays in one run of one shard");
+        let fetch = Fetch {
+            wants,
+            segment,
+            shape,
+            position: at.position,
+            block: at.block,
+            blocks,
+            crcs,
+            wide: false,
+            asked: 0,
+            bad: 0,
+            got: BTreeMap::new(),
+            stalled: false,
+        };
+        if self.fetches.is_full() {
+            return self.deliver(fetch.wants, Err(FetchError::Gone), out);
+        }
+        let token = self.fetches.insert(fetch);
+        self.ask_direct(token, out);
+    }
+
+    fn shape_of<'a>(&'a self, fetch: &'a Fetch) -> Option<(Geometry, &'a [Leg])> {
+        match &fetch.shape {
+            Some(shape) => Some((shape.0, &shape.1)),
+            None => self.segments.get(fetch.segment).map(|info| (info.geometry, info.homes.as_slice())),
+        }
+    }
+
+    /// Asks one holder of the run itself: of several copies, one that is usable, spread by address.
+    fn ask_direct(&mut self, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get(token) else { return };
+        let Some((geometry, homes)) = self.shape_of(fetch) else {
+            return self.finish_fetch(token, Err(FetchError::Gone), out);
+        };
+        let width = geometry.code_width();
+        let first = (fetch.block >> 4) % u32::from(geometry.copies);
+        let mut choice = None;
+        for i in 0..u32::from(geometry.copies) {
+            let index = ((first + i) % u32::from(geometry.copies)) as u8 * width + fetch.position;
+            if self.nodes.leg_usable(homes[usize::from(index)]) {
+                choice = Some(index);
+                break;
+            }
+        }
+        match choice {
+            Some(index) => {
+                if !self.ask_shard(token, index, out) {
+                    self.hedge_fetch(token, out);
+                }
+            }
+            None => self.hedge_fetch(token, out),
+        }
+    }
+
+    fn ask_shard(&mut self, token: Token, index: u8, out: Out) -> bool {
+        let Some(fetch) = self.fetches.get(token) else { return false };
+        let Some((_, homes)) = self.shape_of(fetch) else { return false };
+        let leg = homes[usize::from(index)];
+        let shard = ShardId { segment: fetch.segment.of(self.config.volume), index };
+        let request = Request::ReadShard { device: leg.device, shard, block: fetch.block, blocks: fetch.blocks };
+        let purpose = Purpose::Fetch { fetch: token, shard: index };
+        let sent = self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some();
+        if sent && let Some(fetch) = self.fetches.get_mut(token) {
+            fetch.asked |= 1 << index;
+        }
+        sent
+    }
+
+    /// Goes wide: asks the other copies and, in a code, every other shard.
+    pub(crate) fn hedge_fetch(&mut self, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get_mut(token) else { return };
+        if !fetch.wide {
+            fetch.wide = true;
+            self.counters.read_hedges += 1;
+        }
+        self.ask_wide(token, out);
+    }
+
+    fn ask_wide(&mut self, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get(token) else { return };
+        let Some((geometry, homes)) = self.shape_of(fetch) else {
+            return self.finish_fetch(token, Err(FetchError::Gone), out);
+        };
+        let done_with = fetch.asked | fetch.bad | mask_of(&fetch.got);
+        let open: Vec<(u8, Leg)> = (0..geometry.shard_count())
+            .filter(|i| done_with >> i & 1 == 0)
+            .map(|i| (i, homes[usize::from(i)]))
+            .collect();
+        let usable: Vec<u8> = open.iter().filter(|(_, l)| self.nodes.leg_usable(*l)).map(|(i, _)| *i).collect();
+        for index in &usable {
+            self.ask_shard(token, *index, out);
+        }
+        let fetch = self.fetches.get(token).expect("still fetching");
+        if !self.enough_coming(fetch) {
+            // Suspects are asked only when the others don't suffice.
+            let suspects: Vec<u8> = open
+                .iter()
+                .filter(|(i, l)| !usable.contains(i) && self.nodes.is_up(l.node) && self.nodes.device_serves(*l))
+                .map(|(i, _)| *i)
+                .collect();
+            for index in suspects {
+                self.ask_shard(token, index, out);
+            }
+        }
+        self.settle_fetch(token, out);
+    }
+
+    /// Whether what was got and what is awaited can add up to the run.
+    fn enough_coming(&self, fetch: &Fetch) -> bool {
+        let Some((geometry, homes)) = self.shape_of(fetch) else { return false };
+        let mut coming = mask_of(&fetch.got);
+        for index in 0..geometry.shard_count() {
+            if fetch.asked >> index & 1 == 1 && self.nodes.leg_usable(homes[usize::from(index)]) {
+                coming |= 1 << index;
+            }
+        }
+        adds_up(&geometry, fetch.position, coming & !fetch.bad)
+    }
+
+    pub(crate) fn on_fetched(&mut self, token: Token, index: u8, node: NodeId, reply: &Reply, payload: Buf, out: Out) {
+        let Some(fetch) = self.fetches.get_mut(token) else { return };
+        fetch.asked &= !(1 << index);
+        let whole = payload.len() == fetch.blocks as usize * BLOCK_BYTES;
+        match reply {
+            Reply::Shard { .. } if whole => {
+                fetch.got.insert(index, payload);
+                self.settle_fetch(token, out);
+            }
+            Reply::Refused(Refusal::Busy) => self.hedge_fetch(token, out),
+            _ => self.on_bad_shard(token, index, node, reply, out),
+        }
+    }
+
+    fn on_bad_shard(&mut self, token: Token, index: u8, node: NodeId, reply: &Reply, out: Out) {
+        let fetch = self.fetches.get_mut(token).expect("checked by the caller");
+        fetch.bad |= 1 << index;
+        fetch.got.remove(&index);
+        let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
+        let device = self.shape_of(self.fetches.get(token).expect("still there")).map(|(_, h)| h[usize::from(index)]);
+        if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
+            self.nodes.on_device_failed(leg);
+            self.repairer.note_degraded();
+        } else if let Some(leg) = device {
+            self.counters.checksum_errors += 1;
+            out.push(Effect::Notice(Notice::ShardDamaged { node, device: leg.device }));
+            if in_table {
+                self.repairer.want(segment, index);
+            }
+        }
+        self.hedge_fetch(token, out);
+    }
+
+    pub(crate) fn on_fetch_lost(&mut self, token: Token, index: u8, _node: NodeId, out: Out) {
+        if let Some(fetch) = self.fetches.get_mut(token) {
+            fetch.asked &= !(1 << index);
+            self.hedge_fetch(token, out);
+        }
+    }
+
+    /// Finishes the fetch if what is there adds up; fails or stalls it if nothing more will come.
+    fn settle_fetch(&mut self, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get(token) else { return };
+        let Some((geometry, homes)) = self.shape_of(fetch) else {
+            return self.finish_fetch(token, Err(FetchError::Gone), out);
+        };
+        let width = geometry.code_width();
+        let direct = fetch.got.iter().find(|(i, _)| *i % width == fetch.position).map(|(i, b)| (*i, b.clone()));
+        if let Some((index, bytes)) = direct {
+            if verifies(&bytes, fetch.crcs.as_ref()) {
+                return self.finish_fetch(token, Ok(bytes), out);
+            }
+            let node = homes[usize::from(index)].node;
+            let reply = Reply::Refused(Refusal::Checksum);
+            return self.on_bad_shard(token, index, node, &reply, out);
+        }
+        if let Some(bytes) = reconstruct(&geometry, fetch) {
+            if verifies(&bytes, fetch.crcs.as_ref()) {
+                self.counters.reconstructed_reads += 1;
+                return self.finish_fetch(token, Ok(bytes), out);
+            }
+            if fetch.asked == 0 {
+                return self.finish_fetch(token, Err(FetchError::Lost), out);
+            }
+            return;
+        }
+        let unreachable = (0..geometry.shard_count())
+            .any(|i| (fetch.bad | mask_of(&fetch.got)) >> i & 1 == 0 && fetch.asked >> i & 1 == 0);
+        if fetch.asked == 0 && !unreachable {
+            self.finish_fetch(token, Err(FetchError::Lost), out);
+        } else if fetch.asked == 0 && fetch.wide {
+            self.fetches.get_mut(token).expect("still there").stalled = true;
+        }
+    }
+
+    pub(crate) fn retry_stalled_fetches(&mut self, out: Out) {
+        let stalled: Vec<Token> = self.fetches.iter().filter(|(_, f)| f.stalled).map(|(t, _)| t).collect();
+        for token in stalled {
+            self.fetches.get_mut(token).expect("listed").stalled = false;
+            self.ask_wide(token, out);
+        }
+    }
+
+    fn finish_fetch(&mut self, token: Token, result: Result<Buf, FetchError>, out: Out) {
+        if let Some(fetch) = self.fetches.remove(token) {
+            self.deliver(fetch.wants, result, out);
+        }
+    }
+
+    fn deliver(&mut self, wants: Wants, result: Result<Buf, FetchError>, out: Out) {
+        match wants {
+            Wants::Read { op, part } => self.on_read_part(op, part, result, out),
+            Wants::Leaf { no, part } => self.on_leaf_part(no, part, result, out),
+            Wants::Run { at, part } => self.on_run_part(at, part, result, out),
+            Wants::Clean { job, part } => self.on_clean_part(job, part, result, out),
+        }
+    }
+}
+
+fn mask_of(got: &BTreeMap<u8, Buf>) -> u64 {
+    got.keys().fold(0, |mask, index| mask | 1 << index)
+}
+
+/// Whether the shards in `mask` yield the run at `position`: a copy of it, or enough of one copy's code.
+fn adds_up(geometry: &Geometry, position: u8, mask: u64) -> bool {
+    let width = geometry.code_width();
+    (0..geometry.copies).any(|copy| {
+        let of_copy = mask >> (copy * width) & ((1 << width) - 1);
+        of_copy >> position & 1 == 1 || of_copy.count_ones() >= u32::from(geometry.data)
+    })
+}
+
+fn verifies(bytes: &Buf, crcs: Option<&Crcs>) -> bool {
+    crcs.is_none_or(|crcs| bytes.chunks_exact(BLOCK_BYTES).zip(crcs.as_slice()).all(|(b, crc)| crc32c(b) == *crc))
+}
+
+fn reconstruct(geometry: &Geometry, fetch: &Fetch) -> Option<Buf> {
+    if geometry.parity == 0 {
+        return None;
+    }
+    let width = geometry.code_width();
+    let code = Code::new(geometry.data, geometry.parity).expect("geometries in use are valid");
+    for copy in 0..geometry.copies {
+        let sources: Vec<(u8, &[u8])> = fetch
+            .got
+            .iter()
+            .filter(|(i, _)| *i / width == copy)
+            .map(|(i, bytes)| (i % width, &**bytes))
+            .take(usize::from(geometry.data))
+            .collect();
+        if sources.len() < usize::from(geometry.data) {
+            continue;
+        }
+        let mut out = BufMut::new(fetch.blocks as usize * BLOCK_BYTES);
+        if code.reconstruct(&sources, fetch.position, &mut out).is_ok() {
+            return Some(out.freeze());
+        }
+    }
+    None
+}

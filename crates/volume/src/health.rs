@@ -1,0 +1,174 @@
+//! Judging nodes by our own I/O: hedges when a bound passes, suspicion when it lasts, trust when all is answered.
+//!
+//! Protocol rule 10: only outliers are hedged and suspected. A node is slow only against its peers: if no other node has
+//! answered since the request was sent, it is this host that stands still.
+
+use crate::api::{Effect, Lane, Notice};
+use crate::call::{Call, Class, Purpose};
+use crate::controller::{Controller, Out};
+use holdfast_base::{InstanceId, NodeId, Token};
+use holdfast_format::wire::{DeviceStat, Request};
+use std::time::Duration;
+
+/// A suspect node that stays silent for this long gets new connections.
+const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
+
+/// A shard that takes this much longer than the hedge bound's cap is written elsewhere although its node is alive.
+const BULK_BOUNDS: u32 = 4;
+
+/// Hedges allowed: one in this many appends, beyond a first few.
+const HEDGE_SHARE: u64 = 20;
+const HEDGES_FREE: u64 = 64;
+
+impl Controller {
+    pub(crate) fn on_node_up(&mut self, node: NodeId, boot: InstanceId, devices: Vec<DeviceStat>, out: Out) {
+        self.lose_calls(node, out);
+        self.nodes.on_up(self.now, node, boot, devices);
+        self.on_legs_changed(out);
+        self.retry_stalled_fetches(out);
+        self.progress(out);
+    }
+
+    pub(crate) fn on_node_down(&mut self, node: NodeId, out: Out) {
+        self.nodes.on_down(self.now, node);
+        self.repairer.note_degraded();
+        self.lose_calls(node, out);
+        self.on_legs_changed(out);
+        self.replace_shards_on(node, out);
+        self.progress(out);
+    }
+
+    fn lose_calls(&mut self, node: NodeId, out: Out) {
+        let lost: Vec<Token> = self.calls.iter().filter(|(_, c)| c.node == node).map(|(t, _)| t).collect();
+        for token in lost {
+            if let Some(call) = self.calls.remove(token) {
+                self.on_call_lost(call, out);
+            }
+        }
+    }
+
+    /// Looks at everything outstanding: what is over its bound is hedged, who is far over it is suspected.
+    pub(crate) fn judge_calls(&mut self, out: Out) {
+        let mut late = Vec::new();
+        let mut suspects = Vec::new();
+        for (token, call) in self.calls.iter() {
+            let class = call.purpose.class();
+            let bound = self.nodes.hedge_bound(&self.config, call.node, class);
+            let age = self.now.since(call.sent_at);
+            if age <= bound || !self.nodes.others_answered_since(call.sent_at, call.node) {
+                continue;
+            }
+            if !call.late {
+                late.push(token);
+            }
+            let patience = (bound * 2).max(self.config.append_hedge_min * 2);
+            if class != Class::Bulk && age > patience && !suspects.contains(&call.node) {
+                suspects.push(call.node);
+            }
+            if class == Class::Bulk && call.late && age > self.config.append_hedge_max * BULK_BOUNDS {
+                late.push(token);
+            }
+        }
+        for token in late {
+            self.on_late(token, out);
+        }
+        for node in suspects {
+            self.suspect(node, out);
+        }
+        self.reconnect_silent(out);
+    }
+
+    fn on_late(&mut self, token: Token, out: Out) {
+        let Some(call) = self.calls.get_mut(token) else { return };
+        let again = call.late;
+        call.late = true;
+        let call = call.clone();
+        match call.purpose {
+            Purpose::Append { ledger, lsn, .. } => {
+                let allowed =
+                    self.counters.append_hedges * HEDGE_SHARE <= self.log.completed.0 + HEDGES_FREE * HEDGE_SHARE;
+                if allowed {
+                    self.hedge_append(ledger, lsn, out);
+                }
+            }
+            Purpose::Fetch { fetch, .. } => self.hedge_fetch(fetch, out),
+            Purpose::PutShard { job, index } if again => self.on_put_lost(job, index, call.node, out),
+            // Whether the node is alive decides: a busy disk is waited for, a hung process is not.
+            Purpose::PutShard { .. } => self.probe(call.node, out),
+            Purpose::CreateLedger { ledger, leg } => self.on_create_lost(ledger, leg, out),
+            _ => self.opening_call_late(&call, out),
+        }
+    }
+
+    fn probe(&mut self, node: NodeId, out: Out) {
+        let probing = self.calls.iter().any(|(_, c)| c.node == node && matches!(c.purpose, Purpose::Probe));
+        if !probing {
+            self.send(node, Lane::Fast, Purpose::Probe, Request::Ping, Vec::new(), out);
+        }
+    }
+
+    fn suspect(&mut self, node: NodeId, out: Out) {
+        let now = self.now;
+        let Some(state) = self.nodes.get_mut(node) else { return };
+        if !state.up || state.suspect {
+            return;
+        }
+        state.suspect = true;
+        state.out_since = Some(now);
+        state.inventoried = false;
+        self.repairer.note_degraded();
+        out.push(Effect::Notice(Notice::NodeSuspect { node }));
+        self.on_legs_changed(out);
+        self.replace_shards_on(node, out);
+        let fetches: Vec<Token> = self
+            .calls
+            .iter()
+            .filter(|(_, c)| c.node == node)
+            .filter_map(|(_, c)| if let Purpose::Fetch { fetch, .. } = c.purpose { Some(fetch) } else { None })
+            .collect();
+        for fetch in fetches {
+            self.hedge_fetch(fetch, out);
+        }
+        let waited_for: Vec<Call> = self
+            .calls
+            .iter()
+            .filter(|(_, c)| c.node == node)
+            .filter(|(_, c)| {
+                matches!(c.purpose, Purpose::CreateLedger { .. } | Purpose::Fence { .. } | Purpose::RecoverRead { .. })
+            })
+            .map(|(_, c)| c.clone())
+            .collect();
+        for call in waited_for {
+            self.on_call_lost(call, out);
+        }
+    }
+
+    /// A suspect node has answered: it is trusted again once nothing it owes is over its bound.
+    pub(crate) fn reconsider(&mut self, node: NodeId, out: Out) {
+        let owes = self.calls.iter().any(|(_, c)| {
+            let bound = self.nodes.hedge_bound(&self.config, node, c.purpose.class());
+            c.node == node && c.purpose.class() != Class::Bulk && self.now.since(c.sent_at) > bound
+        });
+        if owes {
+            return;
+        }
+        let state = self.nodes.get_mut(node).expect("a node that answered is known");
+        state.suspect = false;
+        state.out_since = None;
+        out.push(Effect::Notice(Notice::NodeTrusted { node }));
+        self.on_legs_changed(out);
+        self.retry_stalled_fetches(out);
+    }
+
+    fn reconnect_silent(&mut self, out: Out) {
+        for id in self.nodes.ids() {
+            let now = self.now;
+            let node = self.nodes.get_mut(id).expect("listed");
+            let silent = node.out_since.is_some_and(|since| now.since(since.max(node.last_reply)) >= RECONNECT_AFTER);
+            if node.up && node.suspect && silent && !node.reconnecting {
+                node.reconnecting = true;
+                out.push(Effect::Reconnect { node: id });
+            }
+        }
+    }
+}

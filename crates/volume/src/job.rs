@@ -1,0 +1,355 @@
+//! Writing one segment: place, encode, put every shard, then commit.
+//!
+//! States: parked (no room or too few nodes: tried again on ticks) -> putting -> committing (all shards durable, commit
+//! record in the log) -> done. A shard whose node is lost, hung or full goes to another node under the same id, with the
+//! same bytes; if there is none, the whole segment begins again under a new id and a layout that fits, and the old id is
+//! freed by a record (protocol rules 16 and 17).
+
+use crate::api::Lane;
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use crate::log::Done;
+use crate::segments::{Kind, SegmentInfo};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Lsn, NodeId, ShardId, Token, block_crcs, crc32c};
+use holdfast_erasure::Code;
+use holdfast_format::geometry::{Geometry, Layout, ShardBlock};
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo};
+use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::wire::{Refusal, Reply, Request};
+
+/// Why a segment is written, and who is told when it is part of the volume.
+#[derive(Debug, Clone)]
+pub(crate) enum JobKind {
+    /// Log entries leave the log.
+    Destage { entries: Vec<Lsn> },
+    /// The cleaner moves what lives.
+    Clean,
+    /// Bulk writes: (write, first block, blocks).
+    Bypass { writes: Vec<(Token, u64, u64)> },
+    /// Leaves of the map.
+    Leaves,
+    /// A part of a checkpoint.
+    Runs { part: usize },
+}
+
+impl JobKind {
+    fn is_meta(&self) -> bool {
+        matches!(self, JobKind::Leaves | JobKind::Runs { .. })
+    }
+}
+
+/// What a segment is to hold.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) kind: JobKind,
+    pub(crate) extents: Vec<CommitExtent>,
+    /// Whole blocks, in payload order.
+    pub(crate) payload: Vec<Buf>,
+    pub(crate) crcs: Vec<BlockCrc>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    payload: Vec<Buf>,
+    header_blocks: u32,
+    durable: bool,
+    /// Nodes that were given it and failed.
+    failed: Vec<NodeId>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SegmentJob {
+    work: Work,
+    /// Absent while parked.
+    placed: Option<Placed>,
+}
+
+#[derive(Debug)]
+struct Placed {
+    no: SegmentNo,
+    geometry: Geometry,
+    homes: Vec<Leg>,
+    shards: Vec<Shard>,
+    committing: bool,
+}
+
+impl SegmentJob {
+    pub(crate) fn is_parked(&self) -> bool {
+        self.placed.is_none()
+    }
+
+    pub(crate) fn kind(&self) -> &JobKind {
+        &self.work.kind
+    }
+}
+
+impl Controller {
+    pub(crate) fn start_job(&mut self, work: Work, out: Out) -> Token {
+        let payload_blocks: usize = work.payload.iter().map(|b| b.len() / BLOCK_BYTES).sum();
+        assert_eq!(payload_blocks, work.crcs.len(), "a checksum a block");
+        let token = self.jobs.insert(SegmentJob { work, placed: None });
+        self.place_job(token, out);
+        token
+    }
+
+    /// Gives a parked job an id and homes, and sends its shards. Stays parked where there is no room.
+    fn place_job(&mut self, token: Token, out: Out) {
+        let job = self.jobs.get(token).expect("a job under way");
+        let blocks = job.work.crcs.len() as u32;
+        let is_meta = job.work.kind.is_meta();
+        let Some(layout) = (if is_meta { self.meta_layout_now() } else { self.layout_now() }) else { return };
+        let Some((layout, homes)) = self.place_widest(layout, blocks) else { return };
+        let geometry = Geometry::new(layout, blocks);
+        let no = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
+        self.next_segment += 1;
+        self.unsettled.insert(no);
+        let shards = self.encode(token, no, &geometry);
+        let count = shards.len() as u8;
+        let job = self.jobs.get_mut(token).expect("a job under way");
+        job.placed = Some(Placed { no, geometry, homes, shards, committing: false });
+        self.counters.segments_written += 1;
+        for index in 0..count {
+            self.put_shard(token, index, out);
+        }
+    }
+
+    /// Homes in `layout`, or in the mirror that it degrades to where some nodes are full.
+    fn place_widest(&mut self, layout: Layout, blocks: u32) -> Option<(Layout, Vec<Leg>)> {
+        let shard_bytes = |layout| (u64::from(Geometry::new(layout, blocks).shard_blocks()) + 8) * BLOCK_BYTES as u64;
+        self.place_segment(layout, shard_bytes(layout)).map(|homes| (layout, homes))
+    }
+
+    fn encode(&self, token: Token, no: SegmentNo, geometry: &Geometry) -> Vec<Shard> {
+        let work = &self.jobs.get(token).expect("a job under way").work;
+        let index = if work.kind.is_meta() { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
+        let pieces = if geometry.parity == 0 { mirror_shards(work) } else { code_shards(work, geometry) };
+        let width = geometry.code_width();
+        (0..geometry.shard_count())
+            .map(|i| {
+                let (data, block_crcs) = &pieces[usize::from(i % width)];
+                let header = ShardHeader {
+                    grid: self.config.grid,
+                    shard: ShardId { segment: no.of(self.config.volume), index: i },
+                    geometry: *geometry,
+                    block_crcs: block_crcs.clone(),
+                    index: index.clone(),
+                    payload_crcs: work.crcs.clone(),
+                };
+                let header = header.encode();
+                let header_blocks = (header.len() / BLOCK_BYTES) as u32;
+                let mut payload = vec![Buf::copy_from(&header)];
+                payload.extend(data.iter().cloned());
+                Shard { payload, header_blocks, durable: false, failed: Vec::new() }
+            })
+            .collect()
+    }
+
+    fn put_shard(&mut self, token: Token, index: u8, out: Out) {
+        let job = self.jobs.get(token).expect("a job under way");
+        let placed = job.placed.as_ref().expect("a placed job");
+        let (shard, leg) = (&placed.shards[usize::from(index)], placed.homes[usize::from(index)]);
+        let id = ShardId { segment: placed.no.of(self.config.volume), index };
+        let request = Request::PutShard {
+            device: leg.device,
+            volume: self.config.volume,
+            epoch: self.epoch(),
+            shard: id,
+            header_blocks: shard.header_blocks,
+        };
+        let payload = shard.payload.clone();
+        self.counters.segment_bytes_written += holdfast_base::buf::total_len(&payload) as u64;
+        let purpose = Purpose::PutShard { job: token, index };
+        if self.send(leg.node, Lane::Bulk, purpose, request, payload, out).is_none() {
+            self.replace_shard(token, index, leg.node, out);
+        }
+    }
+
+    pub(crate) fn on_shard_put(&mut self, token: Token, index: u8, node: NodeId, reply: &Reply, out: Out) {
+        let Some(placed) = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()) else { return };
+        let leg = placed.homes[usize::from(index)];
+        if leg.node != node || placed.shards[usize::from(index)].durable {
+            return;
+        }
+        match reply {
+            Reply::Done => {
+                placed.shards[usize::from(index)].durable = true;
+                if placed.shards.iter().all(|s| s.durable) {
+                    self.on_segment_durable(token, out);
+                }
+            }
+            Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice) => {
+                self.nodes.on_device_failed(leg);
+                self.repairer.note_degraded();
+                self.replace_shard(token, index, node, out);
+            }
+            Reply::Refused(Refusal::NoSpace) => {
+                self.nodes.charge(leg, u64::MAX);
+                self.replace_shard(token, index, node, out);
+            }
+            _ => self.replace_shard(token, index, node, out),
+        }
+    }
+
+    pub(crate) fn on_put_lost(&mut self, token: Token, index: u8, node: NodeId, out: Out) {
+        let Some(placed) = self.jobs.get(token).and_then(|j| j.placed.as_ref()) else { return };
+        if placed.homes[usize::from(index)].node == node && !placed.shards[usize::from(index)].durable {
+            self.replace_shard(token, index, node, out);
+        }
+    }
+
+    /// Shards under way to a node that is out go elsewhere.
+    pub(crate) fn replace_shards_on(&mut self, node: NodeId, out: Out) {
+        let mut moves = Vec::new();
+        for (token, job) in self.jobs.iter() {
+            let Some(placed) = &job.placed else { continue };
+            for (index, leg) in placed.homes.iter().enumerate() {
+                if leg.node == node && !placed.shards[index].durable {
+                    moves.push((token, index as u8));
+                }
+            }
+        }
+        for (token, index) in moves {
+            self.on_put_lost(token, index, node, out);
+        }
+    }
+
+    fn replace_shard(&mut self, token: Token, index: u8, failed: NodeId, out: Out) {
+        let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
+        let shard = &mut placed.shards[usize::from(index)];
+        shard.failed.push(failed);
+        let mut avoid: Vec<NodeId> = shard.failed.clone();
+        avoid.extend(placed.homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node));
+        let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
+        match self.place_shards(1, bytes, &avoid) {
+            Some(homes) => {
+                let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
+                placed.homes[usize::from(index)] = homes[0];
+                self.put_shard(token, index, out);
+            }
+            None => self.restart_job(token, out),
+        }
+    }
+
+    /// Gives the id up for good and parks the job: the next tick begins it anew with what nodes are there.
+    fn restart_job(&mut self, token: Token, out: Out) {
+        let placed = self.jobs.get_mut(token).expect("a job under way").placed.take().expect("a placed job");
+        assert!(!placed.committing, "a segment whose shards are durable is not begun again");
+        self.abandon_segment(placed.no, placed.geometry, placed.homes, out);
+    }
+
+    pub(crate) fn retry_parked_jobs(&mut self, out: Out) {
+        let parked: Vec<Token> = self.jobs.iter().filter(|(_, j)| j.is_parked()).map(|(t, _)| t).collect();
+        for token in parked {
+            self.place_job(token, out);
+        }
+    }
+
+    /// All shards are durable: commit (data), or hand the pointer on (metadata).
+    fn on_segment_durable(&mut self, token: Token, out: Out) {
+        let job = self.jobs.get_mut(token).expect("a job under way");
+        let placed = job.placed.as_mut().expect("a placed job");
+        placed.committing = true;
+        if job.work.kind.is_meta() {
+            return self.on_meta_durable(token, out);
+        }
+        let commit = SegmentCommit {
+            segment: placed.no,
+            geometry: placed.geometry,
+            homes: placed.homes.clone(),
+            extents: job.work.extents.clone(),
+            crcs: job.work.crcs.clone(),
+        };
+        placed.shards.clear();
+        self.append_control(Record::Commit(commit), Done::Committed(token), out);
+    }
+
+    fn on_meta_durable(&mut self, token: Token, out: Out) {
+        let job = self.jobs.remove(token).expect("a job under way");
+        let placed = job.placed.expect("a placed job");
+        let (kind, live) = match job.work.kind {
+            JobKind::Runs { .. } => (Kind::Run, 1),
+            _ => (Kind::Meta, 0),
+        };
+        self.unsettled.remove(&placed.no);
+        let info = SegmentInfo { kind, geometry: placed.geometry, homes: placed.homes, live };
+        self.segments.insert(placed.no, info);
+        match job.work.kind {
+            JobKind::Leaves => self.on_leaves_durable(placed.no, out),
+            JobKind::Runs { part } => self.on_runs_durable(part, placed.no, out),
+            _ => unreachable!("only metadata comes here"),
+        }
+    }
+
+    pub(crate) fn on_committed(&mut self, token: Token, out: Out) {
+        let job = self.jobs.remove(token).expect("a committed job was under way");
+        match job.work.kind {
+            JobKind::Destage { entries } => self.on_destaged(&entries),
+            JobKind::Clean => self.on_cleaned(job.work.crcs.len() as u64, out),
+            JobKind::Bypass { writes } => self.on_bypass_committed(writes, out),
+            JobKind::Leaves | JobKind::Runs { .. } => unreachable!("metadata has no commit record"),
+        }
+    }
+}
+
+type ShardPieces = Vec<(Vec<Buf>, Vec<BlockCrc>)>;
+
+/// Handles beyond this many are gathered into one: a send has few of them.
+const HANDLES_MAX: usize = 16;
+
+fn mirror_shards(work: &Work) -> ShardPieces {
+    let data = if work.payload.len() > HANDLES_MAX {
+        vec![holdfast_base::buf::concat(&work.payload)]
+    } else {
+        work.payload.clone()
+    };
+    vec![(data, work.crcs.clone())]
+}
+
+/// Data shards by stripes, then parity over them.
+fn code_shards(work: &Work, geometry: &Geometry) -> ShardPieces {
+    let (data, parity) = (usize::from(geometry.data), usize::from(geometry.parity));
+    let shard_bytes = geometry.shard_blocks() as usize * BLOCK_BYTES;
+    let mut shards: Vec<BufMut> = (0..data).map(|_| BufMut::new(shard_bytes)).collect();
+    let mut crcs = vec![vec![zero_block_crc(); geometry.shard_blocks() as usize]; data];
+    for (position, shard) in shards.iter_mut().enumerate() {
+        for block in 0..geometry.shard_blocks() {
+            if geometry.payload_block(ShardBlock { position: position as u8, block }).is_none() {
+                let at = block as usize * BLOCK_BYTES;
+                shard[at..at + BLOCK_BYTES].fill(0);
+            }
+        }
+    }
+    let mut payload_block = 0_u32;
+    for buf in &work.payload {
+        let mut at = 0;
+        while at < buf.len() {
+            let place = geometry.locate(payload_block);
+            let run = geometry.run_from(payload_block).min(((buf.len() - at) / BLOCK_BYTES) as u32);
+            let bytes = run as usize * BLOCK_BYTES;
+            let to = place.block as usize * BLOCK_BYTES;
+            shards[usize::from(place.position)][to..to + bytes].copy_from_slice(&buf[at..at + bytes]);
+            for i in 0..run {
+                crcs[usize::from(place.position)][(place.block + i) as usize] = work.crcs[(payload_block + i) as usize];
+            }
+            at += bytes;
+            payload_block += run;
+        }
+    }
+    let mut parities: Vec<BufMut> = (0..parity).map(|_| BufMut::new(shard_bytes)).collect();
+    let code = Code::new(geometry.data, geometry.parity).expect("geometries in use are valid");
+    let sources: Vec<&[u8]> = shards.iter().map(|s| &**s).collect();
+    let mut targets: Vec<&mut [u8]> = parities.iter_mut().map(|p| &mut **p).collect();
+    code.encode(&sources, &mut targets);
+    let mut pieces: ShardPieces = shards.into_iter().zip(crcs).map(|(s, c)| (vec![s.freeze()], c)).collect();
+    pieces.extend(parities.into_iter().map(|p| {
+        let crcs = block_crcs(&p);
+        (vec![p.freeze()], crcs)
+    }));
+    pieces
+}
+
+fn zero_block_crc() -> BlockCrc {
+    static CRC: std::sync::OnceLock<BlockCrc> = std::sync::OnceLock::new();
+    *CRC.get_or_init(|| crc32c(&[0; BLOCK_BYTES]))
+}

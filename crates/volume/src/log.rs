@@ -1,0 +1,258 @@
+//! The window of log entries that are in memory: from the trim point to the newest, completed or in flight.
+//!
+//! Invariants: (1) LSNs in the window are consecutive; (2) entries complete in LSN order, none while the open ledger is
+//! frozen; (3) an entry's payload stays until the entry is trimmed, so that it can be appended again; (4) the sum of
+//! entry sizes is what the write-back budget bounds.
+
+use crate::api::Mutations;
+use holdfast_base::{BlockCrc, Buf, Instant, Key, LedgerId, Lsn, RequestToken, Token};
+use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
+use holdfast_format::record::{Checkpoint, Record, SegmentNo};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What to do when an entry completes.
+#[derive(Clone, Debug)]
+pub enum Done {
+    Nothing,
+    /// One part of a guest's write, discard or zeroing is durable and visible.
+    Write(Token),
+    /// A partial block is durable; others may write it again.
+    Modified {
+        op: Token,
+        modify: u64,
+    },
+    /// A segment became part of the volume.
+    Committed(Token),
+    Checkpointed(Checkpoint),
+    /// These segments' shards may be deleted.
+    Freed(Vec<SegmentNo>),
+}
+
+#[derive(Debug)]
+pub struct Entry {
+    pub header: Vec<u8>,
+    pub record: Record,
+    pub crcs: Arc<[BlockCrc]>,
+    pub payload: Buf,
+    pub done: Done,
+    /// The ledger that holds (or is to hold) it, and the legs that do or were asked to.
+    pub ledger: LedgerId,
+    pub have: u8,
+    pub sent: u8,
+    pub appended_at: Instant,
+    /// Blocks of a write that the map still takes from the log.
+    pub live_blocks: u64,
+    /// A segment job is writing it out.
+    pub destaging: bool,
+}
+
+/// Memory and journal overhead of an entry beyond its payload.
+const ENTRY_OVERHEAD_BYTES: u64 = 256;
+
+impl Entry {
+    pub fn size_bytes(&self) -> u64 {
+        (self.payload.len() + self.header.len()) as u64 + ENTRY_OVERHEAD_BYTES
+    }
+
+    /// Volume blocks that it wrote.
+    pub fn extent(&self) -> Option<(Key, u32)> {
+        match self.record {
+            Record::Write { key, blocks } => Some((key, blocks)),
+            _ => None,
+        }
+    }
+}
+
+/// The ledger that takes appends.
+#[derive(Clone, Debug)]
+pub struct OpenLedger {
+    pub id: LedgerId,
+    pub legs: Vec<Leg>,
+    pub rule: AckRule,
+    /// Until when each leg lets us serve reads.
+    pub grants: Vec<Instant>,
+    /// Grant requests on the way.
+    pub asked: u8,
+    /// Legs that new entries go to: an ack set of usable ones, or zero if there is none.
+    pub preferred: u8,
+    /// Chosen seal: no acknowledgement completes anything any more (protocol rule 4).
+    pub frozen: bool,
+}
+
+impl OpenLedger {
+    pub fn new(reference: &LedgerRef) -> OpenLedger {
+        OpenLedger {
+            id: reference.id,
+            legs: reference.legs.clone(),
+            rule: reference.rule,
+            grants: vec![Instant::ZERO; reference.legs.len()],
+            asked: 0,
+            preferred: 0,
+            frozen: false,
+        }
+    }
+
+    /// The smallest prefix of usable legs, in leg order, that acknowledges.
+    pub fn choose_preferred(&self, usable: u8) -> u8 {
+        let mut mask = 0;
+        for i in 0..self.legs.len() {
+            if usable >> i & 1 == 1 {
+                mask |= 1 << i;
+                if self.rule.is_ack_set(&self.legs, mask) {
+                    return self.without_surplus(mask);
+                }
+            }
+        }
+        0
+    }
+
+    /// Drops legs that the rule does not need (a second device of a node already in).
+    fn without_surplus(&self, mut mask: u8) -> u8 {
+        for i in (0..self.legs.len()).rev() {
+            let less = mask & !(1 << i);
+            if mask != less && self.rule.is_ack_set(&self.legs, less) {
+                mask = less;
+            }
+        }
+        mask
+    }
+
+    pub fn granted(&self, now: Instant) -> bool {
+        let mut mask = 0;
+        for (i, until) in self.grants.iter().enumerate() {
+            if *until > now {
+                mask |= 1 << i;
+            }
+        }
+        self.rule.is_ack_set(&self.legs, mask)
+    }
+
+    pub fn leg_of(&self, leg: Leg) -> Option<u8> {
+        self.legs.iter().position(|l| *l == leg).map(|i| i as u8)
+    }
+}
+
+#[derive(Debug)]
+pub struct Log {
+    first: Lsn,
+    entries: VecDeque<Entry>,
+    /// Everything up to here is acknowledged and applied.
+    pub completed: Lsn,
+    /// Everything up to here is gone from the window and may go from the legs.
+    pub trimmed: Lsn,
+    pub bytes: u64,
+    /// Bytes ever appended by this opening.
+    pub total_bytes: u64,
+    /// Every entry before it is destaged, being destaged, or has nothing to destage.
+    cursor: Lsn,
+    pub open: Option<OpenLedger>,
+}
+
+impl Default for Log {
+    fn default() -> Log {
+        Log {
+            first: Lsn(1),
+            entries: VecDeque::new(),
+            completed: Lsn::ZERO,
+            trimmed: Lsn::ZERO,
+            bytes: 0,
+            total_bytes: 0,
+            cursor: Lsn(1),
+            open: None,
+        }
+    }
+}
+
+impl Log {
+    /// A window that begins after `trimmed`, as recovery found it.
+    pub fn starting_after(trimmed: Lsn) -> Log {
+        Log { first: trimmed.next(), cursor: trimmed.next(), completed: trimmed, trimmed, ..Log::default() }
+    }
+
+    pub fn next_lsn(&self) -> Lsn {
+        Lsn(self.first.0 + self.entries.len() as u64)
+    }
+
+    pub fn push(&mut self, entry: Entry) -> Lsn {
+        let lsn = self.next_lsn();
+        self.bytes += entry.size_bytes();
+        self.total_bytes += entry.size_bytes();
+        self.entries.push_back(entry);
+        lsn
+    }
+
+    pub fn get(&self, lsn: Lsn) -> Option<&Entry> {
+        self.entries.get(lsn.0.checked_sub(self.first.0)? as usize)
+    }
+
+    pub fn get_mut(&mut self, lsn: Lsn) -> Option<&mut Entry> {
+        self.entries.get_mut(lsn.0.checked_sub(self.first.0)? as usize)
+    }
+
+    /// Entries from `from` on, in order.
+    pub fn iter_from(&self, from: Lsn) -> impl Iterator<Item = (Lsn, &Entry)> {
+        let skip = from.0.saturating_sub(self.first.0) as usize;
+        let first = self.first.0.max(from.0);
+        self.entries.iter().skip(skip).enumerate().map(move |(i, e)| (Lsn(first + i as u64), e))
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn in_flight(&self) -> u64 {
+        self.next_lsn().0 - 1 - self.completed.0
+    }
+
+    /// Whether the next entry has what the rule asks.
+    pub fn next_is_acknowledged(&self, mutations: &Mutations) -> bool {
+        let Some(open) = &self.open else { return false };
+        if open.frozen && !mutations.late_ack_after_freeze {
+            return false;
+        }
+        let Some(entry) = self.get(self.completed.next()) else { return false };
+        let rule = if mutations.ack_one_short {
+            AckRule { copies: open.rule.copies - 1, domains: open.rule.domains.saturating_sub(1) }
+        } else {
+            open.rule
+        };
+        entry.ledger == open.id && rule.is_ack_set(&open.legs, entry.have)
+    }
+
+    /// The first completed entry with live data that nobody destages yet.
+    pub fn next_to_destage(&mut self) -> Lsn {
+        self.cursor = self.cursor.max(self.first);
+        while self.cursor <= self.completed && self.get(self.cursor).is_some_and(|e| e.live_blocks == 0 || e.destaging)
+        {
+            self.cursor = self.cursor.next();
+        }
+        self.cursor
+    }
+
+    /// First LSN whose data only the log has; the next one to come if there is none.
+    pub fn first_undestaged(&self) -> Lsn {
+        self.iter_from(self.first)
+            .find(|(lsn, e)| *lsn > self.completed || e.live_blocks > 0)
+            .map_or(self.next_lsn(), |(lsn, _)| lsn)
+    }
+
+    /// Drops entries up to and including `upto`, which are completed and nowhere named.
+    pub fn trim(&mut self, upto: Lsn) {
+        assert!(upto <= self.completed, "trim to {upto:?} beyond the completed {:?}", self.completed);
+        while self.first <= upto {
+            let entry = self.entries.pop_front().expect("completed entries are in the window");
+            self.bytes -= entry.size_bytes();
+            self.first = self.first.next();
+        }
+        self.trimmed = self.trimmed.max(upto);
+    }
+}
+
+/// Answers owed to the guest for one request: done when every part is.
+#[derive(Debug)]
+pub struct WriteOp {
+    pub token: RequestToken,
+    pub parts: u32,
+    pub bytes: u64,
+}

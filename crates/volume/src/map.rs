@@ -1,0 +1,392 @@
+//! The volume's map: block -> where its bytes are.
+//!
+//! Two parts. The **overlay** is a run map in memory with every change since the leaf under it was last written: log
+//! data not destaged, and committed segments not folded. The **base** is a directory of immutable leaves, each covering
+//! [`LEAF_BLOCKS`] blocks, packed into metadata segments and cached in memory within a budget. Folding merges a batch of
+//! leaves with the overlay and writes them anew; the old ones are never changed (copy on write).
+//!
+//! Invariants: (1) a block's place is the overlay's if it has one, else the leaf's, else a hole; (2) every run carries
+//! the LSN of its last change, so that a fold knows which runs its leaves already contain.
+
+use crate::rangemap::{Piece, RangeMap, Sliceable};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Key, Lsn, crc32c};
+use holdfast_format::record::SegmentNo;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Blocks that one leaf covers: 2 MiB of a volume.
+pub const LEAF_BLOCKS: u64 = 512;
+
+/// Index of a leaf in key space.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LeafNo(pub u64);
+
+impl LeafNo {
+    pub fn of(key: Key) -> LeafNo {
+        LeafNo(key.0 / LEAF_BLOCKS)
+    }
+
+    pub fn first_key(self) -> u64 {
+        self.0 * LEAF_BLOCKS
+    }
+}
+
+/// Shared checksums of a run of blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crcs {
+    all: Arc<[BlockCrc]>,
+    first: u32,
+    len: u32,
+}
+
+impl Crcs {
+    pub fn new(all: impl Into<Arc<[BlockCrc]>>) -> Crcs {
+        let all = all.into();
+        let len = all.len() as u32;
+        Crcs { all, first: 0, len }
+    }
+
+    pub fn as_slice(&self) -> &[BlockCrc] {
+        &self.all[self.first as usize..(self.first + self.len) as usize]
+    }
+
+    pub fn slice(&self, offset: u64, len: u64) -> Crcs {
+        assert!(offset + len <= u64::from(self.len), "checksums {offset}+{len} of {}", self.len);
+        Crcs { all: Arc::clone(&self.all), first: self.first + offset as u32, len: len as u32 }
+    }
+}
+
+/// Where a run of blocks is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Acknowledged, in the log and in memory, not yet in a segment.
+    Log {
+        lsn: Lsn,
+        data: Buf,
+        crcs: Crcs,
+    },
+    Segment {
+        segment: SegmentNo,
+        block: u32,
+        crcs: Crcs,
+    },
+    /// Discarded or never written: reads as zeroes.
+    Zero,
+}
+
+/// A run of the overlay with the LSN of its last change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    pub place: Place,
+    pub stamp: Lsn,
+}
+
+impl Sliceable for Place {
+    fn slice(&self, offset: u64, len: u64) -> Place {
+        match self {
+            Place::Log { lsn, data, crcs } => {
+                let bytes = offset as usize * BLOCK_BYTES..(offset + len) as usize * BLOCK_BYTES;
+                Place::Log { lsn: *lsn, data: data.slice(bytes), crcs: crcs.slice(offset, len) }
+            }
+            Place::Segment { segment, block, crcs } => {
+                Place::Segment { segment: *segment, block: block + offset as u32, crcs: crcs.slice(offset, len) }
+            }
+            Place::Zero => Place::Zero,
+        }
+    }
+}
+
+impl Sliceable for Mapped {
+    fn slice(&self, offset: u64, len: u64) -> Mapped {
+        Mapped { place: self.place.slice(offset, len), stamp: self.stamp }
+    }
+}
+
+pub type Overlay = RangeMap<Mapped>;
+
+/// A run of a leaf; its checksums stand in [`Leaf::crcs`], in run order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeafRun {
+    pub start: u16,
+    pub len: u16,
+    pub segment: SegmentNo,
+    pub block: u32,
+}
+
+/// The places of [`LEAF_BLOCKS`] blocks; what no run covers is a hole.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Leaf {
+    pub runs: Vec<LeafRun>,
+    pub crcs: Vec<BlockCrc>,
+}
+
+const LEAF_RUN_BYTES: usize = 24;
+
+impl Leaf {
+    /// `u16` run count, then per run `u16` start, `u16` length, `u64` epoch, `u64` counter, `u32` block; then checksums.
+    /// All little-endian.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(2 + self.runs.len() * LEAF_RUN_BYTES + self.crcs.len() * 4);
+        bytes.extend_from_slice(&(self.runs.len() as u16).to_le_bytes());
+        for run in &self.runs {
+            bytes.extend_from_slice(&run.start.to_le_bytes());
+            bytes.extend_from_slice(&run.len.to_le_bytes());
+            bytes.extend_from_slice(&run.segment.epoch.0.to_le_bytes());
+            bytes.extend_from_slice(&run.segment.counter.to_le_bytes());
+            bytes.extend_from_slice(&run.block.to_le_bytes());
+        }
+        for crc in &self.crcs {
+            bytes.extend_from_slice(&crc.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// `None` if the bytes are no leaf (their checksum was checked before, so that is a format error).
+    pub fn decode(bytes: &[u8]) -> Option<Leaf> {
+        let count = usize::from(u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?));
+        let runs_bytes = bytes.get(2..2 + count * LEAF_RUN_BYTES)?;
+        let mut leaf = Leaf::default();
+        let mut blocks = 0;
+        for run in runs_bytes.chunks_exact(LEAF_RUN_BYTES) {
+            let u16_at = |at: usize| u16::from_le_bytes([run[at], run[at + 1]]);
+            let u64_at = |at: usize| u64::from_le_bytes(run[at..at + 8].try_into().expect("eight bytes"));
+            let run = LeafRun {
+                start: u16_at(0),
+                len: u16_at(2),
+                segment: SegmentNo { epoch: holdfast_base::Epoch(u64_at(4)), counter: u64_at(12) },
+                block: u32::from_le_bytes(run[20..24].try_into().expect("four bytes")),
+            };
+            blocks += usize::from(run.len);
+            leaf.runs.push(run);
+        }
+        let crcs = bytes.get(2 + count * LEAF_RUN_BYTES..)?;
+        if crcs.len() != blocks * 4 {
+            return None;
+        }
+        leaf.crcs = crcs.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes"))).collect();
+        Some(leaf)
+    }
+
+    pub fn memory_bytes(&self) -> usize {
+        std::mem::size_of::<Leaf>() + self.runs.len() * std::mem::size_of::<LeafRun>() + self.crcs.len() * 4
+    }
+
+    /// Segment places in `start..start + len` (block numbers in the leaf), in order; gaps are holes.
+    pub fn lookup(&self, start: u64, len: u64) -> Vec<Piece<Place>> {
+        let end = start + len;
+        let mut pieces = Vec::new();
+        let mut at = start;
+        let mut crc_at = 0;
+        for run in &self.runs {
+            let (run_start, run_end) = (u64::from(run.start), u64::from(run.start) + u64::from(run.len));
+            let (cut_start, cut_end) = (run_start.max(start), run_end.min(end));
+            if cut_start < cut_end {
+                if at < cut_start {
+                    pieces.push(Piece { start: at, len: cut_start - at, value: None });
+                }
+                let skip = (cut_start - run_start) as usize;
+                let crcs = &self.crcs[crc_at + skip..crc_at + skip + (cut_end - cut_start) as usize];
+                let place =
+                    Place::Segment { segment: run.segment, block: run.block + skip as u32, crcs: Crcs::new(crcs) };
+                pieces.push(Piece { start: cut_start, len: cut_end - cut_start, value: Some(place) });
+                at = cut_end;
+            }
+            crc_at += usize::from(run.len);
+        }
+        if at < end {
+            pieces.push(Piece { start: at, len: end - at, value: None });
+        }
+        pieces
+    }
+
+    /// Blocks of each segment named here.
+    pub fn blocks_by_segment(&self) -> BTreeMap<SegmentNo, u64> {
+        let mut blocks = BTreeMap::new();
+        for run in &self.runs {
+            *blocks.entry(run.segment).or_insert(0) += u64::from(run.len);
+        }
+        blocks
+    }
+
+    /// This leaf with `changes` over it (in-leaf block numbers; `None` and zero places leave holes).
+    pub fn merged(&self, changes: &[Piece<Place>]) -> Leaf {
+        let mut blocks: Vec<Option<(SegmentNo, u32, BlockCrc)>> = vec![None; LEAF_BLOCKS as usize];
+        let mut crc_at = 0;
+        for run in &self.runs {
+            for i in 0..u32::from(run.len) {
+                let crc = self.crcs[crc_at + i as usize];
+                blocks[run.start as usize + i as usize] = Some((run.segment, run.block + i, crc));
+            }
+            crc_at += usize::from(run.len);
+        }
+        for change in changes {
+            for i in 0..change.len {
+                blocks[(change.start + i) as usize] = match &change.value {
+                    Some(Place::Segment { segment, block, crcs }) => {
+                        Some((*segment, block + i as u32, crcs.as_slice()[i as usize]))
+                    }
+                    Some(Place::Log { .. }) => panic!("log data is not folded into a leaf"),
+                    Some(Place::Zero) | None => None,
+                };
+            }
+        }
+        Leaf::from_blocks(&blocks)
+    }
+
+    fn from_blocks(blocks: &[Option<(SegmentNo, u32, BlockCrc)>]) -> Leaf {
+        let mut leaf = Leaf::default();
+        for (i, place) in blocks.iter().enumerate() {
+            let Some((segment, block, crc)) = place else { continue };
+            leaf.crcs.push(*crc);
+            if let Some(last) = leaf.runs.last_mut()
+                && usize::from(last.start + last.len) == i
+                && last.segment == *segment
+                && last.block + u32::from(last.len) == *block
+            {
+                last.len += 1;
+            } else {
+                leaf.runs.push(LeafRun { start: i as u16, len: 1, segment: *segment, block: *block });
+            }
+        }
+        leaf
+    }
+}
+
+/// Where a leaf's bytes are: in a metadata segment's payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct LeafPointer {
+    pub segment: SegmentNo,
+    pub offset_bytes: u32,
+    pub len_bytes: u32,
+    pub crc: u32,
+}
+
+impl LeafPointer {
+    pub fn matches(&self, bytes: &[u8]) -> bool {
+        bytes.len() == self.len_bytes as usize && crc32c(bytes) == self.crc
+    }
+}
+
+/// Leaves in memory, within a budget; the least recently used go first (second chance).
+pub struct LeafCache {
+    leaves: BTreeMap<LeafNo, Cached>,
+    queue: VecDeque<LeafNo>,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+struct Cached {
+    leaf: Arc<Leaf>,
+    used: bool,
+}
+
+impl LeafCache {
+    pub fn new(bytes_max: u64) -> LeafCache {
+        LeafCache { leaves: BTreeMap::new(), queue: VecDeque::new(), bytes: 0, bytes_max: bytes_max as usize }
+    }
+
+    pub fn get(&mut self, no: LeafNo) -> Option<Arc<Leaf>> {
+        let cached = self.leaves.get_mut(&no)?;
+        cached.used = true;
+        Some(Arc::clone(&cached.leaf))
+    }
+
+    pub fn insert(&mut self, no: LeafNo, leaf: Arc<Leaf>) {
+        self.bytes += leaf.memory_bytes();
+        if let Some(old) = self.leaves.insert(no, Cached { leaf, used: false }) {
+            self.bytes -= old.leaf.memory_bytes();
+        } else {
+            self.queue.push_back(no);
+        }
+        while self.bytes > self.bytes_max && self.leaves.len() > 1 {
+            let Some(oldest) = self.queue.pop_front() else { break };
+            match self.leaves.get_mut(&oldest) {
+                Some(cached) if cached.used && oldest != no => {
+                    cached.used = false;
+                    self.queue.push_back(oldest);
+                }
+                Some(_) if oldest == no => self.queue.push_back(oldest),
+                Some(_) => self.forget(oldest),
+                None => {}
+            }
+        }
+    }
+
+    /// Drops a leaf that was rewritten.
+    pub fn remove(&mut self, no: LeafNo) {
+        if self.leaves.contains_key(&no) {
+            self.forget(no);
+            self.queue.retain(|n| *n != no);
+        }
+    }
+
+    fn forget(&mut self, no: LeafNo) {
+        if let Some(cached) = self.leaves.remove(&no) {
+            self.bytes -= cached.leaf.memory_bytes();
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::Epoch;
+    use proptest::prelude::*;
+
+    fn no(counter: u64) -> SegmentNo {
+        SegmentNo { epoch: Epoch(1), counter }
+    }
+
+    fn place(counter: u64, block: u32, len: u64) -> Place {
+        let crcs: Vec<u32> = (0..len as u32).map(|i| block + i + 1000 * counter as u32).collect();
+        Place::Segment { segment: no(counter), block, crcs: Crcs::new(crcs) }
+    }
+
+    proptest! {
+        #[test]
+        fn leaves_merge_like_arrays_and_read_back(
+            changes in proptest::collection::vec((0u64..500, 1u64..12, 0u64..4, any::<bool>()), 0..40),
+        ) {
+            let mut leaf = Leaf::default();
+            let mut naive: Vec<Option<(u64, u32)>> = vec![None; LEAF_BLOCKS as usize];
+            for (start, len, counter, zero) in changes {
+                let value = if zero { Place::Zero } else { place(counter, start as u32, len) };
+                leaf = leaf.merged(&[Piece { start, len, value: Some(value) }]);
+                for block in start..start + len {
+                    naive[block as usize] = (!zero).then_some((counter, block as u32));
+                }
+            }
+            let leaf = Leaf::decode(&leaf.encode()).expect("reads back");
+            let mut at = 0;
+            for piece in leaf.lookup(0, LEAF_BLOCKS) {
+                for i in 0..piece.len {
+                    let seen = piece.value.as_ref().map(|v| v.slice(i, 1));
+                    let want = naive[(at + i) as usize].map(|(counter, block)| place(counter, block, 1));
+                    prop_assert_eq!(seen, want);
+                }
+                at += piece.len;
+            }
+            prop_assert_eq!(at, LEAF_BLOCKS);
+            let counted: u64 = leaf.blocks_by_segment().values().sum();
+            prop_assert_eq!(counted, naive.iter().flatten().count() as u64);
+        }
+    }
+
+    #[test]
+    fn the_cache_stays_in_its_budget_and_keeps_what_is_used() {
+        let leaf = Arc::new(Leaf { runs: vec![], crcs: vec![0; 100] });
+        let mut cache = LeafCache::new(leaf.memory_bytes() as u64 * 3);
+        for i in 0..10 {
+            cache.insert(LeafNo(i), Arc::clone(&leaf));
+            cache.get(LeafNo(0));
+        }
+        assert!(cache.bytes() <= leaf.memory_bytes() * 3);
+        assert!(cache.get(LeafNo(0)).is_some());
+        assert!(cache.get(LeafNo(1)).is_none());
+        assert!(cache.get(LeafNo(9)).is_some());
+    }
+}

@@ -1,0 +1,184 @@
+//! What this controller knows of each node, from its own I/O alone: connection, latency, suspicion.
+//!
+//! A node is **usable** while it is connected and not suspect. It becomes suspect when a request has been outstanding
+//! for longer than its bound while other nodes answered later requests (protocol rule 10: outliers only), and is trusted
+//! again when everything it owed has been answered. Nothing here waits for a membership service.
+
+use crate::api::Config;
+use crate::call::Class;
+use holdfast_base::{DeviceId, InstanceId, Instant, NodeId};
+use holdfast_format::ledger::Leg;
+use holdfast_format::wire::{DeviceHealth, DeviceStat};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Smoothed latency and its deviation, as TCP's retransmission timer keeps them (RFC 6298).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Latency {
+    mean_us: u64,
+    deviation_us: u64,
+}
+
+impl Latency {
+    pub fn record(&mut self, took: Duration) {
+        let us = took.as_micros() as u64;
+        if self.mean_us == 0 {
+            (self.mean_us, self.deviation_us) = (us.max(1), us / 2);
+            return;
+        }
+        let error = us.abs_diff(self.mean_us);
+        self.deviation_us = (self.deviation_us * 15 + error) / 16;
+        self.mean_us = ((self.mean_us * 15 + us) / 16).max(1);
+    }
+
+    /// Mean and eight deviations: about one request in some thousands of a healthy node takes longer.
+    fn bound(&self) -> Duration {
+        Duration::from_micros(self.mean_us + 8 * self.deviation_us)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub up: bool,
+    pub boot: InstanceId,
+    pub suspect: bool,
+    /// When it became suspect or went down.
+    pub out_since: Option<Instant>,
+    pub last_reply: Instant,
+    pub devices: BTreeMap<DeviceId, DeviceStat>,
+    latency: BTreeMap<Class, Latency>,
+    /// The shell was asked to connect anew and has not reported yet.
+    pub reconnecting: bool,
+    /// Its holdings were compared with the segment table since it came up.
+    pub inventoried: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Nodes {
+    nodes: BTreeMap<NodeId, Node>,
+}
+
+impl Nodes {
+    pub fn on_up(&mut self, now: Instant, id: NodeId, boot: InstanceId, devices: Vec<DeviceStat>) {
+        let devices = devices.into_iter().map(|d| (d.device, d)).collect();
+        let node = self.nodes.entry(id).or_insert_with(|| Node {
+            up: false,
+            boot,
+            suspect: false,
+            out_since: None,
+            last_reply: now,
+            devices: BTreeMap::new(),
+            latency: BTreeMap::new(),
+            reconnecting: false,
+            inventoried: false,
+        });
+        *node = Node {
+            up: true,
+            boot,
+            suspect: false,
+            out_since: None,
+            last_reply: now,
+            devices,
+            latency: std::mem::take(&mut node.latency),
+            reconnecting: false,
+            inventoried: false,
+        };
+    }
+
+    pub fn on_down(&mut self, now: Instant, id: NodeId) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.up = false;
+            node.suspect = false;
+            node.out_since.get_or_insert(now);
+        }
+    }
+
+    pub fn get(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(&id)
+    }
+
+    pub fn get_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        self.nodes.iter().map(|(id, node)| (*id, node))
+    }
+
+    pub fn ids(&self) -> Vec<NodeId> {
+        self.nodes.keys().copied().collect()
+    }
+
+    pub fn is_up(&self, id: NodeId) -> bool {
+        self.nodes.get(&id).is_some_and(|n| n.up)
+    }
+
+    pub fn is_usable(&self, id: NodeId) -> bool {
+        self.nodes.get(&id).is_some_and(|n| n.up && !n.suspect)
+    }
+
+    /// The node is usable and the device serves.
+    pub fn leg_usable(&self, leg: Leg) -> bool {
+        self.is_usable(leg.node) && self.device_serves(leg)
+    }
+
+    /// The device was serving when last heard of.
+    pub fn device_serves(&self, leg: Leg) -> bool {
+        let device = self.nodes.get(&leg.node).and_then(|n| n.devices.get(&leg.device));
+        device.is_some_and(|d| d.health == DeviceHealth::Serving)
+    }
+
+    pub fn on_device_failed(&mut self, leg: Leg) {
+        if let Some(device) = self.nodes.get_mut(&leg.node).and_then(|n| n.devices.get_mut(&leg.device)) {
+            device.health = DeviceHealth::Failed;
+        }
+    }
+
+    pub fn on_stat(&mut self, id: NodeId, devices: Vec<DeviceStat>) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.devices = devices.into_iter().map(|d| (d.device, d)).collect();
+        }
+    }
+
+    pub fn usable_count(&self) -> usize {
+        self.nodes.iter().filter(|(_, n)| n.up && !n.suspect && serves_any(n)).count()
+    }
+
+    pub fn record(&mut self, now: Instant, id: NodeId, class: Class, took: Duration) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.last_reply = now;
+            node.latency.entry(class).or_default().record(took);
+        }
+    }
+
+    /// After how long an outstanding request to this node is hedged.
+    pub fn hedge_bound(&self, config: &Config, id: NodeId, class: Class) -> Duration {
+        let (min, max) = match class {
+            Class::Read => (config.read_hedge_min, config.read_hedge_max),
+            Class::Append | Class::Control => (config.append_hedge_min, config.append_hedge_max),
+            Class::Bulk => (config.append_hedge_min * 4, config.append_hedge_max),
+        };
+        let learned = self.nodes.get(&id).and_then(|n| n.latency.get(&class)).map(Latency::bound);
+        learned.unwrap_or(max / 2).clamp(min, max)
+    }
+
+    /// Whether any other node has answered something since `then`: otherwise it is this host that stands still.
+    pub fn others_answered_since(&self, then: Instant, id: NodeId) -> bool {
+        self.nodes.iter().any(|(other, node)| *other != id && node.up && node.last_reply > then)
+    }
+
+    pub fn suspects(&self) -> Vec<NodeId> {
+        self.nodes.iter().filter(|(_, n)| !n.up || n.suspect).map(|(id, _)| *id).collect()
+    }
+
+    /// Takes `bytes` off what the device is known to have free, until it is asked again.
+    pub fn charge(&mut self, leg: Leg, bytes: u64) {
+        if let Some(device) = self.nodes.get_mut(&leg.node).and_then(|n| n.devices.get_mut(&leg.device)) {
+            device.free_bytes = device.free_bytes.saturating_sub(bytes);
+        }
+    }
+}
+
+fn serves_any(node: &Node) -> bool {
+    node.devices.values().any(|d| d.health == DeviceHealth::Serving)
+}

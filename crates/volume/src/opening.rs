@@ -1,0 +1,758 @@
+//! Opening a volume: take-over, recovery, and the first ledger of the new owner. Also the clean close.
+//!
+//! Steps, each begun when the one before is done:
+//!
+//! ```text
+//! Loading      read the root record
+//! Reaching     wait until a fence set of the open ledger, and legs for a new one, are within reach
+//! Claiming     swap: epoch + 1, our nonce. From here on the old owner is deposed at the root
+//! Gathering    fence every leg; read what sound legs hold after the trim point; decide where the log ends
+//! Loading runs the newest checkpoint's, then replay of what follows it
+//! Creating     the new ledger, durably on all its legs
+//! Reappending  what lacks copies, under its original LSNs; wait out the old owner's read grants
+//! Serving      swap: old ledger sealed at the end, new one open. Only then is anything answered
+//! ```
+//!
+//! Protocol rules 1, 2, 5, 6, 8. Where answers don't suffice, opening waits and says so; it never truncates.
+
+use crate::api::{Effect, Lane, Notice, State};
+use crate::call::{Call, Purpose, Wants};
+use crate::checkpoint::RunPart;
+use crate::controller::{Controller, Out};
+use crate::fetch::FetchError;
+use crate::leafload::block_runs;
+use crate::log::{Done, Entry, Log};
+use crate::map::Place;
+use crate::root::Change;
+use crate::segments::{Kind, SegmentInfo};
+use holdfast_base::{BLOCK_BYTES, Buf, Instant, LedgerId, Lsn, buf, crc32c};
+use holdfast_format::ledger::{LedgerRef, Leg};
+use holdfast_format::record::{Checkpoint, MetaPointer, Record};
+use holdfast_format::root::Root;
+use holdfast_format::wire::{LedgerState, LogEntry, Reply, Request};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// How long opening waits for more nodes than it needs.
+const REACH_GRACE: Duration = Duration::from_millis(150);
+
+/// How long it waits for answers of more legs than it needs.
+const FENCE_GRACE: Duration = Duration::from_millis(60);
+
+/// Log bytes asked of a leg at a time.
+const READ_BYTES: u32 = 4 << 20;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Loading,
+    Reaching,
+    Claiming,
+    Gathering,
+    LoadingRuns,
+    Creating,
+    Reappending,
+    Serving,
+}
+
+#[derive(Debug)]
+struct Found {
+    entry: LogEntry,
+    payload: Buf,
+    /// Which legs of which ledger hold it.
+    holders: BTreeMap<LedgerId, u8>,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum ReadState {
+    Asking(Lsn),
+    Done,
+    Failed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Opening {
+    step: Step,
+    since: Instant,
+    fence_asked: BTreeSet<Leg>,
+    fenced: BTreeMap<Leg, Vec<LedgerState>>,
+    grants_until: Instant,
+    reads: BTreeMap<(LedgerId, Leg), ReadState>,
+    found: BTreeMap<Lsn, Found>,
+    damaged: BTreeSet<(LedgerId, Leg, Lsn)>,
+    end: Lsn,
+    runs: Vec<RunLoad>,
+    new: Option<LedgerRef>,
+    created: u8,
+    reappending: VecDeque<Lsn>,
+    reappended: u64,
+    waits: Option<&'static str>,
+}
+
+#[derive(Debug)]
+struct RunLoad {
+    pointer: MetaPointer,
+    parts: Vec<Option<Buf>>,
+    pending: usize,
+}
+
+impl Controller {
+    pub(crate) fn begin_opening(&mut self, out: Out) {
+        if self.state != State::Opening || self.opening.is_some() {
+            return;
+        }
+        self.opening = Some(Box::new(Opening {
+            step: Step::Loading,
+            since: self.now,
+            fence_asked: BTreeSet::new(),
+            fenced: BTreeMap::new(),
+            grants_until: Instant::ZERO,
+            reads: BTreeMap::new(),
+            found: BTreeMap::new(),
+            damaged: BTreeSet::new(),
+            end: Lsn::ZERO,
+            runs: Vec::new(),
+            new: None,
+            created: 0,
+            reappending: VecDeque::new(),
+            reappended: 0,
+            waits: None,
+        }));
+        self.load_root(out);
+    }
+
+    fn step(&mut self, step: Step) {
+        if let Some(opening) = &mut self.opening {
+            opening.step = step;
+            opening.since = self.now;
+        }
+    }
+
+    /// Says, once, why opening doesn't get on.
+    pub(crate) fn opening_waits(&mut self, why: &'static str, out: Out) {
+        if let Some(opening) = &mut self.opening
+            && opening.waits != Some(why)
+        {
+            opening.waits = Some(why);
+            out.push(Effect::Notice(Notice::OpenWaits { why }));
+        }
+    }
+
+    pub(crate) fn on_root_known(&mut self, out: Out) {
+        self.step(Step::Reaching);
+        self.progress_opening(out);
+    }
+
+    pub(crate) fn progress_opening(&mut self, out: Out) {
+        let Some(opening) = &self.opening else { return };
+        match opening.step {
+            Step::Loading | Step::Claiming | Step::Serving => self.drive_root(out),
+            Step::Reaching => self.reach(out),
+            Step::Gathering => self.gather(out),
+            Step::LoadingRuns => {}
+            Step::Creating => self.create_first_ledger(out),
+            Step::Reappending => self.reappend(out),
+        }
+    }
+
+    fn old_ledgers(&self) -> Vec<LedgerRef> {
+        self.root().ledgers.clone()
+    }
+
+    // ---- reaching and claiming ----
+
+    fn reach(&mut self, out: Out) {
+        if let Some(open) = self.root().open_ledger().cloned() {
+            let mut up = 0;
+            for (i, leg) in open.legs.iter().enumerate() {
+                if self.nodes.is_usable(leg.node) {
+                    up |= 1 << i;
+                }
+            }
+            if !open.rule.is_fence_set(&open.legs, up) {
+                return self.opening_waits("too few nodes that hold the volume's log are within reach", out);
+            }
+        }
+        let all_up = self.old_ledgers().iter().flat_map(|l| &l.legs).all(|leg| self.nodes.is_usable(leg.node));
+        let width = usize::from(self.root().layout.width());
+        let waited = self.now.since(self.opening.as_ref().expect("opening").since) >= REACH_GRACE;
+        if !waited && (!all_up || self.nodes.usable_count() < width) {
+            return;
+        }
+        if self.choose_legs().is_none() {
+            return self.opening_waits("too few nodes are within reach to write a log", out);
+        }
+        self.step(Step::Claiming);
+        let root = Root {
+            epoch: self.root().epoch.next(),
+            instance: self.config.instance,
+            owner: self.config.host.clone(),
+            ..self.root().clone()
+        };
+        self.swap_root(root, Change::Claim, out);
+    }
+
+    pub(crate) fn on_claimed(&mut self, out: Out) {
+        self.next_ledger = 0;
+        self.next_segment = 0;
+        self.step(Step::Gathering);
+        self.gather(out);
+    }
+
+    // ---- gathering ----
+
+    fn gather(&mut self, out: Out) {
+        self.ask_fences(out);
+        self.ask_reads(out);
+        if self.gathering_goes_on() {
+            return;
+        }
+        match self.find_end() {
+            Ok(end) => {
+                self.opening.as_mut().expect("opening").end = end;
+                self.rebuild_log();
+                self.load_checkpoint(out);
+            }
+            Err(why) => self.opening_waits(why, out),
+        }
+    }
+
+    fn ask_fences(&mut self, out: Out) {
+        let legs: BTreeSet<Leg> = self.old_ledgers().iter().flat_map(|l| l.legs.iter().copied()).collect();
+        for leg in legs {
+            let opening = self.opening.as_ref().expect("opening");
+            if opening.fenced.contains_key(&leg)
+                || opening.fence_asked.contains(&leg)
+                || !self.nodes.is_usable(leg.node)
+            {
+                continue;
+            }
+            if self.config.mutations.skip_fence {
+                self.pretend_fenced(leg);
+                continue;
+            }
+            let request = Request::Fence {
+                device: leg.device,
+                volume: self.config.volume,
+                epoch: self.epoch(),
+                instance: self.config.instance,
+            };
+            if self.send(leg.node, Lane::Fast, Purpose::Fence { leg }, request, Vec::new(), out).is_some() {
+                self.opening.as_mut().expect("opening").fence_asked.insert(leg);
+            }
+        }
+    }
+
+    /// The mutation "recovery does not fence": reads as if every leg had been fenced.
+    fn pretend_fenced(&mut self, leg: Leg) {
+        let states = self
+            .old_ledgers()
+            .iter()
+            .filter(|l| l.legs.contains(&leg))
+            .map(|l| LedgerState {
+                ledger: l.id,
+                sound: true,
+                acked: Lsn::ZERO,
+                trimmed: self.root().trimmed,
+                last: Lsn(u64::MAX),
+            })
+            .collect();
+        self.opening.as_mut().expect("opening").fenced.insert(leg, states);
+    }
+
+    pub(crate) fn on_fenced(&mut self, leg: Leg, reply: &Reply, out: Out) {
+        let now = self.now;
+        let Some(opening) = &mut self.opening else { return };
+        opening.fence_asked.remove(&leg);
+        match reply {
+            Reply::Fenced { grant_left_ms, ledgers } => {
+                opening.grants_until = opening.grants_until.max(now + Duration::from_millis(*grant_left_ms));
+                opening.fenced.insert(leg, ledgers.clone());
+            }
+            // A leg that can't be fenced is absent. A busy one (its device is opening) is asked again.
+            Reply::Refused(holdfast_format::wire::Refusal::Busy) => {}
+            _ => self.nodes.on_device_failed(leg),
+        }
+        self.progress_opening(out);
+    }
+
+    pub(crate) fn on_fence_lost(&mut self, leg: Leg) {
+        if let Some(opening) = &mut self.opening {
+            opening.fence_asked.remove(&leg);
+        }
+    }
+
+    /// Everything up to here is needed no more, by what root and legs say.
+    fn trim_floor(&self) -> Lsn {
+        let opening = self.opening.as_ref().expect("opening");
+        let states = opening.fenced.values().flatten().map(|s| s.trimmed).max();
+        states.unwrap_or(Lsn::ZERO).max(self.root().trimmed)
+    }
+
+    fn open_fence_set_reached(&self) -> bool {
+        let Some(open) = self.root().open_ledger() else { return true };
+        let opening = self.opening.as_ref().expect("opening");
+        let mut mask = 0;
+        for (i, leg) in open.legs.iter().enumerate() {
+            if opening.fenced.contains_key(leg) {
+                mask |= 1 << i;
+            }
+        }
+        open.rule.is_fence_set(&open.legs, mask)
+    }
+
+    fn ask_reads(&mut self, out: Out) {
+        if !self.open_fence_set_reached() {
+            return;
+        }
+        let from = self.trim_floor().next();
+        for ledger in self.old_ledgers() {
+            for leg in &ledger.legs {
+                let opening = self.opening.as_ref().expect("opening");
+                let key = (ledger.id, *leg);
+                let state = opening.fenced.get(leg).and_then(|s| s.iter().find(|s| s.ledger == ledger.id));
+                let (Some(state), false) = (state, opening.reads.contains_key(&key)) else { continue };
+                let nothing = state.last < from;
+                let opening = self.opening.as_mut().expect("opening");
+                if nothing {
+                    opening.reads.insert(key, ReadState::Done);
+                } else {
+                    opening.reads.insert(key, ReadState::Asking(from));
+                    self.ask_read(ledger.id, *leg, from, out);
+                }
+            }
+        }
+    }
+
+    fn ask_read(&mut self, ledger: LedgerId, leg: Leg, from: Lsn, out: Out) {
+        let request =
+            Request::ReadLog { device: leg.device, volume: self.config.volume, ledger, from, bytes_max: READ_BYTES };
+        let purpose = Purpose::RecoverRead { ledger, leg };
+        if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
+            self.fail_read(ledger, leg);
+        }
+    }
+
+    fn fail_read(&mut self, ledger: LedgerId, leg: Leg) {
+        if let Some(opening) = &mut self.opening {
+            opening.reads.insert((ledger, leg), ReadState::Failed);
+        }
+    }
+
+    pub(crate) fn on_recover_read(&mut self, ledger: LedgerId, leg: Leg, reply: Reply, payload: &Buf, out: Out) {
+        let Some(reference) = self.old_ledgers().into_iter().find(|l| l.id == ledger) else { return };
+        let Some(opening) = &mut self.opening else { return };
+        let Reply::LogEntries { entries, damaged, more } = reply else {
+            self.fail_read(ledger, leg);
+            return self.progress_opening(out);
+        };
+        let bit = 1 << reference.legs.iter().position(|l| *l == leg).expect("a leg of this ledger");
+        opening.damaged.extend(damaged.iter().map(|lsn| (ledger, leg, *lsn)));
+        let mut last = damaged.iter().copied().max().unwrap_or(Lsn::ZERO);
+        let mut at = 0;
+        for entry in entries {
+            let len = entry.crcs.len() * BLOCK_BYTES;
+            let bytes = payload.slice(at..at + len);
+            at += len;
+            last = last.max(entry.lsn);
+            // Beyond its seal a ledger holds nothing, whatever its legs do.
+            if reference.sealed.is_some_and(|sealed| entry.lsn > sealed) {
+                continue;
+            }
+            let found = opening.found.entry(entry.lsn).or_insert_with(|| Found {
+                entry,
+                payload: bytes,
+                holders: BTreeMap::new(),
+            });
+            *found.holders.entry(ledger).or_insert(0) |= bit;
+        }
+        if more && last > Lsn::ZERO {
+            opening.reads.insert((ledger, leg), ReadState::Asking(last.next()));
+            self.ask_read(ledger, leg, last.next(), out);
+        } else {
+            opening.reads.insert((ledger, leg), ReadState::Done);
+        }
+        self.progress_opening(out);
+    }
+
+    pub(crate) fn on_recover_read_lost(&mut self, ledger: LedgerId, leg: Leg, out: Out) {
+        self.fail_read(ledger, leg);
+        self.progress_opening(out);
+    }
+
+    /// Answers are still awaited that may matter.
+    fn gathering_goes_on(&self) -> bool {
+        let opening = self.opening.as_ref().expect("opening");
+        if !self.open_fence_set_reached() {
+            return true;
+        }
+        let waited = self.now.since(opening.since) >= FENCE_GRACE;
+        let fencing = !opening.fence_asked.is_empty() && !waited;
+        fencing || opening.reads.values().any(|r| matches!(r, ReadState::Asking(_)))
+    }
+
+    /// The last LSN that counts: everything up to it is there, the next was provably never acknowledged.
+    fn find_end(&self) -> Result<Lsn, &'static str> {
+        let opening = self.opening.as_ref().expect("opening");
+        let ledgers = &self.root().ledgers;
+        let acked = opening.fenced.values().flatten().map(|s| s.acked).max().unwrap_or(Lsn::ZERO);
+        let sealed = ledgers.iter().filter_map(|l| l.sealed).max().unwrap_or(Lsn::ZERO);
+        let floor = self.trim_floor();
+        let must_reach = acked.max(sealed).max(floor);
+        let mut end = floor;
+        loop {
+            let next = end.next();
+            if opening.found.contains_key(&next) {
+                end = next;
+                continue;
+            }
+            if next <= must_reach {
+                return Err("acknowledged log entries are only on nodes that are out of reach");
+            }
+            return if self.proved_unacknowledged(next) {
+                Ok(end)
+            } else {
+                Err("too few sound nodes answer to tell where the log ends")
+            };
+        }
+    }
+
+    fn proved_unacknowledged(&self, lsn: Lsn) -> bool {
+        let Some(open) = self.root().open_ledger() else { return true };
+        let opening = self.opening.as_ref().expect("opening");
+        let mut lacking = 0;
+        for (i, leg) in open.legs.iter().enumerate() {
+            let Some(states) = opening.fenced.get(leg) else { continue };
+            let state = states.iter().find(|s| s.ledger == open.id);
+            let sound = state.is_some_and(|s| s.sound);
+            let read = opening.reads.get(&(open.id, *leg)) == Some(&ReadState::Done);
+            let damaged = opening.damaged.contains(&(open.id, *leg, lsn));
+            let blank = state.is_none() && self.config.mutations.absent_leg_counts_as_lacking;
+            if blank || sound && read && !damaged {
+                lacking |= 1 << i;
+            }
+        }
+        open.rule.proves_unacknowledged(&open.legs, lacking)
+    }
+
+    // ---- log, checkpoint, replay ----
+
+    fn rebuild_log(&mut self) {
+        let floor = self.trim_floor();
+        let opening = self.opening.as_mut().expect("opening");
+        let end = opening.end;
+        let found = std::mem::take(&mut opening.found);
+        let ledgers = self.root().ledgers.clone();
+        self.log = Log::starting_after(floor);
+        for (lsn, found) in found {
+            if lsn <= floor || lsn > end {
+                continue;
+            }
+            let record = Record::decode(&found.entry.header).expect("a record whose checksums hold can be read");
+            let (ledger, have) = best_holder(&ledgers, &found.holders);
+            let pushed = self.log.push(Entry {
+                header: found.entry.header,
+                record,
+                crcs: found.entry.crcs.into(),
+                payload: found.payload,
+                done: Done::Nothing,
+                ledger,
+                have,
+                sent: 0,
+                appended_at: self.now,
+                live_blocks: 0,
+                destaging: false,
+            });
+            assert_eq!(pushed, lsn, "recovered LSNs are consecutive");
+        }
+    }
+
+    fn newest_checkpoint(&self) -> Checkpoint {
+        let mut newest = self.root().checkpoint.clone();
+        for (_, entry) in self.log.iter_from(Lsn(0)) {
+            if let Record::Checkpoint(checkpoint) = &entry.record
+                && checkpoint.lsn >= newest.lsn
+            {
+                newest = checkpoint.clone();
+            }
+        }
+        newest
+    }
+
+    fn load_checkpoint(&mut self, out: Out) {
+        self.step(Step::LoadingRuns);
+        let checkpoint = self.newest_checkpoint();
+        assert!(checkpoint.lsn >= self.log.trimmed, "the log is not trimmed beyond its checkpoint");
+        self.checkpointer.resume(checkpoint.clone());
+        let mut fetches = Vec::new();
+        let mut runs = Vec::new();
+        for (at, pointer) in checkpoint.runs.into_iter().enumerate() {
+            let blocks = block_runs(&pointer.geometry, pointer.block * BLOCK_BYTES as u32, pointer.len_bytes);
+            runs.push(RunLoad { parts: vec![None; blocks.len()], pending: blocks.len(), pointer: pointer.clone() });
+            for (part, run) in blocks.into_iter().enumerate() {
+                fetches.push((at, part as u32, pointer.segment, (pointer.geometry, pointer.homes.clone()), run));
+            }
+        }
+        self.opening.as_mut().expect("opening").runs = runs;
+        if fetches.is_empty() {
+            return self.replay(out);
+        }
+        for (at, part, segment, shape, run) in fetches {
+            self.start_fetch(Wants::Run { at, part }, segment, Some(Box::new(shape)), run, None, out);
+        }
+    }
+
+    pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(opening) = &mut self.opening else { return };
+        let Ok(bytes) = result else {
+            return self.opening_waits(
+                "the volume's checkpoint can't be read: more of its copies are bad than tolerated",
+                out,
+            );
+        };
+        let run = &mut opening.runs[at];
+        run.parts[part as usize] = Some(bytes);
+        run.pending -= 1;
+        if opening.runs.iter().all(|r| r.pending == 0) {
+            self.replay(out);
+        }
+    }
+
+    /// Loads the checkpoint's runs, then applies every entry after it, by the same code as in live operation.
+    fn replay(&mut self, out: Out) {
+        let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
+        for run in &runs {
+            let parts: Vec<Buf> = run.parts.iter().map(|p| p.clone().expect("all parts are there")).collect();
+            let bytes = buf::concat(&parts);
+            let bytes = &bytes[..run.pointer.len_bytes as usize];
+            let part =
+                (crc32c(bytes) == run.pointer.crc).then(|| postcard::from_bytes::<RunPart>(bytes).ok()).flatten();
+            let Some(part) = part else {
+                return self.opening_waits("the volume's checkpoint can't be read: its checksum is wrong", out);
+            };
+            self.load_part(part);
+        }
+        for run in &runs {
+            let info = SegmentInfo {
+                kind: Kind::Run,
+                geometry: run.pointer.geometry,
+                homes: run.pointer.homes.clone(),
+                live: 1,
+            };
+            self.segments.insert(run.pointer.segment, info);
+        }
+        self.count_live_entries();
+        self.segments.take_dirty();
+        self.checkpointer.dirty = false;
+        let end = self.opening.as_ref().expect("opening").end;
+        let from = self.checkpointer.durable.lsn.max(self.log.trimmed);
+        self.log.completed = from;
+        while self.log.completed < end {
+            let lsn = self.log.completed.next();
+            self.log.completed = lsn;
+            self.apply(lsn);
+        }
+        self.assert_no_dangling_log_places();
+        self.step(Step::Creating);
+        self.create_first_ledger(out);
+    }
+
+    fn count_live_entries(&mut self) {
+        let live: Vec<(Lsn, u64)> = self
+            .overlay
+            .iter_from(0)
+            .filter_map(|(_, len, m)| if let Place::Log { lsn, .. } = m.place { Some((lsn, len)) } else { None })
+            .collect();
+        for (lsn, blocks) in live {
+            if let Some(entry) = self.log.get_mut(lsn) {
+                entry.live_blocks += blocks;
+            }
+        }
+    }
+
+    fn assert_no_dangling_log_places(&self) {
+        for (start, _, mapped) in self.overlay.iter_from(0) {
+            if let Place::Log { lsn, .. } = mapped.place {
+                assert!(self.log.get(lsn).is_some(), "block {start} is in log entry {lsn:?}, which was trimmed");
+            }
+        }
+    }
+
+    // ---- the new ledger ----
+
+    fn create_first_ledger(&mut self, out: Out) {
+        if self.opening.as_ref().expect("opening").new.is_some() {
+            return;
+        }
+        let Some(new) = self.new_ledger_ref() else {
+            return self.opening_waits("too few nodes are within reach to write a log", out);
+        };
+        let opening = self.opening.as_mut().expect("opening");
+        opening.new = Some(new.clone());
+        opening.created = 0;
+        if !self.create_ledger(&new, out) {
+            self.opening.as_mut().expect("opening").new = None;
+        }
+    }
+
+    pub(crate) fn on_first_ledger_created(&mut self, ledger: LedgerId, leg: u8, reply: &Reply, out: Out) {
+        let Some(opening) = &mut self.opening else { return };
+        let Some(new) = opening.new.clone().filter(|n| n.id == ledger) else { return };
+        if *reply != Reply::Done {
+            opening.new = None;
+            self.on_leg_refused_creation(new.legs[usize::from(leg)], reply);
+            return;
+        }
+        opening.created |= 1 << leg;
+        if u32::from(opening.created) == (1_u32 << new.legs.len()) - 1 && opening.step == Step::Creating {
+            self.open_ledger(&new);
+            self.choose_reappends();
+            self.step(Step::Reappending);
+            self.on_legs_changed(out);
+            self.reappend(out);
+        }
+    }
+
+    pub(crate) fn on_first_ledger_lost(&mut self, ledger: LedgerId, _leg: u8, _out: Out) {
+        if let Some(opening) = &mut self.opening
+            && opening.step == Step::Creating
+            && opening.new.as_ref().is_some_and(|n| n.id == ledger)
+        {
+            opening.new = None;
+        }
+    }
+
+    /// Entries that fewer answering legs hold than their rule asks are appended anew.
+    fn choose_reappends(&mut self) {
+        let new = self.log.open.as_ref().expect("just created").id;
+        let lacking: VecDeque<Lsn> =
+            self.log.iter_from(Lsn(0)).filter(|(_, e)| self.is_at_risk(e)).map(|(lsn, _)| lsn).collect();
+        for lsn in &lacking {
+            let entry = self.log.get_mut(*lsn).expect("just listed");
+            entry.ledger = new;
+            entry.have = 0;
+            entry.sent = 0;
+        }
+        let opening = self.opening.as_mut().expect("opening");
+        opening.reappended += lacking.len() as u64;
+        opening.reappending = lacking;
+    }
+
+    fn reappend(&mut self, out: Out) {
+        let open = self.log.open.as_ref().expect("created");
+        if open.preferred == 0 {
+            // Its legs are gone again: begin with another ledger.
+            let opening = self.opening.as_mut().expect("opening");
+            opening.new = None;
+            self.step(Step::Creating);
+            return self.create_first_ledger(out);
+        }
+        let (rule, legs) = (open.rule, open.legs.clone());
+        let mut unsent = Vec::new();
+        let opening = self.opening.as_mut().expect("opening");
+        while let Some(lsn) = opening.reappending.front() {
+            let entry = self.log.get(*lsn).expect("in the window");
+            if !rule.is_ack_set(&legs, entry.have) {
+                break;
+            }
+            opening.reappending.pop_front();
+        }
+        for lsn in &opening.reappending {
+            let entry = self.log.get(*lsn).expect("in the window");
+            if entry.sent & open.preferred != open.preferred {
+                unsent.push(*lsn);
+            }
+        }
+        let done = opening.reappending.is_empty() && self.now >= opening.grants_until;
+        for lsn in unsent {
+            self.send_entry(lsn, 0, out);
+        }
+        if done && !self.root.is_swapping() {
+            self.serve(out);
+        }
+    }
+
+    fn serve(&mut self, out: Out) {
+        self.step(Step::Serving);
+        let opening = self.opening.as_ref().expect("opening");
+        let (end, new) = (opening.end, opening.new.clone().expect("created"));
+        let mut root = self.root().clone();
+        if let Some(open) = root.ledgers.last_mut().filter(|l| l.sealed.is_none()) {
+            open.sealed = Some(end);
+        }
+        root.trimmed = self.log.trimmed;
+        root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > root.trimmed));
+        root.ledgers.push(new);
+        root.serving = self.config.instance;
+        root.checkpoint = self.checkpointer.durable.clone();
+        self.swap_root(root, Change::Serve, out);
+    }
+
+    pub(crate) fn on_serving(&mut self, out: Out) {
+        let opening = self.opening.take().expect("opening");
+        self.set_state(State::Open, out);
+        let entries = self.log.len() as u64;
+        let notice =
+            Notice::Recovered { epoch: self.epoch(), last: opening.end, entries, reappended: opening.reappended };
+        self.notice(notice, out);
+        self.repairer.note_degraded();
+        self.last_activity = self.now;
+        self.on_legs_changed(out);
+        for request in std::mem::take(&mut self.waiting) {
+            self.start_request(request, out);
+        }
+    }
+
+    /// While opening, a hung node is left out rather than waited for.
+    pub(crate) fn opening_call_late(&mut self, call: &Call, out: Out) {
+        if self.opening.is_none() {
+            return;
+        }
+        if let Purpose::RecoverRead { ledger, leg } = call.purpose
+            && !self.nodes.is_usable(call.node)
+        {
+            self.on_recover_read_lost(ledger, leg, out);
+        }
+    }
+
+    // ---- closing ----
+
+    pub(crate) fn begin_closing(&mut self, out: Out) {
+        match self.state {
+            State::Open => {
+                self.set_state(State::Closing, out);
+                self.progress(out);
+            }
+            State::Opening => {
+                self.opening = None;
+                for request in std::mem::take(&mut self.waiting) {
+                    self.reply(request.token, Err(holdfast_base::BlockError::ShuttingDown), out);
+                }
+                self.set_state(State::Closed, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// Closed once everything is destaged and a checkpoint covers it: a clean volume's log is empty.
+    pub(crate) fn progress_closing(&mut self, out: Out) {
+        let quiet = self.write_ops.is_empty() && self.writes.is_empty() && self.reads.is_empty();
+        let destaged = self.log.first_undestaged() > self.log.completed;
+        let idle = self.jobs.is_empty() && self.bypass.is_empty() && self.checkpointer.is_idle();
+        if quiet && destaged && idle && !self.checkpointer.dirty && self.log.in_flight() == 0 {
+            self.set_state(State::Closed, out);
+        }
+    }
+}
+
+/// The ledger to account an entry to: one whose rule its holders meet, else the newest.
+fn best_holder(ledgers: &[LedgerRef], holders: &BTreeMap<LedgerId, u8>) -> (LedgerId, u8) {
+    for ledger in ledgers {
+        if let Some(mask) = holders.get(&ledger.id)
+            && ledger.rule.is_ack_set(&ledger.legs, *mask)
+        {
+            return (ledger.id, *mask);
+        }
+    }
+    let (id, mask) = holders.last_key_value().expect("a found entry has a holder");
+    (*id, *mask)
+}

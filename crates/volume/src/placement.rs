@@ -1,0 +1,142 @@
+//! Where new things go: legs of a ledger, homes of a segment. One fault domain (node) each, weighted by free space.
+
+use crate::controller::Controller;
+use holdfast_base::NodeId;
+use holdfast_format::geometry::{Geometry, Layout};
+use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
+use holdfast_format::wire::{DeviceHealth, DeviceStat};
+
+/// Free bytes that placement leaves on every device: cleaning needs somewhere to write to (protocol of the full pool).
+pub const RESERVE_PER_MILLE: u64 = 40;
+
+fn reserve(stat: &DeviceStat) -> u64 {
+    stat.capacity_bytes * RESERVE_PER_MILLE / 1000
+}
+
+impl Controller {
+    /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
+    fn candidates(&mut self, score: impl Fn(&DeviceStat) -> u64) -> Vec<(NodeId, Vec<Leg>)> {
+        let mut nodes: Vec<(NodeId, Vec<Leg>)> = Vec::new();
+        for (id, node) in self.nodes.iter() {
+            if !node.up || node.suspect {
+                continue;
+            }
+            let mut serving: Vec<&DeviceStat> =
+                node.devices.values().filter(|d| d.health == DeviceHealth::Serving).collect();
+            serving.sort_by_key(|d| std::cmp::Reverse(score(d)));
+            let legs: Vec<Leg> = serving.iter().map(|d| Leg { node: id, device: d.device }).collect();
+            if !legs.is_empty() {
+                nodes.push((id, legs));
+            }
+        }
+        self.rng.shuffle(&mut nodes);
+        nodes
+    }
+
+    /// Legs and rule of a new ledger: 2f+1 nodes where there are that many, else what is left, never fewer than two
+    /// devices (protocol rule 2). Spread: a random device of each node among those with journal space.
+    pub(crate) fn choose_legs(&mut self) -> Option<(Vec<Leg>, AckRule)> {
+        let failures = self.root().layout.failures();
+        let nodes = self.candidates(|d| d.journal_bytes.saturating_sub(d.journal_used_bytes) >> 22);
+        if self.config.mutations.both_copies_on_one_node {
+            let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
+            return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));
+        }
+        let wanted = 2 * usize::from(failures) + 1;
+        if nodes.len() > usize::from(failures) {
+            let legs = nodes.iter().take(wanted.min(LEGS_MAX)).map(|(_, legs)| legs[0]).collect();
+            return Some((legs, AckRule::flat(failures)));
+        }
+        let domains = nodes.len() as u8;
+        let legs: Vec<Leg> = nodes.iter().flat_map(|(_, legs)| legs.iter().copied()).take(LEGS_MAX).collect();
+        let rule = AckRule { copies: domains.max(2), domains };
+        rule.is_satisfiable(&legs).then_some((legs, rule))
+    }
+
+    /// Whether a ledger chosen now would tolerate more than the open one does.
+    pub(crate) fn better_ledger_possible(&self) -> bool {
+        let Some(open) = &self.log.open else { return false };
+        let failures = self.root().layout.failures();
+        let wanted = 2 * usize::from(failures) + 1;
+        let usable_nodes = self.nodes.usable_count();
+        let mut domains: Vec<NodeId> =
+            open.legs.iter().filter(|l| self.nodes.leg_usable(**l)).map(|l| l.node).collect();
+        domains.sort_unstable();
+        domains.dedup();
+        domains.len() < wanted.min(usable_nodes)
+            || open.rule != AckRule::flat(failures) && usable_nodes > failures.into()
+    }
+
+    /// Homes for a new segment of `layout` with shards of `shard_bytes`: as many nodes as it is wide, each drawn with
+    /// its free space as weight. `None` if fewer nodes have room.
+    pub(crate) fn place_segment(&mut self, layout: Layout, shard_bytes: u64) -> Option<Vec<Leg>> {
+        self.place_shards(usize::from(layout.width()), shard_bytes, &[])
+    }
+
+    /// `count` homes on different nodes, none of them in `avoid`.
+    pub(crate) fn place_shards(&mut self, count: usize, shard_bytes: u64, avoid: &[NodeId]) -> Option<Vec<Leg>> {
+        let mut pool: Vec<(Leg, u64)> = Vec::new();
+        for (id, node) in self.nodes.iter() {
+            if !node.up || node.suspect || avoid.contains(&id) {
+                continue;
+            }
+            let best = node
+                .devices
+                .values()
+                .filter(|d| d.health == DeviceHealth::Serving && d.free_bytes >= reserve(d) / 2 + shard_bytes)
+                .max_by_key(|d| d.free_bytes);
+            if let Some(device) = best {
+                pool.push((Leg { node: id, device: device.device }, device.free_bytes.max(1)));
+            }
+        }
+        let mut homes = Vec::with_capacity(count);
+        while homes.len() < count {
+            let total: u64 = pool.iter().map(|(_, w)| w >> 12).sum::<u64>() + pool.len() as u64;
+            if pool.is_empty() {
+                return None;
+            }
+            let mut draw = self.rng.below(total);
+            let at = pool.iter().position(|(_, w)| {
+                let weight = (w >> 12) + 1;
+                let hit = draw < weight;
+                draw = draw.saturating_sub(weight);
+                hit
+            });
+            let (leg, _) = pool.remove(at.expect("the draw is below the sum of weights"));
+            self.nodes.charge(leg, shard_bytes);
+            homes.push(leg);
+        }
+        Some(homes)
+    }
+
+    /// The layout to write new segments in, with the nodes usable now. With a single node left nothing is destaged:
+    /// the log, on two of its devices, keeps what is written.
+    pub(crate) fn layout_now(&self) -> Option<Layout> {
+        let usable = self.nodes.usable_count();
+        if usable < 2 { None } else { self.root().layout.adapted_to(usable) }
+    }
+
+    /// Whether guests' writes still fit: enough nodes have a device above its reserve for the layout of new segments.
+    pub(crate) fn has_room(&self) -> bool {
+        let Some(layout) = self.layout_now() else { return true };
+        let roomy = self
+            .nodes
+            .iter()
+            .filter(|(_, n)| n.up && !n.suspect)
+            .filter(|(_, n)| n.devices.values().any(|d| d.health == DeviceHealth::Serving && d.free_bytes > reserve(d)))
+            .count();
+        roomy >= usize::from(layout.width())
+    }
+
+    /// Metadata is mirrored, so that a small page is one small read: one copy more than failures tolerated.
+    pub(crate) fn meta_layout_now(&self) -> Option<Layout> {
+        let copies = usize::from(self.root().layout.failures() + 1).min(self.nodes.usable_count());
+        (copies > 1).then_some(Layout::Mirror { copies: copies as u8 })
+    }
+
+    /// Whether a segment of this shape is narrower than the volume's policy asks, and could be written better now.
+    pub(crate) fn wants_recode(&self, geometry: &Geometry) -> bool {
+        let layout = self.root().layout;
+        geometry.layout() != layout && self.layout_now() == Some(layout)
+    }
+}

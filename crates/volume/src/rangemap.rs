@@ -1,0 +1,167 @@
+//! A map from runs of block numbers to values: what the overlay of a volume's map is made of.
+//!
+//! Invariants: runs don't overlap; no run is empty; cutting a run slices its value.
+
+use std::collections::BTreeMap;
+
+/// A value over a run of blocks that can be cut.
+pub trait Sliceable: Clone {
+    /// The value of the `len` blocks from the `offset`th on.
+    #[must_use]
+    fn slice(&self, offset: u64, len: u64) -> Self;
+}
+
+#[derive(Clone, Debug)]
+struct Run<V> {
+    len: u64,
+    value: V,
+}
+
+/// One piece of a lookup: a run, cut to the range asked for, or a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece<V> {
+    pub start: u64,
+    pub len: u64,
+    pub value: Option<V>,
+}
+
+#[derive(Clone, Debug)]
+pub struct RangeMap<V> {
+    runs: BTreeMap<u64, Run<V>>,
+}
+
+impl<V> Default for RangeMap<V> {
+    fn default() -> Self {
+        RangeMap { runs: BTreeMap::new() }
+    }
+}
+
+impl<V: Sliceable> RangeMap<V> {
+    /// Number of runs.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Start of the first run that reaches beyond `start`, looking no further than `end`.
+    fn first_overlap(&self, start: u64, end: u64) -> Option<u64> {
+        if let Some((at, run)) = self.runs.range(..=start).next_back()
+            && at + run.len > start
+        {
+            return Some(*at);
+        }
+        self.runs.range(start..end).next().map(|(at, _)| *at)
+    }
+
+    /// Takes everything in `start..start + len` out; `removed` is told each piece.
+    pub fn remove(&mut self, start: u64, len: u64, mut removed: impl FnMut(u64, u64, V)) {
+        let end = start + len;
+        while let Some(at) = self.first_overlap(start, end) {
+            let run = self.runs.remove(&at).expect("just found");
+            let run_end = at + run.len;
+            let (cut_start, cut_end) = (at.max(start), run_end.min(end));
+            if at < start {
+                self.runs.insert(at, Run { len: start - at, value: run.value.slice(0, start - at) });
+            }
+            if run_end > end {
+                self.runs.insert(end, Run { len: run_end - end, value: run.value.slice(end - at, run_end - end) });
+            }
+            if cut_start == at && cut_end == run_end {
+                removed(at, run.len, run.value);
+            } else {
+                removed(cut_start, cut_end - cut_start, run.value.slice(cut_start - at, cut_end - cut_start));
+            }
+        }
+    }
+
+    /// Puts a run in, over whatever was there; `removed` is told each piece replaced.
+    pub fn insert(&mut self, start: u64, len: u64, value: V, removed: impl FnMut(u64, u64, V)) {
+        assert!(len > 0, "an empty run at {start}");
+        self.remove(start, len, removed);
+        self.runs.insert(start, Run { len, value });
+    }
+
+    /// The range cut into runs and gaps, in order, without holes.
+    pub fn pieces(&self, start: u64, len: u64) -> Vec<Piece<V>> {
+        let end = start + len;
+        let mut pieces = Vec::new();
+        let mut at = start;
+        let from = self.first_overlap(start, end).unwrap_or(end).min(end);
+        for (run_start, run) in self.runs.range(from..end) {
+            let (cut_start, cut_end) = ((*run_start).max(start), (run_start + run.len).min(end));
+            if cut_end <= cut_start {
+                continue;
+            }
+            if at < cut_start {
+                pieces.push(Piece { start: at, len: cut_start - at, value: None });
+            }
+            let value = run.value.slice(cut_start - run_start, cut_end - cut_start);
+            pieces.push(Piece { start: cut_start, len: cut_end - cut_start, value: Some(value) });
+            at = cut_end;
+        }
+        if at < end {
+            pieces.push(Piece { start: at, len: end - at, value: None });
+        }
+        pieces
+    }
+
+    /// All runs that start at or after `from`, in order.
+    pub fn iter_from(&self, from: u64) -> impl Iterator<Item = (u64, u64, &V)> {
+        self.runs.range(from..).map(|(at, run)| (*at, run.len, &run.value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A value that knows which block each of its blocks belongs to.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Tagged {
+        tag: u32,
+        first: u64,
+    }
+
+    impl Sliceable for Tagged {
+        fn slice(&self, offset: u64, _len: u64) -> Self {
+            Tagged { tag: self.tag, first: self.first + offset }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_an_array_of_blocks(
+            ops in proptest::collection::vec((0u64..60, 1u64..20, any::<bool>()), 1..60),
+            look in (0u64..60, 1u64..30),
+        ) {
+            let mut map = RangeMap::default();
+            let mut naive: Vec<Option<Tagged>> = vec![None; 100];
+            for (tag, (start, len, insert)) in ops.into_iter().enumerate() {
+                let mut removed = 0;
+                let before: u64 = (start..start + len).filter(|b| naive[*b as usize].is_some()).count() as u64;
+                if insert {
+                    map.insert(start, len, Tagged { tag: tag as u32, first: start }, |_, n, _| removed += n);
+                } else {
+                    map.remove(start, len, |_, n, _| removed += n);
+                }
+                prop_assert_eq!(removed, before);
+                for block in start..start + len {
+                    naive[block as usize] = insert.then_some(Tagged { tag: tag as u32, first: block });
+                }
+            }
+            let mut at = look.0;
+            for piece in map.pieces(look.0, look.1) {
+                prop_assert_eq!(piece.start, at);
+                for i in 0..piece.len {
+                    prop_assert_eq!(&piece.value.as_ref().map(|v| v.slice(i, 1)), &naive[(at + i) as usize]);
+                }
+                at += piece.len;
+            }
+            prop_assert_eq!(at, look.0 + look.1);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Guests' reads: look up, fetch, answer under a grant.
+//!
+//! States of an operation: looking up (waits for leaves) -> fetching -> waiting for a grant -> answered. A segment freed
+//! in between sends it back to looking up.
+
+use crate::call::Wants;
+use crate::controller::{Controller, Out};
+use crate::fetch::FetchError;
+use crate::leafload::{LeafWaiter, Pins};
+use crate::map::{Leaf, LeafNo, Place};
+use crate::rangemap::Piece;
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, RequestToken, StatusExtent, Token};
+use std::sync::Arc;
+
+/// Who reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    Guest(RequestToken),
+    /// Asks which parts are mapped, not for bytes.
+    Status(RequestToken),
+    /// A write of part of a block needs the rest of it.
+    Modify(u64),
+}
+
+#[derive(Debug)]
+pub(crate) struct ReadOp {
+    pub(crate) token: RequestToken,
+    reader: Reader,
+    range: ByteRange,
+    pins: Pins,
+    leaves_pending: u32,
+    parts: Vec<Option<Buf>>,
+    pending: u32,
+    failed: Option<FetchError>,
+    restarts: u32,
+}
+
+/// A read whose segments are freed under it this often has met a bug.
+const RESTARTS_MAX: u32 = 1000;
+
+impl Controller {
+    /// Starts to read `range`, which lies in the volume and is not empty.
+    pub(crate) fn start_read(&mut self, reader: Reader, range: ByteRange, out: Out) {
+        let token = match reader {
+            Reader::Guest(token) | Reader::Status(token) => token,
+            Reader::Modify(_) => RequestToken(0),
+        };
+        if self.reads.is_full() {
+            return self.refuse_read(reader, BlockError::Unavailable, out);
+        }
+        let op = self.reads.insert(ReadOp {
+            token,
+            reader,
+            range,
+            pins: Pins::default(),
+            leaves_pending: 0,
+            parts: Vec::new(),
+            pending: 0,
+            failed: None,
+            restarts: 0,
+        });
+        self.look_up(op, out);
+    }
+
+    fn refuse_read(&mut self, reader: Reader, error: BlockError, out: Out) {
+        match reader {
+            Reader::Guest(token) | Reader::Status(token) => self.reply(token, Err(error), out),
+            Reader::Modify(id) => self.on_modify_read(id, Err(error), out),
+        }
+    }
+
+    fn look_up(&mut self, token: Token, out: Out) {
+        let Some(op) = self.reads.get_mut(token) else { return };
+        let (first, blocks) = blocks_of(op.range);
+        let pins = std::mem::take(&mut op.pins);
+        let resolved = self.resolve(first, blocks, &pins);
+        let op = self.reads.get_mut(token).expect("still reading");
+        op.pins = pins;
+        match resolved {
+            Ok(places) if matches!(op.reader, Reader::Status(_)) => self.answer_status(token, &places, out),
+            Ok(places) => self.fetch_places(token, places, out),
+            Err(missing) => {
+                op.leaves_pending = missing.len() as u32;
+                for no in missing {
+                    self.load_leaf(no, LeafWaiter::Read(token), out);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn on_read_leaf(
+        &mut self,
+        token: Token,
+        no: LeafNo,
+        leaf: Option<Arc<Leaf>>,
+        error: Option<FetchError>,
+        out: Out,
+    ) {
+        let generation = self.checkpointer.generation;
+        let Some(op) = self.reads.get_mut(token) else { return };
+        if op.pins.generation != generation {
+            op.pins = Pins { generation, ..Pins::default() };
+        }
+        if let Some(leaf) = leaf {
+            op.pins.leaves.insert(no, leaf);
+        }
+        if error == Some(FetchError::Lost) {
+            op.failed = error;
+        }
+        op.leaves_pending -= 1;
+        if op.leaves_pending == 0 {
+            if op.failed.is_some() {
+                return self.finish_read(token, out);
+            }
+            self.look_up(token, out);
+        }
+    }
+
+    fn fetch_places(&mut self, token: Token, places: Vec<Piece<Place>>, out: Out) {
+        let mut fetches = Vec::new();
+        let op = self.reads.get_mut(token).expect("still reading");
+        op.parts.clear();
+        for piece in places {
+            let bytes = piece.len as usize * BLOCK_BYTES;
+            match piece.value {
+                None | Some(Place::Zero) => op.parts.push(Some(Buf::zeroes(bytes))),
+                Some(Place::Log { data, .. }) => op.parts.push(Some(data)),
+                Some(Place::Segment { segment, block, crcs }) => {
+                    fetches.push((op.parts.len() as u32, segment, block, crcs, piece.len));
+                    op.parts.push(None);
+                }
+            }
+        }
+        self.start_part_fetches(token, fetches, out);
+    }
+
+    fn start_part_fetches(
+        &mut self,
+        token: Token,
+        fetches: Vec<(u32, holdfast_format::record::SegmentNo, u32, crate::map::Crcs, u64)>,
+        out: Out,
+    ) {
+        // Cut each piece at stripe borders; parts are numbered anew, in order.
+        let mut cut = Vec::new();
+        let op = self.reads.get_mut(token).expect("still reading");
+        let old = std::mem::take(&mut op.parts);
+        let mut parts: Vec<Option<Buf>> = Vec::with_capacity(old.len());
+        let mut wanted = fetches.into_iter().peekable();
+        for (i, part) in old.into_iter().enumerate() {
+            if part.is_some() {
+                parts.push(part);
+                continue;
+            }
+            let (_, segment, block, crcs, len) = wanted.next_if(|w| w.0 == i as u32).expect("a fetch a gap");
+            let geometry = self.segments.get(segment).expect("a named segment is in the table").geometry;
+            let mut done = 0;
+            while done < len {
+                let run = u64::from(geometry.run_from(block + done as u32)).min(len - done);
+                cut.push((parts.len() as u32, segment, (block + done as u32, run as u32), crcs.slice(done, run)));
+                parts.push(None);
+                done += run;
+            }
+        }
+        let op = self.reads.get_mut(token).expect("still reading");
+        op.parts = parts;
+        op.pending = cut.len() as u32;
+        if cut.is_empty() {
+            return self.finish_read(token, out);
+        }
+        for (part, segment, run, crcs) in cut {
+            self.start_fetch(Wants::Read { op: token, part }, segment, None, run, Some(crcs), out);
+        }
+    }
+
+    pub(crate) fn on_read_part(&mut self, token: Token, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(op) = self.reads.get_mut(token) else { return };
+        op.pending -= 1;
+        match result {
+            Ok(bytes) => op.parts[part as usize] = Some(bytes),
+            Err(error) => op.failed = Some(error),
+        }
+        if op.pending > 0 {
+            return;
+        }
+        if op.failed == Some(FetchError::Gone) {
+            op.failed = None;
+            op.restarts += 1;
+            assert!(op.restarts < RESTARTS_MAX, "a read finds its segments freed again and again");
+            return self.look_up(token, out);
+        }
+        self.finish_read(token, out);
+    }
+
+    /// All bytes are there: answer, if the grants allow it, else when they do.
+    fn finish_read(&mut self, token: Token, out: Out) {
+        if !self.may_read() {
+            self.awaiting_grant.push(token);
+            let soon = self.now + std::time::Duration::from_millis(1);
+            self.ask_grants(soon, out);
+            return;
+        }
+        let Some(op) = self.reads.remove(token) else { return };
+        let result = match op.failed {
+            Some(_) => Err(BlockError::Unavailable),
+            None => Ok(trimmed_parts(&op)),
+        };
+        match op.reader {
+            Reader::Modify(id) => self.on_modify_read(id, result, out),
+            Reader::Guest(request) | Reader::Status(request) => {
+                self.counters.reads += 1;
+                self.counters.read_bytes += op.range.len;
+                self.reply(request, result.map(BlockData::Data), out);
+            }
+        }
+    }
+
+    pub(crate) fn serve_granted_reads(&mut self, out: Out) {
+        if self.awaiting_grant.is_empty() {
+            return;
+        }
+        if !self.may_read() {
+            let soon = self.now + std::time::Duration::from_millis(1);
+            self.ask_grants(soon, out);
+            return;
+        }
+        for token in std::mem::take(&mut self.awaiting_grant) {
+            let status = self.reads.get(token).is_some_and(|op| matches!(op.reader, Reader::Status(_)));
+            if status { self.look_up(token, out) } else { self.finish_read(token, out) }
+        }
+    }
+
+    fn answer_status(&mut self, token: Token, places: &[Piece<Place>], out: Out) {
+        if !self.may_read() {
+            return self.finish_read(token, out);
+        }
+        let op = self.reads.remove(token).expect("still reading");
+        let (first, _) = blocks_of(op.range);
+        let end = op.range.end().expect("checked when it came in");
+        let mut extents: Vec<StatusExtent> = Vec::new();
+        for piece in places {
+            let from = (piece.start * BLOCK_BYTES as u64).max(op.range.offset);
+            let to = ((piece.start + piece.len) * BLOCK_BYTES as u64).min(end);
+            assert!(piece.start >= first && to > from, "pieces lie in the range");
+            let mapped = !matches!(piece.value, None | Some(Place::Zero));
+            match extents.last_mut() {
+                Some(last) if last.mapped == mapped => last.len += to - from,
+                _ => extents.push(StatusExtent { len: to - from, mapped }),
+            }
+        }
+        self.reply(op.token, Ok(BlockData::Status(extents)), out);
+    }
+}
+
+/// Blocks that a byte range touches: (first, count).
+pub(crate) fn blocks_of(range: ByteRange) -> (u64, u64) {
+    let block = BLOCK_BYTES as u64;
+    let first = range.offset / block;
+    let end = (range.offset + range.len).div_ceil(block);
+    (first, end - first)
+}
+
+/// The parts without what lies outside the byte range asked for.
+fn trimmed_parts(op: &ReadOp) -> Vec<Buf> {
+    let mut skip = (op.range.offset % BLOCK_BYTES as u64) as usize;
+    let mut left = op.range.len as usize;
+    let mut parts = Vec::with_capacity(op.parts.len());
+    for part in &op.parts {
+        let part = part.as_ref().expect("all parts are there");
+        let from = skip.min(part.len());
+        let to = part.len().min(from + left);
+        skip -= from;
+        left -= to - from;
+        if to > from {
+            parts.push(part.slice(from..to));
+        }
+    }
+    assert_eq!(left, 0, "the parts cover the range");
+    parts
+}

@@ -1,0 +1,495 @@
+//! Rejoin and repair: what a returning node holds is compared with the segment table; what is missing is made again from
+//! the other shards, what nothing names is deleted, ledgers that are over are dropped.
+//!
+//! A shard that was not written for a committed segment is deleted only if its id is of a recovered earlier epoch, or a
+//! free record for it is complete (protocol rule 17): ids of this epoch without one are `unsettled` and exempt.
+
+use crate::api::{Lane, Notice, State};
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use crate::log::Done;
+use crate::segments::Kind;
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, NodeId, ShardId, Slab, Token, block_crcs};
+use holdfast_erasure::Code;
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::{Record, SegmentNo};
+use holdfast_format::root::Root;
+use holdfast_format::segment::ShardHeader;
+use holdfast_format::wire::{Refusal, Reply, Request};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Shards listed by one request.
+const LIST_COUNT: u32 = 4096;
+
+/// Shards being made again at a time.
+const REPAIRS_MAX: usize = 2;
+
+/// How often the table is searched for the end of degradation.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+struct Repair {
+    segment: SegmentNo,
+    index: u8,
+    target: Leg,
+    header: Option<ShardHeader>,
+    header_tried: u8,
+    got: BTreeMap<u8, Buf>,
+    asked: u64,
+    bad: u64,
+    /// The shard that may be there, damaged, has been deleted.
+    cleared: bool,
+    putting: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Repairer {
+    queue: BTreeSet<(SegmentNo, u8)>,
+    running: Slab<Repair>,
+    listing: BTreeMap<(NodeId, DeviceId), BTreeSet<ShardId>>,
+    /// Something may be less redundant than it should be.
+    degraded: bool,
+    looked_at: Instant,
+    stat_at: Instant,
+}
+
+impl Default for Repairer {
+    fn default() -> Repairer {
+        Repairer {
+            queue: BTreeSet::new(),
+            running: Slab::new(REPAIRS_MAX),
+            listing: BTreeMap::new(),
+            degraded: false,
+            looked_at: Instant::ZERO,
+            stat_at: Instant::ZERO,
+        }
+    }
+}
+
+impl Repairer {
+    pub(crate) fn note_degraded(&mut self) {
+        self.degraded = true;
+    }
+
+    pub(crate) fn want(&mut self, segment: SegmentNo, index: u8) {
+        self.queue.insert((segment, index));
+        self.degraded = true;
+    }
+
+    pub(crate) fn forget(&mut self, segment: SegmentNo) {
+        self.queue.retain(|(no, _)| *no != segment);
+    }
+}
+
+impl Controller {
+    pub(crate) fn drive_repair(&mut self, out: Out) {
+        if self.state != State::Open {
+            return;
+        }
+        self.refresh_stats(out);
+        self.take_inventories(out);
+        self.start_repairs(out);
+        if self.repairer.degraded && self.now.since(self.repairer.looked_at) >= LOOK_EVERY {
+            self.repairer.looked_at = self.now;
+            let inventoried = self.nodes.iter().all(|(_, n)| !n.up || n.inventoried);
+            if inventoried && self.degraded_segments() == 0 {
+                self.repairer.degraded = false;
+                self.notice(Notice::RedundancyRestored, out);
+            }
+        }
+    }
+
+    /// Free space and journal fill are asked for now and then while the volume is in use.
+    fn refresh_stats(&mut self, out: Out) {
+        if self.now.since(self.repairer.stat_at) < Duration::from_secs(1)
+            || self.now.since(self.last_activity) > Duration::from_secs(5)
+        {
+            return;
+        }
+        self.repairer.stat_at = self.now;
+        for node in self.nodes.ids() {
+            if self.nodes.is_usable(node) {
+                self.send(node, Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
+            }
+        }
+    }
+
+    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
+    pub(crate) fn degraded_segments(&self) -> u64 {
+        let layout = self.root().layout;
+        self.segments
+            .iter()
+            .filter(|(no, info)| {
+                info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
+                    || info.homes.iter().any(|home| !self.nodes.leg_usable(*home))
+                    || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
+                    || self.repairer.running.iter().any(|(_, r)| r.segment == *no)
+            })
+            .count() as u64
+    }
+
+    // ---- inventory ----
+
+    fn take_inventories(&mut self, out: Out) {
+        for id in self.nodes.ids() {
+            let node = self.nodes.get_mut(id).expect("listed");
+            if !node.up || node.suspect || node.inventoried {
+                continue;
+            }
+            node.inventoried = true;
+            let devices: Vec<DeviceId> = node.devices.keys().copied().collect();
+            for device in devices {
+                self.repairer.listing.insert((id, device), BTreeSet::new());
+                self.list_shards(id, device, None, out);
+                let leg = Leg { node: id, device };
+                let request = Request::Fence {
+                    device,
+                    volume: self.config.volume,
+                    epoch: self.epoch(),
+                    instance: self.config.instance,
+                };
+                self.send(id, Lane::Fast, Purpose::LedgerInventory { leg }, request, Vec::new(), out);
+            }
+        }
+    }
+
+    fn list_shards(&mut self, node: NodeId, device: DeviceId, after: Option<ShardId>, out: Out) {
+        let request = Request::ListShards { device, volume: self.config.volume, after, count_max: LIST_COUNT };
+        self.send(node, Lane::Bulk, Purpose::Inventory { device }, request, Vec::new(), out);
+    }
+
+    pub(crate) fn on_inventory(&mut self, node: NodeId, device: DeviceId, reply: Reply, out: Out) {
+        let Reply::Shards { shards, more } = reply else {
+            if reply == Reply::Refused(Refusal::Busy)
+                && let Some(node) = self.nodes.get_mut(node)
+            {
+                node.inventoried = false;
+            }
+            return;
+        };
+        let Some(held) = self.repairer.listing.get_mut(&(node, device)) else { return };
+        let last = shards.last().copied();
+        held.extend(shards);
+        if more {
+            return self.list_shards(node, device, last, out);
+        }
+        let held = self.repairer.listing.remove(&(node, device)).expect("just seen");
+        self.compare_inventory(Leg { node, device }, &held, out);
+    }
+
+    fn compare_inventory(&mut self, leg: Leg, held: &BTreeSet<ShardId>, out: Out) {
+        let volume = self.config.volume;
+        let mut missing = Vec::new();
+        for (no, info) in self.segments.iter() {
+            for (index, home) in info.homes.iter().enumerate() {
+                let shard = ShardId { segment: no.of(volume), index: index as u8 };
+                if *home == leg && !held.contains(&shard) {
+                    missing.push((no, index as u8));
+                }
+            }
+        }
+        for (no, index) in missing {
+            self.repairer.want(no, index);
+        }
+        let garbage: Vec<ShardId> = held.iter().filter(|s| self.is_garbage(**s, leg)).copied().collect();
+        for chunk in garbage.chunks(1024) {
+            self.delete_shards(leg, chunk.to_vec(), out);
+        }
+    }
+
+    fn is_garbage(&self, shard: ShardId, leg: Leg) -> bool {
+        let no = SegmentNo::from(shard.segment);
+        if self.unsettled.contains(&no) && !self.config.mutations.clean_after_unknown_append {
+            return false;
+        }
+        let repairing = self.repairer.running.iter().any(|(_, r)| r.segment == no && r.index == shard.index);
+        match self.segments.get(no) {
+            Some(info) => info.homes.get(usize::from(shard.index)) != Some(&leg) && !repairing,
+            None => true,
+        }
+    }
+
+    fn delete_shards(&mut self, leg: Leg, shards: Vec<ShardId>, out: Out) {
+        let request = Request::DeleteShards {
+            device: leg.device,
+            volume: self.config.volume,
+            epoch: self.epoch(),
+            shards: shards.clone(),
+        };
+        self.send(leg.node, Lane::Bulk, Purpose::DeleteShards { shards }, request, Vec::new(), out);
+    }
+
+    pub(crate) fn on_shards_deleted(&mut self, shards: &[ShardId], reply: &Reply) {
+        if *reply == Reply::Done {
+            self.counters.shards_deleted += shards.len() as u64;
+        }
+    }
+
+    /// The node will be asked what it holds when it is back.
+    pub(crate) fn on_delete_lost(&mut self, node: NodeId, _shards: Vec<ShardId>) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.inventoried = false;
+        }
+    }
+
+    /// The free record of these segments is complete: their shards may go.
+    pub(crate) fn on_freed(&mut self, segments: Vec<SegmentNo>, out: Out) {
+        let mut by_leg: BTreeMap<Leg, Vec<ShardId>> = BTreeMap::new();
+        for no in segments {
+            self.counters.segments_freed += 1;
+            let Some(homes) = self.checkpointer.freeing.remove(&no) else { continue };
+            for (index, leg) in homes.into_iter().enumerate() {
+                let shard = ShardId { segment: no.of(self.config.volume), index: index as u8 };
+                by_leg.entry(leg).or_default().push(shard);
+            }
+        }
+        for (leg, shards) in by_leg {
+            if self.nodes.is_usable(leg.node) {
+                self.delete_shards(leg, shards, out);
+            }
+        }
+    }
+
+    pub(crate) fn on_ledger_inventory(&mut self, leg: Leg, reply: &Reply, out: Out) {
+        let Reply::Fenced { ledgers, .. } = reply else { return };
+        let named: BTreeSet<_> = self.root().ledgers.iter().map(|l| l.id).collect();
+        let rolling = self.roll.as_ref().map(|r| r.new.id);
+        for state in ledgers {
+            if !named.contains(&state.ledger) && rolling != Some(state.ledger) {
+                self.delete_ledger(leg, state.ledger, out);
+            }
+        }
+    }
+
+    fn delete_ledger(&mut self, leg: Leg, ledger: holdfast_base::LedgerId, out: Out) {
+        let (volume, epoch) = (self.config.volume, self.epoch());
+        let request = Request::DeleteLedger { device: leg.device, volume, epoch, ledger };
+        self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
+    }
+
+    /// The root record names these ledgers no more.
+    pub(crate) fn delete_dropped_ledgers(&mut self, old: Option<&Root>, out: Out) {
+        let Some(old) = old else { return };
+        let named: BTreeSet<_> = self.root().ledgers.iter().map(|l| l.id).collect();
+        for ledger in old.ledgers.iter().filter(|l| !named.contains(&l.id)) {
+            for leg in &ledger.legs {
+                if self.nodes.is_usable(leg.node) {
+                    self.delete_ledger(*leg, ledger.id, out);
+                }
+            }
+        }
+    }
+
+    // ---- making shards again ----
+
+    fn start_repairs(&mut self, out: Out) {
+        let mut skipped = Vec::new();
+        while !self.repairer.running.is_full() {
+            let Some((segment, index)) = self.repairer.queue.pop_first() else { break };
+            if !self.start_repair(segment, index, out) {
+                skipped.push((segment, index));
+            }
+        }
+        self.repairer.queue.extend(skipped);
+    }
+
+    /// False where it can't be done now.
+    fn start_repair(&mut self, segment: SegmentNo, index: u8, out: Out) -> bool {
+        let Some(info) = self.segments.get(segment) else { return true };
+        let (geometry, homes) = (info.geometry, info.homes.clone());
+        let mut target = homes[usize::from(index)];
+        if !self.nodes.leg_usable(target) {
+            if self.nodes.is_up(target.node) && self.nodes.device_serves(target) || !self.nodes.is_up(target.node) {
+                // The node is away: it may come back with the shard.
+                return false;
+            }
+            let avoid: Vec<NodeId> =
+                homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node).collect();
+            let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
+            let Some(new) = self.place_shards(1, bytes, &avoid) else { return false };
+            target = new[0];
+        }
+        let token = self.repairer.running.insert(Repair {
+            segment,
+            index,
+            target,
+            header: None,
+            header_tried: 0,
+            got: BTreeMap::new(),
+            asked: 0,
+            bad: 1 << index,
+            cleared: false,
+            putting: false,
+        });
+        self.ask_repair_header(token, out);
+        self.ask_repair_shards(token, out);
+        true
+    }
+
+    fn ask_repair_header(&mut self, token: Token, out: Out) {
+        let Some(repair) = self.repairer.running.get(token) else { return };
+        let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
+        let next = (repair.header_tried..info.geometry.shard_count())
+            .find(|i| *i != repair.index && self.nodes.leg_usable(info.homes[usize::from(*i)]));
+        let Some(index) = next else { return self.end_repair(token, true) };
+        let leg = info.homes[usize::from(index)];
+        let shard = ShardId { segment: repair.segment.of(self.config.volume), index };
+        self.repairer.running.get_mut(token).expect("just seen").header_tried = index + 1;
+        let request = Request::ReadShardHeader { device: leg.device, shard };
+        if self.send(leg.node, Lane::Bulk, Purpose::RepairHeader { repair: token }, request, Vec::new(), out).is_none()
+        {
+            self.end_repair(token, true);
+        }
+    }
+
+    fn ask_repair_shards(&mut self, token: Token, out: Out) {
+        let Some(repair) = self.repairer.running.get(token) else { return };
+        let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
+        let (geometry, homes) = (info.geometry, info.homes.clone());
+        let (width, position) = (geometry.code_width(), repair.index % geometry.code_width());
+        let needed = usize::from(geometry.data);
+        let mut coming = repair.got.len() + repair.asked.count_ones() as usize;
+        // In a mirror any other copy; in a code the shards of the same copy.
+        let sources: Vec<u8> = (0..geometry.shard_count())
+            .filter(|i| if geometry.parity == 0 { i % width == position } else { i / width == repair.index / width })
+            .filter(|i| (repair.bad | repair.asked) >> i & 1 == 0 && !repair.got.contains_key(i))
+            .filter(|i| self.nodes.leg_usable(homes[usize::from(*i)]))
+            .collect();
+        let segment = repair.segment.of(self.config.volume);
+        for index in sources {
+            if coming >= needed {
+                break;
+            }
+            let leg = homes[usize::from(index)];
+            let shard = ShardId { segment, index };
+            let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks: geometry.shard_blocks() };
+            let purpose = Purpose::RepairRead { repair: token, shard: index };
+            if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_some() {
+                self.repairer.running.get_mut(token).expect("just seen").asked |= 1 << index;
+                coming += 1;
+            }
+        }
+        if coming < needed {
+            self.end_repair(token, true);
+        }
+    }
+
+    pub(crate) fn on_repair_header(&mut self, token: Token, reply: &Reply, payload: &Buf, out: Out) {
+        let Some(repair) = self.repairer.running.get_mut(token) else { return };
+        let shard = ShardId { segment: repair.segment.of(self.config.volume), index: repair.header_tried - 1 };
+        let header = match reply {
+            Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
+            _ => None,
+        };
+        if header.is_none() {
+            return self.ask_repair_header(token, out);
+        }
+        repair.header = header;
+        self.finish_repair(token, out);
+    }
+
+    pub(crate) fn on_repair_read(&mut self, token: Token, index: u8, reply: &Reply, payload: Buf, out: Out) {
+        let Some(repair) = self.repairer.running.get_mut(token) else { return };
+        repair.asked &= !(1 << index);
+        if matches!(reply, Reply::Shard { .. }) {
+            repair.got.insert(index, payload);
+            return self.finish_repair(token, out);
+        }
+        repair.bad |= 1 << index;
+        self.ask_repair_shards(token, out);
+    }
+
+    /// A connection was lost on the way: begin again later.
+    pub(crate) fn on_repair_lost(&mut self, token: Token) {
+        self.end_repair(token, true);
+    }
+
+    fn finish_repair(&mut self, token: Token, out: Out) {
+        let Some(repair) = self.repairer.running.get(token) else { return };
+        let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
+        let geometry = info.geometry;
+        let (Some(header), false) = (&repair.header, repair.putting) else { return };
+        if repair.got.len() < usize::from(geometry.data) {
+            return;
+        }
+        if !repair.cleared {
+            return self.clear_damaged(token, out);
+        }
+        let data = if geometry.parity == 0 {
+            repair.got.values().next().expect("one copy is there").clone()
+        } else {
+            let width = geometry.code_width();
+            let code = Code::new(geometry.data, geometry.parity).expect("geometries in use are valid");
+            let sources: Vec<(u8, &[u8])> =
+                repair.got.iter().map(|(i, b)| (i % width, &**b)).take(usize::from(geometry.data)).collect();
+            let mut bytes = BufMut::new(geometry.shard_blocks() as usize * BLOCK_BYTES);
+            if code.reconstruct(&sources, repair.index % width, &mut bytes).is_err() {
+                return self.end_repair(token, true);
+            }
+            bytes.freeze()
+        };
+        let shard = ShardId { segment: repair.segment.of(self.config.volume), index: repair.index };
+        let header = ShardHeader { shard, block_crcs: block_crcs(&data), ..header.clone() }.encode();
+        let target = repair.target;
+        let request = Request::PutShard {
+            device: target.device,
+            volume: self.config.volume,
+            epoch: self.epoch(),
+            shard,
+            header_blocks: (header.len() / BLOCK_BYTES) as u32,
+        };
+        let payload = vec![Buf::copy_from(&header), data];
+        self.repairer.running.get_mut(token).expect("just seen").putting = true;
+        if self.send(target.node, Lane::Bulk, Purpose::RepairPut { repair: token }, request, payload, out).is_none() {
+            self.end_repair(token, true);
+        }
+    }
+
+    /// A shard is never changed in place: what may be left of it goes first.
+    fn clear_damaged(&mut self, token: Token, out: Out) {
+        let repair = self.repairer.running.get_mut(token).expect("checked by the caller");
+        repair.putting = true;
+        let (target, index, segment) = (repair.target, repair.index, repair.segment);
+        let shard = ShardId { segment: segment.of(self.config.volume), index };
+        let (volume, epoch) = (self.config.volume, self.epoch());
+        let request = Request::DeleteShards { device: target.device, volume, epoch, shards: vec![shard] };
+        let purpose = Purpose::RepairClear { repair: token };
+        if self.send(target.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
+            self.end_repair(token, true);
+        }
+    }
+
+    pub(crate) fn on_repair_clear(&mut self, token: Token, reply: &Reply, out: Out) {
+        let Some(repair) = self.repairer.running.get_mut(token) else { return };
+        if *reply != Reply::Done {
+            return self.end_repair(token, true);
+        }
+        repair.cleared = true;
+        repair.putting = false;
+        self.finish_repair(token, out);
+    }
+
+    pub(crate) fn on_repair_put(&mut self, token: Token, reply: &Reply, out: Out) {
+        let Some(repair) = self.repairer.running.get(token) else { return };
+        if *reply != Reply::Done {
+            return self.end_repair(token, true);
+        }
+        self.counters.shards_rebuilt += 1;
+        let (segment, index, target) = (repair.segment, repair.index, repair.target);
+        let home = self.segments.get(segment).map(|i| i.homes[usize::from(index)]);
+        if home.is_some_and(|home| home != target) {
+            let record = Record::Rehome { segment, homes: vec![(index, target)] };
+            self.append_control(record, Done::Nothing, out);
+        }
+        self.end_repair(token, false);
+    }
+
+    fn end_repair(&mut self, token: Token, again: bool) {
+        if let Some(repair) = self.repairer.running.remove(token)
+            && again
+        {
+            self.repairer.queue.insert((repair.segment, repair.index));
+        }
+    }
+}

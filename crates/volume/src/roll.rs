@@ -1,0 +1,167 @@
+//! Rolling: a new ledger on healthy legs takes over from one whose legs are not.
+//!
+//! States: `Creating` (the new ledger is being created durably on all its legs; the old one works on as far as it can)
+//! -> `Swapping` (old one frozen, seal chosen, root swap in flight) -> done. A leg that doesn't answer its creation is
+//! left out: the roll begins again with others under a new ledger id.
+//!
+//! Protocol rules 1, 3 and 4.
+
+use crate::api::{Effect, Lane, Notice, State};
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use crate::log::OpenLedger;
+use crate::root::Change;
+use holdfast_base::{Instant, LedgerId, Lsn};
+use holdfast_format::ledger::{LedgerRef, Leg};
+use holdfast_format::wire::{Reply, Request};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(crate) struct Roll {
+    pub(crate) new: LedgerRef,
+    created: u8,
+    sealed_at: Option<Lsn>,
+}
+
+/// Without need, the ledger is rolled to a better one at most this often.
+const BETTER_EVERY: Duration = Duration::from_millis(500);
+
+impl Controller {
+    /// A ledger of this epoch that never was.
+    pub(crate) fn new_ledger_ref(&mut self) -> Option<LedgerRef> {
+        let (legs, rule) = self.choose_legs()?;
+        let id = LedgerId { epoch: self.epoch(), n: self.next_ledger };
+        self.next_ledger += 1;
+        Some(LedgerRef { id, legs, rule, sealed: None })
+    }
+
+    pub(crate) fn create_ledger(&mut self, new: &LedgerRef, out: Out) -> bool {
+        let (volume, epoch, instance) = (self.config.volume, self.epoch(), self.config.instance);
+        let mut sent = true;
+        for (i, leg) in new.legs.iter().enumerate() {
+            let request = Request::CreateLedger {
+                device: leg.device,
+                volume,
+                epoch,
+                instance,
+                ledger: new.id,
+                legs: new.legs.clone(),
+                rule: new.rule,
+            };
+            let purpose = Purpose::CreateLedger { ledger: new.id, leg: i as u8 };
+            sent &= self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some();
+        }
+        sent
+    }
+
+    /// Begins a roll unless one is under way.
+    pub(crate) fn want_roll(&mut self, out: Out) {
+        if self.roll.is_some() || !matches!(self.state, State::Open | State::Closing) {
+            return;
+        }
+        let Some(new) = self.new_ledger_ref() else { return };
+        self.roll = Some(Roll { new: new.clone(), created: 0, sealed_at: None });
+        if !self.create_ledger(&new, out) {
+            self.roll = None;
+        }
+    }
+
+    pub(crate) fn roll_is_swapping(&self) -> bool {
+        self.roll.as_ref().is_some_and(|r| r.sealed_at.is_some())
+    }
+
+    pub(crate) fn on_ledger_created(&mut self, ledger: LedgerId, leg: u8, sent_at: Instant, reply: &Reply, out: Out) {
+        if self.opening.is_some() {
+            self.on_first_ledger_created(ledger, leg, reply, out);
+            return;
+        }
+        let Some(roll) = &mut self.roll else { return };
+        if roll.new.id != ledger || roll.sealed_at.is_some() {
+            return;
+        }
+        if *reply != Reply::Done {
+            let home = roll.new.legs[usize::from(leg)];
+            self.on_leg_refused_creation(home, reply);
+            self.roll = None;
+            return;
+        }
+        roll.created |= 1 << leg;
+        let _ = sent_at;
+        self.drive_roll(out);
+    }
+
+    /// A device that refuses for good is out; one that is busy is tried again.
+    pub(crate) fn on_leg_refused_creation(&mut self, home: Leg, reply: &Reply) {
+        use holdfast_format::wire::Refusal::{DeviceFailed, Invalid, UnknownDevice};
+        if let Reply::Refused(DeviceFailed | UnknownDevice | Invalid) = reply {
+            self.nodes.on_device_failed(home);
+        }
+    }
+
+    pub(crate) fn on_create_lost(&mut self, ledger: LedgerId, leg: u8, out: Out) {
+        if self.opening.is_some() {
+            self.on_first_ledger_lost(ledger, leg, out);
+        } else if self.roll.as_ref().is_some_and(|r| r.new.id == ledger && r.sealed_at.is_none()) {
+            self.roll = None;
+        }
+    }
+
+    /// Moves the roll on, and begins one where the open ledger has no usable ack set, or a better one is to be had.
+    pub(crate) fn drive_roll(&mut self, out: Out) {
+        let Some(roll) = &self.roll else {
+            let Some(open) = &self.log.open else { return };
+            let broken = open.choose_preferred(self.usable_legs()) == 0;
+            let better = self.better_ledger_possible() && self.roll_pause_over();
+            if broken || better {
+                self.checkpointer.last_roll = self.now;
+                self.want_roll(out);
+            }
+            return;
+        };
+        let all = ((1_u16 << roll.new.legs.len()) - 1) as u8;
+        if roll.sealed_at.is_some() || roll.created != all || self.root.is_swapping() {
+            return;
+        }
+        let sealed = self.log.completed;
+        let new = roll.new.clone();
+        let mut root = self.tidied_root();
+        let old = root.ledgers.last_mut().expect("an open volume has a ledger");
+        assert!(old.sealed.is_none(), "the last ledger is the open one");
+        old.sealed = Some(sealed);
+        root.ledgers.push(new);
+        self.roll.as_mut().expect("just seen").sealed_at = Some(sealed);
+        // From here on nothing completes in the old ledger, whatever comes of the swap.
+        self.log.open.as_mut().expect("an open volume has an open ledger").frozen = true;
+        self.swap_root(root, Change::Roll, out);
+    }
+
+    fn roll_pause_over(&self) -> bool {
+        self.now.since(self.checkpointer.last_roll) >= BETTER_EVERY
+    }
+
+    pub(crate) fn on_rolled(&mut self, out: Out) {
+        let roll = self.roll.take().expect("a roll was swapped");
+        self.counters.rolls += 1;
+        self.open_ledger(&roll.new);
+        self.move_in_flight_to_open_ledger();
+        self.on_legs_changed(out);
+        self.serve_granted_reads(out);
+        let ledgers = self.root().ledgers.len();
+        out.push(Effect::Notice(Notice::LedgerRolled { ledgers }));
+    }
+
+    pub(crate) fn open_ledger(&mut self, reference: &LedgerRef) {
+        self.log.open = Some(OpenLedger::new(reference));
+    }
+
+    /// Entries beyond the seal don't exist in the old ledger: they go to the new one under their LSNs.
+    fn move_in_flight_to_open_ledger(&mut self) {
+        let id = self.log.open.as_ref().expect("just opened").id;
+        for lsn in self.log.completed.0 + 1..self.log.next_lsn().0 {
+            let entry = self.log.get_mut(Lsn(lsn)).expect("in the window");
+            entry.ledger = id;
+            entry.have = 0;
+            entry.sent = 0;
+        }
+    }
+}

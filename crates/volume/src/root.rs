@@ -1,0 +1,191 @@
+//! The root record: read, and changed by one compare-and-swap at a time.
+//!
+//! Protocol rule 4: every swap carries this opening's nonce (the record's `instance`). After an unknown outcome the same
+//! swap is repeated on the same version until it wins, or until the record shows what we proposed (won), or another
+//! opening's higher epoch (deposed). Reading the old version proves nothing.
+
+use crate::api::{Effect, Notice, State};
+use crate::controller::{Controller, Out};
+use holdfast_base::{Instant, MetaReply, MetaRequest, MetaVersion};
+use holdfast_format::root::{Root, root_key};
+use std::time::Duration;
+
+/// Why the record is being changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// Raise the epoch: first step of a take-over.
+    Claim,
+    /// Name the new owner's ledger: last step of a take-over.
+    Serve,
+    Roll,
+    /// Refresh the checkpoint and drop ledgers that hold nothing any more.
+    Tidy,
+    Resize,
+}
+
+#[derive(Debug)]
+struct Proposal {
+    root: Root,
+    change: Change,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct RootWriter {
+    current: Option<Root>,
+    version: MetaVersion,
+    proposal: Option<Proposal>,
+    /// Token of the request whose answer counts.
+    token: u64,
+    retry_at: Option<Instant>,
+    tidied_at: Instant,
+    pub(crate) wanted_size: Option<u64>,
+}
+
+/// Pause before a swap with unknown outcome is repeated.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// The record is tidied at most this often.
+const TIDY_EVERY: Duration = Duration::from_secs(2);
+
+impl RootWriter {
+    pub(crate) fn current(&self) -> &Root {
+        self.current.as_ref().expect("the root record was read")
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        self.current.is_some()
+    }
+
+    pub(crate) fn is_swapping(&self) -> bool {
+        self.proposal.is_some()
+    }
+}
+
+impl Controller {
+    pub(crate) fn load_root(&mut self, out: Out) {
+        self.root.proposal = None;
+        self.root.token += 1;
+        let request = MetaRequest::Get { key: root_key(self.config.volume) };
+        out.push(Effect::Meta { token: self.root.token, request });
+    }
+
+    /// Starts a swap to `root`. Only one is in flight.
+    pub(crate) fn swap_root(&mut self, root: Root, change: Change, out: Out) {
+        assert!(self.root.proposal.is_none(), "one root swap at a time");
+        self.root.proposal = Some(Proposal { root, change });
+        self.send_swap(out);
+    }
+
+    fn send_swap(&mut self, out: Out) {
+        let proposal = self.root.proposal.as_ref().expect("a swap is wanted");
+        let request = MetaRequest::Swap {
+            key: root_key(self.config.volume),
+            expect: self.root.version,
+            value: Some(proposal.root.encode()),
+        };
+        self.root.token += 1;
+        self.root.retry_at = None;
+        out.push(Effect::Meta { token: self.root.token, request });
+    }
+
+    pub(crate) fn on_meta(&mut self, token: u64, reply: MetaReply, out: Out) {
+        if token != self.root.token || matches!(self.state, State::Deposed | State::Closed) {
+            return;
+        }
+        match (reply, self.root.proposal.take()) {
+            (MetaReply::Unknown, proposal) => {
+                self.root.proposal = proposal;
+                self.root.retry_at = Some(self.now + RETRY_AFTER);
+            }
+            (MetaReply::Swapped { version }, Some(proposal)) => self.on_swapped(version, proposal, out),
+            (MetaReply::Conflict { version, value }, Some(proposal)) => {
+                self.on_swap_conflict(version, value.as_deref(), proposal, out);
+            }
+            (MetaReply::Record { version, value }, None) => self.on_root_loaded(version, value.as_deref(), out),
+            (_, proposal) => self.root.proposal = proposal,
+        }
+        self.progress(out);
+    }
+
+    fn on_swapped(&mut self, version: MetaVersion, proposal: Proposal, out: Out) {
+        self.root.version = version;
+        let old = self.root.current.replace(proposal.root);
+        self.delete_dropped_ledgers(old.as_ref(), out);
+        match proposal.change {
+            Change::Claim => self.on_claimed(out),
+            Change::Serve => self.on_serving(out),
+            Change::Roll => self.on_rolled(out),
+            Change::Tidy => {}
+            Change::Resize => {
+                out.push(Effect::Notice(Notice::Resized { size_bytes: self.root().size_bytes }));
+            }
+        }
+    }
+
+    fn on_swap_conflict(&mut self, version: MetaVersion, value: Option<&[u8]>, proposal: Proposal, out: Out) {
+        let seen = value.and_then(|bytes| Root::decode(bytes).ok());
+        match seen {
+            Some(root) if root == proposal.root => self.on_swapped(version, proposal, out),
+            Some(_) if proposal.change == Change::Claim => self.load_root(out),
+            _ => self.depose(out),
+        }
+    }
+
+    fn on_root_loaded(&mut self, version: MetaVersion, value: Option<&[u8]>, out: Out) {
+        let Some(bytes) = value else {
+            self.opening_waits("the metadata store has no such volume", out);
+            return;
+        };
+        match Root::decode(bytes) {
+            Ok(root) if root.deleted => self.opening_waits("the volume was deleted", out),
+            Ok(root) => {
+                self.root.version = version;
+                self.root.current = Some(root);
+                self.on_root_known(out);
+            }
+            Err(_) => self.opening_waits("the volume's root record can't be read", out),
+        }
+    }
+
+    /// Repeats what had no answer, and tidies the record now and then.
+    pub(crate) fn drive_root(&mut self, out: Out) {
+        if self.root.retry_at.is_some_and(|at| at <= self.now) {
+            self.root.retry_at = None;
+            if self.root.proposal.is_some() {
+                self.send_swap(out)
+            } else {
+                self.load_root(out)
+            }
+            return;
+        }
+        if self.state != State::Open || self.root.is_swapping() || self.roll_is_swapping() {
+            return;
+        }
+        if let Some(size_bytes) = self.root.wanted_size.take() {
+            let root = Root { size_bytes, ..self.root().clone() };
+            self.swap_root(root, Change::Resize, out);
+        } else if self.now.since(self.root.tidied_at) >= TIDY_EVERY && self.has_dead_ledgers() {
+            self.root.tidied_at = self.now;
+            let root = self.tidied_root();
+            self.swap_root(root, Change::Tidy, out);
+        }
+    }
+
+    fn has_dead_ledgers(&self) -> bool {
+        self.root().ledgers.iter().any(|l| l.sealed.is_some_and(|sealed| sealed <= self.log.trimmed))
+    }
+
+    /// The record with the newest durable checkpoint and without ledgers that are trimmed whole.
+    pub(crate) fn tidied_root(&self) -> Root {
+        let mut root = self.root().clone();
+        root.checkpoint = self.checkpointer.durable.clone();
+        let trimmed = self.log.trimmed;
+        root.trimmed = trimmed;
+        root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > trimmed));
+        root
+    }
+
+    pub(crate) fn on_resize(&mut self, size_bytes: u64, _out: Out) {
+        self.root.wanted_size = Some(size_bytes);
+    }
+}

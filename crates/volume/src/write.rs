@@ -1,0 +1,318 @@
+//! Guests' writes, discards and zeroings: admission, ordering of partial blocks, and the way into log or bypass.
+//!
+//! A request is cut into up to three parts: a partial block in front, whole blocks, a partial block behind. Whole blocks
+//! go to the log as they are; a partial block is read, changed and written, alone on its block.
+//!
+//! Limits: the log window. From half of the budget on each write waits a little, by a curve; at the budget it waits for
+//! space. Nothing is refused for being too much; only a grid without room for data refuses (`NoSpace`).
+
+use crate::controller::{Controller, Out};
+use crate::log::{Done, WriteOp};
+use crate::read::Reader;
+use holdfast_base::{
+    BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, Instant, Key, Lba, ObjectId,
+    Token, block_crcs,
+};
+use holdfast_format::record::Record;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// A plain volume's data is object 0.
+const OBJECT: ObjectId = ObjectId(0);
+
+/// Longest log entry: several fit a journal unit, and an append never delays its neighbours much.
+const ENTRY_BYTES_MAX: usize = 256 * 1024;
+
+/// Longest delay of the curve, at nine tenths of the budget.
+const DELAY_MAX: Duration = Duration::from_millis(10);
+
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    queue: VecDeque<BlockRequest>,
+    /// The head of the queue may go from here on.
+    not_before: Option<Instant>,
+    modifies: BTreeMap<u64, Modify>,
+    next_modify: u64,
+    /// Parts that wait for a block to be free of others' partial writes.
+    blocked: VecDeque<Part>,
+}
+
+/// Whole blocks that are to be written or unmapped.
+#[derive(Debug)]
+struct Part {
+    op: Token,
+    first: u64,
+    blocks: u64,
+    /// `None` discards.
+    data: Option<Buf>,
+}
+
+/// A read-modify-write of one block.
+#[derive(Debug)]
+struct Modify {
+    op: Token,
+    block: u64,
+    from: usize,
+    /// `len` bytes to put in; `None` are zeroes.
+    bytes: Option<Buf>,
+    len: usize,
+    state: ModifyState,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum ModifyState {
+    /// Others write the block.
+    Waiting,
+    Reading,
+    Writing,
+}
+
+impl Writes {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.not_before
+    }
+
+    pub(crate) fn drain(&mut self) -> Vec<BlockRequest> {
+        self.queue.drain(..).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.modifies.is_empty() && self.blocked.is_empty()
+    }
+
+    fn modifies_any(&self, first: u64, blocks: u64) -> bool {
+        self.modifies.values().any(|m| m.state != ModifyState::Waiting && (first..first + blocks).contains(&m.block))
+    }
+}
+
+impl Controller {
+    pub(crate) fn start_request(&mut self, request: BlockRequest, out: Out) {
+        let range = match &request.op {
+            BlockOp::Flush => return self.reply(request.token, Ok(BlockData::Done), out),
+            BlockOp::Write { offset, data } => ByteRange::new(*offset, data.len() as u64),
+            BlockOp::Read(r)
+            | BlockOp::Discard(r)
+            | BlockOp::WriteZeroes(r)
+            | BlockOp::Prefetch(r)
+            | BlockOp::Status(r) => *r,
+        };
+        if range.end().is_none_or(|end| end > self.root().size_bytes) {
+            return self.reply(request.token, Err(BlockError::OutOfRange), out);
+        }
+        match request.op {
+            BlockOp::Status(_) if range.len == 0 => self.reply(request.token, Err(BlockError::Invalid), out),
+            BlockOp::Read(_) if range.len == 0 => self.reply(request.token, Ok(BlockData::Data(Vec::new())), out),
+            _ if range.len == 0 => self.reply(request.token, Ok(BlockData::Done), out),
+            BlockOp::Read(_) => self.start_read(Reader::Guest(request.token), range, out),
+            BlockOp::Status(_) => self.start_read(Reader::Status(request.token), range, out),
+            BlockOp::Prefetch(_) | BlockOp::Flush => self.reply(request.token, Ok(BlockData::Done), out),
+            BlockOp::Write { .. } | BlockOp::Discard(_) | BlockOp::WriteZeroes(_) => {
+                self.writes.queue.push_back(request);
+                self.admit_writes(out);
+            }
+        }
+    }
+
+    /// Lets queued writes in, as far as budget and curve allow.
+    pub(crate) fn admit_writes(&mut self, out: Out) {
+        while let Some(head) = self.writes.queue.front() {
+            let (len, is_data) = match &head.op {
+                BlockOp::Write { data, .. } => (data.len() as u64, true),
+                _ => (0, false),
+            };
+            if is_data && !self.has_room() {
+                let request = self.writes.queue.pop_front().expect("just seen");
+                self.reply(request.token, Err(BlockError::NoSpace), out);
+                continue;
+            }
+            if self.write_ops.is_full() || !self.admits(len) {
+                return;
+            }
+            let request = self.writes.queue.pop_front().expect("just seen");
+            self.writes.not_before = self.curve_delay();
+            self.begin_write(request, out);
+        }
+        self.writes.not_before = None;
+    }
+
+    fn admits(&mut self, len: u64) -> bool {
+        let direct = len >= u64::from(self.config.bypass_bytes_min);
+        let fits =
+            if direct { self.bypass.has_room() } else { self.log.bytes + len <= self.config.writeback_bytes_max };
+        let due = self.writes.not_before.is_none_or(|at| at <= self.now);
+        // A window with nothing in flight always takes one, so that a tiny budget can't stop everything.
+        due && (fits || self.log.len() == 0)
+    }
+
+    /// Nothing up to half of the budget, then a cubic curve up to [`DELAY_MAX`] at nine tenths.
+    fn curve_delay(&self) -> Option<Instant> {
+        let fill = self.log.bytes * 1000 / self.config.writeback_bytes_max.max(1);
+        let over = fill.saturating_sub(500).min(400);
+        if over == 0 {
+            return None;
+        }
+        let us = DELAY_MAX.as_micros() as u64 * over * over * over / (400 * 400 * 400);
+        (us > 0).then(|| self.now + Duration::from_micros(us))
+    }
+
+    fn begin_write(&mut self, request: BlockRequest, out: Out) {
+        let (range, data) = match request.op {
+            BlockOp::Write { offset, data } => (ByteRange::new(offset, data.len() as u64), Some(data)),
+            BlockOp::Discard(range) | BlockOp::WriteZeroes(range) => (range, None),
+            other => panic!("{other:?} is not a write"),
+        };
+        let block = BLOCK_BYTES as u64;
+        let end = range.offset + range.len;
+        let (whole_first, whole_end) = (range.offset.div_ceil(block), end / block);
+        let bytes = if data.is_some() { range.len } else { 0 };
+        let op = self.write_ops.insert(WriteOp { token: request.token, parts: 1, bytes });
+        let part_of = |from: u64, to: u64| {
+            data.as_ref().map(|d| d.slice((from - range.offset) as usize..(to - range.offset) as usize))
+        };
+        let head_end = (whole_first * block).min(end);
+        if range.offset < head_end {
+            self.add_modify(op, range.offset, head_end, part_of(range.offset, head_end), out);
+        }
+        let tail_start = (whole_end * block).max(head_end);
+        if tail_start < end {
+            self.add_modify(op, tail_start, end, part_of(tail_start, end), out);
+        }
+        if whole_first < whole_end {
+            let data = part_of(whole_first * block, whole_end * block);
+            self.add_parts(1, op);
+            self.place_part(Part { op, first: whole_first, blocks: whole_end - whole_first, data }, out);
+        }
+        // The part that stood for "not cut yet".
+        self.on_write_part_done(op, out);
+    }
+
+    pub(crate) fn add_parts(&mut self, count: u32, op: Token) {
+        self.write_ops.get_mut(op).expect("a write under way").parts += count;
+    }
+
+    fn place_part(&mut self, part: Part, out: Out) {
+        if self.writes.modifies_any(part.first, part.blocks) {
+            self.writes.blocked.push_back(part);
+            return;
+        }
+        let Some(data) = part.data else {
+            let key = Key::new(OBJECT, Lba(part.first));
+            self.append_control(Record::Discard { key, blocks: part.blocks }, Done::Write(part.op), out);
+            return;
+        };
+        if data.len() >= self.config.bypass_bytes_min as usize {
+            self.add_bypass(part.op, part.first, data, out);
+            return;
+        }
+        let entry_max = ENTRY_BYTES_MAX.min(self.config.bypass_bytes_min as usize).max(BLOCK_BYTES);
+        let mut at = 0;
+        self.add_parts(data.len().div_ceil(entry_max) as u32 - 1, part.op);
+        while at < data.len() {
+            let len = entry_max.min(data.len() - at);
+            let piece = data.slice(at..at + len);
+            let key = Key::new(OBJECT, Lba(part.first + (at / BLOCK_BYTES) as u64));
+            let record = Record::Write { key, blocks: (len / BLOCK_BYTES) as u32 };
+            let crcs = block_crcs(&piece).into();
+            self.append(record, piece, crcs, Done::Write(part.op), out);
+            at += len;
+        }
+    }
+
+    // ---- partial blocks ----
+
+    fn add_modify(&mut self, op: Token, from: u64, to: u64, bytes: Option<Buf>, out: Out) {
+        self.add_parts(1, op);
+        let block = from / BLOCK_BYTES as u64;
+        let id = self.writes.next_modify;
+        self.writes.next_modify += 1;
+        let modify = Modify {
+            op,
+            block,
+            from: (from - block * BLOCK_BYTES as u64) as usize,
+            bytes,
+            len: (to - from) as usize,
+            state: ModifyState::Waiting,
+        };
+        self.writes.modifies.insert(id, modify);
+        self.try_modify(id, out);
+    }
+
+    /// Begins the read once nobody else writes the block.
+    fn try_modify(&mut self, id: u64, out: Out) {
+        let Some(modify) = self.writes.modifies.get(&id) else { return };
+        let block = modify.block;
+        let others =
+            modify.state != ModifyState::Waiting || self.writes.modifies_any(block, 1) || self.is_being_written(block);
+        if !others {
+            self.writes.modifies.get_mut(&id).expect("just seen").state = ModifyState::Reading;
+            let size = self.root().size_bytes;
+            let start = block * BLOCK_BYTES as u64;
+            let len = (size - start).min(BLOCK_BYTES as u64);
+            self.start_read(Reader::Modify(id), ByteRange::new(start, len), out);
+        }
+    }
+
+    /// Whether an entry or bulk write in flight covers the block.
+    fn is_being_written(&self, block: u64) -> bool {
+        let covers = |key: Key, blocks: u64| (key.0..key.0 + blocks).contains(&Key::new(OBJECT, Lba(block)).0);
+        let in_log = self.log.iter_from(self.log.completed.next()).any(|(_, e)| match e.record {
+            Record::Write { key, blocks } => covers(key, u64::from(blocks)),
+            Record::Discard { key, blocks } => covers(key, blocks),
+            _ => false,
+        });
+        in_log || self.bypass.covers(block)
+    }
+
+    pub(crate) fn on_modify_read(&mut self, id: u64, result: Result<Vec<Buf>, BlockError>, out: Out) {
+        let Some(modify) = self.writes.modifies.get_mut(&id) else { return };
+        let parts = match result {
+            Ok(parts) => parts,
+            Err(error) => {
+                let modify = self.writes.modifies.remove(&id).expect("just seen");
+                self.fail_write(modify.op, error, out);
+                return;
+            }
+        };
+        let mut block = BufMut::zeroed(BLOCK_BYTES);
+        let mut at = 0;
+        for part in &parts {
+            block[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        let target = &mut block[modify.from..modify.from + modify.len];
+        match &modify.bytes {
+            Some(bytes) => target.copy_from_slice(bytes),
+            None => target.fill(0),
+        }
+        modify.state = ModifyState::Writing;
+        let (op, key) = (modify.op, Key::new(OBJECT, Lba(modify.block)));
+        let data = block.freeze();
+        let crcs = block_crcs(&data).into();
+        self.append(Record::Write { key, blocks: 1 }, data, crcs, Done::Modified { op, modify: id }, out);
+    }
+
+    pub(crate) fn on_modified(&mut self, op: Token, id: u64, out: Out) {
+        self.writes.modifies.remove(&id);
+        self.on_write_part_done(op, out);
+    }
+
+    fn fail_write(&mut self, op: Token, error: BlockError, out: Out) {
+        if let Some(op) = self.write_ops.remove(op) {
+            self.reply(op.token, Err(error), out);
+        }
+    }
+
+    /// Something completed: partial writes and parts that waited for it may go on.
+    pub(crate) fn unblock_writes(&mut self, out: Out) {
+        if !self.writes.modifies.is_empty() {
+            let ids: Vec<u64> = self.writes.modifies.keys().copied().collect();
+            for id in ids {
+                self.try_modify(id, out);
+            }
+        }
+        for _ in 0..self.writes.blocked.len() {
+            let part = self.writes.blocked.pop_front().expect("counted");
+            self.place_part(part, out);
+        }
+    }
+}
