@@ -35,6 +35,9 @@ const CHAIN_MAX: usize = 12;
 /// A dirty volume is checkpointed at least this often, so that an idle log becomes empty.
 const AGE_MAX: Duration = Duration::from_secs(3);
 
+/// A fold that the cleaner waits for begins this soon.
+const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
+
 /// Segments whose shards are to be deleted: how many, and where they are.
 pub(crate) type Condemned = BTreeMap<SegmentNo, Vec<Leg>>;
 
@@ -58,7 +61,7 @@ pub(crate) struct SavedRun {
 pub(crate) struct RunPart {
     /// Forget everything loaded before.
     pub(crate) full: bool,
-    /// Overlay runs up to this stamp under the leaves named here are in those leaves.
+    /// Overlay runs up to this stamp under the leaves named here are in those leaves, but for runs said anew here.
     pub(crate) folded_at: Lsn,
     pub(crate) leaves: Vec<(u64, Option<LeafPointer>)>,
     pub(crate) segments: Vec<(SegmentNo, Option<SegmentInfo>)>,
@@ -165,7 +168,8 @@ impl Controller {
     fn wants_checkpoint(&self) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
         let since = self.now.since(self.checkpointer.started_at);
-        let idle = self.state == State::Closing || since >= AGE_MAX;
+        let age_max = if self.checkpointer.fold_wanted && self.cleaner.is_idle() { FOLD_AGE_MAX } else { AGE_MAX };
+        let idle = self.state == State::Closing || since >= age_max;
         let pressed = self.checkpointer.journal_fill > 110 && since >= Duration::from_millis(100);
         (self.checkpointer.dirty || self.checkpointer.fold_wanted)
             && (idle || pressed || grown >= self.config.writeback_bytes_max / 8)
@@ -309,6 +313,7 @@ impl Controller {
             panic!("leaves became durable outside a fold")
         };
         self.checkpointer.generation += 1;
+        self.cleaner.on_folded();
         self.checkpointer.folded_at = fold.captured;
         for merged in fold.merged {
             self.install_leaf(&merged, segment, fold.captured);
@@ -340,18 +345,22 @@ impl Controller {
                 self.segments.sub_live(no, blocks);
             }
         }
-        self.drop_folded(merged.no, captured, true);
-    }
-
-    /// Takes out of the overlay what the new leaf contains.
-    pub(crate) fn drop_folded(&mut self, no: LeafNo, captured: Lsn, account: bool) {
-        for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
+        // What the new leaf contains leaves the overlay.
+        for piece in self.overlay.pieces(merged.no.first_key(), LEAF_BLOCKS) {
             let Some(mapped) = piece.value else { continue };
             if mapped.stamp <= captured && !matches!(mapped.place, Place::Log { .. }) {
                 self.overlay.remove(piece.start, piece.len, |_, _, _| {});
-                if account {
-                    self.unmap(piece.len, &mapped.place);
-                }
+                self.unmap(piece.len, &mapped.place);
+            }
+        }
+    }
+
+    /// While loading: what older runs said under a leaf folded later. What was still in the log then is said anew by the
+    /// run that names the leaf.
+    fn forget_under(&mut self, no: LeafNo, captured: Lsn) {
+        for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
+            if piece.value.is_some_and(|m| m.stamp <= captured) {
+                self.overlay.remove(piece.start, piece.len, |_, _, _| {});
             }
         }
     }
@@ -399,8 +408,8 @@ impl Controller {
                 writer.segment(no, Some(info.clone()));
             }
         } else {
-            for no in folded {
-                writer.leaf(no, self.directory.get(&no).copied());
+            for no in &folded {
+                writer.leaf(*no, self.directory.get(no).copied());
             }
             for no in dirty {
                 let info = self.segments.get(no);
@@ -412,6 +421,15 @@ impl Controller {
         for (key, blocks, mapped) in self.overlay.iter_from(0) {
             if full || mapped.stamp > since {
                 writer.run(key, blocks, mapped);
+            }
+        }
+        if !full {
+            for no in folded {
+                for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
+                    if let Some(mapped) = piece.value.filter(|m| m.stamp <= since) {
+                        writer.run(piece.start, piece.len, &mapped);
+                    }
+                }
             }
         }
         writer.finish()
@@ -639,7 +657,7 @@ impl Controller {
                 Some(pointer) => self.directory.insert(no, pointer),
                 None => self.directory.remove(&no),
             };
-            self.drop_folded(no, part.folded_at, false);
+            self.forget_under(no, part.folded_at);
         }
         for (no, info) in part.segments {
             match info {

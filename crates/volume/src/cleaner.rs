@@ -61,6 +61,8 @@ pub(crate) struct Cleaner {
     pass: Option<Pass>,
     next_id: u64,
     picked_at: Instant,
+    /// Emptied already; the map's base says so after the next fold.
+    emptied: BTreeSet<SegmentNo>,
     /// Segments that could not be read: left alone until the next opening.
     unreadable: BTreeSet<SegmentNo>,
 }
@@ -68,6 +70,11 @@ pub(crate) struct Cleaner {
 impl Cleaner {
     pub(crate) fn is_idle(&self) -> bool {
         self.pass.is_none()
+    }
+
+    /// The base has changed: what it names is counted anew.
+    pub(crate) fn on_folded(&mut self) {
+        self.emptied.clear();
     }
 }
 
@@ -132,7 +139,8 @@ impl Controller {
         let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
         for (no, info) in self.segments.iter() {
             let capacity = u64::from(info.geometry.payload_blocks);
-            if info.kind != Kind::Data || info.live == 0 || self.cleaner.unreadable.contains(&no) {
+            let left_alone = self.cleaner.unreadable.contains(&no) || self.cleaner.emptied.contains(&no);
+            if info.kind != Kind::Data || info.live == 0 || left_alone {
                 continue;
             }
             let dead = (capacity.saturating_sub(info.live)) * 1000 / capacity;
@@ -260,7 +268,8 @@ impl Controller {
         if pass.moves.is_empty() {
             // Dead already, only not folded yet: the next checkpoints find that out.
             self.checkpointer.fold_wanted = true;
-            self.cleaner.pass = None;
+            let pass = self.cleaner.pass.take().expect("just seen");
+            self.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
             return;
         }
         pass.moves.sort_by_key(|m| m.key);
@@ -315,6 +324,7 @@ impl Controller {
 
     pub(crate) fn on_cleaned(&mut self, blocks: u64, _out: Out) {
         let pass = self.cleaner.pass.take().expect("a pass was written");
+        self.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
         self.checkpointer.fold_wanted = true;

@@ -45,6 +45,7 @@ impl Controller {
                 None => self.resolve_in_base(piece.start, piece.len, pins, &mut places, &mut missing),
             }
         }
+        missing.dedup();
         if missing.is_empty() { Ok(places) } else { Err(missing) }
     }
 

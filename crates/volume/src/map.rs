@@ -32,7 +32,7 @@ impl LeafNo {
 }
 
 /// Shared checksums of a run of blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Crcs {
     all: Arc<[BlockCrc]>,
     first: u32,
@@ -55,6 +55,14 @@ impl Crcs {
         Crcs { all: Arc::clone(&self.all), first: self.first + offset as u32, len: len as u32 }
     }
 }
+
+impl PartialEq for Crcs {
+    fn eq(&self, other: &Crcs) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+
+impl Eq for Crcs {}
 
 /// Where a run of blocks is.
 #[derive(Clone, Debug, PartialEq, Eq)]
