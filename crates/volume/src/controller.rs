@@ -398,6 +398,20 @@ impl Controller {
 impl Controller {
     #[doc(hidden)]
     pub fn dump(&self) -> String {
-        format!("segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}", self.segments, self.repairer, self.cleaner, self.reads, self.fetches, self.leaf_loads, self.awaiting_grant, self.calls, self.log.open, self.opening, self.jobs.tokens(), self.nodes)
+        format!(
+            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}",
+            self.segments,
+            self.repairer,
+            self.cleaner,
+            self.reads,
+            self.fetches,
+            self.leaf_loads,
+            self.awaiting_grant,
+            self.calls,
+            self.log.open,
+            self.opening,
+            self.jobs.tokens(),
+            self.nodes
+        )
     }
 }

@@ -51,11 +51,16 @@ impl Controller {
     pub(crate) fn judge_calls(&mut self, out: Out) {
         let mut late = Vec::new();
         let mut suspects = Vec::new();
+        let mut alone = false;
         for (token, call) in self.calls.iter() {
             let class = call.purpose.class();
             let bound = self.nodes.hedge_bound(&self.config, call.node, class);
             let age = self.now.since(call.sent_at);
-            if age <= bound || !self.nodes.others_answered_since(call.sent_at, call.node) {
+            if age <= bound {
+                continue;
+            }
+            if !self.nodes.others_answered_since(call.sent_at, call.node) {
+                alone = true;
                 continue;
             }
             if !call.late {
@@ -67,6 +72,12 @@ impl Controller {
             }
             if class == Class::Bulk && call.late && age > self.config.append_hedge_max * BULK_BOUNDS {
                 late.push(token);
+            }
+        }
+        if alone {
+            // Nobody else was asked anything since: ask, to tell a slow node from a host that stands still.
+            for node in self.nodes.ids() {
+                self.probe(node, out);
             }
         }
         for token in late {
@@ -101,6 +112,9 @@ impl Controller {
     }
 
     fn probe(&mut self, node: NodeId, out: Out) {
+        if !self.nodes.is_usable(node) {
+            return;
+        }
         let probing = self.calls.iter().any(|(_, c)| c.node == node && matches!(c.purpose, Purpose::Probe));
         if !probing {
             self.send(node, Lane::Fast, Purpose::Probe, Request::Ping, Vec::new(), out);
