@@ -93,12 +93,15 @@ struct MergedLeaf {
     new: Option<(Arc<Leaf>, u32, u32, u32)>,
 }
 
+/// Parts in one payload: (first block, bytes, checksum).
+type PartIndex = Vec<(u32, u32, u32)>;
+
 #[derive(Debug)]
 struct Writing {
     lsn: Lsn,
     full: bool,
-    /// By job: the parts in its payload (first block, bytes, checksum).
-    jobs: Vec<Vec<(u32, u32, u32)>>,
+    /// By job.
+    jobs: Vec<PartIndex>,
     pointers: Vec<Vec<MetaPointer>>,
     pending: usize,
 }
@@ -157,7 +160,7 @@ impl Controller {
             return;
         }
         self.checkpointer.started_at = self.now;
-        let many = self.overlay.len() >= self.config.fold_runs_min || self.checkpointer.fold_wanted;
+        let many = self.overlay.run_count() >= self.config.fold_runs_min || self.checkpointer.fold_wanted;
         if many && self.cleaner.is_idle() && self.state == State::Open {
             self.begin_fold(out);
         } else {
@@ -437,7 +440,7 @@ impl Controller {
 
     fn write_runs(&mut self, full: bool, parts: &[Vec<u8>], out: Out) {
         let bytes_max = self.config.segment_payload_bytes as usize;
-        let mut jobs: Vec<(Vec<(u32, u32, u32)>, Vec<u8>)> = vec![(Vec::new(), Vec::new())];
+        let mut jobs: Vec<(PartIndex, Vec<u8>)> = vec![(Vec::new(), Vec::new())];
         for part in parts {
             let last = jobs.last_mut().expect("never empty");
             if !last.1.is_empty() && last.1.len() + part.len() > bytes_max {

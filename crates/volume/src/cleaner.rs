@@ -122,7 +122,7 @@ impl Controller {
     /// Dead share from which a segment is worth cleaning: the fuller the grid, the lower.
     fn dead_threshold(&mut self) -> u64 {
         let free = self.free_per_mille();
-        if free < 500 && self.overlay.len() > 64 {
+        if free < 500 && self.overlay.run_count() > 64 {
             self.checkpointer.fold_wanted = true;
         }
         let base = u64::from(self.config.clean_dead_per_mille);

@@ -146,7 +146,7 @@ impl Controller {
             Event::Open => self.begin_opening(out),
             Event::Close => self.begin_closing(out),
             Event::Request(request) => self.on_request(request, out),
-            Event::NodeUp { node, boot, devices } => self.on_node_up(node, boot, devices, out),
+            Event::NodeUp { node, devices, .. } => self.on_node_up(node, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),

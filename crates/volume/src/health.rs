@@ -6,7 +6,7 @@
 use crate::api::{Effect, Lane, Notice};
 use crate::call::{Call, Class, Purpose};
 use crate::controller::{Controller, Out};
-use holdfast_base::{InstanceId, NodeId, Token};
+use holdfast_base::{NodeId, Token};
 use holdfast_format::wire::{DeviceStat, Request};
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ const HEDGE_SHARE: u64 = 20;
 const HEDGES_FREE: u64 = 64;
 
 impl Controller {
-    pub(crate) fn on_node_up(&mut self, node: NodeId, boot: InstanceId, devices: Vec<DeviceStat>, out: Out) {
+    pub(crate) fn on_node_up(&mut self, node: NodeId, devices: Vec<DeviceStat>, out: Out) {
         self.lose_calls(node, out);
-        self.nodes.on_up(self.now, node, boot, devices);
+        self.nodes.on_up(self.now, node, devices);
         self.on_legs_changed(out);
         self.retry_stalled_fetches(out);
         self.progress(out);

@@ -127,10 +127,6 @@ impl OpenLedger {
         }
         self.rule.is_ack_set(&self.legs, mask)
     }
-
-    pub fn leg_of(&self, leg: Leg) -> Option<u8> {
-        self.legs.iter().position(|l| *l == leg).map(|i| i as u8)
-    }
 }
 
 #[derive(Debug)]

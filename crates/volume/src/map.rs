@@ -333,10 +333,6 @@ impl LeafCache {
             self.bytes -= cached.leaf.memory_bytes();
         }
     }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
 #[cfg(test)]
@@ -392,7 +388,7 @@ mod tests {
             cache.insert(LeafNo(i), Arc::clone(&leaf));
             cache.get(LeafNo(0));
         }
-        assert!(cache.bytes() <= leaf.memory_bytes() * 3);
+        assert!(cache.bytes <= leaf.memory_bytes() * 3);
         assert!(cache.get(LeafNo(0)).is_some());
         assert!(cache.get(LeafNo(1)).is_none());
         assert!(cache.get(LeafNo(9)).is_some());

@@ -6,7 +6,7 @@
 
 use crate::api::Config;
 use crate::call::Class;
-use holdfast_base::{DeviceId, InstanceId, Instant, NodeId};
+use holdfast_base::{DeviceId, Instant, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use std::collections::BTreeMap;
@@ -40,7 +40,6 @@ impl Latency {
 #[derive(Clone, Debug)]
 pub struct Node {
     pub up: bool,
-    pub boot: InstanceId,
     pub suspect: bool,
     /// When it became suspect or went down.
     pub out_since: Option<Instant>,
@@ -59,11 +58,10 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    pub fn on_up(&mut self, now: Instant, id: NodeId, boot: InstanceId, devices: Vec<DeviceStat>) {
+    pub fn on_up(&mut self, now: Instant, id: NodeId, devices: Vec<DeviceStat>) {
         let devices = devices.into_iter().map(|d| (d.device, d)).collect();
         let node = self.nodes.entry(id).or_insert_with(|| Node {
             up: false,
-            boot,
             suspect: false,
             out_since: None,
             last_reply: now,
@@ -74,7 +72,6 @@ impl Nodes {
         });
         *node = Node {
             up: true,
-            boot,
             suspect: false,
             out_since: None,
             last_reply: now,

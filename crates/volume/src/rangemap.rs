@@ -38,12 +38,8 @@ impl<V> Default for RangeMap<V> {
 
 impl<V: Sliceable> RangeMap<V> {
     /// Number of runs.
-    pub fn len(&self) -> usize {
+    pub fn run_count(&self) -> usize {
         self.runs.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
     }
 
     /// Start of the first run that reaches beyond `start`, looking no further than `end`.
