@@ -51,11 +51,12 @@ impl Controller {
         if open.frozen {
             return;
         }
-        let (ledger, legs) = (open.id, open.legs.clone());
+        let (ledger, count) = (open.id, open.legs.len());
         let target = if mask == 0 { open.preferred } else { mask };
-        for (i, leg) in legs.iter().enumerate() {
+        for i in 0..count {
             if target >> i & 1 == 1 {
-                self.send_append(lsn, ledger, i as u8, *leg, out);
+                let leg = self.log.open.as_ref().expect("still open").legs[i];
+                self.send_append(lsn, ledger, i as u8, leg, out);
             }
         }
     }
@@ -126,10 +127,10 @@ impl Controller {
                 self.nodes.on_device_failed(home);
                 self.on_legs_changed(out);
             }
-            // Its journal is full, or it has too much in flight: the tick tries again or elsewhere.
+            // Its journal is full, perhaps with other volumes' entries: go where there is room. The tick tries again.
             Refusal::NoSpace => {
                 self.checkpointer.note_journal_fill(u8::MAX);
-                self.log.open.as_mut().expect("just seen").preferred &= !(1 << leg);
+                self.want_roll(out);
             }
             Refusal::Busy | Refusal::Checksum | Refusal::UnknownShard => {}
             Refusal::StaleEpoch { .. } => self.depose(out),

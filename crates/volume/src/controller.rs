@@ -95,6 +95,7 @@ pub struct Controller {
     pub(crate) counters: Counters,
     pub(crate) last_activity: Instant,
     last_tick: Instant,
+    was_busy: bool,
     judge_from: Instant,
 }
 
@@ -134,6 +135,7 @@ impl Controller {
             counters: Counters::default(),
             last_activity: Instant::ZERO,
             last_tick: Instant::ZERO,
+            was_busy: false,
             judge_from: Instant::ZERO,
             config,
         }
@@ -343,7 +345,9 @@ impl Controller {
     fn on_tick(&mut self, out: Out) {
         let slept = self.now.since(self.last_tick);
         self.last_tick = self.now;
-        if slept > TICK_LATE + TICK_IDLE {
+        let is_busy = self.is_busy();
+        let pace = if std::mem::replace(&mut self.was_busy, is_busy) { TICK_BUSY } else { TICK_IDLE };
+        if slept > TICK_LATE + pace {
             // This process was stopped: answers wait in its sockets; judge nobody before they were read.
             self.judge_from = self.now + TICK_BUSY * 5;
         }
@@ -355,6 +359,7 @@ impl Controller {
         }
         self.renew_grants(out);
         self.tick_bypass(out);
+        self.resend_in_flight(out);
         if matches!(self.state, State::Open | State::Closing) {
             self.background(out);
         }

@@ -218,9 +218,11 @@ impl Controller {
         let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
         let shard = &mut placed.shards[usize::from(index)];
         shard.failed.push(failed);
+        let stray = (placed.homes[usize::from(index)], placed.no, index);
         let mut avoid: Vec<NodeId> = shard.failed.clone();
         avoid.extend(placed.homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node));
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
+        self.repairer.note_stray(stray);
         match self.place_shards(1, bytes, &avoid) {
             Some(homes) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");

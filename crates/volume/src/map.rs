@@ -117,15 +117,29 @@ pub type Overlay = RangeMap<Mapped>;
 pub struct LeafRun {
     pub start: u16,
     pub len: u16,
+    /// Where its checksums begin in [`Leaf::crcs`] (derived; not part of the encoded leaf).
+    crc_at: u16,
     pub segment: SegmentNo,
     pub block: u32,
 }
 
+impl LeafRun {
+    fn end(&self) -> u64 {
+        u64::from(self.start) + u64::from(self.len)
+    }
+}
+
 /// The places of [`LEAF_BLOCKS`] blocks; what no run covers is a hole.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
     pub runs: Vec<LeafRun>,
-    pub crcs: Vec<BlockCrc>,
+    pub crcs: Arc<[BlockCrc]>,
+}
+
+impl Default for Leaf {
+    fn default() -> Leaf {
+        Leaf { runs: Vec::new(), crcs: Arc::from([]) }
+    }
 }
 
 const LEAF_RUN_BYTES: usize = 24;
@@ -143,7 +157,7 @@ impl Leaf {
             bytes.extend_from_slice(&run.segment.counter.to_le_bytes());
             bytes.extend_from_slice(&run.block.to_le_bytes());
         }
-        for crc in &self.crcs {
+        for crc in self.crcs.iter() {
             bytes.extend_from_slice(&crc.to_le_bytes());
         }
         bytes
@@ -153,26 +167,27 @@ impl Leaf {
     pub fn decode(bytes: &[u8]) -> Option<Leaf> {
         let count = usize::from(u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?));
         let runs_bytes = bytes.get(2..2 + count * LEAF_RUN_BYTES)?;
-        let mut leaf = Leaf::default();
-        let mut blocks = 0;
+        let mut runs = Vec::with_capacity(count);
+        let mut blocks = 0_u16;
         for run in runs_bytes.chunks_exact(LEAF_RUN_BYTES) {
             let u16_at = |at: usize| u16::from_le_bytes([run[at], run[at + 1]]);
             let u64_at = |at: usize| u64::from_le_bytes(run[at..at + 8].try_into().expect("eight bytes"));
             let run = LeafRun {
                 start: u16_at(0),
                 len: u16_at(2),
+                crc_at: blocks,
                 segment: SegmentNo { epoch: holdfast_base::Epoch(u64_at(4)), counter: u64_at(12) },
                 block: u32::from_le_bytes(run[20..24].try_into().expect("four bytes")),
             };
-            blocks += usize::from(run.len);
-            leaf.runs.push(run);
+            blocks = blocks.checked_add(run.len)?;
+            runs.push(run);
         }
         let crcs = bytes.get(2 + count * LEAF_RUN_BYTES..)?;
-        if crcs.len() != blocks * 4 {
+        if crcs.len() != usize::from(blocks) * 4 {
             return None;
         }
-        leaf.crcs = crcs.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes"))).collect();
-        Some(leaf)
+        let crcs = crcs.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes"))).collect();
+        Some(Leaf { runs, crcs })
     }
 
     pub fn memory_bytes(&self) -> usize {
@@ -184,22 +199,18 @@ impl Leaf {
         let end = start + len;
         let mut pieces = Vec::new();
         let mut at = start;
-        let mut crc_at = 0;
-        for run in &self.runs {
-            let (run_start, run_end) = (u64::from(run.start), u64::from(run.start) + u64::from(run.len));
-            let (cut_start, cut_end) = (run_start.max(start), run_end.min(end));
-            if cut_start < cut_end {
-                if at < cut_start {
-                    pieces.push(Piece { start: at, len: cut_start - at, value: None });
-                }
-                let skip = (cut_start - run_start) as usize;
-                let crcs = &self.crcs[crc_at + skip..crc_at + skip + (cut_end - cut_start) as usize];
-                let place =
-                    Place::Segment { segment: run.segment, block: run.block + skip as u32, crcs: Crcs::new(crcs) };
-                pieces.push(Piece { start: cut_start, len: cut_end - cut_start, value: Some(place) });
-                at = cut_end;
+        let first = self.runs.partition_point(|run| run.end() <= start);
+        for run in self.runs[first..].iter().take_while(|run| u64::from(run.start) < end) {
+            let (cut_start, cut_end) = (u64::from(run.start).max(start), run.end().min(end));
+            if at < cut_start {
+                pieces.push(Piece { start: at, len: cut_start - at, value: None });
             }
-            crc_at += usize::from(run.len);
+            let skip = (cut_start - u64::from(run.start)) as u32;
+            let len = (cut_end - cut_start) as u32;
+            let crcs = Crcs { all: Arc::clone(&self.crcs), first: u32::from(run.crc_at) + skip, len };
+            let place = Place::Segment { segment: run.segment, block: run.block + skip, crcs };
+            pieces.push(Piece { start: cut_start, len: u64::from(len), value: Some(place) });
+            at = cut_end;
         }
         if at < end {
             pieces.push(Piece { start: at, len: end - at, value: None });
@@ -219,13 +230,11 @@ impl Leaf {
     /// This leaf with `changes` over it (in-leaf block numbers; `None` and zero places leave holes).
     pub fn merged(&self, changes: &[Piece<Place>]) -> Leaf {
         let mut blocks: Vec<Option<(SegmentNo, u32, BlockCrc)>> = vec![None; LEAF_BLOCKS as usize];
-        let mut crc_at = 0;
         for run in &self.runs {
-            for i in 0..u32::from(run.len) {
-                let crc = self.crcs[crc_at + i as usize];
-                blocks[run.start as usize + i as usize] = Some((run.segment, run.block + i, crc));
+            for i in 0..run.len {
+                let crc = self.crcs[usize::from(run.crc_at + i)];
+                blocks[usize::from(run.start + i)] = Some((run.segment, run.block + u32::from(i), crc));
             }
-            crc_at += usize::from(run.len);
         }
         for change in changes {
             for i in 0..change.len {
@@ -242,21 +251,29 @@ impl Leaf {
     }
 
     fn from_blocks(blocks: &[Option<(SegmentNo, u32, BlockCrc)>]) -> Leaf {
-        let mut leaf = Leaf::default();
+        let mut runs: Vec<LeafRun> = Vec::new();
+        let mut crcs = Vec::new();
         for (i, place) in blocks.iter().enumerate() {
             let Some((segment, block, crc)) = place else { continue };
-            leaf.crcs.push(*crc);
-            if let Some(last) = leaf.runs.last_mut()
-                && usize::from(last.start + last.len) == i
-                && last.segment == *segment
-                && last.block + u32::from(last.len) == *block
-            {
-                last.len += 1;
-            } else {
-                leaf.runs.push(LeafRun { start: i as u16, len: 1, segment: *segment, block: *block });
+            match runs.last_mut() {
+                Some(last)
+                    if last.end() == i as u64
+                        && last.segment == *segment
+                        && last.block + u32::from(last.len) == *block =>
+                {
+                    last.len += 1;
+                }
+                _ => runs.push(LeafRun {
+                    start: i as u16,
+                    len: 1,
+                    crc_at: crcs.len() as u16,
+                    segment: *segment,
+                    block: *block,
+                }),
             }
+            crcs.push(*crc);
         }
-        leaf
+        Leaf { runs, crcs: crcs.into() }
     }
 }
 
@@ -382,7 +399,7 @@ mod tests {
 
     #[test]
     fn the_cache_stays_in_its_budget_and_keeps_what_is_used() {
-        let leaf = Arc::new(Leaf { runs: vec![], crcs: vec![0; 100] });
+        let leaf = Arc::new(Leaf { runs: vec![], crcs: vec![0; 100].into() });
         let mut cache = LeafCache::new(leaf.memory_bytes() as u64 * 3);
         for i in 0..10 {
             cache.insert(LeafNo(i), Arc::clone(&leaf));

@@ -47,6 +47,8 @@ struct Repair {
 pub(crate) struct Repairer {
     queue: BTreeSet<(SegmentNo, u8)>,
     running: Slab<Repair>,
+    /// Shards that may lie where a segment's final homes are not: (where, segment, index).
+    strays: Vec<(Leg, SegmentNo, u8)>,
     listing: BTreeMap<(NodeId, DeviceId), BTreeSet<ShardId>>,
     /// Something may be less redundant than it should be.
     degraded: bool,
@@ -59,6 +61,7 @@ impl Default for Repairer {
         Repairer {
             queue: BTreeSet::new(),
             running: Slab::new(REPAIRS_MAX),
+            strays: Vec::new(),
             listing: BTreeMap::new(),
             degraded: false,
             looked_at: Instant::ZERO,
@@ -70,6 +73,11 @@ impl Default for Repairer {
 impl Repairer {
     pub(crate) fn note_degraded(&mut self) {
         self.degraded = true;
+    }
+
+    /// A node that was given a shard did not answer in time; it may write it yet.
+    pub(crate) fn note_stray(&mut self, stray: (Leg, SegmentNo, u8)) {
+        self.strays.push(stray);
     }
 
     pub(crate) fn want(&mut self, segment: SegmentNo, index: u8) {
@@ -89,6 +97,7 @@ impl Controller {
         }
         self.refresh_stats(out);
         self.take_inventories(out);
+        self.delete_strays(out);
         self.start_repairs(out);
         if self.repairer.degraded && self.now.since(self.repairer.looked_at) >= LOOK_EVERY {
             self.repairer.looked_at = self.now;
@@ -218,6 +227,19 @@ impl Controller {
             shards: shards.clone(),
         };
         self.send(leg.node, Lane::Bulk, Purpose::DeleteShards { shards }, request, Vec::new(), out);
+    }
+
+    /// Deletes late shards of settled segments. On a node that is out its next inventory finds them.
+    fn delete_strays(&mut self, out: Out) {
+        for (leg, segment, index) in std::mem::take(&mut self.repairer.strays) {
+            let shard = ShardId { segment: segment.of(self.config.volume), index };
+            let late = self.calls.iter().any(|(_, c)| c.node == leg.node && c.late);
+            if self.unsettled.contains(&segment) || late && self.nodes.is_usable(leg.node) {
+                self.repairer.strays.push((leg, segment, index));
+            } else if self.nodes.is_usable(leg.node) && self.is_garbage(shard, leg) {
+                self.delete_shards(leg, vec![shard], out);
+            }
+        }
     }
 
     pub(crate) fn on_shards_deleted(&mut self, shards: &[ShardId], reply: &Reply) {
