@@ -418,7 +418,8 @@ impl BatchHeader {
         if !whole || watermark >= seq || unit_first_seq > seq {
             return Err(FormatError::Field("batch header"));
         }
-        let header = BatchHeader { seq, watermark, unit_first_seq, control_bits, batch_bytes, records_bytes, record_count };
+        let header =
+            BatchHeader { seq, watermark, unit_first_seq, control_bits, batch_bytes, records_bytes, record_count };
         Ok((header, &bytes[BATCH_HEADER_BYTES..records_end]))
     }
 }
@@ -697,8 +698,7 @@ impl Slot {
         let mut input = In::new(bytes);
         let (kind, index) = (input.u8(), input.u8());
         let (header_blocks, block_count, first_block) = (input.u16(), input.u32(), input.u64());
-        let segment =
-            SegmentId { volume: VolumeId(input.u128()), epoch: Epoch(input.u64()), counter: input.u64() };
+        let segment = SegmentId { volume: VolumeId(input.u128()), epoch: Epoch(input.u64()), counter: input.u64() };
         if kind != SLOT_FULL || u32::from(header_blocks) >= block_count || header_blocks == 0 {
             return Err(FormatError::Field("slot"));
         }
@@ -713,4 +713,238 @@ pub fn blocks_match(crcs: &[BlockCrc], bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceId = DeviceId(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100);
+    const VOLUME: VolumeId = VolumeId(0xabcd);
+    const LEDGER: LedgerId = LedgerId { epoch: Epoch(4), n: 2 };
+    const PLACE: RecordPlace = RecordPlace { device: DEVICE, generation: 7 };
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    fn superblock() -> Superblock {
+        let areas = Areas {
+            unit_table_offset: 4096,
+            unit_table_bytes: 4096,
+            unit_bytes: 65536,
+            journal_offset: 12288,
+            unit_count: 8,
+            slot_count: 64,
+            slot_table_offset: 12288 + 8 * 65536,
+            data_offset: 16384 + 8 * 65536,
+            data_blocks: 100,
+        };
+        let size_bytes = areas.data_offset + 101 * 4096;
+        Superblock { grid: GridId(0x11), node: NodeId(3), device: DEVICE, sequence: 9, size_bytes, areas }
+    }
+
+    fn entry(header: &[u8]) -> EntryRecord<'_> {
+        let crcs = Cow::Owned(vec![0x0102_0304, 0xa1a2_a3a4]);
+        EntryRecord { volume: VOLUME, ledger: LEDGER, lsn: Lsn(50), epoch: Epoch(4), acked: Lsn(49), header, crcs }
+    }
+
+    fn ledger_record() -> LedgerRecord {
+        LedgerRecord {
+            volume: VOLUME,
+            ledger: LEDGER,
+            deleted: true,
+            unsound: false,
+            trimmed: Lsn(30),
+            acked: Lsn(49),
+            created_seq: 12,
+            rule: AckRule { copies: 2, domains: 2 },
+            legs: vec![Leg { node: NodeId(3), device: DEVICE }],
+        }
+    }
+
+    fn encoded_entry(header: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0xee; EntryRecord::encoded_bytes(header.len(), 2)];
+        entry(header).encode_into(PLACE, &mut bytes);
+        bytes
+    }
+
+    /// Golden bytes: formats that devices carry must never change under their version.
+    #[test]
+    fn bytes_on_disk_are_these() {
+        let bytes = superblock().encode();
+        assert_eq!(
+            hex(&bytes[..128]),
+            concat!(
+                "484653420100000011000000000000000000000000000000000102030405060708090a0b0c0d0e0f0300000000000000",
+                "090000000000000000900e00000000000010000000000000001000000000010000300000000000000800000040000000",
+                "0030080000000000004008000000000064000000000000000000000000000000"
+            )
+        );
+        assert_eq!(hex(&bytes[4092..]), "6bad9c79");
+
+        let unit = UnitEntry { generation: 7, first_seq: 100, end_seq: 140, void_base: 138, void_bits: 2 };
+        let units = vec![unit, UnitEntry::default()];
+        let mut bytes = vec![0xee; 4096];
+        UnitTable { sequence: 5, next_generation: 8, seq_floor: 150, units }.encode_into(DEVICE, &mut bytes);
+        assert_eq!(
+            hex(&bytes[..80]),
+            concat!(
+                "484655540100000002000000000000000500000000000000080000000000000096000000000000000700000000000000",
+                "64000000000000008c000000000000008a000000000000000200000000000000"
+            )
+        );
+        assert_eq!(hex(&bytes[4092..]), "d4d3a000");
+
+        assert_eq!(
+            hex(&encoded_entry(b"head")),
+            concat!(
+                "01000000600000000200000000000000cdab000000000000000000000000000004000000000000000200000004000000",
+                "320000000000000031000000000000000400000000000000000000000000000004030201a4a3a2a168656164c64d5067"
+            )
+        );
+
+        let mut bytes = vec![0xee; LedgerRecord::encoded_bytes(1)];
+        ledger_record().encode_into(PLACE, &mut bytes);
+        assert_eq!(
+            hex(&bytes),
+            concat!(
+                "02000000700000000000000000000000cdab000000000000000000000000000004000000000000000200000001000000",
+                "1e0000000000000031000000000000000c000000000000000202010000000000000102030405060708090a0b0c0d0e0f",
+                "03000000000000000000000041c11f7f"
+            )
+        );
+
+        let mut bytes = vec![0xee; PromiseRecord::encoded_bytes()];
+        PromiseRecord { volume: VOLUME, epoch: Epoch(6), instance: InstanceId(0x77) }.encode_into(PLACE, &mut bytes);
+        assert_eq!(
+            hex(&bytes),
+            concat!(
+                "03000000480000000000000000000000cdab000000000000000000000000000006000000000000000000000000000000",
+                "7700000000000000000000000000000000000000d66691a3"
+            )
+        );
+
+        let mut bytes = [0xee; SLOT_BYTES];
+        slot().encode_into(DEVICE, 70, &mut bytes);
+        assert_eq!(
+            hex(&bytes),
+            concat!(
+                "0102010011000000f401000000000000cdab000000000000000000000000000004000000000000009900000000000000",
+                "00000000000000000000000091dd79e0"
+            )
+        );
+
+        let (bytes, _) = batch();
+        assert_eq!(
+            hex(&bytes[..64]),
+            concat!(
+                "48464a420100000078000000000000007500000000000000640000000000000005000000000000000030000060000000",
+                "01000000000000000700000000000000"
+            )
+        );
+        let end = 64 + encoded_entry(b"head").len();
+        assert_eq!(hex(&bytes[end..end + 4]), "f453506f");
+    }
+
+    fn slot() -> Slot {
+        let segment = SegmentId { volume: VOLUME, epoch: Epoch(4), counter: 0x99 };
+        Slot { shard: ShardId { segment, index: 2 }, header_blocks: 1, first_block: 500, block_count: 17 }
+    }
+
+    fn batch() -> (Vec<u8>, BatchPlace) {
+        let record = encoded_entry(b"head");
+        let mut head = vec![0xee; BatchHeader::head_bytes(record.len())];
+        head[64..64 + record.len()].copy_from_slice(&record);
+        let place = BatchPlace { device: DEVICE, unit: 3, generation: 7, offset: 8192 };
+        let header = batch_header(record.len());
+        header.finish(place, &mut head);
+        head.resize(header.batch_bytes as usize, 0);
+        (head, place)
+    }
+
+    fn batch_header(records_bytes: usize) -> BatchHeader {
+        BatchHeader {
+            seq: 120,
+            watermark: 117,
+            unit_first_seq: 100,
+            control_bits: 5,
+            batch_bytes: 3 * 4096,
+            records_bytes: records_bytes as u32,
+            record_count: 1,
+        }
+    }
+
+    #[test]
+    fn structures_read_back() {
+        assert_eq!(Superblock::decode(&superblock().encode()), Ok(superblock()));
+        let (bytes, place) = batch();
+        let (header, records) = BatchHeader::decode(place, &bytes).expect("just written");
+        assert_eq!(header, batch_header(records.len()));
+        let (record, len) = JournalRecord::decode(PLACE, records).expect("just written");
+        assert_eq!((record, len), (JournalRecord::Entry(entry(b"head")), records.len()));
+        let mut bytes = vec![0; LedgerRecord::encoded_bytes(1)];
+        ledger_record().encode_into(PLACE, &mut bytes);
+        assert_eq!(JournalRecord::decode(PLACE, &bytes), Ok((JournalRecord::Ledger(ledger_record()), bytes.len())));
+        let mut bytes = [0; SLOT_BYTES];
+        assert_eq!(Slot::decode(DEVICE, 70, &bytes), Ok(None));
+        slot().encode_into(DEVICE, 70, &mut bytes);
+        assert_eq!(Slot::decode(DEVICE, 70, &bytes), Ok(Some(slot())));
+    }
+
+    #[test]
+    fn bytes_of_another_time_or_place_never_count() {
+        let (bytes, place) = batch();
+        for other in [
+            BatchPlace { device: DeviceId(1), ..place },
+            BatchPlace { unit: 4, ..place },
+            BatchPlace { generation: 8, ..place },
+            BatchPlace { offset: 4096, ..place },
+        ] {
+            assert_eq!(BatchHeader::decode(other, &bytes), Err(FormatError::Checksum), "{other:?}");
+        }
+        let record = encoded_entry(b"head");
+        for other in [RecordPlace { generation: 8, ..PLACE }, RecordPlace { device: DeviceId(1), ..PLACE }] {
+            assert_eq!(JournalRecord::decode(other, &record), Err(FormatError::Checksum));
+        }
+        let mut bytes = [0; SLOT_BYTES];
+        slot().encode_into(DEVICE, 70, &mut bytes);
+        assert_eq!(Slot::decode(DEVICE, 71, &bytes), Err(FormatError::Checksum));
+        assert_eq!(Slot::decode(DeviceId(1), 70, &bytes), Err(FormatError::Checksum));
+    }
+
+    #[test]
+    fn voids_are_the_batches_marked() {
+        let unit = UnitEntry { void_base: 100, void_bits: 0b101, ..UnitEntry::default() };
+        let void: Vec<u64> = (0..400).filter(|seq| unit.is_void(*seq)).collect();
+        assert_eq!(void, [100, 102]);
+    }
+
+    proptest::proptest! {
+        /// Whatever is altered is noticed, and nothing makes a parser panic.
+        #[test]
+        fn altered_bytes_are_refused(at in 0usize..4096, bit in 0u8..8, noise: [u8; 32], cut in 0usize..200) {
+            let mut bytes = superblock().encode();
+            bytes[at] ^= 1 << bit;
+            proptest::prop_assert!(Superblock::decode(&bytes).is_err());
+            let (mut bytes, place) = batch();
+            let covered = 64 + encoded_entry(b"head").len() + 4;
+            bytes[at % covered] ^= 1 << bit;
+            proptest::prop_assert!(BatchHeader::decode(place, &bytes).is_err());
+            let mut bytes = encoded_entry(b"head");
+            let len = bytes.len();
+            bytes[at % len] ^= 1 << bit;
+            proptest::prop_assert!(JournalRecord::decode(PLACE, &bytes).is_err());
+            let mut bytes = encoded_entry(&noise);
+            bytes.truncate(cut);
+            if cut < EntryRecord::encoded_bytes(noise.len(), 2) {
+                proptest::prop_assert!(JournalRecord::decode(PLACE, &bytes).is_err());
+            }
+            let _ = JournalRecord::decode(PLACE, &noise);
+            let _ = BatchHeader::decode(place, &noise);
+            let mut slot = [0; SLOT_BYTES];
+            slot[..32].copy_from_slice(&noise);
+            let _ = Slot::decode(DEVICE, 0, &slot);
+            let mut table = vec![0; 4096];
+            table[..32].copy_from_slice(&noise);
+            let _ = UnitTable::decode(DEVICE, &table);
+        }
+    }
+}

@@ -38,7 +38,7 @@ pub enum Purpose {
     },
     PutShard {
         job: Token,
-        index: u8,
+        shard: ShardId,
     },
     Fetch {
         fetch: Token,
@@ -81,13 +81,19 @@ impl Purpose {
         match self {
             Purpose::Append { .. } => Class::Append,
             Purpose::Fetch { .. } | Purpose::Grant { .. } => Class::Read,
+            Purpose::CreateLedger { .. } | Purpose::Fence { .. } | Purpose::Stat | Purpose::Probe => Class::Control,
+            // Long by nature, or behind something long: nobody is judged by these.
             Purpose::PutShard { .. }
             | Purpose::RecoverRead { .. }
+            | Purpose::Header { .. }
             | Purpose::RepairRead { .. }
             | Purpose::RepairHeader { .. }
             | Purpose::RepairClear { .. }
-            | Purpose::RepairPut { .. } => Class::Bulk,
-            _ => Class::Control,
+            | Purpose::RepairPut { .. }
+            | Purpose::Inventory { .. }
+            | Purpose::LedgerInventory { .. }
+            | Purpose::DeleteShards { .. }
+            | Purpose::Forget => Class::Bulk,
         }
     }
 }

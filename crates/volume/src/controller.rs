@@ -259,7 +259,7 @@ impl Controller {
     fn on_answer(&mut self, node: NodeId, token: Token, reply: Reply, payload: Buf, out: Out) {
         let Some(call) = self.calls.remove(token) else { return };
         assert_eq!(call.node, node, "an answer comes from the node that was asked");
-        self.nodes.record(self.now, node, call.purpose.class(), self.now.since(call.sent_at));
+        self.nodes.record(self.now, node, call.purpose.class(), call.sent_at);
         if self.nodes.get(node).is_some_and(|n| n.suspect) {
             self.reconsider(node, out);
         }
@@ -284,7 +284,7 @@ impl Controller {
             Purpose::Fence { leg } => self.on_fenced(leg, &reply, out),
             Purpose::RecoverRead { ledger, leg } => self.on_recover_read(ledger, leg, reply, &payload, out),
             Purpose::Grant { leg, ledger } => self.on_granted(ledger, leg, sent_at, &reply, out),
-            Purpose::PutShard { job, index } => self.on_shard_put(job, index, node, &reply, out),
+            Purpose::PutShard { job, shard } => self.on_shard_put(job, shard, node, &reply, out),
             Purpose::Fetch { fetch, shard } => self.on_fetched(fetch, shard, node, &reply, payload, out),
             Purpose::Header { cleaner, victim } => self.on_header(cleaner, victim, &reply, &payload, out),
             Purpose::RepairRead { repair, shard } => self.on_repair_read(repair, shard, &reply, payload, out),
@@ -311,7 +311,7 @@ impl Controller {
             Purpose::Fence { leg } => self.on_fence_lost(leg),
             Purpose::RecoverRead { ledger, leg } => self.on_recover_read_lost(ledger, leg, out),
             Purpose::Grant { leg, ledger } => self.on_grant_lost(ledger, leg),
-            Purpose::PutShard { job, index } => self.on_put_lost(job, index, call.node, out),
+            Purpose::PutShard { job, shard } => self.on_put_lost(job, shard, call.node, out),
             Purpose::Fetch { fetch, shard } => self.on_fetch_lost(fetch, shard, call.node, out),
             Purpose::Header { cleaner, victim } => self.on_header_lost(cleaner, victim, out),
             Purpose::RepairRead { repair, .. }

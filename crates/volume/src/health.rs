@@ -8,6 +8,7 @@ use crate::call::{Call, Class, Purpose};
 use crate::controller::{Controller, Out};
 use holdfast_base::{NodeId, Token};
 use holdfast_format::wire::{DeviceStat, Request};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A suspect node that stays silent for this long gets new connections.
@@ -15,6 +16,9 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
 
 /// A shard that takes this much longer than the hedge bound's cap is written elsewhere although its node is alive.
 const BULK_BOUNDS: u32 = 4;
+
+/// A suspect's oldest request is this many times as old as its peers' in the middle.
+const LAG_TIMES: u32 = 4;
 
 /// Hedges allowed: one in this many appends, beyond a first few.
 const HEDGE_SHARE: u64 = 20;
@@ -52,6 +56,7 @@ impl Controller {
         let mut late = Vec::new();
         let mut suspects = Vec::new();
         let mut alone = false;
+        let lags = self.lags();
         for (token, call) in self.calls.iter() {
             let class = call.purpose.class();
             let bound = self.nodes.hedge_bound(&self.config, call.node, class);
@@ -59,14 +64,15 @@ impl Controller {
             if age <= bound {
                 continue;
             }
-            if !self.nodes.others_answered_since(call.sent_at, call.node) {
-                alone = true;
+            if !self.nodes.others_are_faster(call.sent_at, call.node) {
+                alone |= class != Class::Bulk;
                 continue;
             }
             if !call.late {
                 late.push(token);
             }
-            let patience = (bound * 2).max(self.config.append_hedge_min * 2);
+            let patience =
+                (bound * 2).max(self.config.append_hedge_min * 2).max(peers_lag(&lags, call.node) * LAG_TIMES);
             if class != Class::Bulk && age > patience && !suspects.contains(&call.node) {
                 suspects.push(call.node);
             }
@@ -89,6 +95,18 @@ impl Controller {
         self.reconnect_silent(out);
     }
 
+    /// Age of the oldest request that each usable node owes.
+    fn lags(&self) -> BTreeMap<NodeId, Duration> {
+        let mut lags: BTreeMap<NodeId, Duration> =
+            self.nodes.iter().filter(|(_, n)| n.up && !n.suspect).map(|(id, _)| (id, Duration::ZERO)).collect();
+        for (_, call) in self.calls.iter().filter(|(_, c)| c.purpose.class() != Class::Bulk) {
+            if let Some(lag) = lags.get_mut(&call.node) {
+                *lag = (*lag).max(self.now.since(call.sent_at));
+            }
+        }
+        lags
+    }
+
     fn on_late(&mut self, token: Token, out: Out) {
         let Some(call) = self.calls.get_mut(token) else { return };
         let again = call.late;
@@ -102,8 +120,14 @@ impl Controller {
                     self.hedge_append(ledger, lsn, out);
                 }
             }
-            Purpose::Fetch { fetch, .. } => self.hedge_fetch(fetch, out),
-            Purpose::PutShard { job, index } if again => self.on_put_lost(job, index, call.node, out),
+            Purpose::Fetch { fetch, .. } => {
+                let allowed =
+                    self.counters.read_hedges * HEDGE_SHARE <= self.counters.reads + HEDGES_FREE * HEDGE_SHARE;
+                if allowed || !self.nodes.is_usable(call.node) {
+                    self.hedge_fetch(fetch, out);
+                }
+            }
+            Purpose::PutShard { job, shard } if again => self.on_put_lost(job, shard, call.node, out),
             // Whether the node is alive decides: a busy disk is waited for, a hung process is not.
             Purpose::PutShard { .. } => self.probe(call.node, out),
             Purpose::CreateLedger { ledger, leg } => self.on_create_lost(ledger, leg, out),
@@ -123,8 +147,11 @@ impl Controller {
 
     fn suspect(&mut self, node: NodeId, out: Out) {
         let now = self.now;
+        // With fewer nodes than copies are needed on, nothing is gained by using fewer still.
+        let needed = usize::from(if self.root.is_known() { self.root().layout.failures() } else { 0 }) + 1;
+        let spare = self.nodes.usable_count() > needed;
         let Some(state) = self.nodes.get_mut(node) else { return };
-        if !state.up || state.suspect {
+        if !state.up || state.suspect || !spare {
             return;
         }
         state.suspect = true;
@@ -185,4 +212,11 @@ impl Controller {
             }
         }
     }
+}
+
+/// Lag of the other nodes: the one in the middle.
+fn peers_lag(lags: &BTreeMap<NodeId, Duration>, node: NodeId) -> Duration {
+    let mut others: Vec<Duration> = lags.iter().filter(|(id, _)| **id != node).map(|(_, lag)| *lag).collect();
+    others.sort_unstable();
+    others.get(others.len() / 2).copied().unwrap_or_default()
 }

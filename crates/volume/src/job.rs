@@ -110,7 +110,10 @@ impl Controller {
         job.placed = Some(Placed { no, geometry, homes, shards, committing: false });
         self.counters.segments_written += 1;
         for index in 0..count {
-            self.put_shard(token, index, out);
+            // A shard that can't be sent anywhere parks the job again.
+            if self.jobs.get(token).is_some_and(|j| j.placed.as_ref().is_some_and(|p| p.no == no)) {
+                self.put_shard(token, index, out);
+            }
         }
     }
 
@@ -159,18 +162,26 @@ impl Controller {
         };
         let payload = shard.payload.clone();
         self.counters.segment_bytes_written += holdfast_base::buf::total_len(&payload) as u64;
-        let purpose = Purpose::PutShard { job: token, index };
+        let purpose = Purpose::PutShard { job: token, shard: id };
         if self.send(leg.node, Lane::Bulk, purpose, request, payload, out).is_none() {
             self.replace_shard(token, index, leg.node, out);
         }
     }
 
-    pub(crate) fn on_shard_put(&mut self, token: Token, index: u8, node: NodeId, reply: &Reply, out: Out) {
-        let Some(placed) = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()) else { return };
-        let leg = placed.homes[usize::from(index)];
-        if leg.node != node || placed.shards[usize::from(index)].durable {
-            return;
+    /// Whether an answer belongs to what the job is at: the same segment id, the same home, not durable yet.
+    fn awaits_put(&self, token: Token, shard: ShardId, node: NodeId) -> Option<Leg> {
+        let placed = self.jobs.get(token)?.placed.as_ref()?;
+        if placed.committing || placed.no != SegmentNo::from(shard.segment) {
+            return None;
         }
+        let leg = placed.homes[usize::from(shard.index)];
+        (leg.node == node && !placed.shards[usize::from(shard.index)].durable).then_some(leg)
+    }
+
+    pub(crate) fn on_shard_put(&mut self, token: Token, shard: ShardId, node: NodeId, reply: &Reply, out: Out) {
+        let Some(leg) = self.awaits_put(token, shard, node) else { return };
+        let index = shard.index;
+        let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("just seen");
         match reply {
             Reply::Done => {
                 placed.shards[usize::from(index)].durable = true;
@@ -191,10 +202,9 @@ impl Controller {
         }
     }
 
-    pub(crate) fn on_put_lost(&mut self, token: Token, index: u8, node: NodeId, out: Out) {
-        let Some(placed) = self.jobs.get(token).and_then(|j| j.placed.as_ref()) else { return };
-        if placed.homes[usize::from(index)].node == node && !placed.shards[usize::from(index)].durable {
-            self.replace_shard(token, index, node, out);
+    pub(crate) fn on_put_lost(&mut self, token: Token, shard: ShardId, node: NodeId, out: Out) {
+        if self.awaits_put(token, shard, node).is_some() {
+            self.replace_shard(token, shard.index, node, out);
         }
     }
 
@@ -204,13 +214,14 @@ impl Controller {
         for (token, job) in self.jobs.iter() {
             let Some(placed) = &job.placed else { continue };
             for (index, leg) in placed.homes.iter().enumerate() {
-                if leg.node == node && !placed.shards[index].durable {
-                    moves.push((token, index as u8));
+                if leg.node == node {
+                    let segment = placed.no.of(self.config.volume);
+                    moves.push((token, ShardId { segment, index: index as u8 }));
                 }
             }
         }
-        for (token, index) in moves {
-            self.on_put_lost(token, index, node, out);
+        for (token, shard) in moves {
+            self.on_put_lost(token, shard, node, out);
         }
     }
 

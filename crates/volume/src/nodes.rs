@@ -44,6 +44,8 @@ pub struct Node {
     /// When it became suspect or went down.
     pub out_since: Option<Instant>,
     pub last_reply: Instant,
+    /// When the youngest request that it has answered was sent.
+    pub answered_sent_at: Instant,
     pub devices: BTreeMap<DeviceId, DeviceStat>,
     latency: BTreeMap<Class, Latency>,
     /// The shell was asked to connect anew and has not reported yet.
@@ -65,6 +67,7 @@ impl Nodes {
             suspect: false,
             out_since: None,
             last_reply: now,
+            answered_sent_at: now,
             devices: BTreeMap::new(),
             latency: BTreeMap::new(),
             reconnecting: false,
@@ -75,6 +78,7 @@ impl Nodes {
             suspect: false,
             out_since: None,
             last_reply: now,
+            answered_sent_at: now,
             devices,
             latency: std::mem::take(&mut node.latency),
             reconnecting: false,
@@ -141,10 +145,11 @@ impl Nodes {
         self.nodes.iter().filter(|(_, n)| n.up && !n.suspect && serves_any(n)).count()
     }
 
-    pub fn record(&mut self, now: Instant, id: NodeId, class: Class, took: Duration) {
+    pub fn record(&mut self, now: Instant, id: NodeId, class: Class, sent_at: Instant) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.last_reply = now;
-            node.latency.entry(class).or_default().record(took);
+            node.answered_sent_at = node.answered_sent_at.max(sent_at);
+            node.latency.entry(class).or_default().record(now.since(sent_at));
         }
     }
 
@@ -159,9 +164,12 @@ impl Nodes {
         learned.unwrap_or(max / 2).clamp(min, max)
     }
 
-    /// Whether any other node has answered something since `then`: otherwise it is this host that stands still.
-    pub fn others_answered_since(&self, then: Instant, id: NodeId) -> bool {
-        self.nodes.iter().any(|(other, node)| *other != id && node.up && node.last_reply > then)
+    /// Whether most of the other usable nodes have answered requests sent later than `then`: otherwise it is this host,
+    /// or all of the grid, that is slow.
+    pub fn others_are_faster(&self, then: Instant, id: NodeId) -> bool {
+        let others = || self.nodes.iter().filter(|(other, n)| **other != id && n.up && !n.suspect);
+        let faster = others().filter(|(_, n)| n.answered_sent_at > then).count();
+        faster > 0 && faster * 2 >= others().count()
     }
 
     pub fn suspects(&self) -> Vec<NodeId> {

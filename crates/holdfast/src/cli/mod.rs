@@ -1,0 +1,6 @@
+//! The command line: what can be asked, and how answers look.
+
+pub mod format;
+pub mod node;
+pub mod status;
+pub mod volume;

@@ -1,0 +1,153 @@
+//! `holdfast node`: the storage process itself, and the faults that a local grid can be given.
+
+use super::format::{print, print_json};
+use crate::grid::layout::GridDir;
+use crate::grid::processes::Role;
+use crate::grid::{self};
+use crate::node_shell::{self, NodeOptions};
+use crate::protocol::Request;
+use crate::{client, daemon};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use holdfast_base::{GridId, NodeId};
+use rustix::process::Signal;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Args, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "Examples:\n  \
+        holdfast node kill 2      node 2 of the local grid dies, as in a crash\n  \
+        holdfast node start 2     and comes back\n  \
+        holdfast node hang 3      node 3 stands still: its connections stay, nothing answers\n  \
+        holdfast node resume 3    and goes on\n  \
+        holdfast node cut 4       the network between host and node 4 swallows everything\n\n  \
+        holdfast node --id 1 --grid 0f9e… --listen 10.0.0.1:7500 --device /dev/nvme0n1 --format-blank\n                            \
+        runs a storage node in the foreground, on a machine of its own"
+)]
+pub struct NodeArgs {
+    #[command(subcommand)]
+    action: Option<NodeAction>,
+
+    /// Number of this node in its grid
+    #[arg(long, required = true)]
+    id: Option<u32>,
+
+    /// Address to serve on; by default what grid.json says
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<SocketAddr>,
+
+    /// A device of this node: a block device or a file, any number of times; by default what grid.json says
+    #[arg(long = "device", value_name = "PATH")]
+    devices: Vec<PathBuf>,
+
+    /// The grid's id; by default what grid.json says
+    #[arg(long, value_name = "UUID")]
+    grid: Option<GridId>,
+
+    /// Make devices that hold nothing but zeroes this node's own
+    #[arg(long)]
+    format_blank: bool,
+
+    #[arg(long, hide = true)]
+    daemon: bool,
+}
+
+#[derive(Subcommand, Debug)]
+enum NodeAction {
+    /// Kill a node of the local grid at once (SIGKILL)
+    Kill { node: u32 },
+    /// Make a node of the local grid stand still (SIGSTOP)
+    Hang { node: u32 },
+    /// Let a node that hangs go on (SIGCONT)
+    Resume { node: u32 },
+    /// Start a node of the local grid that is down
+    Start { node: u32 },
+    /// Black-hole the links between the host and a node
+    ///
+    /// All of a local grid's traffic runs over one loopback, so the cut is made in the host: it stops reading from and
+    /// sending to the node, keeps the connections open, and gets no answer to new ones, as if a cable were pulled. What was
+    /// to be sent waits until `holdfast node mend`. The node itself and its process notice nothing.
+    Cut { node: u32 },
+    /// End a cut
+    Mend { node: u32 },
+}
+
+pub fn run(args: NodeArgs, dir: Option<&std::path::Path>, json: bool) -> Result<()> {
+    match &args.action {
+        Some(action) => act(action, &GridDir::choose(dir)?, json),
+        None => serve(args, dir),
+    }
+}
+
+fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
+    let config = dir.load()?;
+    let (id, text) = match *action {
+        NodeAction::Kill { node } => {
+            config.node(node)?;
+            let role = Role::Node(node);
+            let running = role.signal(dir, Signal::KILL)?;
+            if !role.wait_gone(dir, Duration::from_secs(10)) {
+                bail!("node {node} (process {}) does not die; it waits for its disk (see `dmesg`)", running.pid);
+            }
+            (node, format!("node {node} is dead; `holdfast node start {node}` brings it back"))
+        }
+        NodeAction::Hang { node } => {
+            config.node(node)?;
+            Role::Node(node).signal(dir, Signal::STOP)?;
+            (node, format!("node {node} hangs; `holdfast node resume {node}` lets it go on"))
+        }
+        NodeAction::Resume { node } => {
+            config.node(node)?;
+            Role::Node(node).signal(dir, Signal::CONT)?;
+            (node, format!("node {node} goes on"))
+        }
+        NodeAction::Start { node } => {
+            grid::start_node(dir, node)?;
+            (node, format!("node {node} is up"))
+        }
+        NodeAction::Cut { node } => {
+            config.node(node)?;
+            client::done(dir, &Request::NodeCut { node })?;
+            (node, format!("node {node} is cut off; `holdfast node mend {node}` ends that"))
+        }
+        NodeAction::Mend { node } => {
+            config.node(node)?;
+            client::done(dir, &Request::NodeMend { node })?;
+            (node, format!("node {node} can be reached again"))
+        }
+    };
+    if json { print_json(&json!({ "node": id, "done": true })) } else { print(text) }
+}
+
+/// Runs the storage process in the foreground.
+fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
+    let id = args.id.expect("clap requires it where there is no action");
+    let mut options = NodeOptions {
+        node: NodeId(id),
+        grid: args.grid.unwrap_or_default(),
+        listen: args.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
+        devices: args.devices,
+        format_blank: args.format_blank,
+    };
+    if args.grid.is_none() || args.listen.is_none() || options.devices.is_empty() {
+        let dir = GridDir::choose(dir)?;
+        let config = dir.load().context("without --grid, --listen and --device a node takes them from a grid's directory")?;
+        let node = config.node(id)?;
+        if args.grid.is_none() {
+            options.grid = config.grid_id()?;
+        }
+        if args.listen.is_none() {
+            options.listen = node.address;
+        }
+        if options.devices.is_empty() {
+            options.devices = node.devices.iter().map(|d| dir.device_path(d)).collect();
+        }
+    }
+    daemon::begin(args.daemon)?;
+    node_shell::run(&options)
+}

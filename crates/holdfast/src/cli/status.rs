@@ -1,0 +1,245 @@
+//! `holdfast status` and `holdfast grid …`: what is there, in what state, within a second whatever hangs.
+
+use super::format::{percent_used, print, print_json, print_table, table};
+use super::volume::print_list;
+use crate::client;
+use crate::grid::layout::{GridConfig, GridDir};
+use crate::grid::processes::Role;
+use crate::grid::{self, UpOptions};
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
+use crate::size::Size;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use holdfast_runtime::process::{self, ProcessStats};
+use serde::Serialize;
+use std::net::SocketAddr;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    holdfast grid up                             four nodes with two devices of 8 GiB each, in ~/.holdfast/grid\n  \
+    holdfast grid up --dir /data/grid --nodes 3 --devices 1 --device-size 2GiB\n  \
+    holdfast grid status\n  \
+    holdfast grid down                           everything stops; `holdfast grid up` goes on where it was\n\n\
+    A grid's directory holds all of it: configuration, devices, metadata, logs. HOLDFAST_DIR names one for all commands.")]
+pub struct GridArgs {
+    #[command(subcommand)]
+    action: GridAction,
+}
+
+#[derive(Subcommand, Debug)]
+enum GridAction {
+    /// Bring the grid up; make it first if there is none
+    Up {
+        /// Storage nodes [default: 4]
+        #[arg(long)]
+        nodes: Option<u32>,
+        /// Devices of each node [default: 2]
+        #[arg(long)]
+        devices: Option<u32>,
+        /// Size of each device, all of it allocated at once [default: 8GiB]
+        #[arg(long)]
+        device_size: Option<Size>,
+        /// First of the nodes' ports on 127.0.0.1 [default: the first free range from 7500 on]
+        #[arg(long)]
+        port: Option<u16>,
+        /// Serve NBD over TCP as well, for example 127.0.0.1:10809
+        #[arg(long, value_name = "ADDR:PORT")]
+        nbd_tcp: Option<SocketAddr>,
+    },
+    /// Stop all processes of the grid; its data stays
+    Down,
+    /// Processes and devices of the grid
+    Status,
+}
+
+pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
+    match args.action {
+        GridAction::Up { nodes, devices, device_size, port, nbd_tcp } => {
+            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp };
+            let outcome = grid::up(dir, &options)?;
+            if json {
+                return print_json(&gather(dir)?);
+            }
+            let made = if outcome.created { "made and " } else { "" };
+            print(format_args!(
+                "grid {} is {made}up in {}: {} started",
+                outcome.config.grid,
+                dir.root().display(),
+                outcome.started.join(", ")
+            ))?;
+            print("next: `holdfast volume create NAME --size 4GiB`, `holdfast status`")
+        }
+        GridAction::Down => {
+            let stopped = grid::down(dir)?;
+            if json {
+                return print_json(&serde_json::json!({ "stopped": stopped }));
+            }
+            print(match stopped.is_empty() {
+                true => "nothing was running".to_string(),
+                false => format!("stopped: {}; `holdfast grid up` goes on", stopped.join(", ")),
+            })
+        }
+        GridAction::Status => {
+            let status = gather(dir)?;
+            if json { print_json(&status) } else { print_grid(&status) }
+        }
+    }
+}
+
+pub fn run_status(dir: &GridDir, json: bool) -> Result<()> {
+    let status = gather(dir)?;
+    if json {
+        return print_json(&status);
+    }
+    print_grid(&status)?;
+    if status.host.state == "up" {
+        print("")?;
+        print_list(&status.volumes)?;
+        for name in &status.deleting {
+            print(format_args!("volume {name} is deleted; its space is being returned"))?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GridStatus {
+    pub grid: String,
+    pub dir: String,
+    pub host: HostView,
+    pub nodes: Vec<NodeView>,
+    pub volumes: Vec<VolumeInfo>,
+    pub deleting: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct HostView {
+    /// `up`, `hung` or `down`.
+    pub state: &'static str,
+    pub pid: Option<u32>,
+    pub cpu_ms: u64,
+    pub resident_bytes: u64,
+    /// Why the host told nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct NodeView {
+    pub id: u32,
+    /// `up`, `suspect`, `hung`, `cut` or `down`.
+    pub state: &'static str,
+    pub address: String,
+    pub pid: Option<u32>,
+    pub cpu_ms: u64,
+    pub resident_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// From the host's memory and from /proc alone: nothing here waits for a node.
+pub fn gather(dir: &GridDir) -> Result<GridStatus> {
+    let config: GridConfig = dir.load()?;
+    let process = Role::Host.find(dir);
+    let told = process.filter(|p| !p.stopped).map(|_| client::status(dir));
+    let (status, trouble) = match told {
+        Some(Ok(status)) => (Some(status), None),
+        Some(Err(error)) => (None, Some(error.to_string())),
+        None => (None, None),
+    };
+    let state = match (&process, &status) {
+        (None, _) => "down",
+        (Some(_), Some(_)) => "up",
+        (Some(_), None) => "hung",
+    };
+    let cost = process.map_or_else(ProcessStats::default, |p| process::stats(p.pid).unwrap_or_default());
+    let host = HostView {
+        state,
+        pid: process.map(|p| p.pid),
+        cpu_ms: cost.cpu().as_millis() as u64,
+        resident_bytes: cost.resident_bytes,
+        trouble,
+    };
+    let status = status.unwrap_or_default();
+    let nodes = config.nodes.iter().map(|node| {
+        let told = status.nodes.iter().find(|n| n.id == node.id);
+        node_view(dir, node.id, node.address.to_string(), told)
+    });
+    let nodes = nodes.collect();
+    let root = dir.root().display().to_string();
+    Ok(GridStatus { grid: config.grid, dir: root, host, nodes, volumes: status.volumes, deleting: status.deleting })
+}
+
+fn node_view(dir: &GridDir, id: u32, address: String, told: Option<&NodeInfo>) -> NodeView {
+    let process = Role::Node(id).find(dir);
+    let state = match (&process, told) {
+        (None, _) => "down",
+        (Some(p), _) if p.stopped => "hung",
+        (_, Some(n)) if n.cut => "cut",
+        (_, Some(n)) => match n.link {
+            LinkState::Down => "down",
+            LinkState::Silent => "hung",
+            LinkState::Up if n.suspect => "suspect",
+            LinkState::Up => "up",
+        },
+        (Some(_), None) => "up",
+    };
+    let cost = process.map_or_else(ProcessStats::default, |p| process::stats(p.pid).unwrap_or_default());
+    NodeView {
+        id,
+        state,
+        address,
+        pid: process.map(|p| p.pid),
+        cpu_ms: cost.cpu().as_millis() as u64,
+        resident_bytes: cost.resident_bytes,
+        trouble: told.and_then(|n| n.trouble.clone()),
+        devices: told.map_or_else(Vec::new, |n| n.devices.clone()),
+    }
+}
+
+fn print_grid(status: &GridStatus) -> Result<()> {
+    let host = &status.host;
+    print(format_args!("grid {} in {}", status.grid, status.dir))?;
+    match (host.state, host.pid) {
+        ("down", _) => print("host down; `holdfast grid up` starts it")?,
+        (state, pid) => print(format_args!(
+            "host {state}, process {}, CPU {:.1} s, memory {}",
+            pid.unwrap_or(0),
+            host.cpu_ms as f64 / 1000.0,
+            Size(host.resident_bytes)
+        ))?,
+    }
+    if let Some(trouble) = &host.trouble {
+        print(trouble)?;
+    }
+    print("")?;
+    let mut rows = table(&["NODE", "STATE", "ADDRESS", "PROCESS", "CPU", "MEMORY", "DEVICES", "CAPACITY", "USED", "JOURNAL"], &[3, 4, 5, 6, 7, 8, 9]);
+    for node in &status.nodes {
+        let serving = node.devices.iter().filter(|d| d.health == "serving").count();
+        let sum = |f: fn(&DeviceInfo) -> u64| node.devices.iter().map(f).sum::<u64>();
+        let capacity = sum(|d| d.capacity_bytes);
+        rows.add_row([
+            node.id.to_string(),
+            node.state.to_string(),
+            node.address.clone(),
+            node.pid.map_or("-".to_string(), |p| p.to_string()),
+            format!("{:.1} s", node.cpu_ms as f64 / 1000.0),
+            Size(node.resident_bytes).to_string(),
+            format!("{serving}/{}", node.devices.len()),
+            Size(capacity).to_string(),
+            percent_used(capacity, sum(|d| d.free_bytes)),
+            percent_used(sum(|d| d.journal_bytes), sum(|d| d.journal_bytes - d.journal_used_bytes.min(d.journal_bytes))),
+        ]);
+    }
+    print_table(&rows)?;
+    for node in &status.nodes {
+        if let Some(trouble) = &node.trouble {
+            print(format_args!("node {}: {trouble}", node.id))?;
+        }
+        for device in node.devices.iter().filter(|d| d.health == "failed") {
+            print(format_args!("node {}: device {} has failed; its log says why", node.id, device.device))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! `holdfast volume`: make, show, resize, delete, export.
+
+use super::format::{print, print_json, print_table, table};
+use crate::client;
+use crate::grid::layout::GridDir;
+use crate::protocol::{Request, VolumeInfo};
+use crate::size::Size;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use holdfast_format::geometry::Layout;
+use serde_json::json;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    holdfast volume create vm1 --size 4GiB\n  \
+    holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
+    holdfast volume list\n  \
+    nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
+    holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
+    holdfast volume delete scratch")]
+pub struct VolumeArgs {
+    #[command(subcommand)]
+    action: VolumeAction,
+}
+
+#[derive(Subcommand, Debug)]
+enum VolumeAction {
+    /// Make a volume, and export it
+    Create {
+        name: String,
+        /// Bytes that clients see, for example 4GiB; space is taken only for what is written
+        #[arg(long)]
+        size: Size,
+        /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node
+        #[arg(long, default_value_t = Layout::DEFAULT)]
+        layout: Layout,
+        /// Only make it; `holdfast volume export` offers it to clients later
+        #[arg(long)]
+        no_export: bool,
+    },
+    /// All volumes of the grid
+    List,
+    /// One volume, with its counters
+    Show { name: String },
+    /// Change a volume's size; clients see it when they connect anew
+    Resize {
+        name: String,
+        #[arg(long)]
+        size: Size,
+        /// Cut off the end of the volume, with the data there
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Delete a volume and its data
+    Delete {
+        name: String,
+        /// Cut off clients that are connected
+        #[arg(long)]
+        force: bool,
+    },
+    /// Offer a volume to clients, now and after every start of the grid
+    Export { name: String },
+    /// Take a volume out of service; its data stays
+    Unexport {
+        name: String,
+        /// Cut off clients that are connected
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
+    let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
+    match args.action {
+        VolumeAction::Create { name, size, layout, no_export } => {
+            let layout = layout.to_string();
+            let request = Request::VolumeCreate { name, size_bytes: size.0, layout, export: !no_export };
+            let volume = client::volume(dir, &request)?;
+            let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
+            show(&volume, text)
+        }
+        VolumeAction::List => {
+            let volumes = client::volumes(dir)?;
+            if json { print_json(&volumes) } else { print_list(&volumes) }
+        }
+        VolumeAction::Show { name } => {
+            let volume = client::volume(dir, &Request::VolumeShow { name })?;
+            if json { print_json(&volume) } else { print_one(&volume) }
+        }
+        VolumeAction::Resize { name, size, shrink } => {
+            let volume = client::volume(dir, &Request::VolumeResize { name, size_bytes: size.0, shrink })?;
+            let text = format!("volume {} has {} now; clients see it when they connect anew", volume.name, Size(volume.size_bytes));
+            show(&volume, text)
+        }
+        VolumeAction::Delete { name, force } => {
+            client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
+            let text = format!("volume {name} is deleted; its space returns in the background (`holdfast status`)");
+            if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
+        }
+        VolumeAction::Export { name } => {
+            let volume = client::volume(dir, &Request::VolumeExport { name })?;
+            show(&volume, format!("volume {} is exported{}", volume.name, how_to_use(&volume)))
+        }
+        VolumeAction::Unexport { name, force } => {
+            let volume = client::volume(dir, &Request::VolumeUnexport { name, force })?;
+            show(&volume, format!("volume {} is out of service; `holdfast volume export {0}` brings it back", volume.name))
+        }
+    }
+}
+
+fn how_to_use(volume: &VolumeInfo) -> String {
+    match (volume.state.as_str(), volume.uris.first()) {
+        ("open", Some(uri)) => format!("; connect to {uri}"),
+        (_, Some(uri)) => {
+            let why = volume.waits.as_deref().unwrap_or("its log is being read");
+            format!("; it is still opening ({why}), at {uri}")
+        }
+        (_, None) => format!("; `holdfast volume export {}` offers it to clients", volume.name),
+    }
+}
+
+pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
+    if volumes.is_empty() {
+        return print("no volumes yet; make one with `holdfast volume create NAME --size 4GiB`");
+    }
+    let mut rows = table(&["VOLUME", "STATE", "SIZE", "LAYOUT", "MAPPED", "LOG", "DEGRADED", "AT RISK", "CLIENTS"], &[2, 4, 5, 6, 7, 8]);
+    for volume in volumes {
+        let live = |f: &dyn Fn(&crate::protocol::VolumeLive) -> String| volume.live.as_ref().map_or("-".to_string(), f);
+        rows.add_row([
+            volume.name.clone(),
+            volume.state.clone(),
+            Size(volume.size_bytes).to_string(),
+            volume.layout.clone(),
+            live(&|l| Size(l.mapped_bytes).to_string()),
+            live(&|l| Size(l.log_bytes).to_string()),
+            live(&|l| l.degraded_segments.to_string()),
+            live(&|l| l.at_risk_entries.to_string()),
+            volume.sessions.to_string(),
+        ]);
+    }
+    print_table(&rows)?;
+    for volume in volumes {
+        if let Some(why) = &volume.waits {
+            print(format_args!("volume {} can't be opened yet: {why}", volume.name))?;
+        }
+    }
+    Ok(())
+}
+
+fn print_one(volume: &VolumeInfo) -> Result<()> {
+    let mut rows = table(&["", ""], &[]);
+    rows.set_header(Vec::<String>::new());
+    let mut row = |name: &str, value: String| {
+        rows.add_row([name.to_string(), value]);
+    };
+    row("volume", volume.name.clone());
+    row("id", volume.id.clone());
+    row("state", volume.state.clone());
+    if let Some(why) = &volume.waits {
+        row("waits", why.clone());
+    }
+    row("size", Size(volume.size_bytes).to_string());
+    row("layout", volume.layout.clone());
+    row("exported", if volume.exported { "yes".to_string() } else { "no".to_string() });
+    for uri in &volume.uris {
+        row("connect to", uri.clone());
+    }
+    row("clients", volume.sessions.to_string());
+    row("epoch", volume.epoch.to_string());
+    if let Some(live) = &volume.live {
+        let c = &live.counters;
+        row("mapped", Size(live.mapped_bytes).to_string());
+        row("log", Size(live.log_bytes).to_string());
+        row("segments", format!("{} ({} degraded)", live.segments, live.degraded_segments));
+        row("at risk", format!("{} log entries", live.at_risk_entries));
+        if !live.suspect_nodes.is_empty() {
+            let nodes: Vec<String> = live.suspect_nodes.iter().map(u32::to_string).collect();
+            row("avoids nodes", nodes.join(", "));
+        }
+        row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
+        row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
+        row("hedges", format!("{} appends, {} reads; {} reads reconstructed", c.append_hedges, c.read_hedges, c.reconstructed_reads));
+        row("written", format!("{} segments ({}), {} past the log", c.segments_written, Size(c.segment_bytes_written), Size(c.bypass_bytes)));
+        row("cleaned", format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed));
+        row("repaired", format!("{} shards rebuilt, {} checksum errors", c.shards_rebuilt, c.checksum_errors));
+        row("checkpoints", format!("{} ({})", c.checkpoints, Size(c.checkpoint_bytes)));
+    }
+    print_table(&rows)
+}

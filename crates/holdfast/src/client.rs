@@ -1,0 +1,83 @@
+//! The command line's end of the control socket.
+
+use crate::grid::layout::GridDir;
+use crate::protocol::{HostStatus, Request, Response, VolumeInfo};
+use anyhow::{Context, Result, anyhow, bail};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// For what the host knows by heart.
+pub const QUICK: Duration = Duration::from_millis(900);
+
+/// For what waits for nodes or for a log to be emptied.
+pub const PATIENT: Duration = Duration::from_secs(150);
+
+/// Asks the host of the grid in `dir`.
+pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Response> {
+    let path = dir.control_socket();
+    let stream = match UnixStream::connect(&path) {
+        Ok(stream) => stream,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            dir.load()?;
+            bail!("the grid in {} is not running; start it with `holdfast grid up`", dir.root().display());
+        }
+        Err(e) => return Err(e).with_context(|| format!("cannot reach the host at {}", path.display())),
+    };
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    let mut line = serde_json::to_string(request).expect("our requests always encode");
+    line.push('\n');
+    (&stream).write_all(line.as_bytes()).map_err(|e| silent(&e, patience))?;
+    let mut answer = String::new();
+    BufReader::new(&stream).read_line(&mut answer).map_err(|e| silent(&e, patience))?;
+    if answer.is_empty() {
+        bail!("the host stopped before it answered; look into {}", dir.logs_dir().join("host.log").display());
+    }
+    match serde_json::from_str(&answer).context("the host's answer makes no sense: is it another release?")? {
+        Response::Error { message } => bail!("{message}"),
+        response => Ok(response),
+    }
+}
+
+fn silent(error: &std::io::Error, patience: Duration) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => anyhow!(
+            "the host does not answer within {:.1} s; `holdfast grid status` shows whether its process is stopped",
+            patience.as_secs_f64()
+        ),
+        _ => anyhow!("the connection to the host broke: {error}; `holdfast grid status` shows its process"),
+    }
+}
+
+pub fn status(dir: &GridDir) -> Result<HostStatus> {
+    match ask(dir, &Request::Status, QUICK)? {
+        Response::Status(status) => Ok(status),
+        other => unexpected(&other),
+    }
+}
+
+pub fn volume(dir: &GridDir, request: &Request) -> Result<VolumeInfo> {
+    match ask(dir, request, PATIENT)? {
+        Response::Volume(volume) => Ok(volume),
+        other => unexpected(&other),
+    }
+}
+
+pub fn volumes(dir: &GridDir) -> Result<Vec<VolumeInfo>> {
+    match ask(dir, &Request::VolumeList, PATIENT)? {
+        Response::Volumes { volumes } => Ok(volumes),
+        other => unexpected(&other),
+    }
+}
+
+pub fn done(dir: &GridDir, request: &Request) -> Result<()> {
+    match ask(dir, request, PATIENT)? {
+        Response::Done => Ok(()),
+        other => unexpected(&other),
+    }
+}
+
+fn unexpected<T>(response: &Response) -> Result<T> {
+    bail!("the host's answer does not fit the request ({response:?}): is it another release?")
+}

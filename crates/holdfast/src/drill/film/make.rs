@@ -1,0 +1,119 @@
+//! The films: made once with ffmpeg, kept beside the grid, each with the checksum of every decoded frame.
+
+use super::super::tools::output_of;
+use super::player::decode_all;
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub const FRAMES_PER_SECOND: u64 = 25;
+pub const WIDTH: usize = 1280;
+pub const HEIGHT: usize = 720;
+
+/// One decoded frame in planar YUV with halved chroma.
+pub const FRAME_BYTES: usize = WIDTH * HEIGHT * 3 / 2;
+
+/// Bytes are read and written in these units.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Volumes have whole MiB and room to spare.
+const VOLUME_UNIT: u64 = 16 << 20;
+
+/// What moves in each film; grain on top makes every frame worth its bits.
+const SCENES: [(&str, &str); 3] = [
+    ("clock", "testsrc2=size=1280x720:rate=25"),
+    ("bars", "smptehdbars=size=1280x720:rate=25"),
+    ("colours", "gradients=size=1280x720:rate=25:nb_colors=5:speed=0.02:seed=7"),
+];
+
+/// One film on the local disk.
+#[derive(Clone, Debug)]
+pub struct Film {
+    pub name: &'static str,
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// Checksum of each decoded frame, in order.
+    pub checksums: Vec<u32>,
+}
+
+impl Film {
+    pub fn frames(&self) -> usize {
+        self.checksums.len()
+    }
+
+    pub fn volume_bytes(&self) -> u64 {
+        self.bytes.next_multiple_of(VOLUME_UNIT) + VOLUME_UNIT
+    }
+
+    /// The file's bytes, with zeroes up to a whole block.
+    pub fn padded(&self) -> Result<Vec<u8>> {
+        let mut bytes = fs::read(&self.path).with_context(|| format!("cannot read {}", self.path.display()))?;
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+        Ok(bytes)
+    }
+}
+
+/// The three films of `seconds`, made where `dir` doesn't have them.
+pub fn films(dir: &Path, seconds: u64) -> Result<Vec<Film>> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    SCENES.iter().map(|(name, scene)| film(dir, name, scene, seconds)).collect()
+}
+
+fn film(dir: &Path, name: &'static str, scene: &str, seconds: u64) -> Result<Film> {
+    let path = dir.join(format!("{name}-{seconds}s.mp4"));
+    let list = dir.join(format!("{name}-{seconds}s.frames"));
+    // The list is written last: where it is, the film is whole.
+    if !list.exists() {
+        eprintln!("making film {} of {seconds} s", path.display());
+        encode(&path, scene, seconds)?;
+        let checksums = decode_all(&path)?;
+        let text: String = checksums.iter().map(|checksum| format!("{checksum:08x}\n")).collect();
+        let beside = list.with_extension("new");
+        fs::write(&beside, text).and_then(|()| fs::rename(&beside, &list))
+            .with_context(|| format!("cannot write {}; check space and permissions", list.display()))?;
+    }
+    let text = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
+    let checksums = parse_list(&text)
+        .with_context(|| format!("{} is damaged; remove it, and the film is made again", list.display()))?;
+    if checksums.len() as u64 != seconds * FRAMES_PER_SECOND {
+        bail!("{} has {} frames instead of {}; remove it", path.display(), checksums.len(), seconds * FRAMES_PER_SECOND);
+    }
+    let bytes = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
+    Ok(Film { name, path, bytes, checksums })
+}
+
+fn parse_list(text: &str) -> Result<Vec<u32>> {
+    text.lines().map(|line| u32::from_str_radix(line, 16).context("a line is no checksum")).collect()
+}
+
+/// 8 Mbit/s, so that a player reads 1 MB a second; the index in front, so that a pipe can be decoded.
+fn encode(path: &Path, scene: &str, seconds: u64) -> Result<()> {
+    let mut command = Command::new("ffmpeg");
+    command.args(["-v", "error", "-nostdin", "-y", "-f", "lavfi", "-i", scene, "-t", &seconds.to_string()]);
+    command.args(["-vf", "noise=alls=12:allf=t:all_seed=7,format=yuv420p", "-c:v", "mpeg4", "-b:v", "8M", "-g", "25"]);
+    command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(path);
+    output_of(&mut command).context("cannot make a film")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_frames_is_read_back() {
+        assert_eq!(parse_list("00000001\nffffffff\n").unwrap(), vec![1, u32::MAX]);
+        assert!(parse_list("zebra\n").is_err());
+        assert!(parse_list("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_volume_has_room_for_the_padded_film() {
+        for bytes in [1, 16 << 20, (16 << 20) + 1] {
+            let film = Film { name: "x", path: PathBuf::new(), bytes, checksums: Vec::new() };
+            assert!(film.volume_bytes() >= bytes + BLOCK_BYTES as u64);
+            assert!(film.volume_bytes().is_multiple_of(VOLUME_UNIT));
+        }
+    }
+}

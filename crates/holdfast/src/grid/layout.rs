@@ -1,0 +1,244 @@
+//! Where a local grid keeps what, and its configuration file.
+//!
+//! ```text
+//! DIR/grid.json      the configuration: written last when a grid is made, so that what it names exists
+//! DIR/grid.lock      held by `grid up` and `grid down`
+//! DIR/devices/       node1-0.img …
+//! DIR/meta.redb      the metadata store, the host's alone
+//! DIR/nbd.sock       all exports
+//! DIR/control.sock   the host's control socket
+//! DIR/logs/, DIR/run/   one log and one pid file a process
+//! ```
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// Version of the configuration file.
+const CONFIG_VERSION: u32 = 1;
+
+/// A unix socket's path has to fit its address structure.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GridConfig {
+    pub version: u32,
+    /// The grid's id; every device and greeting names it.
+    pub grid: String,
+    pub nodes: Vec<NodeConfig>,
+    #[serde(default)]
+    pub host: HostConfig,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    pub id: u32,
+    pub address: SocketAddr,
+    pub devices: Vec<DeviceConfig>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// Relative to the grid's directory, or absolute.
+    pub path: PathBuf,
+    pub device: String,
+    pub size_bytes: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostConfig {
+    /// Name of this host in root records.
+    pub name: String,
+    /// NBD over TCP as well, if set.
+    pub nbd_tcp: Option<SocketAddr>,
+    /// Certificates (`ca-cert.pem`, `server-cert.pem`, `server-key.pem`) for NBD over TCP.
+    pub tls_dir: Option<PathBuf>,
+    /// Log entries that may wait in memory, over all volumes.
+    pub writeback_bytes: u64,
+    /// Clean map pages in memory, over all volumes.
+    pub map_cache_bytes: u64,
+}
+
+impl Default for HostConfig {
+    fn default() -> HostConfig {
+        HostConfig {
+            name: "local".to_string(),
+            nbd_tcp: None,
+            tls_dir: None,
+            writeback_bytes: 256 << 20,
+            map_cache_bytes: 64 << 20,
+        }
+    }
+}
+
+/// The directory of one grid.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GridDir {
+    root: PathBuf,
+}
+
+impl GridDir {
+    /// `--dir`, else `$HOLDFAST_DIR`, else `~/.holdfast/grid`.
+    pub fn choose(dir: Option<&Path>) -> Result<GridDir> {
+        let root = match (dir, std::env::var_os("HOLDFAST_DIR")) {
+            (Some(dir), _) => dir.to_path_buf(),
+            (None, Some(dir)) if !dir.is_empty() => PathBuf::from(dir),
+            _ => match std::env::var_os("HOME").filter(|home| !home.is_empty()) {
+                Some(home) => PathBuf::from(home).join(".holdfast/grid"),
+                None => bail!("cannot tell where the grid is: neither HOME nor HOLDFAST_DIR is set; give --dir DIR"),
+            },
+        };
+        let root = std::path::absolute(&root).with_context(|| format!("cannot use {} as --dir", root.display()))?;
+        Ok(GridDir { root })
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn config_path(&self) -> PathBuf {
+        self.root.join("grid.json")
+    }
+
+    /// There while a grid is being made: what it names may be removed.
+    pub fn creating_path(&self) -> PathBuf {
+        self.root.join("grid.creating")
+    }
+
+    pub fn lock_path(&self) -> PathBuf {
+        self.root.join("grid.lock")
+    }
+
+    pub fn devices_dir(&self) -> PathBuf {
+        self.root.join("devices")
+    }
+
+    pub fn meta_path(&self) -> PathBuf {
+        self.root.join("meta.redb")
+    }
+
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.root.join("nbd.sock")
+    }
+
+    pub fn control_socket(&self) -> PathBuf {
+        self.root.join("control.sock")
+    }
+
+    pub fn logs_dir(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
+    /// Absolute path of a device of the configuration.
+    pub fn device_path(&self, device: &DeviceConfig) -> PathBuf {
+        self.root.join(&device.path)
+    }
+
+    /// Refuses a directory whose sockets could not be bound.
+    pub fn check_socket_paths(&self) -> Result<()> {
+        let longest = self.control_socket();
+        let len = longest.as_os_str().len();
+        if len > SOCKET_PATH_BYTES_MAX {
+            bail!(
+                "cannot keep a grid in {}: the path of its sockets would have {len} bytes and unix sockets allow \
+                 {SOCKET_PATH_BYTES_MAX}; choose a shorter --dir",
+                self.root.display()
+            );
+        }
+        Ok(())
+    }
+
+    pub fn exists(&self) -> bool {
+        self.config_path().exists()
+    }
+
+    /// The configuration of a grid that must exist.
+    pub fn load(&self) -> Result<GridConfig> {
+        let path = self.config_path();
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!(
+                "there is no grid in {} (no grid.json); make one with `holdfast grid up`, or name its directory with \
+                 --dir or HOLDFAST_DIR",
+                self.root.display()
+            ),
+            Err(e) => return Err(e).with_context(|| format!("cannot read {}; check its permissions", path.display())),
+        };
+        let config: GridConfig = serde_json::from_str(&text)
+            .with_context(|| format!("cannot use {}: mend it by hand, or restore a copy", path.display()))?;
+        if config.version != CONFIG_VERSION {
+            bail!(
+                "{} has version {}, and this release knows {CONFIG_VERSION}; use the release that made it",
+                path.display(),
+                config.version
+            );
+        }
+        Ok(config)
+    }
+
+    /// Replaces the configuration in one step, durably.
+    pub fn save(&self, config: &GridConfig) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(config).expect("our configuration always encodes");
+        text.push('\n');
+        write_durably(&self.config_path(), text.as_bytes())
+    }
+}
+
+impl GridConfig {
+    pub fn new(grid: String, nodes: Vec<NodeConfig>, host: HostConfig) -> GridConfig {
+        GridConfig { version: CONFIG_VERSION, grid, nodes, host }
+    }
+
+    pub fn grid_id(&self) -> Result<holdfast_base::GridId> {
+        self.grid.parse().context("the grid id in grid.json is damaged; restore a copy of the file")
+    }
+
+    pub fn node(&self, id: u32) -> Result<&NodeConfig> {
+        self.nodes.iter().find(|n| n.id == id).with_context(|| {
+            let ids: Vec<String> = self.nodes.iter().map(|n| n.id.to_string()).collect();
+            format!("this grid has no node {id}; its nodes are {}", ids.join(", "))
+        })
+    }
+}
+
+/// Writes `bytes` to a file beside `path` and renames it there.
+pub fn write_durably(path: &Path, bytes: &[u8]) -> Result<()> {
+    let beside = path.with_extension("new");
+    let write = || -> std::io::Result<()> {
+        fs::write(&beside, bytes)?;
+        fs::File::open(&beside)?.sync_all()?;
+        fs::rename(&beside, path)?;
+        match path.parent() {
+            Some(dir) => fs::File::open(dir)?.sync_all(),
+            None => Ok(()),
+        }
+    };
+    write().with_context(|| format!("cannot write {}; check space and permissions", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_reads_back_and_a_missing_one_says_what_to_do() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = GridDir::choose(Some(temp.path())).unwrap();
+        assert!(dir.load().unwrap_err().to_string().contains("holdfast grid up"));
+        let node = NodeConfig { id: 1, address: "127.0.0.1:7501".parse().unwrap(), devices: Vec::new() };
+        let config = GridConfig::new(holdfast_base::GridId(7).to_string(), vec![node], HostConfig::default());
+        dir.save(&config).unwrap();
+        assert_eq!(dir.load().unwrap(), config);
+        assert!(config.node(2).unwrap_err().to_string().contains("no node 2"));
+    }
+}

@@ -1,0 +1,375 @@
+//! A grid on this machine: made once, then brought up and down as often as one likes.
+//!
+//! Faults: nothing is written before everything that could be checked was checked; a grid that could not be completed is
+//! removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
+
+pub mod layout;
+pub mod ownership;
+pub mod processes;
+
+use crate::client;
+use crate::node_shell::fresh_device_id;
+use crate::size::Size;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{GridId, NodeId};
+use holdfast_runtime::device::create_file;
+use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, NodeConfig};
+use processes::{Role, wait};
+use rustix::fs::FlockOperation;
+use rustix::process::Signal;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const NODES_DEFAULT: u32 = 4;
+const NODES_MAX: u32 = 64;
+const DEVICES_DEFAULT: u32 = 2;
+const DEVICES_MAX: u32 = 64;
+const DEVICE_SIZE_DEFAULT: Size = Size(8 << 30);
+const DEVICE_SIZE_MIN: Size = Size(128 << 20);
+const PORT_DEFAULT: u16 = 7500;
+
+/// Room that making a grid leaves on its file system: for metadata, logs, and everybody else.
+const SPARE_BYTES: u64 = 256 << 20;
+
+/// How long all processes may take until they serve.
+const UP_MAX: Duration = Duration::from_secs(60);
+
+/// How long the host may take to close its volumes, with some margin over its own bound.
+const HOST_DOWN_MAX: Duration = Duration::from_secs(30);
+const NODE_DOWN_MAX: Duration = Duration::from_secs(10);
+
+/// What `grid up` was asked for; what is absent has a default when the grid is made, and is not looked at afterwards.
+#[derive(Clone, Debug, Default)]
+pub struct UpOptions {
+    pub nodes: Option<u32>,
+    pub devices: Option<u32>,
+    pub device_size: Option<Size>,
+    pub port: Option<u16>,
+    pub nbd_tcp: Option<SocketAddr>,
+}
+
+/// What `grid up` did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UpOutcome {
+    pub created: bool,
+    pub started: Vec<String>,
+    pub config: GridConfig,
+}
+
+/// Keeps other `up` and `down` away while it lives.
+struct Lock {
+    _file: fs::File,
+}
+
+impl Lock {
+    fn take(dir: &GridDir) -> Result<Lock> {
+        let path = dir.lock_path();
+        let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let file = file.with_context(|| format!("cannot write {}; check permissions", path.display()))?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            bail!("another `holdfast grid up` or `down` is at work in {}; wait for it", dir.root().display());
+        }
+        Ok(Lock { _file: file })
+    }
+}
+
+pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
+    dir.check_socket_paths()?;
+    for path in [dir.root().to_path_buf(), dir.logs_dir(), dir.run_dir()] {
+        fs::create_dir_all(&path)
+            .with_context(|| format!("cannot make the directory {}; choose another --dir", path.display()))?;
+    }
+    let _lock = Lock::take(dir)?;
+    let created = !dir.exists();
+    let config = if created { create(dir, options)? } else { dir.load()? };
+    check_unchanged(dir, &config, options)?;
+    let missing: Vec<Role> = roles(&config).into_iter().filter(|role| role.find(dir).is_none()).collect();
+    if missing.is_empty() {
+        let host = Role::Host.find(dir).map_or(0, |r| r.pid);
+        bail!(
+            "the grid in {} is already up (host process {host}); see `holdfast status`, or stop it with `holdfast grid down`",
+            dir.root().display()
+        );
+    }
+    for role in &missing {
+        check_startable(dir, &config, *role)?;
+    }
+    for role in &missing {
+        role.start(dir)?;
+    }
+    wait_until_serving(dir, &config)?;
+    Ok(UpOutcome { created, started: missing.iter().map(Role::to_string).collect(), config })
+}
+
+pub fn roles(config: &GridConfig) -> Vec<Role> {
+    config.nodes.iter().map(|n| Role::Node(n.id)).chain([Role::Host]).collect()
+}
+
+/// Starts one process of a grid that is up.
+pub fn start_node(dir: &GridDir, id: u32) -> Result<()> {
+    let config = dir.load()?;
+    config.node(id)?;
+    let role = Role::Node(id);
+    if let Some(running) = role.find(dir) {
+        let hint = if running.stopped { "it hangs: `holdfast node resume` lets it go on" } else { "nothing to do" };
+        bail!("node {id} is running already (process {}); {hint}", running.pid);
+    }
+    let _lock = Lock::take(dir)?;
+    check_startable(dir, &config, role)?;
+    role.start(dir)?;
+    let address = config.node(id)?.address;
+    let mut died = false;
+    let serves = wait(UP_MAX, || {
+        died = role.find(dir).is_none();
+        died || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
+    });
+    if died || !serves {
+        bail!("{} did not come up; the end of its log:\n{}", role, role.log_tail(dir));
+    }
+    Ok(())
+}
+
+pub fn down(dir: &GridDir) -> Result<Vec<String>> {
+    let config = dir.load()?;
+    let _lock = Lock::take(dir)?;
+    let mut stopped = Vec::new();
+    // The host first: it empties its log into the nodes.
+    for (role, patience) in roles(&config).into_iter().rev().map(|role| (role, patience_of(role))) {
+        if role.find(dir).is_none() {
+            role.forget(dir);
+            continue;
+        }
+        // A process that hangs hears nothing else.
+        role.signal(dir, Signal::CONT)?;
+        role.signal(dir, Signal::TERM)?;
+        if role == Role::Host && !role.wait_gone(dir, patience) {
+            role.signal(dir, Signal::KILL)?;
+        }
+        stopped.push(role);
+    }
+    for role in &stopped {
+        if !role.wait_gone(dir, patience_of(*role)) {
+            role.signal(dir, Signal::KILL)?;
+            role.wait_gone(dir, NODE_DOWN_MAX);
+        }
+        role.forget(dir);
+    }
+    Ok(stopped.iter().map(Role::to_string).collect())
+}
+
+fn patience_of(role: Role) -> Duration {
+    if role == Role::Host { HOST_DOWN_MAX } else { NODE_DOWN_MAX }
+}
+
+/// A grid keeps the shape it was made with.
+fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Result<()> {
+    let nodes = config.nodes.len() as u32;
+    let devices = config.nodes.first().map_or(0, |n| n.devices.len() as u32);
+    let size = config.nodes.first().and_then(|n| n.devices.first()).map_or(Size(0), |d| Size(d.size_bytes));
+    let changed = [
+        ("--nodes", options.nodes.is_some_and(|n| n != nodes)),
+        ("--devices", options.devices.is_some_and(|d| d != devices)),
+        ("--device-size", options.device_size.is_some_and(|s| s != size)),
+        ("--port", options.port.is_some_and(|p| config.nodes.first().is_some_and(|n| n.address.port() != p))),
+        ("--nbd-tcp", options.nbd_tcp.is_some() && options.nbd_tcp != config.host.nbd_tcp),
+    ];
+    if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
+        bail!(
+            "{name} differs from the grid in {}, which has {nodes} nodes with {devices} devices of {size}; leave the \
+             option out to bring that grid up, or make another grid with --dir",
+            dir.root().display()
+        );
+    }
+    Ok(())
+}
+
+/// Everything that can be known to fail is found before anything is started.
+fn check_startable(dir: &GridDir, config: &GridConfig, role: Role) -> Result<()> {
+    let grid = config.grid_id()?;
+    let Role::Node(id) = role else {
+        return Ok(());
+    };
+    let node = config.node(id)?;
+    check_port(node.address)
+        .with_context(|| format!("node {id} can't start; nothing of the grid was changed"))?;
+    for device in &node.devices {
+        let path = dir.device_path(device);
+        let size = match fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            // The node says so in its log and serves with its others.
+            Err(_) => continue,
+        };
+        if let Ok(found) = ownership::probe(&path, size.max(device.size_bytes.min(size)))? {
+            ownership::check_owner(&path, &found, grid, NodeId(id))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_port(address: SocketAddr) -> Result<()> {
+    match TcpListener::bind(address) {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => bail!(
+            "port {} is in use by another process; `ss -lntp 'sport = :{0}'` names it: stop it, or give this grid other \
+             ports in grid.json",
+            address.port()
+        ),
+        Err(e) => Err(e).with_context(|| format!("cannot listen on {address}")),
+    }
+}
+
+/// Makes a new grid: devices first, its configuration last.
+fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
+    clear_unfinished(dir)?;
+    let (nodes, devices) = (options.nodes.unwrap_or(NODES_DEFAULT), options.devices.unwrap_or(DEVICES_DEFAULT));
+    let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
+    if !(1..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
+        bail!("a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and --devices so");
+    }
+    if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
+        bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
+    }
+    check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
+    let ports = choose_ports(options.port, nodes)?;
+    let grid = GridId(uuid::Uuid::new_v4().as_u128());
+    let device = |node: u32, index: u32| DeviceConfig {
+        path: PathBuf::from(format!("devices/node{node}-{index}.img")),
+        device: fresh_device_id().to_string(),
+        size_bytes: size.0,
+    };
+    let node = |index: u32| NodeConfig {
+        id: index + 1,
+        address: SocketAddr::from((Ipv4Addr::LOCALHOST, ports + index as u16)),
+        devices: (0..devices).map(|d| device(index + 1, d)).collect(),
+    };
+    let host = HostConfig { nbd_tcp: options.nbd_tcp, ..HostConfig::default() };
+    let config = GridConfig::new(grid.to_string(), (0..nodes).map(node).collect(), host);
+    fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
+    let made = make_devices(dir, &config).and_then(|()| dir.save(&config));
+    if let Err(error) = made {
+        clear_unfinished(dir)?;
+        return Err(error);
+    }
+    fs::remove_file(dir.creating_path())?;
+    Ok(config)
+}
+
+/// Removes what a `grid up` left that did not get to its end.
+fn clear_unfinished(dir: &GridDir) -> Result<()> {
+    let devices = dir.devices_dir();
+    let is_occupied = fs::read_dir(&devices).is_ok_and(|mut entries| entries.next().is_some());
+    if !dir.creating_path().exists() {
+        if is_occupied {
+            bail!(
+                "{} holds devices, but {} is missing; restore that file, or move the directory away if its data is not \
+                 needed",
+                devices.display(),
+                dir.config_path().display()
+            );
+        }
+        return Ok(());
+    }
+    if is_occupied {
+        fs::remove_dir_all(&devices).with_context(|| format!("cannot remove {}", devices.display()))?;
+    }
+    fs::remove_file(dir.creating_path())?;
+    Ok(())
+}
+
+fn check_space(dir: &GridDir, devices: u64, size: Size) -> Result<()> {
+    let stat = rustix::fs::statvfs(dir.root())
+        .with_context(|| format!("cannot examine the file system of {}", dir.root().display()))?;
+    let free = stat.f_bavail * stat.f_frsize;
+    let needed = devices.saturating_mul(size.0);
+    if needed.saturating_add(SPARE_BYTES) > free {
+        let fitting = free.saturating_sub(SPARE_BYTES) / devices / 10 * 9 >> 20;
+        let advice = if fitting >= DEVICE_SIZE_MIN.0 >> 20 {
+            format!("add --device-size {fitting}MiB, or choose a --dir with more room")
+        } else {
+            "choose a --dir with more room, or fewer --nodes or --devices".to_string()
+        };
+        bail!(
+            "too little space in {}: {devices} devices of {size} need {}, and {} is free ({} is left for other things); {advice}",
+            dir.root().display(),
+            Size(needed),
+            Size(free),
+            Size(SPARE_BYTES)
+        );
+    }
+    Ok(())
+}
+
+/// The ports from `asked` on, or the first free range from the default on.
+fn choose_ports(asked: Option<u16>, nodes: u32) -> Result<u16> {
+    let is_free = |base: u16| {
+        (0..nodes as u16).try_for_each(|i| {
+            let port = base.checked_add(i).context("there is no port above 65535; choose a smaller --port")?;
+            check_port(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        })
+    };
+    if let Some(base) = asked {
+        is_free(base).with_context(|| format!("the nodes can't have the {nodes} ports from {base} on; choose another --port"))?;
+        return Ok(base);
+    }
+    let mut bases = (PORT_DEFAULT..u16::MAX - NODES_MAX as u16).step_by(100);
+    bases.find(|base| is_free(*base).is_ok()).context("no free range of ports was found; name one with --port")
+}
+
+fn make_devices(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    fs::create_dir_all(dir.devices_dir())?;
+    let grid = config.grid_id()?;
+    for node in &config.nodes {
+        for device in &node.devices {
+            let path = dir.device_path(device);
+            create_file(&path, device.size_bytes, 0)?;
+            // Writes the journal with zeroes, as `create_file` advises.
+            ownership::format(&path, device.size_bytes, grid, NodeId(node.id), device.device.parse()?)?;
+        }
+    }
+    Ok(())
+}
+
+fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    let mut dead = None;
+    let mut last = String::from("the host did not answer");
+    let serves = wait(UP_MAX, || {
+        dead = roles(config).into_iter().find(|role| role.find(dir).is_none());
+        if dead.is_some() {
+            return true;
+        }
+        match client::status(dir) {
+            Ok(status) => {
+                let is_up = |n: &crate::protocol::NodeInfo| {
+                    n.link != crate::protocol::LinkState::Down && n.devices.iter().all(|d| d.health != "opening")
+                };
+                let late: Vec<String> = status.nodes.iter().filter(|n| !is_up(n)).map(|n| n.id.to_string()).collect();
+                let opening = status.volumes.iter().filter(|v| v.state == "opening");
+                let waits: Vec<String> =
+                    opening.map(|v| format!("volume {}: {}", v.name, v.waits.as_deref().unwrap_or("opening"))).collect();
+                last = if late.is_empty() { waits.join("; ") } else { format!("node {} is not up", late.join(", ")) };
+                last.is_empty()
+            }
+            Err(error) => {
+                last = error.to_string();
+                false
+            }
+        }
+    });
+    if let Some(role) = dead {
+        bail!(
+            "{role} ended while the grid came up; the end of {}:\n{}\nWhat was started stays; stop it with `holdfast grid down`",
+            role.log_path(dir).display(),
+            role.log_tail(dir)
+        );
+    }
+    if !serves {
+        bail!(
+            "the grid did not come up within {} s: {last}. It goes on trying: see `holdfast status` and the logs in {}",
+            UP_MAX.as_secs(),
+            dir.logs_dir().display()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Whose a device is: probed before anything is written to it, and made ours only when it holds nothing.
+
+use crate::node_shell::{NodeOptions, fresh_device_id};
+use anyhow::{Context, Result, bail};
+use holdfast_base::buf::ALIGN_BYTES;
+use holdfast_base::{BLOCK_BYTES, BufMut, DeviceId, GridId, NodeId};
+use holdfast_format::disk::Superblock;
+use holdfast_runtime::device::Device;
+use holdfast_store::{JournalSizing, ProbeError, format_device, probe_superblock};
+use rustix::fs::{Mode, OFlags};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// What the first and last block of a device say.
+pub fn probe(path: &Path, size_bytes: u64) -> Result<Result<Superblock, ProbeError>> {
+    let fd = open_unlocked(path, OFlags::RDONLY)?;
+    let first = read_block(&fd, path, 0)?;
+    match probe_superblock(&first) {
+        Ok(superblock) => Ok(Ok(superblock)),
+        Err(error) if size_bytes < 2 * BLOCK_BYTES as u64 => Ok(Err(error)),
+        // The second copy decides where the first was lost.
+        Err(error) => {
+            let last = read_block(&fd, path, Superblock::second_offset(size_bytes))?;
+            Ok(probe_superblock(&last).map_err(|_| error))
+        }
+    }
+}
+
+/// The lock on the device is another handle's: the caller's, or nobody's.
+fn open_unlocked(path: &Path, mode: OFlags) -> Result<OwnedFd> {
+    let flags = mode | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        // Some file systems have no direct I/O.
+        Err(rustix::io::Errno::INVAL) => rustix::fs::open(path, flags, Mode::empty()),
+        other => other,
+    }
+    .with_context(|| format!("cannot open {}; check the path and its permissions", path.display()))
+}
+
+fn read_block(fd: &OwnedFd, path: &Path, offset: u64) -> Result<BufMut> {
+    let mut block = BufMut::zeroed(BLOCK_BYTES);
+    let count = rustix::io::pread(fd, &mut block[..], offset)
+        .with_context(|| format!("cannot read {} at {offset}; check `dmesg`", path.display()))?;
+    block[count..].fill(0);
+    Ok(block)
+}
+
+/// Checks that an opened device is this node's, or makes it so where it is blank and that was asked for.
+pub fn claim(device: &Device, options: &NodeOptions) -> Result<()> {
+    let path = device.path();
+    match probe(path, device.size_bytes())? {
+        Ok(found) => check_owner(path, &found, options.grid, options.node),
+        Err(ProbeError::Blank) if options.format_blank => {
+            format(path, device.size_bytes(), options.grid, options.node, fresh_device_id())
+        }
+        Err(ProbeError::Blank) => bail!(
+            "device {} is blank; if it shall be node {}'s, add --format-blank to make it so",
+            path.display(),
+            options.node
+        ),
+        Err(ProbeError::Foreign) => bail!(
+            "device {} holds data that is not Holdfast's, and nothing was written to it; choose another device, or clear \
+             this one with `wipefs -a {0}` if its data is not needed",
+            path.display()
+        ),
+        Err(error @ ProbeError::Unreadable(_)) => bail!(
+            "device {}: {error}; nothing was written to it. Start the node with a release that knows it, or without it",
+            path.display()
+        ),
+    }
+}
+
+/// Refuses a device of another grid or node.
+pub fn check_owner(path: &Path, found: &Superblock, grid: GridId, node: NodeId) -> Result<()> {
+    if found.grid != grid {
+        bail!(
+            "device {} belongs to grid {}, not to {grid}; nothing was written to it. Start it in its own grid, or name \
+             another device",
+            path.display(),
+            found.grid
+        );
+    }
+    if found.node != node {
+        bail!(
+            "device {} belongs to node {} of this grid, not to node {node}; nothing was written to it. Give it to node {}",
+            path.display(),
+            found.node,
+            found.node
+        );
+    }
+    Ok(())
+}
+
+/// Writes an empty device's tables: last of all, behind a flush, the superblocks.
+pub fn format(path: &Path, size_bytes: u64, grid: GridId, node: NodeId, device: DeviceId) -> Result<()> {
+    let writes = format_device(grid, node, device, size_bytes, JournalSizing::for_device(size_bytes))
+        .with_context(|| format!("cannot format {}", path.display()))?;
+    let fd = open_unlocked(path, OFlags::RDWR)?;
+    let failed = || format!("cannot format {}; check `dmesg`", path.display());
+    let superblocks = writes.len() - 2;
+    for (index, (offset, bytes)) in writes.iter().enumerate() {
+        assert!(bytes.as_ptr().addr().is_multiple_of(ALIGN_BYTES), "format writes are aligned");
+        if index == superblocks {
+            rustix::fs::fsync(&fd).with_context(failed)?;
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            done += rustix::io::pwrite(&fd, &bytes[done..], offset + done as u64).with_context(failed)?;
+        }
+    }
+    rustix::fs::fsync(&fd).with_context(failed)
+}

@@ -1,0 +1,210 @@
+//! The processes of a local grid: started detached, known by pid files, signalled only after their identity is proven.
+//!
+//! A pid may be another process's by now. A pid file therefore keeps when its process started and what it was started as;
+//! only where both still hold is the process ours.
+
+use super::layout::{GridDir, write_durably};
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Pace of looking whether something has happened.
+const LOOK_PACE: Duration = Duration::from_millis(10);
+
+/// One of the grid's processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    Node(u32),
+    Host,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct PidFile {
+    pid: u32,
+    /// Clock ticks from boot to the start of the process.
+    start_ticks: u64,
+    command_line: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Running {
+    pub pid: u32,
+    /// Stopped by a signal (`holdfast node hang`).
+    pub stopped: bool,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Role::Node(id) => write!(f, "node {id}"),
+            Role::Host => write!(f, "the host"),
+        }
+    }
+}
+
+impl Role {
+    fn file_stem(self) -> String {
+        match self {
+            Role::Node(id) => format!("node{id}"),
+            Role::Host => "host".to_string(),
+        }
+    }
+
+    fn pid_path(self, dir: &GridDir) -> PathBuf {
+        dir.run_dir().join(format!("{}.pid", self.file_stem()))
+    }
+
+    pub fn log_path(self, dir: &GridDir) -> PathBuf {
+        dir.logs_dir().join(format!("{}.log", self.file_stem()))
+    }
+
+    fn arguments(self, dir: &GridDir) -> Vec<String> {
+        let mut arguments = match self {
+            Role::Node(id) => vec!["node".to_string(), "--id".to_string(), id.to_string()],
+            Role::Host => vec!["host".to_string()],
+        };
+        arguments.extend(["--dir".to_string(), dir.root().display().to_string(), "--daemon".to_string()]);
+        arguments
+    }
+
+    /// The running process, if it is ours.
+    pub fn find(self, dir: &GridDir) -> Option<Running> {
+        let text = fs::read_to_string(self.pid_path(dir)).ok()?;
+        let file: PidFile = serde_json::from_str(&text).ok()?;
+        let stat = Stat::read(file.pid)?;
+        let shown = command_line(file.pid)?;
+        // Empty while the kernel loads the program, and of a process that is dead but not yet reaped.
+        let is_ours = stat.start_ticks == file.start_ticks && (shown == file.command_line || shown.is_empty());
+        (is_ours && !matches!(stat.state, 'Z' | 'X'))
+            .then_some(Running { pid: file.pid, stopped: matches!(stat.state, 'T' | 't') })
+    }
+
+    /// Starts the process, detached from this one, its output in its log.
+    pub fn start(self, dir: &GridDir) -> Result<Running> {
+        let log_path = self.log_path(dir);
+        let log = fs::OpenOptions::new().create(true).append(true).open(&log_path);
+        let log = log.with_context(|| format!("cannot write {}; check permissions", log_path.display()))?;
+        let program = std::env::current_exe().context("cannot tell where this program is")?;
+        // A rebuilt binary shows as deleted; the new one is in its place.
+        let program = program.to_string_lossy().trim_end_matches(" (deleted)").to_string();
+        let arguments = self.arguments(dir);
+        let child = Command::new(&program)
+            .args(&arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .current_dir("/")
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?;
+        let pid = child.id();
+        let Some(stat) = Stat::read(pid) else {
+            bail!("{self} ended at once; look into {}", log_path.display());
+        };
+        // What it will show once the kernel has loaded it.
+        let command_line = [program].into_iter().chain(arguments).collect();
+        let file = PidFile { pid, start_ticks: stat.start_ticks, command_line };
+        let text = serde_json::to_string(&file).expect("a pid file always encodes");
+        write_durably(&self.pid_path(dir), text.as_bytes())?;
+        Ok(Running { pid, stopped: false })
+    }
+
+    /// Sends a signal to the process, which must run.
+    pub fn signal(self, dir: &GridDir, signal: Signal) -> Result<Running> {
+        let Some(running) = self.find(dir) else {
+            bail!("{self} is not running; `holdfast grid status` shows what is");
+        };
+        let pid = Pid::from_raw(running.pid as i32).context("a pid file names process 0")?;
+        kill_process(pid, signal).with_context(|| format!("cannot signal {self} (process {})", running.pid))?;
+        Ok(running)
+    }
+
+    /// True once the process is gone.
+    pub fn wait_gone(self, dir: &GridDir, patience: Duration) -> bool {
+        wait(patience, || self.find(dir).is_none())
+    }
+
+    pub fn forget(self, dir: &GridDir) {
+        // Gone already is as good.
+        let _ = fs::remove_file(self.pid_path(dir));
+    }
+
+    /// The end of the process's log.
+    pub fn log_tail(self, dir: &GridDir) -> String {
+        const TAIL_BYTES: u64 = 1500;
+        let read = || -> std::io::Result<String> {
+            let mut file = fs::File::open(self.log_path(dir))?;
+            let len = file.metadata()?.len();
+            file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES)))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        read().unwrap_or_default().lines().rev().take(8).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Looks every few milliseconds until `is_so`; returns whether it came true in time.
+pub fn wait(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + patience;
+    loop {
+        if is_so() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(LOOK_PACE);
+    }
+}
+
+/// What /proc says of a process.
+struct Stat {
+    state: char,
+    start_ticks: u64,
+}
+
+impl Stat {
+    fn read(pid: u32) -> Option<Stat> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name may hold anything; the fields proper begin behind the last bracket.
+        let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();
+        Some(Stat { state: fields.first()?.chars().next()?, start_ticks: fields.get(19)?.parse().ok()? })
+    }
+}
+
+fn command_line(pid: u32) -> Option<Vec<String>> {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    Some(text.split_terminator('\0').map(str::to_string).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_that_is_somebody_elses_now_is_not_ours() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = GridDir::choose(Some(temp.path())).unwrap();
+        fs::create_dir(dir.run_dir()).unwrap();
+        let pid = std::process::id();
+        let mut file = PidFile {
+            pid,
+            start_ticks: Stat::read(pid).unwrap().start_ticks,
+            command_line: command_line(pid).unwrap(),
+        };
+        let write = |file: &PidFile| fs::write(Role::Node(1).pid_path(&dir), serde_json::to_string(file).unwrap()).unwrap();
+        write(&file);
+        assert_eq!(Role::Node(1).find(&dir), Some(Running { pid, stopped: false }));
+        file.start_ticks += 1;
+        write(&file);
+        assert_eq!(Role::Node(1).find(&dir), None);
+        assert!(Role::Node(1).signal(&dir, Signal::CONT).unwrap_err().to_string().contains("not running"));
+        assert_eq!(Role::Host.find(&dir), None);
+    }
+}

@@ -1,0 +1,259 @@
+//! The operator's records in the metadata store: names, exports, deletions. Roots are the controllers' own.
+//!
+//! ```text
+//! name/NAME              which volume has the name; made first, so that names are unique
+//! volume/ID/root         the root record
+//! volume/ID/export       there while the volume is exported, for the next start
+//! deleting/ID            there until every device has returned the volume's space
+//! ```
+//!
+//! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
+
+use super::meta::Meta;
+use super::volumes::OpenSpec;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{GridId, InstanceId, MetaVersion, VolumeId};
+use holdfast_format::geometry::Layout;
+use holdfast_format::root::{Root, root_key};
+use holdfast_runtime::meta::Swap;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Attempts at a swap that others race for.
+const SWAPS_MAX: usize = 64;
+
+/// Longest name of a volume.
+const NAME_BYTES_MAX: usize = 64;
+
+const NAME_PREFIX: &str = "name/";
+const DELETING_PREFIX: &str = "deleting/";
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct NameRecord {
+    volume: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct ExportRecord {}
+
+/// A volume whose space is being returned.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeletingRecord {
+    pub volume: String,
+    pub name: String,
+}
+
+/// A volume as its records show it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub root: Root,
+    pub exported: bool,
+}
+
+impl Entry {
+    pub fn spec(&self) -> OpenSpec {
+        let Root { volume, name, size_bytes, layout, .. } = &self.root;
+        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout }
+    }
+}
+
+#[derive(Clone)]
+pub struct Catalog {
+    meta: Meta,
+    grid: GridId,
+}
+
+fn name_key(name: &str) -> String {
+    format!("{NAME_PREFIX}{name}")
+}
+
+fn export_key(volume: VolumeId) -> String {
+    format!("volume/{volume}/export")
+}
+
+fn deleting_key(volume: &str) -> String {
+    format!("{DELETING_PREFIX}{volume}")
+}
+
+fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).expect("our records always encode")
+}
+
+fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).with_context(|| format!("metadata record {key} is damaged"))
+}
+
+/// Refuses names that could not be written in an NBD URI or a table.
+pub fn check_name(name: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if name.len() > NAME_BYTES_MAX || !starts_well || !name.chars().all(is_plain) {
+        bail!(
+            "`{name}` can't be a volume's name: use up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, beginning \
+             with a letter or digit, for example vm1-disk"
+        );
+    }
+    Ok(())
+}
+
+impl Catalog {
+    pub fn new(meta: Meta, grid: GridId) -> Catalog {
+        Catalog { meta, grid }
+    }
+
+    fn get(&self, key: &str) -> Result<(MetaVersion, Option<Vec<u8>>)> {
+        let record = self.meta.get(key)?;
+        Ok(record.map_or((MetaVersion::ABSENT, None), |r| (r.version, Some(r.value))))
+    }
+
+    /// Changes a record by compare-and-swap; `change` sees the present value and gives the next, or `None` to leave it.
+    fn update(
+        &self,
+        key: &str,
+        mut change: impl FnMut(Option<&[u8]>) -> Result<Option<Option<Vec<u8>>>>,
+    ) -> Result<()> {
+        for _ in 0..SWAPS_MAX {
+            let (version, value) = self.get(key)?;
+            let Some(next) = change(value.as_deref())? else { return Ok(()) };
+            if let Swap::Done(_) = self.meta.swap(key, version, next.as_deref(), None)? {
+                return Ok(());
+            }
+        }
+        bail!("metadata record {key} could not be changed: others change it all the time; try again")
+    }
+
+    fn set(&self, key: &str, value: Option<Vec<u8>>) -> Result<()> {
+        self.update(key, |found| Ok((found != value.as_deref()).then(|| value.clone())))
+    }
+
+    fn root(&self, volume: VolumeId) -> Result<Option<Root>> {
+        let key = root_key(volume);
+        let (_, value) = self.get(&key)?;
+        value.map(|bytes| Root::decode(&bytes).with_context(|| format!("metadata record {key} is damaged"))).transpose()
+    }
+
+    /// Makes a volume. A name whose volume was never completed is taken over.
+    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout) -> Result<Entry> {
+        check_name(name)?;
+        let key = name_key(name);
+        let fresh = VolumeId(uuid::Uuid::new_v4().as_u128());
+        let mut chosen = fresh;
+        self.update(&key, |found| {
+            let Some(found) = found else {
+                chosen = fresh;
+                return Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string() }))));
+            };
+            chosen = decode::<NameRecord>(&key, found)?.volume.parse()?;
+            if self.root(chosen)?.is_some() {
+                bail!("there is a volume {name} already; choose another name, or look at it with `holdfast volume show {name}`");
+            }
+            Ok(None)
+        })?;
+        let root = Root::new(self.grid, chosen, name, size_bytes, layout);
+        self.update(&root_key(chosen), |found| match found {
+            None => Ok(Some(Some(root.encode()))),
+            Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
+        })?;
+        Ok(Entry { root, exported: false })
+    }
+
+    pub fn find(&self, name: &str) -> Result<Entry> {
+        let key = name_key(name);
+        let (_, value) = self.get(&key)?;
+        let missing = || format!("there is no volume {name}; `holdfast volume list` shows what there is");
+        let record: NameRecord = decode(&key, &value.with_context(missing)?)?;
+        let volume: VolumeId = record.volume.parse()?;
+        let root = self.root(volume)?.with_context(missing)?;
+        Ok(Entry { exported: self.get(&export_key(volume))?.1.is_some(), root })
+    }
+
+    pub fn all(&self) -> Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for listed in self.meta.list(NAME_PREFIX)?.records {
+            let record: NameRecord = decode(&listed.key, &listed.value)?;
+            let volume: VolumeId = record.volume.parse()?;
+            if let Some(root) = self.root(volume)?.filter(|r| !r.deleted) {
+                entries.push(Entry { exported: self.get(&export_key(volume))?.1.is_some(), root });
+            }
+        }
+        Ok(entries)
+    }
+
+    pub fn exported(&self) -> Result<Vec<OpenSpec>> {
+        Ok(self.all()?.iter().filter(|e| e.exported).map(Entry::spec).collect())
+    }
+
+    pub fn set_exported(&self, volume: VolumeId, exported: bool) -> Result<()> {
+        self.set(&export_key(volume), exported.then(|| encode(&ExportRecord {})))
+    }
+
+    /// Changes the size of a volume that no controller has open.
+    pub fn resize_closed(&self, volume: VolumeId, size_bytes: u64) -> Result<()> {
+        self.update_root(volume, |root| root.size_bytes = size_bytes)
+    }
+
+    fn update_root(&self, volume: VolumeId, change: impl Fn(&mut Root)) -> Result<()> {
+        self.update(&root_key(volume), |found| {
+            let Some(found) = found else { return Ok(None) };
+            let mut root = Root::decode(found).context("the volume's root record is damaged")?;
+            change(&mut root);
+            Ok(Some(Some(root.encode())))
+        })
+    }
+
+    /// From here on the volume is being deleted, whatever happens to this process.
+    pub fn begin_deleting(&self, entry: &Entry) -> Result<()> {
+        let volume = entry.root.volume.to_string();
+        let record = DeletingRecord { volume: volume.clone(), name: entry.root.name.clone() };
+        self.set(&deleting_key(&volume), Some(encode(&record)))
+    }
+
+    pub fn deleting(&self) -> Result<Vec<DeletingRecord>> {
+        self.meta.list(DELETING_PREFIX)?.records.iter().map(|l| decode(&l.key, &l.value)).collect()
+    }
+
+    /// Deposes every owner and frees the name. Returns the root, whose epoch the devices shall know; `None` where only the
+    /// record of the deletion is left.
+    pub fn mark_deleted(&self, record: &DeletingRecord) -> Result<Option<Root>> {
+        let volume: VolumeId = record.volume.parse()?;
+        let instance = InstanceId(uuid::Uuid::new_v4().as_u128());
+        self.update(&root_key(volume), |found| {
+            let Some(found) = found else { return Ok(None) };
+            let mut root = Root::decode(found).context("the volume's root record is damaged")?;
+            if root.deleted {
+                return Ok(None);
+            }
+            root.deleted = true;
+            root.epoch = root.epoch.next();
+            root.instance = instance;
+            Ok(Some(Some(root.encode())))
+        })?;
+        self.update(&name_key(&record.name), |found| {
+            let is_ours = |bytes| decode::<NameRecord>(&record.name, bytes).is_ok_and(|n| n.volume == record.volume);
+            Ok(found.is_some_and(is_ours).then_some(None))
+        })?;
+        self.set_exported(volume, false)?;
+        self.root(volume)
+    }
+
+    /// Every device has returned the volume's space.
+    pub fn finish_deleting(&self, record: &DeletingRecord) -> Result<()> {
+        self.set(&root_key(record.volume.parse()?), None)?;
+        self.set(&deleting_key(&record.volume), None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_names_are_refused_with_an_example() {
+        for name in ["", "-x", "a b", "a/b", "ä", &"x".repeat(65)] {
+            assert!(check_name(name).unwrap_err().to_string().contains("vm1-disk"), "{name}");
+        }
+        for name in ["vm1", "a.b_c-d", "0"] {
+            check_name(name).unwrap();
+        }
+    }
+}

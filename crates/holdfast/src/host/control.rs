@@ -1,0 +1,310 @@
+//! The control socket: requests of the command line, one JSON line each, served by a thread a connection.
+//!
+//! Role: sequences metadata records and commands to the reactor into what an operator asks for. Threads here may block;
+//! the reactor never waits for them.
+//!
+//! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
+
+use super::catalog::{Catalog, Entry};
+use super::commands::{CloseOutcome, Command, LiveStatus};
+use super::janitor::{self, JanitorBell};
+use super::meta::Meta;
+use crate::grid::layout::{GridConfig, GridDir};
+use crate::logger;
+use crate::protocol::{HostStatus, LINE_BYTES_MAX, Request, Response, VolumeInfo};
+use crate::size::Size;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{BLOCK_BYTES, NodeId};
+use holdfast_format::geometry::Layout;
+use holdfast_runtime::mailbox::Sender;
+use holdfast_runtime::process;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const CONNECTIONS_MAX: usize = 256;
+
+/// How long the reactor may take to answer what it knows by heart.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// How long a volume may take to open before the answer says that it is still opening.
+const OPEN_MAX: Duration = Duration::from_secs(10);
+
+/// How long a clean close may take: its log is destaged first.
+const CLOSE_MAX: Duration = Duration::from_secs(120);
+
+const RESIZE_MAX: Duration = Duration::from_secs(10);
+
+const SIZE_BYTES_MIN: u64 = 1 << 20;
+const SIZE_BYTES_MAX: u64 = 1 << 50;
+
+/// Asks the reactor, and waits for its answer.
+pub fn ask<T>(
+    reactor: &Sender<Command>,
+    patience: Duration,
+    command: impl FnOnce(SyncSender<T>) -> Command,
+) -> Result<T> {
+    let (answer, answered) = sync_channel(1);
+    if reactor.post(command(answer)).is_err() {
+        bail!("the host is too busy to take commands; try again");
+    }
+    answered.recv_timeout(patience).context("the host did not answer in time; `holdfast status` shows what it does")
+}
+
+struct ControlPlane {
+    catalog: Catalog,
+    reactor: Sender<Command>,
+    bell: JanitorBell,
+    config: GridConfig,
+    /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
+    changes: Mutex<()>,
+}
+
+/// Binds the socket and serves it from threads of its own.
+pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Command>) -> Result<()> {
+    let catalog = Catalog::new(meta, config.grid_id()?);
+    let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
+    let plane = Arc::new(ControlPlane { catalog, reactor, bell, config: config.clone(), changes: Mutex::new(()) });
+    let path = dir.control_socket();
+    if UnixStream::connect(&path).is_ok() {
+        bail!("another host serves {}; stop it with `holdfast grid down`", path.display());
+    }
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| format!("cannot replace {}", path.display()));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    std::thread::Builder::new().name("control".to_string()).spawn(move || accept(&listener, &plane))?;
+    Ok(())
+}
+
+fn accept(listener: &UnixListener, plane: &Arc<ControlPlane>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
+        if open.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+            continue;
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        let (plane, count) = (Arc::clone(plane), Arc::clone(&open));
+        let served = std::thread::Builder::new().name("control-client".to_string()).spawn(move || {
+            // A client that leaves early hears no answer; what it asked for is done all the same.
+            let _ = serve(&stream, &plane);
+            count.fetch_sub(1, Ordering::Relaxed);
+        });
+        if let Err(error) = served {
+            open.fetch_sub(1, Ordering::Relaxed);
+            logger::error(format_args!("no thread for a control connection: {error}; check `ulimit -u`"));
+        }
+    }
+}
+
+fn serve(stream: &UnixStream, plane: &ControlPlane) -> Result<()> {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        if (&mut reader).take(LINE_BYTES_MAX as u64).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let response = match serde_json::from_str::<Request>(&line) {
+            Ok(request) => plane.respond(request),
+            Err(error) => Response::Error { message: format!("the host does not understand the request: {error}") },
+        };
+        let mut text = serde_json::to_string(&response).expect("our responses always encode");
+        text.push('\n');
+        let mut out = stream;
+        out.write_all(text.as_bytes())?;
+    }
+}
+
+fn check_size(size_bytes: u64) -> Result<()> {
+    if !(SIZE_BYTES_MIN..=SIZE_BYTES_MAX).contains(&size_bytes) {
+        bail!("a volume has from {} to {}; choose a size between", Size(SIZE_BYTES_MIN), Size(SIZE_BYTES_MAX));
+    }
+    if !size_bytes.is_multiple_of(BLOCK_BYTES as u64) {
+        bail!("a volume has whole blocks of {BLOCK_BYTES} bytes, and {size_bytes} is no multiple; choose a rounder size");
+    }
+    Ok(())
+}
+
+impl ControlPlane {
+    fn respond(&self, request: Request) -> Response {
+        let changes = matches!(
+            request,
+            Request::VolumeCreate { .. }
+                | Request::VolumeDelete { .. }
+                | Request::VolumeExport { .. }
+                | Request::VolumeUnexport { .. }
+                | Request::VolumeResize { .. }
+        );
+        // The lock guards no data: after a panic it is as good as before.
+        let _alone = changes.then(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner));
+        let result = match request {
+            Request::Status => self.status().map(Response::Status),
+            Request::VolumeCreate { name, size_bytes, layout, export } => {
+                self.create(&name, size_bytes, &layout, export).map(Response::Volume)
+            }
+            Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
+            Request::VolumeShow { name } => self.show(&name).map(Response::Volume),
+            Request::VolumeResize { name, size_bytes, shrink } => {
+                self.resize(&name, size_bytes, shrink).map(Response::Volume)
+            }
+            Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
+            Request::VolumeExport { name } => self.export(&name).map(Response::Volume),
+            Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::Volume),
+            Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
+            Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
+        };
+        result.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") })
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T> {
+        ask(&self.reactor, ANSWER_MAX, command)
+    }
+
+    fn status(&self) -> Result<HostStatus> {
+        let live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
+        let own = process::own_stats().unwrap_or_default();
+        let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
+        let mut volumes = live.volumes;
+        for entry in self.catalog.all()? {
+            if volumes.iter().all(|v| v.name != entry.root.name) {
+                volumes.push(closed_info(&entry));
+            }
+        }
+        volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(HostStatus {
+            grid: self.config.grid.clone(),
+            host: self.config.host.name.clone(),
+            pid: std::process::id(),
+            uptime_ms: live.uptime.as_millis() as u64,
+            cpu_ms: own.cpu().as_millis() as u64,
+            resident_bytes: own.resident_bytes,
+            nodes: live.nodes,
+            volumes,
+            deleting,
+        })
+    }
+
+    fn list(&self) -> Result<Vec<VolumeInfo>> {
+        Ok(self.status()?.volumes)
+    }
+
+    fn show(&self, name: &str) -> Result<VolumeInfo> {
+        let entry = self.catalog.find(name)?;
+        let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+        Ok(live.unwrap_or_else(|| closed_info(&entry)))
+    }
+
+    fn create(&self, name: &str, size_bytes: u64, layout: &str, export: bool) -> Result<VolumeInfo> {
+        check_size(size_bytes)?;
+        let layout: Layout = layout.parse()?;
+        let nodes = self.config.nodes.len();
+        if usize::from(layout.width()) > nodes {
+            bail!(
+                "layout {layout} wants {} nodes and this grid has {nodes}; choose a narrower one, for example mirror:2",
+                layout.width()
+            );
+        }
+        let entry = self.catalog.create(name, size_bytes, layout)?;
+        if export { self.export(name) } else { Ok(closed_info(&entry)) }
+    }
+
+    fn export(&self, name: &str) -> Result<VolumeInfo> {
+        let entry = self.catalog.find(name)?;
+        self.catalog.set_exported(entry.root.volume, true)?;
+        self.ask(|answer| Command::Open { spec: entry.spec(), answer })?;
+        let patience = Instant::now() + OPEN_MAX;
+        loop {
+            let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+            let info = info.context("the host is stopping, or has as many volumes open as it can")?;
+            if info.state == "open" || Instant::now() >= patience {
+                return Ok(info);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn close(&self, name: &str, force: bool, discard: bool, why_not: &str) -> Result<()> {
+        let command = |answer| Command::Close { name: name.to_string(), force, discard, answer };
+        match ask(&self.reactor, CLOSE_MAX, command)? {
+            CloseOutcome::Closed | CloseOutcome::NotOpen => Ok(()),
+            CloseOutcome::InUse(count) => {
+                let clients = if count == 1 { "one client is" } else { "clients are" };
+                bail!("{why_not}: {clients} connected ({count}); disconnect first, or add --force to cut them off")
+            }
+        }
+    }
+
+    fn unexport(&self, name: &str, force: bool) -> Result<VolumeInfo> {
+        let entry = self.catalog.find(name)?;
+        self.close(name, force, false, &format!("volume {name} stays exported"))?;
+        self.catalog.set_exported(entry.root.volume, false)?;
+        Ok(closed_info(&self.catalog.find(name)?))
+    }
+
+    fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<VolumeInfo> {
+        check_size(size_bytes)?;
+        let entry = self.catalog.find(name)?;
+        if size_bytes < entry.root.size_bytes && !shrink {
+            bail!(
+                "volume {name} has {} and would lose its end; shrink the file system on it first, then add --shrink",
+                Size(entry.root.size_bytes)
+            );
+        }
+        let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+        if live.is_none() {
+            self.catalog.resize_closed(entry.root.volume, size_bytes)?;
+            return self.show(name);
+        }
+        let command = |answer| Command::Resize { name: name.to_string(), size_bytes, answer };
+        match ask(&self.reactor, RESIZE_MAX, command) {
+            Ok(Some(_)) => self.show(name),
+            Ok(None) => bail!("volume {name} was closed meanwhile; try again"),
+            Err(error) => Err(error.context(format!("volume {name} is not resized yet; it will be once it is open"))),
+        }
+    }
+
+    fn delete(&self, name: &str, force: bool) -> Result<()> {
+        let entry = self.catalog.find(name)?;
+        self.close(name, force, true, &format!("volume {name} is not deleted"))?;
+        self.catalog.begin_deleting(&entry)?;
+        for record in self.catalog.deleting()? {
+            if record.name == name {
+                self.catalog.mark_deleted(&record)?;
+            }
+        }
+        self.bell.ring();
+        Ok(())
+    }
+
+    fn cut(&self, node: u32, cut: bool) -> Result<()> {
+        self.config.node(node)?;
+        match self.ask(|answer| Command::Cut { node: NodeId(node), cut, answer })? {
+            true => Ok(()),
+            false => bail!("the host knows no node {node}; restart the grid with `holdfast grid down` and `grid up`"),
+        }
+    }
+}
+
+/// A volume that is not in service here.
+fn closed_info(entry: &Entry) -> VolumeInfo {
+    VolumeInfo {
+        name: entry.root.name.clone(),
+        id: entry.root.volume.to_string(),
+        size_bytes: entry.root.size_bytes,
+        layout: entry.root.layout.to_string(),
+        exported: entry.exported,
+        state: "closed".to_string(),
+        waits: None,
+        epoch: entry.root.epoch.0,
+        uris: Vec::new(),
+        sessions: 0,
+        live: None,
+    }
+}

@@ -1,0 +1,459 @@
+//! Links: the two connections to each node, kept up, greeted, and shared by all volumes of this host.
+//!
+//! Role: the host passes in what happens to connections; links turn bytes into [`LinkEvent`]s and requests into frames. They
+//! judge nobody: a node is up while both lanes are greeted, and who finds it slow asks for a reconnection.
+//!
+//! States of a link
+//!
+//! | state | entered by | left by |
+//! | --- | --- | --- |
+//! | waiting | start; connection lost, given up, or refused | `retry_at` → greeting |
+//! | greeting | both lanes connect and say Hello | both answered → up; [`GREETING_MAX`] over, lost → waiting |
+//! | up | [`LinkEvent::Up`] | either lane lost, [`Links::reconnect`], silence → waiting, [`LinkEvent::Down`] |
+//!
+//! Invariants
+//! 1. An answer is passed on only while the connection that its request left on is the current one.
+//! 2. Between two `Up`s of a node lies a `Down`.
+//!
+//! A cut link (for drills) reads and sends nothing, keeps its connections open, and makes new ones only when mended: a
+//! black hole between host and node, as far as the host can tell. What would have been sent waits, as it would in a socket.
+//!
+//! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
+
+use crate::logger;
+use holdfast_base::stream::Inbound;
+use holdfast_base::time::earliest;
+use holdfast_base::{Buf, GridId, InstanceId, Instant, NodeId, Slab, Token};
+use holdfast_format::wire::{DeviceStat, Frame, FrameReader, Reply, Request, WIRE_VERSION, encode_frame};
+use holdfast_runtime::reactor::{ConnError, ConnId, Io};
+use holdfast_volume::Lane;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Between two attempts to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// After a greeting that a node refused: somebody has to act first.
+const REFUSED_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long connecting and greeting may take. A hung process greets as soon as it goes on, so this is not short.
+const GREETING_MAX: Duration = Duration::from_secs(2);
+
+/// Pace of [`Links::poll`]: how old a device's fill in `status` may be.
+pub const POLL_PACE: Duration = Duration::from_secs(1);
+
+/// Polls unanswered in a row after which a connection is made anew, where no volume asked for it before.
+const POLLS_MISSED_MAX: u32 = 6;
+
+const WAITING_MAX: usize = 1 << 20;
+
+const LANES: usize = 2;
+
+/// Who an answer is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// A volume's controller, with its own name for the call.
+    Volume { volume: Token, token: u64 },
+    /// A call of the control plane.
+    Control { ticket: u64 },
+    /// The link's own poll.
+    Poll,
+}
+
+/// What the host must hear, in order.
+#[derive(Debug)]
+pub enum LinkEvent {
+    Up { node: NodeId, boot: InstanceId, devices: Vec<DeviceStat> },
+    Down { node: NodeId },
+    Answer { node: NodeId, volume: Token, token: u64, reply: Reply, payload: Buf },
+    /// Answer to a call of the control plane; `None` where the connection went first.
+    Control { ticket: u64, reply: Option<Reply> },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Waiting { retry_at: Instant },
+    Greeting { give_up_at: Instant },
+    Up,
+}
+
+struct LaneConn {
+    conn: ConnId,
+    reader: FrameReader<Reply>,
+    greeted: bool,
+}
+
+struct Held {
+    lane: usize,
+    frame: Vec<u8>,
+    payload: Vec<Buf>,
+}
+
+/// What `status` shows of a link.
+#[derive(Clone, Debug)]
+pub struct LinkView<'a> {
+    pub node: NodeId,
+    pub address: SocketAddr,
+    pub up: bool,
+    pub cut: bool,
+    pub polls_missed: u32,
+    pub last_heard: Instant,
+    pub trouble: Option<&'a str>,
+    pub devices: &'a [DeviceStat],
+}
+
+struct Link {
+    node: NodeId,
+    address: SocketAddr,
+    state: State,
+    lanes: [Option<LaneConn>; LANES],
+    waiting: Slab<Owner>,
+    boot: InstanceId,
+    devices: Vec<DeviceStat>,
+    cut: bool,
+    held: Vec<Held>,
+    /// Connections given up while the link was cut: to the other side they are still there.
+    orphans: Vec<ConnId>,
+    polls_missed: u32,
+    last_heard: Instant,
+    trouble: Option<String>,
+}
+
+pub struct Links {
+    grid: GridId,
+    host: String,
+    links: Vec<Link>,
+    by_conn: HashMap<ConnId, (usize, usize)>,
+    pub events: VecDeque<LinkEvent>,
+    poll_at: Instant,
+}
+
+fn lane_index(lane: Lane) -> usize {
+    match lane {
+        Lane::Fast => 0,
+        Lane::Bulk => 1,
+    }
+}
+
+impl Links {
+    pub fn new(grid: GridId, host: &str, nodes: &[(NodeId, SocketAddr)]) -> Links {
+        let mut links: Vec<Link> = nodes.iter().map(|(node, address)| Link::new(*node, *address)).collect();
+        links.sort_by_key(|l| l.node);
+        Links {
+            grid,
+            host: host.to_string(),
+            links,
+            by_conn: HashMap::new(),
+            events: VecDeque::new(),
+            poll_at: Instant::ZERO,
+        }
+    }
+
+    fn index(&self, node: NodeId) -> Option<usize> {
+        self.links.binary_search_by_key(&node, |l| l.node).ok()
+    }
+
+    /// Nodes that are up, for a volume that has just been opened.
+    pub fn up(&self) -> impl Iterator<Item = (NodeId, InstanceId, &[DeviceStat])> {
+        self.links.iter().filter(|l| l.state == State::Up).map(|l| (l.node, l.boot, &l.devices[..]))
+    }
+
+    pub fn views(&self) -> impl Iterator<Item = LinkView<'_>> {
+        self.links.iter().map(|l| LinkView {
+            node: l.node,
+            address: l.address,
+            up: l.state == State::Up,
+            cut: l.cut,
+            polls_missed: l.polls_missed,
+            last_heard: l.last_heard,
+            trouble: l.trouble.as_deref(),
+            devices: &l.devices,
+        })
+    }
+
+    /// Sends to a node; does nothing where it is not up (a `Down` is on its way to who asked).
+    pub fn send(&mut self, node: NodeId, lane: Lane, owner: Owner, request: &Request, payload: Vec<Buf>, io: &mut Io) {
+        let Some(index) = self.index(node) else { return };
+        let link = &mut self.links[index];
+        if link.state != State::Up {
+            return;
+        }
+        if link.waiting.is_full() {
+            logger::error(format_args!("node {node}: {WAITING_MAX} requests are unanswered; connecting anew"));
+            return self.drop_link(index, io.now(), io);
+        }
+        let token = link.waiting.insert(owner);
+        let len = payload.iter().map(|b| b.len()).sum();
+        link.queue(lane_index(lane), encode_frame(token.0, request, len), payload, io);
+    }
+
+    /// A call of the control plane; false where the node is not up.
+    pub fn call(&mut self, node: NodeId, ticket: u64, request: &Request, io: &mut Io) -> bool {
+        let is_up = self.index(node).is_some_and(|i| self.links[i].state == State::Up);
+        if is_up {
+            self.send(node, Lane::Bulk, Owner::Control { ticket }, request, Vec::new(), io);
+        }
+        is_up
+    }
+
+    pub fn on_connected(&mut self, conn: ConnId, io: &mut Io) {
+        let Some(&(index, lane)) = self.by_conn.get(&conn) else { return };
+        let hello = Request::Hello { version: WIRE_VERSION, grid: self.grid, host: self.host.clone() };
+        self.links[index].queue(lane, encode_frame(u64::MAX, &hello, 0), Vec::new(), io);
+    }
+
+    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+        let Some(&(index, lane)) = self.by_conn.get(&conn) else { return };
+        let link = &mut self.links[index];
+        link.last_heard = now;
+        let Some(lane_conn) = &mut link.lanes[lane] else { return };
+        lane_conn.reader.on_bytes(bytes);
+        while let Some(frame) = self.links[index].lanes[lane].as_mut().and_then(|l| l.reader.pop()) {
+            self.on_frame(now, index, lane, frame, io);
+        }
+        let link = &self.links[index];
+        if let Some(error) = link.lanes[lane].as_ref().and_then(|l| l.reader.error()) {
+            logger::warn(format_args!("node {} sent what is no answer ({error}); connecting anew", link.node));
+            self.drop_link(index, now, io);
+        }
+    }
+
+    fn on_frame(&mut self, now: Instant, index: usize, lane: usize, frame: Frame<Reply>, io: &mut Io) {
+        if let Some(lane_conn) = self.links[index].lanes[lane].as_mut().filter(|l| !l.greeted) {
+            lane_conn.greeted = true;
+            return self.on_greeting(now, index, frame.message, io);
+        }
+        let link = &mut self.links[index];
+        let Some(owner) = link.waiting.remove(Token(frame.token)) else {
+            logger::warn(format_args!("node {} answered what nobody asked; connecting anew", link.node));
+            return self.drop_link(index, now, io);
+        };
+        let node = link.node;
+        match owner {
+            Owner::Volume { volume, token } => {
+                self.events.push_back(LinkEvent::Answer {
+                    node,
+                    volume,
+                    token,
+                    reply: frame.message,
+                    payload: frame.payload,
+                });
+            }
+            Owner::Control { ticket } => {
+                self.events.push_back(LinkEvent::Control { ticket, reply: Some(frame.message) });
+            }
+            Owner::Poll => {
+                link.polls_missed = 0;
+                if let Reply::Stat { devices } = frame.message {
+                    link.devices = devices;
+                }
+            }
+        }
+    }
+
+    fn on_greeting(&mut self, now: Instant, index: usize, reply: Reply, io: &mut Io) {
+        let link = &mut self.links[index];
+        let expected = link.node;
+        match reply {
+            Reply::Hello { node, boot, devices, .. } if node == expected => {
+                link.boot = boot;
+                link.devices = devices;
+            }
+            Reply::Hello { node, .. } => {
+                let trouble = format!("node {node} listens where node {expected} should; check the addresses");
+                return self.refuse(now, index, trouble, io);
+            }
+            other => {
+                let trouble = format!("the greeting was refused ({other:?}): it is of another grid or release");
+                return self.refuse(now, index, trouble, io);
+            }
+        }
+        if link.lanes.iter().all(|l| l.as_ref().is_some_and(|l| l.greeted)) {
+            link.state = State::Up;
+            link.trouble = None;
+            link.polls_missed = 0;
+            logger::info(format_args!("node {expected} is up"));
+            let (boot, devices) = (link.boot, link.devices.clone());
+            self.events.push_back(LinkEvent::Up { node: expected, boot, devices });
+        }
+    }
+
+    fn refuse(&mut self, now: Instant, index: usize, trouble: String, io: &mut Io) {
+        let link = &mut self.links[index];
+        if link.trouble.as_ref() != Some(&trouble) {
+            logger::error(format_args!("node {} at {}: {trouble}", link.node, link.address));
+        }
+        self.drop_link(index, now, io);
+        let link = &mut self.links[index];
+        link.trouble = Some(trouble);
+        link.state = State::Waiting { retry_at: now + REFUSED_PAUSE };
+    }
+
+    pub fn on_lost(&mut self, now: Instant, conn: ConnId, error: ConnError, io: &mut Io) {
+        let Some(&(index, lane)) = self.by_conn.get(&conn) else { return };
+        self.by_conn.remove(&conn);
+        let link = &mut self.links[index];
+        link.lanes[lane] = None;
+        link.trouble = Some(error.to_string());
+        self.drop_link(index, now, io);
+    }
+
+    /// A volume found the node silent for too long.
+    pub fn reconnect(&mut self, now: Instant, node: NodeId, io: &mut Io) {
+        if let Some(index) = self.index(node)
+            && self.links[index].state == State::Up
+        {
+            logger::info(format_args!("node {node} is silent; connecting anew"));
+            self.links[index].trouble = Some("it is connected, but does not answer".to_string());
+            self.drop_link(index, now, io);
+        }
+    }
+
+    /// Leaves both lanes and tries again soon.
+    fn drop_link(&mut self, index: usize, now: Instant, io: &mut Io) {
+        let link = &mut self.links[index];
+        for lane in link.lanes.iter_mut().filter_map(Option::take) {
+            self.by_conn.remove(&lane.conn);
+            if link.cut {
+                link.orphans.push(lane.conn);
+            } else {
+                io.abort(lane.conn);
+            }
+        }
+        link.held.clear();
+        for token in link.waiting.tokens() {
+            if let Some(Owner::Control { ticket }) = link.waiting.remove(token) {
+                self.events.push_back(LinkEvent::Control { ticket, reply: None });
+            }
+        }
+        if link.state == State::Up {
+            let why = link.trouble.as_deref().unwrap_or("its connection was given up");
+            logger::warn(format_args!("node {} is down: {why}", link.node));
+            self.events.push_back(LinkEvent::Down { node: link.node });
+        }
+        link.polls_missed = 0;
+        link.state = State::Waiting { retry_at: now + RETRY_PAUSE };
+    }
+
+    /// Does what is due by time.
+    pub fn on_time(&mut self, now: Instant, io: &mut Io) {
+        for index in 0..self.links.len() {
+            let link = &mut self.links[index];
+            match link.state {
+                State::Waiting { retry_at } if retry_at <= now => self.connect(index, now, io),
+                State::Greeting { give_up_at } if give_up_at <= now => {
+                    link.trouble = Some("it does not answer".to_string());
+                    self.drop_link(index, now, io);
+                }
+                _ => {}
+            }
+        }
+        if self.poll_at <= now {
+            self.poll_at = now + POLL_PACE;
+            self.poll(now, io);
+        }
+    }
+
+    fn connect(&mut self, index: usize, now: Instant, io: &mut Io) {
+        let link = &mut self.links[index];
+        if link.cut {
+            // The attempt gets no answer.
+            link.state = State::Waiting { retry_at: now + GREETING_MAX };
+            return;
+        }
+        for lane in 0..LANES {
+            let conn = io.connect_tcp(link.address);
+            link.lanes[lane] = Some(LaneConn { conn, reader: FrameReader::new(), greeted: false });
+            self.by_conn.insert(conn, (index, lane));
+        }
+        link.waiting = Slab::new(WAITING_MAX);
+        link.state = State::Greeting { give_up_at: now + GREETING_MAX };
+    }
+
+    /// Asks every node how full its devices are: `status` never has to.
+    fn poll(&mut self, now: Instant, io: &mut Io) {
+        for index in 0..self.links.len() {
+            let link = &mut self.links[index];
+            if link.state != State::Up {
+                continue;
+            }
+            if link.polls_missed >= POLLS_MISSED_MAX {
+                link.trouble = Some("it is connected, but does not answer".to_string());
+                self.drop_link(index, now, io);
+                continue;
+            }
+            let is_first = link.polls_missed == 0;
+            link.polls_missed += 1;
+            if is_first {
+                let node = link.node;
+                self.send(node, Lane::Fast, Owner::Poll, &Request::Stat, Vec::new(), io);
+            }
+        }
+    }
+
+    /// Black-holes the link, or ends that.
+    pub fn set_cut(&mut self, now: Instant, node: NodeId, cut: bool, io: &mut Io) -> bool {
+        let Some(index) = self.index(node) else { return false };
+        let link = &mut self.links[index];
+        if link.cut == cut {
+            return true;
+        }
+        link.cut = cut;
+        for lane in link.lanes.iter().flatten() {
+            io.pause_reading(lane.conn, cut);
+        }
+        if !cut {
+            for held in std::mem::take(&mut link.held) {
+                link.queue(held.lane, held.frame, held.payload, io);
+            }
+            for conn in link.orphans.drain(..) {
+                io.abort(conn);
+            }
+            if let State::Waiting { retry_at } = &mut link.state {
+                *retry_at = now;
+            }
+        }
+        true
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let own = self.links.iter().filter_map(|l| match l.state {
+            State::Waiting { retry_at } => Some(retry_at),
+            State::Greeting { give_up_at } => Some(give_up_at),
+            State::Up => None,
+        });
+        earliest(own.min(), Some(self.poll_at))
+    }
+}
+
+impl Link {
+    fn new(node: NodeId, address: SocketAddr) -> Link {
+        Link {
+            node,
+            address,
+            state: State::Waiting { retry_at: Instant::ZERO },
+            lanes: [None, None],
+            waiting: Slab::new(WAITING_MAX),
+            boot: InstanceId(0),
+            devices: Vec::new(),
+            cut: false,
+            held: Vec::new(),
+            orphans: Vec::new(),
+            polls_missed: 0,
+            last_heard: Instant::ZERO,
+            trouble: None,
+        }
+    }
+
+    fn queue(&mut self, lane: usize, frame: Vec<u8>, payload: Vec<Buf>, io: &mut Io) {
+        if self.cut {
+            return self.held.push(Held { lane, frame, payload });
+        }
+        let Some(lane_conn) = &self.lanes[lane] else { return };
+        io.send_vec(lane_conn.conn, frame);
+        for part in payload {
+            io.send_buf(lane_conn.conn, part);
+        }
+    }
+}

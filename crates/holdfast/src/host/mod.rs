@@ -1,0 +1,356 @@
+//! The host: one reactor thread with all controllers, their links to the nodes, and the clients of their volumes.
+//!
+//! Role: the shell around [`holdfast_volume::Controller`] and [`holdfast_frontend::nbd::Session`]. It moves events to
+//! machines and effects to sockets and decides nothing about data. The control plane (metadata records, the control
+//! socket, deletions) runs on threads of its own and reaches the reactor by [`commands::Command`].
+//!
+//! One event is handled to its end: what machines push gathers in queues, and [`Host::settle`] works them off until all
+//! are empty, so that no machine is ever entered twice.
+//!
+//! Faults: a clean stop closes every volume, which empties its log; a stop that takes longer than [`STOP_MAX`] is as good
+//! as a crash, from which the next start recovers.
+
+mod catalog;
+mod commands;
+mod control;
+mod janitor;
+mod links;
+mod meta;
+mod nbd;
+mod volumes;
+
+use crate::grid::layout::{GridConfig, GridDir};
+use crate::logger;
+use anyhow::{Context, Result};
+use commands::{Command, Waiters};
+use holdfast_base::time::earliest;
+use holdfast_base::{BlockReply, BlockRequest, Effects, Instant, NodeId, Slab, Token};
+use holdfast_runtime::mailbox::{self, Receiver};
+use holdfast_runtime::meta::MetaTicket;
+use holdfast_runtime::reactor::{self, App, Event, Io, ListenerId, Reactor};
+use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
+use links::{LinkEvent, Links, Owner};
+use meta::MetaClient;
+use nbd::Clients;
+use std::collections::VecDeque;
+use std::time::Duration;
+use volumes::{Budget, OpenSpec, Volumes};
+
+/// Commands that may wait: one a control connection.
+const COMMANDS_MAX: usize = 1024;
+
+/// How long a stop may take to close the volumes.
+const STOP_MAX: Duration = Duration::from_secs(20);
+
+/// Pace of what needs no better.
+const CHORES_PACE: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    Running,
+    Stopping { give_up_at: Instant },
+}
+
+pub struct Host {
+    links: Links,
+    volumes: Volumes,
+    clients: Clients,
+    meta: MetaClient,
+    /// Which volume's controller waits for the answer, and its name for the call.
+    meta_calls: Slab<(Token, u64)>,
+    commands: Receiver<Command>,
+    waiters: Waiters,
+    nbd_listeners: Vec<ListenerId>,
+    effects: Effects<Effect>,
+    replies: VecDeque<(Token, BlockReply)>,
+    requests: VecDeque<(Token, BlockRequest)>,
+    reconnects: VecDeque<NodeId>,
+    closed: VecDeque<Token>,
+    chores_at: Instant,
+    started: Instant,
+    life: Life,
+}
+
+/// Runs until SIGTERM.
+pub fn run(dir: &GridDir) -> Result<()> {
+    let config = dir.load()?;
+    dir.check_socket_paths()?;
+    let grid = config.grid_id()?;
+    let meta = meta::open(&dir.meta_path())?;
+    let exported = catalog::Catalog::new(meta.clone(), grid).exported()?;
+    let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
+    let mut reactor = Reactor::new(reactor_config)?;
+    let (listeners, uris) = listen(&mut reactor, dir, &config)?;
+    let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
+    let budget =
+        Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
+    let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
+    let started = reactor.io().now();
+    let mut host = Host {
+        links: Links::new(grid, &config.host.name, &nodes),
+        volumes: Volumes::new(grid, &config.host.name, budget, exported.len(), uris),
+        clients: Clients::default(),
+        meta: MetaClient::start(meta.clone(), reactor.waker())?,
+        meta_calls: Slab::new(meta::CALLS_MAX),
+        commands,
+        waiters: Waiters::default(),
+        nbd_listeners: listeners,
+        effects: Effects::new(),
+        replies: VecDeque::new(),
+        requests: VecDeque::new(),
+        reconnects: VecDeque::new(),
+        closed: VecDeque::new(),
+        chores_at: started,
+        started,
+        life: Life::Running,
+    };
+    for spec in exported {
+        host.open_volume(started, spec, reactor.io());
+    }
+    control::start(dir, &config, meta, sender)?;
+    logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
+    reactor.run(&mut host)?;
+    logger::info(format_args!("host {} stops", config.host.name));
+    Ok(())
+}
+
+fn listen(reactor: &mut Reactor, dir: &GridDir, config: &GridConfig) -> Result<(Vec<ListenerId>, Vec<String>)> {
+    let socket = dir.nbd_socket();
+    let mut listeners = vec![reactor.io().listen_unix(&socket)?];
+    let mut uris = vec![format!("nbd+unix:///{{}}?socket={}", socket.display())];
+    if let Some(address) = config.host.nbd_tcp {
+        let (listener, bound) = reactor.io().listen_tcp(address).context("NBD over TCP, as grid.json asks for")?;
+        listeners.push(listener);
+        uris.push(format!("nbd://{bound}/{{}}"));
+    }
+    Ok((listeners, uris))
+}
+
+impl Host {
+    fn is_stopping(&self) -> bool {
+        self.life != Life::Running
+    }
+
+    /// Opens a volume, and tells its controller what is up.
+    fn open_volume(&mut self, now: Instant, spec: OpenSpec, io: &mut Io) -> Token {
+        logger::info(format_args!("volume {} ({}) is being opened", spec.name, spec.volume));
+        let at = self.volumes.insert(spec);
+        let up: Vec<_> = self.links.up().map(|(node, boot, devices)| (node, boot, devices.to_vec())).collect();
+        for (node, boot, devices) in up {
+            self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices }, io);
+        }
+        self.drive(now, at, VolumeEvent::Open, io);
+        at
+    }
+
+    /// Gives an event to a controller and carries out what it wants.
+    fn drive(&mut self, now: Instant, at: Token, event: VolumeEvent, io: &mut Io) {
+        let Some(volume) = self.volumes.table.get_mut(at) else { return };
+        let mut effects = std::mem::take(&mut self.effects);
+        volume.controller.handle(now, event, &mut effects);
+        volume.deadline = volume.controller.next_deadline();
+        for effect in effects.drain() {
+            match effect {
+                Effect::Send { node, lane, token, request, payload } => {
+                    let owner = Owner::Volume { volume: at, token };
+                    self.links.send(node, lane, owner, &request, payload, io);
+                }
+                Effect::Reply(reply) => self.replies.push_back((at, reply)),
+                Effect::Meta { token, request } => {
+                    let ticket = self.meta_calls.insert((at, token));
+                    self.meta.service.request(MetaTicket(ticket.0), request);
+                }
+                Effect::Reconnect { node } => self.reconnects.push_back(node),
+                Effect::Notice(notice) => self.on_notice(at, &notice),
+            }
+        }
+        self.effects = effects;
+    }
+
+    fn on_notice(&mut self, at: Token, notice: &Notice) {
+        let Some(volume) = self.volumes.table.get_mut(at) else { return };
+        let name = &volume.name;
+        match notice {
+            Notice::StateChanged(State::Deposed) => logger::error(format_args!(
+                "volume {name}: another host has taken it over; `holdfast volume export {name}` takes it back"
+            )),
+            Notice::StateChanged(state) => {
+                logger::info(format_args!("volume {name} is {}", volumes::state_text(*state)));
+                if *state == State::Closed {
+                    self.closed.push_back(at);
+                }
+            }
+            Notice::OpenWaits { why } => {
+                logger::warn(format_args!("volume {name} can't be opened yet: {why}"));
+                volume.waits = Some(why);
+            }
+            Notice::Recovered { epoch, last, entries, reappended } => logger::info(format_args!(
+                "volume {name}: recovered up to {last} in epoch {epoch}: {entries} entries read, {reappended} re-appended"
+            )),
+            Notice::NodeSuspect { node } => {
+                logger::warn(format_args!("volume {name}: node {node} is late, and avoided"));
+            }
+            Notice::NodeTrusted { node } => logger::info(format_args!("volume {name}: node {node} is used again")),
+            Notice::RedundancyRestored => logger::info(format_args!("volume {name}: full redundancy")),
+            Notice::Resized { size_bytes } => {
+                logger::info(format_args!("volume {name} has {size_bytes} bytes now"));
+                self.waiters.on_resized(at, *size_bytes);
+            }
+            Notice::ShardDamaged { node, device } => logger::warn(format_args!(
+                "volume {name}: a shard on device {device} of node {node} is damaged; it is being repaired"
+            )),
+            Notice::LedgerRolled { .. } => logger::info(format_args!("volume {name}: a new ledger is open")),
+        }
+    }
+
+    /// Works off everything that machines pushed, and what follows from that.
+    fn settle(&mut self, now: Instant, io: &mut Io) {
+        loop {
+            if let Some(event) = self.links.events.pop_front() {
+                self.on_link_event(now, event, io);
+            } else if let Some((at, reply)) = self.replies.pop_front() {
+                self.on_volume_reply(at, reply, io);
+            } else if let Some((session, request)) = self.requests.pop_front() {
+                self.submit(now, session, request, io);
+            } else if let Some(node) = self.reconnects.pop_front() {
+                self.links.reconnect(now, node, io);
+            } else if let Some(at) = self.closed.pop_front() {
+                self.on_volume_closed(at, io);
+            } else {
+                break;
+            }
+        }
+    }
+
+    fn on_link_event(&mut self, now: Instant, event: LinkEvent, io: &mut Io) {
+        match event {
+            LinkEvent::Answer { node, volume, token, reply, payload } => {
+                self.drive(now, volume, VolumeEvent::Node { node, token, reply, payload }, io);
+            }
+            LinkEvent::Up { node, boot, devices } => {
+                for at in self.volumes.tokens() {
+                    self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices: devices.clone() }, io);
+                }
+            }
+            LinkEvent::Down { node } => {
+                for at in self.volumes.tokens() {
+                    self.drive(now, at, VolumeEvent::NodeDown { node }, io);
+                }
+            }
+            LinkEvent::Control { ticket, reply } => self.waiters.on_node_answer(ticket, reply),
+        }
+    }
+
+    /// A controller has stopped for good: its clients go, and who waited for it is told.
+    fn on_volume_closed(&mut self, at: Token, io: &mut Io) {
+        for session in self.clients.of_volume(at) {
+            self.abort_client(session, io);
+        }
+        self.volumes.remove(at);
+        self.waiters.on_closed(at);
+    }
+
+    fn on_timer(&mut self, now: Instant, io: &mut Io) {
+        self.links.on_time(now, io);
+        for at in self.volumes.tokens() {
+            let is_due = |v: &volumes::Volume| v.deadline.is_some_and(|d| d <= now);
+            if self.volumes.table.get(at).is_some_and(is_due) {
+                self.drive(now, at, VolumeEvent::Tick, io);
+            }
+        }
+        if self.chores_at <= now {
+            self.chores_at = now + CHORES_PACE;
+            self.cut_slow_handshakes(now, io);
+        }
+    }
+
+    fn on_wake(&mut self, now: Instant, io: &mut Io) {
+        for (ticket, reply) in self.meta.answers.drain() {
+            if let Some((at, token)) = self.meta_calls.remove(Token(ticket.0)) {
+                self.drive(now, at, VolumeEvent::Meta { token, reply }, io);
+            }
+        }
+        for command in self.commands.drain() {
+            self.on_command(now, command, io);
+        }
+    }
+
+    fn begin_stop(&mut self, now: Instant, io: &mut Io) {
+        if self.is_stopping() {
+            logger::warn(format_args!("told to stop a second time: volumes are left to recovery"));
+            return io.stop();
+        }
+        logger::info(format_args!("stopping: {} volumes are closed first", self.volumes.table.len()));
+        self.life = Life::Stopping { give_up_at: now + STOP_MAX };
+        for session in self.clients.tokens() {
+            self.shut_client_down(session, io);
+        }
+        self.settle(now, io);
+        for at in self.volumes.tokens() {
+            self.drive(now, at, VolumeEvent::Close, io);
+        }
+    }
+
+    /// Ends the reactor once every volume is closed, or has had its time.
+    fn finish_stop(&mut self, now: Instant, io: &mut Io) {
+        let Life::Stopping { give_up_at } = self.life else { return };
+        let is_open = |v: &volumes::Volume| !matches!(v.controller.state(), State::Closed | State::Deposed);
+        let open = self.volumes.table.iter().filter(|(_, v)| is_open(v)).count();
+        if open > 0 && now < give_up_at {
+            return;
+        }
+        if open > 0 {
+            logger::warn(format_args!("{open} volumes could not be closed in time; their logs are read at the next start"));
+        }
+        for session in self.clients.tokens() {
+            self.abort_client(session, io);
+        }
+        io.stop();
+    }
+}
+
+impl App for Host {
+    fn on_event(&mut self, now: Instant, event: Event<'_>, io: &mut Io) {
+        match event {
+            Event::Bytes { conn, bytes } => {
+                if let Some(client) = self.clients.owner(conn) {
+                    self.on_client_bytes(client, bytes, io);
+                } else {
+                    self.links.on_bytes(now, conn, bytes, io);
+                }
+            }
+            Event::Timer => self.on_timer(now, io),
+            Event::Wake => self.on_wake(now, io),
+            Event::Accepted { listener, conn, peer } => {
+                assert!(self.nbd_listeners.contains(&listener), "only clients of volumes are accepted here");
+                self.on_client(now, conn, peer, io);
+            }
+            Event::Connected { conn } => self.links.on_connected(conn, io),
+            Event::ConnectFailed { conn, error } => self.links.on_lost(now, conn, error, io),
+            Event::Closed { conn, error } => match self.clients.owner(conn) {
+                Some(client) => self.forget_client(client),
+                None => self.links.on_lost(now, conn, error, io),
+            },
+            Event::Shutdown { .. } => self.begin_stop(now, io),
+            Event::Filled { .. } | Event::Read { .. } | Event::Written { .. } | Event::Discarded { .. } => {
+                unreachable!("a host lends no buffers and has no devices")
+            }
+        }
+        self.settle(now, io);
+    }
+
+    fn on_batch_end(&mut self, now: Instant, io: &mut Io) {
+        self.settle_sends(io);
+        self.settle(now, io);
+        self.finish_stop(now, io);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let own = match self.life {
+            Life::Running => self.chores_at,
+            Life::Stopping { give_up_at } => self.chores_at.min(give_up_at),
+        };
+        earliest(earliest(self.links.next_deadline(), self.volumes.next_deadline()), Some(own))
+    }
+}
+

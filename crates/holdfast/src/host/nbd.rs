@@ -1,0 +1,239 @@
+//! NBD clients of this host: sessions, and the sockets that they come by.
+//!
+//! Role: carries out what sessions want. A session that asked for an export is bound to its volume; its requests go to
+//! that volume's controller, whose replies come back here.
+//!
+//! Limits: [`CLIENTS_MAX`] sessions, [`super::volumes::SESSIONS_MAX`] of one volume; [`HANDSHAKE_MAX`] for a handshake.
+//! What one session may hold is its own machine's business.
+//!
+//! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
+
+use super::Host;
+use super::volumes::{Asker, SESSIONS_MAX};
+use crate::logger;
+use holdfast_base::{BlockReply, BlockRequest, Effects, ExportInfo, Instant, RequestToken, Slab, Token};
+use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig};
+use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_volume::Event as VolumeEvent;
+use std::collections::HashMap;
+use std::time::Duration;
+
+const CLIENTS_MAX: usize = 4096;
+
+/// How long a client may take until it has opened an export.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
+
+pub struct Client {
+    conn: ConnId,
+    peer: String,
+    session: Session,
+    volume: Option<Token>,
+    /// Bytes given to the reactor that the session has not been told to have left.
+    unsent_bytes: u64,
+    paused: bool,
+    give_up_at: Instant,
+}
+
+pub struct Clients {
+    table: Slab<Client>,
+    by_conn: HashMap<ConnId, Token>,
+    effects: Effects<Effect>,
+    /// Sessions whose sends are to be looked at when the batch ends.
+    sending: Vec<Token>,
+}
+
+impl Default for Clients {
+    fn default() -> Clients {
+        let table = Slab::new(CLIENTS_MAX);
+        Clients { table, by_conn: HashMap::new(), effects: Effects::new(), sending: Vec::new() }
+    }
+}
+
+impl Clients {
+    pub fn owner(&self, conn: ConnId) -> Option<Token> {
+        self.by_conn.get(&conn).copied()
+    }
+
+    pub fn tokens(&self) -> Vec<Token> {
+        self.table.tokens()
+    }
+
+    pub fn of_volume(&self, volume: Token) -> Vec<Token> {
+        self.table.iter().filter(|(_, c)| c.volume == Some(volume)).map(|(t, _)| t).collect()
+    }
+}
+
+impl Host {
+    pub(super) fn on_client(&mut self, now: Instant, conn: ConnId, peer: String, io: &mut Io) {
+        if self.is_stopping() || self.clients.table.is_full() {
+            return io.abort(conn);
+        }
+        let mut effects = std::mem::take(&mut self.clients.effects);
+        let session = Session::new(SessionConfig::default(), &mut effects);
+        self.clients.effects = effects;
+        let client =
+            Client { conn, peer, session, volume: None, unsent_bytes: 0, paused: false, give_up_at: now + HANDSHAKE_MAX };
+        let token = self.clients.table.insert(client);
+        self.clients.by_conn.insert(conn, token);
+        self.carry_out_session(token, io);
+    }
+
+    pub(super) fn on_client_bytes(&mut self, token: Token, bytes: &[u8], io: &mut Io) {
+        let Clients { table, effects, .. } = &mut self.clients;
+        let Some(client) = table.get_mut(token) else { return };
+        client.session.on_bytes(bytes, &self.volumes, effects);
+        self.carry_out_session(token, io);
+    }
+
+    /// A controller's answer.
+    pub(super) fn on_volume_reply(&mut self, volume: Token, reply: BlockReply, io: &mut Io) {
+        let Some(asker) = self.volumes.table.get_mut(volume).and_then(|v| v.askers.remove(Token(reply.token.0))) else {
+            return;
+        };
+        let Clients { table, effects, .. } = &mut self.clients;
+        let Some(client) = table.get_mut(asker.session) else { return };
+        client.session.on_reply(BlockReply { token: asker.token, result: reply.result }, effects);
+        self.carry_out_session(asker.session, io);
+    }
+
+    /// A session's request goes to its volume.
+    pub(super) fn submit(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
+        let Some(volume) = self.clients.table.get(session).and_then(|c| c.volume) else { return };
+        let Some(open) = self.volumes.table.get_mut(volume) else { return };
+        let token = open.askers.insert(Asker { session, token: request.token });
+        let request = BlockRequest { token: RequestToken(token.0), op: request.op };
+        self.drive(now, volume, VolumeEvent::Request(request), io);
+    }
+
+    /// Carries out what a session pushed, and what follows from it. Requests gather for [`Host::submit`].
+    fn carry_out_session(&mut self, token: Token, io: &mut Io) {
+        let mut effects = std::mem::take(&mut self.clients.effects);
+        let mut opening = None;
+        loop {
+            let Some(client) = self.clients.table.get_mut(token) else {
+                effects.drain().for_each(drop);
+                break;
+            };
+            let (conn, had_unsent) = (client.conn, client.unsent_bytes > 0);
+            let mut closes = false;
+            for effect in effects.drain() {
+                match effect {
+                    Effect::Send(head) => {
+                        client.unsent_bytes += head.len() as u64;
+                        io.send(conn, &head);
+                    }
+                    Effect::SendBuf(buf) => {
+                        client.unsent_bytes += buf.len() as u64;
+                        io.send_buf(conn, buf);
+                    }
+                    Effect::Request(request) => self.requests.push_back((token, request)),
+                    Effect::Open { export } => opening = Some(export),
+                    Effect::StartTls => unreachable!("these sessions refuse TLS"),
+                    Effect::Close => closes = true,
+                }
+            }
+            if client.unsent_bytes > 0 && !had_unsent {
+                self.clients.sending.push(token);
+            }
+            if closes {
+                io.close(conn);
+                self.forget_client(token);
+                break;
+            }
+            let Some(export) = opening.take() else {
+                let wants = client.session.wants_input();
+                if wants == client.paused {
+                    client.paused = !wants;
+                    io.pause_reading(conn, !wants);
+                }
+                break;
+            };
+            let result = self.bind(token, &export);
+            let client = self.clients.table.get_mut(token).expect("binding ends no session");
+            client.session.on_opened(result, &self.volumes, &mut effects);
+        }
+        self.clients.effects = effects;
+    }
+
+    fn bind(&mut self, session: Token, export: &str) -> Result<ExportInfo, Refusal> {
+        let refuse = |kind, message: String| Err(Refusal { kind, message });
+        if self.is_stopping() {
+            return refuse(RefusalKind::ShuttingDown, "this host is stopping; connect again later".to_string());
+        }
+        let at = self.volumes.find_open(export);
+        let Some((at, volume)) = at.and_then(|at| Some((at, self.volumes.table.get_mut(at)?))) else {
+            return refuse(RefusalKind::Unknown, format!("volume {export} is not exported; `holdfast volume list`"));
+        };
+        if !volume.serves() {
+            return refuse(RefusalKind::ShuttingDown, format!("volume {export} is closing; connect again later"));
+        }
+        if volume.sessions >= SESSIONS_MAX {
+            let message = format!("volume {export} has {SESSIONS_MAX} clients, which is the bound; close one first");
+            return refuse(RefusalKind::Forbidden, message);
+        }
+        volume.sessions += 1;
+        let info = volume.export();
+        let client = self.clients.table.get_mut(session).expect("it has just asked");
+        client.volume = Some(at);
+        logger::info(format_args!("client {} opens {export}", client.peer));
+        Ok(info)
+    }
+
+    pub(super) fn forget_client(&mut self, token: Token) {
+        let Some(client) = self.clients.table.remove(token) else { return };
+        self.clients.by_conn.remove(&client.conn);
+        if let Some(volume) = client.volume.and_then(|at| self.volumes.table.get_mut(at)) {
+            volume.sessions -= 1;
+        }
+    }
+
+    /// Ends a session without asking it.
+    pub(super) fn abort_client(&mut self, token: Token, io: &mut Io) {
+        if let Some(client) = self.clients.table.get(token) {
+            io.abort(client.conn);
+            self.forget_client(token);
+        }
+    }
+
+    /// No further request is taken; what is in flight is answered first.
+    pub(super) fn shut_client_down(&mut self, token: Token, io: &mut Io) {
+        let Clients { table, effects, .. } = &mut self.clients;
+        let Some(client) = table.get_mut(token) else { return };
+        client.session.on_shutdown(effects);
+        self.carry_out_session(token, io);
+    }
+
+    /// Tells sessions what has left for their clients.
+    pub(super) fn settle_sends(&mut self, io: &mut Io) {
+        let mut sending = std::mem::take(&mut self.clients.sending);
+        for token in sending.drain(..) {
+            let Clients { table, effects, .. } = &mut self.clients;
+            let Some(client) = table.get_mut(token) else { continue };
+            let left = io.unsent_bytes(client.conn) as u64;
+            let sent = client.unsent_bytes.saturating_sub(left);
+            client.unsent_bytes -= sent;
+            let goes_on = client.unsent_bytes > 0;
+            if sent > 0 {
+                client.session.on_sent(sent as usize, &self.volumes, effects);
+            }
+            if goes_on {
+                self.clients.sending.push(token);
+            }
+            if sent > 0 {
+                self.carry_out_session(token, io);
+            }
+        }
+        if self.clients.sending.is_empty() {
+            self.clients.sending = sending;
+        }
+    }
+
+    /// Cuts clients that never finish their handshake.
+    pub(super) fn cut_slow_handshakes(&mut self, now: Instant, io: &mut Io) {
+        let slow = |c: &Client| c.volume.is_none() && c.give_up_at <= now;
+        let slow: Vec<Token> = self.clients.table.iter().filter(|(_, c)| slow(c)).map(|(t, _)| t).collect();
+        for token in slow {
+            self.abort_client(token, io);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The volumes that this host has open: their controllers, and who asked what.
+//!
+//! Role: keeps the table. The host drives the controllers, since their effects touch links, sessions and metadata.
+//!
+//! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each, so that requests stay below what a controller
+//! takes.
+
+use crate::protocol::{VolumeInfo, VolumeLive};
+use holdfast_base::{ExportInfo, GridId, InstanceId, RequestToken, Slab, Token, VolumeId};
+use holdfast_base::Instant;
+use holdfast_frontend::nbd::Exports;
+use holdfast_format::geometry::Layout;
+use holdfast_volume::controller::REQUESTS_MAX;
+use holdfast_volume::{Config, Controller, State};
+use crate::size::Size;
+use std::collections::BTreeMap;
+
+pub const VOLUMES_MAX: usize = 4096;
+
+/// Clients of one volume at a time.
+pub const SESSIONS_MAX: usize = 64;
+
+/// Smallest share of the write-back budget and of the map cache: below, a volume could not keep a segment in the making.
+const WRITEBACK_SHARE_MIN: u64 = 16 << 20;
+const MAP_CACHE_SHARE_MIN: u64 = 4 << 20;
+
+/// Which session a request came from, and its name there.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker {
+    pub session: Token,
+    pub token: RequestToken,
+}
+
+/// What is needed to open a volume, from its root record.
+#[derive(Clone, Debug)]
+pub struct OpenSpec {
+    pub volume: VolumeId,
+    pub name: String,
+    pub size_bytes: u64,
+    pub layout: Layout,
+}
+
+pub struct Volume {
+    pub id: VolumeId,
+    pub name: String,
+    pub controller: Controller,
+    pub askers: Slab<Asker>,
+    pub sessions: usize,
+    pub waits: Option<&'static str>,
+    pub deadline: Option<Instant>,
+    size_at_open: u64,
+    layout: Layout,
+}
+
+/// What all volumes of a host share.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    pub writeback_bytes: u64,
+    pub map_cache_bytes: u64,
+}
+
+pub struct Volumes {
+    pub table: Slab<Volume>,
+    by_name: BTreeMap<String, Token>,
+    grid: GridId,
+    host: String,
+    budget: Budget,
+    /// Volumes that the budget is divided by: all exported ones, as far as known.
+    expected: usize,
+    /// Where clients connect, with `{}` for the name.
+    uri_patterns: Vec<String>,
+}
+
+impl Volumes {
+    pub fn new(grid: GridId, host: &str, budget: Budget, expected: usize, uri_patterns: Vec<String>) -> Volumes {
+        Volumes {
+            table: Slab::new(VOLUMES_MAX),
+            by_name: BTreeMap::new(),
+            grid,
+            host: host.to_string(),
+            budget,
+            expected,
+            uri_patterns,
+        }
+    }
+
+    pub fn find_open(&self, name: &str) -> Option<Token> {
+        self.by_name.get(name).copied()
+    }
+
+    pub fn uris(&self, name: &str) -> Vec<String> {
+        self.uri_patterns.iter().map(|p| p.replace("{}", name)).collect()
+    }
+
+    /// Puts a fresh controller into the table; the caller tells it about the nodes and opens it.
+    pub fn insert(&mut self, spec: OpenSpec) -> Token {
+        let random = uuid::Uuid::new_v4().as_u128();
+        let mut config = Config::new(self.grid, spec.volume, &self.host, InstanceId(random), random as u64);
+        // A controller's bounds are fixed when it opens, so the budget is divided by what is expected to be open.
+        let shares = self.expected.max(self.table.len() + 1) as u64;
+        config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
+        config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
+        let token = self.table.insert(Volume {
+            id: spec.volume,
+            name: spec.name.clone(),
+            controller: Controller::new(config),
+            askers: Slab::new(REQUESTS_MAX),
+            sessions: 0,
+            waits: None,
+            deadline: None,
+            size_at_open: spec.size_bytes,
+            layout: spec.layout,
+        });
+        self.by_name.insert(spec.name, token);
+        token
+    }
+
+    pub fn remove(&mut self, at: Token) -> Option<Volume> {
+        let volume = self.table.remove(at)?;
+        self.by_name.remove(&volume.name);
+        Some(volume)
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.table.iter().filter_map(|(_, v)| v.deadline).min()
+    }
+
+    pub fn infos(&self) -> Vec<VolumeInfo> {
+        self.by_name.values().filter_map(|at| self.table.get(*at)).map(|v| v.info(self.uris(&v.name))).collect()
+    }
+
+    pub fn tokens(&self) -> Vec<Token> {
+        self.table.tokens()
+    }
+}
+
+impl Volume {
+    pub fn size_bytes(&self) -> u64 {
+        self.controller.size_bytes().unwrap_or(self.size_at_open)
+    }
+
+    pub fn export(&self) -> ExportInfo {
+        let size_bytes = self.size_bytes();
+        ExportInfo {
+            name: self.name.clone(),
+            description: format!("Holdfast volume, {}, {}", Size(size_bytes), self.layout),
+            size_bytes,
+            read_only: false,
+        }
+    }
+
+    /// Whether clients may come: while it opens their requests wait.
+    pub fn serves(&self) -> bool {
+        matches!(self.controller.state(), State::Opening | State::Open)
+    }
+
+    pub fn info(&self, uris: Vec<String>) -> VolumeInfo {
+        let status = self.controller.status();
+        let is_open = matches!(status.state, State::Open | State::Closing);
+        VolumeInfo {
+            name: self.name.clone(),
+            id: self.id.to_string(),
+            size_bytes: self.size_bytes(),
+            layout: self.layout.to_string(),
+            exported: true,
+            state: state_text(status.state).to_string(),
+            waits: self.waits.filter(|_| status.state == State::Opening).map(str::to_string),
+            epoch: status.epoch.0,
+            uris,
+            sessions: self.sessions,
+            live: is_open.then(|| VolumeLive {
+                log_bytes: status.log_bytes,
+                mapped_bytes: status.mapped_blocks * holdfast_base::BLOCK_BYTES as u64,
+                segments: status.segment_count,
+                degraded_segments: status.degraded_segments,
+                at_risk_entries: status.at_risk_entries,
+                suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
+                counters: status.counters.into(),
+            }),
+        }
+    }
+}
+
+pub fn state_text(state: State) -> &'static str {
+    match state {
+        State::Opening => "opening",
+        State::Open => "open",
+        State::Deposed => "deposed",
+        State::Closing => "closing",
+        State::Closed => "closed",
+    }
+}
+
+impl Exports for Volumes {
+    fn list(&self) -> Vec<ExportInfo> {
+        self.by_name.values().filter_map(|at| self.table.get(*at)).filter(|v| v.serves()).map(Volume::export).collect()
+    }
+
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        self.find_open(name).and_then(|at| self.table.get(at)).filter(|v| v.serves()).map(Volume::export)
+    }
+}

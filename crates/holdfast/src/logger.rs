@@ -1,0 +1,70 @@
+//! Lines on standard error, for people and for the torture runs: INFO what happened, WARN what heals by itself but should
+//! be known, ERROR what a person must act on. Nothing on the I/O path logs.
+
+use std::fmt;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    Info,
+    Warn,
+    Error,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Level::Info => "INFO ",
+            Level::Warn => "WARN ",
+            Level::Error => "ERROR",
+        })
+    }
+}
+
+pub fn log(level: Level, text: fmt::Arguments<'_>) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let line = format!("{} {level} {text}\n", utc(since.as_secs(), since.subsec_millis()));
+    // Where standard error is gone there is nobody left to tell.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+pub fn info(text: fmt::Arguments<'_>) {
+    log(Level::Info, text);
+}
+
+pub fn warn(text: fmt::Arguments<'_>) {
+    log(Level::Warn, text);
+}
+
+pub fn error(text: fmt::Arguments<'_>) {
+    log(Level::Error, text);
+}
+
+/// RFC 3339 in UTC. Days to a date as in Howard Hinnant's `civil_from_days`.
+fn utc(seconds: u64, millis: u32) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn dates_are_right_over_leap_years() {
+        assert_eq!(utc(0, 7), "1970-01-01T00:00:00.007Z");
+        assert_eq!(utc(951_782_400, 0), "2000-02-29T00:00:00.000Z");
+        assert_eq!(utc(1_795_241_312, 0), "2026-11-21T06:08:32.000Z");
+    }
+}

@@ -1,0 +1,94 @@
+//! The one binary: storage node, host, local grid, volumes.
+//!
+//! Role: reads the command line and hands over. Everything that can go wrong ends here as one message on standard error
+//! that says what, why, and what to do next.
+
+mod cli;
+mod client;
+mod daemon;
+mod grid;
+mod host;
+mod logger;
+mod node_shell;
+mod protocol;
+mod size;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use grid::layout::GridDir;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser, Debug)]
+#[command(
+    name = "holdfast",
+    version,
+    about = "A storage grid: volumes that outlive the loss of any node",
+    after_help = "Try it on this machine:\n  \
+        holdfast grid up                          four storage nodes and a host\n  \
+        holdfast volume create vm1 --size 4GiB    a volume over NBD, any node may fail\n  \
+        holdfast node kill 2                      see for yourself\n  \
+        holdfast status\n  \
+        holdfast grid down"
+)]
+struct Cli {
+    /// The grid's directory [default: $HOLDFAST_DIR, else ~/.holdfast/grid]
+    #[arg(long, global = true, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// Answer in JSON
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Bring a grid on this machine up and down
+    Grid(cli::status::GridArgs),
+    /// Make, list, resize, delete and export volumes
+    Volume(cli::volume::VolumeArgs),
+    /// What the grid does right now
+    #[command(after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \
+        nothing); cut (see `holdfast node cut`); down.\nThe answer comes from memory of the host and of the kernel: it \
+        does not wait for nodes.")]
+    Status,
+    /// Make nodes of a local grid fail and come back; or run a storage node
+    Node(cli::node::NodeArgs),
+    /// Run the host of a grid in the foreground: its controllers, NBD server and control socket
+    #[command(after_help = "Example:\n  holdfast host --dir /data/grid\n\n`holdfast grid up` starts one by itself.")]
+    Host(HostArgs),
+}
+
+#[derive(Args, Debug)]
+struct HostArgs {
+    #[arg(long, hide = true)]
+    daemon: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("holdfast: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let dir = cli.dir.as_deref();
+    match cli.command {
+        Command::Grid(args) => cli::status::run_grid(args, &GridDir::choose(dir)?, cli.json),
+        Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
+        Command::Node(args) => cli::node::run(args, dir, cli.json),
+        Command::Host(args) => {
+            daemon::begin(args.daemon)?;
+            host::run(&GridDir::choose(dir)?)
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The shell of a storage node: one process, one reactor thread, the node's machine in the middle.
+//!
+//! Role: turns connections into requests, completions into events, and effects into sends and disk operations. It decides
+//! nothing. What is sent within one batch leaves with one system call a connection.
+//!
+//! Limits: [`DISK_IN_FLIGHT_MAX`] operations a device in the kernel; what is queued for one peer is bounded by the reactor.
+//!
+//! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
+//! serves on with the others.
+
+use crate::logger;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{Buf, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
+use holdfast_base::stream::Inbound;
+use holdfast_format::wire::{FrameReader, Request, encode_frame};
+use holdfast_runtime::device::{self, DeviceError};
+use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, Reactor};
+use holdfast_store::{self as store, FailReason, Notice};
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Operations of one device that the kernel holds at a time: enough for a fast drive, few enough that reads don't queue
+/// behind a burst of shards.
+const DISK_IN_FLIGHT_MAX: usize = 64;
+
+/// Connections at a time: two lanes of 2,000 hosts.
+const PEERS_MAX: usize = 4096;
+
+/// What `holdfast node` was asked to run.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    pub node: NodeId,
+    pub grid: GridId,
+    pub listen: SocketAddr,
+    pub devices: Vec<PathBuf>,
+    /// Make devices that hold nothing but zeroes this node's.
+    pub format_blank: bool,
+}
+
+struct Peer {
+    conn: ConnId,
+    reader: FrameReader<Request>,
+}
+
+/// A device as the reactor knows it, and where its file is.
+struct Disk {
+    slot: reactor::DeviceSlot,
+    path: PathBuf,
+}
+
+struct NodeShell {
+    node: store::Node,
+    effects: Effects<store::Effect>,
+    peers: Slab<Peer>,
+    by_conn: HashMap<ConnId, Token>,
+    disks: Vec<Disk>,
+    /// Completions that arose without the ring.
+    local: VecDeque<store::Event>,
+}
+
+/// Runs until SIGTERM.
+pub fn run(options: &NodeOptions) -> Result<()> {
+    let devices = open_devices(options)?;
+    let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
+    let mut reactor = Reactor::new(config)?;
+    let (_, bound) = reactor.io().listen_tcp(options.listen)?;
+    let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
+    let mut shell = NodeShell {
+        node: store::Node::new(store::NodeConfig::new(options.grid, options.node, boot)),
+        effects: Effects::new(),
+        peers: Slab::new(PEERS_MAX),
+        by_conn: HashMap::new(),
+        disks: Vec::new(),
+        local: VecDeque::new(),
+    };
+    for device in devices {
+        let (path, size_bytes) = (device.path().to_path_buf(), device.size_bytes());
+        let slot = reactor.io().add_device(device, DISK_IN_FLIGHT_MAX);
+        shell.local.push_back(store::Event::AddDevice { slot: store::DeviceSlot(shell.disks.len()), size_bytes });
+        shell.disks.push(Disk { slot, path });
+    }
+    logger::info(format_args!("node {} of grid {} listens on {bound}", options.node, options.grid));
+    reactor.run(&mut shell)?;
+    logger::info(format_args!("node {} stops", options.node));
+    Ok(())
+}
+
+/// Opens what the node may use. A device that is missing or broken is left out, as long as one remains: devices fail by
+/// themselves. One that belongs to somebody else, or to nobody, stops the node before it does any harm.
+fn open_devices(options: &NodeOptions) -> Result<Vec<device::Device>> {
+    let mut opened = Vec::new();
+    let mut failed = Vec::new();
+    for path in &options.devices {
+        match device::open(path) {
+            Ok(device) => {
+                crate::grid::ownership::claim(&device, options)?;
+                opened.push(device);
+            }
+            Err(error @ (DeviceError::InUse { .. } | DeviceError::NotADevice { .. })) => return Err(error.into()),
+            Err(error) => {
+                logger::error(format_args!("node {} starts without a device: {error}", options.node));
+                failed.push(error);
+            }
+        }
+    }
+    if opened.is_empty() {
+        let Some(first) = failed.into_iter().next() else {
+            bail!("node {} has no device; name at least one with --device", options.node)
+        };
+        return Err(first).context(format!("node {} can't open any of its devices", options.node));
+    }
+    Ok(opened)
+}
+
+impl NodeShell {
+    fn handle(&mut self, now: Instant, event: store::Event, io: &mut Io) {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.node.handle(now, event, &mut effects);
+        for effect in effects.drain() {
+            self.carry_out(effect, io);
+        }
+        self.effects = effects;
+    }
+
+    fn carry_out(&mut self, effect: store::Effect, io: &mut Io) {
+        match effect {
+            store::Effect::Reply { peer, token, reply, payload } => {
+                let Some(peer) = self.peers.get(Token(peer.0)) else { return };
+                let len = payload.iter().map(|b| b.len()).sum();
+                io.send_vec(peer.conn, encode_frame(token, &reply, len));
+                for part in payload {
+                    io.send_buf(peer.conn, part);
+                }
+            }
+            store::Effect::Read { slot, offset, len, token } => {
+                io.read(self.disks[slot.0].slot, offset, len as usize, DiskToken(token.0));
+            }
+            store::Effect::Write { slot, offset, data, durable, token } => {
+                io.write(self.disks[slot.0].slot, offset, data, durable, DiskToken(token.0));
+            }
+            store::Effect::Flush { slot, token } => self.flush(slot, token),
+            store::Effect::Discard { .. } => {}
+            store::Effect::Note(notice) => self.note(&notice),
+        }
+    }
+
+    /// Asked for once a device, while it is being opened, when nobody waits for anything: so it may block.
+    fn flush(&mut self, slot: store::DeviceSlot, token: store::DiskToken) {
+        let flushed = std::fs::File::open(&self.disks[slot.0].path).and_then(|file| file.sync_data());
+        let result = flushed.map(|()| Buf::empty()).map_err(|_| store::DiskError::Io);
+        self.local.push_back(store::Event::Disk { token, result });
+    }
+
+    fn handle_local(&mut self, now: Instant, io: &mut Io) {
+        while let Some(event) = self.local.pop_front() {
+            self.handle(now, event, io);
+        }
+    }
+
+    fn note(&self, notice: &Notice) {
+        let path = |slot: &store::DeviceSlot| self.disks[slot.0].path.display();
+        match notice {
+            Notice::DeviceOpened { slot, device, ledgers, shards } => logger::info(format_args!(
+                "device {device} ({}) serves: {ledgers} ledgers, {shards} shards",
+                path(slot)
+            )),
+            Notice::DeviceFailed { slot, reason: reason @ FailReason::PromisesLost, .. } => {
+                logger::error(format_args!("device {} only serves reads: {reason}; replace it", path(slot)));
+            }
+            Notice::DeviceFailed { slot, reason, .. } => logger::error(format_args!(
+                "device {} is out until this node restarts: {reason}; check `dmesg`, then replace the device or restart",
+                path(slot)
+            )),
+            Notice::JournalDamaged { device, batches, unsound_ledgers } => logger::warn(format_args!(
+                "device {device}: {batches} journal batches can't be read, {unsound_ledgers} ledgers are unsound here"
+            )),
+            Notice::EntryDamaged { device, volume, ledger, lsn } => logger::warn(format_args!(
+                "device {device}: entry {lsn} of ledger {ledger}, volume {volume}, is unreadable"
+            )),
+            Notice::ShardDamaged { device, shard } => {
+                logger::warn(format_args!("device {device}: {shard:?} is damaged; its volume's host repairs it"));
+            }
+            Notice::SlotsDamaged { device, count } => {
+                logger::warn(format_args!("device {device}: {count} slots can't be read; their shards are lost here"));
+            }
+            Notice::SuperblockRepaired { device } => {
+                logger::warn(format_args!("device {device}: one superblock copy was unreadable and is written anew"));
+            }
+        }
+    }
+
+    fn on_accepted(&mut self, conn: ConnId, peer: &str, io: &mut Io) {
+        if self.peers.is_full() {
+            logger::warn(format_args!("refused {peer}: {PEERS_MAX} connections are open"));
+            return io.abort(conn);
+        }
+        let token = self.peers.insert(Peer { conn, reader: FrameReader::new() });
+        self.by_conn.insert(conn, token);
+    }
+
+    fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+        let Some(&token) = self.by_conn.get(&conn) else { return };
+        let Some(peer) = self.peers.get_mut(token) else { return };
+        peer.reader.on_bytes(bytes);
+        while let Some(frame) = self.peers.get_mut(token).and_then(|p| p.reader.pop()) {
+            let event = store::Event::Request {
+                peer: store::PeerId(token.0),
+                token: frame.token,
+                request: frame.message,
+                payload: frame.payload,
+            };
+            self.handle(now, event, io);
+        }
+        if let Some(error) = self.peers.get(token).and_then(|p| p.reader.error()) {
+            logger::warn(format_args!("closed a connection that does not speak our protocol: {error}"));
+            io.abort(conn);
+            self.on_closed(now, conn, io);
+        }
+    }
+
+    fn on_closed(&mut self, now: Instant, conn: ConnId, io: &mut Io) {
+        let Some(token) = self.by_conn.remove(&conn) else { return };
+        self.peers.remove(token);
+        self.handle(now, store::Event::PeerGone { peer: store::PeerId(token.0) }, io);
+    }
+}
+
+fn disk_error(fault: DiskFault) -> store::DiskError {
+    match fault {
+        DiskFault::NoSpace => store::DiskError::NoSpace,
+        DiskFault::Removed => store::DiskError::Gone,
+        DiskFault::OutOfRange | DiskFault::Media(_) => store::DiskError::Io,
+    }
+}
+
+impl App for NodeShell {
+    fn on_event(&mut self, now: Instant, event: Event<'_>, io: &mut Io) {
+        match event {
+            Event::Bytes { conn, bytes } => self.on_bytes(now, conn, bytes, io),
+            Event::Read { token, result } => {
+                let result = result.map_err(|e| {
+                    logger::warn(format_args!("{e}"));
+                    disk_error(e.fault)
+                });
+                self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
+            }
+            Event::Written { token, result } => {
+                let result = result.map(|()| Buf::empty()).map_err(|e| {
+                    logger::error(format_args!("{e}"));
+                    disk_error(e.fault)
+                });
+                self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
+            }
+            Event::Accepted { conn, peer, .. } => self.on_accepted(conn, &peer, io),
+            Event::Closed { conn, .. } => self.on_closed(now, conn, io),
+            Event::Timer => self.handle(now, store::Event::Tick, io),
+            Event::Shutdown { .. } => io.stop(),
+            Event::Wake | Event::Discarded { .. } => {}
+            Event::Connected { .. } | Event::ConnectFailed { .. } | Event::Filled { .. } => {
+                unreachable!("a node neither connects nor lends buffers")
+            }
+        }
+        self.handle_local(now, io);
+    }
+
+    fn on_batch_end(&mut self, now: Instant, io: &mut Io) {
+        self.handle_local(now, io);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.node.next_deadline()
+    }
+}
+
+/// A device id for a device about to be formatted.
+pub fn fresh_device_id() -> DeviceId {
+    DeviceId(uuid::Uuid::new_v4().as_u128())
+}

@@ -1,0 +1,197 @@
+//! What the command line and the host say to each other: one JSON object a line, over the grid's control socket.
+//!
+//! Role: types only. A request is answered by exactly one line; a connection may carry any number, one after the other.
+
+use serde::{Deserialize, Serialize};
+
+/// Longest line that either side takes.
+pub const LINE_BYTES_MAX: usize = 16 << 20;
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Answered from the host's memory, whatever the nodes do.
+    Status,
+    VolumeCreate {
+        name: String,
+        size_bytes: u64,
+        layout: String,
+        export: bool,
+    },
+    VolumeList,
+    VolumeShow {
+        name: String,
+    },
+    VolumeResize {
+        name: String,
+        size_bytes: u64,
+        /// Allow the end of the volume to be cut off.
+        shrink: bool,
+    },
+    VolumeDelete {
+        name: String,
+        /// Disconnect clients.
+        force: bool,
+    },
+    VolumeExport {
+        name: String,
+    },
+    VolumeUnexport {
+        name: String,
+        /// Disconnect clients.
+        force: bool,
+    },
+    /// Black-hole the links to a node: see `holdfast node cut --help`.
+    NodeCut {
+        node: u32,
+    },
+    NodeMend {
+        node: u32,
+    },
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "kebab-case")]
+pub enum Response {
+    Done,
+    Status(HostStatus),
+    Volume(VolumeInfo),
+    Volumes { volumes: Vec<VolumeInfo> },
+    /// What, why, and the next command.
+    Error { message: String },
+}
+
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct HostStatus {
+    pub grid: String,
+    pub host: String,
+    pub pid: u32,
+    pub uptime_ms: u64,
+    pub cpu_ms: u64,
+    pub resident_bytes: u64,
+    pub nodes: Vec<NodeInfo>,
+    pub volumes: Vec<VolumeInfo>,
+    /// Volumes whose space is still being returned.
+    pub deleting: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct NodeInfo {
+    pub id: u32,
+    pub address: String,
+    pub link: LinkState,
+    /// A volume avoids it, since it was late.
+    pub suspect: bool,
+    pub cut: bool,
+    /// Time since it last answered anything.
+    pub silent_ms: u64,
+    /// Why there is no connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    pub devices: Vec<DeviceInfo>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkState {
+    Up,
+    /// Connected, but a question is unanswered for over a second.
+    Silent,
+    Down,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    pub device: String,
+    /// `opening`, `serving` or `failed`.
+    pub health: String,
+    pub capacity_bytes: u64,
+    pub free_bytes: u64,
+    pub journal_bytes: u64,
+    pub journal_used_bytes: u64,
+    pub shards: u64,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct VolumeInfo {
+    pub name: String,
+    pub id: String,
+    pub size_bytes: u64,
+    pub layout: String,
+    pub exported: bool,
+    /// `open`, `opening`, `closing`, `deposed`, `closed` (not exported).
+    pub state: String,
+    /// What opening waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
+    pub epoch: u64,
+    /// Where clients connect.
+    pub uris: Vec<String>,
+    pub sessions: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live: Option<VolumeLive>,
+}
+
+/// What only an open volume can tell.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct VolumeLive {
+    pub log_bytes: u64,
+    pub mapped_bytes: u64,
+    pub segments: u64,
+    pub degraded_segments: u64,
+    pub at_risk_entries: u64,
+    pub suspect_nodes: Vec<u32>,
+    pub counters: Counters,
+}
+
+/// Counts since the volume was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Counters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub append_hedges: u64,
+    pub read_hedges: u64,
+    pub reconstructed_reads: u64,
+    pub rolls: u64,
+    pub segments_written: u64,
+    pub segment_bytes_written: u64,
+    pub bypass_bytes: u64,
+    pub segments_cleaned: u64,
+    pub cleaned_bytes: u64,
+    pub segments_freed: u64,
+    pub shards_deleted: u64,
+    pub shards_rebuilt: u64,
+    pub checkpoints: u64,
+    pub checkpoint_bytes: u64,
+    pub folds: u64,
+    pub checksum_errors: u64,
+}
+
+impl From<holdfast_volume::Counters> for Counters {
+    fn from(c: holdfast_volume::Counters) -> Counters {
+        Counters {
+            reads: c.reads,
+            read_bytes: c.read_bytes,
+            writes: c.writes,
+            write_bytes: c.write_bytes,
+            append_hedges: c.append_hedges,
+            read_hedges: c.read_hedges,
+            reconstructed_reads: c.reconstructed_reads,
+            rolls: c.rolls,
+            segments_written: c.segments_written,
+            segment_bytes_written: c.segment_bytes_written,
+            bypass_bytes: c.bypass_bytes,
+            segments_cleaned: c.segments_cleaned,
+            cleaned_bytes: c.cleaned_bytes,
+            segments_freed: c.segments_freed,
+            shards_deleted: c.shards_deleted,
+            shards_rebuilt: c.shards_rebuilt,
+            checkpoints: c.checkpoints,
+            checkpoint_bytes: c.checkpoint_bytes,
+            folds: c.folds,
+            checksum_errors: c.checksum_errors,
+        }
+    }
+}

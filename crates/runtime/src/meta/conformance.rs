@@ -1,0 +1,333 @@
+//! What every metadata store must do, as a suite that runs against any of them: the embedded one and etcd alike.
+//!
+//! Panics with the rule that is broken. Keys lie under `conformance/`, each check under a part of its own, so that a
+//! store that holds other data can be checked; the checks delete what they make.
+
+use super::{Change, LeaseId, MetaError, MetaStore, Revision, Swap, Watch, WatchEvent};
+use holdfast_base::MetaVersion;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// A store under test.
+pub trait Subject {
+    /// A new handle on the same store, with everything that was committed. The suite drops all earlier handles before
+    /// it asks for another, except where it clones one.
+    fn open(&self) -> Arc<dyn MetaStore>;
+
+    /// Lets time pass for leases: by moving an injected clock, or by sleeping.
+    fn advance(&self, span: Duration);
+
+    /// Makes the store forget its changes so far, if it can be made to. False where it can't.
+    fn forget_history(&self, _store: &dyn MetaStore) -> bool {
+        false
+    }
+}
+
+/// Time to live of the suite's leases: stores that count in whole seconds round it little.
+const TTL: Duration = Duration::from_secs(3);
+
+/// Time after which a lease is over for sure.
+const TTL_AND_MORE: Duration = Duration::from_secs(6);
+
+/// How long a watch may take to tell of a change that has happened.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs every check.
+pub fn run(subject: &dyn Subject) {
+    records_live_and_die(subject);
+    versions_rise_for_ever(subject);
+    lists_are_sorted_and_bounded_by_their_prefix(subject);
+    a_swap_is_won_once(subject);
+    records_survive_reopening(subject);
+    leases_take_their_records_with_them(subject);
+    leases_are_let_go_by_another_swap(subject);
+    revoked_leases_are_gone(subject);
+    watches_are_ordered_and_complete(subject);
+    watches_resume_where_they_stopped(subject);
+    watches_see_leases_end(subject);
+    forgotten_history_is_an_error(subject);
+}
+
+fn key(part: &str) -> String {
+    format!("conformance/{part}")
+}
+
+fn put(store: &dyn MetaStore, key: &str, expect: MetaVersion, value: &[u8]) -> MetaVersion {
+    match store.swap(key, expect, Some(value), None).expect("swap") {
+        Swap::Done(version) => version,
+        Swap::Conflict(found) => panic!("{key}: expected {expect:?}, found {found:?}"),
+    }
+}
+
+fn create_leased(store: &dyn MetaStore, key: &str, lease: LeaseId) -> MetaVersion {
+    match store.swap(key, MetaVersion::ABSENT, Some(b"leased"), Some(lease)).expect("swap") {
+        Swap::Done(version) => version,
+        Swap::Conflict(found) => panic!("{key} is absent, found {found:?}"),
+    }
+}
+
+fn delete(store: &dyn MetaStore, key: &str) {
+    let expect = store.get(key).expect("get").map_or(MetaVersion::ABSENT, |r| r.version);
+    let deleted = store.swap(key, expect, None, None).expect("swap");
+    assert_eq!(deleted, Swap::Done(MetaVersion::ABSENT), "a deletion leaves no version");
+    assert_eq!(store.get(key).expect("get"), None, "a deleted record is absent");
+}
+
+fn records_live_and_die(subject: &dyn Subject) {
+    let store = subject.open();
+    let key = key("life");
+    assert_eq!(store.get(&key).expect("get"), None);
+    let first = put(&*store, &key, MetaVersion::ABSENT, b"one");
+    assert!(first > MetaVersion::ABSENT, "a record that is there has a version");
+    let found = store.get(&key).expect("get").expect("the record is there");
+    assert_eq!((found.version, found.value.as_slice(), found.lease), (first, b"one".as_slice(), None));
+
+    let lost = store.swap(&key, MetaVersion::ABSENT, Some(b"two"), None).expect("swap");
+    assert_eq!(lost, Swap::Conflict(Some(found.clone())), "creating what is there is a conflict, and shows it");
+    let lost = store.swap(&key, MetaVersion(first.0 + 1), None, None).expect("swap");
+    assert_eq!(lost, Swap::Conflict(Some(found)), "deleting another version is a conflict");
+    let second = put(&*store, &key, first, b"");
+    assert!(second > first, "a change raises the version");
+    assert_eq!(store.get(&key).expect("get").expect("there").value, b"", "an empty value is a value");
+
+    delete(&*store, &key);
+    let lost = store.swap(&key, second, Some(b"three"), None).expect("swap");
+    assert_eq!(lost, Swap::Conflict(None), "changing what is absent is a conflict");
+    let nothing = store.swap(&key, MetaVersion::ABSENT, None, None).expect("swap");
+    assert_eq!(nothing, Swap::Done(MetaVersion::ABSENT), "deleting what is absent changes nothing");
+    assert_eq!(store.swap("", MetaVersion::ABSENT, Some(b"x"), None), Err(MetaError::TooLarge));
+}
+
+fn versions_rise_for_ever(subject: &dyn Subject) {
+    let mut store = subject.open();
+    let key = key("rise");
+    let mut last = MetaVersion::ABSENT;
+    for round in 0..3 {
+        let created = put(&*store, &key, MetaVersion::ABSENT, b"created");
+        assert!(created > last, "round {round}: {created:?} after {last:?}, over a deletion");
+        last = put(&*store, &key, created, b"changed");
+        assert!(last > created);
+        delete(&*store, &key);
+        drop(store);
+        store = subject.open();
+    }
+}
+
+fn lists_are_sorted_and_bounded_by_their_prefix(subject: &dyn Subject) {
+    let store = subject.open();
+    let names = ["list/b", "list/a", "list/a/x", "list/", "list0", "list", "list/\u{10ffff}"].map(key);
+    let mut last = Revision(0);
+    for name in &names {
+        last = Revision(put(&*store, name, MetaVersion::ABSENT, name.as_bytes()).0);
+    }
+    let listing = store.list(&key("list/")).expect("list");
+    let keys: Vec<_> = listing.records.iter().map(|r| r.key.as_str()).collect();
+    assert_eq!(keys, ["list/", "list/a", "list/a/x", "list/b", "list/\u{10ffff}"].map(key), "sorted, all, no others");
+    assert!(listing.records.iter().all(|r| r.value == r.key.as_bytes()));
+    assert!(listing.revision >= last, "a listing is at least as new as the changes before it");
+    assert!(store.list(&key("listless")).expect("list").records.is_empty());
+    names.iter().for_each(|name| delete(&*store, name));
+}
+
+fn a_swap_is_won_once(subject: &dyn Subject) {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 25;
+    let store = subject.open();
+    let key = &key("race");
+    // Each thread adds its share to one counter; a lost or doubled swap shows in the sum.
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let store = Arc::clone(&store);
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let mut found = store.get(key).expect("get");
+                    loop {
+                        let expect = found.as_ref().map_or(MetaVersion::ABSENT, |r| r.version);
+                        let count = found.as_ref().map_or(0, |r| {
+                            u32::from_le_bytes(r.value.as_slice().try_into().expect("the suite's own value"))
+                        });
+                        match store.swap(key, expect, Some(&(count + 1).to_le_bytes()), None).expect("swap") {
+                            Swap::Done(_) => break,
+                            Swap::Conflict(other) => found = other,
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let sum = store.get(key).expect("get").expect("there").value;
+    assert_eq!(sum, ((THREADS * ROUNDS) as u32).to_le_bytes(), "every swap counts exactly once");
+    delete(&*store, key);
+}
+
+fn records_survive_reopening(subject: &dyn Subject) {
+    let store = subject.open();
+    let key = key("reopen");
+    let version = put(&*store, &key, MetaVersion::ABSENT, &[7; 70_000]);
+    drop(store);
+    let store = subject.open();
+    let found = store.get(&key).expect("get").expect("a committed record survives");
+    assert_eq!((found.version, found.value), (version, vec![7; 70_000]));
+    delete(&*store, &key);
+}
+
+fn leases_take_their_records_with_them(subject: &dyn Subject) {
+    let store = subject.open();
+    let (a, b, free) = (key("lease/a"), key("lease/b"), key("lease/free"));
+    let lease = store.grant(TTL).expect("grant");
+    let other = store.grant(TTL_AND_MORE * 4).expect("grant");
+    assert_ne!(lease, other);
+    create_leased(&*store, &a, lease);
+    create_leased(&*store, &b, other);
+    put(&*store, &free, MetaVersion::ABSENT, b"free");
+    assert_eq!(store.get(&a).expect("get").expect("there").lease, Some(lease));
+    for _ in 0..4 {
+        subject.advance(TTL * 2 / 3);
+        store.keep_alive(lease).expect("a lease kept alive in time lives");
+    }
+    assert!(store.get(&a).expect("get").is_some(), "a lease kept alive keeps its records");
+    subject.advance(TTL_AND_MORE);
+    assert_eq!(store.get(&a).expect("get"), None, "a lease that is over takes its records along");
+    assert_eq!(store.keep_alive(lease), Err(MetaError::LeaseGone));
+    let refused = store.swap(&a, MetaVersion::ABSENT, Some(b"late"), Some(lease));
+    assert_eq!(refused, Err(MetaError::LeaseGone), "nothing is attached to a lease that is over");
+    assert!(store.get(&b).expect("get").is_some(), "another lease's record stays");
+    store.revoke(other).expect("revoke");
+    delete(&*store, &free);
+}
+
+fn leases_are_let_go_by_another_swap(subject: &dyn Subject) {
+    let store = subject.open();
+    let key = key("detach");
+    let lease = store.grant(TTL).expect("grant");
+    let version = create_leased(&*store, &key, lease);
+    put(&*store, &key, version, b"free");
+    subject.advance(TTL_AND_MORE);
+    let found = store.get(&key).expect("get").expect("a record swapped without a lease outlives the old one");
+    assert_eq!(found.lease, None);
+    delete(&*store, &key);
+}
+
+fn revoked_leases_are_gone(subject: &dyn Subject) {
+    let store = subject.open();
+    let key = key("revoke");
+    let lease = store.grant(TTL_AND_MORE * 10).expect("grant");
+    create_leased(&*store, &key, lease);
+    store.revoke(lease).expect("revoke");
+    assert_eq!(store.get(&key).expect("get"), None, "revoking deletes the lease's records");
+    assert_eq!(store.keep_alive(lease), Err(MetaError::LeaseGone));
+    assert_eq!(store.revoke(lease), Err(MetaError::LeaseGone));
+}
+
+/// Collects `count` events, or panics when they don't come.
+fn collect(watch: &mut dyn Watch, count: usize) -> Vec<WatchEvent> {
+    let mut events = Vec::new();
+    let end = std::time::Instant::now() + PATIENCE;
+    while events.len() < count {
+        events.extend(watch.next(Duration::from_millis(100)).expect("watch"));
+        assert!(std::time::Instant::now() < end, "{} of {count} events came: {events:?}", events.len());
+    }
+    assert_eq!(events.len(), count, "no more events than changes: {events:?}");
+    assert!(events.is_sorted_by_key(|e| e.revision), "events come in order of revision: {events:?}");
+    events
+}
+
+fn watches_are_ordered_and_complete(subject: &dyn Subject) {
+    let store = subject.open();
+    let start = store.list(&key("watch/")).expect("list").revision.next();
+    let mut early = store.watch(&key("watch/"), start).expect("watch");
+    assert_eq!(early.next(Duration::ZERO).expect("watch"), [], "nothing has happened yet");
+    let (a, other) = (key("watch/a"), key("watching"));
+    let writer = Arc::clone(&store);
+    let versions = thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            let mut versions = vec![MetaVersion::ABSENT];
+            for n in 0..10_u8 {
+                versions.push(put(&*writer, &a, versions[n as usize], &[n]));
+                put(&*writer, &other, MetaVersion::ABSENT, b"not watched");
+                delete(&*writer, &other);
+            }
+            delete(&*writer, &a);
+            versions
+        });
+        let events = collect(&mut *early, 11);
+        check_history(&events, &a);
+        writing.join().expect("writer")
+    });
+    // A watch that starts late sees the same.
+    let mut late = store.watch(&key("watch/"), start).expect("watch");
+    let events = collect(&mut *late, 11);
+    check_history(&events, &a);
+    for (event, version) in events.iter().zip(&versions[1..]) {
+        let Change::Put(record) = &event.change else { panic!("{event:?}") };
+        assert_eq!(record.version, *version);
+        assert_eq!(event.revision, Revision(version.0), "a record's version is the revision of its change");
+    }
+    assert_eq!(late.next(Duration::ZERO).expect("watch"), []);
+}
+
+fn check_history(events: &[WatchEvent], key: &str) {
+    assert!(events.iter().all(|e| e.key == key), "only keys under the prefix: {events:?}");
+    for (n, event) in events.iter().enumerate() {
+        match &event.change {
+            Change::Put(record) => assert_eq!(record.value, [n as u8], "every change, in order"),
+            Change::Deleted => assert_eq!(n, 10, "the deletion comes last"),
+        }
+    }
+}
+
+fn watches_resume_where_they_stopped(subject: &dyn Subject) {
+    let store = subject.open();
+    let (a, prefix) = (key("resume/a"), key("resume/"));
+    let start = store.list(&prefix).expect("list").revision.next();
+    let first = put(&*store, &a, MetaVersion::ABSENT, b"1");
+    let mut watch = store.watch(&prefix, start).expect("watch");
+    let seen = collect(&mut *watch, 1)[0].revision;
+    drop(watch);
+    let second = put(&*store, &a, first, b"2");
+    drop(store);
+    let store = subject.open();
+    put(&*store, &a, second, b"3");
+    let mut watch = store.watch(&prefix, seen.next()).expect("watch");
+    let values: Vec<_> = collect(&mut *watch, 2)
+        .into_iter()
+        .map(|event| match event.change {
+            Change::Put(record) => record.value,
+            Change::Deleted => panic!("nothing was deleted"),
+        })
+        .collect();
+    assert_eq!(values, [b"2", b"3"], "a watch continues over a gap and a reopening");
+    delete(&*store, &a);
+}
+
+fn watches_see_leases_end(subject: &dyn Subject) {
+    let store = subject.open();
+    let (a, prefix) = (key("ending/a"), key("ending/"));
+    let lease = store.grant(TTL).expect("grant");
+    let version = create_leased(&*store, &a, lease);
+    let mut watch = store.watch(&prefix, Revision(version.0).next()).expect("watch");
+    subject.advance(TTL_AND_MORE);
+    let events = collect(&mut *watch, 1);
+    assert_eq!((events[0].key.as_str(), &events[0].change), (a.as_str(), &Change::Deleted));
+    // The next version is above the deletion's revision.
+    assert!(put(&*store, &a, MetaVersion::ABSENT, b"again").0 > events[0].revision.0);
+    delete(&*store, &a);
+}
+
+fn forgotten_history_is_an_error(subject: &dyn Subject) {
+    let store = subject.open();
+    let key = key("forgotten");
+    let version = put(&*store, &key, MetaVersion::ABSENT, b"1");
+    let mut slow = store.watch(&key, Revision(version.0)).expect("watch");
+    if subject.forget_history(&*store) {
+        let old = Revision(version.0);
+        let failed = store.watch(&key, old).and_then(|mut watch| watch.next(PATIENCE)).expect_err("history is gone");
+        assert!(matches!(failed, MetaError::Compacted { wanted, .. } if wanted == old), "{failed}");
+        let failed = slow.next(PATIENCE).expect_err("history is gone for a watch that fell behind, too");
+        assert!(matches!(failed, MetaError::Compacted { .. }), "{failed}");
+        let now = store.list(&key).expect("list").revision.next();
+        assert_eq!(store.watch(&key, now).expect("watch").next(Duration::ZERO).expect("watch"), []);
+    }
+    delete(&*store, &key);
+}

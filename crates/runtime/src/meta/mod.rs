@@ -1,0 +1,133 @@
+//! The metadata store: small records with compare-and-swap, leases and watches.
+//!
+//! Role: called from control-plane threads, since every call may wait for a disk or a network; reactors ask through
+//! [`MetaService`]. [`LocalStore`] is the embedded implementation (one file, one process) and, without a file, the one
+//! for tests. Whatever implements [`MetaStore`] passes [`conformance::run`].
+//!
+//! Invariants
+//! 1. A store has one revision, raised by every change; a record's version is the revision of its last change, so
+//!    versions rise for ever, also over deletion and re-creation.
+//! 2. A swap that returned `Done` is durable. A swap that returned an error may have happened or not.
+//! 3. A watch yields every change under its prefix from its revision on, in order of revision, or fails as compacted.
+//! 4. A lease that expired takes its records with it; it never expires before its time to live has passed since the
+//!    last keep-alive that returned. Leases only permit take-over: nothing may depend on prompt expiry.
+
+pub mod conformance;
+mod embedded;
+mod local;
+mod service;
+mod state;
+
+pub use embedded::OpenError;
+pub use local::{Clock, LocalStore};
+pub use service::{MetaService, MetaTicket};
+
+use holdfast_base::MetaVersion;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Longest key: etcd has no limit worth the name, file systems and people have.
+pub const KEY_BYTES_MAX: usize = 1024;
+
+/// Longest value: etcd refuses requests above 1.5 MiB.
+pub const VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// A moment in the life of a store: the number of its changes so far.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Revision(pub u64);
+
+impl Revision {
+    /// Where a watch continues that has seen everything up to this one.
+    #[must_use]
+    pub fn next(self) -> Revision {
+        Revision(self.0 + 1)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LeaseId(pub u64);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    pub key: String,
+    pub version: MetaVersion,
+    pub value: Vec<u8>,
+    pub lease: Option<LeaseId>,
+}
+
+/// Records under a prefix, in key order, as of one revision.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listing {
+    pub revision: Revision,
+    pub records: Vec<Record>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Swap {
+    /// The record has this version now: `ABSENT` where it was deleted.
+    Done(MetaVersion),
+    /// It had another version than expected; this is the record.
+    Conflict(Option<Record>),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    Put(Record),
+    Deleted,
+}
+
+/// One change of one record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WatchEvent {
+    pub revision: Revision,
+    pub key: String,
+    pub change: Change,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum MetaError {
+    /// The store did not answer, or not conclusively: a change may have happened, now or later.
+    #[error("the metadata store did not answer: {why}; check that it runs and can be reached")]
+    Unknown { why: String },
+    #[error("the lease has expired or was revoked; take a new one")]
+    LeaseGone,
+    #[error("the changes from revision {} on are no longer kept (the oldest is {}); list again", .wanted.0, .oldest.0)]
+    Compacted { wanted: Revision, oldest: Revision },
+    #[error("keys have 1 to {KEY_BYTES_MAX} bytes and values at most {VALUE_BYTES_MAX}; use smaller ones")]
+    TooLarge,
+}
+
+/// A metadata store. Every call may block; none may be made on a reactor's thread.
+pub trait MetaStore: Send + Sync {
+    fn get(&self, key: &str) -> Result<Option<Record>, MetaError>;
+
+    /// All records whose keys start with `prefix`.
+    fn list(&self, prefix: &str) -> Result<Listing, MetaError>;
+
+    /// Sets the record (or deletes it, with `value: None`) if its version is still `expect`. The record is attached to
+    /// `lease` from then on, or to none. Deleting what is absent (`expect` being `ABSENT`) changes nothing.
+    fn swap(
+        &self,
+        key: &str,
+        expect: MetaVersion,
+        value: Option<&[u8]>,
+        lease: Option<LeaseId>,
+    ) -> Result<Swap, MetaError>;
+
+    /// A lease that expires `ttl` after the last keep-alive.
+    fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError>;
+
+    fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError>;
+
+    /// Ends the lease and deletes its records.
+    fn revoke(&self, lease: LeaseId) -> Result<(), MetaError>;
+
+    /// Changes under `prefix` from revision `from` on, those that happened already included.
+    fn watch(&self, prefix: &str, from: Revision) -> Result<Box<dyn Watch>, MetaError>;
+}
+
+pub trait Watch: Send {
+    /// The next changes, at least one, waiting at most `timeout` for them: none came where the answer is empty. After
+    /// an error the watch is over.
+    fn next(&mut self, timeout: Duration) -> Result<Vec<WatchEvent>, MetaError>;
+}

@@ -1,0 +1,166 @@
+//! Serves the machines' metadata requests on threads of its own, since a store blocks.
+//!
+//! Limits: `queue_max` requests waiting; one more is answered `Unknown` at once, as by a store that does not answer.
+
+use super::{MetaError, MetaStore, Record, Swap};
+use holdfast_base::{MetaReply, MetaRequest, MetaVersion};
+use std::fmt;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// The asker's name for a request; comes back with the reply.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct MetaTicket(pub u64);
+
+type Answer = dyn Fn(MetaTicket, MetaReply) + Send + Sync;
+
+/// A queue before a store. Requests of one key are the asker's to order: with several threads, two that are out at the
+/// same time may be served either way round.
+pub struct MetaService {
+    requests: Option<SyncSender<(MetaTicket, MetaRequest)>>,
+    answer: Arc<Answer>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl MetaService {
+    /// Starts `threads` threads on `store`. `answer` is called on them (or on the asker's), and typically posts to the
+    /// asker's mailbox.
+    pub fn start(
+        store: Arc<dyn MetaStore>,
+        threads: usize,
+        queue_max: usize,
+        answer: impl Fn(MetaTicket, MetaReply) + Send + Sync + 'static,
+    ) -> std::io::Result<MetaService> {
+        assert!(threads > 0, "a service without threads serves nobody");
+        let answer: Arc<Answer> = Arc::new(answer);
+        let (requests, queue) = sync_channel(queue_max);
+        let queue = Arc::new(Mutex::new(queue));
+        let mut service = MetaService { requests: Some(requests), answer: Arc::clone(&answer), threads: Vec::new() };
+        for _ in 0..threads {
+            let (store, queue, answer) = (Arc::clone(&store), Arc::clone(&queue), Arc::clone(&answer));
+            let work = move || serve(&*store, &queue, &*answer);
+            service.threads.push(thread::Builder::new().name("metadata".into()).spawn(work)?);
+        }
+        Ok(service)
+    }
+
+    /// Queues a request; never blocks.
+    pub fn request(&self, ticket: MetaTicket, request: MetaRequest) {
+        let requests = self.requests.as_ref().expect("taken only on drop");
+        if requests.try_send((ticket, request)).is_err() {
+            (self.answer)(ticket, MetaReply::Unknown);
+        }
+    }
+}
+
+impl Drop for MetaService {
+    /// Serves what is queued, then ends.
+    fn drop(&mut self) {
+        self.requests = None;
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for MetaService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MetaService({} threads)", self.threads.len())
+    }
+}
+
+fn serve(store: &dyn MetaStore, queue: &Mutex<Receiver<(MetaTicket, MetaRequest)>>, answer: &Answer) {
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok((ticket, request)) = next else { return };
+        answer(ticket, reply(store, request).unwrap_or(MetaReply::Unknown));
+    }
+}
+
+fn reply(store: &dyn MetaStore, request: MetaRequest) -> Result<MetaReply, MetaError> {
+    Ok(match request {
+        MetaRequest::Get { key } => {
+            let (version, value) = parts(store.get(&key)?);
+            MetaReply::Record { version, value }
+        }
+        MetaRequest::Swap { key, expect, value } => match store.swap(&key, expect, value.as_deref(), None)? {
+            Swap::Done(version) => MetaReply::Swapped { version },
+            Swap::Conflict(found) => {
+                let (version, value) = parts(found);
+                MetaReply::Conflict { version, value }
+            }
+        },
+    })
+}
+
+fn parts(record: Option<Record>) -> (MetaVersion, Option<Vec<u8>>) {
+    record.map_or((MetaVersion::ABSENT, None), |r| (r.version, Some(r.value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::LocalStore;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn requests_are_answered_through_the_callback() {
+        let store = Arc::new(LocalStore::in_memory(Arc::new(crate::clock::now)));
+        let (tx, rx) = channel();
+        let service = MetaService::start(store, 1, 16, move |ticket, reply| tx.send((ticket, reply)).unwrap()).unwrap();
+        let swap = |expect, value: Option<&[u8]>| MetaRequest::Swap {
+            key: "k".into(),
+            expect,
+            value: value.map(<[u8]>::to_vec),
+        };
+        service.request(MetaTicket(1), swap(MetaVersion::ABSENT, Some(b"a")));
+        service.request(MetaTicket(2), swap(MetaVersion::ABSENT, Some(b"b")));
+        service.request(MetaTicket(3), MetaRequest::Get { key: "k".into() });
+        service.request(MetaTicket(4), swap(MetaVersion(1), None));
+        service.request(MetaTicket(5), MetaRequest::Get { key: "k".into() });
+        service.request(MetaTicket(6), MetaRequest::Swap { key: "".into(), expect: MetaVersion(0), value: None });
+        drop(service);
+        let (version, value) = (MetaVersion(1), Some(b"a".to_vec()));
+        let want = [
+            MetaReply::Swapped { version },
+            MetaReply::Conflict { version, value: value.clone() },
+            MetaReply::Record { version, value },
+            MetaReply::Swapped { version: MetaVersion::ABSENT },
+            MetaReply::Record { version: MetaVersion::ABSENT, value: None },
+            MetaReply::Unknown,
+        ];
+        let got: Vec<_> = rx.iter().collect();
+        assert_eq!(got.len(), want.len());
+        for (n, ((ticket, reply), want)) in got.into_iter().zip(want).enumerate() {
+            assert_eq!((ticket, reply), (MetaTicket(n as u64 + 1), want));
+        }
+    }
+
+    #[test]
+    fn a_full_queue_answers_at_once() {
+        let store = Arc::new(LocalStore::in_memory(Arc::new(crate::clock::now)));
+        let (go, wait) = channel::<()>();
+        let (tx, rx) = channel();
+        let wait = Mutex::new(wait);
+        let me = thread::current().id();
+        let service = MetaService::start(store, 1, 1, move |ticket, reply| {
+            tx.send((ticket, reply)).unwrap();
+            if thread::current().id() != me {
+                wait.lock().unwrap().recv().unwrap();
+            }
+        })
+        .unwrap();
+        let get = || MetaRequest::Get { key: "k".into() };
+        service.request(MetaTicket(1), get());
+        assert_eq!(rx.recv().unwrap().0, MetaTicket(1));
+        service.request(MetaTicket(2), get());
+        service.request(MetaTicket(3), get());
+        assert_eq!(rx.recv().unwrap(), (MetaTicket(3), MetaReply::Unknown));
+        go.send(()).unwrap();
+        go.send(()).unwrap();
+        drop(service);
+        assert_eq!(rx.recv().unwrap().0, MetaTicket(2));
+    }
+}

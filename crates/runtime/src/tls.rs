@@ -1,0 +1,314 @@
+//! TLS for servers, without I/O: ciphertext in, plaintext out, and the other way round.
+//!
+//! Role: sits between a connection's bytes and its protocol (NBD after STARTTLS). The caller sends whatever
+//! [`TlsStream::take_ciphertext`] holds after each call.
+//!
+//! Limits: a stream holds at most one record that is incomplete (16 KiB and its header) and what the caller has not
+//! taken; it refuses nothing that the caller gives it to encrypt.
+//!
+//! Faults: a broken or unauthenticated peer is an error, after which the alert to send is still to be taken, and
+//! nothing else is to be done with the stream but dropping it.
+
+use rustls::crypto::aws_lc_rs;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Why there is no TLS, or no longer: what, why, and what to do.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    #[error("cannot read {what} from {path}: {why}; give the path of a PEM file that this user may read")]
+    File { what: &'static str, path: PathBuf, why: String },
+    #[error("{path} holds no {what}; give a PEM file with at least one")]
+    Empty { what: &'static str, path: PathBuf },
+    #[error("the key in {key} does not go with the certificate in {certificate}: {source}; give the pair's other half")]
+    Mismatch { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+    #[error("the client CA in {path} can't be used: {why}; give the CA certificate itself, in PEM")]
+    ClientCa { path: PathBuf, why: String },
+    #[error("the TLS session failed: {0}; check the client's certificate, and that it speaks TLS 1.2 or 1.3")]
+    Session(#[from] rustls::Error),
+}
+
+/// Where a server's credentials are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsPaths {
+    /// The server's certificate, with any intermediate ones after it.
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    /// Where it is set, only clients with a certificate of this CA are let in.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Loaded credentials; clones share them.
+#[derive(Clone)]
+pub struct TlsServer(Arc<ServerConfig>);
+
+impl fmt::Debug for TlsServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsServer")
+    }
+}
+
+impl TlsServer {
+    pub fn load(paths: &TlsPaths) -> Result<TlsServer, TlsError> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let chain = certificates("a certificate", &paths.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&paths.key).map_err(|e| pem_error("a private key", &paths.key, e))?;
+        let builder =
+            ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+        let builder = match &paths.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let unusable = |why: String| TlsError::ClientCa { path: path.clone(), why };
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates("a certificate", path)? {
+                    roots.add(certificate).map_err(|e| unusable(e.to_string()))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+                builder.with_client_cert_verifier(verifier.map_err(|e| unusable(e.to_string()))?)
+            }
+        };
+        let config = builder.with_single_cert(chain, key).map_err(|source| TlsError::Mismatch {
+            certificate: paths.certificate.clone(),
+            key: paths.key.clone(),
+            source,
+        })?;
+        Ok(TlsServer(Arc::new(config)))
+    }
+}
+
+fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found = CertificateDer::pem_file_iter(path)
+        .and_then(|all| all.collect::<Result<Vec<_>, _>>())
+        .map_err(|e| pem_error(what, path, e))?;
+    if found.is_empty() {
+        return Err(TlsError::Empty { what, path: path.into() });
+    }
+    Ok(found)
+}
+
+fn pem_error(what: &'static str, path: &Path, error: pem::Error) -> TlsError {
+    match error {
+        pem::Error::NoItemsFound => TlsError::Empty { what, path: path.into() },
+        pem::Error::Io(e) => TlsError::File { what, path: path.into(), why: e.to_string() },
+        other => TlsError::File { what, path: path.into(), why: other.to_string() },
+    }
+}
+
+/// One session, from the first byte of the client's hello.
+pub struct TlsStream {
+    session: ServerConnection,
+    is_ended: bool,
+}
+
+impl fmt::Debug for TlsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TlsStream(handshaking: {}, ended: {})", self.is_handshaking(), self.is_ended)
+    }
+}
+
+impl TlsStream {
+    pub fn new(server: &TlsServer) -> Result<TlsStream, TlsError> {
+        let mut session = ServerConnection::new(Arc::clone(&server.0))?;
+        // What may gather is the caller's to bound, who sees it in its connection's unsent bytes.
+        session.set_buffer_limit(None);
+        Ok(TlsStream { session, is_ended: false })
+    }
+
+    pub fn is_handshaking(&self) -> bool {
+        self.session.is_handshaking()
+    }
+
+    /// The client has said that nothing more follows; a connection that closes without that was cut.
+    pub fn is_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    /// Takes all of `ciphertext`, and appends to `plaintext` what it holds.
+    pub fn on_ciphertext(&mut self, mut ciphertext: &[u8], plaintext: &mut Vec<u8>) -> Result<(), TlsError> {
+        while !ciphertext.is_empty() && !self.is_ended {
+            let taken = match self.session.read_tls(&mut ciphertext) {
+                Ok(taken) => taken,
+                // Reading from memory fails only for the session's own reasons.
+                Err(e) => return Err(TlsError::Session(rustls::Error::General(e.to_string()))),
+            };
+            let arrived = self.session.process_new_packets()?;
+            self.is_ended = arrived.peer_has_closed() || taken == 0;
+            let start = plaintext.len();
+            plaintext.resize(start + arrived.plaintext_bytes_to_read(), 0);
+            let mut reader = self.session.reader();
+            reader.read_exact(&mut plaintext[start..]).expect("the session said how much it holds");
+        }
+        Ok(())
+    }
+
+    /// Encrypts `plaintext`; during the handshake it waits for its end.
+    pub fn send(&mut self, plaintext: &[u8]) {
+        self.session.writer().write_all(plaintext).expect("an unbounded buffer takes everything");
+    }
+
+    /// Tells the client that nothing more follows.
+    pub fn close(&mut self) {
+        self.session.send_close_notify();
+    }
+
+    /// What is to be sent to the client now: appended to `ciphertext`.
+    pub fn take_ciphertext(&mut self, ciphertext: &mut Vec<u8>) {
+        while self.session.wants_write() {
+            let written: io::Result<usize> = self.session.write_tls(ciphertext);
+            written.expect("writing to memory does not fail");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use rustls::{ClientConfig, ClientConnection};
+    use std::fs;
+
+    struct Credentials {
+        dir: tempfile::TempDir,
+        ca: CertificateDer<'static>,
+        client: (CertificateDer<'static>, PrivateKeyDer<'static>),
+    }
+
+    impl Credentials {
+        fn new() -> Credentials {
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+            let issue = |name: &str| {
+                let key = KeyPair::generate().unwrap();
+                (CertificateParams::new(vec![name.into()]).unwrap().signed_by(&key, &ca).unwrap(), key)
+            };
+            let (server, server_key) = issue("grid.test");
+            let (client, client_key) = issue("client.test");
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("cert.pem"), server.pem()).unwrap();
+            fs::write(dir.path().join("key.pem"), server_key.serialize_pem()).unwrap();
+            fs::write(dir.path().join("ca.pem"), ca.pem()).unwrap();
+            fs::write(dir.path().join("other.pem"), client_key.serialize_pem()).unwrap();
+            let client_key = PrivateKeyDer::try_from(client_key.serialize_der()).unwrap();
+            Credentials { dir, ca: ca.der().clone(), client: (client.der().clone(), client_key) }
+        }
+
+        fn paths(&self, with_clients: bool) -> TlsPaths {
+            let path = |name: &str| self.dir.path().join(name);
+            let client_ca = with_clients.then(|| path("ca.pem"));
+            TlsPaths { certificate: path("cert.pem"), key: path("key.pem"), client_ca }
+        }
+
+        fn client(&self, with_certificate: bool) -> ClientConnection {
+            let mut roots = RootCertStore::empty();
+            roots.add(self.ca.clone()).unwrap();
+            let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots);
+            let config = if with_certificate {
+                config.with_client_auth_cert(vec![self.client.0.clone()], self.client.1.clone_key()).unwrap()
+            } else {
+                config.with_no_client_auth()
+            };
+            ClientConnection::new(Arc::new(config), "grid.test".try_into().unwrap()).unwrap()
+        }
+    }
+
+    /// Passes everything between the two until neither has more, in pieces of `piece` bytes; returns both plaintexts.
+    fn exchange(
+        server: &mut TlsStream,
+        client: &mut ClientConnection,
+        piece: usize,
+    ) -> Result<(Vec<u8>, Vec<u8>), TlsError> {
+        let (mut at_server, mut at_client) = (Vec::new(), Vec::new());
+        loop {
+            let (mut up, mut down) = (Vec::new(), Vec::new());
+            while client.wants_write() {
+                client.write_tls(&mut up).unwrap();
+            }
+            for bytes in up.chunks(piece) {
+                server.on_ciphertext(bytes, &mut at_server)?;
+            }
+            server.take_ciphertext(&mut down);
+            if up.is_empty() && down.is_empty() {
+                return Ok((at_server, at_client));
+            }
+            let mut rest = down.as_slice();
+            while !rest.is_empty() {
+                client.read_tls(&mut rest).unwrap();
+                client.process_new_packets()?;
+                // Ends with "would block" when all is read.
+                let _ = client.reader().read_to_end(&mut at_client);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_go_both_ways_in_any_pieces() {
+        let credentials = Credentials::new();
+        for (with_clients, piece) in [(false, 1), (true, 7), (true, 100_000)] {
+            let tls = TlsServer::load(&credentials.paths(with_clients)).unwrap();
+            let mut server = TlsStream::new(&tls).unwrap();
+            let mut client = credentials.client(with_clients);
+            server.send(b"said before the handshake was done");
+            let (_, greeting) = exchange(&mut server, &mut client, piece).unwrap();
+            assert!(!server.is_handshaking());
+            assert_eq!(greeting, b"said before the handshake was done");
+            let payload: Vec<u8> = (0..300_000_u32).map(|n| (n * 7) as u8).collect();
+            client.set_buffer_limit(None);
+            client.writer().write_all(&payload).unwrap();
+            server.send(&payload);
+            let (up, down) = exchange(&mut server, &mut client, piece).unwrap();
+            assert!(up == payload && down == payload);
+            client.send_close_notify();
+            server.close();
+            exchange(&mut server, &mut client, piece).unwrap();
+            assert!(server.is_ended());
+        }
+    }
+
+    #[test]
+    fn a_client_without_a_certificate_is_turned_away_where_one_is_due() {
+        let credentials = Credentials::new();
+        let mut server = TlsStream::new(&TlsServer::load(&credentials.paths(true)).unwrap()).unwrap();
+        let error = exchange(&mut server, &mut credentials.client(false), 4096).unwrap_err();
+        assert!(error.to_string().contains("certificate"), "{error}");
+        let mut alert = Vec::new();
+        server.take_ciphertext(&mut alert);
+        assert!(!alert.is_empty(), "the client is told why");
+    }
+
+    #[test]
+    fn what_is_no_hello_is_an_error() {
+        let credentials = Credentials::new();
+        let mut server = TlsStream::new(&TlsServer::load(&credentials.paths(false)).unwrap()).unwrap();
+        let error = server.on_ciphertext(b"GET / HTTP/1.1\r\n\r\n", &mut Vec::new()).unwrap_err();
+        assert!(matches!(error, TlsError::Session(_)), "{error}");
+    }
+
+    #[test]
+    fn bad_files_are_named_with_the_reason() {
+        let credentials = Credentials::new();
+        let file = |name: &str| credentials.dir.path().join(name);
+        let good = credentials.paths(true);
+        let load = |paths: &TlsPaths| TlsServer::load(paths).unwrap_err();
+        let error = load(&TlsPaths { certificate: file("none.pem"), ..good.clone() });
+        assert!(error.to_string().contains("none.pem") && matches!(error, TlsError::File { .. }), "{error}");
+        let error = load(&TlsPaths { certificate: file("key.pem"), ..good.clone() });
+        assert!(matches!(error, TlsError::Empty { .. }), "{error}");
+        let error = load(&TlsPaths { key: file("cert.pem"), ..good.clone() });
+        assert!(matches!(error, TlsError::Empty { what: "a private key", .. }), "{error}");
+        let error = load(&TlsPaths { key: file("other.pem"), ..good.clone() });
+        assert!(matches!(error, TlsError::Mismatch { .. }), "{error}");
+        let error = load(&TlsPaths { client_ca: Some(file("key.pem")), ..good });
+        assert!(matches!(error, TlsError::Empty { .. }), "{error}");
+    }
+}

@@ -1,0 +1,378 @@
+//! The reactor over real sockets: sinks, many connections, ends in every state, pausing, slow peers.
+
+mod support;
+
+use holdfast_base::stream::SINK_BYTES_MIN;
+use holdfast_base::{BufMut, Prng};
+use holdfast_runtime::mailbox::mailbox;
+use holdfast_runtime::reactor::{Config, ConnError};
+use holdfast_runtime::{ConnId, Event, Io};
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use support::{pattern, run};
+
+fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// Length-prefixed frames, echoed: payloads of some size go through a sink.
+#[derive(Default)]
+struct Framing {
+    header: Vec<u8>,
+    payload: Option<(BufMut, usize)>,
+}
+
+impl Framing {
+    fn on_bytes(&mut self, conn: ConnId, mut bytes: &[u8], io: &mut Io) {
+        while !bytes.is_empty() {
+            if let Some((mut payload, filled)) = self.payload.take() {
+                let count = bytes.len().min(payload.len() - filled);
+                payload[filled..filled + count].copy_from_slice(&bytes[..count]);
+                bytes = &bytes[count..];
+                self.on_progress(conn, payload, filled + count, bytes.is_empty(), io);
+                continue;
+            }
+            let count = bytes.len().min(4 - self.header.len());
+            self.header.extend_from_slice(&bytes[..count]);
+            bytes = &bytes[count..];
+            if self.header.len() == 4 {
+                let len = u32::from_le_bytes(self.header[..].try_into().unwrap()) as usize;
+                self.header.clear();
+                self.on_progress(conn, BufMut::new(len), 0, bytes.is_empty(), io);
+            }
+        }
+    }
+
+    fn on_progress(&mut self, conn: ConnId, payload: BufMut, filled: usize, is_last: bool, io: &mut Io) {
+        if filled == payload.len() {
+            io.send(conn, &(payload.len() as u32).to_le_bytes());
+            io.send_buf(conn, payload.freeze());
+        } else if is_last && payload.len() - filled >= SINK_BYTES_MIN {
+            io.recv_into(conn, payload, filled);
+        } else {
+            self.payload = Some((payload, filled));
+        }
+    }
+}
+
+fn frame_client(mut stream: impl Read + Write, seed: u64, frames: usize, len_max: u64) {
+    let mut prng = Prng::new(seed);
+    for n in 0..frames {
+        // Several frames in flight at once, so that a sink ends in the middle of what the kernel holds.
+        let lens: Vec<usize> = (0..1 + n % 3).map(|_| prng.below(len_max) as usize).collect();
+        let mut out = Vec::new();
+        for (i, len) in lens.iter().enumerate() {
+            out.extend((*len as u32).to_le_bytes());
+            out.extend(pattern(seed ^ i as u64, *len));
+        }
+        stream.write_all(&out).unwrap();
+        let mut back = vec![0; out.len()];
+        stream.read_exact(&mut back).unwrap();
+        assert!(back == out, "frame {n} of seed {seed} came back changed");
+    }
+}
+
+#[test]
+fn frames_of_all_sizes_come_back_whole_over_many_connections() {
+    const CLIENTS: usize = 24;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    type State = (HashMap<ConnId, Framing>, usize, Vec<thread::JoinHandle<()>>);
+    let (conns, ended, clients) = run(
+        Config { receive_buffers: 8, ..Config::default() },
+        |reactor| -> State {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            reactor.io().listen_unix(&path).unwrap();
+            let start = |n: usize| {
+                let path = path.clone();
+                thread::spawn(move || {
+                    let (seed, len_max) = (n as u64, if n.is_multiple_of(4) { 1 << 20 } else { 20_000 });
+                    if n.is_multiple_of(2) {
+                        frame_client(TcpStream::connect(address).unwrap(), seed, 20, len_max);
+                    } else {
+                        frame_client(UnixStream::connect(path).unwrap(), seed, 20, len_max);
+                    }
+                })
+            };
+            (HashMap::new(), 0, (0..CLIENTS).map(start).collect())
+        },
+        |(conns, ended, _), event, io| match event {
+            Event::Accepted { conn, peer, .. } => {
+                assert!(!peer.is_empty());
+                conns.insert(conn, Framing::default());
+            }
+            Event::Bytes { conn, bytes } => conns.get_mut(&conn).unwrap().on_bytes(conn, bytes, io),
+            Event::Filled { conn, buf } => {
+                let filled = buf.len();
+                conns.get_mut(&conn).unwrap().on_progress(conn, buf, filled, true, io);
+            }
+            Event::Closed { conn, error } => {
+                assert_eq!(error, ConnError::ByPeer);
+                conns.remove(&conn).unwrap();
+                *ended += 1;
+                if *ended == CLIENTS {
+                    io.stop();
+                }
+            }
+            other => panic!("{other:?}"),
+        },
+    );
+    assert!(conns.is_empty());
+    assert_eq!(ended, CLIENTS);
+    clients.into_iter().for_each(|c| c.join().unwrap());
+}
+
+#[test]
+fn a_reactor_talks_to_itself_and_learns_of_refusals() {
+    #[derive(Default)]
+    struct State {
+        to_self: Option<ConnId>,
+        refused: Vec<ConnId>,
+        heard: Vec<u8>,
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let state = run(
+        Config::default(),
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let to_self = reactor.io().connect_tcp(address);
+            reactor.io().send(to_self, b"queued before connected");
+            let dead = std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+            let refused = vec![reactor.io().connect_tcp(dead), reactor.io().connect_unix(&dir.path().join("nobody"))];
+            State { to_self: Some(to_self), refused, ..State::default() }
+        },
+        |state, event, io| {
+            match event {
+                Event::Accepted { .. } => {}
+                Event::Connected { conn } => assert_eq!(Some(conn), state.to_self),
+                Event::ConnectFailed { conn, error } => {
+                    assert!(state.refused.contains(&conn));
+                    assert!(matches!(error, ConnError::Refused | ConnError::System(libc::ENOENT)), "{error}");
+                    state.refused.retain(|c| *c != conn);
+                }
+                Event::Bytes { bytes, .. } => state.heard.extend_from_slice(bytes),
+                other => panic!("{other:?}"),
+            }
+            if state.refused.is_empty() && state.heard == b"queued before connected" {
+                io.stop();
+            }
+        },
+    );
+    assert_eq!(state.heard, b"queued before connected");
+}
+
+#[test]
+fn a_close_hands_over_everything_first() {
+    let payload = pattern(1, 8 << 20);
+    let (client, _) = run(
+        Config::default(),
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let want = payload.clone();
+            let waker = reactor.waker();
+            let (tx, rx) = mailbox::<()>(waker, 1);
+            let client = thread::spawn(move || {
+                let mut stream = TcpStream::connect(address).unwrap();
+                // Unread by the peer when it closes: its close must not turn into a reset that eats the payload.
+                stream.write_all(&[1; 1000]).unwrap();
+                let mut got = Vec::new();
+                stream.read_to_end(&mut got).unwrap();
+                assert!(got == want, "{} bytes of {}", got.len(), want.len());
+                drop(stream);
+                tx.post(()).unwrap();
+            });
+            (client, rx)
+        },
+        |(_, rx), event, io| match event {
+            Event::Accepted { conn, .. } => {
+                io.send_vec(conn, payload.clone());
+                io.close(conn);
+                assert_eq!(io.unsent_bytes(conn), payload.len());
+            }
+            Event::Wake if !rx.drain().is_empty() => io.stop(),
+            Event::Wake => {}
+            other => panic!("{other:?}"),
+        },
+    );
+    client.join().unwrap();
+}
+
+#[test]
+fn ends_with_operations_in_flight_are_harmless() {
+    // Each accepted connection lends a sink and queues more than the kernel takes; then the peer vanishes, or the
+    // application aborts, or the reactor itself is dropped.
+    const CONNS: usize = 30;
+    const CLOSED_MIN: usize = 5;
+    let (streams, closed, _) = run(
+        Config::default(),
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let streams: Vec<_> = (0..CONNS).map(|_| TcpStream::connect(address).unwrap()).collect();
+            (streams, 0, Vec::new())
+        },
+        |(streams, closed, conns), event, io| match event {
+            Event::Accepted { conn, .. } => {
+                io.recv_into(conn, BufMut::new(1 << 20), 0);
+                io.send_vec(conn, vec![1; 16 << 20]);
+                conns.push(conn);
+                if conns.len() == CONNS {
+                    for conn in &conns[..CONNS / 3] {
+                        io.abort(*conn);
+                        io.send(*conn, b"to nobody");
+                        assert_eq!(io.unsent_bytes(*conn), 0);
+                    }
+                    for stream in &mut *streams {
+                        let _ = stream.write_all(&[1; 5000]);
+                    }
+                    streams.truncate(CONNS / 2);
+                }
+            }
+            Event::Closed { conn, .. } => {
+                assert!(!conns[..CONNS / 3].contains(&conn), "no event after abort");
+                *closed += 1;
+                if *closed >= CLOSED_MIN {
+                    io.stop();
+                }
+            }
+            other => panic!("{other:?}"),
+        },
+    );
+    assert_eq!(streams.len(), CONNS / 2);
+    assert!((CLOSED_MIN..=CONNS / 2).contains(&closed), "{closed} closed");
+}
+
+#[test]
+fn a_paused_connection_gives_nothing_until_resumed_and_loses_nothing() {
+    const TOTAL: usize = 24 << 20;
+    struct State {
+        client: thread::JoinHandle<()>,
+        mail: holdfast_runtime::mailbox::Receiver<()>,
+        tx: holdfast_runtime::mailbox::Sender<()>,
+        conn: Option<ConnId>,
+        is_paused: bool,
+        got: Vec<u8>,
+        pauses: usize,
+    }
+    let payload = pattern(5, TOTAL);
+    let state = run(
+        Config::default(),
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let (tx, mail) = mailbox(reactor.waker(), 16);
+            let bytes = payload.clone();
+            let client = thread::spawn(move || TcpStream::connect(address).unwrap().write_all(&bytes).unwrap());
+            State { client, mail, tx, conn: None, is_paused: false, got: Vec::new(), pauses: 0 }
+        },
+        |state, event, io| match event {
+            Event::Accepted { conn, .. } => state.conn = Some(conn),
+            Event::Bytes { conn, bytes } => {
+                assert!(!state.is_paused, "bytes of a paused connection");
+                state.got.extend_from_slice(bytes);
+                if state.got.len() / (4 << 20) > state.pauses {
+                    state.pauses += 1;
+                    state.is_paused = true;
+                    io.pause_reading(conn, true);
+                    if state.pauses % 2 == 1 {
+                        // Resumed in the same breath, and paused again: only the last word counts.
+                        io.pause_reading(conn, false);
+                        io.pause_reading(conn, true);
+                    }
+                    let tx = state.tx.clone();
+                    thread::spawn(move || tx.post(()).unwrap());
+                }
+            }
+            Event::Wake if !state.mail.drain().is_empty() => {
+                state.is_paused = false;
+                io.pause_reading(state.conn.unwrap(), false);
+            }
+            Event::Wake => {}
+            Event::Closed { .. } => io.stop(),
+            other => panic!("{other:?}"),
+        },
+    );
+    state.client.join().unwrap();
+    assert!(state.got == payload, "{} bytes of {TOTAL}", state.got.len());
+    assert!(state.pauses >= 5);
+}
+
+#[test]
+fn a_peer_that_stops_reading_is_given_up_at_the_bound() {
+    const BOUND: usize = 32 << 20;
+    let (_, sent) = run(
+        Config { unsent_bytes_max: BOUND, ..Config::default() },
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            (TcpStream::connect(address).unwrap(), 0)
+        },
+        |(_, sent), event, io| match event {
+            Event::Accepted { conn, .. } => {
+                while io.unsent_bytes(conn) > *sent || *sent == 0 {
+                    *sent = io.unsent_bytes(conn);
+                    assert!(*sent <= BOUND);
+                    io.send_vec(conn, vec![0; 1 << 20]);
+                }
+            }
+            Event::Closed { error, .. } => {
+                assert_eq!(error, ConnError::Overflow);
+                io.stop();
+            }
+            other => panic!("{other:?}"),
+        },
+    );
+    assert!(sent > BOUND / 2);
+}
+
+#[test]
+fn connections_beyond_the_bound_are_turned_away() {
+    let (streams, accepted) = run(
+        Config { accepted_max: 2, ..Config::default() },
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let waker = reactor.waker();
+            let streams = thread::spawn(move || {
+                let mut streams: Vec<_> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
+                // The last two end at once; the first two stay.
+                for stream in &mut streams[2..] {
+                    assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
+                }
+                waker.wake();
+                streams
+            });
+            (streams, 0)
+        },
+        |(_, accepted), event, io| match event {
+            Event::Accepted { .. } => *accepted += 1,
+            Event::Wake => io.stop(),
+            other => panic!("{other:?}"),
+        },
+    );
+    assert_eq!(accepted, 2);
+    streams.join().unwrap();
+}
+
+#[test]
+fn a_stale_socket_file_is_replaced_and_a_live_one_respected() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    run(
+        Config::default(),
+        |reactor| {
+            reactor.io().listen_unix(&path).unwrap();
+            let error = reactor.io().listen_unix(&path).unwrap_err();
+            assert!(error.to_string().contains("in use"), "{error}");
+            let file = dir.path().join("file");
+            std::fs::write(&file, b"data").unwrap();
+            assert!(reactor.io().listen_unix(&file).unwrap_err().to_string().contains("no socket"));
+            reactor.waker().wake();
+        },
+        |(), event, io| {
+            if matches!(event, Event::Wake) {
+                io.stop();
+            }
+        },
+    );
+}

@@ -1,0 +1,166 @@
+//! The simulator from the command line: many seeds, one seed as a printed trace, or the search for a deliberate fault.
+
+use holdfast_sim::ledger_run::{LedgerPlan, run_ledgers};
+use holdfast_sim::mutations::{self, MUTATIONS};
+use holdfast_sim::plan::Plan;
+use holdfast_sim::runner::{guarded, replay_command, run_seeds, twice};
+use holdfast_sim::swarm::{Outcome, run_plan};
+use std::process::ExitCode;
+use std::time::Instant;
+
+const USAGE: &str = "\
+Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers]   run seeds, each twice
+       holdfast-sim --seed S [--verbose] [--ledgers]              run one seed, with --verbose as a printed trace
+       holdfast-sim --mutation NAME --seeds N [--from S]          expect a seed that finds the deliberate fault
+       holdfast-sim --list-mutations";
+
+#[derive(Default)]
+struct Arguments {
+    seeds: Option<u64>,
+    seed: Option<u64>,
+    from: u64,
+    jobs: usize,
+    verbose: bool,
+    ledgers: bool,
+    mutation: Option<String>,
+    list: bool,
+}
+
+fn parse() -> Result<Arguments, String> {
+    let mut arguments = Arguments { jobs: 2, ..Arguments::default() };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut number = || -> Result<u64, String> {
+            let value = words.next().ok_or_else(|| format!("{word} needs a number"))?;
+            value.parse().map_err(|_| format!("{word} needs a number, not `{value}`"))
+        };
+        match word.as_str() {
+            "--seeds" => arguments.seeds = Some(number()?),
+            "--seed" => arguments.seed = Some(number()?),
+            "--from" => arguments.from = number()?,
+            "--jobs" => arguments.jobs = number()? as usize,
+            "--verbose" => arguments.verbose = true,
+            "--ledgers" => arguments.ledgers = true,
+            "--mutation" => arguments.mutation = Some(words.next().ok_or("--mutation needs a name")?),
+            "--list-mutations" => arguments.list = true,
+            other => return Err(format!("`{other}` is not known")),
+        }
+    }
+    Ok(arguments)
+}
+
+fn plan_of(seed: u64, mutation: Option<&mutations::Mutation>) -> Plan {
+    let mut plan = Plan::from_seed(seed);
+    if let Some(mutation) = mutation {
+        (mutation.apply)(&mut plan);
+    }
+    plan
+}
+
+fn run_one(seed: u64, arguments: &Arguments, mutation: Option<&mutations::Mutation>) -> ExitCode {
+    let result = if arguments.ledgers {
+        let plan = LedgerPlan::from_seed(seed);
+        println!("{plan:#?}");
+        guarded(seed, || run_ledgers(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
+    } else {
+        let plan = plan_of(seed, mutation);
+        println!("{plan:#?}");
+        guarded(seed, || run_plan(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
+    };
+    match result {
+        Ok(outcome) => {
+            println!("seed {seed}: sound\n{outcome}");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            println!("seed {seed}: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_sums(outcomes: &[(u64, Outcome)]) {
+    let sum = |f: fn(&Outcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
+    println!(
+        "  events {}, answered {}, refused {}, faults {}, openings {}, rolls {}, segments {} (cleaned {}), folds {}, \
+         shards rebuilt {}",
+        sum(|o| o.events),
+        sum(|o| o.answered),
+        sum(|o| o.refused),
+        sum(|o| u64::from(o.faults)),
+        sum(|o| u64::from(o.openings)),
+        sum(|o| o.rolls),
+        sum(|o| o.segments_written),
+        sum(|o| o.segments_cleaned),
+        sum(|o| o.folds),
+        sum(|o| o.shards_rebuilt),
+    );
+}
+
+fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
+    let (from, jobs) = (arguments.from, arguments.jobs);
+    let start = Instant::now();
+    let findings = if arguments.ledgers {
+        let run = |seed| twice(seed, || run_ledgers(LedgerPlan::from_seed(seed), false));
+        run_seeds(from, count, jobs, false, run).1
+    } else {
+        let run = |seed| twice(seed, || run_plan(Plan::from_seed(seed), false));
+        let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
+        print_sums(&outcomes);
+        findings
+    };
+    for finding in &findings {
+        let ledgers = if arguments.ledgers { " --ledgers" } else { "" };
+        println!("seed {}: {}\n  replay: {}{ledgers}", finding.seed, finding.why, replay_command(finding.seed));
+    }
+    println!("{count} seeds, each twice, in {:.1} s: {} findings", start.elapsed().as_secs_f64(), findings.len());
+    if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn hunt(mutation: &mutations::Mutation, count: u64, arguments: &Arguments) -> ExitCode {
+    let run = |seed| guarded(seed, || run_plan(plan_of(seed, Some(mutation)), false));
+    let (_, findings) = run_seeds(arguments.from, count, arguments.jobs, true, run);
+    match findings.first() {
+        Some(finding) => {
+            println!("{} ({}) is found by seed {}: {}", mutation.name, mutation.rule, finding.seed, finding.why);
+            ExitCode::SUCCESS
+        }
+        None => {
+            println!("{} ({}) is not found by {count} seeds", mutation.name, mutation.rule);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = match parse() {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            eprintln!("{why}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    if arguments.list {
+        for mutation in MUTATIONS {
+            println!("{} ({})", mutation.name, mutation.rule);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let mutation = match arguments.mutation.as_deref().map(|name| (name, mutations::find(name))) {
+        Some((name, None)) => {
+            eprintln!("there is no mutation `{name}`: see --list-mutations");
+            return ExitCode::from(2);
+        }
+        Some((_, found)) => found,
+        None => None,
+    };
+    match (arguments.seed, arguments.seeds, mutation) {
+        (Some(seed), None, _) => run_one(seed, &arguments, mutation),
+        (None, Some(count), Some(mutation)) => hunt(mutation, count, &arguments),
+        (None, Some(count), None) => run_many(count, &arguments),
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! The fault atlas: what may go wrong at the same time, given the redundancy, so that every failure of a run is a bug.
+//!
+//! A node is *ill* from the moment a fault strikes it until the fault has ended and its peers had time to notice, and,
+//! where it lost durable data, until redundancy is restored. At most `failures` nodes are ill at a time. Silent damage
+//! (rot, lost and misdirected writes, unreadable sectors) strikes the disks of one node per run, which stays ill for all
+//! of the run. Free at any time: power loss of the whole grid (durable data stays), connection resets, crashes, hangs and
+//! isolation of hosts, and the metadata store's faults.
+
+use crate::disk::{Crash, DiskFaults};
+use crate::world::{Machine, World};
+use holdfast_base::{Instant, Prng};
+use std::time::Duration;
+
+/// After a fault has ended, its node counts as ill for this long: connections and devices come back meanwhile.
+const NOTICE_SPAN: Duration = Duration::from_millis(300);
+
+/// How often each kind of fault is drawn, relative to the others; zero is never.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weights {
+    pub crash: u32,
+    pub power: u32,
+    pub hang: u32,
+    pub partition: u32,
+    pub one_way: u32,
+    pub slow_disk: u32,
+    pub stuck_disk: u32,
+    pub write_error: u32,
+    pub blank_disk: u32,
+    pub grid_power: u32,
+    pub reset: u32,
+    pub slow_link: u32,
+    pub host_crash: u32,
+    pub host_hang: u32,
+    pub host_isolated: u32,
+    pub takeover: u32,
+    pub meta_outage: u32,
+    pub meta_unknown: u32,
+    pub rot: u32,
+}
+
+impl Weights {
+    /// A bit of everything that can be combined freely.
+    pub fn mixed() -> Weights {
+        Weights {
+            crash: 10,
+            power: 5,
+            hang: 10,
+            partition: 8,
+            one_way: 6,
+            slow_disk: 4,
+            stuck_disk: 6,
+            write_error: 2,
+            blank_disk: 2,
+            grid_power: 3,
+            reset: 8,
+            slow_link: 4,
+            host_crash: 6,
+            host_hang: 4,
+            host_isolated: 3,
+            takeover: 5,
+            meta_outage: 3,
+            meta_unknown: 5,
+            rot: 0,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Crash,
+    Power,
+    Hang,
+    Partition,
+    OneWay,
+    SlowDisk,
+    StuckDisk,
+    WriteError,
+    BlankDisk,
+    GridPower,
+    Reset,
+    SlowLink,
+    HostCrash,
+    HostHang,
+    HostIsolated,
+    TakeOver,
+    MetaOutage,
+    MetaUnknown,
+    Rot,
+}
+
+/// What the driver has to do, since machines are its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HostAct {
+    /// The host process dies and is to come back after the span.
+    Crash { host: usize, back_after: Duration },
+    /// Another host (or the same, anew) opens the volume.
+    TakeOver { host: usize },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cure {
+    Start,
+    Resume,
+    Unblock,
+    HealDisks,
+    /// A failed device comes back only with a restart of its process.
+    Restart,
+}
+
+struct Illness {
+    node: usize,
+    cure: Cure,
+    until: Instant,
+    /// Set when cured: from then on the notice span runs.
+    cured_at: Option<Instant>,
+    /// Durable data is gone: only restored redundancy ends it.
+    lost_data: bool,
+}
+
+/// Injects faults by the rules of the atlas.
+pub struct Nemesis {
+    prng: Prng,
+    weights: Vec<(Kind, u32)>,
+    failures: usize,
+    ill: Vec<Illness>,
+    /// The node whose disks may be damaged silently, if the run has one.
+    rotten: Option<usize>,
+    hosts_to_resume: Vec<(usize, Instant)>,
+    hosts_to_join: Vec<(usize, Instant)>,
+    pub injected: u32,
+    /// Until then more is out than redundancy covers (the whole grid, or a host's way to it): requests may wait.
+    pub overwhelmed_until: Instant,
+}
+
+impl Nemesis {
+    pub fn new(prng: Prng, failures: usize, weights: Weights) -> Nemesis {
+        let w = weights;
+        let weights = vec![
+            (Kind::Crash, w.crash),
+            (Kind::Power, w.power),
+            (Kind::Hang, w.hang),
+            (Kind::Partition, w.partition),
+            (Kind::OneWay, w.one_way),
+            (Kind::SlowDisk, w.slow_disk),
+            (Kind::StuckDisk, w.stuck_disk),
+            (Kind::WriteError, w.write_error),
+            (Kind::BlankDisk, w.blank_disk),
+            (Kind::GridPower, w.grid_power),
+            (Kind::Reset, w.reset),
+            (Kind::SlowLink, w.slow_link),
+            (Kind::HostCrash, w.host_crash),
+            (Kind::HostHang, w.host_hang),
+            (Kind::HostIsolated, w.host_isolated),
+            (Kind::TakeOver, w.takeover),
+            (Kind::MetaOutage, w.meta_outage),
+            (Kind::MetaUnknown, w.meta_unknown),
+            (Kind::Rot, w.rot),
+        ];
+        Nemesis {
+            prng,
+            weights,
+            failures,
+            ill: Vec::new(),
+            rotten: None,
+            hosts_to_resume: Vec::new(),
+            hosts_to_join: Vec::new(),
+            injected: 0,
+            overwhelmed_until: Instant::ZERO,
+        }
+    }
+
+    /// Chooses the node of this run whose disks lie. It is ill until the end.
+    pub fn make_rotten<M: Machine>(&mut self, world: &mut World<M>, faults: DiskFaults) {
+        let node = self.prng.below(world.nodes.len() as u64) as usize;
+        self.rotten = Some(node);
+        world.set_disk_faults(node, faults);
+    }
+
+    pub fn rotten(&self) -> Option<usize> {
+        self.rotten
+    }
+
+    /// Redundancy is whole again: nodes that lost data count as well from here on, if they have been back for long enough
+    /// that everybody knows what they lost.
+    pub fn on_restored(&mut self, now: Instant) {
+        for illness in self.ill.iter_mut().filter(|i| i.cured_at.is_some_and(|t| t + NOTICE_SPAN < now)) {
+            illness.lost_data = false;
+        }
+    }
+
+    /// Whether some node lost durable data that was not restored yet.
+    pub fn waits_for_restoration(&self) -> bool {
+        self.ill.iter().any(|i| i.lost_data)
+    }
+
+    fn ill_count(&self) -> usize {
+        self.ill.len() + usize::from(self.rotten.is_some())
+    }
+
+    fn is_ill(&self, node: usize) -> bool {
+        self.rotten == Some(node) || self.ill.iter().any(|i| i.node == node)
+    }
+
+    /// A healthy node, if one more may fall ill.
+    fn victim<M: Machine>(&mut self, world: &World<M>) -> Option<usize> {
+        if self.ill_count() >= self.failures {
+            return None;
+        }
+        let healthy: Vec<usize> = (0..world.nodes.len()).filter(|n| !self.is_ill(*n)).collect();
+        Some(*self.prng.pick(&healthy))
+    }
+
+    /// Ends what is due to end, and may inject something new. Returns what the driver has to do.
+    pub fn act<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
+        self.cure_due(world, false);
+        let total: u64 = self.weights.iter().map(|(_, w)| u64::from(*w)).sum();
+        if total == 0 {
+            return None;
+        }
+        let mut at = self.prng.below(total);
+        let mut kind = self.weights[0].0;
+        for (k, w) in &self.weights {
+            if at < u64::from(*w) {
+                kind = *k;
+                break;
+            }
+            at -= u64::from(*w);
+        }
+        self.inject(world, kind)
+    }
+
+    /// Ends illnesses whose time has come, or all.
+    pub fn cure_due<M: Machine>(&mut self, world: &mut World<M>, all: bool) {
+        let now = world.now();
+        for illness in &mut self.ill {
+            if illness.cured_at.is_none() && (all || illness.until <= now) {
+                illness.cured_at = Some(now);
+                cure(world, illness.node, illness.cure);
+            }
+        }
+        self.ill.retain(|i| i.lost_data || i.cured_at.is_none_or(|t| t + NOTICE_SPAN > now));
+        for (host, _) in extract_due(&mut self.hosts_to_resume, now, all) {
+            world.resume_host(host);
+        }
+        for (host, _) in extract_due(&mut self.hosts_to_join, now, all) {
+            for node in 0..world.nodes.len() {
+                if all || !self.ill.iter().any(|i| i.node == node && i.cure == Cure::Unblock && i.cured_at.is_none()) {
+                    world.unblock(host, node);
+                }
+            }
+            world.hosts[host].meta_reachable = true;
+        }
+    }
+
+    /// Ends every fault: from here on the grid must converge.
+    pub fn heal_all<M: Machine>(&mut self, world: &mut World<M>) {
+        self.cure_due(world, true);
+        for node in 0..world.nodes.len() {
+            for disk in &mut world.nodes[node].disks {
+                disk.heal();
+            }
+            for host in 0..world.hosts.len() {
+                world.unblock(host, node);
+                world.net.link_mut(host, node).slow = Duration::ZERO;
+            }
+            if !world.nodes[node].is_up() {
+                world.start_node(node);
+            }
+            world.resume_node(node);
+        }
+        for host in 0..world.hosts.len() {
+            world.resume_host(host);
+            world.hosts[host].meta_reachable = true;
+        }
+        world.meta.heal();
+    }
+
+    fn span(&mut self, low_ms: u64, high_ms: u64) -> Duration {
+        Duration::from_micros(self.prng.between(low_ms * 1000, high_ms * 1000))
+    }
+
+    fn fall_ill(&mut self, node: usize, cure: Cure, until: Instant, lost_data: bool) {
+        self.ill.push(Illness { node, cure, until, cured_at: None, lost_data });
+    }
+
+    fn inject<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) -> Option<HostAct> {
+        self.injected += 1;
+        match kind {
+            Kind::GridPower => self.lose_power(world),
+            Kind::Reset => {
+                let host = self.prng.below(world.hosts.len() as u64) as usize;
+                let node = self.prng.below(world.nodes.len() as u64) as usize;
+                world.reset_connection(host, node);
+            }
+            Kind::HostCrash => {
+                let host = self.prng.below(world.hosts.len() as u64) as usize;
+                let back_after = self.span(1, 300);
+                return Some(HostAct::Crash { host, back_after });
+            }
+            Kind::TakeOver => {
+                let host = self.prng.below(world.hosts.len() as u64) as usize;
+                return Some(HostAct::TakeOver { host });
+            }
+            Kind::HostHang | Kind::HostIsolated => self.trouble_host(world, kind),
+            Kind::MetaOutage => world.meta.faults.unavailable_until = world.now() + self.span(20, 600),
+            Kind::MetaUnknown => world.meta.faults.unknown = if self.prng.chance(500) { 0 } else { 400 },
+            Kind::Rot => self.rot(world),
+            _ => self.trouble_node(world, kind),
+        }
+        None
+    }
+
+    /// The lights go out: every node at once, each back after a while of its own.
+    fn lose_power<M: Machine>(&mut self, world: &mut World<M>) {
+        let now = world.now();
+        self.overwhelmed_until = self.overwhelmed_until.max(now + Duration::from_millis(200) + 2 * NOTICE_SPAN);
+        let crash = if self.prng.chance(700) { Crash::Power } else { Crash::Process };
+        for node in 0..world.nodes.len() {
+            if !world.nodes[node].is_up() {
+                continue;
+            }
+            world.crash_node(node, crash);
+            let until = now + self.span(5, 200);
+            // Not an illness that counts: all are out, and nobody's data is lost.
+            match self.ill.iter_mut().find(|i| i.node == node && i.cured_at.is_none()) {
+                Some(illness) => {
+                    world.nodes[node].disks.iter_mut().for_each(|d| d.faults.write_error = 0);
+                    if matches!(illness.cure, Cure::Unblock | Cure::HealDisks) {
+                        cure(world, node, illness.cure);
+                    }
+                    (illness.cure, illness.until) = (Cure::Start, until);
+                }
+                None => self.fall_ill(node, Cure::Start, until, false),
+            }
+        }
+    }
+
+    fn trouble_host<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) {
+        let host = self.prng.below(world.hosts.len() as u64) as usize;
+        let until = world.now() + self.span(20, 900);
+        if kind == Kind::HostHang {
+            if world.hosts[host].is_up() && !world.hosts[host].is_paused() {
+                world.pause_host(host);
+                self.hosts_to_resume.push((host, until));
+            }
+            return;
+        }
+        self.overwhelmed_until = self.overwhelmed_until.max(until + 2 * NOTICE_SPAN);
+        for node in 0..world.nodes.len() {
+            world.block(host, node, true, true);
+        }
+        world.hosts[host].meta_reachable = self.prng.chance(300);
+        self.hosts_to_join.push((host, until));
+    }
+
+    fn rot<M: Machine>(&mut self, world: &mut World<M>) {
+        let Some(node) = self.rotten else { return };
+        let disks = world.nodes[node].disks.len() as u64;
+        let slot = self.prng.below(disks) as usize;
+        let count = self.prng.between(1, 8) as u32;
+        let disk = &mut world.nodes[node].disks[slot];
+        // Mostly the shards; sometimes tables and journal.
+        let from = if self.prng.chance(700) { disk.silent_from } else { 0 };
+        disk.rot(from, count);
+    }
+
+    fn trouble_node<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) {
+        let now = world.now();
+        let Some(node) = self.victim(world) else { return };
+        if !world.nodes[node].is_up() {
+            return;
+        }
+        let (cure, span, lost_data) = match kind {
+            Kind::Crash | Kind::Power => {
+                world.crash_node(node, if kind == Kind::Crash { Crash::Process } else { Crash::Power });
+                (Cure::Start, self.span(1, 1500), false)
+            }
+            Kind::Hang => {
+                world.pause_node(node);
+                (Cure::Resume, self.span(5, 1500), false)
+            }
+            Kind::Partition | Kind::OneWay => {
+                self.cut_off(world, node, kind);
+                (Cure::Unblock, self.span(10, 1200), false)
+            }
+            Kind::SlowLink => {
+                let slow = self.span(1, 40);
+                for host in 0..world.hosts.len() {
+                    world.net.link_mut(host, node).slow = slow;
+                }
+                (Cure::Unblock, self.span(50, 800), false)
+            }
+            Kind::SlowDisk => {
+                let slowness = self.prng.between(5, 300) as u32;
+                world.nodes[node].disks.iter_mut().for_each(|d| d.slowness = slowness);
+                (Cure::HealDisks, self.span(50, 800), false)
+            }
+            Kind::StuckDisk => {
+                let span = self.span(20, 900);
+                let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
+                world.nodes[node].disks[slot].stuck_until = now + span;
+                (Cure::HealDisks, span, false)
+            }
+            Kind::WriteError => {
+                let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
+                world.nodes[node].disks[slot].faults.write_error = 500;
+                (Cure::Restart, self.span(50, 800), false)
+            }
+            Kind::BlankDisk => {
+                world.crash_node(node, Crash::Process);
+                let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
+                world.format_disk(node, slot);
+                (Cure::Start, self.span(1, 300), true)
+            }
+            other => unreachable!("{other:?} does not strike a node"),
+        };
+        self.fall_ill(node, cure, now + span, lost_data);
+    }
+
+    fn cut_off<M: Machine>(&mut self, world: &mut World<M>, node: usize, kind: Kind) {
+        let one_host = self.prng.chance(400).then(|| self.prng.below(world.hosts.len() as u64) as usize);
+        let toward_node = kind == Kind::Partition || self.prng.chance(500);
+        let toward_host = kind == Kind::Partition || !toward_node;
+        for host in 0..world.hosts.len() {
+            if one_host.is_none_or(|h| h == host) {
+                world.block(host, node, toward_node, toward_host);
+            }
+        }
+    }
+}
+
+fn extract_due(list: &mut Vec<(usize, Instant)>, now: Instant, all: bool) -> Vec<(usize, Instant)> {
+    let (due, rest) = list.iter().partition(|(_, at)| all || *at <= now);
+    *list = rest;
+    due
+}
+
+fn cure<M: Machine>(world: &mut World<M>, node: usize, cure: Cure) {
+    match cure {
+        Cure::Start => {
+            if !world.nodes[node].is_up() {
+                world.start_node(node);
+            }
+        }
+        Cure::Resume => world.resume_node(node),
+        Cure::Unblock => {
+            for host in 0..world.hosts.len() {
+                world.net.link_mut(host, node).slow = Duration::ZERO;
+                world.unblock(host, node);
+            }
+        }
+        Cure::HealDisks => world.nodes[node].disks.iter_mut().for_each(|d| d.slowness = 1),
+        Cure::Restart => {
+            world.crash_node(node, Crash::Process);
+            for disk in &mut world.nodes[node].disks {
+                disk.faults.write_error = 0;
+            }
+            world.start_node(node);
+        }
+    }
+}

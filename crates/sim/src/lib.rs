@@ -1,0 +1,23 @@
+//! The deterministic simulator: real machines on simulated disks, connections, clocks and metadata.
+//!
+//! Everything in a run follows from one seed. [`world::World`] holds the grid; [`swarm`] draws a configuration and faults
+//! from a seed and runs a workload on it, safety first, then liveness; [`checker`] judges every reply; [`stage`] is the
+//! hand-driven form in which scenarios are written.
+
+pub mod checker;
+pub mod disk;
+pub mod faults;
+pub mod host;
+pub mod ledger_client;
+pub mod ledger_recovery;
+pub mod ledger_run;
+pub mod meta;
+pub mod mutations;
+pub mod net;
+pub mod node;
+pub mod plan;
+pub mod runner;
+pub mod swarm;
+pub mod trace;
+pub mod workload;
+pub mod world;

@@ -1,0 +1,38 @@
+//! The deliberate faults of the machines, by name, for the check that the simulator finds each.
+
+use crate::plan::Plan;
+
+/// A switch in a machine that breaks one protocol rule.
+#[derive(Clone, Copy)]
+pub struct Mutation {
+    pub name: &'static str,
+    pub rule: &'static str,
+    pub apply: fn(&mut Plan),
+}
+
+macro_rules! mutation {
+    ($machine:ident . $switch:ident, $rule:literal) => {
+        Mutation { name: stringify!($switch), rule: $rule, apply: |plan| plan.$machine.$switch = true }
+    };
+}
+
+pub const MUTATIONS: &[Mutation] = &[
+    mutation!(volume_mutations.ack_one_short, "rule 2"),
+    mutation!(volume_mutations.both_copies_on_one_node, "rule 2"),
+    mutation!(volume_mutations.late_ack_after_freeze, "rule 4"),
+    mutation!(volume_mutations.skip_fence, "rule 5"),
+    mutation!(volume_mutations.read_without_grant, "rule 8"),
+    mutation!(volume_mutations.unconditional_repoint, "rule 12"),
+    mutation!(volume_mutations.trim_past_commit, "rule 15"),
+    mutation!(volume_mutations.clean_after_unknown_append, "rule 17"),
+    mutation!(volume_mutations.absent_leg_counts_as_lacking, "rule 1"),
+    mutation!(store_mutations.skip_fence_check, "rule 6"),
+    mutation!(store_mutations.ack_before_durable, "invariant 1, rule 11"),
+    mutation!(store_mutations.promise_not_persisted, "rule 6"),
+    mutation!(store_mutations.scan_stops_at_hole, "rule 11"),
+    mutation!(store_mutations.blank_says_dont_have, "rule 1"),
+];
+
+pub fn find(name: &str) -> Option<&'static Mutation> {
+    MUTATIONS.iter().find(|m| m.name == name)
+}

@@ -1,0 +1,301 @@
+//! A node process: the real [`holdfast_store::Node`] on simulated disks, and what its shell does around it.
+
+use crate::disk::{Crash, Disk, DiskOp};
+use crate::net::{Body, ConnId, LANES, Message, Stream, Toward};
+use crate::world::{Happening, Machine, Output, World};
+use holdfast_base::{Buf, DeviceId, InstanceId, Instant, NodeId};
+use holdfast_format::wire::Request;
+use holdfast_store as store;
+use std::collections::{BTreeMap, VecDeque};
+
+/// What waits for a process that stands still.
+enum Input {
+    Message(Stream, Message),
+    Disk { token: store::DiskToken, result: Result<Buf, store::DiskError> },
+}
+
+/// One storage process with its disks. The disks outlive it.
+pub struct NodeProc {
+    pub id: NodeId,
+    pub disks: Vec<Disk>,
+    /// Settings for the next start; `boot` is set afresh.
+    pub config: store::NodeConfig,
+    pub sizing: store::JournalSizing,
+    machine: Option<Box<store::Node>>,
+    pub(crate) generation: u64,
+    paused: bool,
+    inbox: VecDeque<Input>,
+    tick_due: Option<Instant>,
+    disk_tokens: BTreeMap<(usize, u64), store::DiskToken>,
+}
+
+impl NodeProc {
+    pub fn is_up(&self) -> bool {
+        self.machine.is_some()
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// The machine itself, for checks.
+    pub fn machine(&self) -> Option<&store::Node> {
+        self.machine.as_deref()
+    }
+}
+
+/// Every lane of a connection is a peer of its own to the node, as two TCP connections are.
+fn peer_of(stream: Stream) -> store::PeerId {
+    store::PeerId(stream.conn.0 * LANES.len() as u64 + stream.lane as u64)
+}
+
+fn stream_to(peer: store::PeerId) -> Stream {
+    let lanes = LANES.len() as u64;
+    Stream { conn: ConnId(peer.0 / lanes), lane: (peer.0 % lanes) as usize, toward: Toward::Host }
+}
+
+/// The peer that the driver of a run is.
+const PROBE: store::PeerId = store::PeerId(u64::MAX);
+
+impl<M: Machine> World<M> {
+    /// Asks a running node something from outside of the simulated network; the answer is [`Output::Probed`].
+    pub fn probe(&mut self, index: usize, request: Request) {
+        let event = store::Event::Request { peer: PROBE, token: 0, request, payload: Buf::empty() };
+        self.node_handles(index, event);
+    }
+
+    /// Adds a node process, not yet started, on disks of these sizes, freshly formatted.
+    pub fn add_node(
+        &mut self,
+        config: store::NodeConfig,
+        sizing: store::JournalSizing,
+        disk_sizes: &[u64],
+    ) -> usize {
+        let index = self.nodes.len();
+        let id = config.node;
+        assert_eq!(id, NodeId(index as u32 + 1), "nodes are numbered in order of their making");
+        let disks = disk_sizes.iter().map(|size| Disk::new(*size, self.prng.fork())).collect();
+        self.nodes.push(NodeProc {
+            id,
+            disks,
+            config,
+            sizing,
+            machine: None,
+            generation: 0,
+            paused: false,
+            inbox: VecDeque::new(),
+            tick_due: None,
+            disk_tokens: BTreeMap::new(),
+        });
+        for slot in 0..disk_sizes.len() {
+            self.format_disk(index, slot);
+        }
+        index
+    }
+
+    /// Starts the process: a new machine that opens its devices.
+    pub fn start_node(&mut self, index: usize) {
+        let boot = InstanceId(self.prng.next_u128());
+        let node = &mut self.nodes[index];
+        assert!(node.machine.is_none(), "node {index} runs already");
+        node.config.boot = boot;
+        node.machine = Some(Box::new(store::Node::new(node.config.clone())));
+        let sizes: Vec<u64> = node.disks.iter().map(Disk::size_bytes).collect();
+        self.trace.event(self.now, &[1, index as u64], || format!("node {} starts", index + 1));
+        for (slot, size_bytes) in sizes.into_iter().enumerate() {
+            self.node_handles(index, store::Event::AddDevice { slot: store::DeviceSlot(slot), size_bytes });
+        }
+        // Peers of a former life that never heard of its end are told when they send; here: soon.
+        for conn in self.net.conns_where(|c| c.node == index && !c.node_open && c.host_open) {
+            self.end_streams(conn, Toward::Host);
+        }
+    }
+
+    /// The process ends. After a power loss nobody tells its peers, until it is back.
+    pub fn crash_node(&mut self, index: usize, crash: Crash) {
+        let node = &mut self.nodes[index];
+        if node.machine.take().is_none() {
+            return;
+        }
+        node.generation += 1;
+        node.paused = false;
+        node.inbox.clear();
+        node.tick_due = None;
+        node.disk_tokens.clear();
+        for disk in &mut node.disks {
+            disk.crash(crash);
+        }
+        self.trace.event(self.now, &[2, index as u64], || format!("node {} crashes: {crash:?}", index + 1));
+        for id in self.net.conns_where(|c| c.node == index && c.node_open) {
+            self.net.conn_mut(id).expect("just listed").node_open = false;
+            if crash == Crash::Process {
+                self.end_streams(id, Toward::Host);
+            }
+        }
+        self.net.sweep();
+    }
+
+    /// The process stands still; its sockets and disks do not.
+    pub fn pause_node(&mut self, index: usize) {
+        self.nodes[index].paused = true;
+        self.trace.event(self.now, &[3, index as u64], || format!("node {} hangs", index + 1));
+    }
+
+    pub fn resume_node(&mut self, index: usize) {
+        if !std::mem::take(&mut self.nodes[index].paused) {
+            return;
+        }
+        self.trace.event(self.now, &[4, index as u64], || format!("node {} goes on", index + 1));
+        for input in std::mem::take(&mut self.nodes[index].inbox) {
+            self.node_input(index, input);
+        }
+        self.nodes[index].tick_due = None;
+        self.arm_node(index);
+    }
+
+    pub(crate) fn node_receives(&mut self, index: usize, stream: Stream, message: Message) {
+        if self.nodes[index].machine.is_some() {
+            self.node_input(index, Input::Message(stream, message));
+        }
+    }
+
+    fn node_input(&mut self, index: usize, input: Input) {
+        if self.nodes[index].paused {
+            self.nodes[index].inbox.push_back(input);
+            return;
+        }
+        let event = match input {
+            Input::Disk { token, result } => store::Event::Disk { token, result },
+            Input::Message(stream, Message { token, body: Body::Request(request), payload }) => {
+                store::Event::Request { peer: peer_of(stream), token, request, payload }
+            }
+            Input::Message(stream, Message { body: Body::End, .. }) => {
+                self.node_hears_end(stream.conn);
+                store::Event::PeerGone { peer: peer_of(stream) }
+            }
+            Input::Message(_, Message { body: Body::Reply(_), .. }) => unreachable!("replies go to hosts"),
+        };
+        self.node_handles(index, event);
+    }
+
+    fn node_hears_end(&mut self, id: ConnId) {
+        if let Some(conn) = self.net.conn_mut(id)
+            && !conn.host_open
+        {
+            // The other lane's rest is still read: closed for good when both ends have come.
+            conn.ends_heard += 1;
+            if conn.ends_heard == LANES.len() {
+                conn.node_open = false;
+                self.net.sweep();
+            }
+        }
+    }
+
+    fn node_handles(&mut self, index: usize, event: store::Event) {
+        let mut effects = std::mem::take(&mut self.node_effects);
+        let machine = self.nodes[index].machine.as_mut().expect("a running node");
+        machine.handle(self.now, event, &mut effects);
+        for effect in effects.drain() {
+            self.node_effect(index, effect);
+        }
+        self.node_effects = effects;
+        self.arm_node(index);
+    }
+
+    fn node_effect(&mut self, index: usize, effect: store::Effect) {
+        match effect {
+            store::Effect::Reply { peer: PROBE, reply, .. } => {
+                self.outputs.push_back(Output::Probed { node: index, reply });
+            }
+            store::Effect::Reply { peer, token, reply, payload } => {
+                let payload = holdfast_base::buf::concat(&payload);
+                self.send(stream_to(peer), Message { token, body: Body::Reply(reply), payload });
+            }
+            store::Effect::Read { slot, offset, len, token } => {
+                self.submit_disk(index, slot, DiskOp::Read { offset, len }, token);
+            }
+            store::Effect::Write { slot, offset, data, durable, token } => {
+                self.submit_disk(index, slot, DiskOp::Write { offset, data, durable }, token);
+            }
+            store::Effect::Flush { slot, token } => self.submit_disk(index, slot, DiskOp::Flush, token),
+            store::Effect::Discard { slot, offset, len } => self.nodes[index].disks[slot.0].discard(offset, len),
+            store::Effect::Note(note) => {
+                self.trace.event(self.now, &[5, index as u64], || format!("node {} notes {note:?}", index + 1));
+                self.outputs.push_back(Output::NodeNote { node: index, notice: note });
+            }
+        }
+    }
+
+    fn submit_disk(&mut self, index: usize, slot: store::DeviceSlot, op: DiskOp, token: store::DiskToken) {
+        let node = &mut self.nodes[index];
+        let slot = slot.0;
+        let (id, due) = node.disks[slot].submit(self.now, op);
+        node.disk_tokens.insert((slot, id), token);
+        let generation = node.generation;
+        self.schedule(due, Happening::Disk { node: index, generation, slot, op: id });
+    }
+
+    pub(crate) fn disk_done(&mut self, index: usize, generation: u64, slot: usize, op: u64) {
+        let node = &mut self.nodes[index];
+        if node.generation != generation {
+            return;
+        }
+        if let Some(later) = node.disks[slot].postponed(self.now) {
+            self.schedule(later, Happening::Disk { node: index, generation, slot, op });
+            return;
+        }
+        let Some(outcome) = node.disks[slot].complete(op) else { return };
+        let token = node.disk_tokens.remove(&(slot, op)).expect("every operation has a token");
+        let words = [6, index as u64, slot as u64, op, u64::from(outcome.is_ok())];
+        self.trace.event(self.now, &words, || {
+            let result = outcome.as_ref().map_or_else(|_| "error".to_string(), |b| format!("{} bytes", b.len()));
+            format!("n{} disk {slot} op {op}: {result}", index + 1)
+        });
+        let result = outcome.map_err(|_| store::DiskError::Io);
+        self.node_input(index, Input::Disk { token, result });
+    }
+
+    fn arm_node(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        let Some(due) = node.machine.as_ref().and_then(|m| m.next_deadline()) else { return };
+        if node.tick_due.is_none_or(|t| due < t) {
+            node.tick_due = Some(due);
+            let generation = node.generation;
+            self.schedule(due, Happening::NodeTick { node: index, generation, due });
+        }
+    }
+
+    pub(crate) fn node_tick(&mut self, index: usize, generation: u64, due: Instant) {
+        let node = &mut self.nodes[index];
+        if node.generation != generation || node.tick_due != Some(due) || node.paused {
+            return;
+        }
+        node.tick_due = None;
+        let is_due = node.machine.as_ref().and_then(|m| m.next_deadline()).is_some_and(|d| d <= self.now);
+        if !is_due {
+            self.arm_node(index);
+            return;
+        }
+        self.node_handles(index, store::Event::Tick);
+        let again = self.nodes[index].machine.as_ref().and_then(|m| m.next_deadline());
+        assert!(again.is_none_or(|d| d > self.now), "node {index} wants a tick at an instant that has passed");
+    }
+
+    /// Gives up the contents of a disk and formats it: a blank disk in the place of the old one, with an id of its own.
+    pub fn format_disk(&mut self, index: usize, slot: usize) {
+        assert!(!self.nodes[index].is_up(), "disks are swapped while the process is down");
+        let device = DeviceId(self.prng.next_u128());
+        let grid = self.grid;
+        let node = &mut self.nodes[index];
+        let disk = &mut node.disks[slot];
+        disk.blank();
+        let writes = store::format_device(grid, node.id, device, disk.size_bytes(), node.sizing)
+            .expect("a simulated disk has room for its tables");
+        for (offset, data) in writes {
+            disk.write_now(offset, &[data]);
+        }
+        let superblock = store::probe_superblock(&disk.peek(0, holdfast_base::BLOCK_BYTES)).expect("just written");
+        disk.silent_from = superblock.areas.data_offset;
+        self.trace.event(self.now, &[7, index as u64], || format!("n{} disk {slot} is blank: {device:?}", index + 1));
+    }
+}

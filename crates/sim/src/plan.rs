@@ -1,0 +1,182 @@
+//! What a seed stands for: the grid, the volume, the faults and the work of one run.
+//!
+//! Sizes are small on purpose, so that a few hundred requests reach everything: ledger rolls, destage, short segments,
+//! the cleaner, checkpoints and their folds, full journals.
+
+use crate::disk::DiskFaults;
+use crate::faults::Weights;
+use crate::workload::Mix;
+use holdfast_base::Prng;
+use holdfast_format::geometry::Layout;
+use holdfast_store as store;
+use holdfast_volume as volume;
+use std::time::Duration;
+
+/// What a run stresses; chosen by its seed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Profile {
+    /// Nothing fails: whatever goes wrong here is plain wrong.
+    Calm,
+    /// A bit of everything.
+    Mixed,
+    /// Owners change all the time, and old ones go on sending.
+    Takeovers,
+    /// Little room in the log, many overwrites and discards, owners that crash.
+    Trims,
+    /// Disks are swapped for blank ones while owners crash.
+    BlankDisks,
+    /// The lights go out.
+    PowerLoss,
+    /// The disks of one node lie.
+    SilentDamage,
+    /// Nodes, links and disks that are slow or silent rather than dead.
+    Gray,
+    /// The metadata store is slow, absent, or does not say.
+    Metadata,
+    /// Disks too small for the work.
+    Full,
+}
+
+pub const PROFILES: [Profile; 10] = [
+    Profile::Calm,
+    Profile::Mixed,
+    Profile::Takeovers,
+    Profile::Trims,
+    Profile::BlankDisks,
+    Profile::PowerLoss,
+    Profile::SilentDamage,
+    Profile::Gray,
+    Profile::Metadata,
+    Profile::Full,
+];
+
+/// Everything that a run is made from.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub profile: Profile,
+    pub layout: Layout,
+    pub nodes: usize,
+    pub disks: usize,
+    pub hosts: usize,
+    pub disk_bytes: u64,
+    pub sizing: store::JournalSizing,
+    pub volume_bytes: u64,
+    pub writeback_bytes: u64,
+    pub segment_bytes: u32,
+    pub bypass_bytes: u32,
+    pub map_cache_bytes: u64,
+    pub destage_age: Duration,
+    pub clean_dead_per_mille: u32,
+    pub fold_runs: usize,
+    pub requests: u32,
+    pub depth: usize,
+    pub think_us: u64,
+    pub mix: Mix,
+    pub weights: Weights,
+    /// Mean time between two faults.
+    pub fault_pace: Duration,
+    pub rotten: Option<DiskFaults>,
+    pub volume_mutations: volume::Mutations,
+    pub store_mutations: store::Mutations,
+}
+
+impl Plan {
+    pub fn from_seed(seed: u64) -> Plan {
+        let mut prng = Prng::new(seed);
+        let profile = *prng.pick(&PROFILES);
+        let layout = match prng.below(10) {
+            0..4 => Layout::Parity { data: 2, parity: 1 },
+            4..7 => Layout::Mirror { copies: 2 },
+            7..9 => Layout::Mirror { copies: 3 },
+            _ => Layout::Parity { data: 4, parity: 2 },
+        };
+        let nodes_min = u64::from(layout.width()).max(u64::from(layout.failures()) + 2);
+        let segment_bytes = 64 << 10 << prng.below(3);
+        let mut plan = Plan {
+            seed,
+            profile,
+            layout,
+            nodes: prng.between(nodes_min, nodes_min + if nodes_min < 5 { 2 } else { 1 }) as usize,
+            disks: prng.between(1, 2) as usize,
+            hosts: 2,
+            disk_bytes: 24 << 20,
+            sizing: store::JournalSizing {
+                journal_bytes: prng.between(3, 6) << 20,
+                unit_bytes: 64 << 10 << prng.below(3),
+                shard_bytes_mean: 64 << 10,
+            },
+            volume_bytes: 1 << 20 << prng.below(3),
+            writeback_bytes: 512 << 10 << prng.below(3),
+            segment_bytes,
+            bypass_bytes: segment_bytes / 2,
+            map_cache_bytes: 64 << 10 << prng.below(4),
+            destage_age: Duration::from_millis(prng.between(10, 400)),
+            clean_dead_per_mille: prng.between(150, 600) as u32,
+            fold_runs: 8 << prng.below(6),
+            requests: prng.between(120, 320) as u32,
+            depth: prng.between(1, 12) as usize,
+            think_us: prng.between(50, 4_000),
+            mix: Mix::default(),
+            weights: Weights::default(),
+            fault_pace: Duration::from_millis(prng.between(15, 150)),
+            rotten: None,
+            volume_mutations: volume::Mutations::default(),
+            store_mutations: store::Mutations::default(),
+        };
+        plan.apply_profile(&mut prng);
+        plan
+    }
+
+    fn apply_profile(&mut self, prng: &mut Prng) {
+        let mixed = Weights::mixed();
+        match self.profile {
+            Profile::Calm => {}
+            Profile::Mixed => self.weights = mixed,
+            Profile::Takeovers => {
+                let (takeover, host_hang, host_crash, host_isolated) = (40, 15, 10, 10);
+                self.weights = Weights { takeover, host_hang, host_crash, host_isolated, hang: 5, slow_link: 5, ..mixed };
+                self.fault_pace = self.fault_pace.min(Duration::from_millis(60));
+            }
+            Profile::Trims => {
+                self.writeback_bytes = 256 << 10;
+                self.destage_age = Duration::from_millis(prng.between(5, 40));
+                self.mix = Mix { discard: 12, zeroes: 8, bulk: 40, hot: 850, ..self.mix };
+                self.weights = Weights { host_crash: 20, takeover: 10, grid_power: 5, crash: 5, ..Weights::default() };
+                self.volume_bytes = 1 << 20;
+            }
+            Profile::BlankDisks => {
+                self.weights =
+                    Weights { blank_disk: 20, takeover: 15, host_crash: 15, slow_disk: 10, ..Weights::default() };
+                self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
+            }
+            Profile::PowerLoss => self.weights = Weights { grid_power: 20, power: 15, host_crash: 8, ..mixed },
+            Profile::SilentDamage => {
+                self.weights = Weights { rot: 40, takeover: 8, host_crash: 8, grid_power: 5, reset: 5, ..Weights::default() };
+                let (lost_write, misdirected_write) = (prng.below(20) as u32, prng.below(20) as u32);
+                self.rotten = Some(DiskFaults { read_error: prng.below(8) as u32, write_error: 0, lost_write, misdirected_write });
+            }
+            Profile::Gray => {
+                let (hang, one_way, slow_disk, stuck_disk, slow_link) = (15, 12, 12, 15, 10);
+                self.weights = Weights { hang, one_way, slow_disk, stuck_disk, slow_link, reset: 5, ..Weights::default() };
+            }
+            Profile::Metadata => {
+                let (meta_outage, meta_unknown, crash, hang, takeover) = (15, 25, 20, 10, 20);
+                self.weights = Weights { meta_outage, meta_unknown, crash, hang, takeover, host_crash: 10, ..mixed };
+            }
+            Profile::Full => {
+                self.disk_bytes = 7 << 20;
+                self.sizing.journal_bytes = 3 << 20;
+                self.sizing.unit_bytes = 64 << 10;
+                self.volume_bytes = 8 << 20;
+                self.mix = Mix { bulk: 250, discard: 10, hot: 200, ..self.mix };
+                self.weights = Weights { crash: 10, host_crash: 5, takeover: 5, ..Weights::default() };
+            }
+        }
+    }
+
+    /// Whether writes may run out of space.
+    pub fn space_may_end(&self) -> bool {
+        self.profile == Profile::Full
+    }
+}

@@ -1,0 +1,452 @@
+//! One run from one seed: a grid, controllers, guests and faults; safety first, then liveness.
+//!
+//! Safety phase: requests and faults. Liveness phase: everything is healed, and the grid must converge: all requests
+//! answered, the volume open, redundancy whole, every sector read back and judged, nothing held that nobody names.
+
+use crate::faults::{HostAct, Nemesis};
+use crate::plan::Plan;
+use crate::workload::Guests;
+use crate::world::{MachineAt, Output, World};
+use holdfast_base::{Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, SegmentId, VolumeId};
+use holdfast_format::root::{Root, root_key};
+use holdfast_format::wire::{Reply, Request};
+use holdfast_store as store;
+use holdfast_volume::{Config, Controller, Event, Notice, State};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub const VOLUME: VolumeId = VolumeId(0x0a_b1e5);
+
+const WAKE_FAULTS: u64 = 1;
+const WAKE_GUESTS: u64 = 2;
+/// From here on: the host with that number comes back.
+const WAKE_HOST: u64 = 100;
+
+/// A run that makes more events does not come to rest.
+const EVENTS_MAX: u64 = 4_000_000;
+
+/// In the liveness phase, everything must have converged within this.
+const CONVERGE_WITHIN: Duration = Duration::from_secs(60);
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    pub trace_hash: u64,
+    pub events: u64,
+    pub answered: u64,
+    pub refused: u64,
+    pub faults: u32,
+    pub openings: u32,
+    pub segments_written: u64,
+    pub segments_cleaned: u64,
+    pub rolls: u64,
+    pub folds: u64,
+    pub shards_rebuilt: u64,
+}
+
+pub struct Run {
+    plan: Plan,
+    pub world: World<Controller>,
+    pub guests: Guests,
+    nemesis: Nemesis,
+    prng: Prng,
+    /// The newest opening.
+    current: Option<MachineAt>,
+    /// All openings whose processes live, oldest first, the current one included.
+    openings: Vec<MachineAt>,
+    opened: BTreeSet<MachineAt>,
+    deposed: BTreeSet<MachineAt>,
+    /// The last to have begun to serve.
+    serving: Option<MachineAt>,
+    served_epoch: Epoch,
+    hand_over_to: Option<usize>,
+    openings_count: u32,
+    issued: u32,
+    healing: bool,
+    held: BTreeMap<SegmentId, BTreeSet<u8>>,
+    held_twice: Vec<String>,
+    failure: Option<String>,
+}
+
+impl Run {
+    pub fn new(plan: Plan, verbose: bool) -> Run {
+        let mut world = World::new(plan.seed, verbose);
+        let mut prng = world.prng.fork();
+        let failures = usize::from(plan.layout.failures());
+        let mut nemesis = Nemesis::new(prng.fork(), failures, plan.weights);
+        for n in 0..plan.nodes {
+            let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
+            config.mutations = plan.store_mutations;
+            let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
+            world.start_node(node);
+        }
+        for _ in 0..plan.hosts {
+            world.add_host();
+        }
+        if let Some(faults) = plan.rotten {
+            nemesis.make_rotten(&mut world, faults);
+        }
+        let root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
+        let key = root_key(VOLUME);
+        world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
+        let mut guests = Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.bypass_bytes));
+        guests.space_may_end = plan.space_may_end();
+        let mut run = Run {
+            plan,
+            world,
+            guests,
+            nemesis,
+            prng,
+            current: None,
+            openings: Vec::new(),
+            opened: BTreeSet::new(),
+            deposed: BTreeSet::new(),
+            serving: None,
+            served_epoch: Epoch(0),
+            hand_over_to: None,
+            openings_count: 0,
+            issued: 0,
+            healing: false,
+            held: BTreeMap::new(),
+            held_twice: Vec::new(),
+            failure: None,
+        };
+        run.open(0);
+        run
+    }
+
+    fn config(&mut self, host: usize) -> Config {
+        let instance = InstanceId(self.prng.next_u128());
+        let seed = self.prng.next_u64();
+        let plan = &self.plan;
+        let mut config = Config::new(self.world.grid, VOLUME, &format!("host{host}"), instance, seed);
+        config.takeover = true;
+        config.writeback_bytes_max = plan.writeback_bytes;
+        config.map_cache_bytes_max = plan.map_cache_bytes;
+        config.segment_payload_bytes = plan.segment_bytes;
+        config.bypass_bytes_min = plan.bypass_bytes;
+        config.destage_age_max = plan.destage_age;
+        config.clean_dead_per_mille = plan.clean_dead_per_mille;
+        config.fold_runs_min = plan.fold_runs;
+        config.mutations = plan.volume_mutations;
+        config
+    }
+
+    /// A new opening of the volume on this host, if it is up.
+    fn open(&mut self, host: usize) {
+        if !self.world.hosts[host].is_up() {
+            return;
+        }
+        self.openings_count += 1;
+        let controller = Controller::new(self.config(host));
+        let at = self.world.attach(host, controller);
+        self.current = Some(at);
+        self.openings.push(at);
+    }
+
+    fn fail(&mut self, why: String) {
+        self.failure.get_or_insert(why);
+    }
+
+    fn on_output(&mut self, output: Output) {
+        match output {
+            Output::Reply { reply, .. } => {
+                self.guests.overwhelmed = self.world.now() < self.nemesis.overwhelmed_until + Duration::from_secs(1);
+                if let Err(why) = self.guests.on_reply(reply) {
+                    self.fail(why);
+                }
+            }
+            Output::Notice { at, notice: Notice::StateChanged(state) } => self.on_state(at, state),
+            Output::Probed { node, reply } => self.on_probed(node, &reply),
+            Output::Notice { .. } | Output::NodeNote { .. } => {}
+            Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
+            Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
+            Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
+            Output::Wake(_) => {}
+        }
+    }
+
+    fn on_state(&mut self, at: MachineAt, state: State) {
+        match state {
+            State::Open => {
+                self.opened.insert(at);
+                // An owner that slept hears of its success when others have long followed it.
+                let epoch = self.world.machine(at).map_or(Epoch(0), |c| c.status().epoch);
+                if epoch <= self.served_epoch {
+                    return;
+                }
+                self.served_epoch = epoch;
+                self.serving = Some(at);
+                let others = |m: &&MachineAt| **m != at && self.opened.contains(*m);
+                let predecessors: Vec<MachineAt> = self.openings.iter().filter(others).copied().collect();
+                self.guests.on_open(&predecessors);
+            }
+            State::Deposed => {
+                self.deposed.insert(at);
+                if self.current == Some(at) {
+                    self.current = self.openings.iter().rfind(|m| !self.deposed.contains(m)).copied();
+                }
+            }
+            State::Closed => {
+                self.deposed.insert(at);
+                if self.current == Some(at) {
+                    self.current = None;
+                    let host = self.hand_over_to.take().unwrap_or(at.host);
+                    self.open(host);
+                }
+            }
+            State::Opening | State::Closing => {}
+        }
+    }
+
+    fn on_fault_time(&mut self) {
+        if self.nemesis.waits_for_restoration() && self.is_whole() {
+            self.nemesis.on_restored(self.world.now());
+        }
+        match self.nemesis.act(&mut self.world) {
+            Some(HostAct::Crash { host, back_after }) => {
+                self.crash_host(host);
+                self.world.wake_at(self.world.now() + back_after, WAKE_HOST + host as u64);
+            }
+            Some(HostAct::TakeOver { host }) => self.take_over(host),
+            None => {}
+        }
+        let mean = self.plan.fault_pace.as_micros() as u64;
+        let pause = Duration::from_micros(self.prng.between(mean / 2, mean + mean / 2));
+        self.world.wake_at(self.world.now() + pause, WAKE_FAULTS);
+    }
+
+    fn take_over(&mut self, host: usize) {
+        match self.current {
+            Some(at) if self.prng.chance(300) && !self.world.hosts[at.host].is_paused() => {
+                self.hand_over_to = Some(host);
+                self.world.tell(at, Event::Close);
+            }
+            _ => self.open(host),
+        }
+    }
+
+    fn crash_host(&mut self, host: usize) {
+        self.world.crash_host(host);
+        self.guests.on_crash(host);
+        self.openings.retain(|at| at.host != host);
+        self.current = self.current.filter(|at| at.host != host);
+    }
+
+    fn host_is_back(&mut self, host: usize) {
+        if !self.world.hosts[host].is_up() {
+            self.world.start_host(host);
+        }
+        if self.current.is_none() {
+            self.open(host);
+        }
+    }
+
+    fn on_guest_time(&mut self) {
+        if self.issued >= self.plan.requests {
+            return;
+        }
+        let pause = Duration::from_micros(self.prng.between(self.plan.think_us / 4, self.plan.think_us));
+        self.world.wake_at(self.world.now() + pause, WAKE_GUESTS);
+        let Some(current) = self.current else {
+            if self.world.hosts.iter().any(|h| h.is_up()) {
+                self.open_somewhere();
+            }
+            return;
+        };
+        while self.guests.waiting_on(current) < self.plan.depth && self.issued < self.plan.requests {
+            self.issued += 1;
+            self.ask(current);
+            if self.prng.chance(500) {
+                break;
+            }
+        }
+        if self.prng.chance(100)
+            && let Some(old) = self.openings.iter().find(|m| **m != current).copied()
+            && self.guests.waiting_on(old) < 4
+        {
+            self.ask(old);
+        }
+    }
+
+    /// A random request; `late` where the controller had a successor that serves.
+    fn ask(&mut self, at: MachineAt) {
+        let late = self.opened.contains(&at) && self.serving.is_some_and(|s| s != at);
+        let request = self.guests.draw(at, late);
+        self.world.request(at, request);
+    }
+
+    fn open_somewhere(&mut self) {
+        let up: Vec<usize> = (0..self.world.hosts.len()).filter(|h| self.world.hosts[*h].is_up()).collect();
+        if !up.is_empty() {
+            let host = *self.prng.pick(&up);
+            self.open(host);
+        }
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        if !self.world.step() {
+            return Err("nothing will ever happen again".to_string());
+        }
+        while let Some(output) = self.world.outputs.pop_front() {
+            self.on_output(output);
+        }
+        if self.world.trace.events() > EVENTS_MAX {
+            return Err(format!("no rest after {EVENTS_MAX} events"));
+        }
+        match self.failure.take() {
+            Some(why) => Err(why),
+            None => Ok(()),
+        }
+    }
+
+    fn run_until(&mut self, until: Instant, done: impl Fn(&Run) -> bool) -> Result<bool, String> {
+        while self.world.now() < until {
+            if done(self) {
+                return Ok(true);
+            }
+            self.step()?;
+        }
+        Ok(done(self))
+    }
+
+    /// Open, with full redundancy in log and segments, as the controller sees it.
+    fn is_whole(&self) -> bool {
+        let Some(controller) = self.current.and_then(|at| self.world.machine(at)) else { return false };
+        if controller.state() != State::Open {
+            return false;
+        }
+        let status = controller.status();
+        status.degraded_segments == 0 && status.at_risk_entries == 0
+    }
+
+    /// The whole run.
+    pub fn run(mut self) -> Result<Outcome, String> {
+        let start = self.world.now();
+        self.world.wake_at(start + Duration::from_millis(1), WAKE_GUESTS);
+        self.world.wake_at(start + Duration::from_millis(30), WAKE_FAULTS);
+        let requests = self.plan.requests;
+        self.run_until(start + Duration::from_secs(15), move |r| r.issued >= requests)?;
+        self.issued = requests;
+        self.heal()?;
+        self.converge("settle")?;
+        self.read_back()?;
+        self.guests.history.check().map_err(|v| v.to_string())?;
+        self.check_nothing_leaked()?;
+        self.outcome()
+    }
+
+    fn heal(&mut self) -> Result<(), String> {
+        self.healing = true;
+        self.nemesis.heal_all(&mut self.world);
+        for host in 0..self.plan.hosts {
+            if !self.world.hosts[host].is_up() {
+                self.world.start_host(host);
+            }
+        }
+        // A hand-over may be under way: let it come to an end of its own, then see to it that somebody owns the volume.
+        self.run_until(self.world.now() + Duration::from_millis(400), |_| false)?;
+        if self.current.is_none() {
+            self.open_somewhere();
+        }
+        Ok(())
+    }
+
+    fn converge(&mut self, what: &str) -> Result<(), String> {
+        let until = self.world.now() + CONVERGE_WITHIN;
+        let done = self.run_until(until, |r| {
+            r.current.is_some_and(|at| r.guests.waiting_on(at) == 0) && r.is_whole()
+        })?;
+        if done {
+            return Ok(());
+        }
+        let waiting = self.current.map(|at| self.guests.waiting_on(at));
+        let status = self.current.and_then(|at| self.world.machine(at)).map(Controller::status);
+        Err(format!("did not {what} within {CONVERGE_WITHIN:?} of healing: {waiting:?} requests wait, {status:?}"))
+    }
+
+    fn read_back(&mut self) -> Result<(), String> {
+        let at = self.current.expect("converged");
+        for request in self.guests.read_all(at) {
+            self.world.request(at, request);
+        }
+        self.converge("read everything back")
+    }
+
+    fn on_probed(&mut self, node: usize, reply: &Reply) {
+        let Reply::Shards { shards, more } = reply else {
+            return self.fail(format!("node {node} answered a list of shards by {reply:?}"));
+        };
+        assert!(!more, "a simulated device holds few shards");
+        for shard in shards {
+            if !self.held.entry(shard.segment).or_default().insert(shard.index) {
+                self.held_twice.push(format!("{shard:?}"));
+            }
+        }
+    }
+
+    /// Lists what nodes hold.
+    fn take_stock(&mut self) {
+        self.held.clear();
+        self.held_twice.clear();
+        for node in 0..self.world.nodes.len() {
+            let stats = self.world.nodes[node].machine().map(store::Node::stats).unwrap_or_default();
+            for device in stats.into_iter().map(|s| s.device) {
+                let request = Request::ListShards { device, volume: VOLUME, after: None, count_max: 100_000 };
+                self.world.probe(node, request);
+            }
+        }
+        while let Some(output) = self.world.outputs.pop_front() {
+            self.on_output(output);
+        }
+    }
+
+    fn check_nothing_leaked(&mut self) -> Result<(), String> {
+        let until = self.world.now() + Duration::from_secs(60);
+        loop {
+            self.take_stock();
+            let controller = self.current.and_then(|at| self.world.machine(at)).expect("converged");
+            let referenced = controller.status().segment_count;
+            if self.held.len() as u64 == referenced && self.held_twice.is_empty() && self.is_whole() {
+                return Ok(());
+            }
+            if self.world.now() > until {
+                let (held, twice) = (self.held.len(), &self.held_twice);
+                return Err(format!(
+                    "leak: shards of {held} segments are held, {referenced} segments are referenced; twice: {twice:?}"
+                ));
+            }
+            self.run_until(self.world.now() + Duration::from_millis(500), |_| false)?;
+        }
+    }
+
+    fn outcome(&self) -> Result<Outcome, String> {
+        let mut outcome = Outcome {
+            trace_hash: self.world.trace.hash(),
+            events: self.world.trace.events(),
+            answered: self.guests.answered,
+            refused: self.guests.refused,
+            faults: self.nemesis.injected,
+            openings: self.openings_count,
+            segments_written: 0,
+            segments_cleaned: 0,
+            rolls: 0,
+            folds: 0,
+            shards_rebuilt: 0,
+        };
+        for controller in self.openings.iter().filter_map(|at| self.world.machine(*at)) {
+            let counters = controller.status().counters;
+            outcome.segments_written += counters.segments_written;
+            outcome.segments_cleaned += counters.segments_cleaned;
+            outcome.rolls += counters.rolls;
+            outcome.folds += counters.folds;
+            outcome.shards_rebuilt += counters.shards_rebuilt;
+        }
+        Ok(outcome)
+    }
+}
+
+/// One run of a plan.
+pub fn run_plan(plan: Plan, verbose: bool) -> Result<Outcome, String> {
+    Run::new(plan, verbose).run()
+}

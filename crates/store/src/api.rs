@@ -1,0 +1,248 @@
+//! The node's vocabulary: configuration, events, effects, notices.
+
+use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, NodeId, ShardId, VolumeId};
+use holdfast_format::wire::{Reply, Request, WIRE_VERSION};
+use std::fmt;
+use std::time::Duration;
+
+/// Place of a device in its node's configuration. It names the device before its superblock was read.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DeviceSlot(pub usize);
+
+/// One connection. The shell never gives the same number to two.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PeerId(pub u64);
+
+/// Names one read, write or flush; its completion carries it back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DiskToken(pub u64);
+
+/// What became of a disk operation that did not succeed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DiskError {
+    /// The device reported an error (EIO and its kin).
+    Io,
+    /// The backing file system has no room (ENOSPC).
+    NoSpace,
+    /// The device is gone.
+    Gone,
+}
+
+impl fmt::Display for DiskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DiskError::Io => "the device reported an I/O error",
+            DiskError::NoSpace => "the file system below the device has no room",
+            DiskError::Gone => "the device is gone",
+        })
+    }
+}
+
+impl std::error::Error for DiskError {}
+
+/// Test-only switches: each breaks one protocol rule, and the simulator must notice. All false in production.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Mutations {
+    /// Appends of epochs below the promise are accepted (rule 6: a fenced owner can't complete a write).
+    pub skip_fence_check: bool,
+    /// Journal batches are acknowledged without having been flushed (DESIGN invariant 1, rule 11).
+    pub ack_before_durable: bool,
+    /// Fences are answered without a promise on this device (rule 6: promises live on the device they protect).
+    pub promise_not_persisted: bool,
+    /// The start-up scan ends at the first missing batch (rule 11: it finds every batch and never stops at a hole).
+    pub scan_stops_at_hole: bool,
+    /// What is unknown or damaged is told as "sound, and I hold nothing" (rule 1: a blank disk proves nothing).
+    pub blank_says_dont_have: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    pub grid: GridId,
+    pub node: NodeId,
+    /// Fresh at every start of the process.
+    pub boot: InstanceId,
+    /// Refuse greetings with another wire version than ours.
+    pub version_check: bool,
+    /// Longest time that a record waits for others to share its batch; used only under load.
+    pub commit_window_max: Duration,
+    /// Journal batches of one device in flight together.
+    pub batch_in_flight_max: usize,
+    /// Memory for checksum tables of shards, a device.
+    pub shard_table_cache_bytes: usize,
+    pub mutations: Mutations,
+}
+
+impl NodeConfig {
+    /// The defaults that documentation names, for this node.
+    pub fn new(grid: GridId, node: NodeId, boot: InstanceId) -> NodeConfig {
+        NodeConfig {
+            grid,
+            node,
+            boot,
+            version_check: true,
+            commit_window_max: Duration::from_micros(500),
+            batch_in_flight_max: 4,
+            shard_table_cache_bytes: 32 << 20,
+            mutations: Mutations::default(),
+        }
+    }
+
+    pub(crate) fn accepts_version(&self, version: u32) -> bool {
+        version == WIRE_VERSION || !self.version_check
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A device of the configuration, to be opened: superblock, unit table, slot table, journal.
+    AddDevice {
+        slot: DeviceSlot,
+        size_bytes: u64,
+    },
+    /// The connection is closed. What it asked for is still done; replies to it go nowhere.
+    PeerGone {
+        peer: PeerId,
+    },
+    Request {
+        peer: PeerId,
+        token: u64,
+        request: Request,
+        payload: Buf,
+    },
+    /// A read, write or flush is done. The buffer of a read holds exactly the bytes asked for; others are empty.
+    Disk {
+        token: DiskToken,
+        result: Result<Buf, DiskError>,
+    },
+    /// A deadline has passed.
+    Tick,
+}
+
+/// All offsets and lengths are multiples of 4 KiB, and so is the address of every piece of a write.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    Reply {
+        peer: PeerId,
+        token: u64,
+        reply: Reply,
+        payload: Vec<Buf>,
+    },
+    Read {
+        slot: DeviceSlot,
+        offset: u64,
+        len: u32,
+        token: DiskToken,
+    },
+    /// `durable`: complete only when the bytes are on media (RWF_DSYNC).
+    Write {
+        slot: DeviceSlot,
+        offset: u64,
+        data: Vec<Buf>,
+        durable: bool,
+        token: DiskToken,
+    },
+    /// Complete when everything in the device's volatile cache is on media (fdatasync). Asked for once, at opening: what a
+    /// killed process left in the cache is about to be read and believed.
+    Flush {
+        slot: DeviceSlot,
+        token: DiskToken,
+    },
+    /// Advice that the range holds nothing. Not pushed by this release: without a completion it could overtake the next
+    /// use of the same space.
+    Discard {
+        slot: DeviceSlot,
+        offset: u64,
+        len: u64,
+    },
+    /// Something a person or a test may want to know.
+    Note(Notice),
+}
+
+/// Why a device is out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FailReason {
+    /// Neither superblock copy is one: the device was never formatted, or both copies are gone.
+    NoSuperblock,
+    /// The superblock names another grid.
+    OtherGrid(GridId),
+    /// The superblock names another node of this grid.
+    OtherNode(NodeId),
+    /// The device is smaller than when it was formatted.
+    Shrunk,
+    /// The same device is open in another slot.
+    Twice,
+    /// Neither copy of the unit table can be read.
+    NoUnitTable,
+    /// A write or flush of the journal failed.
+    JournalWrite(DiskError),
+    /// A write of the unit table, slot table or superblock failed.
+    TableWrite(DiskError),
+    /// A write of shard data failed.
+    ShardWrite(DiskError),
+    /// The flush at opening failed.
+    Flush(DiskError),
+    /// Batches that may have held promises are lost: only reads are served (protocol rule 6).
+    PromisesLost,
+}
+
+impl fmt::Display for FailReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FailReason::NoSuperblock => write!(f, "it has no readable superblock: format it, or restore its contents"),
+            FailReason::OtherGrid(grid) => write!(f, "it belongs to grid {grid}"),
+            FailReason::OtherNode(node) => write!(f, "it belongs to node {node} of this grid"),
+            FailReason::Shrunk => write!(f, "it is smaller than when it was formatted"),
+            FailReason::Twice => write!(f, "the same device is configured twice"),
+            FailReason::NoUnitTable => write!(f, "neither copy of its unit table is readable"),
+            FailReason::JournalWrite(e) => write!(f, "a journal write failed: {e}"),
+            FailReason::TableWrite(e) => write!(f, "a table write failed: {e}"),
+            FailReason::ShardWrite(e) => write!(f, "a shard write failed: {e}"),
+            FailReason::Flush(e) => write!(f, "its flush at opening failed: {e}"),
+            FailReason::PromisesLost => write!(f, "journal batches that may have held promises are lost"),
+        }
+    }
+}
+
+/// The typed structured log of the node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Notice {
+    DeviceOpened {
+        slot: DeviceSlot,
+        device: DeviceId,
+        ledgers: u64,
+        shards: u64,
+    },
+    /// The device is out until the process restarts. A person must act.
+    DeviceFailed {
+        slot: DeviceSlot,
+        device: Option<DeviceId>,
+        reason: FailReason,
+    },
+    /// Durable journal batches can't be read any more: so many are missing, so many ledgers are unsound because of it.
+    JournalDamaged {
+        device: DeviceId,
+        batches: u64,
+        unsound_ledgers: u64,
+    },
+    /// A log entry is held, but unreadable.
+    EntryDamaged {
+        device: DeviceId,
+        volume: VolumeId,
+        ledger: LedgerId,
+        lsn: Lsn,
+    },
+    /// A shard's bytes don't match their checksums, or can't be read.
+    ShardDamaged {
+        device: DeviceId,
+        shard: ShardId,
+    },
+    /// Slots of the slot table can't be read: their shards are lost here.
+    SlotsDamaged {
+        device: DeviceId,
+        count: u64,
+    },
+    /// One superblock copy was unreadable and has been written anew.
+    SuperblockRepaired {
+        device: DeviceId,
+    },
+}

@@ -1,0 +1,125 @@
+//! What handlers of one device share: its operations in flight, and the out-tray.
+
+use crate::api::{DeviceSlot, DiskToken, Effect, NodeConfig, Notice, PeerId};
+use crate::shards::{HeaderRead, ShardRead};
+use holdfast_base::{Buf, DeviceId, Effects, Instant, ShardId, Slab, Token};
+use holdfast_format::wire::{Refusal, Reply};
+
+/// Disk operations of one device in flight: some thousand requests of the shell's connections, and the node's own.
+pub(crate) const IO_MAX: usize = 16 * 1024;
+
+/// Operations that requests leave to what is already accepted: a log read has up to two an entry, tables need a few.
+pub(crate) const IO_RESERVE: usize = 1024;
+
+/// Bits of a disk token below the device's slot: indexes of the slab.
+const INDEX_BITS: u32 = 20;
+const SLOT_BITS: u32 = 12;
+
+const _: () = assert!(IO_MAX <= 1 << INDEX_BITS, "slab indexes fit their bits");
+
+/// Most devices that a node can have.
+pub(crate) const DEVICES_MAX: usize = 1 << SLOT_BITS;
+
+/// Who asked: where a reply goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Client {
+    pub peer: PeerId,
+    pub token: u64,
+}
+
+/// What a disk operation is for.
+#[derive(Debug)]
+pub(crate) enum Io {
+    /// The opening's own numbering.
+    Opening {
+        step: u32,
+    },
+    Batch {
+        seq: u64,
+    },
+    UnitTable,
+    Compaction {
+        unit: u32,
+        generation: u64,
+    },
+    LogRead {
+        op: Token,
+        part: u32,
+    },
+    ShardData {
+        number: u32,
+    },
+    SlotBlock {
+        block: u32,
+    },
+    ShardRead(ShardRead),
+    HeaderRead(HeaderRead),
+    ShardTable {
+        number: u32,
+        shard: ShardId,
+    },
+    SuperblockRepair,
+}
+
+/// One event's surroundings, passed to every handler of a device.
+pub(crate) struct Ctx<'a> {
+    pub now: Instant,
+    pub slot: DeviceSlot,
+    /// Zero until the superblock was read.
+    pub device: DeviceId,
+    pub config: &'a NodeConfig,
+    pub io: &'a mut Slab<Io>,
+    pub out: &'a mut Effects<Effect>,
+}
+
+impl Ctx<'_> {
+    fn start(&mut self, io: Io) -> DiskToken {
+        DiskToken(self.io.insert(io).0 | (self.slot.0 as u64) << INDEX_BITS)
+    }
+
+    pub fn read(&mut self, offset: u64, len: u32, io: Io) {
+        assert!(len > 0 && offset.is_multiple_of(4096) && len.is_multiple_of(4096), "read of {len} at {offset}");
+        let token = self.start(io);
+        self.out.push(Effect::Read { slot: self.slot, offset, len, token });
+    }
+
+    pub fn write(&mut self, offset: u64, data: Vec<Buf>, durable: bool, io: Io) {
+        debug_assert!(data.iter().all(|b| (b.as_ptr() as usize).is_multiple_of(4096)), "pieces are aligned");
+        assert!(offset.is_multiple_of(4096) && holdfast_base::buf::total_len(&data).is_multiple_of(4096));
+        let token = self.start(io);
+        self.out.push(Effect::Write { slot: self.slot, offset, data, durable, token });
+    }
+
+    pub fn flush(&mut self, io: Io) {
+        let token = self.start(io);
+        self.out.push(Effect::Flush { slot: self.slot, token });
+    }
+
+    pub fn reply(&mut self, client: Client, reply: Reply) {
+        self.reply_with(client, reply, Vec::new());
+    }
+
+    pub fn reply_with(&mut self, client: Client, reply: Reply, payload: Vec<Buf>) {
+        self.out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload });
+    }
+
+    pub fn refuse(&mut self, client: Client, refusal: Refusal) {
+        self.reply(client, Reply::Refused(refusal));
+    }
+
+    pub fn note(&mut self, notice: Notice) {
+        self.out.push(Effect::Note(notice));
+    }
+
+    /// Whether a new request may start disk operations.
+    pub fn has_io_room(&self) -> bool {
+        self.io.len() + IO_RESERVE <= IO_MAX
+    }
+}
+
+/// The slot and the slab's token in a disk token.
+pub(crate) fn split_token(token: DiskToken) -> (DeviceSlot, Token) {
+    let slot = (token.0 >> INDEX_BITS) & ((1 << SLOT_BITS) - 1);
+    let index = token.0 & ((1 << INDEX_BITS) - 1);
+    (DeviceSlot(slot as usize), Token(token.0 >> 32 << 32 | index))
+}

@@ -1,0 +1,23 @@
+//! The storage node without I/O: it appends to ledgers, keeps shards, and fences old writers, and knows nothing else.
+//!
+//! [`Node`] is the machine; the shell (or the simulator) passes it requests and disk completions and carries out its
+//! effects. Every device of a node is a world of its own: journal, ledgers, promises and shards of a device live on that
+//! device, and its failure is its own (protocol rules 6 and 25).
+
+mod api;
+mod device;
+mod fence;
+mod io;
+mod journal;
+mod landing;
+mod layout;
+mod ledgers;
+mod log_read;
+mod node;
+mod open;
+mod serving;
+mod shards;
+
+pub use api::{DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, Mutations, NodeConfig, Notice, PeerId};
+pub use layout::{FormatDeviceError, JournalSizing, ProbeError, format_device, probe_superblock};
+pub use node::Node;

@@ -1,0 +1,147 @@
+//! The node: one storage process, its devices side by side.
+//!
+//! Role: the shell passes events in ([`Event`]) and carries out effects ([`Effect`]), in order. The node decides nothing
+//! about volumes, placement or other nodes; it answers requests, each by itself, for one of its devices.
+//!
+//! A request for a device goes: [`Node::handle`] → [`crate::device`] (is it open?) → [`crate::serving`] (epoch, limits,
+//! state) → [`crate::journal`] or [`crate::shards`] → disk → [`crate::landing`] → reply.
+//!
+//! Invariants:
+//! 1. Every request is answered exactly once, if the shell answers every disk operation.
+//! 2. Nothing is answered as done before it is durable on the device that it concerns.
+//! 3. One device's failure changes no answer of another.
+//!
+//! Limits: devices [`DEVICES_MAX`](crate::io::DEVICES_MAX); requests are bounded by each device's own queues, and refused
+//! as `Busy` beyond.
+
+use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, NodeConfig};
+use crate::device::{Device, Surroundings};
+use crate::io::{Client, DEVICES_MAX, split_token};
+use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
+use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request, WIRE_VERSION};
+use std::collections::BTreeMap;
+
+pub struct Node {
+    config: NodeConfig,
+    devices: BTreeMap<DeviceSlot, Device>,
+    /// Where each device is, for the few that a node has: looked through in order.
+    slots: Vec<(DeviceId, DeviceSlot)>,
+}
+
+impl Node {
+    pub fn new(config: NodeConfig) -> Node {
+        assert!(config.batch_in_flight_max > 0, "a journal needs at least one batch in flight");
+        Node { config, devices: BTreeMap::new(), slots: Vec::new() }
+    }
+
+    /// Runs one event to completion.
+    pub fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
+        match event {
+            Event::Request { peer, token, request, payload } => {
+                self.on_request(now, Client { peer, token }, request, payload, out);
+            }
+            Event::Disk { token, result } => self.on_disk(now, token, result, out),
+            Event::Tick => {
+                let mut around = Surroundings { now, config: &self.config, out };
+                self.devices.values_mut().for_each(|d| d.on_tick(&mut around));
+            }
+            Event::AddDevice { slot, size_bytes } => {
+                assert!(slot.0 < DEVICES_MAX && !self.devices.contains_key(&slot), "{slot:?} is added once");
+                let mut around = Surroundings { now, config: &self.config, out };
+                let device = Device::open(slot, size_bytes, &mut around);
+                self.devices.insert(slot, device);
+            }
+            // What the peer asked for is done all the same; the shell drops replies to peers that are gone.
+            Event::PeerGone { .. } => {}
+        }
+    }
+
+    /// When the node wants a [`Event::Tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.devices.values().map(|d| d.next_deadline(&self.config)).fold(None, earliest)
+    }
+
+    /// Fill and state of all devices whose superblock has been read.
+    pub fn stats(&self) -> Vec<DeviceStat> {
+        self.devices.values().filter_map(Device::stat).collect()
+    }
+
+    /// Asserts what must hold between events: space adds up, and every unit's account agrees with the index. Slow: for
+    /// tests and the simulator.
+    pub fn verify(&self) {
+        self.devices.values().for_each(Device::verify);
+    }
+
+    fn on_request(&mut self, now: Instant, client: Client, request: Request, payload: Buf, out: &mut Effects<Effect>) {
+        let refusal = match device_of(&request) {
+            None => return self.on_node_request(client, &request, out),
+            Some(id) => match self.find(id) {
+                Ok(slot) => {
+                    let mut around = Surroundings { now, config: &self.config, out };
+                    let device = self.devices.get_mut(&slot).expect("found there");
+                    return device.on_request(&mut around, client, request, payload);
+                }
+                Err(refusal) => refusal,
+            },
+        };
+        let reply = Reply::Refused(refusal);
+        out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });
+    }
+
+    fn find(&self, id: DeviceId) -> Result<DeviceSlot, Refusal> {
+        if let Some((_, slot)) = self.slots.iter().find(|(device, _)| *device == id) {
+            return Ok(*slot);
+        }
+        // While some device has not told its id yet, it may be this one.
+        let may_come = self.devices.values().any(|d| d.id().is_none() && d.is_opening());
+        Err(if may_come { Refusal::Busy } else { Refusal::UnknownDevice })
+    }
+
+    fn on_node_request(&self, client: Client, request: &Request, out: &mut Effects<Effect>) {
+        let reply = match request {
+            Request::Hello { version, grid, .. } => {
+                if self.config.accepts_version(*version) && *grid == self.config.grid {
+                    let (node, boot) = (self.config.node, self.config.boot);
+                    Reply::Hello { version: WIRE_VERSION, node, boot, devices: self.stats() }
+                } else {
+                    Reply::Refused(Refusal::Invalid)
+                }
+            }
+            Request::Stat => Reply::Stat { devices: self.stats() },
+            _ => Reply::Pong,
+        };
+        out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });
+    }
+
+    fn on_disk(&mut self, now: Instant, token: DiskToken, result: Result<Buf, DiskError>, out: &mut Effects<Effect>) {
+        let (slot, token) = split_token(token);
+        let mut around = Surroundings { now, config: &self.config, out };
+        let device = self.devices.get_mut(&slot).expect("tokens name devices of this node");
+        let Some(id) = device.on_disk(&mut around, token, result) else { return };
+        if self.slots.iter().any(|(known, _)| *known == id) {
+            device.fail_as_twice(&mut around);
+        } else {
+            self.slots.push((id, slot));
+        }
+    }
+}
+
+/// The device that a request is for; none for what concerns the whole node.
+fn device_of(request: &Request) -> Option<DeviceId> {
+    match request {
+        Request::Hello { .. } | Request::Ping | Request::Stat => None,
+        Request::CreateLedger { device, .. }
+        | Request::Append { device, .. }
+        | Request::Fence { device, .. }
+        | Request::ReadLog { device, .. }
+        | Request::TrimLedger { device, .. }
+        | Request::DeleteLedger { device, .. }
+        | Request::Grant { device, .. }
+        | Request::PutShard { device, .. }
+        | Request::ReadShard { device, .. }
+        | Request::ReadShardHeader { device, .. }
+        | Request::DeleteShards { device, .. }
+        | Request::ListShards { device, .. }
+        | Request::DropVolume { device, .. } => Some(*device),
+    }
+}

@@ -1,0 +1,450 @@
+//! Shards of one device: written once, whole, verified before and after; found by a slot table.
+//!
+//! Role: the device passes on puts, reads and deletions whose epoch it has checked, and completions. A put writes the data
+//! durably, then its slot durably, then answers: a crash in between leaves no shard and no space lost. A deletion clears
+//! the slot durably before its space can be used again.
+//!
+//! Invariants:
+//! 1. Extents of slots in use are disjoint, and what they don't cover is free.
+//! 2. A shard can be read, listed and deleted exactly while its slot is `Live`.
+//! 3. No byte leaves this module that does not match the shard's own checksums.
+//!
+//! Limits: [`PUTS_MAX`], [`PUT_BYTES_MAX`], [`PARKED_MAX`]: above them `Busy`.
+//! Faults: unreadable or altered bytes of a shard refuse that read only; a failed write is the device's end.
+
+pub(crate) mod alloc;
+pub(crate) mod slots;
+pub(crate) mod table_cache;
+
+use crate::api::Notice;
+use crate::io::{Client, Ctx, Io};
+use crate::shards::alloc::Allocator;
+use crate::shards::slots::{SlotLife, Slots, Waiter};
+use crate::shards::table_cache::{Table, TableCache};
+use holdfast_base::{BLOCK_BYTES, Buf, Epoch, SegmentId, ShardId, Token, VolumeId};
+use holdfast_format::disk::{SLOT_BYTES, SLOTS_PER_BLOCK, Slot, Superblock, blocks_match};
+use holdfast_format::segment::{HEADER_BLOCKS_MAX, ShardHeader};
+use holdfast_format::wire::{PAYLOAD_BYTES_MAX, Refusal, Reply};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Puts in flight on a device: more than its queue depth can use.
+pub(crate) const PUTS_MAX: usize = 512;
+
+/// Payload of puts in flight on a device.
+pub(crate) const PUT_BYTES_MAX: u64 = 256 << 20;
+
+/// Reads that wait for the checksum table of their shard.
+const PARKED_MAX: usize = 4096;
+
+/// Shards of one page of a list: stays well below a frame's meta part.
+const LIST_MAX: usize = 20_000;
+
+/// A shard's name inside its volume, in listing order.
+type ShardKey = (Epoch, u64, u8);
+
+fn key_of(shard: ShardId) -> ShardKey {
+    (shard.segment.epoch, shard.segment.counter, shard.index)
+}
+
+fn id_of(volume: VolumeId, (epoch, counter, index): ShardKey) -> ShardId {
+    ShardId { segment: SegmentId { volume, epoch, counter }, index }
+}
+
+/// A read of a shard's blocks in flight.
+#[derive(Debug)]
+pub(crate) struct ShardRead {
+    client: Client,
+    shard: ShardId,
+    number: u32,
+    block: u32,
+    blocks: u32,
+    /// `None` until the table has been loaded.
+    table: Option<Table>,
+}
+
+#[derive(Debug)]
+pub(crate) struct HeaderRead {
+    client: Client,
+    shard: ShardId,
+    number: u32,
+}
+
+struct Put {
+    clients: Vec<Client>,
+    bytes: u64,
+}
+
+pub(crate) struct Shards {
+    superblock: Superblock,
+    allocator: Allocator,
+    slots: Slots,
+    cache: TableCache,
+    index: BTreeMap<VolumeId, BTreeMap<ShardKey, u32>>,
+    live_count: u64,
+    /// By slot number.
+    puts: BTreeMap<u32, Put>,
+    put_bytes: u64,
+    /// Tables being loaded, with the reads whose data came first.
+    loading: BTreeMap<ShardId, Vec<(ShardRead, Buf)>>,
+    parked: usize,
+}
+
+impl Shards {
+    pub fn new(superblock: Superblock, cache_bytes: usize) -> Shards {
+        let areas = &superblock.areas;
+        Shards {
+            superblock,
+            allocator: Allocator::new(areas.data_blocks),
+            slots: Slots::new(superblock.device, areas.slot_table_offset, areas.slot_count),
+            cache: TableCache::new(cache_bytes),
+            index: BTreeMap::new(),
+            live_count: 0,
+            puts: BTreeMap::new(),
+            put_bytes: 0,
+            loading: BTreeMap::new(),
+            parked: 0,
+        }
+    }
+
+    /// Takes a part of the slot table as read at start; returns how many slots can't be what they say.
+    pub fn load(&mut self, first_block: u32, bytes: &[u8]) -> u64 {
+        assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "the table is read in whole blocks");
+        let mut damaged = 0;
+        for (i, bytes) in bytes.chunks_exact(SLOT_BYTES).enumerate() {
+            let number = first_block * SLOTS_PER_BLOCK + i as u32;
+            match Slot::decode(self.superblock.device, number, bytes) {
+                Ok(None) => {}
+                Ok(Some(slot)) if self.take_loaded(number, slot) => {}
+                Ok(Some(_)) | Err(_) => damaged += 1,
+            }
+        }
+        damaged
+    }
+
+    /// False for a slot that names space or a shard that another one has.
+    fn take_loaded(&mut self, number: u32, slot: Slot) -> bool {
+        let shards = self.index.entry(slot.shard.segment.volume).or_default();
+        let extent = alloc::Extent { first: slot.first_block, count: u64::from(slot.block_count) };
+        if shards.contains_key(&key_of(slot.shard)) || !self.allocator.reserve(extent) {
+            return false;
+        }
+        shards.insert(key_of(slot.shard), number);
+        self.slots.load(number, slot);
+        self.live_count += 1;
+        true
+    }
+
+    pub fn live_count(&self) -> u64 {
+        self.live_count
+    }
+
+    pub fn capacity_bytes(&self) -> u64 {
+        self.superblock.areas.data_blocks * BLOCK_BYTES as u64
+    }
+
+    pub fn free_bytes(&self) -> u64 {
+        self.allocator.free_blocks() * BLOCK_BYTES as u64
+    }
+
+    fn number_of(&self, shard: ShardId) -> Option<u32> {
+        self.index.get(&shard.segment.volume)?.get(&key_of(shard)).copied()
+    }
+
+    fn data_offset(&self, block: u64) -> u64 {
+        self.superblock.areas.data_offset + block * BLOCK_BYTES as u64
+    }
+
+    /// Whether the payload is the shard that it claims to be: header area and every block.
+    fn is_valid_payload(&self, shard: ShardId, header_bytes: usize, payload: &[u8]) -> bool {
+        let (header, data) = payload.split_at(header_bytes);
+        ShardHeader::decode(shard, header)
+            .is_ok_and(|h| h.grid == self.superblock.grid && blocks_match(&h.block_crcs, data))
+    }
+
+    pub fn put(
+        &mut self,
+        ctx: &mut Ctx,
+        client: Client,
+        shard: ShardId,
+        header_blocks: u32,
+        payload: Buf,
+    ) -> Result<(), Refusal> {
+        let header_bytes = header_blocks as usize * BLOCK_BYTES;
+        let is_whole = payload.len().is_multiple_of(BLOCK_BYTES) && payload.len() > header_bytes;
+        if !(1..=HEADER_BLOCKS_MAX).contains(&header_blocks) || !is_whole {
+            return Err(Refusal::Invalid);
+        }
+        if let Some(number) = self.number_of(shard) {
+            return self.put_again(ctx, client, number);
+        }
+        if !self.is_valid_payload(shard, header_bytes, &payload) {
+            return Err(Refusal::Checksum);
+        }
+        let bytes = payload.len() as u64;
+        if self.puts.len() >= PUTS_MAX || self.put_bytes + bytes > PUT_BYTES_MAX {
+            return Err(Refusal::Busy);
+        }
+        if self.slots.is_full() {
+            return Err(Refusal::NoSpace);
+        }
+        let block_count = payload.len() / BLOCK_BYTES;
+        let extent = self.allocator.allocate(block_count as u64).ok_or(Refusal::NoSpace)?;
+        let slot = Slot {
+            shard,
+            header_blocks: header_blocks as u16,
+            first_block: extent.first,
+            block_count: block_count as u32,
+        };
+        let number = self.slots.reserve(slot);
+        self.index.entry(shard.segment.volume).or_default().insert(key_of(shard), number);
+        self.puts.insert(number, Put { clients: vec![client], bytes });
+        self.put_bytes += bytes;
+        let aligned = (payload.as_ptr() as usize).is_multiple_of(BLOCK_BYTES);
+        let data = if aligned { payload } else { Buf::copy_from(&payload) };
+        ctx.write(self.data_offset(extent.first), vec![data], true, Io::ShardData { number });
+        Ok(())
+    }
+
+    /// The shard is here already, or on its way: ids are never written twice with other bytes.
+    fn put_again(&mut self, ctx: &mut Ctx, client: Client, number: u32) -> Result<(), Refusal> {
+        let state = self.slots.get(number).expect("the index names slots in use");
+        match state.life {
+            SlotLife::Live => ctx.reply(client, Reply::Done),
+            SlotLife::Clearing => return Err(Refusal::Busy),
+            SlotLife::Reserved | SlotLife::Committing => {
+                self.puts.get_mut(&number).expect("it is being put").clients.push(client);
+            }
+        }
+        Ok(())
+    }
+
+    /// The data of a put is durable: now its slot.
+    pub fn on_data_written(&mut self, ctx: &mut Ctx, number: u32) {
+        assert_eq!(self.slots.get(number).map(|s| s.life), Some(SlotLife::Reserved), "data comes before the slot");
+        self.slots.set_life(number, SlotLife::Committing);
+        self.slots.write_block(ctx, Slots::block_of(number), &[Waiter::Commit(number)]);
+    }
+
+    /// A slot block is durable. Returns the joins to be told.
+    pub fn on_slot_block_written(&mut self, ctx: &mut Ctx, block: u32) -> Vec<Token> {
+        let mut joins = Vec::new();
+        for waiter in self.slots.on_block_written(ctx, block) {
+            match waiter {
+                Waiter::Commit(number) => self.complete_put(ctx, number),
+                Waiter::Clear(number) => self.complete_clear(number),
+                Waiter::Join(join) => joins.push(join),
+            }
+        }
+        joins
+    }
+
+    fn complete_put(&mut self, ctx: &mut Ctx, number: u32) {
+        self.slots.set_life(number, SlotLife::Live);
+        self.live_count += 1;
+        let put = self.puts.remove(&number).expect("it was being put");
+        self.put_bytes -= put.bytes;
+        for client in put.clients {
+            ctx.reply(client, Reply::Done);
+        }
+    }
+
+    fn complete_clear(&mut self, number: u32) {
+        let state = self.slots.release(number);
+        assert_eq!(state.life, SlotLife::Clearing, "only a deleted shard's space returns");
+        self.allocator.free(state.extent());
+        let volume = state.slot.shard.segment.volume;
+        let shards = self.index.get_mut(&volume).expect("it was indexed");
+        shards.remove(&key_of(state.slot.shard));
+        if shards.is_empty() {
+            self.index.remove(&volume);
+        }
+    }
+
+    /// Deletes shards; what is not here needs nothing. Returns how many parts `join` has to wait for.
+    pub fn delete(
+        &mut self,
+        ctx: &mut Ctx,
+        shards: impl Iterator<Item = ShardId>,
+        join: Token,
+    ) -> Result<u32, Refusal> {
+        let numbers: BTreeSet<u32> = shards.filter_map(|s| self.number_of(s)).collect();
+        if numbers.iter().any(|n| self.puts.contains_key(n)) {
+            return Err(Refusal::Busy);
+        }
+        let mut waiters: BTreeMap<u32, Vec<Waiter>> = BTreeMap::new();
+        for number in numbers {
+            let of_block = waiters.entry(Slots::block_of(number)).or_insert_with(|| vec![Waiter::Join(join)]);
+            if self.slots.get(number).expect("indexed").life == SlotLife::Live {
+                self.slots.set_life(number, SlotLife::Clearing);
+                self.cache.remove(number);
+                self.live_count -= 1;
+                of_block.push(Waiter::Clear(number));
+            }
+        }
+        let parts = waiters.len() as u32;
+        for (block, waiters) in waiters {
+            self.slots.write_block(ctx, block, &waiters);
+        }
+        Ok(parts)
+    }
+
+    /// Every shard of a volume, however far it has come.
+    pub fn of_volume(&self, volume: VolumeId) -> Vec<ShardId> {
+        self.index.get(&volume).map(|s| s.keys().map(|k| id_of(volume, *k)).collect()).unwrap_or_default()
+    }
+
+    pub fn list(&self, volume: VolumeId, after: Option<ShardId>, count_max: u32) -> Reply {
+        use std::ops::Bound;
+        let count_max = (count_max as usize).clamp(1, LIST_MAX);
+        let from = match after {
+            Some(shard) if shard.segment.volume == volume => Bound::Excluded(key_of(shard)),
+            _ => Bound::Unbounded,
+        };
+        let Some(shards) = self.index.get(&volume) else { return Reply::Shards { shards: Vec::new(), more: false } };
+        let mut live = shards
+            .range((from, Bound::Unbounded))
+            .filter(|(key, number)| self.slots.live(**number, id_of(volume, **key)).is_some())
+            .map(|(key, _)| id_of(volume, *key));
+        let page: Vec<ShardId> = live.by_ref().take(count_max).collect();
+        Reply::Shards { more: live.next().is_some(), shards: page }
+    }
+
+    pub fn read(
+        &mut self,
+        ctx: &mut Ctx,
+        client: Client,
+        shard: ShardId,
+        block: u32,
+        blocks: u32,
+    ) -> Result<(), Refusal> {
+        let number = self.number_of(shard).ok_or(Refusal::UnknownShard)?;
+        let slot = *self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?;
+        let data_blocks = slot.block_count - u32::from(slot.header_blocks);
+        let in_range = blocks > 0 && block.checked_add(blocks).is_some_and(|end| end <= data_blocks);
+        if !in_range || u64::from(blocks) * BLOCK_BYTES as u64 > u64::from(PAYLOAD_BYTES_MAX) {
+            return Err(Refusal::Invalid);
+        }
+        let table = self.cache.get(number);
+        if table.is_none() {
+            if self.parked >= PARKED_MAX {
+                return Err(Refusal::Busy);
+            }
+            self.load_table(ctx, number, &slot);
+        }
+        let at = slot.first_block + u64::from(slot.header_blocks) + u64::from(block);
+        let read = ShardRead { client, shard, number, block, blocks, table };
+        ctx.read(self.data_offset(at), blocks * BLOCK_BYTES as u32, Io::ShardRead(read));
+        Ok(())
+    }
+
+    /// Reads the header area of a shard for its checksums, once for all that wait.
+    fn load_table(&mut self, ctx: &mut Ctx, number: u32, slot: &Slot) {
+        if let std::collections::btree_map::Entry::Vacant(vacant) = self.loading.entry(slot.shard) {
+            vacant.insert(Vec::new());
+            let len = u32::from(slot.header_blocks) * BLOCK_BYTES as u32;
+            let io = Io::ShardTable { number, shard: slot.shard };
+            ctx.read(self.data_offset(slot.first_block), len, io);
+        }
+    }
+
+    pub fn on_read(&mut self, ctx: &mut Ctx, read: ShardRead, bytes: Option<Buf>) {
+        let Some(bytes) = bytes else { return self.refuse_damaged(ctx, &read) };
+        if let Some(table) = read.table.clone() {
+            return self.answer(ctx, &read, &table, bytes);
+        }
+        let Some(slot) = self.slots.live(read.number, read.shard).copied() else {
+            return ctx.refuse(read.client, Refusal::UnknownShard);
+        };
+        if let Some(table) = self.cache.get(read.number) {
+            return self.answer(ctx, &read, &table, bytes);
+        }
+        self.load_table(ctx, read.number, &slot);
+        self.parked += 1;
+        self.loading.get_mut(&read.shard).expect("being loaded").push((read, bytes));
+    }
+
+    pub fn on_table(&mut self, ctx: &mut Ctx, number: u32, shard: ShardId, bytes: Option<Buf>) {
+        let parked = self.loading.remove(&shard).expect("one load a shard");
+        self.parked -= parked.len();
+        let slot = self.slots.live(number, shard).copied();
+        let table: Option<Table> = slot.and_then(|slot| {
+            let header = ShardHeader::decode(shard, &bytes?).ok()?;
+            let data_blocks = (slot.block_count - u32::from(slot.header_blocks)) as usize;
+            (header.block_crcs.len() == data_blocks).then(|| header.block_crcs.into())
+        });
+        if let Some(table) = &table {
+            self.cache.insert(number, Table::clone(table));
+        }
+        for (read, bytes) in parked {
+            match &table {
+                Some(table) => self.answer(ctx, &read, table, bytes),
+                None => self.refuse_damaged(ctx, &read),
+            }
+        }
+    }
+
+    fn answer(&self, ctx: &mut Ctx, read: &ShardRead, table: &Table, bytes: Buf) {
+        let crcs = &table[read.block as usize..(read.block + read.blocks) as usize];
+        if !blocks_match(crcs, &bytes) {
+            return self.refuse_damaged(ctx, read);
+        }
+        ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]);
+    }
+
+    fn refuse_damaged(&self, ctx: &mut Ctx, read: &ShardRead) {
+        self.refuse_bad(ctx, read.client, read.number, read.shard);
+    }
+
+    /// Bytes that don't match: damage, unless the shard was deleted and its space used while they were read.
+    fn refuse_bad(&self, ctx: &mut Ctx, client: Client, number: u32, shard: ShardId) {
+        if self.slots.live(number, shard).is_none() {
+            return ctx.refuse(client, Refusal::UnknownShard);
+        }
+        ctx.note(Notice::ShardDamaged { device: ctx.device, shard });
+        ctx.refuse(client, Refusal::Checksum);
+    }
+
+    pub fn read_header(&mut self, ctx: &mut Ctx, client: Client, shard: ShardId) -> Result<(), Refusal> {
+        let number = self.number_of(shard).ok_or(Refusal::UnknownShard)?;
+        let slot = self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?;
+        let (at, len) = (self.data_offset(slot.first_block), u32::from(slot.header_blocks) * BLOCK_BYTES as u32);
+        ctx.read(at, len, Io::HeaderRead(HeaderRead { client, shard, number }));
+        Ok(())
+    }
+
+    pub fn on_header(&mut self, ctx: &mut Ctx, read: HeaderRead, bytes: Option<Buf>) {
+        match bytes {
+            Some(bytes) if ShardHeader::decode(read.shard, &bytes).is_ok() => {
+                ctx.reply_with(read.client, Reply::ShardHeader, vec![bytes]);
+            }
+            _ => self.refuse_bad(ctx, read.client, read.number, read.shard),
+        }
+    }
+
+    /// Clients that wait for writes of this module, in order.
+    pub fn waiting_clients(&self) -> Vec<Client> {
+        let parked = self.loading.values().flatten().map(|(read, _)| read.client);
+        self.puts.values().flat_map(|p| p.clients.iter().copied()).chain(parked).collect()
+    }
+
+    /// Extents of shards are disjoint, and with the free space they are the whole area.
+    pub fn verify(&self) {
+        let mut extents: Vec<alloc::Extent> = self.slots.iter().map(|(_, s)| s.extent()).collect();
+        extents.sort();
+        assert!(extents.windows(2).all(|w| w[0].end() <= w[1].first), "extents overlap");
+        let used: u64 = extents.iter().map(|e| e.count).sum();
+        assert_eq!(used + self.allocator.free_blocks(), self.superblock.areas.data_blocks, "space is lost");
+    }
+}
+
+impl ShardRead {
+    pub fn client(&self) -> Client {
+        self.client
+    }
+}
+
+impl HeaderRead {
+    pub fn client(&self) -> Client {
+        self.client
+    }
+}

@@ -1,0 +1,316 @@
+//! What a node answers, request by request, on disks that work.
+
+mod support;
+
+use holdfast_base::{Buf, Epoch, GridId, InstanceId, Lsn, VolumeId};
+use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE_VERSION};
+use holdfast_store::{DeviceSlot, Event, Notice};
+use std::time::Duration;
+use support::*;
+
+fn refused(refusal: Refusal) -> Reply {
+    Reply::Refused(refusal)
+}
+
+fn stale(promised: u64) -> Reply {
+    refused(Refusal::StaleEpoch { promised: Epoch(promised) })
+}
+
+#[test]
+fn a_ledger_keeps_what_was_appended_until_it_is_trimmed() {
+    let mut rig = Rig::small(1);
+    assert!(is_done(&rig.create(5, 1, 0)));
+    for lsn in 1..=20 {
+        assert!(is_appended(&rig.append(5, 1, 0, lsn, (lsn % 4) as usize)));
+    }
+    let (entries, damaged) = rig.read_log(5, 1, 0, 3);
+    assert_eq!(entries.iter().map(|(e, _)| e.lsn.0).collect::<Vec<_>>(), (3..=20).collect::<Vec<_>>());
+    assert!(damaged.is_empty());
+    for (entry, payload) in &entries {
+        assert_eq!(entry.header, format!("entry {}", entry.lsn.0).into_bytes());
+        assert_eq!(*payload, entry_payload(5, 1, 0, entry.lsn.0, (entry.lsn.0 % 4) as usize));
+    }
+    assert!(is_done(&rig.call(trim(5, 1, ledger(1, 0), 12))));
+    assert_eq!(rig.read_log(5, 1, 0, 1).0[0].0.lsn, Lsn(13));
+    assert!(is_appended(&rig.append(5, 1, 0, 12, 1)), "an entry below the trim point is not needed any more");
+    assert!(is_appended(&rig.append(5, 1, 0, 20, 0)), "an append may be repeated");
+    let (_, ledgers) = rig.fence(5, 2);
+    assert_eq!(ledgers.len(), 1);
+    let state = &ledgers[0];
+    assert_eq!((state.ledger, state.sound), (ledger(1, 0), true));
+    assert_eq!((state.trimmed, state.last, state.acked), (Lsn(12), Lsn(20), Lsn(19)));
+    rig.settle();
+}
+
+#[test]
+fn what_is_not_valid_is_refused_and_changes_nothing() {
+    let mut rig = Rig::small(2);
+    assert_eq!(rig.append(5, 1, 0, 1, 1), refused(Refusal::UnknownLedger));
+    rig.create(5, 1, 0);
+    assert_eq!(rig.append(5, 1, 1, 1, 1), refused(Refusal::UnknownLedger));
+    let (request, payload) = append(5, 1, 0, 1, 0, 2);
+    let mut altered = payload.to_vec();
+    altered[5000] ^= 1;
+    assert_eq!(rig.call_with(request.clone(), Buf::copy_from(&altered)).0, refused(Refusal::Checksum));
+    assert_eq!(rig.call_with(request, payload.slice(0..4096)).0, refused(Refusal::Invalid));
+    assert_eq!(rig.append(5, 1, 0, 1, 16), refused(Refusal::Invalid), "larger than a unit");
+    let mut other = create(5, 1, 0);
+    let Request::CreateLedger { legs, .. } = &mut other else { unreachable!() };
+    legs.pop();
+    assert_eq!(rig.call(other), refused(Refusal::Invalid), "the same ledger with other legs");
+    let unknown = Request::Grant { device: device(9), volume: VolumeId(5), epoch: Epoch(1) };
+    assert_eq!(rig.call(unknown), refused(Refusal::UnknownDevice));
+    assert!(rig.read_log(5, 1, 0, 0).0.is_empty());
+}
+
+#[test]
+fn a_fence_shuts_out_lower_epochs_at_once_and_other_openings_of_its_own() {
+    let mut rig = Rig::small(3);
+    rig.create(5, 1, 0);
+    rig.settle();
+    // Sent before the fence: answered before it. Sent after: refused, even while the fence is not yet durable.
+    let (request, payload) = append(5, 1, 0, 1, 0, 1);
+    let before = rig.send(request, payload);
+    let fencing = rig.send(fence(5, 2, 77), Buf::empty());
+    let (request, payload) = append(5, 1, 0, 2, 1, 1);
+    let after = rig.send(request, payload);
+    assert_eq!(rig.replies.remove(&after).unwrap().0, stale(2));
+    while !rig.replies.contains_key(&fencing) {
+        rig.complete_any();
+    }
+    assert!(is_appended(&rig.replies.remove(&before).unwrap().0), "what was accepted before is answered before");
+    let Reply::Fenced { ledgers, .. } = rig.replies.remove(&fencing).unwrap().0 else { panic!() };
+    assert_eq!(ledgers[0].last, Lsn(1));
+    assert_eq!(rig.create(5, 1, 1), stale(2));
+    assert_eq!(rig.call(fence(5, 2, 78)), stale(2), "another opening of the same epoch");
+    assert_eq!(rig.call(trim(5, 1, ledger(1, 0), 1)), stale(2));
+    assert_eq!(rig.call(delete_ledger(5, 1, ledger(1, 0))), stale(2));
+    assert_eq!(rig.put(5, 1, 1, 1), stale(2));
+    assert!(matches!(rig.call(fence(5, 2, 77)), Reply::Fenced { .. }), "a fence may be repeated");
+    assert_eq!(rig.call(Request::Grant { device: device(0), volume: VolumeId(5), epoch: Epoch(1) }), stale(2));
+}
+
+#[test]
+fn a_fence_tells_what_is_left_of_the_read_grant() {
+    let mut rig = Rig::small(4);
+    assert_eq!(rig.fence(5, 1).0, 0, "nothing was ever granted here");
+    rig.create(6, 1, 0);
+    rig.settle();
+    rig.now = rig.now + Duration::from_secs(5);
+    assert_eq!(rig.fence(6, 2).0, 0, "it has run out");
+    rig.create(6, 2, 0);
+    rig.settle();
+    rig.now = rig.now + Duration::from_secs(5);
+    rig.call(Request::Grant { device: device(0), volume: VolumeId(6), epoch: Epoch(2) });
+    rig.now = rig.now + Duration::from_millis(50);
+    let left = rig.fence(6, 3).0;
+    assert!((GRANT_MS - 60..=GRANT_MS - 50).contains(&left), "{left} ms");
+    let unowned = Request::Grant { device: device(0), volume: VolumeId(6), epoch: Epoch(4) };
+    assert_eq!(rig.call(unowned), refused(Refusal::UnknownLedger), "no ledger of that epoch was made here");
+    // After a restart nobody knows what was granted: a full grant is assumed, except to what was never here.
+    rig.now = rig.now + Duration::from_secs(5);
+    rig.restart(Crash::Process);
+    let left = rig.fence(6, 5).0;
+    assert!((GRANT_MS - 60..=GRANT_MS).contains(&left), "{left} ms");
+    assert_eq!(rig.fence(7, 1).0, 0);
+}
+
+#[test]
+fn shards_are_written_once_and_read_back_in_part() {
+    let mut rig = Rig::small(5);
+    let shard = shard_id(5, 1, 9);
+    assert_eq!(rig.read_shard(shard, 0, 1), Err(Refusal::UnknownShard));
+    assert!(is_done(&rig.put(5, 1, 9, 12)));
+    let data = shard_data(shard, 12);
+    for _ in 0..2 {
+        assert_eq!(rig.read_shard(shard, 3, 5), Ok(data[3 * 4096..8 * 4096].to_vec()));
+    }
+    assert_eq!(rig.read_shard(shard, 0, 12), Ok(data));
+    for (block, blocks) in [(12, 1), (0, 13), (0, 0), (u32::MAX, 2)] {
+        assert_eq!(rig.read_shard(shard, block, blocks), Err(Refusal::Invalid));
+    }
+    let writes = rig.disks[0].write_count;
+    assert!(is_done(&rig.put(5, 1, 9, 12)), "putting the same again is harmless");
+    assert_eq!(rig.disks[0].write_count, writes, "and writes nothing");
+    let (reply, payload) = rig.call_with(Request::ReadShardHeader { device: device(0), shard }, Buf::empty());
+    assert_eq!((reply, payload[0].len()), (Reply::ShardHeader, 4096));
+}
+
+#[test]
+fn a_shard_whose_bytes_do_not_match_is_not_taken() {
+    let mut rig = Rig::small(6);
+    let (request, payload) = put(5, 1, 1, 3);
+    for at in [20, 4096, 3 * 4096] {
+        let mut altered = payload.to_vec();
+        altered[at] ^= 1;
+        assert_eq!(rig.call_with(request.clone(), Buf::copy_from(&altered)).0, refused(Refusal::Checksum), "{at}");
+    }
+    assert_eq!(rig.call_with(request.clone(), payload.slice(0..8192)).0, refused(Refusal::Checksum));
+    assert_eq!(rig.call_with(request, payload.slice(0..4096)).0, refused(Refusal::Invalid));
+    let Request::PutShard { device, volume, epoch, header_blocks, .. } = put(5, 1, 1, 3).0 else { unreachable!() };
+    let other = Request::PutShard { device, volume, epoch, shard: shard_id(5, 1, 2), header_blocks };
+    assert_eq!(rig.call_with(other, payload).0, refused(Refusal::Checksum), "another shard's bytes");
+    assert!(rig.list(5).is_empty());
+    rig.settle();
+}
+
+#[test]
+fn space_returns_when_shards_are_deleted_and_is_refused_when_there_is_none() {
+    let mut rig = Rig::small(7);
+    let Reply::Stat { devices } = rig.call(Request::Stat) else { panic!() };
+    let free = devices[0].free_bytes;
+    let mut counter = 0;
+    loop {
+        counter += 1;
+        match rig.put(5, 1, counter, 15) {
+            Reply::Done => {}
+            reply => {
+                assert_eq!(reply, refused(Refusal::NoSpace));
+                break;
+            }
+        }
+    }
+    assert!(u128::from(counter - 1) >= u128::from(free / (16 * 4096)) - 1, "{counter} shards");
+    let all = rig.list(5);
+    assert_eq!(all.len() as u64, counter - 1);
+    assert!(all.windows(2).all(|w| w[0] < w[1]));
+    let delete = |shards| Request::DeleteShards { device: device(0), volume: VolumeId(5), epoch: Epoch(1), shards };
+    assert!(is_done(&rig.call(delete(all[3..7].to_vec()))));
+    assert_eq!(rig.read_shard(all[3], 0, 1), Err(Refusal::UnknownShard));
+    assert!(is_done(&rig.call(delete(all[3..7].to_vec()))), "deleting again is harmless");
+    assert!(is_done(&rig.put(5, 1, 1000, 60)), "four neighbours make room for a larger one");
+    let drop = Request::DropVolume { device: device(0), volume: VolumeId(5), epoch: Epoch(1) };
+    assert!(is_done(&rig.call(drop)));
+    let Reply::Stat { devices } = rig.call(Request::Stat) else { panic!() };
+    assert_eq!((devices[0].free_bytes, devices[0].shard_count), (free, 0));
+    assert!(rig.list(5).is_empty());
+    rig.settle();
+}
+
+#[test]
+fn a_dropped_volume_is_gone_but_its_promise_stays() {
+    let mut rig = Rig::small(8);
+    rig.create(5, 3, 0);
+    rig.append(5, 3, 0, 1, 1);
+    rig.put(5, 3, 1, 2);
+    let drop = Request::DropVolume { device: device(0), volume: VolumeId(5), epoch: Epoch(3) };
+    assert!(is_done(&rig.call(drop)));
+    for _ in 0..2 {
+        assert_eq!(rig.append(5, 3, 0, 2, 1), refused(Refusal::UnknownLedger));
+        assert_eq!(rig.create(5, 2, 0), stale(3));
+        assert!(rig.list(5).is_empty());
+        rig.restart(Crash::Power);
+    }
+    assert!(rig.fence(5, 4).1.is_empty());
+}
+
+#[test]
+fn greetings_are_checked_and_devices_listed() {
+    let mut rig = Rig::new(9, &[4 << 20, 8 << 20], small_sizing());
+    let hello = |version, grid| Request::Hello { version, grid, host: "h".to_string() };
+    let Reply::Hello { node, boot, devices, .. } = rig.call(hello(WIRE_VERSION, GRID)) else { panic!() };
+    assert_eq!((node, boot), (NODE, rig.config.boot));
+    assert_eq!(devices.iter().map(|d| d.device).collect::<Vec<_>>(), [device(0), device(1)]);
+    assert!(devices.iter().all(|d| d.health == DeviceHealth::Serving));
+    assert_eq!(rig.call(hello(WIRE_VERSION + 1, GRID)), refused(Refusal::Invalid));
+    assert_eq!(rig.call(hello(WIRE_VERSION, GridId(1))), refused(Refusal::Invalid));
+    assert_eq!(rig.call(Request::Ping), Reply::Pong);
+}
+
+#[test]
+fn a_device_that_is_opening_asks_for_patience() {
+    let mut rig = Rig::small(10);
+    rig.crash(Crash::Process);
+    rig.start();
+    let grant = Request::Grant { device: device(0), volume: VolumeId(5), epoch: Epoch(1) };
+    let token = rig.send(grant.clone(), Buf::empty());
+    assert_eq!(rig.replies.remove(&token).unwrap().0, refused(Refusal::Busy));
+    while rig.complete_any() {
+        let token = rig.send(grant.clone(), Buf::empty());
+        let reply = rig.replies.remove(&token).unwrap().0;
+        assert!(reply == refused(Refusal::Busy) || reply == refused(Refusal::UnknownLedger), "{reply:?}");
+    }
+    assert_eq!(rig.call(grant), refused(Refusal::UnknownLedger));
+}
+
+#[test]
+fn a_failed_write_is_the_end_of_its_device_only() {
+    for what in 0..2 {
+        let mut rig = Rig::new(11, &[4 << 20, 4 << 20], small_sizing());
+        rig.create(5, 1, 0);
+        rig.put(5, 1, 1, 2);
+        rig.settle();
+        rig.disks[0].fail_writes = true;
+        let (request, payload) = if what == 0 { append(5, 1, 0, 1, 0, 1) } else { put(5, 1, 2, 1) };
+        let reply = rig.call_with(request, payload).0;
+        assert_eq!(reply, refused(Refusal::DeviceFailed));
+        rig.disks[0].fail_writes = false;
+        assert_eq!(rig.append(5, 1, 0, 1, 1), refused(Refusal::DeviceFailed), "for good");
+        assert_eq!(rig.read_shard(shard_id(5, 1, 1), 0, 1), Err(Refusal::DeviceFailed));
+        assert!(rig.notices.iter().any(|n| matches!(n, Notice::DeviceFailed { slot: DeviceSlot(0), .. })));
+        let mut fence = fence(5, 1, 1);
+        let Request::Fence { device: at, .. } = &mut fence else { unreachable!() };
+        *at = device(1);
+        assert!(matches!(rig.call(fence), Reply::Fenced { .. }), "the other device serves on");
+        let Reply::Stat { devices } = rig.call(Request::Stat) else { panic!() };
+        assert_eq!(devices[0].health, DeviceHealth::Failed);
+        assert_eq!(devices[1].health, DeviceHealth::Serving);
+        rig.settle();
+    }
+}
+
+#[test]
+fn foreign_and_doubled_devices_are_not_opened() {
+    let mut rig = Rig::new(12, &[4 << 20, 4 << 20, 4 << 20], small_sizing());
+    rig.crash(Crash::Process);
+    let copy = rig.disks[0].media().to_vec();
+    rig.disks[1].write_media(0, &copy);
+    rig.disks[2].write_media(0, &vec![0; 4 << 20]);
+    rig.notices.clear();
+    rig.start();
+    rig.settle();
+    let failed = rig.notices.iter().filter(|n| matches!(n, Notice::DeviceFailed { .. })).count();
+    assert_eq!(failed, 2, "{:?}", rig.notices);
+    assert_eq!(rig.node.as_ref().unwrap().stats().len(), 1);
+    let mut config = rig.config.clone();
+    config.grid = GridId(99);
+    config.boot = InstanceId(5);
+    let mut rig2 = rig;
+    rig2.crash(Crash::Process);
+    rig2.config = config;
+    rig2.start();
+    rig2.settle();
+    assert!(rig2.node.as_ref().unwrap().stats().is_empty());
+    rig2.event(Event::Tick);
+}
+
+#[test]
+fn many_appends_share_batches() {
+    let mut rig = Rig::new(13, &[64 << 20], support::JOURNAL_LARGE);
+    rig.create(5, 1, 0);
+    rig.settle();
+    let writes = rig.disks[0].write_count;
+    let tokens: Vec<u64> = (1..=400)
+        .map(|lsn| {
+            let (request, payload) = append(5, 1, 0, lsn, 0, 2);
+            rig.send(request, payload)
+        })
+        .collect();
+    rig.settle();
+    assert!(tokens.iter().all(|t| is_appended(&rig.replies[t].0)));
+    let batches = rig.disks[0].write_count - writes;
+    assert!(batches < 40, "{batches} writes for 400 appends");
+}
+
+#[test]
+fn an_idle_node_wants_nothing() {
+    let mut rig = Rig::small(14);
+    rig.create(5, 1, 0);
+    rig.append(5, 1, 0, 1, 1);
+    rig.settle();
+    assert_eq!(rig.node.as_ref().unwrap().next_deadline(), None);
+    let writes = rig.disks[0].write_count;
+    rig.event(Event::Tick);
+    rig.settle();
+    assert_eq!(rig.disks[0].write_count, writes);
+}

@@ -1,0 +1,241 @@
+//! A local grid of the real binary, driven as a person would: by its command line.
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub struct Grid {
+    binary: PathBuf,
+    dir: PathBuf,
+}
+
+/// How large a fresh grid is.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub nodes: u32,
+    pub devices: u32,
+    pub device_mib: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodeAction {
+    Kill,
+    Start,
+    Hang,
+    Resume,
+    Cut,
+    Mend,
+}
+
+impl NodeAction {
+    fn word(self) -> &'static str {
+        match self {
+            NodeAction::Kill => "kill",
+            NodeAction::Start => "start",
+            NodeAction::Hang => "hang",
+            NodeAction::Resume => "resume",
+            NodeAction::Cut => "cut",
+            NodeAction::Mend => "mend",
+        }
+    }
+}
+
+impl Grid {
+    /// Makes a grid in an empty directory and brings it up.
+    pub fn create(binary: &Path, dir: &Path, shape: Shape) -> Result<Grid> {
+        let grid = Grid { binary: binary.into(), dir: dir.into() };
+        let (nodes, devices) = (shape.nodes.to_string(), shape.devices.to_string());
+        let size = format!("{}MiB", shape.device_mib);
+        grid.run(&["grid", "up", "--nodes", &nodes, "--devices", &devices, "--device-size", &size])?;
+        Ok(grid)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.dir.join("nbd.sock")
+    }
+
+    /// Starts whatever of the grid is not running, and waits until it serves.
+    pub fn up(&self) -> Result<()> {
+        self.run(&["grid", "up"]).map(drop)
+    }
+
+    pub fn down(&self) -> Result<()> {
+        self.run(&["grid", "down"]).map(drop)
+    }
+
+    pub fn create_volume(&self, name: &str, size_bytes: u64, layout: &str) -> Result<()> {
+        let size = format!("{}MiB", size_bytes >> 20);
+        self.run(&["volume", "create", name, "--size", &size, "--layout", layout]).map(drop)
+    }
+
+    pub fn node(&self, action: NodeAction, node: u32) -> Result<()> {
+        self.run(&["node", action.word(), &node.to_string()]).map(drop)
+    }
+
+    pub fn status(&self) -> Result<Status> {
+        let text = self.run(&["status", "--json"])?;
+        Status::parse(&text).with_context(|| format!("`holdfast status --json` printed something unexpected:\n{text}"))
+    }
+
+    /// Kills the host process at once.
+    pub fn kill_host(&self) -> Result<()> {
+        let status = self.status()?;
+        let Some(pid) = status.host_pid else { bail!("there is no host process to kill") };
+        kill(pid)?;
+        wait_gone(pid)
+    }
+
+    /// Kills every process of the grid at once, as a power cut does to programs.
+    pub fn kill_everything(&self) -> Result<()> {
+        let status = self.status()?;
+        let pids: Vec<u32> = status.nodes.iter().filter_map(|n| n.pid).chain(status.host_pid).collect();
+        for pid in &pids {
+            kill(*pid)?;
+        }
+        pids.into_iter().try_for_each(wait_gone)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        let shown = || format!("`holdfast {}`", arguments.join(" "));
+        let output = Command::new(&self.binary)
+            .args(arguments)
+            .env("HOLDFAST_DIR", &self.dir)
+            .output()
+            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        if !output.status.success() {
+            bail!("{} failed ({}): {}", shown(), output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+fn kill(pid: u32) -> Result<()> {
+    let pid = Pid::from_raw(pid as i32).context("a process with id 0")?;
+    kill_process(pid, Signal::KILL).context("cannot kill a process of the grid")
+}
+
+fn wait_gone(pid: u32) -> Result<()> {
+    let since = Instant::now();
+    while is_alive(pid) {
+        if since.elapsed() > Duration::from_secs(10) {
+            bail!("process {pid} outlives its SIGKILL by ten seconds");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Whether the process runs; one that only waits to be reaped does not.
+fn is_alive(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub id: u32,
+    pub state: String,
+    pub pid: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Volume {
+    pub name: String,
+    pub state: String,
+    pub degraded_segments: u64,
+    pub at_risk_entries: u64,
+    pub suspect_nodes: usize,
+}
+
+/// What `holdfast status --json` says, as far as it matters here.
+#[derive(Clone, Debug)]
+pub struct Status {
+    pub host_state: String,
+    pub host_pid: Option<u32>,
+    pub nodes: Vec<Node>,
+    pub volumes: Vec<Volume>,
+}
+
+impl Status {
+    fn parse(text: &str) -> Result<Status> {
+        let all: Value = serde_json::from_str(text)?;
+        let list = |key: &str| all[key].as_array().with_context(|| format!("no list '{key}'"));
+        let word = |value: &Value, key: &str| {
+            value[key].as_str().map(str::to_string).with_context(|| format!("no '{key}' in {value}"))
+        };
+        let pid = |value: &Value| value["pid"].as_u64().map(|pid| pid as u32);
+        let node = |n: &Value| -> Result<Node> {
+            let id = n["id"].as_u64().context("a node without an id")? as u32;
+            Ok(Node { id, state: word(n, "state")?, pid: pid(n) })
+        };
+        let volume = |v: &Value| -> Result<Volume> {
+            let live = &v["live"];
+            // Absent while the volume is not open: then nothing may be taken for redundant.
+            let number = |key: &str| live[key].as_u64().unwrap_or(u64::MAX);
+            Ok(Volume {
+                name: word(v, "name")?,
+                state: word(v, "state")?,
+                degraded_segments: number("degraded_segments"),
+                at_risk_entries: number("at_risk_entries"),
+                suspect_nodes: live["suspect_nodes"].as_array().map_or(usize::MAX, Vec::len),
+            })
+        };
+        Ok(Status {
+            host_state: word(&all["host"], "state")?,
+            host_pid: pid(&all["host"]),
+            nodes: list("nodes")?.iter().map(node).collect::<Result<_>>()?,
+            volumes: list("volumes")?.iter().map(volume).collect::<Result<_>>()?,
+        })
+    }
+
+    /// What still keeps the grid from having all its redundancy; `None` when nothing does.
+    pub fn lacks(&self) -> Option<String> {
+        if self.host_state != "up" {
+            return Some(format!("the host is {}", self.host_state));
+        }
+        if let Some(node) = self.nodes.iter().find(|n| n.state != "up") {
+            return Some(format!("node {} is {}", node.id, node.state));
+        }
+        let volume = self
+            .volumes
+            .iter()
+            .find(|v| v.state != "open" || v.degraded_segments + v.at_risk_entries > 0 || v.suspect_nodes > 0)?;
+        Some(if volume.state == "open" {
+            format!(
+                "volume {}: {} degraded segments, {} entries at risk, {} suspect nodes",
+                volume.name, volume.degraded_segments, volume.at_risk_entries, volume.suspect_nodes
+            )
+        } else {
+            format!("volume {} is {}", volume.name, volume.state)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_tells_what_is_lacking() {
+        let text = |degraded: u64, node: &str| {
+            format!(
+                r#"{{"host":{{"state":"up","pid":5}},"nodes":[{{"id":1,"state":"{node}","pid":6}}],
+                "volumes":[{{"name":"v","state":"open","live":{{"degraded_segments":{degraded},"at_risk_entries":0,
+                "suspect_nodes":[]}}}}]}}"#
+            )
+        };
+        assert_eq!(Status::parse(&text(0, "up")).expect("it parses").lacks(), None);
+        assert!(
+            Status::parse(&text(0, "hung")).expect("it parses").lacks().is_some_and(|l| l.contains("node 1 is hung"))
+        );
+        assert!(Status::parse(&text(3, "up")).expect("it parses").lacks().is_some_and(|l| l.contains("3 degraded")));
+        assert!(Status::parse("{}").is_err());
+    }
+}

@@ -1,0 +1,17 @@
+//! Drives the real binary through kill -9, SIGSTOP and restarts, under a workload that knows what every byte must be.
+//!
+//! [`engine::Engine`] keeps many requests in flight over NBD and asks [`model::Model`] whether each answer could be true;
+//! [`faults`] hits nodes and the host meanwhile, never more of them than the layouts tolerate; [`grid`] is the command
+//! line of the binary. Every failure is a bug: nothing that is done here may cost an error, a wrong byte or a long wait.
+//!
+//! A seed fixes what is drawn, not when the machine gets to it: a run is repeated, not replayed. The simulator replays.
+
+pub mod cell;
+pub mod engine;
+pub mod faults;
+pub mod grid;
+pub mod history;
+pub mod logs;
+pub mod model;
+pub mod nbd;
+pub mod workload;

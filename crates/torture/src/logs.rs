@@ -1,0 +1,69 @@
+//! What the processes of a grid logged: an error asks for a person, and nothing done here may need one.
+
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Lines shown of each kind.
+const SHOWN_MAX: usize = 20;
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Findings {
+    /// Lines at level ERROR, and panics, with the name of their log.
+    pub errors: Vec<String>,
+    /// Warnings, by their text without numbers, with how often each came.
+    pub warnings: BTreeMap<String, u32>,
+}
+
+/// Reads every `*.log` in a directory.
+pub fn scan(directory: &Path) -> Result<Findings> {
+    let mut findings = Findings::default();
+    let entries = std::fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "log") {
+            let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            read(&name, &String::from_utf8_lossy(&text), &mut findings);
+        }
+    }
+    Ok(findings)
+}
+
+fn read(name: &str, text: &str, findings: &mut Findings) {
+    for line in text.lines() {
+        let level = line.split_whitespace().nth(1).unwrap_or_default();
+        let is_error = level == "ERROR" || line.contains("panicked at");
+        if is_error && findings.errors.len() < SHOWN_MAX {
+            findings.errors.push(format!("{name}: {line}"));
+        }
+        if level == "WARN" {
+            let message = line.split_once("WARN").map_or("", |(_, message)| message.trim());
+            *findings.warnings.entry(shape(message)).or_default() += 1;
+        }
+    }
+}
+
+/// The message with every word that holds a digit replaced: what makes two warnings the same.
+fn shape(message: &str) -> String {
+    let words = message.split_whitespace().map(|w| if w.contains(|c: char| c.is_ascii_digit()) { "#" } else { w });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_and_panics_are_found_and_warnings_counted() {
+        let text = "2026-11-21T06:08:32.000Z INFO  node 1 of grid x listens\n\
+            2026-11-21T06:08:32.000Z WARN  device 7: shard 3 is damaged\n\
+            2026-11-21T06:08:33.000Z WARN  device 8: shard 4 is damaged\n\
+            2026-11-21T06:08:33.000Z ERROR device 8 is out\n\
+            thread 'main' panicked at src/x.rs:1:\n";
+        let mut findings = Findings::default();
+        read("node1.log", text, &mut findings);
+        assert_eq!(findings.errors.len(), 2);
+        assert_eq!(findings.warnings.get("device # shard # is damaged"), Some(&2));
+    }
+}

@@ -1,0 +1,147 @@
+//! The checker against servers whose faults are known: it must be content with a sound one and find out the others.
+
+use holdfast_torture::engine::{Engine, Plan, VolumePlan};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const SIZE_BYTES: u64 = 64 << 20;
+
+/// nbdkit on a socket, killed with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// nbdkit dies with the thread that started it (`PR_SET_PDEATHSIG`), so that thread stays.
+fn spawn_for_good(mut command: Command) -> Child {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        tell.send(command.spawn().expect("nbdkit starts")).expect("the caller waits");
+        loop {
+            std::thread::park();
+        }
+    });
+    told.recv().expect("nbdkit starts")
+}
+
+fn start(socket: &Path, arguments: &[&str]) -> Server {
+    let _ = std::fs::remove_file(socket);
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-U"]).arg(socket).args(arguments);
+    let child = spawn_for_good(command);
+    let since = Instant::now();
+    while !socket.exists() {
+        assert!(since.elapsed() < Duration::from_secs(10), "nbdkit makes its socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Server(child)
+}
+
+fn plan(socket: &Path) -> Plan {
+    let volume = VolumePlan { socket: socket.into(), export: String::new(), size_bytes: SIZE_BYTES, connections: 3 };
+    Plan { seed: 7, depth: 8, volumes: vec![volume] }
+}
+
+/// False, with a line on the terminal, where nbdkit is missing.
+fn has_nbdkit() -> bool {
+    let found = Command::new("nbdkit").arg("--version").output().is_ok();
+    if !found {
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), "skipped: no nbdkit here; ./x setup installs it");
+    }
+    found
+}
+
+fn run_for(engine: &mut Engine, seconds: u64) -> anyhow::Result<()> {
+    engine.run(|control| {
+        control.rest(Duration::from_secs(seconds));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_sound_server_passes() {
+    if !has_nbdkit() {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    let socket = temp.path().join("s");
+    let _server = start(&socket, &["memory", "64M"]);
+    let mut engine = Engine::new(plan(&socket)).expect("connects");
+    assert_eq!(engine.structured_connections(), 2, "two of three ask for structured replies");
+    run_for(&mut engine, 2).expect("nothing is wrong");
+    engine.sweep().expect("nothing is wrong");
+    assert!(engine.counts.requests > 1000 && engine.counts.trims > 10, "{:?}", engine.counts);
+}
+
+#[test]
+fn a_server_that_forgets_writes_is_found_out() {
+    if !has_nbdkit() {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    let socket = temp.path().join("s");
+    let _server = start(&socket, &["null", "64M"]);
+    let mut engine = Engine::new(plan(&socket)).expect("connects");
+    let error = run_for(&mut engine, 5).expect_err("all writes are lost").to_string();
+    assert!(error.contains("mismatch") && error.contains("zeroes"), "{error}");
+}
+
+#[test]
+fn errors_and_stalls_are_found_out() {
+    if !has_nbdkit() {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    let socket = temp.path().join("s");
+    let _server = start(&socket, &["--filter=error", "memory", "64M", "error-rate=1%", "error=EIO"]);
+    let mut engine = Engine::new(plan(&socket)).expect("connects");
+    let error = run_for(&mut engine, 5).expect_err("one request in a hundred fails").to_string();
+    assert!(error.contains("failed with error 5"), "{error}");
+}
+
+/// Kills the server in the middle and starts it again on `arguments`.
+fn kill_and_restart(arguments: &[&str]) -> anyhow::Result<()> {
+    let temp = tempfile::tempdir()?;
+    let file = temp.path().join("disk");
+    std::fs::File::create(&file)?.set_len(SIZE_BYTES)?;
+    let file = file.to_str().expect("a plain path").to_string();
+    let arguments: Vec<&str> = arguments.iter().map(|a| if *a == "FILE" { file.as_str() } else { a }).collect();
+    let socket = temp.path().join("s");
+    let mut server = start(&socket, &arguments);
+    let mut engine = Engine::new(plan(&socket))?;
+    let _second = engine.run(|control| {
+        std::thread::sleep(Duration::from_secs(1));
+        control.host_going();
+        server.0.kill()?;
+        server.0.wait()?;
+        let ordered = Instant::now();
+        let second = start(&socket, &arguments);
+        control.host_back(ordered);
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(second)
+    })?;
+    assert!(engine.counts.lost > 0, "requests were in flight");
+    engine.sweep()
+}
+
+#[test]
+fn a_server_that_keeps_its_bytes_may_be_killed() {
+    if has_nbdkit() {
+        kill_and_restart(&["--filter=noparallel", "file", "FILE"]).expect("the page cache outlives the process");
+    }
+}
+
+#[test]
+fn a_server_that_loses_its_bytes_may_not() {
+    if has_nbdkit() {
+        let error = kill_and_restart(&["memory", "64M"]).expect_err("memory dies with the process").to_string();
+        assert!(error.contains("mismatch"), "{error}");
+    }
+}

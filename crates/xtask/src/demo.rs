@@ -1,0 +1,4 @@
+//! placeholder
+pub fn run(_: &[String]) -> anyhow::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! What `./x` runs: the parts of a test run in their order, the house rules (`tidy`), the demo, and thin wrappers around
+//! the simulator, the torture program and the benchmark.
+//!
+//! Few dependencies, no clap: this crate is compiled before anything else can start.
+
+mod demo;
+mod suite;
+mod tidy;
+mod tools;
+
+use anyhow::{Result, bail};
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|demo|sim|torture|bench|clean [ARGUMENTS]";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next().unwrap_or_default();
+    let rest: Vec<String> = arguments.collect();
+    match dispatch(&command, &rest) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("./x {command}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: &str, rest: &[String]) -> Result<()> {
+    std::env::set_current_dir(tools::root())?;
+    match command {
+        "build" => tools::cargo(&["build", "--workspace", "--release"], rest),
+        "test" => suite::run(rest),
+        "tidy" => tidy::run(),
+        "demo" => demo::run(rest),
+        "sim" => suite::simulate(rest),
+        "torture" => suite::torture(rest),
+        "bench" => {
+            let binary = tools::build_release()?;
+            let arguments: Vec<&str> = std::iter::once("bench").chain(rest.iter().map(String::as_str)).collect();
+            tools::run_program(&binary, &arguments)
+        }
+        "clean" => tools::cargo(&["clean"], rest),
+        _ => bail!("no such command\n{USAGE}"),
+    }
+}

@@ -1,0 +1,180 @@
+//! `./x test`: every part in order, each with its own output, and a table of parts with one sum at the end.
+//!
+//! A part that fails doesn't stop the others: one run tells everything that is wrong.
+
+use crate::{tidy, tools};
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Seeds of the swarm in a test run.
+const SWARM_SEEDS: &str = "2000";
+/// Within how many seeds each deliberate mistake must be found.
+const MUTATION_SEEDS: &str = "1000";
+/// Minutes of torture in a test run.
+const TORTURE_MINUTES: &str = "2";
+
+/// Tests counted in one part.
+#[derive(Default, Clone, Copy)]
+struct Count {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+struct Part {
+    name: &'static str,
+    what: &'static str,
+    run: fn(&mut Count) -> Result<()>,
+}
+
+const PARTS: &[Part] = &[
+    Part { name: "fmt", what: "sources are formatted", run: |_| tools::cargo(&["fmt", "--all", "--check"], &[]) },
+    Part { name: "tidy", what: "house rules: crate edges, sans-IO, sizes, links", run: |_| tidy::run() },
+    Part { name: "clippy", what: "lints, warnings are errors", run: |_| clippy() },
+    Part { name: "doc", what: "links in source comments resolve", run: |_| doc() },
+    Part { name: "test", what: "unit, property and command-line tests", run: unit_tests },
+    Part { name: "sim", what: "simulator swarm, each seed twice", run: |_| swarm() },
+    Part { name: "mutations", what: "the swarm finds each deliberate mistake", run: |_| mutations() },
+    Part { name: "torture", what: "the real binary under kill -9 and SIGSTOP", run: |_| torture_part() },
+];
+
+pub fn run(wanted: &[String]) -> Result<()> {
+    if wanted.iter().any(|w| w == "--list") {
+        for part in PARTS {
+            println!("{:10} {}", part.name, part.what);
+        }
+        return Ok(());
+    }
+    if let Some(unknown) = wanted.iter().find(|w| PARTS.iter().all(|p| p.name != w.as_str())) {
+        bail!("no part '{unknown}'; ./x test --list names them");
+    }
+    let mut results = Vec::new();
+    for part in PARTS.iter().filter(|p| wanted.is_empty() || wanted.iter().any(|w| w == p.name)) {
+        println!("\n== {}: {}", part.name, part.what);
+        let started = Instant::now();
+        let mut count = Count::default();
+        let outcome = (part.run)(&mut count);
+        if let Err(error) = &outcome {
+            println!("{}: {error:#}", part.name);
+        }
+        results.push((part, outcome.is_ok(), count, started.elapsed()));
+    }
+    summarise(&results)
+}
+
+fn summarise(results: &[(&Part, bool, Count, Duration)]) -> Result<()> {
+    println!("\n== parts");
+    let mut sum = Count::default();
+    for (part, ok, count, took) in results {
+        let verdict = if *ok { "ok" } else { "FAILED" };
+        let tests = if count.passed + count.failed > 0 {
+            format!("  {} passed, {} failed, {} skipped", count.passed, count.failed, count.skipped)
+        } else {
+            String::new()
+        };
+        println!("{:10} {verdict:7} {:>6.1} s{tests}", part.name, took.as_secs_f64());
+        sum.skipped += count.skipped;
+        sum.passed += count.passed;
+        sum.failed += count.failed;
+        // A part counts as one test; the part that counts its own fails once more only where none of its tests did.
+        if *ok {
+            sum.passed += u64::from(count.passed == 0);
+        } else {
+            sum.failed += u64::from(count.failed == 0);
+        }
+    }
+    println!("{} passed, {} failed, {} skipped", sum.passed, sum.failed, sum.skipped);
+    if sum.failed > 0 {
+        bail!("not everything passed");
+    }
+    Ok(())
+}
+
+fn clippy() -> Result<()> {
+    tools::cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"], &[])
+}
+
+fn doc() -> Result<()> {
+    let mut command = tools::cargo_command();
+    command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]);
+    tools::run(command.env("RUSTDOCFLAGS", "--deny warnings"))
+}
+
+/// Runs cargo's tests with their output passing through, and counts from its closing lines.
+fn unit_tests(count: &mut Count) -> Result<()> {
+    let mut command = tools::cargo_command();
+    command.args(["test", "--workspace", "--no-fail-fast"]).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cannot start cargo test")?;
+    let lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
+    for line in lines {
+        let line = line?;
+        writeln!(std::io::stdout(), "{line}")?;
+        if let Some(result) = parse_result_line(&line) {
+            count.passed += result.passed;
+            count.failed += result.failed;
+            count.skipped += result.skipped;
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("cargo test failed ({status})");
+    }
+    if count.passed == 0 {
+        bail!("cargo test ran no test");
+    }
+    Ok(())
+}
+
+/// Reads `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
+fn parse_result_line(line: &str) -> Option<Count> {
+    let rest = line.strip_prefix("test result: ")?;
+    let (_, counts) = rest.split_once(". ")?;
+    let number = |what: &str| {
+        counts.split("; ").find_map(|part| part.strip_suffix(what)?.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    Some(Count { passed: number("passed"), failed: number("failed"), skipped: number("ignored") })
+}
+
+fn swarm() -> Result<()> {
+    simulate(&["--seeds".into(), SWARM_SEEDS.into()])
+}
+
+fn mutations() -> Result<()> {
+    simulate(&["--mutations".into(), "--seeds".into(), MUTATION_SEEDS.into()])
+}
+
+/// `./x sim …`: the simulator with assertions kept; its own `--help` says the rest.
+pub fn simulate(arguments: &[String]) -> Result<()> {
+    tools::build_checked(&["holdfast-sim"])?;
+    tools::run(Command::new(tools::checked_program("holdfast-sim")).args(arguments))
+}
+
+fn torture_part() -> Result<()> {
+    torture(&["--minutes".into(), TORTURE_MINUTES.into()])
+}
+
+/// `./x torture …`: against the binary with assertions kept, in a directory of its own under the target directory.
+pub fn torture(arguments: &[String]) -> Result<()> {
+    tools::build_checked(&["holdfast", "holdfast-torture"])?;
+    tools::run(
+        Command::new(tools::checked_program("holdfast-torture"))
+            .arg("--binary")
+            .arg(tools::checked_program("holdfast"))
+            .args(arguments),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_lines_of_cargo_test_are_counted() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.5s";
+        let count = parse_result_line(line).expect("it is a closing line");
+        assert_eq!((count.passed, count.failed, count.skipped), (12, 3, 1));
+        assert!(parse_result_line("test foo ... ok").is_none());
+    }
+}

@@ -1,0 +1,106 @@
+//! Which crate may import which: decisions below, I/O in one place, the simulator never on the runtime.
+
+use super::Finding;
+use crate::tools;
+use anyhow::{Context, Result};
+use std::path::Path;
+
+struct Allowed {
+    name: &'static str,
+    /// Crates of this workspace.
+    ours: &'static [&'static str],
+    /// Crates from elsewhere, where the list is closed: what decides must not be able to reach clock, disk or network.
+    theirs: Option<&'static [&'static str]>,
+}
+
+const EDGES: &[Allowed] = &[
+    Allowed { name: "holdfast-base", ours: &[], theirs: Some(&["crc-fast", "serde"]) },
+    Allowed { name: "holdfast-erasure", ours: &[], theirs: Some(&["thiserror"]) },
+    Allowed { name: "holdfast-format", ours: &["holdfast-base"], theirs: Some(&["postcard", "serde", "thiserror"]) },
+    Allowed {
+        name: "holdfast-volume",
+        ours: &["holdfast-base", "holdfast-format", "holdfast-erasure"],
+        theirs: Some(&["postcard", "serde", "thiserror"]),
+    },
+    Allowed {
+        name: "holdfast-store",
+        ours: &["holdfast-base", "holdfast-format"],
+        theirs: Some(&["postcard", "serde", "thiserror"]),
+    },
+    Allowed { name: "holdfast-frontend", ours: &["holdfast-base"], theirs: Some(&["thiserror"]) },
+    Allowed { name: "holdfast-runtime", ours: &["holdfast-base", "holdfast-format"], theirs: None },
+    Allowed {
+        name: "holdfast-sim",
+        ours: &["holdfast-base", "holdfast-format", "holdfast-store", "holdfast-volume", "holdfast-erasure"],
+        theirs: Some(&["postcard", "serde"]),
+    },
+    Allowed {
+        name: "holdfast",
+        ours: &[
+            "holdfast-base",
+            "holdfast-erasure",
+            "holdfast-format",
+            "holdfast-frontend",
+            "holdfast-runtime",
+            "holdfast-store",
+            "holdfast-volume",
+        ],
+        theirs: None,
+    },
+    Allowed { name: "holdfast-torture", ours: &["holdfast-base", "holdfast-format"], theirs: None },
+    Allowed { name: "xtask", ours: &[], theirs: None },
+];
+
+pub fn check() -> Result<Vec<Finding>> {
+    let mut command = tools::cargo_command();
+    command.args(["metadata", "--format-version", "1", "--no-deps"]);
+    let metadata = tools::json_of(&mut command)?;
+    let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
+    let names: Vec<&str> = packages.iter().filter_map(|p| p["name"].as_str()).collect();
+    let mut findings = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().context("a package without a name")?;
+        let manifest = Path::new(package["manifest_path"].as_str().unwrap_or_default());
+        let manifest = manifest.strip_prefix(tools::root()).unwrap_or(manifest);
+        let Some(allowed) = EDGES.iter().find(|a| a.name == name) else {
+            findings.push(Finding::error(
+                manifest,
+                0,
+                format!("crate {name} has no line in the table of allowed edges"),
+            ));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let (Some(to), kind) = (dependency["name"].as_str(), dependency["kind"].as_str()) else { continue };
+            if let Some(text) = refuse(allowed, to, names.contains(&to), kind) {
+                findings.push(Finding::error(manifest, 0, text));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// Why `allowed` may not depend on `to`. Tests may use any outside crate, but no more of ours than the crate itself.
+fn refuse(allowed: &Allowed, to: &str, is_ours: bool, kind: Option<&str>) -> Option<String> {
+    let name = allowed.name;
+    if is_ours {
+        return (!allowed.ours.contains(&to)).then(|| format!("{name} may not import {to}"));
+    }
+    let theirs = allowed.theirs?;
+    (kind.is_none() && !theirs.contains(&to)).then(|| format!("{name} decides without I/O and may not depend on {to}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forbidden_edges_are_refused_and_allowed_ones_are_not() {
+        let volume = EDGES.iter().find(|a| a.name == "holdfast-volume").expect("volume has a line");
+        assert!(refuse(volume, "holdfast-runtime", true, None).is_some());
+        assert!(refuse(volume, "holdfast-store", true, Some("dev")).is_some());
+        assert!(refuse(volume, "holdfast-format", true, None).is_none());
+        assert!(refuse(volume, "tokio", false, None).is_some());
+        assert!(refuse(volume, "proptest", false, Some("dev")).is_none());
+    }
+}
