@@ -35,6 +35,7 @@ impl Controller {
             Record::Checkpoint(_) | Record::Noop => return,
         }
         self.checkpointer.dirty = true;
+        self.checkpointer.unfolded = true;
     }
 
     /// Puts a run into the overlay and settles the accounts of what it replaces.

@@ -38,6 +38,9 @@ const AGE_MAX: Duration = Duration::from_secs(3);
 /// A fold that the cleaner waits for begins this soon.
 const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
 
+/// A fold by age alone happens at most this often.
+const FOLD_EVERY: Duration = Duration::from_secs(5);
+
 /// Segments whose shards are to be deleted: how many, and where they are.
 pub(crate) type Condemned = BTreeMap<SegmentNo, Vec<Leg>>;
 
@@ -115,6 +118,9 @@ pub(crate) struct Checkpointer {
     /// Something was applied that the newest run does not contain.
     pub(crate) dirty: bool,
     pub(crate) fold_wanted: bool,
+    /// The overlay may hold runs that a fold would take in.
+    pub(crate) unfolded: bool,
+    folded_last: Instant,
     pub(crate) captured: Lsn,
     journal_fill: u8,
     bytes_at_capture: u64,
@@ -160,7 +166,9 @@ impl Controller {
             return;
         }
         self.checkpointer.started_at = self.now;
-        let many = self.overlay.run_count() >= self.config.fold_runs_min || self.checkpointer.fold_wanted;
+        let many = self.overlay.run_count() >= self.config.fold_runs_min
+            || self.checkpointer.fold_wanted
+            || self.fold_is_due();
         if many && self.cleaner.is_idle() && self.state == State::Open {
             self.begin_fold(out);
         } else {
@@ -174,15 +182,24 @@ impl Controller {
         let age_max = if self.checkpointer.fold_wanted && self.cleaner.is_idle() { FOLD_AGE_MAX } else { AGE_MAX };
         let idle = self.state == State::Closing || since >= age_max;
         let pressed = self.checkpointer.journal_fill > 110 && since >= Duration::from_millis(100);
-        (self.checkpointer.dirty || self.checkpointer.fold_wanted)
+        (self.checkpointer.dirty || self.checkpointer.fold_wanted || self.fold_is_due())
             && (idle || pressed || grown >= self.config.writeback_bytes_max / 8)
+    }
+
+    /// What has lain in the overlay for a while is folded even if it is little: only then are dead segments known.
+    fn fold_is_due(&self) -> bool {
+        let rested = self.now.since(self.checkpointer.folded_last) >= FOLD_EVERY;
+        self.checkpointer.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
     }
 
     // ---- folding ----
 
     fn begin_fold(&mut self, out: Out) {
         self.checkpointer.fold_wanted = false;
+        self.checkpointer.folded_last = self.now;
         let chosen = self.choose_leaves();
+        // Data still in the log counts as unfolded when it is destaged: its commit says so.
+        self.checkpointer.unfolded = chosen.len() >= FOLD_LEAVES_MAX;
         let mut fold = Fold::default();
         let mut missing = Vec::new();
         for no in chosen {

@@ -241,8 +241,8 @@ impl Controller {
         self.opening = None;
         self.roll = None;
         for token in self.reads.tokens() {
-            if let Some(op) = self.reads.remove(token) {
-                self.reply(op.token, Err(BlockError::Deposed), out);
+            if let Some(request) = self.reads.remove(token).and_then(|op| op.guest()) {
+                self.reply(request, Err(BlockError::Deposed), out);
             }
         }
         for token in self.write_ops.tokens() {
@@ -293,10 +293,11 @@ impl Controller {
             Purpose::RepairPut { repair } => self.on_repair_put(repair, &reply, out),
             Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
-            Purpose::DeleteShards { shards } => self.on_shards_deleted(&shards, &reply),
+            Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
                     self.nodes.on_stat(node, devices);
+                    self.on_legs_changed(out);
                 }
             }
             Purpose::Probe | Purpose::Forget => {}
@@ -357,7 +358,9 @@ impl Controller {
         if self.now >= self.judge_from {
             self.judge_calls(out);
         }
+        self.ask_after_opening_devices(out);
         self.renew_grants(out);
+        self.serve_granted_reads(out);
         self.tick_bypass(out);
         self.resend_in_flight(out);
         if matches!(self.state, State::Open | State::Closing) {

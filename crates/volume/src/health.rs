@@ -28,6 +28,7 @@ impl Controller {
     pub(crate) fn on_node_up(&mut self, node: NodeId, devices: Vec<DeviceStat>, out: Out) {
         self.lose_calls(node, out);
         self.nodes.on_up(self.now, node, devices);
+        self.recheck(node);
         self.on_legs_changed(out);
         self.retry_stalled_fetches(out);
         self.progress(out);

@@ -234,6 +234,7 @@ impl Controller {
         avoid.extend(placed.homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node));
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
         self.repairer.note_stray(stray);
+        self.recheck(failed);
         match self.place_shards(1, bytes, &avoid) {
             Some(homes) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");

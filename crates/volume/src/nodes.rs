@@ -52,6 +52,8 @@ pub struct Node {
     pub reconnecting: bool,
     /// Its holdings were compared with the segment table since it came up.
     pub inventoried: bool,
+    /// When to compare again: something may have arrived late.
+    pub recheck_at: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +74,7 @@ impl Nodes {
             latency: BTreeMap::new(),
             reconnecting: false,
             inventoried: false,
+            recheck_at: None,
         });
         *node = Node {
             up: true,
@@ -83,6 +86,7 @@ impl Nodes {
             latency: std::mem::take(&mut node.latency),
             reconnecting: false,
             inventoried: false,
+            recheck_at: None,
         };
     }
 
@@ -132,6 +136,9 @@ impl Nodes {
     pub fn on_device_failed(&mut self, leg: Leg) {
         if let Some(device) = self.nodes.get_mut(&leg.node).and_then(|n| n.devices.get_mut(&leg.device)) {
             device.health = DeviceHealth::Failed;
+        }
+        if let Some(node) = self.nodes.get_mut(&leg.node) {
+            node.inventoried = false;
         }
     }
 

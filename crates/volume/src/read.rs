@@ -24,7 +24,6 @@ pub(crate) enum Reader {
 
 #[derive(Debug)]
 pub(crate) struct ReadOp {
-    pub(crate) token: RequestToken,
     reader: Reader,
     range: ByteRange,
     pins: Pins,
@@ -35,21 +34,26 @@ pub(crate) struct ReadOp {
     restarts: u32,
 }
 
+impl ReadOp {
+    /// The guest's request that is answered by this, if it is one's.
+    pub(crate) fn guest(&self) -> Option<RequestToken> {
+        match self.reader {
+            Reader::Guest(token) | Reader::Status(token) => Some(token),
+            Reader::Modify(_) => None,
+        }
+    }
+}
+
 /// A read whose segments are freed under it this often has met a bug.
 const RESTARTS_MAX: u32 = 1000;
 
 impl Controller {
     /// Starts to read `range`, which lies in the volume and is not empty.
     pub(crate) fn start_read(&mut self, reader: Reader, range: ByteRange, out: Out) {
-        let token = match reader {
-            Reader::Guest(token) | Reader::Status(token) => token,
-            Reader::Modify(_) => RequestToken(0),
-        };
         if self.reads.is_full() {
             return self.refuse_read(reader, BlockError::Unavailable, out);
         }
         let op = self.reads.insert(ReadOp {
-            token,
             reader,
             range,
             pins: Pins::default(),
@@ -247,7 +251,8 @@ impl Controller {
                 _ => extents.push(StatusExtent { len: to - from, mapped }),
             }
         }
-        self.reply(op.token, Ok(BlockData::Status(extents)), out);
+        let token = op.guest().expect("only guests ask for a status");
+        self.reply(token, Ok(BlockData::Status(extents)), out);
     }
 }
 

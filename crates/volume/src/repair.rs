@@ -8,6 +8,7 @@ use crate::api::{Lane, Notice, State};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
+use crate::nodes::Node;
 use crate::segments::Kind;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
@@ -15,7 +16,7 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::root::Root;
 use holdfast_format::segment::ShardHeader;
-use holdfast_format::wire::{Refusal, Reply, Request};
+use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ const LIST_COUNT: u32 = 4096;
 
 /// Shards being made again at a time.
 const REPAIRS_MAX: usize = 2;
+
+/// What was sent over a connection that broke has been acted on, or never will be, after this long.
+const RECHECK_AFTER: Duration = Duration::from_secs(3);
 
 /// How often the table is searched for the end of degradation.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -54,6 +58,7 @@ pub(crate) struct Repairer {
     degraded: bool,
     looked_at: Instant,
     stat_at: Instant,
+    opening_asked_at: Instant,
 }
 
 impl Default for Repairer {
@@ -66,6 +71,7 @@ impl Default for Repairer {
             degraded: false,
             looked_at: Instant::ZERO,
             stat_at: Instant::ZERO,
+            opening_asked_at: Instant::ZERO,
         }
     }
 }
@@ -109,6 +115,20 @@ impl Controller {
         }
     }
 
+    /// A device that was still being opened when its node greeted is asked after until it serves, in every state.
+    pub(crate) fn ask_after_opening_devices(&mut self, out: Out) {
+        if self.now.since(self.repairer.opening_asked_at) < Duration::from_millis(50) {
+            return;
+        }
+        self.repairer.opening_asked_at = self.now;
+        for id in self.nodes.ids() {
+            let node = self.nodes.get(id).expect("listed");
+            if self.nodes.is_usable(id) && is_opening(node) {
+                self.send(id, Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
+            }
+        }
+    }
+
     /// Free space and journal fill are asked for now and then while the volume is in use.
     fn refresh_stats(&mut self, out: Out) {
         if self.now.since(self.repairer.stat_at) < Duration::from_secs(1)
@@ -142,11 +162,18 @@ impl Controller {
 
     fn take_inventories(&mut self, out: Out) {
         for id in self.nodes.ids() {
+            let now = self.now;
             let node = self.nodes.get_mut(id).expect("listed");
-            if !node.up || node.suspect || node.inventoried {
+            if node.recheck_at.is_some_and(|at| at <= now) {
+                node.recheck_at = None;
+                node.inventoried = false;
+            }
+            if !node.up || node.suspect || node.inventoried || is_opening(node) {
                 continue;
             }
             node.inventoried = true;
+            self.want_shards_of_lost_devices(id);
+            let node = self.nodes.get(id).expect("listed");
             let devices: Vec<DeviceId> = node.devices.keys().copied().collect();
             for device in devices {
                 self.repairer.listing.insert((id, device), BTreeSet::new());
@@ -160,6 +187,21 @@ impl Controller {
                 };
                 self.send(id, Lane::Fast, Purpose::LedgerInventory { leg }, request, Vec::new(), out);
             }
+        }
+    }
+
+    /// Shards whose device the node has no more, or only as a failed one, are made again elsewhere.
+    fn want_shards_of_lost_devices(&mut self, id: NodeId) {
+        let mut lost = Vec::new();
+        for (no, info) in self.segments.iter() {
+            for (index, home) in info.homes.iter().enumerate() {
+                if home.node == id && !self.nodes.device_serves(*home) {
+                    lost.push((no, index as u8));
+                }
+            }
+        }
+        for (no, index) in lost {
+            self.repairer.want(no, index);
         }
     }
 
@@ -242,17 +284,25 @@ impl Controller {
         }
     }
 
-    pub(crate) fn on_shards_deleted(&mut self, shards: &[ShardId], reply: &Reply) {
+    pub(crate) fn on_shards_deleted(&mut self, node: NodeId, shards: &[ShardId], reply: &Reply) {
         if *reply == Reply::Done {
             self.counters.shards_deleted += shards.len() as u64;
+        } else {
+            self.recheck(node);
+        }
+    }
+
+    /// Compares what the node holds once more, when what is on its way to it has arrived.
+    pub(crate) fn recheck(&mut self, node: NodeId) {
+        let at = self.now + RECHECK_AFTER;
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.recheck_at = Some(at);
         }
     }
 
     /// The node will be asked what it holds when it is back.
     pub(crate) fn on_delete_lost(&mut self, node: NodeId, _shards: Vec<ShardId>) {
-        if let Some(node) = self.nodes.get_mut(node) {
-            node.inventoried = false;
-        }
+        self.recheck(node);
     }
 
     /// The free record of these segments is complete: their shards may go.
@@ -514,4 +564,8 @@ impl Controller {
             self.repairer.queue.insert((repair.segment, repair.index));
         }
     }
+}
+
+fn is_opening(node: &Node) -> bool {
+    node.devices.values().any(|d| d.health == DeviceHealth::Opening)
 }

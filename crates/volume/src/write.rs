@@ -115,6 +115,9 @@ impl Controller {
 
     /// Lets queued writes in, as far as budget and curve allow.
     pub(crate) fn admit_writes(&mut self, out: Out) {
+        if self.writes.not_before.is_some_and(|at| at <= self.now) {
+            self.writes.not_before = None;
+        }
         while let Some(head) = self.writes.queue.front() {
             let (len, is_data) = match &head.op {
                 BlockOp::Write { data, .. } => (data.len() as u64, true),
