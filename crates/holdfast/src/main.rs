@@ -6,6 +6,7 @@
 mod cli;
 mod client;
 mod daemon;
+mod drill;
 mod grid;
 mod host;
 mod logger;
@@ -51,12 +52,16 @@ enum Command {
     /// Make, list, resize, delete and export volumes
     Volume(cli::volume::VolumeArgs),
     /// What the grid does right now
-    #[command(after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \
+    #[command(
+        after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \
         nothing); cut (see `holdfast node cut`); down.\nThe answer comes from memory of the host and of the kernel: it \
-        does not wait for nodes.")]
+        does not wait for nodes."
+    )]
     Status,
     /// Make nodes of a local grid fail and come back; or run a storage node
     Node(cli::node::NodeArgs),
+    /// Lose a node under load, bring it back, and verify everything
+    Drill(drill::DrillArgs),
     /// Run the host of a grid in the foreground: its controllers, NBD server and control socket
     #[command(after_help = "Example:\n  holdfast host --dir /data/grid\n\n`holdfast grid up` starts one by itself.")]
     Host(HostArgs),
@@ -85,6 +90,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Grid(args) => cli::status::run_grid(args, &GridDir::choose(dir)?, cli.json),
         Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
+        Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Host(args) => {
             daemon::begin(args.daemon)?;

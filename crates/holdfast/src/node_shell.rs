@@ -8,13 +8,14 @@
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
 //! serves on with the others.
 
+use crate::daemon::outwait;
 use crate::logger;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{Buf, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_base::stream::Inbound;
+use holdfast_base::{Buf, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
-use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, Reactor};
+use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
 use holdfast_store::{self as store, FailReason, Notice};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -64,7 +65,8 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     let devices = open_devices(options)?;
     let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(config)?;
-    let (_, bound) = reactor.io().listen_tcp(options.listen)?;
+    let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
+    let (_, bound) = outwait(|| reactor.io().listen_tcp(options.listen), in_use)?;
     let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
     let mut shell = NodeShell {
         node: store::Node::new(store::NodeConfig::new(options.grid, options.node, boot)),
@@ -92,7 +94,7 @@ fn open_devices(options: &NodeOptions) -> Result<Vec<device::Device>> {
     let mut opened = Vec::new();
     let mut failed = Vec::new();
     for path in &options.devices {
-        match device::open(path) {
+        match outwait(|| device::open(path), |e| matches!(e, DeviceError::InUse { .. })) {
             Ok(device) => {
                 crate::grid::ownership::claim(&device, options)?;
                 opened.push(device);

@@ -56,9 +56,13 @@ pub enum Response {
     Done,
     Status(HostStatus),
     Volume(VolumeInfo),
-    Volumes { volumes: Vec<VolumeInfo> },
+    Volumes {
+        volumes: Vec<VolumeInfo>,
+    },
     /// What, why, and the next command.
-    Error { message: String },
+    Error {
+        message: String,
+    },
 }
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]

@@ -7,7 +7,9 @@
 //!
 //! Method: per sector, invocations and endings in order; the set of possible states (value, and which of the open
 //! operations have taken effect) is carried along, and extended only when an ending demands it (just-in-time
-//! linearization, Lowe 2017). Open reads are satisfied as soon as the value fits, which loses no generality.
+//! linearization, Lowe 2017). Open reads are satisfied as soon as the value fits, which loses no generality. Of two states
+//! with the same value, the one in which fewer *optional* writes (of unheard outcome) have taken effect explains whatever
+//! the other does, and is kept alone.
 
 use std::fmt;
 
@@ -219,7 +221,7 @@ impl History {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct State {
     value: Version,
-    effective: u32,
+    effective: u64,
 }
 
 /// An operation between its invocation and its ending.
@@ -227,6 +229,8 @@ struct State {
 struct Open {
     op: u32,
     is_write: bool,
+    /// Need not take effect at all.
+    is_optional: bool,
     value: Version,
 }
 
@@ -258,8 +262,9 @@ impl Search {
             let (_, is_ending, op) = self.events[at];
             if !is_ending {
                 let (is_write, value) = history.value_at(op, sector);
-                self.invoke(Open { op, is_write, value });
-            } else if let Err(why) = self.end(op, matches!(history.ops[op as usize].ending, Ending::Maybe(_))) {
+                let is_optional = is_write && !matches!(history.ops[op as usize].ending, Ending::Done(_));
+                self.invoke(Open { op, is_write, is_optional, value });
+            } else if let Err(why) = self.end(op) {
                 let text = format!("{why}{}", history.describe(sector, ops));
                 return Err(Violation { sector, text });
             }
@@ -272,7 +277,7 @@ impl Search {
             self.open.push(None);
             self.open.len() - 1
         });
-        assert!(slot < 32, "more than 32 open operations on one sector");
+        assert!(slot < 64, "more than 64 open operations on one sector");
         self.open[slot] = Some(open);
         if !open.is_write {
             for state in self.states.iter_mut().filter(|s| s.value == open.value) {
@@ -281,17 +286,17 @@ impl Search {
         }
     }
 
-    fn end(&mut self, op: u32, is_maybe: bool) -> Result<(), String> {
+    fn end(&mut self, op: u32) -> Result<(), String> {
         let slot = self.open.iter().position(|o| o.is_some_and(|o| o.op == op)).expect("an invoked operation ends");
         let open = self.open[slot].expect("just found");
-        let bit = 1 << slot;
+        let bit = 1_u64 << slot;
         let mut reached: Vec<State> = Vec::with_capacity(self.states.len());
         for i in 0..self.states.len() {
             let state = self.states[i];
             if state.effective & bit != 0 {
                 reached.push(state);
             } else {
-                if is_maybe {
+                if open.is_optional {
                     reached.push(state);
                 }
                 self.extend(state, bit, &mut reached);
@@ -299,10 +304,8 @@ impl Search {
         }
         let possible: Vec<Version> = self.states.iter().map(|s| s.value).collect();
         reached.iter_mut().for_each(|s| s.effective &= !bit);
-        reached.sort_unstable();
-        reached.dedup();
-        self.states = reached;
         self.open[slot] = None;
+        self.keep_undominated(reached);
         if self.states.is_empty() {
             let name = if open.is_write { "the write of" } else { "the read of" };
             return Err(format!("{name} {} can't be explained; before it, possible were {possible:?}", open.value));
@@ -310,8 +313,27 @@ impl Search {
         Ok(())
     }
 
+    fn keep_undominated(&mut self, mut reached: Vec<State>) {
+        reached.sort_unstable();
+        reached.dedup();
+        let is_optional = |o: &Option<Open>| o.is_some_and(|o| o.is_optional);
+        let optional = self.open.iter().enumerate().filter(|(_, o)| is_optional(o)).fold(0, |m, (i, _)| m | 1_u64 << i);
+        let dominates = |a: &State, b: &State| {
+            a != b
+                && a.value == b.value
+                && a.effective & !optional == b.effective & !optional
+                && a.effective & optional & !b.effective == 0
+        };
+        self.states.clear();
+        for state in &reached {
+            if optional == 0 || !reached.iter().any(|other| dominates(other, state)) {
+                self.states.push(*state);
+            }
+        }
+    }
+
     /// All states that orders of open writes lead to, up to the one in which `goal` has taken effect.
-    fn extend(&self, from: State, goal: u32, reached: &mut Vec<State>) {
+    fn extend(&self, from: State, goal: u64, reached: &mut Vec<State>) {
         let mut seen = vec![from];
         let mut next = 0;
         while next < seen.len() {
@@ -325,7 +347,11 @@ impl Search {
                 let after = self.apply(state, slot, open.value);
                 if after.effective & goal != 0 {
                     reached.push(after);
-                } else if !seen.contains(&after) {
+                    continue;
+                }
+                // On the way to the goal, an optional write helps only if a read saw it.
+                let is_needless = open.is_optional && after.effective == state.effective | 1 << slot;
+                if !is_needless && !seen.contains(&after) {
                     seen.push(after);
                 }
             }

@@ -99,6 +99,8 @@ pub struct LedgerClient {
     create_since: Instant,
     next_ledger: u32,
     failed_devices: BTreeSet<Leg>,
+    /// Ledgers that no root names any more, or never did.
+    forgotten: BTreeSet<(Leg, LedgerId)>,
     unusable_since: Option<Instant>,
     in_flight: BTreeMap<Lsn, Entry>,
     queue: VecDeque<(RequestToken, u64, usize)>,
@@ -140,6 +142,7 @@ impl LedgerClient {
             create_since: Instant::ZERO,
             next_ledger: 0,
             failed_devices: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             unusable_since: None,
             in_flight: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -283,16 +286,32 @@ impl LedgerClient {
 
     /// Ledgers that the new root does not name.
     fn forget_ledgers(&mut self, root: &Root, out: &mut Effects<Effect>) {
-        let mut gone = std::mem::take(&mut self.recovery.strays);
-        gone.retain(|(_, id)| id.epoch < root.epoch);
+        let strays = std::mem::take(&mut self.recovery.strays);
+        self.forgotten.extend(strays.into_iter().filter(|(_, id)| id.epoch < root.epoch));
         for ledger in std::mem::take(&mut self.recovery.dropped) {
-            gone.extend(ledger.legs.iter().map(|leg| (*leg, ledger.id)));
+            self.forgotten.extend(ledger.legs.iter().map(|leg| (*leg, ledger.id)));
         }
-        let (volume, epoch) = (self.config.volume, root.epoch);
-        for (leg, ledger) in gone {
-            if self.usable(leg) {
-                let request = Request::DeleteLedger { device: leg.device, volume, epoch, ledger };
-                self.send(leg.node, request, Vec::new(), Purpose::Forget, out);
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for node in nodes {
+            self.tidy(node, out);
+        }
+    }
+
+    /// Tells a node again what it may have missed: ledgers to delete, and the trim point.
+    fn tidy(&mut self, node: NodeId, out: &mut Effects<Effect>) {
+        if self.state != ClientState::Open {
+            return;
+        }
+        let (volume, epoch, upto) = (self.config.volume, self.root().epoch, self.trimmed);
+        let forgotten: Vec<(Leg, LedgerId)> = self.forgotten.iter().filter(|(l, _)| l.node == node).copied().collect();
+        for (leg, ledger) in forgotten {
+            let request = Request::DeleteLedger { device: leg.device, volume, epoch, ledger };
+            self.send(node, request, Vec::new(), Purpose::Forget, out);
+        }
+        for ledger in self.root().ledgers.clone() {
+            for leg in ledger.legs.into_iter().filter(|l| l.node == node && self.usable(*l)).collect::<Vec<_>>() {
+                let request = Request::TrimLedger { device: leg.device, volume, epoch, ledger: ledger.id, upto };
+                self.send(node, request, Vec::new(), Purpose::Forget, out);
             }
         }
     }
@@ -342,7 +361,11 @@ impl LedgerClient {
     /// Chooses legs for a new ledger and freezes the old one: none of its acknowledgements counts any more.
     fn start_ledger(&mut self) {
         self.state = ClientState::Creating;
-        self.ledger = None;
+        if let Some(ledger) = self.ledger.take()
+            && !self.root().ledgers.contains(&ledger)
+        {
+            self.forgotten.extend(ledger.legs.iter().map(|leg| (*leg, ledger.id)));
+        }
         self.created = 0;
         self.create_since = self.now;
         for entry in self.in_flight.values_mut() {
@@ -564,12 +587,9 @@ impl LedgerClient {
         }
         self.trimmed = upto;
         self.log = self.log.split_off(&upto.next());
-        let (volume, epoch) = (self.config.volume, self.root().epoch);
-        for ledger in self.root().ledgers.clone() {
-            for leg in ledger.legs.into_iter().filter(|l| self.usable(*l)).collect::<Vec<_>>() {
-                let request = Request::TrimLedger { device: leg.device, volume, epoch, ledger: ledger.id, upto };
-                self.send(leg.node, request, Vec::new(), Purpose::Forget, out);
-            }
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for node in nodes {
+            self.tidy(node, out);
         }
     }
 
@@ -607,6 +627,7 @@ impl Machine for LedgerClient {
             Event::NodeUp { node, devices, .. } => {
                 self.failed_devices.retain(|l| l.node != node);
                 self.nodes.insert(node, devices);
+                self.tidy(node, out);
                 self.drive(out);
             }
             Event::NodeDown { node } => {

@@ -20,8 +20,9 @@ const WAKE_CLIENT: u64 = 2;
 /// From here on: the host with that number comes back.
 const WAKE_HOST: u64 = 100;
 
-/// Entries that may be untrimmed, those in flight not counted.
-const LIVE_MAX: u64 = 24;
+/// Journal bytes for each entry that may be untrimmed: entries take up to 12 KiB, and owners who take over one after the
+/// other, without a trim between them, may leave a copy each.
+const JOURNAL_BYTES_AN_ENTRY: u64 = 96 << 10;
 
 /// Settings of one run, all drawn from its seed.
 #[derive(Clone, Debug)]
@@ -81,6 +82,8 @@ pub struct LedgerRun {
     pub world: World<LedgerClient>,
     nemesis: Nemesis,
     prng: Prng,
+    /// Entries that may be untrimmed, those in flight not counted.
+    live_max: u64,
     committed: BTreeMap<Lsn, u64>,
     trimmed: Lsn,
     /// The newest opening, and those before it that may still answer.
@@ -105,14 +108,14 @@ impl LedgerRun {
         let mut prng = world.prng.fork();
         let nemesis = Nemesis::new(prng.fork(), usize::from(plan.failures), plan.weights);
         let sizing = store::JournalSizing {
-            journal_bytes: prng.between(12, 24) * (64 << 10),
+            journal_bytes: prng.between(16, 40) * (64 << 10),
             unit_bytes: 64 << 10,
             shard_bytes_mean: 128 << 10,
         };
         for n in 0..plan.nodes {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.mutations;
-            let index = world.add_node(config, sizing, &vec![4 << 20; plan.disks]);
+            let index = world.add_node(config, sizing, &vec![6 << 20; plan.disks]);
             world.start_node(index);
         }
         for _ in 0..plan.hosts {
@@ -126,6 +129,7 @@ impl LedgerRun {
             world,
             nemesis,
             prng,
+            live_max: sizing.journal_bytes / JOURNAL_BYTES_AN_ENTRY,
             committed: BTreeMap::new(),
             trimmed: Lsn::ZERO,
             current: None,
@@ -286,7 +290,7 @@ impl LedgerRun {
             let busy = self.outstanding.values().filter(|at| **at == current).count();
             // The log is bounded by the writer, never by what a node has room for.
             let end = self.committed.last_key_value().map_or(Lsn::ZERO, |(l, _)| *l);
-            if busy < self.plan.depth && end.0 < self.trimmed.0 + LIVE_MAX {
+            if busy < self.plan.depth && end.0 < self.trimmed.0 + self.live_max {
                 self.issued += 1;
                 self.append(current);
             }
@@ -294,7 +298,7 @@ impl LedgerRun {
                 let zombie = *self.prng.pick(&self.old);
                 self.append(zombie);
             }
-            if self.prng.chance(100) || end.0 >= self.trimmed.0 + LIVE_MAX {
+            if self.prng.chance(100) || end.0 >= self.trimmed.0 + self.live_max {
                 self.trim(current);
             }
         }
@@ -302,8 +306,8 @@ impl LedgerRun {
 
     fn trim(&mut self, at: MachineAt) {
         let Some(client) = self.world.machine(at).filter(|c| c.state == ClientState::Open) else { return };
-        if client.committed.0 > self.trimmed.0 + 12 && !self.world.hosts[at.host].is_paused() {
-            let upto = Lsn(client.committed.0 - 8);
+        if client.committed.0 > self.trimmed.0 + self.live_max / 2 && !self.world.hosts[at.host].is_paused() {
+            let upto = Lsn(client.committed.0 - self.live_max / 3);
             // Trims may take effect any time from now on.
             self.trimmed = self.trimmed.max(upto);
             let token = RequestToken(self.next_token);
@@ -361,6 +365,39 @@ impl LedgerRun {
             openings: self.openings,
             rolls: self.rolls,
         })
+    }
+
+    // ---- by hand, for scenarios ----
+
+    /// Lets time pass.
+    pub fn pass(&mut self, span: Duration) {
+        let until = self.world.now() + span;
+        self.world.wake_at(until, 0);
+        self.run_until(until, |_| false).expect("nothing broke meanwhile");
+    }
+
+    /// Asks the newest opening for so many appends.
+    pub fn append_some(&mut self, count: u32) {
+        let at = self.current.expect("an opening");
+        for _ in 0..count {
+            self.append(at);
+        }
+    }
+
+    /// Asks for appends and waits until all are committed.
+    pub fn append_and_wait(&mut self, count: u32) {
+        self.append_some(count);
+        self.settle().expect("appends are committed");
+    }
+
+    /// Another opening takes over.
+    pub fn reopen(&mut self, host: usize) {
+        self.open(host);
+    }
+
+    /// Heals everything and takes over once more: everything committed must be there.
+    pub fn finish(self) -> Result<Outcome, String> {
+        self.run()
     }
 
     fn settle(&mut self) -> Result<(), String> {

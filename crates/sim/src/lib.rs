@@ -17,6 +17,7 @@ pub mod net;
 pub mod node;
 pub mod plan;
 pub mod runner;
+pub mod stage;
 pub mod swarm;
 pub mod trace;
 pub mod workload;

@@ -292,7 +292,7 @@ impl<M: Machine> World<M> {
         let writes = store::format_device(grid, node.id, device, disk.size_bytes(), node.sizing)
             .expect("a simulated disk has room for its tables");
         for (offset, data) in writes {
-            disk.write_now(offset, &[data]);
+            disk.write_now(offset, &data);
         }
         let superblock = store::probe_superblock(&disk.peek(0, holdfast_base::BLOCK_BYTES)).expect("just written");
         disk.silent_from = superblock.areas.data_offset;

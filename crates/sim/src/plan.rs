@@ -77,6 +77,8 @@ pub struct Plan {
     /// Mean time between two faults.
     pub fault_pace: Duration,
     pub rotten: Option<DiskFaults>,
+    /// Hosts greet nodes whose devices are still opening.
+    pub greet_early: bool,
     pub volume_mutations: volume::Mutations,
     pub store_mutations: store::Mutations,
 }
@@ -121,6 +123,7 @@ impl Plan {
             weights: Weights::default(),
             fault_pace: Duration::from_millis(prng.between(15, 150)),
             rotten: None,
+            greet_early: seed % 2 == 1,
             volume_mutations: volume::Mutations::default(),
             store_mutations: store::Mutations::default(),
         };

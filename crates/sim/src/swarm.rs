@@ -3,11 +3,12 @@
 //! Safety phase: requests and faults. Liveness phase: everything is healed, and the grid must converge: all requests
 //! answered, the volume open, redundancy whole, every sector read back and judged, nothing held that nobody names.
 
+use crate::disk::Crash;
 use crate::faults::{HostAct, Nemesis};
 use crate::plan::Plan;
-use crate::workload::Guests;
+use crate::workload::{Guests, What};
 use crate::world::{MachineAt, Output, World};
-use holdfast_base::{Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, SegmentId, VolumeId};
+use holdfast_base::{Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId};
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
 use holdfast_store as store;
@@ -51,7 +52,7 @@ pub struct Run {
     nemesis: Nemesis,
     prng: Prng,
     /// The newest opening.
-    current: Option<MachineAt>,
+    pub(crate) current: Option<MachineAt>,
     /// All openings whose processes live, oldest first, the current one included.
     openings: Vec<MachineAt>,
     opened: BTreeSet<MachineAt>,
@@ -60,10 +61,12 @@ pub struct Run {
     serving: Option<MachineAt>,
     served_epoch: Epoch,
     hand_over_to: Option<usize>,
+    failed_disks: BTreeSet<(usize, usize)>,
     openings_count: u32,
     issued: u32,
     healing: bool,
-    held: BTreeMap<SegmentId, BTreeSet<u8>>,
+    discarded_all: bool,
+    pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
     held_twice: Vec<String>,
     failure: Option<String>,
 }
@@ -79,6 +82,13 @@ impl Run {
             config.mutations = plan.store_mutations;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
             world.start_node(node);
+        }
+        if !plan.greet_early {
+            let ready_at = world.now() + Duration::from_millis(5);
+            while world.next_at().is_some_and(|at| at < ready_at) {
+                world.step();
+            }
+            world.outputs.clear();
         }
         for _ in 0..plan.hosts {
             world.add_host();
@@ -104,9 +114,11 @@ impl Run {
             serving: None,
             served_epoch: Epoch(0),
             hand_over_to: None,
+            failed_disks: BTreeSet::new(),
             openings_count: 0,
             issued: 0,
             healing: false,
+            discarded_all: false,
             held: BTreeMap::new(),
             held_twice: Vec::new(),
             failure: None,
@@ -133,11 +145,17 @@ impl Run {
     }
 
     /// A new opening of the volume on this host, if it is up.
-    fn open(&mut self, host: usize) {
+    pub(crate) fn open(&mut self, host: usize) {
         if !self.world.hosts[host].is_up() {
             return;
         }
         self.openings_count += 1;
+        // The host's shell has one controller a volume; one that served stays in this world, to go on sending.
+        let replaced = |m: &MachineAt| m.host == host && !self.opened.contains(m);
+        for at in self.openings.extract_if(.., |m| replaced(m)).collect::<Vec<_>>() {
+            self.world.detach(at);
+            self.guests.on_gone(|m| m == at);
+        }
         let controller = Controller::new(self.config(host));
         let at = self.world.attach(host, controller);
         self.current = Some(at);
@@ -158,7 +176,8 @@ impl Run {
             }
             Output::Notice { at, notice: Notice::StateChanged(state) } => self.on_state(at, state),
             Output::Probed { node, reply } => self.on_probed(node, &reply),
-            Output::Notice { .. } | Output::NodeNote { .. } => {}
+            Output::NodeNote { node, notice } => self.on_node_note(node, &notice),
+            Output::Notice { .. } => {}
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
             Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
@@ -199,6 +218,36 @@ impl Run {
         }
     }
 
+    fn on_node_note(&mut self, node: usize, notice: &store::Notice) {
+        match notice {
+            store::Notice::DeviceOpened { slot, .. } => {
+                self.failed_disks.remove(&(node, slot.0));
+            }
+            store::Notice::DeviceFailed { slot, .. } => {
+                self.failed_disks.insert((node, slot.0));
+            }
+            _ => {}
+        }
+    }
+
+    /// The operator's part of healing: a process whose device failed is restarted, once; a disk that still fails is
+    /// swapped for a blank one.
+    fn replace_failed_disks(&mut self) -> Result<(), String> {
+        for swap in [false, true] {
+            let failed = std::mem::take(&mut self.failed_disks);
+            let nodes: BTreeSet<usize> = failed.iter().map(|(node, _)| *node).collect();
+            for node in nodes {
+                self.world.crash_node(node, Crash::Process);
+                if swap {
+                    failed.iter().filter(|(n, _)| *n == node).for_each(|(n, slot)| self.world.format_disk(*n, *slot));
+                }
+                self.world.start_node(node);
+            }
+            self.run_until(self.world.now() + Duration::from_millis(20), |_| false)?;
+        }
+        Ok(())
+    }
+
     fn on_fault_time(&mut self) {
         if self.nemesis.waits_for_restoration() && self.is_whole() {
             self.nemesis.on_restored(self.world.now());
@@ -226,9 +275,9 @@ impl Run {
         }
     }
 
-    fn crash_host(&mut self, host: usize) {
+    pub(crate) fn crash_host(&mut self, host: usize) {
         self.world.crash_host(host);
-        self.guests.on_crash(host);
+        self.guests.on_gone(|at| at.host == host);
         self.openings.retain(|at| at.host != host);
         self.current = self.current.filter(|at| at.host != host);
     }
@@ -269,11 +318,23 @@ impl Run {
         }
     }
 
-    /// A random request; `late` where the controller had a successor that serves.
+    /// A random request.
     fn ask(&mut self, at: MachineAt) {
-        let late = self.opened.contains(&at) && self.serving.is_some_and(|s| s != at);
-        let request = self.guests.draw(at, late);
+        let request = self.guests.draw(at, self.is_late(at));
         self.world.request(at, request);
+    }
+
+    /// A request of a scenario.
+    pub(crate) fn ask_for(&mut self, at: MachineAt, what: What, offset: u64, len: u64) -> RequestToken {
+        let request = self.guests.ask(at, what, offset, len, self.is_late(at));
+        let token = request.token;
+        self.world.request(at, request);
+        token
+    }
+
+    /// Whether the controller is deposed, or has a successor that serves.
+    fn is_late(&self, at: MachineAt) -> bool {
+        self.deposed.contains(&at) || self.opened.contains(&at) && self.serving.is_some_and(|s| s != at)
     }
 
     fn open_somewhere(&mut self) {
@@ -284,7 +345,7 @@ impl Run {
         }
     }
 
-    fn step(&mut self) -> Result<(), String> {
+    pub(crate) fn step(&mut self) -> Result<(), String> {
         if !self.world.step() {
             return Err("nothing will ever happen again".to_string());
         }
@@ -300,7 +361,7 @@ impl Run {
         }
     }
 
-    fn run_until(&mut self, until: Instant, done: impl Fn(&Run) -> bool) -> Result<bool, String> {
+    pub(crate) fn run_until(&mut self, until: Instant, done: impl Fn(&Run) -> bool) -> Result<bool, String> {
         while self.world.now() < until {
             if done(self) {
                 return Ok(true);
@@ -308,6 +369,10 @@ impl Run {
             self.step()?;
         }
         Ok(done(self))
+    }
+
+    fn is_open(&self, at: MachineAt) -> bool {
+        self.world.machine(at).is_some_and(|c| c.state() == State::Open)
     }
 
     /// Open, with full redundancy in log and segments, as the controller sees it.
@@ -331,6 +396,9 @@ impl Run {
         self.heal()?;
         self.converge("settle")?;
         self.read_back()?;
+        if self.plan.space_may_end() || self.prng.chance(250) {
+            self.discard_all()?;
+        }
         self.guests.history.check().map_err(|v| v.to_string())?;
         self.check_nothing_leaked()?;
         self.outcome()
@@ -344,6 +412,7 @@ impl Run {
                 self.world.start_host(host);
             }
         }
+        self.replace_failed_disks()?;
         // A hand-over may be under way: let it come to an end of its own, then see to it that somebody owns the volume.
         self.run_until(self.world.now() + Duration::from_millis(400), |_| false)?;
         if self.current.is_none() {
@@ -354,14 +423,18 @@ impl Run {
 
     fn converge(&mut self, what: &str) -> Result<(), String> {
         let until = self.world.now() + CONVERGE_WITHIN;
+        // A grid without room can't restore layouts before something is let go of.
+        let is_full = self.plan.space_may_end() && !self.discarded_all;
         let done = self.run_until(until, |r| {
-            r.current.is_some_and(|at| r.guests.waiting_on(at) == 0) && r.is_whole()
+            let answered = r.current.is_some_and(|at| r.guests.waiting_on(at) == 0 && r.is_open(at));
+            answered && (is_full || r.is_whole())
         })?;
         if done {
             return Ok(());
         }
         let waiting = self.current.map(|at| self.guests.waiting_on(at));
         let status = self.current.and_then(|at| self.world.machine(at)).map(Controller::status);
+        if std::env::var_os("HF_DUMP").is_some() { if let Some(m)=self.current.and_then(|at| self.world.machine(at)) { eprintln!("{}", m.dump()); } }
         Err(format!("did not {what} within {CONVERGE_WITHIN:?} of healing: {waiting:?} requests wait, {status:?}"))
     }
 
@@ -371,6 +444,23 @@ impl Run {
             self.world.request(at, request);
         }
         self.converge("read everything back")
+    }
+
+    /// Whatever fills the grid, it can be let go of.
+    fn discard_all(&mut self) -> Result<(), String> {
+        let at = self.current.expect("converged");
+        let request = self.guests.ask(at, What::Discard, 0, self.guests.size_bytes(), false);
+        self.world.request(at, request);
+        self.discarded_all = true;
+        self.converge("let go of everything")?;
+        self.read_back()?;
+        let mapped = |r: &Run| {
+            r.current.and_then(|at| r.world.machine(at)).map_or(u64::MAX, |c| c.status().mapped_blocks)
+        };
+        if self.run_until(self.world.now() + CONVERGE_WITHIN, move |r| mapped(r) == 0)? {
+            return Ok(());
+        }
+        Err(format!("{} blocks are still mapped {CONVERGE_WITHIN:?} after everything was discarded", mapped(self)))
     }
 
     fn on_probed(&mut self, node: usize, reply: &Reply) {
@@ -386,7 +476,7 @@ impl Run {
     }
 
     /// Lists what nodes hold.
-    fn take_stock(&mut self) {
+    pub(crate) fn take_stock(&mut self) {
         self.held.clear();
         self.held_twice.clear();
         for node in 0..self.world.nodes.len() {

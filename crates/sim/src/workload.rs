@@ -103,6 +103,10 @@ impl Guests {
         self.asked.values().filter(|a| a.at == at).count()
     }
 
+    pub fn is_waiting(&self, token: RequestToken) -> bool {
+        self.asked.contains_key(&token)
+    }
+
     /// A random request for a controller. `late` where its successor serves already.
     pub fn draw(&mut self, at: MachineAt, late: bool) -> BlockRequest {
         let mix = self.mix;
@@ -260,9 +264,9 @@ impl Guests {
         Ok(())
     }
 
-    /// The controller's process is gone: its guests' requests are never answered.
-    pub fn on_crash(&mut self, host: usize) {
-        let gone: Vec<RequestToken> = self.asked.iter().filter(|(_, a)| a.at.host == host).map(|(t, _)| *t).collect();
+    /// Controllers are gone: their guests' requests are never answered.
+    pub fn on_gone(&mut self, is_gone: impl Fn(MachineAt) -> bool) {
+        let gone: Vec<RequestToken> = self.asked.iter().filter(|(_, a)| is_gone(a.at)).map(|(t, _)| *t).collect();
         for token in gone {
             let asked = self.asked.remove(&token).expect("listed");
             if !asked.late {

@@ -154,7 +154,7 @@ impl Serving {
             (Then::Fenced { .. }, ControlKey::Ledger(_)) => unreachable!("fences wait for promises"),
             (Then::Join(join), _) => self.finish_join(ctx, join, 1),
             (Then::Moved { unit }, _) => self.journal.on_moved(unit),
-            (Then::Recovered, _) => self.journal.recovery_moves -= 1,
+            (Then::Recovered, _) => self.journal.on_recovered(),
         }
     }
 
@@ -235,6 +235,15 @@ impl Journal {
         self.reclaim_due |= unit.moves == 0;
     }
 
+    /// One more record says what the opening found; with the last, units that lack batches may go.
+    fn on_recovered(&mut self) {
+        self.recovery_moves -= 1;
+        if self.recovery_moves == 0 {
+            self.units.units.iter_mut().for_each(|u| u.is_evidence = false);
+            self.reclaim_due = true;
+        }
+    }
+
     /// Gives a completed flight back its control records, which wait for the watermark.
     fn keep_controls(&mut self, seq: u64, records: Vec<Flown>) {
         let index = (seq - self.flights[0].seq) as usize;
@@ -243,23 +252,35 @@ impl Journal {
 
     /// Clients of all that is queued or in flight, in order.
     pub fn waiting_clients(&self) -> Vec<Client> {
-        let of_then = |then: &Then| match then {
-            Then::Done(client) | Then::Fenced { client, .. } => Some(*client),
-            Then::Nothing | Then::Join(_) | Then::Moved { .. } | Then::Recovered => None,
-        };
-        let of_source = |source: &Source| match source {
-            Source::Client(client) => Some(*client),
-            Source::Unit(_) => None,
-        };
         let flown = self.flights.iter().flat_map(|f| &f.records).filter_map(|record| match record {
-            Flown::Entry { source, .. } => of_source(source),
-            Flown::Control { then, .. } => of_then(then),
+            Flown::Entry { source, .. } => client_of_source(source),
+            Flown::Control { then, .. } => client_of_then(then),
         });
-        let queued = self.queue.iter().filter_map(|record| match record {
-            Queued::Entry(entry) => of_source(&entry.source),
-            Queued::Control { then, .. } => of_then(then),
-        });
-        flown.chain(queued).collect()
+        let mut clients: Vec<Client> = flown.collect();
+        self.queue.iter().for_each(|record| add_clients(record, &mut clients));
+        clients
+    }
+}
+
+fn client_of_then(then: &Then) -> Option<Client> {
+    match then {
+        Then::Done(client) | Then::Fenced { client, .. } => Some(*client),
+        Then::Nothing | Then::Join(_) | Then::Moved { .. } | Then::Recovered => None,
+    }
+}
+
+fn client_of_source(source: &Source) -> Option<Client> {
+    match source {
+        Source::Client(client) => Some(*client),
+        Source::Unit(_) => None,
+    }
+}
+
+fn add_clients(record: &Queued, clients: &mut Vec<Client>) {
+    match record {
+        Queued::Entry(entry) => clients.extend(client_of_source(&entry.source)),
+        Queued::Control { then, .. } => clients.extend(client_of_then(then)),
+        Queued::Group(records) => records.iter().for_each(|r| add_clients(r, clients)),
     }
 }
 

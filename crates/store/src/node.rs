@@ -11,7 +11,7 @@
 //! 2. Nothing is answered as done before it is durable on the device that it concerns.
 //! 3. One device's failure changes no answer of another.
 //!
-//! Limits: devices [`DEVICES_MAX`](crate::io::DEVICES_MAX); requests are bounded by each device's own queues, and refused
+//! Limits: devices [`DEVICES_MAX`]; requests are bounded by each device's own queues, and refused
 //! as `Busy` beyond.
 
 use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, NodeConfig};

@@ -278,9 +278,12 @@ impl Opening {
             ctx.note(Notice::SlotsDamaged { device: superblock.device, count: self.damaged_slots });
         }
         let shards = self.shards.take().expect("made with the superblock");
+        let second = Superblock::second_offset(superblock.size_bytes);
         for (copy, read) in self.superblocks.iter().enumerate() {
-            if read.flatten() != Some(superblock) {
-                let offset = if copy == 0 { 0 } else { Superblock::second_offset(superblock.size_bytes) };
+            // The second copy of a device that has grown since is not where it was looked for.
+            let was_sought = copy == 0 || Superblock::second_offset(self.size_bytes) == second;
+            if was_sought && read.flatten() != Some(superblock) {
+                let offset = if copy == 0 { 0 } else { second };
                 let bytes = Buf::copy_from(&superblock.encode());
                 ctx.write(offset, vec![bytes], true, Io::SuperblockRepair);
             }

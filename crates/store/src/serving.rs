@@ -231,7 +231,6 @@ impl Serving {
 
     /// No room: for a moment, if units are on their way back.
     fn full(&self) -> Refusal {
-        { for u in &self.journal.units.units { println!("{:?} e{:?} live {} {} ctl {} led {} fl {} mv {} rd {} dmg {}", u.state, u.entry, u.live_entries, u.live_bytes, u.controls.len(), u.ledgers.len(), u.flights, u.moves, u.readers, u.damaged_entries); } println!("ahead {} open_left {} queue {} flights {} compacting {:?} due {}", self.journal.units.ahead(), self.journal.units.open_left(), self.journal.queue.len(), self.journal.flights.len(), self.journal.compacting, self.journal.reclaim_due); }
         if self.journal.is_reclaiming() { Refusal::Busy } else { Refusal::NoSpace }
     }
 

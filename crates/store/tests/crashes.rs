@@ -341,6 +341,98 @@ fn long_lives_with_many_crashes() {
     }
 }
 
+/// After one sector has rotted: what is read is right, what is told as sound lacks nothing.
+fn check_rotten(test: &mut Test) {
+    for v in 1..=u128::from(VOLUMES) {
+        for shard in test.rig.list(v) {
+            let blocks = test.volumes[&v].shards_sent[&shard];
+            match test.rig.read_shard(shard, 0, blocks) {
+                Ok(data) => assert_eq!(data, shard_data(shard, blocks)),
+                Err(refusal) => assert_eq!(refusal, Refusal::Checksum),
+            }
+        }
+        let promised = test.volumes[&v].promised;
+        let reply = test.rig.call(fence(v, promised, 999));
+        let refused = matches!(reply, Reply::Refused(Refusal::StaleEpoch { .. } | Refusal::DeviceFailed));
+        assert!(promised == 0 || refused, "the promise of {promised} is forgotten");
+        let epoch = test.volumes[&v].epoch + 1;
+        let reply = test.rig.call(fence(v, epoch, u128::from(epoch)));
+        let Reply::Fenced { ledgers, .. } = reply else {
+            assert_eq!(reply, Reply::Refused(Refusal::DeviceFailed), "its promises may be lost");
+            continue;
+        };
+        let volume = test.volumes.get_mut(&v).unwrap();
+        (volume.epoch, volume.promised) = (epoch, epoch);
+        for state in ledgers.iter().filter(|s| s.sound) {
+            let held = &test.volumes[&v].ledgers[&state.ledger];
+            let acked: Vec<u64> = held.acked.iter().copied().filter(|l| *l > state.trimmed.0).collect();
+            let (id, from) = (state.ledger, state.trimmed.0 + 1);
+            let (entries, damaged) = test.rig.read_log(v, id.epoch.0, id.n, from);
+            for lsn in acked {
+                let found = entries.iter().find(|(e, _)| e.lsn.0 == lsn);
+                assert!(found.is_some() || damaged.contains(&lsn), "{id:?} says that it lacks {lsn}");
+            }
+            for (entry, payload) in entries {
+                let blocks = test.volumes[&v].ledgers[&id].sent[&entry.lsn.0];
+                assert_eq!(payload, entry_payload(v, id.epoch.0, id.n, entry.lsn.0, blocks));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn one_rotten_sector_never_makes_a_sound_leg_lie(seed: u64) {
+        let mut test = Test::new(seed);
+        for _ in 0..200 {
+            test.step();
+            test.rig.complete_any();
+            test.harvest();
+        }
+        test.rig.settle();
+        test.harvest();
+        test.rig.crash(Crash::Power);
+        // Mostly where the journal and the tables are.
+        let limit = if test.prng.chance(800) { 600 << 10 } else { 4 << 20 };
+        let sector = test.prng.below(limit / 512);
+        if test.prng.chance(300) {
+            test.rig.disks[0].bad_reads.push(sector * 512..sector * 512 + 512);
+        } else {
+            for at in 0..512 {
+                test.rig.disks[0].corrupt(sector * 512 + at);
+            }
+        }
+        for _ in 0..2 {
+            test.rig.start();
+            test.rig.settle();
+            check_rotten(&mut test);
+            test.rig.settle();
+            test.rig.crash(Crash::Power);
+        }
+    }
+}
+
+#[test]
+fn when_a_device_fails_everything_that_waits_is_answered() {
+    for seed in 0..60 {
+        let mut test = Test::new(seed);
+        for _ in 0..150 {
+            test.step();
+            if test.prng.chance(700) {
+                test.rig.complete_any();
+            }
+            test.harvest();
+        }
+        test.rig.disks[0].fail_writes = true;
+        let (request, payload) = append(1, 1, 0, 1, 0, 1);
+        test.send(request, payload, Sent::Ignored);
+        test.rig.settle();
+        let waiting: Vec<u64> = test.waiting.keys().copied().collect();
+        assert!(waiting.iter().all(|token| test.rig.replies.contains_key(token)), "seed {seed}");
+    }
+}
+
 /// The deliberate mistakes are found by this very test: what finds nothing proves nothing.
 #[test]
 fn every_mutation_is_found() {
@@ -363,13 +455,15 @@ fn every_mutation_is_found() {
     assert!(unfound.is_empty(), "not found: {unfound:?}");
 }
 
-/// For hours: `cargo test --release -p holdfast-store --test crashes -- --ignored`.
+/// For hours: `SEED=1 cargo test -p holdfast-store --test crashes -- --ignored`.
 #[test]
 #[ignore = "soak"]
 fn many_more_seeds() {
-    for seed in std::env::var("SEED").ok().map_or(1000, |s| s.parse().unwrap())..6000 {
+    let first: u64 = std::env::var("SEED").map_or(1000, |s| s.parse().expect("a number"));
+    for seed in first..first + 5000 {
         println!("seed {seed}");
         let mut test = Test::new(seed);
-        test.run(8, 200);
+        let (rounds, steps) = *Prng::new(seed).pick(&[(8, 200), (60, 12), (30, 60)]);
+        test.run(rounds, steps);
     }
 }

@@ -314,3 +314,20 @@ fn an_idle_node_wants_nothing() {
     rig.settle();
     assert_eq!(rig.disks[0].write_count, writes);
 }
+
+#[test]
+fn a_volume_of_thousands_of_shards_is_dropped_at_once() {
+    let sizing = holdfast_store::JournalSizing { shard_bytes_mean: 8 << 10, ..support::JOURNAL_LARGE };
+    let mut rig = Rig::new(15, &[96 << 20], sizing);
+    for counter in 0..6000 {
+        assert!(is_done(&rig.put(5, 1, counter, 1)));
+    }
+    let drop = Request::DropVolume { device: device(0), volume: VolumeId(5), epoch: Epoch(1) };
+    let token = rig.send(drop.clone(), Buf::empty());
+    let again = rig.send(drop, Buf::empty());
+    assert!(rig.in_flight() <= 64, "{} writes at once", rig.in_flight());
+    rig.settle();
+    assert!(is_done(&rig.replies[&token].0) && is_done(&rig.replies[&again].0));
+    rig.restart(Crash::Power);
+    assert!(rig.list(5).is_empty());
+}

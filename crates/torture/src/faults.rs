@@ -5,7 +5,7 @@
 //! data away, so it needs no such wait, and may come while a node hangs.
 
 use crate::engine::Control;
-use crate::grid::{Grid, NodeAction, Status};
+use crate::grid::{ComingUp, Grid, NodeAction, Status};
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_base::Prng;
 use std::collections::BTreeMap;
@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// How long after a fault everything may take to be redundant again, under full load.
 const REDUNDANT_MAX: Duration = Duration::from_secs(120);
+
+/// How long volumes may take to be open after the host was started. The goal is two seconds; this is what counts as stuck.
+const OPEN_MAX: Duration = Duration::from_secs(30);
 
 /// Pace of looking at the grid.
 const LOOK_PACE: Duration = Duration::from_millis(200);
@@ -151,32 +154,33 @@ impl Tormentor<'_> {
                 self.rest(500, 8_000);
                 self.node(NodeAction::Mend, node)
             }
-            Fault::HostKill => self.host_down(report, "host killed", Grid::kill_host),
+            Fault::HostKill => self.host_down(report, "host killed", Grid::kill_host)?.finish(),
             Fault::HostKillWhileNodeHangs => {
                 self.node(NodeAction::Hang, node)?;
                 self.rest(10, 2_000);
-                self.host_down(report, "host killed", Grid::kill_host)?;
+                let coming = self.host_down(report, "host killed", Grid::kill_host)?;
                 self.rest(500, 4_000);
-                self.node(NodeAction::Resume, node)
+                self.node(NodeAction::Resume, node)?;
+                coming.finish()
             }
-            Fault::Blackout => self.host_down(report, "everything killed", Grid::kill_everything),
+            Fault::Blackout => self.host_down(report, "everything killed", Grid::kill_everything)?.finish(),
         }
     }
 
-    /// Takes the host down by `kill` and brings up again what is down.
-    fn host_down(&mut self, report: &mut Report, text: &str, kill: fn(&Grid) -> Result<()>) -> Result<()> {
+    /// Takes the host down by `kill`, starts again what is down, and waits until volumes are served.
+    fn host_down(&mut self, report: &mut Report, text: &str, kill: fn(&Grid) -> Result<()>) -> Result<ComingUp> {
         self.control.host_going();
         self.control.fault(text);
         kill(self.grid)?;
-        let pause = self.random.below(500);
-        self.rest(0, pause);
+        self.rest(0, 500);
         let ordered = Instant::now();
-        self.grid.up()?;
+        let coming = self.grid.begin_up()?;
+        self.grid.wait_open(OPEN_MAX)?;
         let took = ordered.elapsed();
         report.longest_host_start = report.longest_host_start.max(took);
-        self.control.fault(format!("up again after {took:?}"));
+        self.control.fault(format!("volumes are open after {took:?}"));
         self.control.host_back(ordered);
-        Ok(())
+        Ok(coming)
     }
 
     fn node(&self, action: NodeAction, node: u32) -> Result<()> {

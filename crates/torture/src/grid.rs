@@ -1,10 +1,10 @@
 //! A local grid of the real binary, driven as a person would: by its command line.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub struct Grid {
@@ -66,6 +66,29 @@ impl Grid {
         self.run(&["grid", "up"]).map(drop)
     }
 
+    /// Begins to do so: while a node hangs, the command waits for it, and volumes are served meanwhile.
+    pub fn begin_up(&self) -> Result<ComingUp> {
+        let mut command = self.command(&["grid", "up"]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        Ok(ComingUp(child.with_context(|| format!("cannot run {}", self.binary.display()))?))
+    }
+
+    /// Waits until every volume is open.
+    pub fn wait_open(&self, patience: Duration) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            let what = match self.status() {
+                Ok(status) => match status.not_open() {
+                    None => return Ok(()),
+                    Some(what) => what,
+                },
+                Err(error) => error.to_string(),
+            };
+            ensure!(since.elapsed() < patience, "{patience:?} after the host was started: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     pub fn down(&self) -> Result<()> {
         self.run(&["grid", "down"]).map(drop)
     }
@@ -102,17 +125,33 @@ impl Grid {
         pids.into_iter().try_for_each(wait_gone)
     }
 
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).env("HOLDFAST_DIR", &self.dir).stdin(Stdio::null());
+        command
+    }
+
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let shown = || format!("`holdfast {}`", arguments.join(" "));
-        let output = Command::new(&self.binary)
-            .args(arguments)
-            .env("HOLDFAST_DIR", &self.dir)
-            .output()
-            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        let output =
+            self.command(arguments).output().with_context(|| format!("cannot run {}", self.binary.display()))?;
         if !output.status.success() {
             bail!("{} failed ({}): {}", shown(), output.status, String::from_utf8_lossy(&output.stderr).trim());
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// A `holdfast grid up` that has begun.
+pub struct ComingUp(Child);
+
+impl ComingUp {
+    /// Waits for its end, which must be a good one.
+    pub fn finish(self) -> Result<()> {
+        let output = self.0.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "`holdfast grid up` failed ({}): {}", output.status, said.trim());
+        Ok(())
     }
 }
 
@@ -178,7 +217,7 @@ impl Status {
         let volume = |v: &Value| -> Result<Volume> {
             let live = &v["live"];
             // Absent while the volume is not open: then nothing may be taken for redundant.
-            let number = |key: &str| live[key].as_u64().unwrap_or(u64::MAX);
+            let number = |key: &str| live[key].as_u64().unwrap_or(u64::from(u32::MAX));
             Ok(Volume {
                 name: word(v, "name")?,
                 state: word(v, "state")?,
@@ -195,26 +234,29 @@ impl Status {
         })
     }
 
-    /// What still keeps the grid from having all its redundancy; `None` when nothing does.
-    pub fn lacks(&self) -> Option<String> {
+    /// What still keeps the grid from serving all its volumes.
+    pub fn not_open(&self) -> Option<String> {
         if self.host_state != "up" {
             return Some(format!("the host is {}", self.host_state));
+        }
+        let volume = self.volumes.iter().find(|v| v.state != "open")?;
+        Some(format!("volume {} is {}", volume.name, volume.state))
+    }
+
+    /// What still keeps the grid from having all its redundancy; `None` when nothing does.
+    pub fn lacks(&self) -> Option<String> {
+        if let Some(what) = self.not_open() {
+            return Some(what);
         }
         if let Some(node) = self.nodes.iter().find(|n| n.state != "up") {
             return Some(format!("node {} is {}", node.id, node.state));
         }
-        let volume = self
-            .volumes
-            .iter()
-            .find(|v| v.state != "open" || v.degraded_segments + v.at_risk_entries > 0 || v.suspect_nodes > 0)?;
-        Some(if volume.state == "open" {
-            format!(
-                "volume {}: {} degraded segments, {} entries at risk, {} suspect nodes",
-                volume.name, volume.degraded_segments, volume.at_risk_entries, volume.suspect_nodes
-            )
-        } else {
-            format!("volume {} is {}", volume.name, volume.state)
-        })
+        let is_lacking = |v: &&Volume| v.degraded_segments + v.at_risk_entries > 0 || v.suspect_nodes > 0;
+        let volume = self.volumes.iter().find(is_lacking)?;
+        Some(format!(
+            "volume {}: {} degraded segments, {} entries at risk, {} suspect nodes",
+            volume.name, volume.degraded_segments, volume.at_risk_entries, volume.suspect_nodes
+        ))
     }
 }
 

@@ -133,7 +133,7 @@ fn summary(engine: &Engine, report: &Report) -> String {
     let faults: Vec<String> = report.faults.iter().map(|(fault, count)| format!("{count} {fault}")).collect();
     format!(
         "{} requests ({} reads, {} writes, {} trims, {} flushes), {total} faults ({}), {} answers lost with the host, \
-         longest request {:.0} ms, redundant again within {:.1} s, host up within {:.1} s and serving within {:.1} s, \
+         longest request {:.0} ms, redundant again within {:.1} s, volumes open {:.1} s and clients back {:.1} s after a host's start at the latest, \
          {} MiB read back twice: 0 errors, 0 mismatches",
         counts.requests,
         counts.reads,

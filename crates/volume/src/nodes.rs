@@ -43,6 +43,7 @@ pub struct Node {
     pub suspect: bool,
     /// When it became suspect or went down.
     pub out_since: Option<Instant>,
+    pub up_since: Instant,
     pub last_reply: Instant,
     /// When the youngest request that it has answered was sent.
     pub answered_sent_at: Instant,
@@ -68,6 +69,7 @@ impl Nodes {
             up: false,
             suspect: false,
             out_since: None,
+            up_since: now,
             last_reply: now,
             answered_sent_at: now,
             devices: BTreeMap::new(),
@@ -80,6 +82,7 @@ impl Nodes {
             up: true,
             suspect: false,
             out_since: None,
+            up_since: now,
             last_reply: now,
             answered_sent_at: now,
             devices,
@@ -144,7 +147,14 @@ impl Nodes {
 
     pub fn on_stat(&mut self, id: NodeId, devices: Vec<DeviceStat>) {
         if let Some(node) = self.nodes.get_mut(&id) {
+            let serving = |devices: &BTreeMap<DeviceId, DeviceStat>| -> Vec<DeviceId> {
+                devices.values().filter(|d| d.health == DeviceHealth::Serving).map(|d| d.device).collect()
+            };
+            let before = serving(&node.devices);
             node.devices = devices.into_iter().map(|d| (d.device, d)).collect();
+            if serving(&node.devices) != before {
+                node.inventoried = false;
+            }
         }
     }
 

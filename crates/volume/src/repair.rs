@@ -29,6 +29,9 @@ const REPAIRS_MAX: usize = 2;
 /// What was sent over a connection that broke has been acted on, or never will be, after this long.
 const RECHECK_AFTER: Duration = Duration::from_secs(3);
 
+/// A node that has just started greets before it has read which devices it has.
+const DEVICES_APPEAR_WITHIN: Duration = Duration::from_secs(3);
+
 /// How often the table is searched for the end of degradation.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -123,7 +126,8 @@ impl Controller {
         self.repairer.opening_asked_at = self.now;
         for id in self.nodes.ids() {
             let node = self.nodes.get(id).expect("listed");
-            if self.nodes.is_usable(id) && is_opening(node) {
+            let fresh = self.now.since(node.up_since) < DEVICES_APPEAR_WITHIN;
+            if self.nodes.is_usable(id) && (fresh || is_opening(node)) {
                 self.send(id, Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
             }
         }
@@ -567,5 +571,5 @@ impl Controller {
 }
 
 fn is_opening(node: &Node) -> bool {
-    node.devices.values().any(|d| d.health == DeviceHealth::Opening)
+    node.devices.is_empty() || node.devices.values().any(|d| d.health == DeviceHealth::Opening)
 }

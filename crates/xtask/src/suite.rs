@@ -141,11 +141,27 @@ fn swarm() -> Result<()> {
     simulate(&["--seeds".into(), SWARM_SEEDS.into()])
 }
 
+/// Switches every deliberate mistake on, one at a time: a swarm that can't find it can't find its like either.
 fn mutations() -> Result<()> {
-    simulate(&["--mutations".into(), "--seeds".into(), MUTATION_SEEDS.into()])
+    tools::build_checked(&["holdfast-sim"])?;
+    let simulator = tools::checked_program("holdfast-sim");
+    let list = tools::output_of(Command::new(&simulator).arg("--list-mutations"))?;
+    let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let mut missed = Vec::new();
+    for name in &names {
+        let mut hunt = Command::new(&simulator);
+        if tools::run(hunt.args(["--mutation", name, "--seeds", MUTATION_SEEDS])).is_err() {
+            missed.push(*name);
+        }
+    }
+    if names.is_empty() || !missed.is_empty() {
+        bail!("of {} deliberate mistakes, these were not found: {}", names.len(), missed.join(", "));
+    }
+    println!("all {} deliberate mistakes were found", names.len());
+    Ok(())
 }
 
-/// `./x sim …`: the simulator with assertions kept; its own `--help` says the rest.
+/// `./x sim …`: the simulator with assertions kept; its own usage message says the rest.
 pub fn simulate(arguments: &[String]) -> Result<()> {
     tools::build_checked(&["holdfast-sim"])?;
     tools::run(Command::new(tools::checked_program("holdfast-sim")).args(arguments))

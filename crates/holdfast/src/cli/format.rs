@@ -37,5 +37,9 @@ pub fn print_json<T: Serialize>(value: &T) -> Result<()> {
 
 /// What share of `whole` is not `free`.
 pub fn percent_used(whole: u64, free: u64) -> String {
-    if whole == 0 { "-".to_string() } else { format!("{:.0} %", whole.saturating_sub(free) as f64 * 100.0 / whole as f64) }
+    if whole == 0 {
+        "-".to_string()
+    } else {
+        format!("{:.0} %", whole.saturating_sub(free) as f64 * 100.0 / whole as f64)
+    }
 }

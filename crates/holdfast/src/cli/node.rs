@@ -136,7 +136,8 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
     };
     if args.grid.is_none() || args.listen.is_none() || options.devices.is_empty() {
         let dir = GridDir::choose(dir)?;
-        let config = dir.load().context("without --grid, --listen and --device a node takes them from a grid's directory")?;
+        let config =
+            dir.load().context("without --grid, --listen and --device a node takes them from a grid's directory")?;
         let node = config.node(id)?;
         if args.grid.is_none() {
             options.grid = config.grid_id()?;

@@ -13,6 +13,7 @@ use clap::{Args, Subcommand};
 use holdfast_runtime::process::{self, ProcessStats};
 use serde::Serialize;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
@@ -45,6 +46,10 @@ enum GridAction {
         /// Serve NBD over TCP as well, for example 127.0.0.1:10809
         #[arg(long, value_name = "ADDR:PORT")]
         nbd_tcp: Option<SocketAddr>,
+        /// Secure NBD over TCP with server-cert.pem and server-key.pem of this directory; with a ca-cert.pem beside them,
+        /// clients need a certificate of that CA
+        #[arg(long, value_name = "DIR", requires = "nbd_tcp")]
+        tls_dir: Option<PathBuf>,
     },
     /// Stop all processes of the grid; its data stays
     Down,
@@ -54,8 +59,9 @@ enum GridAction {
 
 pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
-        GridAction::Up { nodes, devices, device_size, port, nbd_tcp } => {
-            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp };
+        GridAction::Up { nodes, devices, device_size, port, nbd_tcp, tls_dir } => {
+            let tls_dir = tls_dir.map(std::path::absolute).transpose()?;
+            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir };
             let outcome = grid::up(dir, &options)?;
             if json {
                 return print_json(&gather(dir)?);
@@ -214,7 +220,10 @@ fn print_grid(status: &GridStatus) -> Result<()> {
         print(trouble)?;
     }
     print("")?;
-    let mut rows = table(&["NODE", "STATE", "ADDRESS", "PROCESS", "CPU", "MEMORY", "DEVICES", "CAPACITY", "USED", "JOURNAL"], &[3, 4, 5, 6, 7, 8, 9]);
+    let mut rows = table(
+        &["NODE", "STATE", "ADDRESS", "PROCESS", "CPU", "MEMORY", "DEVICES", "CAPACITY", "USED", "JOURNAL"],
+        &[3, 4, 5, 6, 7, 8, 9],
+    );
     for node in &status.nodes {
         let serving = node.devices.iter().filter(|d| d.health == "serving").count();
         let sum = |f: fn(&DeviceInfo) -> u64| node.devices.iter().map(f).sum::<u64>();
@@ -229,7 +238,10 @@ fn print_grid(status: &GridStatus) -> Result<()> {
             format!("{serving}/{}", node.devices.len()),
             Size(capacity).to_string(),
             percent_used(capacity, sum(|d| d.free_bytes)),
-            percent_used(sum(|d| d.journal_bytes), sum(|d| d.journal_bytes - d.journal_used_bytes.min(d.journal_bytes))),
+            percent_used(
+                sum(|d| d.journal_bytes),
+                sum(|d| d.journal_bytes - d.journal_used_bytes.min(d.journal_bytes)),
+            ),
         ]);
     }
     print_table(&rows)?;

@@ -89,7 +89,11 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         VolumeAction::Resize { name, size, shrink } => {
             let volume = client::volume(dir, &Request::VolumeResize { name, size_bytes: size.0, shrink })?;
-            let text = format!("volume {} has {} now; clients see it when they connect anew", volume.name, Size(volume.size_bytes));
+            let text = format!(
+                "volume {} has {} now; clients see it when they connect anew",
+                volume.name,
+                Size(volume.size_bytes)
+            );
             show(&volume, text)
         }
         VolumeAction::Delete { name, force } => {
@@ -103,7 +107,10 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         VolumeAction::Unexport { name, force } => {
             let volume = client::volume(dir, &Request::VolumeUnexport { name, force })?;
-            show(&volume, format!("volume {} is out of service; `holdfast volume export {0}` brings it back", volume.name))
+            show(
+                &volume,
+                format!("volume {} is out of service; `holdfast volume export {0}` brings it back", volume.name),
+            )
         }
     }
 }
@@ -123,7 +130,10 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
     if volumes.is_empty() {
         return print("no volumes yet; make one with `holdfast volume create NAME --size 4GiB`");
     }
-    let mut rows = table(&["VOLUME", "STATE", "SIZE", "LAYOUT", "MAPPED", "LOG", "DEGRADED", "AT RISK", "CLIENTS"], &[2, 4, 5, 6, 7, 8]);
+    let mut rows = table(
+        &["VOLUME", "STATE", "SIZE", "LAYOUT", "MAPPED", "LOG", "DEGRADED", "AT RISK", "CLIENTS"],
+        &[2, 4, 5, 6, 7, 8],
+    );
     for volume in volumes {
         let live = |f: &dyn Fn(&crate::protocol::VolumeLive) -> String| volume.live.as_ref().map_or("-".to_string(), f);
         rows.add_row([
@@ -179,9 +189,26 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         }
         row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
         row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
-        row("hedges", format!("{} appends, {} reads; {} reads reconstructed", c.append_hedges, c.read_hedges, c.reconstructed_reads));
-        row("written", format!("{} segments ({}), {} past the log", c.segments_written, Size(c.segment_bytes_written), Size(c.bypass_bytes)));
-        row("cleaned", format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed));
+        row(
+            "hedges",
+            format!(
+                "{} appends, {} reads; {} reads reconstructed",
+                c.append_hedges, c.read_hedges, c.reconstructed_reads
+            ),
+        );
+        row(
+            "written",
+            format!(
+                "{} segments ({}), {} past the log",
+                c.segments_written,
+                Size(c.segment_bytes_written),
+                Size(c.bypass_bytes)
+            ),
+        );
+        row(
+            "cleaned",
+            format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed),
+        );
         row("repaired", format!("{} shards rebuilt, {} checksum errors", c.shards_rebuilt, c.checksum_errors));
         row("checkpoints", format!("{} ({})", c.checkpoints, Size(c.checkpoint_bytes)));
     }

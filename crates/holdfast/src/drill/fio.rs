@@ -74,8 +74,13 @@ impl Job {
             arguments.push(format!("--runtime={}", self.seconds));
         }
         if self.pattern != Pattern::SeqRead64k {
-            let verify =
-                ["--verify=crc32c", "--verify_interval=8k", "--do_verify=0", "--verify_state_save=0", "--serialize_overlap=1"];
+            let verify = [
+                "--verify=crc32c",
+                "--verify_interval=8k",
+                "--do_verify=0",
+                "--verify_state_save=0",
+                "--serialize_overlap=1",
+            ];
             arguments.extend(verify.map(str::to_string));
         }
         arguments
@@ -84,6 +89,8 @@ impl Job {
     /// What makes it tell everything.
     fn log_arguments(&self) -> Vec<String> {
         vec![
+            // One process: nothing is left behind when it is killed.
+            "--thread=1".to_string(),
             "--clocksource=clock_gettime".to_string(),
             format!("--write_iolog={}.iolog", self.name),
             format!("--write_lat_log={}", self.name),
@@ -273,7 +280,8 @@ mod tests {
     #[test]
     fn the_jobs_are_those_of_the_requirements() {
         let line = job(Pattern::Oltp8k).command_line();
-        for part in ["--rwmixread=60", "--percentage_random=90", "--bs=8k", "--blockalign=8k", "--iodepth=16", "--runtime=60"]
+        for part in
+            ["--rwmixread=60", "--percentage_random=90", "--bs=8k", "--blockalign=8k", "--iodepth=16", "--runtime=60"]
         {
             assert!(line.contains(part), "{line}");
         }

@@ -8,7 +8,7 @@ use crate::client;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
 use crate::grid::start_node;
-use crate::protocol::{LinkState, NodeInfo, Request};
+use crate::protocol::{HostStatus, LinkState, NodeInfo, Request, Response};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use rustix::process::Signal;
@@ -16,6 +16,12 @@ use serde::Serialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// How long the host may take to say how it is, on a machine whose cores are all busy.
+const STATUS_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long all nodes may take to be up before a drill starts: a busy machine makes one late now and then.
+const UP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How long a new volume may take to open.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(30);
@@ -70,8 +76,31 @@ pub trait Grid: Sync {
     fn strike(&self, node: u32, fault: Fault) -> Result<()>;
     fn heal(&self, node: u32, fault: Fault) -> Result<()>;
     fn health(&self, node: u32, volumes: &[String]) -> Result<Health>;
-    /// The node that a drill takes out if the user names none: the one that holds most of what was just written.
-    fn busiest_node(&self) -> Result<u32>;
+    /// What each node holds right now.
+    fn holdings(&self) -> Result<Vec<Holding>>;
+}
+
+/// What one node holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holding {
+    pub node: u32,
+    pub journal_bytes: u64,
+    pub segment_bytes: u64,
+}
+
+/// The node that a drill takes out if the user names none: one that the log is being written to, told by whose journal
+/// has grown most; the loss of a standby would prove little.
+pub fn node_of_log(before: &[Holding], after: &[Holding]) -> Option<u32> {
+    let grown = |holding: &Holding| {
+        let was = before.iter().find(|h| h.node == holding.node).map_or(0, |h| h.journal_bytes);
+        holding.journal_bytes.saturating_sub(was)
+    };
+    after.iter().max_by_key(|holding| grown(holding)).map(|holding| holding.node)
+}
+
+/// The same for a drill that only reads: the node that holds most.
+pub fn node_of_segments(holdings: &[Holding]) -> Option<u32> {
+    holdings.iter().max_by_key(|holding| holding.segment_bytes).map(|holding| holding.node)
 }
 
 /// What the host says.
@@ -103,19 +132,31 @@ pub struct LocalGrid {
 impl LocalGrid {
     /// A running grid, all of whose nodes are up.
     pub fn open(dir: GridDir) -> Result<LocalGrid> {
-        let status = client::status(&dir)?;
-        if let Some(node) = status.nodes.iter().find(|node| !is_up(node)) {
-            bail!(
-                "node {0} is not up, and a drill starts with all of them; see `holdfast status`, then `holdfast node \
-                 start {0}`, `resume {0}` or `mend {0}`",
-                node.id
-            );
+        let grid = LocalGrid { dir };
+        let deadline = Instant::now() + UP_TIME_MAX;
+        loop {
+            let status = grid.status()?;
+            let Some(node) = status.nodes.iter().find(|node| !is_up(node)) else { return Ok(grid) };
+            if Instant::now() >= deadline {
+                bail!(
+                    "node {0} is not up, and a drill starts with all of them; see `holdfast status`, then `holdfast \
+                     node start {0}`, `resume {0}` or `mend {0}`",
+                    node.id
+                );
+            }
+            sleep(Duration::from_millis(100))?;
         }
-        Ok(LocalGrid { dir })
     }
 
     pub fn nodes(&self) -> Result<Vec<u32>> {
-        Ok(client::status(&self.dir)?.nodes.iter().map(|node| node.id).collect())
+        Ok(self.status()?.nodes.iter().map(|node| node.id).collect())
+    }
+
+    fn status(&self) -> Result<HostStatus> {
+        match client::ask(&self.dir, &Request::Status, STATUS_TIME_MAX)? {
+            Response::Status(status) => Ok(status),
+            other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
+        }
     }
 
     fn signal(&self, node: u32, signal: Signal) -> Result<()> {
@@ -177,7 +218,7 @@ impl Grid for LocalGrid {
     }
 
     fn health(&self, node: u32, volumes: &[String]) -> Result<Health> {
-        let status = client::status(&self.dir)?;
+        let status = self.status()?;
         let node_up = status.nodes.iter().find(|n| n.id == node).is_some_and(is_up);
         let mut health = Health { node_up, degraded_segments: 0, at_risk_entries: 0 };
         for name in volumes {
@@ -190,12 +231,35 @@ impl Grid for LocalGrid {
         Ok(health)
     }
 
-    fn busiest_node(&self) -> Result<u32> {
-        let status = client::status(&self.dir)?;
-        let used = |node: &NodeInfo| -> u64 {
-            node.devices.iter().map(|d| d.capacity_bytes.saturating_sub(d.free_bytes)).sum()
+    fn holdings(&self) -> Result<Vec<Holding>> {
+        let holding = |node: &NodeInfo| Holding {
+            node: node.id,
+            journal_bytes: node.devices.iter().map(|d| d.journal_used_bytes).sum(),
+            segment_bytes: node.devices.iter().map(|d| d.capacity_bytes.saturating_sub(d.free_bytes)).sum(),
         };
-        let busiest = status.nodes.iter().max_by_key(|node| used(node)).context("the grid has no nodes")?;
-        Ok(busiest.id)
+        Ok(self.status()?.nodes.iter().map(holding).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holdings(bytes: [(u64, u64); 3]) -> Vec<Holding> {
+        let holding = |(i, (journal_bytes, segment_bytes)): (usize, (u64, u64))| Holding {
+            node: i as u32 + 1,
+            journal_bytes,
+            segment_bytes,
+        };
+        bytes.into_iter().enumerate().map(holding).collect()
+    }
+
+    #[test]
+    fn the_node_to_lose_is_one_that_matters() {
+        let before = holdings([(900, 10), (100, 70), (500, 20)]);
+        let after = holdings([(200, 10), (400, 70), (510, 20)]);
+        assert_eq!(node_of_log(&before, &after), Some(2));
+        assert_eq!(node_of_segments(&after), Some(2));
+        assert_eq!(node_of_log(&[], &[]), None);
     }
 }

@@ -148,7 +148,9 @@ impl History {
                 return Ok(());
             }
             let Some((at_us, offset, len)) = parse_write(&line)? else { continue };
-            if !offset.is_multiple_of(BLOCK_BYTES) || !len.is_multiple_of(BLOCK_BYTES) || offset + len > self.size_bytes()
+            if !offset.is_multiple_of(BLOCK_BYTES)
+                || !len.is_multiple_of(BLOCK_BYTES)
+                || offset + len > self.size_bytes()
             {
                 bail!("a write of {len} bytes at {offset} is no part of the drill's job");
             }
@@ -243,7 +245,9 @@ fn check_block(offset: u64, block: &[u8], last: LastWrite) -> Result<Option<i64>
         return Err(Flaw::Foreign);
     }
     let header_crc = fio_crc32c(&block[..HEADER_CHECKED_BYTES]);
-    if u64::from(u32_at(4)) != BLOCK_BYTES || header_crc != u32_at(36) || fio_crc32c(&block[HEADER_BYTES..]) != u32_at(40)
+    if u64::from(u32_at(4)) != BLOCK_BYTES
+        || header_crc != u32_at(36)
+        || fio_crc32c(&block[HEADER_BYTES..]) != u32_at(40)
     {
         return Err(Flaw::Damaged);
     }

@@ -5,7 +5,7 @@
 
 use super::NodeLossArgs;
 use super::fio::{Job, Outcome, Pattern, RunningJob, read_latency_log};
-use super::grid::{Grid, uri};
+use super::grid::{Grid, node_of_log, uri};
 use super::history::{BLOCK_BYTES, History, Verdict};
 use super::nbd::Client;
 use super::rejoin::{Loss, Rejoin, Volumes, unix_ms};
@@ -122,10 +122,12 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, pattern: Pattern, work: &WorkDi
     let mut drill = Drill { grid, args, work, volume, history: History::new(load_bytes), troubles, verdict };
 
     drill.fill()?;
-    let node = args.node.map_or_else(|| grid.busiest_node(), Ok)?;
     let size_bytes = load_bytes + REGION_BYTES;
+    let before = grid.holdings()?;
     let witness = Witness::start(grid.socket_of(&drill.volume), drill.volume.clone(), size_bytes, unix_ms())?;
     sleep(SETTLE_TIME)?;
+    let after = grid.holdings()?;
+    let node = args.node.or_else(|| node_of_log(&before, &after)).context("the grid has no nodes")?;
 
     let main = drill.job("load", pattern, args.seconds, 2);
     let (figures, loss) = drill.lose_at_half_time(&main, node)?;

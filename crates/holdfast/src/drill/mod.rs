@@ -45,8 +45,8 @@ Examples:
   holdfast drill node-loss --workload film --fault kill --seconds 20
   holdfast drill node-loss --workload seq-read-64k --layout mirror:2 --fault cut --json
 
-Ends with an error if a request failed, a block did not hold what was acknowledged last, a frame was lost, or full
-redundancy did not return. Latencies depend on what else this machine does.")]
+Ends with an error if a request failed, a block did not hold what was acknowledged last, a frame
+was lost, or full redundancy did not return. Latencies depend on what else the machine does.")]
     NodeLoss(NodeLossArgs),
 }
 
@@ -86,7 +86,7 @@ pub struct NodeLossArgs {
     /// Length of the load; the node is lost half-way.
     #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=86_400))]
     seconds: u64,
-    /// The node to lose; by default the one that holds most.
+    /// The node to lose; by default one that the log is written to, or, for films, the one that holds most.
     #[arg(long, value_name = "N")]
     node: Option<u32>,
     /// Size of the volume under load.
@@ -107,7 +107,7 @@ impl NodeLossArgs {
     fn tools(&self) -> &'static [Tool] {
         match self.workload {
             Workload::Oltp8k | Workload::SeqRead64k => &[tools::FIO],
-            Workload::Film => &[tools::FFMPEG, tools::NBDFUSE, tools::FUSERMOUNT, tools::QEMU_NBD],
+            Workload::Film => &[tools::FFMPEG, tools::FFPROBE, tools::NBDFUSE, tools::FUSERMOUNT, tools::QEMU_NBD],
         }
     }
 }

@@ -42,7 +42,12 @@ impl<'a> Loss<'a> {
 
     /// Brings the node back and waits, at most `time_max`, until all `volumes` are fully redundant. `each` is called after
     /// every look and may end the drill.
-    pub fn rejoin(mut self, volumes: &[String], time_max: Duration, mut each: impl FnMut() -> Result<()>) -> Result<Rejoin> {
+    pub fn rejoin(
+        mut self,
+        volumes: &[String],
+        time_max: Duration,
+        mut each: impl FnMut() -> Result<()>,
+    ) -> Result<Rejoin> {
         let before = self.grid.health(self.node, volumes)?;
         let mut rejoin = Rejoin { degraded_segments: before.degraded_segments, ..Rejoin::default() };
         self.healed = true;

@@ -158,7 +158,7 @@ fn players(report: &FilmReport) -> String {
             player.artefacts.to_string(),
             format!("{} of {BUFFER_FRAMES}", player.ready_min),
             format!("{:.1} ms", player.slowest_read_ms),
-            format!("{:.2} s", player.read_ahead_max_s),
+            format!("{} frames", player.read_ahead_max),
         ]);
     }
     lines(&table)

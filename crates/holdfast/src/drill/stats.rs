@@ -177,11 +177,7 @@ impl Timeline {
         let after = at_ms >= self.loss_ms;
         let stretch = &mut self.stretches[usize::from(after)];
         stretch.max_ns = stretch.max_ns.max(latency_ns);
-        let counts = if after {
-            at_ms >= self.loss_ms + self.margin_ms
-        } else {
-            at_ms + self.margin_ms < self.loss_ms
-        };
+        let counts = if after { at_ms >= self.loss_ms + self.margin_ms } else { at_ms + self.margin_ms < self.loss_ms };
         if counts {
             stretch.sum.record(latency_ns);
             stretch.latencies.saturating_record(latency_ns);
@@ -287,7 +283,10 @@ mod tests {
     fn an_even_load_has_even_figures() {
         let figures = run(|_| Some(3));
         assert_eq!(figures.completions, 2000);
-        assert_eq!(figures.healthy, Stretch { seconds: 8.0, iops: 100.0, mean_ms: 3.0, p99_ms: figures.healthy.p99_ms, max_ms: 3.0 });
+        assert_eq!(
+            figures.healthy,
+            Stretch { seconds: 8.0, iops: 100.0, mean_ms: 3.0, p99_ms: figures.healthy.p99_ms, max_ms: 3.0 }
+        );
         assert!((figures.degraded.iops - 100.0).abs() < 0.5, "{:?}", figures.degraded);
         assert!((figures.healthy.p99_ms - 3.0).abs() < 0.01);
         assert!((figures.retained - 1.0).abs() < 0.01);

@@ -3,12 +3,15 @@
 //! Role: finding programs, children that are always reaped, the interrupt flag, a directory that is removed again.
 
 use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +24,7 @@ pub struct Tool {
 
 pub const FIO: Tool = Tool { program: "fio", package: "fio" };
 pub const FFMPEG: Tool = Tool { program: "ffmpeg", package: "ffmpeg" };
+pub const FFPROBE: Tool = Tool { program: "ffprobe", package: "ffmpeg" };
 pub const NBDFUSE: Tool = Tool { program: "nbdfuse", package: "libnbd-bin" };
 pub const FUSERMOUNT: Tool = Tool { program: "fusermount3", package: "fuse3" };
 pub const QEMU_NBD: Tool = Tool { program: "qemu-nbd", package: "qemu-utils" };
@@ -37,7 +41,8 @@ pub fn require(tools: &[Tool]) -> Result<()> {
         return Ok(());
     }
     let programs: Vec<&str> = missing.iter().map(|tool| tool.program).collect();
-    let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+    let mut packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+    packages.dedup();
     bail!(
         "this drill needs {}, which PATH does not have; run `./x setup` in the source tree, or install by hand: \
          apt-get install {}",
@@ -52,33 +57,22 @@ fn is_in(dirs: &[PathBuf], program: &str) -> bool {
     })
 }
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn on_interrupt(_signal: libc::c_int) {
-    INTERRUPTED.store(true, Ordering::SeqCst);
-}
+static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// From here on the first SIGINT or SIGTERM only sets a flag, which [`check_interrupt`] reads; the second one kills.
 pub fn catch_interrupts() -> Result<()> {
-    let handler: extern "C" fn(libc::c_int) = on_interrupt;
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: a zeroed sigaction is a valid one, and the handler does nothing but store to an atomic.
-        let set = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = handler as usize;
-            action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut())
-        };
-        if set != 0 {
-            return Err(std::io::Error::last_os_error()).context("cannot watch for interrupts");
-        }
+    let flag = INTERRUPTED.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first one finds the flag unset, and then sets it.
+        flag::register_conditional_default(signal, Arc::clone(flag)).context("cannot watch for interrupts")?;
+        flag::register(signal, Arc::clone(flag)).context("cannot watch for interrupts")?;
     }
     Ok(())
 }
 
 /// Ends the drill, through its clean-up, once somebody asked for that.
 pub fn check_interrupt() -> Result<()> {
-    if INTERRUPTED.load(Ordering::SeqCst) {
+    if INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::SeqCst)) {
         bail!("interrupted; what the drill had started was stopped and removed");
     }
     Ok(())

@@ -74,12 +74,7 @@ enum Step {
 impl Notebook {
     fn new(base: u64, seed: u64) -> Notebook {
         let count = REGION_BYTES as usize / BLOCK_BYTES;
-        Notebook {
-            prng: Prng::new(seed),
-            blocks: vec![Known::default(); count],
-            base,
-            testimony: Testimony::default(),
-        }
+        Notebook { prng: Prng::new(seed), blocks: vec![Known::default(); count], base, testimony: Testimony::default() }
     }
 
     fn offset(&self, index: usize) -> u64 {

@@ -8,6 +8,7 @@ pub mod ownership;
 pub mod processes;
 
 use crate::client;
+use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
@@ -48,6 +49,7 @@ pub struct UpOptions {
     pub device_size: Option<Size>,
     pub port: Option<u16>,
     pub nbd_tcp: Option<SocketAddr>,
+    pub tls_dir: Option<PathBuf>,
 }
 
 /// What `grid up` did.
@@ -174,6 +176,7 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
         ("--device-size", options.device_size.is_some_and(|s| s != size)),
         ("--port", options.port.is_some_and(|p| config.nodes.first().is_some_and(|n| n.address.port() != p))),
         ("--nbd-tcp", options.nbd_tcp.is_some() && options.nbd_tcp != config.host.nbd_tcp),
+        ("--tls-dir", options.tls_dir.is_some() && options.tls_dir != config.host.tls_dir),
     ];
     if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
         bail!(
@@ -192,7 +195,7 @@ fn check_startable(dir: &GridDir, config: &GridConfig, role: Role) -> Result<()>
         return Ok(());
     };
     let node = config.node(id)?;
-    check_port(node.address)
+    outwait(|| check_port(node.address), |_| true)
         .with_context(|| format!("node {id} can't start; nothing of the grid was changed"))?;
     for device in &node.devices {
         let path = dir.device_path(device);
@@ -226,7 +229,9 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let (nodes, devices) = (options.nodes.unwrap_or(NODES_DEFAULT), options.devices.unwrap_or(DEVICES_DEFAULT));
     let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
     if !(1..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
-        bail!("a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and --devices so");
+        bail!(
+            "a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and --devices so"
+        );
     }
     if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
         bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
@@ -244,7 +249,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         address: SocketAddr::from((Ipv4Addr::LOCALHOST, ports + index as u16)),
         devices: (0..devices).map(|d| device(index + 1, d)).collect(),
     };
-    let host = HostConfig { nbd_tcp: options.nbd_tcp, ..HostConfig::default() };
+    let host = HostConfig { nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..HostConfig::default() };
     let config = GridConfig::new(grid.to_string(), (0..nodes).map(node).collect(), host);
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
     let made = make_devices(dir, &config).and_then(|()| dir.save(&config));
@@ -310,7 +315,8 @@ fn choose_ports(asked: Option<u16>, nodes: u32) -> Result<u16> {
         })
     };
     if let Some(base) = asked {
-        is_free(base).with_context(|| format!("the nodes can't have the {nodes} ports from {base} on; choose another --port"))?;
+        is_free(base)
+            .with_context(|| format!("the nodes can't have the {nodes} ports from {base} on; choose another --port"))?;
         return Ok(base);
     }
     let mut bases = (PORT_DEFAULT..u16::MAX - NODES_MAX as u16).step_by(100);
@@ -346,8 +352,9 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
                 };
                 let late: Vec<String> = status.nodes.iter().filter(|n| !is_up(n)).map(|n| n.id.to_string()).collect();
                 let opening = status.volumes.iter().filter(|v| v.state == "opening");
-                let waits: Vec<String> =
-                    opening.map(|v| format!("volume {}: {}", v.name, v.waits.as_deref().unwrap_or("opening"))).collect();
+                let waits: Vec<String> = opening
+                    .map(|v| format!("volume {}: {}", v.name, v.waits.as_deref().unwrap_or("opening")))
+                    .collect();
                 last = if late.is_empty() { waits.join("; ") } else { format!("node {} is not up", late.join(", ")) };
                 last.is_empty()
             }

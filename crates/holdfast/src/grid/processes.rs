@@ -80,7 +80,7 @@ impl Role {
         let shown = command_line(file.pid)?;
         // Empty while the kernel loads the program, and of a process that is dead but not yet reaped.
         let is_ours = stat.start_ticks == file.start_ticks && (shown == file.command_line || shown.is_empty());
-        (is_ours && !matches!(stat.state, 'Z' | 'X'))
+        (is_ours && !stat.is_ending && !is_killed(file.pid))
             .then_some(Running { pid: file.pid, stopped: matches!(stat.state, 'T' | 't') })
     }
 
@@ -144,7 +144,16 @@ impl Role {
             file.read_to_end(&mut bytes)?;
             Ok(String::from_utf8_lossy(&bytes).into_owned())
         };
-        read().unwrap_or_default().lines().rev().take(8).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
+        read()
+            .unwrap_or_default()
+            .lines()
+            .rev()
+            .take(8)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 }
 
@@ -166,6 +175,19 @@ pub fn wait(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
 struct Stat {
     state: char,
     start_ticks: u64,
+    /// Dead, or past the point of no return.
+    is_ending: bool,
+}
+
+/// The kernel's mark of a task that is being taken down (`PF_EXITING`).
+const FLAG_EXITING: u64 = 0x4;
+
+/// A SIGKILL is on its way to the process: it runs no more of its own code.
+fn is_killed(pid: u32) -> bool {
+    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let pending = text.lines().filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")));
+    let kill = 1 << (Signal::KILL.as_raw() - 1);
+    pending.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & kill != 0)
 }
 
 impl Stat {
@@ -173,7 +195,10 @@ impl Stat {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name may hold anything; the fields proper begin behind the last bracket.
         let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();
-        Some(Stat { state: fields.first()?.chars().next()?, start_ticks: fields.get(19)?.parse().ok()? })
+        let state = fields.first()?.chars().next()?;
+        let flags: u64 = fields.get(6)?.parse().ok()?;
+        let is_ending = matches!(state, 'Z' | 'X') || flags & FLAG_EXITING != 0;
+        Some(Stat { state, start_ticks: fields.get(19)?.parse().ok()?, is_ending })
     }
 }
 
@@ -198,7 +223,8 @@ mod tests {
             start_ticks: Stat::read(pid).unwrap().start_ticks,
             command_line: command_line(pid).unwrap(),
         };
-        let write = |file: &PidFile| fs::write(Role::Node(1).pid_path(&dir), serde_json::to_string(file).unwrap()).unwrap();
+        let write =
+            |file: &PidFile| fs::write(Role::Node(1).pid_path(&dir), serde_json::to_string(file).unwrap()).unwrap();
         write(&file);
         assert_eq!(Role::Node(1).find(&dir), Some(Running { pid, stopped: false }));
         file.start_ticks += 1;

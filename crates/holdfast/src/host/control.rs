@@ -9,6 +9,7 @@ use super::catalog::{Catalog, Entry};
 use super::commands::{CloseOutcome, Command, LiveStatus};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
+use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use crate::protocol::{HostStatus, LINE_BYTES_MAX, Request, Response, VolumeInfo};
@@ -69,7 +70,8 @@ pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Com
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
     let plane = Arc::new(ControlPlane { catalog, reactor, bell, config: config.clone(), changes: Mutex::new(()) });
     let path = dir.control_socket();
-    if UnixStream::connect(&path).is_ok() {
+    let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
+    if outwait(is_taken, |()| true).is_err() {
         bail!("another host serves {}; stop it with `holdfast grid down`", path.display());
     }
     match std::fs::remove_file(&path) {
@@ -127,7 +129,9 @@ fn check_size(size_bytes: u64) -> Result<()> {
         bail!("a volume has from {} to {}; choose a size between", Size(SIZE_BYTES_MIN), Size(SIZE_BYTES_MAX));
     }
     if !size_bytes.is_multiple_of(BLOCK_BYTES as u64) {
-        bail!("a volume has whole blocks of {BLOCK_BYTES} bytes, and {size_bytes} is no multiple; choose a rounder size");
+        bail!(
+            "a volume has whole blocks of {BLOCK_BYTES} bytes, and {size_bytes} is no multiple; choose a rounder size"
+        );
     }
     Ok(())
 }

@@ -62,7 +62,11 @@ impl Janitor {
     fn run(mut self, rings: &Receiver<()>) {
         let mut is_done = true;
         loop {
-            let woken = if is_done { rings.recv().map_err(|_| RecvTimeoutError::Disconnected) } else { rings.recv_timeout(PACE) };
+            let woken = if is_done {
+                rings.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                rings.recv_timeout(PACE)
+            };
             if woken == Err(RecvTimeoutError::Disconnected) {
                 return;
             }

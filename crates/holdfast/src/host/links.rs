@@ -64,11 +64,26 @@ pub enum Owner {
 /// What the host must hear, in order.
 #[derive(Debug)]
 pub enum LinkEvent {
-    Up { node: NodeId, boot: InstanceId, devices: Vec<DeviceStat> },
-    Down { node: NodeId },
-    Answer { node: NodeId, volume: Token, token: u64, reply: Reply, payload: Buf },
+    Up {
+        node: NodeId,
+        boot: InstanceId,
+        devices: Vec<DeviceStat>,
+    },
+    Down {
+        node: NodeId,
+    },
+    Answer {
+        node: NodeId,
+        volume: Token,
+        token: u64,
+        reply: Reply,
+        payload: Buf,
+    },
     /// Answer to a call of the control plane; `None` where the connection went first.
-    Control { ticket: u64, reply: Option<Reply> },
+    Control {
+        ticket: u64,
+        reply: Option<Reply>,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

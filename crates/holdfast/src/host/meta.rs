@@ -1,11 +1,12 @@
 //! The metadata store as this host uses it: from control-plane threads directly, from the reactor through a service, since
 //! a swap waits for the disk.
 
+use crate::daemon::outwait;
 use crate::logger;
 use anyhow::Result;
 use holdfast_base::MetaReply;
 use holdfast_runtime::mailbox::{self, Receiver};
-use holdfast_runtime::meta::{LocalStore, MetaService, MetaStore, MetaTicket};
+use holdfast_runtime::meta::{LocalStore, MetaService, MetaStore, MetaTicket, OpenError};
 use holdfast_runtime::{Waker, clock};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ pub type Meta = Arc<dyn MetaStore>;
 
 /// The embedded store: one file, which no other process may have open.
 pub fn open(path: &Path) -> Result<Meta> {
-    Ok(Arc::new(LocalStore::open(path, Arc::new(clock::now))?))
+    let open = || LocalStore::open(path, Arc::new(clock::now));
+    Ok(Arc::new(outwait(open, |e| matches!(e, OpenError::InUse { .. }))?))
 }
 
 /// The reactor's way to the store.

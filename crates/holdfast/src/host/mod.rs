@@ -17,8 +17,10 @@ mod janitor;
 mod links;
 mod meta;
 mod nbd;
+mod tls;
 mod volumes;
 
+use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use anyhow::{Context, Result};
@@ -27,14 +29,14 @@ use holdfast_base::time::earliest;
 use holdfast_base::{BlockReply, BlockRequest, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
-use holdfast_runtime::reactor::{self, App, Event, Io, ListenerId, Reactor};
+use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
 use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
 use std::collections::VecDeque;
 use std::time::Duration;
-use volumes::{Budget, OpenSpec, Volumes};
+use volumes::{Budget, OpenSpec, Volumes, Wait};
 
 /// Commands that may wait: one a control connection.
 const COMMANDS_MAX: usize = 1024;
@@ -82,14 +84,13 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let mut reactor = Reactor::new(reactor_config)?;
     let (listeners, uris) = listen(&mut reactor, dir, &config)?;
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
-    let budget =
-        Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
+    let budget = Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, &nodes),
         volumes: Volumes::new(grid, &config.host.name, budget, exported.len(), uris),
-        clients: Clients::default(),
+        clients: Clients::new(config.host.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
@@ -116,12 +117,20 @@ pub fn run(dir: &GridDir) -> Result<()> {
 
 fn listen(reactor: &mut Reactor, dir: &GridDir, config: &GridConfig) -> Result<(Vec<ListenerId>, Vec<String>)> {
     let socket = dir.nbd_socket();
-    let mut listeners = vec![reactor.io().listen_unix(&socket)?];
+    let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
+    let mut listeners = vec![outwait(|| reactor.io().listen_unix(&socket), in_use)?];
     let mut uris = vec![format!("nbd+unix:///{{}}?socket={}", socket.display())];
     if let Some(address) = config.host.nbd_tcp {
-        let (listener, bound) = reactor.io().listen_tcp(address).context("NBD over TCP, as grid.json asks for")?;
+        let (listener, bound) =
+            outwait(|| reactor.io().listen_tcp(address), in_use).context("NBD over TCP, as grid.json asks for")?;
         listeners.push(listener);
-        uris.push(format!("nbd://{bound}/{{}}"));
+        let scheme = if config.host.tls_dir.is_some() { "nbds" } else { "nbd" };
+        if scheme == "nbd" && !bound.ip().is_loopback() {
+            logger::warn(format_args!(
+                "NBD on {bound} is open to everybody who can reach it; set tls_dir in grid.json"
+            ));
+        }
+        uris.push(format!("{scheme}://{bound}/{{}}"));
     }
     Ok((listeners, uris))
 }
@@ -134,7 +143,7 @@ impl Host {
     /// Opens a volume, and tells its controller what is up.
     fn open_volume(&mut self, now: Instant, spec: OpenSpec, io: &mut Io) -> Token {
         logger::info(format_args!("volume {} ({}) is being opened", spec.name, spec.volume));
-        let at = self.volumes.insert(spec);
+        let at = self.volumes.insert(now, spec);
         let up: Vec<_> = self.links.up().map(|(node, boot, devices)| (node, boot, devices.to_vec())).collect();
         for (node, boot, devices) in up {
             self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices }, io);
@@ -180,10 +189,8 @@ impl Host {
                     self.closed.push_back(at);
                 }
             }
-            Notice::OpenWaits { why } => {
-                logger::warn(format_args!("volume {name} can't be opened yet: {why}"));
-                volume.waits = Some(why);
-            }
+            // Told when it lasts: at the start of a host every volume waits until nodes have greeted.
+            Notice::OpenWaits { why } => volume.waits = Some(Wait { why, told: false }),
             Notice::Recovered { epoch, last, entries, reappended } => logger::info(format_args!(
                 "volume {name}: recovered up to {last} in epoch {epoch}: {entries} entries read, {reappended} re-appended"
             )),
@@ -261,6 +268,11 @@ impl Host {
         if self.chores_at <= now {
             self.chores_at = now + CHORES_PACE;
             self.cut_slow_handshakes(now, io);
+            for at in self.volumes.tokens() {
+                if let Some(volume) = self.volumes.table.get_mut(at) {
+                    volume.tell_waiting(now);
+                }
+            }
         }
     }
 
@@ -300,7 +312,9 @@ impl Host {
             return;
         }
         if open > 0 {
-            logger::warn(format_args!("{open} volumes could not be closed in time; their logs are read at the next start"));
+            logger::warn(format_args!(
+                "{open} volumes could not be closed in time; their logs are read at the next start"
+            ));
         }
         for session in self.clients.tokens() {
             self.abort_client(session, io);
@@ -323,7 +337,9 @@ impl App for Host {
             Event::Wake => self.on_wake(now, io),
             Event::Accepted { listener, conn, peer } => {
                 assert!(self.nbd_listeners.contains(&listener), "only clients of volumes are accepted here");
-                self.on_client(now, conn, peer, io);
+                // The unix socket is the first.
+                let is_tcp = self.nbd_listeners.first() != Some(&listener);
+                self.on_client(now, conn, peer, is_tcp, io);
             }
             Event::Connected { conn } => self.links.on_connected(conn, io),
             Event::ConnectFailed { conn, error } => self.links.on_lost(now, conn, error, io),
@@ -353,4 +369,3 @@ impl App for Host {
         earliest(earliest(self.links.next_deadline(), self.volumes.next_deadline()), Some(own))
     }
 }
-

@@ -9,11 +9,13 @@
 //! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
 
 use super::Host;
+use super::tls::Secured;
 use super::volumes::{Asker, SESSIONS_MAX};
 use crate::logger;
-use holdfast_base::{BlockReply, BlockRequest, Effects, ExportInfo, Instant, RequestToken, Slab, Token};
-use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig};
+use holdfast_base::{BlockReply, BlockRequest, Buf, Effects, ExportInfo, Instant, RequestToken, Slab, Token};
+use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::tls::TlsServer;
 use holdfast_volume::Event as VolumeEvent;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -27,6 +29,7 @@ pub struct Client {
     conn: ConnId,
     peer: String,
     session: Session,
+    secured: Option<Box<Secured>>,
     volume: Option<Token>,
     /// Bytes given to the reactor that the session has not been told to have left.
     unsent_bytes: u64,
@@ -40,16 +43,16 @@ pub struct Clients {
     effects: Effects<Effect>,
     /// Sessions whose sends are to be looked at when the batch ends.
     sending: Vec<Token>,
-}
-
-impl Default for Clients {
-    fn default() -> Clients {
-        let table = Slab::new(CLIENTS_MAX);
-        Clients { table, by_conn: HashMap::new(), effects: Effects::new(), sending: Vec::new() }
-    }
+    /// Where it is set, clients that come over TCP must secure their connection.
+    tls: Option<TlsServer>,
 }
 
 impl Clients {
+    pub fn new(tls: Option<TlsServer>) -> Clients {
+        let table = Slab::new(CLIENTS_MAX);
+        Clients { table, by_conn: HashMap::new(), effects: Effects::new(), sending: Vec::new(), tls }
+    }
+
     pub fn owner(&self, conn: ConnId) -> Option<Token> {
         self.by_conn.get(&conn).copied()
     }
@@ -63,16 +66,57 @@ impl Clients {
     }
 }
 
+impl Client {
+    fn send(&mut self, bytes: &[u8], io: &mut Io) {
+        self.unsent_bytes += bytes.len() as u64;
+        match &mut self.secured {
+            Some(secured) => secured.send(bytes),
+            None => io.send(self.conn, bytes),
+        }
+    }
+
+    fn send_buf(&mut self, buf: Buf, io: &mut Io) {
+        self.unsent_bytes += buf.len() as u64;
+        match &mut self.secured {
+            Some(secured) => secured.send_buf(&buf),
+            None => io.send_buf(self.conn, buf),
+        }
+    }
+
+    /// While a connection is being secured its session waits, but the handshake goes on.
+    fn wants_input(&self) -> bool {
+        self.session.wants_input() || self.secured.as_ref().is_some_and(|s| !s.is_started())
+    }
+
+    fn flush(&mut self, closes: bool, io: &mut Io) {
+        if let Some(secured) = &mut self.secured {
+            if closes {
+                secured.close();
+            }
+            secured.flush(self.conn, io);
+        }
+    }
+}
+
 impl Host {
-    pub(super) fn on_client(&mut self, now: Instant, conn: ConnId, peer: String, io: &mut Io) {
+    pub(super) fn on_client(&mut self, now: Instant, conn: ConnId, peer: String, is_tcp: bool, io: &mut Io) {
         if self.is_stopping() || self.clients.table.is_full() {
             return io.abort(conn);
         }
         let mut effects = std::mem::take(&mut self.clients.effects);
-        let session = Session::new(SessionConfig::default(), &mut effects);
+        let tls = if is_tcp && self.clients.tls.is_some() { TlsPolicy::Required } else { TlsPolicy::None };
+        let session = Session::new(SessionConfig { tls, ..SessionConfig::default() }, &mut effects);
         self.clients.effects = effects;
-        let client =
-            Client { conn, peer, session, volume: None, unsent_bytes: 0, paused: false, give_up_at: now + HANDSHAKE_MAX };
+        let client = Client {
+            conn,
+            peer,
+            session,
+            secured: None,
+            volume: None,
+            unsent_bytes: 0,
+            paused: false,
+            give_up_at: now + HANDSHAKE_MAX,
+        };
         let token = self.clients.table.insert(client);
         self.clients.by_conn.insert(conn, token);
         self.carry_out_session(token, io);
@@ -81,7 +125,24 @@ impl Host {
     pub(super) fn on_client_bytes(&mut self, token: Token, bytes: &[u8], io: &mut Io) {
         let Clients { table, effects, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
-        client.session.on_bytes(bytes, &self.volumes, effects);
+        if let Some(secured) = &mut client.secured {
+            match secured.on_bytes(client.conn, bytes, io) {
+                Ok(opened) => {
+                    if opened.started {
+                        client.session.on_tls_started();
+                    }
+                    client.session.on_bytes(&opened.plaintext, &self.volumes, effects);
+                    secured.recycle(opened.plaintext);
+                }
+                Err(error) => {
+                    logger::info(format_args!("client {}: {error}", client.peer));
+                    io.close(client.conn);
+                    return self.forget_client(token);
+                }
+            }
+        } else {
+            client.session.on_bytes(bytes, &self.volumes, effects);
+        }
         self.carry_out_session(token, io);
     }
 
@@ -118,20 +179,19 @@ impl Host {
             let mut closes = false;
             for effect in effects.drain() {
                 match effect {
-                    Effect::Send(head) => {
-                        client.unsent_bytes += head.len() as u64;
-                        io.send(conn, &head);
-                    }
-                    Effect::SendBuf(buf) => {
-                        client.unsent_bytes += buf.len() as u64;
-                        io.send_buf(conn, buf);
-                    }
+                    Effect::Send(head) => client.send(&head, io),
+                    Effect::SendBuf(buf) => client.send_buf(buf, io),
                     Effect::Request(request) => self.requests.push_back((token, request)),
                     Effect::Open { export } => opening = Some(export),
-                    Effect::StartTls => unreachable!("these sessions refuse TLS"),
+                    // What was sent in the clear is queued ahead of everything encrypted.
+                    Effect::StartTls => match self.clients.tls.as_ref().map(Secured::new) {
+                        Some(Ok(secured)) => client.secured = Some(Box::new(secured)),
+                        _ => closes = true,
+                    },
                     Effect::Close => closes = true,
                 }
             }
+            client.flush(closes, io);
             if client.unsent_bytes > 0 && !had_unsent {
                 self.clients.sending.push(token);
             }
@@ -141,7 +201,7 @@ impl Host {
                 break;
             }
             let Some(export) = opening.take() else {
-                let wants = client.session.wants_input();
+                let wants = client.wants_input();
                 if wants == client.paused {
                     client.paused = !wants;
                     io.pause_reading(conn, !wants);
@@ -209,6 +269,8 @@ impl Host {
         for token in sending.drain(..) {
             let Clients { table, effects, .. } = &mut self.clients;
             let Some(client) = table.get_mut(token) else { continue };
+            // Of a secured connection these are encrypted, and a little more than what they stand for: until all has left,
+            // fewer bytes are told than have.
             let left = io.unsent_bytes(client.conn) as u64;
             let sent = client.unsent_bytes.saturating_sub(left);
             client.unsent_bytes -= sent;

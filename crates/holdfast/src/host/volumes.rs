@@ -5,15 +5,17 @@
 //! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each, so that requests stay below what a controller
 //! takes.
 
+use crate::logger;
 use crate::protocol::{VolumeInfo, VolumeLive};
-use holdfast_base::{ExportInfo, GridId, InstanceId, RequestToken, Slab, Token, VolumeId};
+use crate::size::Size;
 use holdfast_base::Instant;
-use holdfast_frontend::nbd::Exports;
+use holdfast_base::{ExportInfo, GridId, InstanceId, RequestToken, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
+use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Config, Controller, State};
-use crate::size::Size;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 pub const VOLUMES_MAX: usize = 4096;
 
@@ -23,6 +25,9 @@ pub const SESSIONS_MAX: usize = 64;
 /// Smallest share of the write-back budget and of the map cache: below, a volume could not keep a segment in the making.
 const WRITEBACK_SHARE_MIN: u64 = 16 << 20;
 const MAP_CACHE_SHARE_MIN: u64 = 4 << 20;
+
+/// How long a volume may take to open before the log says why it does not.
+const WAIT_TOLD_AFTER: Duration = Duration::from_secs(2);
 
 /// Which session a request came from, and its name there.
 #[derive(Clone, Copy, Debug)]
@@ -40,14 +45,23 @@ pub struct OpenSpec {
     pub layout: Layout,
 }
 
+/// Why a volume is not open yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Wait {
+    pub why: &'static str,
+    /// It is in the log.
+    pub told: bool,
+}
+
 pub struct Volume {
     pub id: VolumeId,
     pub name: String,
     pub controller: Controller,
     pub askers: Slab<Asker>,
     pub sessions: usize,
-    pub waits: Option<&'static str>,
+    pub waits: Option<Wait>,
     pub deadline: Option<Instant>,
+    opened_at: Instant,
     size_at_open: u64,
     layout: Layout,
 }
@@ -93,7 +107,7 @@ impl Volumes {
     }
 
     /// Puts a fresh controller into the table; the caller tells it about the nodes and opens it.
-    pub fn insert(&mut self, spec: OpenSpec) -> Token {
+    pub fn insert(&mut self, now: Instant, spec: OpenSpec) -> Token {
         let random = uuid::Uuid::new_v4().as_u128();
         let mut config = Config::new(self.grid, spec.volume, &self.host, InstanceId(random), random as u64);
         // A controller's bounds are fixed when it opens, so the budget is divided by what is expected to be open.
@@ -108,6 +122,7 @@ impl Volumes {
             sessions: 0,
             waits: None,
             deadline: None,
+            opened_at: now,
             size_at_open: spec.size_bytes,
             layout: spec.layout,
         });
@@ -154,6 +169,15 @@ impl Volume {
         matches!(self.controller.state(), State::Opening | State::Open)
     }
 
+    /// Logs, once, that the volume has not come up within a reasonable time, and why.
+    pub fn tell_waiting(&mut self, now: Instant) {
+        let is_late = now.since(self.opened_at) >= WAIT_TOLD_AFTER && self.controller.state() == State::Opening;
+        if let Some(wait) = self.waits.as_mut().filter(|w| is_late && !w.told) {
+            wait.told = true;
+            logger::warn(format_args!("volume {} can't be opened yet: {}", self.name, wait.why));
+        }
+    }
+
     pub fn info(&self, uris: Vec<String>) -> VolumeInfo {
         let status = self.controller.status();
         let is_open = matches!(status.state, State::Open | State::Closing);
@@ -164,7 +188,7 @@ impl Volume {
             layout: self.layout.to_string(),
             exported: true,
             state: state_text(status.state).to_string(),
-            waits: self.waits.filter(|_| status.state == State::Opening).map(str::to_string),
+            waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
             uris,
             sessions: self.sessions,

@@ -18,7 +18,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 /// Records of one batch: their payloads are pieces of one vectored write, of which the kernel takes 1024.
-const BATCH_RECORDS_MAX: usize = 512;
+pub(crate) const BATCH_RECORDS_MAX: usize = 512;
 
 /// Bytes of one batch, unless a single entry is larger: beyond this, more in one write gains nothing.
 pub(crate) const BATCH_BYTES_MAX: u64 = 1 << 20;
@@ -69,7 +69,9 @@ impl Window {
 
 /// The records of a batch being built: their sizes are known before the first byte is written.
 struct Draft {
+    /// Taken from the queue, and what that is in records.
     count: usize,
+    record_count: usize,
     records_bytes: usize,
     payload_bytes: usize,
 }
@@ -92,6 +94,7 @@ fn sizes(volumes: &Volumes, record: &Queued) -> (usize, usize) {
     match record {
         Queued::Entry(e) => (EntryRecord::encoded_bytes(e.header.len(), e.crcs.len()), e.payload.len()),
         Queued::Control { key, .. } => (control_bytes(volumes, key), 0),
+        Queued::Group(records) => records.iter().map(|r| sizes(volumes, r)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1)),
     }
 }
 
@@ -114,7 +117,7 @@ struct Build {
 impl Build {
     fn new(draft: &Draft, device: DeviceId, (unit, at, generation): (u32, u32, u64)) -> Build {
         let head = BufMut::new(BatchHeader::head_bytes(draft.records_bytes));
-        let mut data = Vec::with_capacity(draft.count + 1);
+        let mut data = Vec::with_capacity(draft.record_count + 1);
         data.push(Buf::default());
         Build {
             unit,
@@ -186,15 +189,17 @@ impl Journal {
 
     fn draft(&self, volumes: &Volumes) -> Draft {
         let room = u64::from(self.units.open_left());
-        let mut draft = Draft { count: 0, records_bytes: 0, payload_bytes: 0 };
-        for record in self.queue.iter().take(BATCH_RECORDS_MAX) {
+        let mut draft = Draft { count: 0, record_count: 0, records_bytes: 0, payload_bytes: 0 };
+        for record in &self.queue {
             let (records, payload) = sizes(volumes, record);
             let grown = Draft {
                 count: draft.count + 1,
+                record_count: draft.record_count + record.record_count(),
                 records_bytes: draft.records_bytes + records,
                 payload_bytes: draft.payload_bytes + payload,
             };
-            if grown.bytes() > room || (draft.count > 0 && grown.bytes() > BATCH_BYTES_MAX) {
+            let is_large = grown.bytes() > BATCH_BYTES_MAX || grown.record_count > BATCH_RECORDS_MAX;
+            if grown.bytes() > room || (draft.count > 0 && is_large) {
                 break;
             }
             draft = grown;
@@ -212,10 +217,8 @@ impl Journal {
         let mut build = Build::new(&draft, self.units.device, (unit, at, entry.generation));
         build.flown = self.spare.pop().unwrap_or_default();
         for _ in 0..draft.count {
-            match self.queue.pop_front().expect("the draft counted it") {
-                Queued::Entry(entry) => self.add_entry(volumes, &mut build, entry),
-                Queued::Control { key, then } => self.add_control(volumes, &mut build, key, then),
-            }
+            let queued = self.queue.pop_front().expect("the draft counted it");
+            self.add(volumes, &mut build, queued);
         }
         assert_eq!(build.record_at, BATCH_HEADER_BYTES + draft.records_bytes, "records take what was drafted");
         let header = BatchHeader {
@@ -230,7 +233,7 @@ impl Journal {
         let place = BatchPlace { device: self.units.device, unit, generation: entry.generation, offset: at };
         header.finish(place, &mut build.head);
         build.data[0] = build.head.freeze();
-        self.on_sent(ctx, draft.count, build.has_control);
+        self.on_sent(ctx, draft.record_count, build.has_control);
         let (bytes, records) = (u64::from(batch_bytes), build.flown);
         self.flight_bytes += bytes;
         self.flights.push_back(Flight { seq, unit, watermark, bytes, submitted: ctx.now, is_done: false, records });
@@ -249,6 +252,14 @@ impl Journal {
         self.next_seq += 1;
         self.writes_in_flight += 1;
         self.confirm_at = None;
+    }
+
+    fn add(&mut self, volumes: &mut Volumes, build: &mut Build, queued: Queued) {
+        match queued {
+            Queued::Entry(entry) => self.add_entry(volumes, build, entry),
+            Queued::Control { key, then } => self.add_control(volumes, build, key, then),
+            Queued::Group(records) => records.into_iter().for_each(|r| self.add(volumes, build, r)),
+        }
     }
 
     fn add_entry(&mut self, volumes: &mut Volumes, build: &mut Build, entry: EntryIn) {

@@ -26,8 +26,8 @@ pub(crate) mod scan;
 pub(crate) mod units;
 
 use crate::io::Client;
-use crate::journal::commit::{BATCH_BYTES_MAX, Window};
-use crate::journal::units::Units;
+use crate::journal::commit::{BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Window};
+use crate::journal::units::{CONTROL_BYTES, Units};
 use crate::ledgers::{ControlKey, Place};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Instant, LedgerId, Lsn, Token, VolumeId};
 use holdfast_format::disk::{BatchHeader, EntryRecord};
@@ -74,8 +74,8 @@ pub(crate) enum Use {
     Entry,
     /// Promises, creations, tombstones.
     Control,
-    /// Live records of a unit that can be freed then.
-    Move,
+    /// All that lives in a unit that can be freed then.
+    Move { records: usize },
 }
 
 /// An entry on its way into the journal.
@@ -108,6 +108,8 @@ pub(crate) enum Queued {
         key: ControlKey,
         then: Then,
     },
+    /// Records of the two kinds above that share a batch: all of them become durable, or none.
+    Group(Vec<Queued>),
 }
 
 /// A record in a batch in flight.
@@ -162,6 +164,30 @@ pub(crate) struct Journal {
 /// Blocks that a record takes in a batch of its own.
 fn lone_batch_bytes(record_bytes: usize, payload_bytes: usize) -> u64 {
     (BatchHeader::head_bytes(record_bytes) + payload_bytes) as u64
+}
+
+impl Queued {
+    /// Bytes of records and of payload, at most.
+    fn bytes_max(&self) -> (usize, usize) {
+        match self {
+            Queued::Entry(e) => (EntryRecord::encoded_bytes(e.header.len(), e.crcs.len()), e.payload.len()),
+            Queued::Control { .. } => (CONTROL_BYTES as usize, 0),
+            Queued::Group(records) => records.iter().map(Queued::bytes_max).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1)),
+        }
+    }
+
+    /// What it counts for in the queue's bound: a batch of its own for every record.
+    fn accounted_bytes(&self) -> u64 {
+        match self {
+            Queued::Entry(e) => Journal::entry_bytes(e.header.len(), e.crcs.len()),
+            Queued::Control { .. } => BLOCK_BYTES as u64,
+            Queued::Group(records) => records.iter().map(Queued::accounted_bytes).sum(),
+        }
+    }
+
+    fn record_count(&self) -> usize {
+        if let Queued::Group(records) = self { records.len() } else { 1 }
+    }
 }
 
 impl Journal {
@@ -231,24 +257,26 @@ impl Journal {
         let (units, _) = self.planned_with(bytes.min(u64::from(self.units.unit_bytes())));
         let leave = match what_for {
             Use::Entry => RESERVE_UNITS,
-            // The last unit is for moves that one batch holds: a crash leaves all of it or nothing, and so a unit.
-            Use::Move if bytes <= BATCH_BYTES_MAX => 0,
-            Use::Control | Use::Move => 1,
+            // The last unit is for moves that one batch holds: a crash leaves all of it or nothing, and so a free unit.
+            Use::Move { records } if bytes <= self.group_bytes_max() && records <= BATCH_RECORDS_MAX => 0,
+            Use::Control | Use::Move { .. } => 1,
         };
         units + leave <= self.units.ahead()
     }
 
     pub fn push(&mut self, now: Instant, record: Queued) {
-        let bytes = match &record {
-            Queued::Entry(e) => Journal::entry_bytes(e.header.len(), e.crcs.len()),
-            Queued::Control { .. } => BLOCK_BYTES as u64,
-        };
-        (self.planned_units, self.planned_left) = self.planned_with(bytes);
-        self.queue_bytes += bytes;
+        let (records, payload) = record.bytes_max();
+        (self.planned_units, self.planned_left) = self.planned_with(lone_batch_bytes(records, payload));
+        self.queue_bytes += record.accounted_bytes();
         if self.queue.is_empty() {
             self.window.opened = Some(now);
         }
         self.queue.push_back(record);
+    }
+
+    /// Most that records of one group may take.
+    pub fn group_bytes_max(&self) -> u64 {
+        BATCH_BYTES_MAX.min(u64::from(self.units.unit_bytes()))
     }
 
     /// Used share of what entries may use, in 1/255.

@@ -8,10 +8,11 @@
 //! Limits: one unit is read and emptied at a time.
 
 use crate::io::{Ctx, Io};
+use crate::journal::commit::BATCH_RECORDS_MAX;
 use crate::journal::units::CONTROL_BYTES;
-use crate::journal::{EntryIn, Journal, Queued, RESERVE_UNITS, Source, Then, Use};
+use crate::journal::{EntryIn, Journal, Queued, RESERVE_UNITS, Source, Then, Use, lone_batch_bytes};
 use crate::ledgers::{ControlKey, Ledger, LedgerKey, Life, Place, Volumes};
-use holdfast_base::{BLOCK_BYTES, Buf, Lsn};
+use holdfast_base::{BLOCK_BYTES, Buf, Instant, Lsn};
 use holdfast_format::disk::{JournalRecord, RecordPlace, blocks_match};
 use std::collections::BTreeSet;
 
@@ -37,9 +38,6 @@ impl Journal {
         if !std::mem::take(&mut self.reclaim_due) {
             return;
         }
-        if self.recovery_moves > 0 {
-            return;
-        }
         for unit in 0..self.units.areas.unit_count {
             let u = self.units.get(unit);
             if !u.is_quiet() || u.live_entries > 0 {
@@ -53,11 +51,8 @@ impl Journal {
             let bytes = needs.len() as u64 * CONTROL_BYTES;
             let affordable =
                 bytes <= u64::from(self.units.unit_bytes()) / if self.is_short() { 2 } else { CHEAP_SHARE };
-            if affordable && self.has_room(bytes + BLOCK_BYTES as u64, Use::Move) {
-                for key in needs {
-                    self.units.get_mut(unit).moves += 1;
-                    self.push(ctx.now, Queued::Control { key, then: Then::Moved { unit } });
-                }
+            if affordable && self.has_room(bytes + BLOCK_BYTES as u64, Use::Move { records: needs.len() }) {
+                self.push_moves(ctx.now, unit, Vec::new(), needs);
             }
         }
         if self.compacting.is_some_and(|unit| self.units.get(unit).moves == 0 && self.units.get(unit).readers == 0) {
@@ -97,7 +92,11 @@ impl Journal {
         let victim = (0..self.units.areas.unit_count)
             .filter(fits)
             .min_by_key(|unit| (self.units.get(*unit).move_bytes(), *unit))
-            .filter(|unit| self.has_room(self.units.get(*unit).move_bytes() + BLOCK_BYTES as u64, Use::Move));
+            .filter(|unit| {
+                let u = self.units.get(*unit);
+                let records = u.live_entries as usize + u.ledgers.len() + u.controls.len();
+                self.has_room(u.move_bytes() + BLOCK_BYTES as u64, Use::Move { records })
+            });
         let Some(unit) = victim else { return };
         self.compacting = Some(unit);
         let u = self.units.get_mut(unit);
@@ -125,21 +124,44 @@ impl Journal {
         self.units.get_mut(unit).readers -= 1;
         self.reclaim_due = true;
         let place = RecordPlace { device: self.units.device, generation: self.units.get(unit).entry.generation };
-        let mut unreadable = Vec::new();
+        let (mut unreadable, mut entries) = (Vec::new(), Vec::new());
         let keys: Vec<LedgerKey> = self.units.get(unit).ledgers.keys().copied().collect();
         for key in keys {
             let Some(ledger) = volumes.ledger(key).filter(|l| l.life == Life::Live) else { continue };
             for (lsn, at) in ledger.entries.iter().filter(|(_, at)| at.unit == unit && !at.damaged) {
                 match read_entry(place, bytes, at) {
                     Some(entry) if (entry.volume, entry.ledger, entry.lsn) == (key.0, key.1, *lsn) => {
-                        self.units.get_mut(unit).moves += 1;
-                        self.push(ctx.now, Queued::Entry(entry));
+                        entries.push(entry);
                     }
                     _ => unreadable.push((key, *lsn, *at)),
                 }
             }
         }
+        let needs = self.needs(volumes, unit);
+        self.push_moves(ctx.now, unit, entries, needs);
         unreadable
+    }
+
+    /// Queues all that lives in a unit, in as few batches as can hold it. One batch moves a unit altogether or not at all.
+    fn push_moves(&mut self, now: Instant, unit: u32, entries: Vec<EntryIn>, controls: BTreeSet<ControlKey>) {
+        let entries = entries.into_iter().map(Queued::Entry);
+        let controls = controls.into_iter().map(|key| Queued::Control { key, then: Then::Moved { unit } });
+        let mut group = Vec::new();
+        let (mut records_bytes, mut payload_bytes) = (0, 0);
+        for record in entries.chain(controls) {
+            self.units.get_mut(unit).moves += 1;
+            let (records, payload) = record.bytes_max();
+            let bytes = lone_batch_bytes(records_bytes + records, payload_bytes + payload);
+            if !group.is_empty() && (bytes > self.group_bytes_max() || group.len() == BATCH_RECORDS_MAX) {
+                self.push(now, Queued::Group(std::mem::take(&mut group)));
+                (records_bytes, payload_bytes) = (0, 0);
+            }
+            (records_bytes, payload_bytes) = (records_bytes + records, payload_bytes + payload);
+            group.push(record);
+        }
+        if !group.is_empty() {
+            self.push(now, Queued::Group(group));
+        }
     }
 }
 

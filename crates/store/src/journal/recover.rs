@@ -62,7 +62,9 @@ fn survey(units: &mut Units, batches: &mut Vec<ScannedBatch>) -> Survey {
             batches.iter().filter(|b| b.unit == unit && !entry.is_void(b.header.seq)).map(|b| b.header.seq).collect();
         let durable_end =
             if entry.end_seq > 0 { entry.end_seq } else { successor.unwrap_or(u64::MAX).min(watermark + 1) };
+        let lost_here = lost.len();
         lost.extend((entry.first_seq..durable_end).filter(|seq| !seen.contains(seq) && !entry.is_void(*seq)));
+        let is_evidence = lost.len() > lost_here;
         if entry.end_seq == 0 {
             // Above the watermark a batch counts if all of it is there; the others are void from now on.
             let torn = |seq: u64| batches.iter().any(|b| b.header.seq == seq && !b.is_whole);
@@ -74,6 +76,7 @@ fn survey(units: &mut Units, batches: &mut Vec<ScannedBatch>) -> Survey {
             entry.void_bits = void.iter().filter(|s| **s - above < 64).fold(0, |bits, seq| bits | 1 << (seq - above));
             entry.end_seq = end;
         }
+        units.get_mut(unit).is_evidence = is_evidence;
     }
     batches.retain(|b| !units.get(b.unit).entry.is_void(b.header.seq));
     Survey { lost, watermark }

@@ -19,8 +19,8 @@ use holdfast_base::{Buf, BufMut, DeviceId, Lsn};
 use holdfast_format::disk::{Areas, UnitEntry, UnitTable};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes that a control record takes at most in practice: what decides whether moving some is cheap.
-pub(crate) const CONTROL_BYTES: u64 = 192;
+/// Bytes that a control record takes at most: a ledger's state with as many legs as one may have.
+pub(crate) const CONTROL_BYTES: u64 = 280;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum UnitState {
@@ -55,6 +55,8 @@ pub(crate) struct Unit {
     pub moves: u32,
     /// Reading all of it failed: it can't be compacted.
     pub is_unreadable: bool,
+    /// It lacks batches, and the ledgers' records don't all say so yet.
+    pub is_evidence: bool,
 }
 
 impl Unit {
@@ -71,6 +73,7 @@ impl Unit {
             readers: 0,
             moves: 0,
             is_unreadable: false,
+            is_evidence: false,
         }
     }
 
@@ -89,7 +92,8 @@ impl Unit {
 
     /// Whether nothing is going on that needs the unit as it is, live contents apart.
     pub fn is_quiet(&self) -> bool {
-        self.state == UnitState::Closed && self.flights == 0 && self.readers == 0 && self.moves == 0
+        let is_used = self.flights > 0 || self.readers > 0 || self.moves > 0;
+        self.state == UnitState::Closed && !is_used && !self.is_evidence
     }
 
     /// What moving all that lives here would write.

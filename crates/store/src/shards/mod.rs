@@ -33,6 +33,9 @@ pub(crate) const PUTS_MAX: usize = 512;
 /// Payload of puts in flight on a device.
 pub(crate) const PUT_BYTES_MAX: u64 = 256 << 20;
 
+/// Clients that wait for the same put: repetitions of one request over several connections.
+const PUT_CLIENTS_MAX: usize = 16;
+
 /// Reads that wait for the checksum table of their shard.
 const PARKED_MAX: usize = 4096;
 
@@ -212,7 +215,11 @@ impl Shards {
             SlotLife::Live => ctx.reply(client, Reply::Done),
             SlotLife::Clearing => return Err(Refusal::Busy),
             SlotLife::Reserved | SlotLife::Committing => {
-                self.puts.get_mut(&number).expect("it is being put").clients.push(client);
+                let clients = &mut self.puts.get_mut(&number).expect("it is being put").clients;
+                if clients.len() >= PUT_CLIENTS_MAX {
+                    return Err(Refusal::Busy);
+                }
+                clients.push(client);
             }
         }
         Ok(())

@@ -7,13 +7,17 @@
 //! On disk a slot is full in `Committing` and `Live`, and zeroes else. A slot never straddles a sector, and a block is
 //! rewritten with identical bytes for its other slots: a torn write harms nothing.
 //!
-//! Limits: one write in flight a block; what changes meanwhile goes with the next.
+//! Limits: one write in flight a block, and what changes meanwhile goes with the next; [`BLOCK_WRITES_MAX`] in all, the
+//! other blocks wait for their turn.
 
 use crate::io::{Ctx, Io};
 use crate::shards::alloc::Extent;
 use holdfast_base::{BLOCK_BYTES, BufMut, DeviceId, ShardId, Token};
 use holdfast_format::disk::{SLOT_BYTES, SLOTS_PER_BLOCK, Slot};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Block writes in flight: more than a device's queue takes, when a large volume is dropped.
+const BLOCK_WRITES_MAX: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SlotLife {
@@ -49,6 +53,8 @@ pub(crate) enum Waiter {
 #[derive(Default)]
 struct BlockWrite {
     is_writing: bool,
+    /// It is among `turns`.
+    has_turn: bool,
     /// Set free by the write in flight, and by the one after it.
     now: Vec<Waiter>,
     next: Vec<Waiter>,
@@ -64,12 +70,24 @@ pub(crate) struct Slots {
     /// Holes in `states`.
     free: BTreeSet<u32>,
     blocks: BTreeMap<u32, BlockWrite>,
+    writes_in_flight: usize,
+    /// Blocks to be written, in order.
+    turns: VecDeque<u32>,
 }
 
 impl Slots {
     pub fn new(device: DeviceId, offset: u64, capacity: u32) -> Slots {
         assert!(capacity.is_multiple_of(SLOTS_PER_BLOCK), "the table is whole blocks");
-        Slots { device, offset, capacity, states: Vec::new(), free: BTreeSet::new(), blocks: BTreeMap::new() }
+        Slots {
+            device,
+            offset,
+            capacity,
+            states: Vec::new(),
+            free: BTreeSet::new(),
+            blocks: BTreeMap::new(),
+            writes_in_flight: 0,
+            turns: VecDeque::new(),
+        }
     }
 
     pub fn get(&self, number: u32) -> Option<&SlotState> {
@@ -127,9 +145,22 @@ impl Slots {
 
     /// The block's present state goes to disk; waiters are set free by that write.
     pub fn write_block(&mut self, ctx: &mut Ctx, block: u32, waiters: &[Waiter]) {
-        let write = self.blocks.entry(block).or_default();
-        write.next.extend_from_slice(waiters);
-        if !write.is_writing {
+        self.blocks.entry(block).or_default().next.extend_from_slice(waiters);
+        self.give_turn(block);
+        self.take_turns(ctx);
+    }
+
+    fn give_turn(&mut self, block: u32) {
+        let write = self.blocks.get_mut(&block).expect("it has waiters");
+        if !write.is_writing && !write.has_turn {
+            write.has_turn = true;
+            self.turns.push_back(block);
+        }
+    }
+
+    fn take_turns(&mut self, ctx: &mut Ctx) {
+        while self.writes_in_flight < BLOCK_WRITES_MAX {
+            let Some(block) = self.turns.pop_front() else { break };
             self.start_write(ctx, block);
         }
     }
@@ -147,6 +178,8 @@ impl Slots {
         let write = self.blocks.get_mut(&block).expect("its caller made it");
         assert!(!write.is_writing && write.now.is_empty(), "one write a block");
         write.is_writing = true;
+        write.has_turn = false;
+        self.writes_in_flight += 1;
         write.now = std::mem::take(&mut write.next);
         let offset = self.offset + u64::from(block) * BLOCK_BYTES as u64;
         ctx.write(offset, vec![bytes.freeze()], true, Io::SlotBlock { block });
@@ -157,11 +190,13 @@ impl Slots {
         let write = self.blocks.get_mut(&block).expect("its write is in flight");
         write.is_writing = false;
         let done = std::mem::take(&mut write.now);
+        self.writes_in_flight -= 1;
         if write.next.is_empty() {
             self.blocks.remove(&block);
         } else {
-            self.start_write(ctx, block);
+            self.give_turn(block);
         }
+        self.take_turns(ctx);
         done
     }
 

@@ -35,6 +35,8 @@ pub struct Film {
     pub bytes: u64,
     /// Checksum of each decoded frame, in order.
     pub checksums: Vec<u32>,
+    /// Where each frame ends in the file.
+    pub ends: Vec<u64>,
 }
 
 impl Film {
@@ -67,31 +69,70 @@ fn film(dir: &Path, name: &'static str, scene: &str, seconds: u64) -> Result<Fil
     if !list.exists() {
         eprintln!("making film {} of {seconds} s", path.display());
         encode(&path, scene, seconds)?;
-        let checksums = decode_all(&path)?;
-        let text: String = checksums.iter().map(|checksum| format!("{checksum:08x}\n")).collect();
+        let (checksums, ends) = (decode_all(&path)?, frame_ends(&path)?);
+        if checksums.len() != ends.len() {
+            bail!("{} has {} frames and {} were decoded", path.display(), ends.len(), checksums.len());
+        }
+        let lines = checksums.iter().zip(&ends).map(|(checksum, end)| format!("{checksum:08x} {end}\n"));
+        let text: String = lines.collect();
         let beside = list.with_extension("new");
-        fs::write(&beside, text).and_then(|()| fs::rename(&beside, &list))
+        fs::write(&beside, text)
+            .and_then(|()| fs::rename(&beside, &list))
             .with_context(|| format!("cannot write {}; check space and permissions", list.display()))?;
     }
     let text = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
-    let checksums = parse_list(&text)
+    let (checksums, ends) = parse_list(&text)
         .with_context(|| format!("{} is damaged; remove it, and the film is made again", list.display()))?;
     if checksums.len() as u64 != seconds * FRAMES_PER_SECOND {
-        bail!("{} has {} frames instead of {}; remove it", path.display(), checksums.len(), seconds * FRAMES_PER_SECOND);
+        bail!(
+            "{} has {} frames instead of {}; remove it",
+            path.display(),
+            checksums.len(),
+            seconds * FRAMES_PER_SECOND
+        );
     }
     let bytes = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
-    Ok(Film { name, path, bytes, checksums })
+    Ok(Film { name, path, bytes, checksums, ends })
 }
 
-fn parse_list(text: &str) -> Result<Vec<u32>> {
-    text.lines().map(|line| u32::from_str_radix(line, 16).context("a line is no checksum")).collect()
+fn parse_list(text: &str) -> Result<(Vec<u32>, Vec<u64>)> {
+    let parse = |line: &str| -> Option<(u32, u64)> {
+        let (checksum, end) = line.split_once(' ')?;
+        Some((u32::from_str_radix(checksum, 16).ok()?, end.parse().ok()?))
+    };
+    text.lines().map(|line| parse(line).with_context(|| format!("`{line}` is no frame"))).collect()
 }
 
-/// 8 Mbit/s, so that a player reads 1 MB a second; the index in front, so that a pipe can be decoded.
+/// Where each frame ends in a file.
+fn frame_ends(path: &Path) -> Result<Vec<u64>> {
+    let mut command = Command::new("ffprobe");
+    command.args([
+        "-v",
+        "error",
+        "-select_streams",
+        "v",
+        "-show_entries",
+        "packet=size,pos",
+        "-of",
+        "csv=print_section=0",
+    ]);
+    let text = String::from_utf8(output_of(command.arg(path))?).context("ffprobe prints no text")?;
+    let end = |line: &str| -> Option<u64> {
+        let mut numbers = line.split(',').filter(|field| !field.is_empty()).map(|field| field.parse::<u64>().ok());
+        Some(numbers.next()?? + numbers.next()??)
+    };
+    text.lines()
+        .filter(|line| !line.is_empty())
+        .map(|line| end(line).with_context(|| format!("ffprobe says `{line}` of a frame")))
+        .collect()
+}
+
+/// The quantiser is fixed, so that all frames have about the same size and a player reads 1 to 2 MB in every second; the
+/// index is in front, so that a pipe can be decoded.
 fn encode(path: &Path, scene: &str, seconds: u64) -> Result<()> {
     let mut command = Command::new("ffmpeg");
     command.args(["-v", "error", "-nostdin", "-y", "-f", "lavfi", "-i", scene, "-t", &seconds.to_string()]);
-    command.args(["-vf", "noise=alls=12:allf=t:all_seed=7,format=yuv420p", "-c:v", "mpeg4", "-b:v", "8M", "-g", "25"]);
+    command.args(["-vf", "noise=alls=12:allf=t:all_seed=7,format=yuv420p", "-c:v", "mpeg4", "-q:v", "7", "-g", "25"]);
     command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(path);
     output_of(&mut command).context("cannot make a film")?;
     Ok(())
@@ -103,15 +144,15 @@ mod tests {
 
     #[test]
     fn a_list_of_frames_is_read_back() {
-        assert_eq!(parse_list("00000001\nffffffff\n").unwrap(), vec![1, u32::MAX]);
-        assert!(parse_list("zebra\n").is_err());
-        assert!(parse_list("").unwrap().is_empty());
+        assert_eq!(parse_list("00000001 44\nffffffff 99\n").unwrap(), (vec![1, u32::MAX], vec![44, 99]));
+        assert!(parse_list("zebra 1\n").is_err());
+        assert!(parse_list("00000001\n").is_err());
     }
 
     #[test]
     fn a_volume_has_room_for_the_padded_film() {
         for bytes in [1, 16 << 20, (16 << 20) + 1] {
-            let film = Film { name: "x", path: PathBuf::new(), bytes, checksums: Vec::new() };
+            let film = Film { name: "x", path: PathBuf::new(), bytes, checksums: Vec::new(), ends: Vec::new() };
             assert!(film.volume_bytes() >= bytes + BLOCK_BYTES as u64);
             assert!(film.volume_bytes().is_multiple_of(VOLUME_UNIT));
         }

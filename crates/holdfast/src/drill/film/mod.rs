@@ -10,7 +10,7 @@ mod player;
 mod proof;
 
 use super::NodeLossArgs;
-use super::grid::{Grid, uri};
+use super::grid::{Grid, node_of_segments, uri};
 use super::nbd::{Client, REQUEST_BYTES_MAX};
 use super::rejoin::{Loss, Rejoin, Volumes};
 use super::tools::{WorkDir, check_interrupt, sleep, sleep_until};
@@ -77,7 +77,8 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, work: &WorkDir) -> Result<FilmR
         write_film(&grid.socket_of(&name), &name, film)?;
         mounts.push(Mount::open(&uri(&grid.socket_of(&name), &name), work.path(), film.name)?);
     }
-    let node = args.node.map_or_else(|| grid.busiest_node(), Ok)?;
+    let holdings = grid.holdings()?;
+    let node = args.node.or_else(|| node_of_segments(&holdings)).context("the grid has no nodes")?;
     eprintln!("playing {} films for {} s, node {node} out ({}) at half time", films.len(), args.seconds, args.fault);
     let (players, loss) = play(grid, args, node, &films, &mounts)?;
     eprintln!("bringing the node back");

@@ -11,11 +11,12 @@
 //!
 //! Faults: a failed read is an error and ends the film there; all frames that it would have shown are lost.
 
-use super::super::stats::{ns_to_ms, rounded};
+use super::super::stats::ns_to_ms;
 use super::super::tools::Running;
 use super::make::{BLOCK_BYTES, FRAME_BYTES, FRAMES_PER_SECOND, Film};
 use anyhow::{Context, Result, bail};
 use holdfast_base::crc32c;
+use rustix::fs::OFlags;
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -31,14 +32,17 @@ use std::time::{Duration, Instant};
 /// Decoded frames that may wait for their time, the one in the reader's hand included.
 pub const BUFFER_FRAMES: u64 = 12;
 
-/// One read of the film: 1/32 s of it.
+/// One read of the film: less than a frame.
 const FEED_BYTES: usize = 32 << 10;
 
-/// Of the pipe to the decoder; the kernel's default would hold another 1/16 s.
+/// Of the pipe to the decoder; the kernel's default would hold another frame.
 const FEED_PIPE_BYTES: usize = 16 << 10;
 
 /// How long the first frames may take.
 const START_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The film is running once so many frames were due.
+const START_FRAMES: u64 = 2 * FRAMES_PER_SECOND;
 
 const COMPLAINT_BYTES_MAX: u64 = 4096;
 
@@ -57,8 +61,8 @@ pub struct Showing {
     /// Fewest frames ready when one was due, that one included.
     pub ready_min: u64,
     pub slowest_read_ms: f64,
-    /// How far reading was ahead of showing, at most: small, or the film was not read in real time.
-    pub read_ahead_max_s: f64,
+    /// Frames that had been read but not shown, at most, once the film was running: few, or it was not read in real time.
+    pub read_ahead_max: u64,
     pub troubles: Vec<String>,
     #[serde(skip)]
     pub first_lost_at: Option<Instant>,
@@ -75,7 +79,11 @@ struct Screen<'a> {
 impl<'a> Screen<'a> {
     fn new(film: &str, expected: &'a [u32]) -> Screen<'a> {
         let frames = expected.len() as u64;
-        Screen { expected, next: 0, showing: Showing { film: film.to_string(), frames, ready_min: BUFFER_FRAMES, ..Showing::default() } }
+        Screen {
+            expected,
+            next: 0,
+            showing: Showing { film: film.to_string(), frames, ready_min: BUFFER_FRAMES, ..Showing::default() },
+        }
     }
 
     /// Frame `due` must be shown now; `take` gives the next frame of the buffer, if one is ready.
@@ -154,7 +162,7 @@ impl Player {
     pub fn start(film: &Film, file: &Path, frames: usize) -> Result<Player> {
         let source = OpenOptions::new()
             .read(true)
-            .custom_flags(libc::O_DIRECT)
+            .custom_flags(OFlags::DIRECT.bits() as i32)
             .open(file)
             .with_context(|| format!("cannot open {} past the page cache", file.display()))?;
         let mut decoder = Running::start(decoder_command("pipe:0").stdin(Stdio::piped()).stderr(Stdio::piped()))?;
@@ -253,7 +261,6 @@ fn show(film: &Film, frames: usize, ready: &Receiver<u32>, shared: &Shared) -> S
         thread::sleep(Duration::from_millis(2));
     }
     let start = Instant::now();
-    let film_seconds = film.frames() as f64 / FRAMES_PER_SECOND as f64;
     for due in 0..frames {
         let due_at = start + Duration::from_nanos(due as u64 * 1_000_000_000 / FRAMES_PER_SECOND);
         if !shared.over.load(Ordering::SeqCst) {
@@ -269,9 +276,11 @@ fn show(film: &Film, frames: usize, ready: &Receiver<u32>, shared: &Shared) -> S
         if due + BUFFER_FRAMES as usize <= frames {
             showing.ready_min = showing.ready_min.min(decoded.saturating_sub(due as u64));
         }
-        let read_s = shared.fed_bytes.load(Ordering::SeqCst) as f64 / film.bytes as f64 * film_seconds;
-        let ahead_s = rounded(read_s - due as f64 / FRAMES_PER_SECOND as f64);
-        showing.read_ahead_max_s = showing.read_ahead_max_s.max(ahead_s);
+        if due as u64 >= START_FRAMES {
+            let fed_bytes = shared.fed_bytes.load(Ordering::SeqCst);
+            let read = film.ends.partition_point(|end| *end <= fed_bytes) as u64;
+            showing.read_ahead_max = showing.read_ahead_max.max(read.saturating_sub(due as u64));
+        }
     }
     shared.over.store(true, Ordering::SeqCst);
     screen.showing
@@ -316,7 +325,8 @@ mod tests {
         assert_eq!(showing.first_lost, Some(50));
         assert_eq!((showing.shown, showing.lost, showing.artefacts), (50, 50, 0));
         // One that can catch up is on time again after the stop.
-        let showing = play(|n| if n < 50 { 1000 + n * 40 - 480 } else { (1000 + 50 * 40 - 480 + 2000).max(1000 + n * 40 - 480) });
+        let showing =
+            play(|n| if n < 50 { 1000 + n * 40 - 480 } else { (1000 + 50 * 40 - 480 + 2000).max(1000 + n * 40 - 480) });
         assert_eq!((showing.shown, showing.lost, showing.artefacts), (62, 38, 0));
     }
 

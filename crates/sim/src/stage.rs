@@ -1,0 +1,242 @@
+//! A grid that is driven by hand, one step of a story after the other: the form of the scenarios.
+//!
+//! Every request goes into the same history as in the swarm, and [`Stage::finish`] heals everything, reads everything back
+//! and judges it, so that a scenario only has to say what happens and what it expects on the way.
+
+use crate::disk::Crash;
+use crate::plan::{Plan, Profile};
+use crate::swarm::{Outcome, Run};
+use crate::workload::What;
+use crate::world::{MachineAt, World};
+use holdfast_base::{Instant, RequestToken};
+use holdfast_format::geometry::Layout;
+use holdfast_format::root::{Root, root_key};
+use holdfast_volume::{Controller, State, Status};
+use std::time::Duration;
+
+/// Bytes of a block.
+pub const BLOCK: u64 = holdfast_base::BLOCK_BYTES as u64;
+
+/// Nothing that a scenario waits for takes longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Settings of a [`Stage`].
+pub struct Scenery {
+    plan: Plan,
+}
+
+impl Scenery {
+    /// Three nodes of one disk, two hosts, a volume of 2 MiB in two copies; nothing fails by itself.
+    pub fn new(seed: u64) -> Scenery {
+        let mut plan = Plan::from_seed(0);
+        plan.seed = seed;
+        plan.profile = Profile::Calm;
+        plan.layout = Layout::Mirror { copies: 2 };
+        (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
+        (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
+        (plan.segment_bytes, plan.bypass_bytes, plan.map_cache_bytes) = (128 << 10, 64 << 10, 256 << 10);
+        (plan.disk_bytes, plan.sizing.journal_bytes, plan.sizing.unit_bytes) = (24 << 20, 4 << 20, 128 << 10);
+        (plan.destage_age, plan.fold_runs, plan.clean_dead_per_mille) = (Duration::from_millis(200), 32, 300);
+        plan.requests = 0;
+        plan.weights = crate::faults::Weights::default();
+        (plan.rotten, plan.greet_early) = (None, false);
+        Scenery { plan }
+    }
+
+    #[must_use]
+    pub fn nodes(mut self, nodes: usize) -> Scenery {
+        self.plan.nodes = nodes;
+        self
+    }
+
+    #[must_use]
+    pub fn disks(mut self, disks: usize) -> Scenery {
+        self.plan.disks = disks;
+        self
+    }
+
+    #[must_use]
+    pub fn layout(mut self, layout: &str) -> Scenery {
+        self.plan.layout = layout.parse().expect("a layout");
+        self
+    }
+
+    /// Whatever else of the plan.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Plan)) -> Scenery {
+        change(&mut self.plan);
+        self
+    }
+
+    /// Raises the curtain: everything is up, and the first host has the volume open.
+    pub fn raise(self) -> Stage {
+        let mut stage = Stage { run: Run::new(self.plan, false) };
+        stage.until("the volume is open", |s| s.serving().is_some());
+        stage
+    }
+}
+
+/// A grid in the middle of a story.
+pub struct Stage {
+    run: Run,
+}
+
+impl Stage {
+    pub fn world(&mut self) -> &mut World<Controller> {
+        &mut self.run.world
+    }
+
+    pub fn now(&self) -> Instant {
+        self.run.world.now()
+    }
+
+    /// The newest opening.
+    pub fn owner(&self) -> MachineAt {
+        self.run.current.expect("somebody opens the volume")
+    }
+
+    /// The newest opening, if it serves.
+    pub fn serving(&self) -> Option<MachineAt> {
+        self.run.current.filter(|at| self.state(*at) == Some(State::Open))
+    }
+
+    pub fn state(&self, at: MachineAt) -> Option<State> {
+        self.run.world.machine(at).map(Controller::state)
+    }
+
+    pub fn status(&self) -> Status {
+        self.run.world.machine(self.owner()).expect("the owner runs").status()
+    }
+
+    /// The root record as the metadata store has it.
+    pub fn root(&self) -> Root {
+        let bytes = self.run.world.meta.peek(&root_key(crate::swarm::VOLUME)).expect("the volume exists");
+        Root::decode(bytes).expect("a root record")
+    }
+
+    /// Lets time pass.
+    pub fn pass(&mut self, span: Duration) {
+        let until = self.now() + span;
+        self.run.world.wake_at(until, 0);
+        self.run.run_until(until, |_| false).unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    pub fn pass_ms(&mut self, ms: u64) {
+        self.pass(Duration::from_millis(ms));
+    }
+
+    /// Lets time pass until something is so.
+    pub fn until(&mut self, what: &str, is_so: impl Fn(&Stage) -> bool) {
+        let end = self.now() + PATIENCE;
+        while !is_so(self) {
+            assert!(self.now() < end, "{what}: not within {PATIENCE:?}; {:?}", self.status());
+            self.run.step().unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
+
+    /// Asks without waiting for the answer.
+    pub fn ask(&mut self, at: MachineAt, what: What, block: u64, blocks: u64) -> RequestToken {
+        self.run.ask_for(at, what, block * BLOCK, blocks * BLOCK)
+    }
+
+    /// Asks for so many blocks to be written, each by a request of its own, without waiting.
+    pub fn ask_writes(&mut self, at: MachineAt, block: u64, count: u64) {
+        for i in 0..count {
+            self.ask(at, What::Write(0), block + i, 1);
+        }
+    }
+
+    pub fn is_answered(&self, token: RequestToken) -> bool {
+        !self.run.guests.is_waiting(token)
+    }
+
+    fn ask_owner(&mut self, what: What, block: u64, blocks: u64) {
+        let token = self.ask(self.owner(), what, block, blocks);
+        self.until("the request is answered", |s| s.is_answered(token));
+    }
+
+    /// Writes through the newest opening and waits.
+    pub fn write(&mut self, block: u64, blocks: u64) {
+        self.ask_owner(What::Write(0), block, blocks);
+    }
+
+    /// Reads through the newest opening; what was read is judged at the end.
+    pub fn read(&mut self, block: u64, blocks: u64) {
+        self.ask_owner(What::Read, block, blocks);
+    }
+
+    pub fn discard(&mut self, block: u64, blocks: u64) {
+        self.ask_owner(What::Discard, block, blocks);
+    }
+
+    /// Writes and overwrites until so many segments have been written.
+    pub fn write_segments(&mut self, count: u64) {
+        let wanted = self.status().counters.segments_written + count;
+        let mut block = 0;
+        while self.status().counters.segments_written < wanted {
+            self.write(block % 256, 4);
+            block += 4;
+        }
+    }
+
+    /// Another opening begins; it takes the volume over.
+    pub fn open_on(&mut self, host: usize) -> MachineAt {
+        self.run.open(host);
+        self.owner()
+    }
+
+    /// Another opening takes the volume over and serves.
+    pub fn take_over_on(&mut self, host: usize) -> MachineAt {
+        let at = self.open_on(host);
+        self.until("the new owner serves", |s| s.state(at) == Some(State::Open));
+        at
+    }
+
+    pub fn crash_host(&mut self, host: usize) {
+        self.run.crash_host(host);
+    }
+
+    pub fn start_host(&mut self, host: usize) {
+        self.run.world.start_host(host);
+    }
+
+    pub fn crash_node(&mut self, node: usize) {
+        self.run.world.crash_node(node, Crash::Process);
+    }
+
+    pub fn start_node(&mut self, node: usize) {
+        self.run.world.start_node(node);
+    }
+
+    /// Every node at once, without a warning; all are back after a while.
+    pub fn power_loss(&mut self) {
+        let nodes = self.run.world.nodes.len();
+        for node in 0..nodes {
+            self.run.world.crash_node(node, Crash::Power);
+        }
+        self.pass_ms(20);
+        for node in 0..nodes {
+            self.start_node(node);
+        }
+    }
+
+    /// The node comes back with blank disks in the place of its own.
+    pub fn swap_disks(&mut self, node: usize) {
+        self.crash_node(node);
+        for slot in 0..self.run.world.nodes[node].disks.len() {
+            self.run.world.format_disk(node, slot);
+        }
+        self.start_node(node);
+    }
+
+    /// Shards held on all nodes together, by their segments.
+    pub fn held_segments(&mut self) -> usize {
+        self.run.take_stock();
+        self.run.held.len()
+    }
+
+    /// Heals everything; the grid must converge, and every answer given on the way must have been right.
+    pub fn finish(self) -> Outcome {
+        self.run.run().unwrap_or_else(|why| panic!("{why}"))
+    }
+}

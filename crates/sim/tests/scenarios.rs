@@ -1,0 +1,563 @@
+//! One story a protocol rule, named after it, and the cases that bit other systems most often.
+//!
+//! Every story ends with `finish`: all faults are healed, everything is read back, and every answer that was given on the
+//! way is judged. What is asserted before that is what the rule says beyond "no data is lost".
+
+use holdfast_base::{BlockError, Epoch};
+use holdfast_format::wire::DeviceHealth;
+use holdfast_sim::disk::DiskFaults;
+use holdfast_sim::stage::{BLOCK, Scenery, Stage};
+use holdfast_sim::workload::What;
+use holdfast_volume::State;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+fn long_destage(seed: u64) -> Scenery {
+    Scenery::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60))
+}
+
+/// Nodes (from zero) that hold the open ledger's legs, in their order.
+fn leg_nodes(stage: &Stage) -> Vec<usize> {
+    stage.root().open_ledger().expect("an open ledger").legs.iter().map(|l| l.node.0 as usize - 1).collect()
+}
+
+fn cut_off(stage: &mut Stage, host: usize, nodes: &[usize]) {
+    for node in nodes {
+        stage.world().block(host, *node, true, true);
+    }
+}
+
+fn join(stage: &mut Stage, host: usize, nodes: &[usize]) {
+    for node in nodes {
+        stage.world().unblock(host, *node);
+    }
+}
+
+#[test]
+fn rule_01_legs_are_devices_by_uuid() {
+    // One holder's disk is swapped for a blank one, the other holder hangs: the log's end can't be known, so the taker
+    // waits. When the other holder is back, everything is there.
+    let mut stage = long_destage(1).raise();
+    stage.write(0, 8);
+    let legs = leg_nodes(&stage);
+    stage.crash_host(0);
+    stage.swap_disks(legs[0]);
+    stage.world().pause_node(legs[1]);
+    let taker = stage.open_on(1);
+    stage.pass_ms(2000);
+    assert_eq!(stage.state(taker), Some(State::Opening), "it waits and does not truncate");
+    stage.world().resume_node(legs[1]);
+    stage.until("the volume is open", |s| s.state(taker) == Some(State::Open));
+    stage.read(0, 8);
+    stage.finish();
+}
+
+#[test]
+fn rule_02_copies_lie_in_distinct_nodes() {
+    for seed in 0..5 {
+        let mut stage = long_destage(seed).nodes(4).disks(2).raise();
+        let nodes = leg_nodes(&stage);
+        assert_eq!(nodes.iter().collect::<BTreeSet<_>>().len(), nodes.len(), "legs {nodes:?} share a node");
+        stage.write(0, 8);
+        stage.crash_host(0);
+        stage.crash_node(nodes[0]);
+        stage.take_over_on(1);
+        stage.read(0, 8);
+        stage.finish();
+    }
+}
+
+#[test]
+fn rule_03_nothing_is_acknowledged_before_the_root_names_the_ledger() {
+    let mut stage = long_destage(3).nodes(4).raise();
+    stage.write(0, 4);
+    let (owner, legs, ledger) = (stage.owner(), leg_nodes(&stage), stage.root().open_ledger().unwrap().id);
+    let outage = stage.now() + Duration::from_secs(3);
+    stage.world().meta.faults.unavailable_until = outage;
+    stage.crash_node(legs[0]);
+    stage.crash_node(legs[1]);
+    let write = stage.ask(owner, What::Write(0), 4, 1);
+    stage.pass_ms(2500);
+    assert!(!stage.is_answered(write), "its ledger is not in the root yet");
+    stage.until("the write is answered", |s| s.is_answered(write));
+    assert_ne!(stage.root().open_ledger().unwrap().id, ledger);
+    stage.finish();
+}
+
+#[test]
+fn rule_04_late_acknowledgements_complete_nothing_after_the_freeze() {
+    for seed in 0..6 {
+        let mut stage = long_destage(seed).nodes(4).raise();
+        stage.write(0, 4);
+        let (owner, legs) = (stage.owner(), leg_nodes(&stage));
+        stage.world().meta.faults.unknown = 500;
+        stage.world().pause_node(legs[0]);
+        stage.world().pause_node(legs[1]);
+        stage.ask_writes(owner, 0, 6);
+        stage.pass_ms(150 + 100 * seed);
+        // The answers that lay in the hanging nodes' sockets come now, in the middle of the roll.
+        stage.world().resume_node(legs[0]);
+        stage.pass_ms(30);
+        stage.crash_host(0);
+        stage.world().resume_node(legs[1]);
+        stage.take_over_on(1);
+        stage.read(0, 8);
+        stage.finish();
+    }
+}
+
+#[test]
+fn rule_05_who_cannot_finish_does_not_depose() {
+    let mut stage = long_destage(5).raise();
+    stage.write(0, 4);
+    let owner = stage.owner();
+    let legs = leg_nodes(&stage);
+    cut_off(&mut stage, 1, &legs[..2]);
+    stage.world().reset_connection(1, legs[0]);
+    stage.world().reset_connection(1, legs[1]);
+    stage.pass_ms(50);
+    let taker = stage.open_on(1);
+    stage.pass_ms(1500);
+    assert_eq!((stage.state(owner), stage.state(taker)), (Some(State::Open), Some(State::Opening)));
+    assert_eq!(stage.root().epoch, Epoch(1));
+    join(&mut stage, 1, &legs);
+    stage.until("the taker serves", |s| s.state(taker) == Some(State::Open));
+    stage.read(0, 4);
+    stage.finish();
+}
+
+#[test]
+fn rule_05_nothing_is_served_before_the_swap() {
+    let mut stage = long_destage(55).raise();
+    stage.write(0, 4);
+    stage.crash_host(0);
+    let taker = stage.open_on(1);
+    stage.until("the epoch is claimed", |s| s.root().epoch == Epoch(2));
+    let outage = stage.now() + Duration::from_secs(3);
+    stage.world().meta.faults.unavailable_until = outage;
+    let (read, write) = (stage.ask(taker, What::Read, 0, 4), stage.ask(taker, What::Write(0), 9, 1));
+    stage.pass_ms(2500);
+    assert!(!stage.is_answered(read) && !stage.is_answered(write));
+    stage.finish();
+}
+
+#[test]
+fn rule_06_promises_outlive_power_loss() {
+    let mut stage = long_destage(6).raise();
+    stage.write(0, 4);
+    let old = stage.owner();
+    stage.world().pause_host(0);
+    stage.take_over_on(1);
+    stage.write(0, 4);
+    stage.power_loss();
+    stage.ask_writes(old, 0, 4);
+    stage.world().resume_host(0);
+    stage.until("the old owner is told", |s| s.state(old) == Some(State::Deposed));
+    stage.read(0, 4);
+    stage.finish();
+}
+
+#[test]
+fn rule_07_leases_only_permit_take_over() {
+    let mut stage = Scenery::new(7).raise();
+    let outage = stage.now() + Duration::from_secs(8);
+    stage.world().meta.faults.unavailable_until = outage;
+    for i in 0..200 {
+        let start = stage.now();
+        stage.write(i % 500, 2);
+        assert!(stage.now().since(start) < Duration::from_millis(200), "write {i} waited for the metadata store");
+        stage.pass_ms(20);
+    }
+    assert!(stage.now() < outage, "all within the outage; {:?}", stage.status());
+    stage.finish();
+}
+
+#[test]
+fn rule_08_reads_are_fenced_too() {
+    let mut stage = long_destage(8).raise();
+    stage.write(0, 4);
+    let old = stage.owner();
+    // The old owner holds the data in its memory, and hears nothing.
+    cut_off(&mut stage, 0, &[0, 1, 2]);
+    stage.take_over_on(1);
+    stage.write(0, 4);
+    let stale = stage.ask(old, What::Read, 0, 4);
+    stage.pass_ms(300);
+    assert!(!stage.is_answered(stale), "it has no grant any more");
+    stage.finish();
+}
+
+#[test]
+fn rule_09_margin_comes_back() {
+    let mut stage = long_destage(9).nodes(4).raise();
+    stage.write(0, 16);
+    let legs = leg_nodes(&stage);
+    for leg in &legs[..2] {
+        stage.crash_node(*leg);
+        stage.pass_ms(100);
+        stage.until("no entry is at risk", |s| s.status().at_risk_entries == 0);
+    }
+    stage.crash_host(0);
+    stage.start_node(legs[0]);
+    stage.take_over_on(1);
+    stage.read(0, 16);
+    stage.finish();
+}
+
+#[test]
+fn rule_10_only_outliers_are_hedged() {
+    let mut stage = Scenery::new(10).raise();
+    // Everything is slow: nobody is an outlier.
+    for node in 0..3 {
+        stage.world().nodes[node].disks[0].slowness = 100;
+    }
+    let owner = stage.owner();
+    for round in 0..30 {
+        stage.ask_writes(owner, round * 8, 8);
+        stage.pass_ms(20);
+    }
+    stage.pass_ms(500);
+    let counters = stage.status().counters;
+    assert!(counters.append_hedges * 20 <= counters.writes + 20, "{} hedges", counters.append_hedges);
+    stage.finish();
+}
+
+#[test]
+fn rule_11_every_batch_is_found_by_itself() {
+    for step in 0..24 {
+        let mut stage = long_destage(step).raise();
+        stage.write(0, 4);
+        let owner = stage.owner();
+        stage.ask_writes(owner, 0, 12);
+        stage.pass(Duration::from_micros(25 * step));
+        stage.power_loss();
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.read(0, 12);
+        stage.finish();
+    }
+}
+
+#[test]
+fn rule_12_a_commit_applies_only_where_the_map_names_its_source() {
+    for step in 0..10 {
+        let mut stage = Scenery::new(step).with(|plan| plan.destage_age = Duration::from_millis(20)).raise();
+        stage.write(0, 16);
+        // Overwritten and discarded while its segment is on the way.
+        stage.pass(Duration::from_millis(18) + Duration::from_micros(400 * step));
+        stage.write(0, 4);
+        stage.discard(4, 4);
+        stage.write(20, 1);
+        stage.pass_ms(60);
+        stage.read(0, 21);
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.read(0, 21);
+        stage.finish();
+    }
+}
+
+#[test]
+fn rule_13_bulk_writes_keep_their_place_in_the_order() {
+    for step in 0..8 {
+        let mut stage = Scenery::new(step).raise();
+        let owner = stage.owner();
+        stage.ask(owner, What::Write(0), 0, 20);
+        stage.pass(Duration::from_micros(150 * step));
+        stage.ask(owner, What::Write(0), 2, 2);
+        stage.ask(owner, What::Write(0), 10, 24);
+        stage.ask(owner, What::Discard, 12, 4);
+        stage.pass_ms(20);
+        stage.read(0, 40);
+        assert!(stage.status().counters.bypass_bytes > 0);
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.read(0, 40);
+        stage.finish();
+    }
+}
+
+#[test]
+fn rule_15_an_absent_metadata_store_never_fills_the_log() {
+    let mut stage = Scenery::new(15).with(|plan| plan.writeback_bytes = 256 << 10).raise();
+    let outage = stage.now() + Duration::from_secs(60);
+    stage.world().meta.faults.unavailable_until = outage;
+    for i in 0..300 {
+        stage.write((i * 7) % 500, 4);
+    }
+    assert!(stage.now() < outage, "4.7 MB went through a log of 256 KiB");
+    stage.world().meta.heal();
+    stage.crash_host(0);
+    stage.take_over_on(1);
+    stage.read(0, 500);
+    stage.finish();
+}
+
+#[test]
+fn rule_16_a_hung_node_does_not_stall_a_bypass_write() {
+    for node in 0..4 {
+        let mut stage = Scenery::new(16).nodes(4).layout("parity:2+1").raise();
+        stage.write(0, 32);
+        stage.world().pause_node(node);
+        let start = stage.now();
+        stage.write(32, 32);
+        let stalled = stage.now().since(start);
+        assert!(stalled < Duration::from_millis(600), "stalled for {stalled:?}");
+        stage.crash_node(node);
+        stage.read(0, 64);
+        stage.start_node(node);
+        stage.finish();
+    }
+}
+
+#[test]
+fn rule_17_an_owner_that_dies_amid_segments_leaves_nothing_behind() {
+    let mut stage = Scenery::new(17).with(|plan| plan.destage_age = Duration::from_millis(10)).raise();
+    for round in 0..8 {
+        let owner = stage.owner();
+        stage.ask(owner, What::Write(0), round * 16, 16);
+        stage.ask_writes(owner, round * 8, 8);
+        stage.pass(Duration::from_micros(700 * round + 300));
+        let host = owner.host;
+        stage.crash_host(host);
+        stage.start_host(host);
+        stage.take_over_on(1 - host);
+    }
+    stage.finish();
+}
+
+#[test]
+fn rule_18_nothing_that_a_durable_checkpoint_names_is_freed() {
+    let mut stage = Scenery::new(18).with(|plan| plan.destage_age = Duration::from_millis(10)).raise();
+    for round in 0..6 {
+        stage.write_segments(3);
+        stage.discard(round * 20, 64);
+        stage.pass_ms(7 * round);
+        let host = stage.owner().host;
+        stage.crash_host(host);
+        stage.start_host(host);
+        stage.take_over_on(1 - host);
+        stage.read(0, 256);
+    }
+    stage.finish();
+}
+
+#[test]
+fn rule_23_the_log_is_bounded_by_the_writeback_budget() {
+    let mut stage = Scenery::new(23).with(|plan| plan.writeback_bytes = 256 << 10).raise();
+    let owner = stage.owner();
+    for i in 0..60 {
+        stage.ask_writes(owner, i * 8, 8);
+        stage.pass(Duration::from_micros(300));
+        let log_bytes = stage.status().log_bytes;
+        assert!(log_bytes <= 2 * (256 << 10), "{log_bytes} bytes in the log");
+    }
+    stage.finish();
+}
+
+#[test]
+fn rule_24_a_checkpoint_writes_what_changed() {
+    let mut stage = Scenery::new(24).with(|plan| plan.fold_runs = 100_000).raise();
+    for i in 0..120 {
+        stage.write((i * 37) % 500, 1);
+    }
+    stage.pass_ms(3000);
+    let counters = stage.status().counters;
+    assert!(counters.checkpoints > 0);
+    assert!(counters.checkpoint_bytes <= counters.checkpoints * 3 * BLOCK, "{counters:?}");
+    stage.finish();
+}
+
+#[test]
+fn rule_25_a_failed_device_is_alone() {
+    let mut stage = Scenery::new(25).disks(2).raise();
+    stage.write(0, 16);
+    let faults = DiskFaults { write_error: 1000, ..DiskFaults::default() };
+    stage.world().nodes[0].disks[0].faults = faults;
+    for i in 0..40 {
+        stage.write(i * 4, 4);
+    }
+    stage.pass_ms(500);
+    let stats = stage.world().nodes[0].machine().expect("it runs").stats();
+    let health: Vec<DeviceHealth> = stats.iter().map(|s| s.health).collect();
+    assert!(health.contains(&DeviceHealth::Serving), "the other device serves on: {health:?}");
+    stage.read(0, 160);
+    stage.finish();
+}
+
+// ---- by how often it bit others ----
+
+#[test]
+fn case_01_a_node_is_lost_during_an_ensemble_change() {
+    for third in 0..3 {
+        let mut stage = long_destage(101).nodes(5).layout("mirror:3").raise();
+        stage.write(0, 8);
+        let legs = leg_nodes(&stage);
+        let owner = stage.owner();
+        stage.crash_node(legs[0]);
+        stage.ask_writes(owner, 0, 8);
+        stage.pass_ms(20 * third);
+        stage.crash_node(legs[1]);
+        stage.ask_writes(owner, 4, 8);
+        stage.pass_ms(400);
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.read(0, 12);
+        stage.finish();
+    }
+}
+
+#[test]
+fn case_02_two_reboots_in_sequence() {
+    let mut stage = long_destage(102).raise();
+    for node in [0, 1, 2, 0] {
+        stage.crash_node(node);
+        stage.write(0, 8);
+        stage.start_node(node);
+        stage.pass_ms(80);
+    }
+    stage.read(0, 8);
+    stage.finish();
+}
+
+#[test]
+fn case_03_a_leg_is_slow_not_dead() {
+    let mut stage = long_destage(103).raise();
+    stage.write(0, 8);
+    let legs = leg_nodes(&stage);
+    stage.world().nodes[legs[0]].disks[0].slowness = 2000;
+    for i in 0..20 {
+        let start = stage.now();
+        stage.write(i * 2, 2);
+        let took = stage.now().since(start);
+        assert!(took < Duration::from_millis(160), "write {i} took {took:?}");
+    }
+    stage.finish();
+}
+
+#[test]
+fn case_04_a_fenced_writer_goes_on_sending() {
+    let mut stage = Scenery::new(104).raise();
+    stage.write(0, 32);
+    let old = stage.owner();
+    stage.ask_writes(old, 0, 12);
+    stage.ask(old, What::Write(0), 0, 20);
+    stage.world().pause_host(0);
+    stage.take_over_on(1);
+    stage.write(0, 32);
+    stage.world().resume_host(0);
+    stage.ask_writes(old, 0, 12);
+    stage.pass_ms(500);
+    assert_eq!(stage.state(old), Some(State::Deposed));
+    stage.read(0, 32);
+    stage.finish();
+}
+
+#[test]
+fn case_05_the_metadata_leader_is_lost_with_a_node() {
+    let mut stage = Scenery::new(105).raise();
+    stage.write(0, 16);
+    let legs = leg_nodes(&stage);
+    let outage = stage.now() + Duration::from_millis(1500);
+    stage.world().meta.faults.unavailable_until = outage;
+    stage.crash_node(legs[0]);
+    for i in 0..20 {
+        let start = stage.now();
+        stage.write(i, 2);
+        assert!(stage.now().since(start) < Duration::from_millis(250), "write {i} waited");
+    }
+    stage.finish();
+}
+
+#[test]
+fn case_06_a_full_log_and_cleaning_debt_and_a_lost_node() {
+    let scenery = Scenery::new(106).with(|plan| {
+        plan.writeback_bytes = 256 << 10;
+        plan.disk_bytes = 10 << 20;
+        plan.sizing.journal_bytes = 3 << 20;
+    });
+    let mut stage = scenery.nodes(4).raise();
+    for i in 0..150 {
+        stage.write((i * 11) % 480, 8);
+    }
+    stage.crash_node(0);
+    for i in 0..150 {
+        stage.write((i * 13) % 480, 8);
+    }
+    stage.finish();
+}
+
+#[test]
+fn case_07_a_crash_between_segment_and_commit() {
+    for step in 0..12 {
+        let mut stage = Scenery::new(107).raise();
+        stage.write(0, 8);
+        let owner = stage.owner();
+        stage.ask(owner, What::Write(0), 0, 20);
+        stage.pass(Duration::from_micros(100 + 120 * step));
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.read(0, 20);
+        stage.finish();
+    }
+}
+
+#[test]
+fn case_08_torn_lost_and_misdirected_writes() {
+    for seed in 0..4 {
+        let mut stage = Scenery::new(seed).raise();
+        let faults = DiskFaults { lost_write: 200, misdirected_write: 100, ..DiskFaults::default() };
+        stage.world().set_disk_faults(0, faults);
+        for i in 0..60 {
+            stage.write((i * 5) % 400, 5);
+        }
+        stage.pass_ms(2000);
+        stage.read(0, 400);
+        stage.finish();
+    }
+}
+
+#[test]
+fn case_10_the_witness_is_lost_then_a_node() {
+    let mut stage = long_destage(110).raise();
+    stage.write(0, 8);
+    let outage = stage.now() + Duration::from_secs(4);
+    stage.world().meta.faults.unavailable_until = outage;
+    stage.pass_ms(500);
+    let legs = leg_nodes(&stage);
+    stage.crash_node(legs[1]);
+    stage.write(8, 8);
+    assert!(stage.now() < outage, "the standby needs no metadata store");
+    stage.read(0, 16);
+    stage.finish();
+}
+
+#[test]
+fn case_12_a_clock_jumps_during_a_lease() {
+    // To a process, a jump of the clock is a hang: suddenly everything has expired.
+    let mut stage = long_destage(112).raise();
+    stage.write(0, 8);
+    let owner = stage.owner();
+    stage.world().pause_host(0);
+    stage.pass_ms(5000);
+    let read = stage.ask(owner, What::Read, 0, 8);
+    stage.world().resume_host(0);
+    stage.until("the read is answered", |s| s.is_answered(read));
+    stage.write(0, 8);
+    let suspects = stage.status().suspect_nodes;
+    assert!(suspects.is_empty(), "{suspects:?} are judged by the sleeper's own fault");
+    stage.finish();
+}
+
+#[test]
+fn a_deposed_owner_says_so() {
+    let mut stage = long_destage(200).raise();
+    stage.write(0, 4);
+    let old = stage.owner();
+    stage.take_over_on(1);
+    stage.ask_writes(old, 0, 1);
+    stage.until("the old owner knows", |s| s.state(old) == Some(State::Deposed));
+    let refused = BlockError::Deposed.to_string();
+    assert!(refused.contains("another host"));
+    stage.finish();
+}

@@ -1,0 +1,26 @@
+//! Thousands of random runs, each twice with the same trace: see `holdfast_sim::swarm`.
+
+use holdfast_sim::plan::Plan;
+use holdfast_sim::runner::{replay_command, run_seeds, twice};
+use holdfast_sim::swarm::run_plan;
+
+#[test]
+fn random_runs_are_sound_and_repeatable() {
+    let seeds = std::env::var("HOLDFAST_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(2000);
+    let jobs = std::thread::available_parallelism().map_or(2, |n| n.get());
+    let run = |seed| twice(seed, || run_plan(Plan::from_seed(seed), false));
+    let (outcomes, findings) = run_seeds(0, seeds, jobs, false, run);
+    for finding in &findings {
+        eprintln!("seed {}: {}\n  replay: {}", finding.seed, finding.why, replay_command(finding.seed));
+    }
+    assert!(findings.is_empty(), "{} of {seeds} seeds found something", findings.len());
+    let sum = |f: fn(&holdfast_sim::swarm::Outcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
+    for (what, count) in [
+        ("faults", sum(|o| u64::from(o.faults))),
+        ("rolls", sum(|o| o.rolls)),
+        ("segments cleaned", sum(|o| o.segments_cleaned)),
+        ("folds", sum(|o| o.folds)),
+    ] {
+        assert!(seeds < 100 || count > 0, "no {what} in {seeds} runs: the swarm has gone blind");
+    }
+}
