@@ -363,6 +363,7 @@ impl Controller {
         self.serve_granted_reads(out);
         self.tick_bypass(out);
         self.resend_in_flight(out);
+        self.retry_stalled_fetches(out);
         if matches!(self.state, State::Open | State::Closing) {
             self.background(out);
         }

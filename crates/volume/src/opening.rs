@@ -39,6 +39,9 @@ const REACH_GRACE: Duration = Duration::from_millis(150);
 /// How long it waits for answers of more legs than it needs.
 const FENCE_GRACE: Duration = Duration::from_millis(60);
 
+/// Refused fences and failed reads are repeated this often.
+const RETRY_EVERY: Duration = Duration::from_millis(20);
+
 /// Log bytes asked of a leg at a time.
 const READ_BYTES: u32 = 4 << 20;
 
@@ -74,6 +77,9 @@ pub(crate) struct Opening {
     step: Step,
     since: Instant,
     fence_asked: BTreeSet<Leg>,
+    /// Legs that were busy (their device is being opened), and when they and failed reads are asked again.
+    busy: BTreeSet<Leg>,
+    retry_at: Instant,
     fenced: BTreeMap<Leg, Vec<LedgerState>>,
     grants_until: Instant,
     reads: BTreeMap<(LedgerId, Leg), ReadState>,
@@ -104,6 +110,8 @@ impl Controller {
             step: Step::Loading,
             since: self.now,
             fence_asked: BTreeSet::new(),
+            busy: BTreeSet::new(),
+            retry_at: Instant::ZERO,
             fenced: BTreeMap::new(),
             grants_until: Instant::ZERO,
             reads: BTreeMap::new(),
@@ -201,6 +209,7 @@ impl Controller {
     // ---- gathering ----
 
     fn gather(&mut self, out: Out) {
+        self.retry_refused();
         self.ask_fences(out);
         self.ask_reads(out);
         if self.gathering_goes_on() {
@@ -214,6 +223,20 @@ impl Controller {
             }
             Err(why) => self.opening_waits(why, out),
         }
+    }
+
+    /// Legs that were busy, and reads that failed, have another chance now and then.
+    fn retry_refused(&mut self) {
+        let now = self.now;
+        let opening = self.opening.as_mut().expect("opening");
+        if opening.retry_at > now {
+            return;
+        }
+        opening.retry_at = now + RETRY_EVERY;
+        for leg in std::mem::take(&mut opening.busy) {
+            opening.fence_asked.remove(&leg);
+        }
+        opening.reads.retain(|_, state| *state != ReadState::Failed);
     }
 
     fn ask_fences(&mut self, out: Out) {
@@ -262,15 +285,20 @@ impl Controller {
     pub(crate) fn on_fenced(&mut self, leg: Leg, reply: &Reply, out: Out) {
         let now = self.now;
         let Some(opening) = &mut self.opening else { return };
-        opening.fence_asked.remove(&leg);
         match reply {
             Reply::Fenced { grant_left_ms, ledgers } => {
                 opening.grants_until = opening.grants_until.max(now + Duration::from_millis(*grant_left_ms));
                 opening.fenced.insert(leg, ledgers.clone());
+                opening.fence_asked.remove(&leg);
             }
-            // A leg that can't be fenced is absent. A busy one (its device is opening) is asked again.
-            Reply::Refused(holdfast_format::wire::Refusal::Busy) => {}
-            _ => self.nodes.on_device_failed(leg),
+            // A leg that can't be fenced is absent. A busy one is asked again.
+            Reply::Refused(holdfast_format::wire::Refusal::Busy) => {
+                opening.busy.insert(leg);
+            }
+            _ => {
+                opening.fence_asked.remove(&leg);
+                self.nodes.on_device_failed(leg);
+            }
         }
         self.progress_opening(out);
     }

@@ -360,14 +360,17 @@ impl Controller {
     // ---- making shards again ----
 
     fn start_repairs(&mut self, out: Out) {
-        let mut skipped = Vec::new();
-        while !self.repairer.running.is_full() {
-            let Some((segment, index)) = self.repairer.queue.pop_first() else { break };
+        // Each is tried once a tick: one that can't be read now is queued again by itself.
+        let waiting: Vec<(SegmentNo, u8)> = self.repairer.queue.iter().copied().collect();
+        for (segment, index) in waiting {
+            if self.repairer.running.is_full() {
+                break;
+            }
+            self.repairer.queue.remove(&(segment, index));
             if !self.start_repair(segment, index, out) {
-                skipped.push((segment, index));
+                self.repairer.queue.insert((segment, index));
             }
         }
-        self.repairer.queue.extend(skipped);
     }
 
     /// False where it can't be done now.
