@@ -12,6 +12,7 @@ use crate::daemon::outwait;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::stream::Inbound;
+use holdfast_base::time::earliest;
 use holdfast_base::{Buf, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
@@ -20,6 +21,7 @@ use holdfast_store::{self as store, FailReason, Notice};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Operations of one device that the kernel holds at a time: enough for a fast drive, few enough that reads don't queue
 /// behind a burst of shards.
@@ -27,6 +29,9 @@ const DISK_IN_FLIGHT_MAX: usize = 64;
 
 /// Connections at a time: two lanes of 2,000 hosts.
 const PEERS_MAX: usize = 4096;
+
+/// How long a device that does not open may keep the others from being used.
+const OPENING_MAX: Duration = Duration::from_secs(5);
 
 /// What `holdfast node` was asked to run.
 #[derive(Clone, Debug)]
@@ -58,6 +63,10 @@ struct NodeShell {
     disks: Vec<Disk>,
     /// Completions that arose without the ring.
     local: VecDeque<store::Event>,
+    /// Devices that are still being opened: until none is, or for [`OPENING_MAX`], connections are accepted but not read, so
+    /// that a greeting tells of all devices.
+    opening: usize,
+    read_from: Instant,
 }
 
 /// Runs until SIGTERM.
@@ -75,6 +84,8 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         by_conn: HashMap::new(),
         disks: Vec::new(),
         local: VecDeque::new(),
+        opening: devices.len(),
+        read_from: reactor.io().now() + OPENING_MAX,
     };
     for device in devices {
         let (path, size_bytes) = (device.path().to_path_buf(), device.size_bytes());
@@ -143,7 +154,15 @@ impl NodeShell {
             }
             store::Effect::Flush { slot, token } => self.flush(slot, token),
             store::Effect::Discard { .. } => {}
-            store::Effect::Note(notice) => self.note(&notice),
+            store::Effect::Note(notice) => {
+                if matches!(notice, Notice::DeviceOpened { .. } | Notice::DeviceFailed { .. }) && self.opening > 0 {
+                    self.opening -= 1;
+                    if self.opening == 0 {
+                        self.begin_reading(io);
+                    }
+                }
+                self.note(&notice);
+            }
         }
     }
 
@@ -192,6 +211,26 @@ impl NodeShell {
         }
     }
 
+    fn begin_reading(&mut self, io: &mut Io) {
+        self.opening = 0;
+        for (_, peer) in self.peers.iter() {
+            io.pause_reading(peer.conn, false);
+        }
+    }
+
+    fn on_timer(&mut self, now: Instant, io: &mut Io) {
+        if self.opening > 0 && now >= self.read_from {
+            logger::warn(format_args!(
+                "{} devices are still being opened; the others serve without them",
+                self.opening
+            ));
+            self.begin_reading(io);
+        }
+        if self.node.next_deadline().is_some_and(|at| at <= now) {
+            self.handle(now, store::Event::Tick, io);
+        }
+    }
+
     fn on_accepted(&mut self, conn: ConnId, peer: &str, io: &mut Io) {
         if self.peers.is_full() {
             logger::warn(format_args!("refused {peer}: {PEERS_MAX} connections are open"));
@@ -199,6 +238,7 @@ impl NodeShell {
         }
         let token = self.peers.insert(Peer { conn, reader: FrameReader::new() });
         self.by_conn.insert(conn, token);
+        io.pause_reading(conn, self.opening > 0);
     }
 
     fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
@@ -256,7 +296,7 @@ impl App for NodeShell {
             }
             Event::Accepted { conn, peer, .. } => self.on_accepted(conn, &peer, io),
             Event::Closed { conn, .. } => self.on_closed(now, conn, io),
-            Event::Timer => self.handle(now, store::Event::Tick, io),
+            Event::Timer => self.on_timer(now, io),
             Event::Shutdown { .. } => io.stop(),
             Event::Wake | Event::Discarded { .. } => {}
             Event::Connected { .. } | Event::ConnectFailed { .. } | Event::Filled { .. } => {
@@ -271,7 +311,7 @@ impl App for NodeShell {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.node.next_deadline()
+        earliest(self.node.next_deadline(), (self.opening > 0).then_some(self.read_from))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The deliberate faults of the machines, by name, for the check that the simulator finds each.
 
 use crate::plan::Plan;
+use crate::runner::{Finding, guarded, run_seeds};
+use crate::swarm::run_plan;
 
 /// A switch in a machine that breaks one protocol rule.
 #[derive(Clone, Copy)]
@@ -35,4 +37,21 @@ pub const MUTATIONS: &[Mutation] = &[
 
 pub fn find(name: &str) -> Option<&'static Mutation> {
     MUTATIONS.iter().find(|m| m.name == name)
+}
+
+/// One run with the fault. What goes wrong without it as well is not its finding.
+fn run_with(mutation: &Mutation, seed: u64) -> Result<(), String> {
+    let mut plan = Plan::from_seed(seed);
+    (mutation.apply)(&mut plan);
+    let Err(why) = guarded(seed, || run_plan(plan, false)) else { return Ok(()) };
+    match guarded(seed, || run_plan(Plan::from_seed(seed), false)) {
+        Ok(_) => Err(why),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Looks for a seed that finds the fault.
+pub fn hunt(mutation: &Mutation, from: u64, count: u64, jobs: usize) -> Option<Finding> {
+    let (_, findings) = run_seeds(from, count, jobs, true, |seed| run_with(mutation, seed));
+    findings.into_iter().next()
 }

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 thread_local! {
     static RUNNING: RefCell<Option<u64>> = const { RefCell::new(None) };
@@ -17,6 +18,9 @@ pub struct Finding {
     pub seed: u64,
     pub why: String,
 }
+
+/// A run that takes so long goes round in circles inside of a machine, where nobody can stop it.
+const HANG_AFTER: Duration = Duration::from_secs(60);
 
 /// How to see the run again.
 pub fn replay_command(seed: u64) -> String {
@@ -70,24 +74,31 @@ pub fn run_seeds<T: Send>(
 ) -> (Vec<(u64, T)>, Vec<Finding>) {
     let next = AtomicU64::new(from);
     let stop = AtomicBool::new(false);
+    let jobs = jobs.max(1);
+    let running: Vec<Mutex<Option<(u64, Instant)>>> = (0..jobs).map(|_| Mutex::new(None)).collect();
+    let workers_left = AtomicU64::new(jobs as u64);
     let (sender, receiver) = mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..jobs.max(1) {
-            let (sender, next, stop, run) = (sender.clone(), &next, &stop, &run);
+        for slot in &running {
+            let (sender, next, stop, run, workers_left) = (sender.clone(), &next, &stop, &run, &workers_left);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= from + count {
                         break;
                     }
+                    *slot.lock().expect("nothing panics under it") = Some((seed, Instant::now()));
                     let result = run(seed);
                     if result.is_err() && first_only {
                         stop.store(true, Ordering::Relaxed);
                     }
                     sender.send((seed, result)).expect("the receiver waits for all");
                 }
+                *slot.lock().expect("nothing panics under it") = None;
+                workers_left.fetch_sub(1, Ordering::Relaxed);
             });
         }
+        watch_for_hangs(&running, &workers_left);
     });
     drop(sender);
     let (mut outcomes, mut findings) = (Vec::new(), Vec::new());
@@ -100,4 +111,18 @@ pub fn run_seeds<T: Send>(
     outcomes.sort_by_key(|(seed, _)| *seed);
     findings.sort_by_key(|f| f.seed);
     (outcomes, findings)
+}
+
+/// Waits for the workers, and ends the whole process where a run hangs: its seed is the finding.
+fn watch_for_hangs(running: &[Mutex<Option<(u64, Instant)>>], workers_left: &AtomicU64) {
+    while workers_left.load(Ordering::Relaxed) > 0 {
+        std::thread::sleep(Duration::from_millis(2));
+        for slot in running {
+            let Some((seed, since)) = *slot.lock().expect("nothing panics under it") else { continue };
+            if since.elapsed() > HANG_AFTER {
+                eprintln!("seed {seed}: a machine hangs inside of an event\n  replay: {}", replay_command(seed));
+                std::process::exit(3);
+            }
+        }
+    }
 }

@@ -24,7 +24,7 @@ const WAKE_GUESTS: u64 = 2;
 const WAKE_HOST: u64 = 100;
 
 /// A run that makes more events does not come to rest.
-const EVENTS_MAX: u64 = 4_000_000;
+const STEPS_MAX: u64 = 2_000_000;
 
 /// In the liveness phase, everything must have converged within this.
 const CONVERGE_WITHIN: Duration = Duration::from_secs(60);
@@ -64,6 +64,7 @@ pub struct Run {
     failed_disks: BTreeSet<(usize, usize)>,
     openings_count: u32,
     issued: u32,
+    steps: u64,
     healing: bool,
     discarded_all: bool,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
@@ -117,6 +118,7 @@ impl Run {
             failed_disks: BTreeSet::new(),
             openings_count: 0,
             issued: 0,
+            steps: 0,
             healing: false,
             discarded_all: false,
             held: BTreeMap::new(),
@@ -352,8 +354,9 @@ impl Run {
         while let Some(output) = self.world.outputs.pop_front() {
             self.on_output(output);
         }
-        if self.world.trace.events() > EVENTS_MAX {
-            return Err(format!("no rest after {EVENTS_MAX} events"));
+        self.steps += 1;
+        if self.steps > STEPS_MAX {
+            return Err(format!("no rest after {STEPS_MAX} events"));
         }
         match self.failure.take() {
             Some(why) => Err(why),

@@ -1,9 +1,6 @@
 //! Every deliberate fault of the machines is found by the swarm: whoever breaks a protocol rule hears of it.
 
-use holdfast_sim::mutations::MUTATIONS;
-use holdfast_sim::plan::Plan;
-use holdfast_sim::runner::{guarded, run_seeds};
-use holdfast_sim::swarm::run_plan;
+use holdfast_sim::mutations::{MUTATIONS, hunt};
 
 const SEEDS_MAX: u64 = 1000;
 
@@ -12,15 +9,7 @@ fn every_mutation_is_found() {
     let jobs = std::thread::available_parallelism().map_or(2, |n| n.get());
     let mut missed = Vec::new();
     for mutation in MUTATIONS {
-        let run = |seed| {
-            guarded(seed, || {
-                let mut plan = Plan::from_seed(seed);
-                (mutation.apply)(&mut plan);
-                run_plan(plan, false)
-            })
-        };
-        let (_, findings) = run_seeds(0, SEEDS_MAX, jobs, true, run);
-        match findings.first() {
+        match hunt(mutation, 0, SEEDS_MAX, jobs) {
             Some(found) => println!("{} ({}): seed {}: {}", mutation.name, mutation.rule, found.seed, found.why),
             None => missed.push(mutation.name),
         }

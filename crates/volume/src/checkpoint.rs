@@ -411,6 +411,8 @@ impl Controller {
         for no in dead {
             let info = self.segments.remove(no).expect("just listed");
             self.repairer.forget(no);
+            // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
+            self.unsettled.insert(no);
             self.checkpointer.condemned.insert(no, info.homes);
         }
     }

@@ -66,6 +66,8 @@ impl fmt::Display for Fault {
 
 /// What a drill needs from a grid.
 pub trait Grid: Sync {
+    /// Refuses a grid that has lost a node already.
+    fn wait_until_up(&self) -> Result<()>;
     /// Where clients of a volume connect.
     fn socket_of(&self, volume: &str) -> PathBuf;
     /// Where the drill may keep files.
@@ -130,22 +132,8 @@ pub struct LocalGrid {
 }
 
 impl LocalGrid {
-    /// A running grid, all of whose nodes are up.
-    pub fn open(dir: GridDir) -> Result<LocalGrid> {
-        let grid = LocalGrid { dir };
-        let deadline = Instant::now() + UP_TIME_MAX;
-        loop {
-            let status = grid.status()?;
-            let Some(node) = status.nodes.iter().find(|node| !is_up(node)) else { return Ok(grid) };
-            if Instant::now() >= deadline {
-                bail!(
-                    "node {0} is not up, and a drill starts with all of them; see `holdfast status`, then `holdfast \
-                     node start {0}`, `resume {0}` or `mend {0}`",
-                    node.id
-                );
-            }
-            sleep(Duration::from_millis(100))?;
-        }
+    pub fn new(dir: GridDir) -> LocalGrid {
+        LocalGrid { dir }
     }
 
     pub fn nodes(&self) -> Result<Vec<u32>> {
@@ -169,6 +157,22 @@ fn is_up(node: &NodeInfo) -> bool {
 }
 
 impl Grid for LocalGrid {
+    fn wait_until_up(&self) -> Result<()> {
+        let deadline = Instant::now() + UP_TIME_MAX;
+        loop {
+            let status = self.status()?;
+            let Some(node) = status.nodes.iter().find(|node| !is_up(node)) else { return Ok(()) };
+            if Instant::now() >= deadline {
+                bail!(
+                    "node {0} is not up, and a drill starts with all of them; see `holdfast status`, then `holdfast \
+                     node start {0}`, `resume {0}` or `mend {0}`",
+                    node.id
+                );
+            }
+            sleep(Duration::from_millis(100))?;
+        }
+    }
+
     fn socket_of(&self, _volume: &str) -> PathBuf {
         self.dir.nbd_socket()
     }

@@ -126,6 +126,8 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, pattern: Pattern, work: &WorkDi
     let before = grid.holdings()?;
     let witness = Witness::start(grid.socket_of(&drill.volume), drill.volume.clone(), size_bytes, unix_ms())?;
     sleep(SETTLE_TIME)?;
+    // Once more: the host needs a second to see that a node hangs.
+    grid.wait_until_up()?;
     let after = grid.holdings()?;
     let node = args.node.or_else(|| node_of_log(&before, &after)).context("the grid has no nodes")?;
 

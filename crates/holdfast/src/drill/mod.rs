@@ -116,7 +116,8 @@ impl NodeLossArgs {
 pub fn run(args: DrillArgs, dir: &GridDir, json: bool) -> Result<()> {
     let Drill::NodeLoss(args) = args.drill;
     tools::require(args.tools())?;
-    let grid = LocalGrid::open(dir.clone())?;
+    let grid = LocalGrid::new(dir.clone());
+    grid.wait_until_up()?;
     let nodes = grid.nodes()?;
     if let Some(node) = args.node.filter(|node| !nodes.contains(node)) {
         let ids: Vec<String> = nodes.iter().map(ToString::to_string).collect();

@@ -24,7 +24,7 @@ use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, GridId, InstanceId, Instant, NodeId, Slab, Token};
-use holdfast_format::wire::{DeviceStat, Frame, FrameReader, Reply, Request, WIRE_VERSION, encode_frame};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, Frame, FrameReader, Reply, Request, WIRE_VERSION, encode_frame};
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
 use holdfast_volume::Lane;
 use std::collections::{HashMap, VecDeque};
@@ -144,6 +144,10 @@ pub struct Links {
     poll_at: Instant,
 }
 
+fn serves(device: &DeviceStat) -> bool {
+    device.health == DeviceHealth::Serving
+}
+
 fn lane_index(lane: Lane) -> usize {
     match lane {
         Lane::Fast => 0,
@@ -260,8 +264,16 @@ impl Links {
             }
             Owner::Poll => {
                 link.polls_missed = 0;
-                if let Reply::Stat { devices } = frame.message {
-                    link.devices = devices;
+                let Reply::Stat { devices } = frame.message else { return };
+                let news = devices
+                    .iter()
+                    .any(|d| serves(d) && !link.devices.iter().any(|k| k.device == d.device && serves(k)));
+                link.devices = devices;
+                if news {
+                    // Volumes learn of devices from greetings.
+                    logger::info(format_args!("node {node} has another device that serves; connecting anew"));
+                    link.trouble = Some("it is greeted anew".to_string());
+                    self.drop_link(index, now, io);
                 }
             }
         }

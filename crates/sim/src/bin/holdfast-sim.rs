@@ -118,9 +118,7 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
 }
 
 fn hunt(mutation: &mutations::Mutation, count: u64, arguments: &Arguments) -> ExitCode {
-    let run = |seed| guarded(seed, || run_plan(plan_of(seed, Some(mutation)), false));
-    let (_, findings) = run_seeds(arguments.from, count, arguments.jobs, true, run);
-    match findings.first() {
+    match mutations::hunt(mutation, arguments.from, count, arguments.jobs) {
         Some(finding) => {
             println!("{} ({}) is found by seed {}: {}", mutation.name, mutation.rule, finding.seed, finding.why);
             ExitCode::SUCCESS

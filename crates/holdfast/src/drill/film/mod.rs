@@ -77,6 +77,8 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, work: &WorkDir) -> Result<FilmR
         write_film(&grid.socket_of(&name), &name, film)?;
         mounts.push(Mount::open(&uri(&grid.socket_of(&name), &name), work.path(), film.name)?);
     }
+    // Once more: the host needs a second to see that a node hangs.
+    grid.wait_until_up()?;
     let holdings = grid.holdings()?;
     let node = args.node.or_else(|| node_of_segments(&holdings)).context("the grid has no nodes")?;
     eprintln!("playing {} films for {} s, node {node} out ({}) at half time", films.len(), args.seconds, args.fault);
