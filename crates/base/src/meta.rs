@@ -24,10 +24,18 @@ pub enum MetaRequest {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MetaReply {
     /// The record as read by a `Get`; `value` is `None` where it is absent.
-    Record { version: MetaVersion, value: Option<Vec<u8>> },
-    Swapped { version: MetaVersion },
+    Record {
+        version: MetaVersion,
+        value: Option<Vec<u8>>,
+    },
+    Swapped {
+        version: MetaVersion,
+    },
     /// The swap lost: the record has another version than expected, and this is it.
-    Conflict { version: MetaVersion, value: Option<Vec<u8>> },
+    Conflict {
+        version: MetaVersion,
+        value: Option<Vec<u8>>,
+    },
     /// The store did not answer: the swap may or may not have happened, now or later (protocol rule 4).
     Unknown,
 }

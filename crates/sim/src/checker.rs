@@ -43,7 +43,8 @@ pub fn decode(bytes: &[u8], sector: u64) -> Option<Version> {
         return bytes.iter().all(|b| *b == 0).then_some(0);
     }
     let version = (base >> 32) as Version;
-    let sound = base == base_word(sector, version) && (1..WORDS).all(|k| word(k) == base ^ (k as u64).wrapping_mul(STEP));
+    let sound =
+        base == base_word(sector, version) && (1..WORDS).all(|k| word(k) == base ^ (k as u64).wrapping_mul(STEP));
     sound.then_some(version)
 }
 

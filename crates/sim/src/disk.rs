@@ -42,8 +42,15 @@ pub enum Crash {
 
 #[derive(Clone, Debug)]
 pub enum DiskOp {
-    Read { offset: u64, len: u32 },
-    Write { offset: u64, data: Vec<Buf>, durable: bool },
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    Write {
+        offset: u64,
+        data: Vec<Buf>,
+        durable: bool,
+    },
     /// Everything in the cache goes to the medium.
     Flush,
 }

@@ -36,6 +36,8 @@ pub struct Weights {
     pub meta_outage: u32,
     pub meta_unknown: u32,
     pub rot: u32,
+    /// Hangs of nodes beyond what redundancy covers: nothing is lost by them, but everything may have to wait.
+    pub beyond: u32,
 }
 
 impl Weights {
@@ -61,6 +63,7 @@ impl Weights {
             meta_outage: 3,
             meta_unknown: 5,
             rot: 0,
+            beyond: 2,
         }
     }
 }
@@ -86,6 +89,7 @@ enum Kind {
     MetaOutage,
     MetaUnknown,
     Rot,
+    Beyond,
 }
 
 /// What the driver has to do, since machines are its own.
@@ -155,6 +159,7 @@ impl Nemesis {
             (Kind::MetaOutage, w.meta_outage),
             (Kind::MetaUnknown, w.meta_unknown),
             (Kind::Rot, w.rot),
+            (Kind::Beyond, w.beyond),
         ];
         Nemesis {
             prng,
@@ -305,6 +310,8 @@ impl Nemesis {
             Kind::MetaOutage => world.meta.faults.unavailable_until = world.now() + self.span(20, 600),
             Kind::MetaUnknown => world.meta.faults.unknown = if self.prng.chance(500) { 0 } else { 400 },
             Kind::Rot => self.rot(world),
+            Kind::Beyond => self.hang_beyond(world),
+            Kind::BlankDisk => return self.swap_disk(world),
             _ => self.trouble_node(world, kind),
         }
         None
@@ -364,6 +371,42 @@ impl Nemesis {
         disk.rot(from, count);
     }
 
+    /// One more node than redundancy covers stands still. It loses nothing, so nothing may be lost: what needs it waits.
+    fn hang_beyond<M: Machine>(&mut self, world: &mut World<M>) {
+        let steady = |n: &usize| !self.is_ill(*n) && world.nodes[*n].is_up() && !world.nodes[*n].is_paused();
+        let steady: Vec<usize> = (0..world.nodes.len()).filter(steady).collect();
+        if steady.is_empty() {
+            return;
+        }
+        let node = *self.prng.pick(&steady);
+        let until = world.now() + self.span(20, 500);
+        world.pause_node(node);
+        self.fall_ill(node, Cure::Resume, until, false);
+        self.overwhelmed_until = self.overwhelmed_until.max(until + 3 * NOTICE_SPAN);
+    }
+
+    /// A blank disk in the place of one with data; sometimes at the worst moment: just before a new owner comes, while a
+    /// node that still has the data stands still.
+    fn swap_disk<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
+        let node = self.victim(world).filter(|n| world.nodes[*n].is_up())?;
+        world.crash_node(node, Crash::Process);
+        let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
+        world.format_disk(node, slot);
+        let hurry = self.weights.iter().any(|(k, w)| *k == Kind::Beyond && *w > 0) && self.prng.chance(500);
+        let until = world.now() + if hurry { self.span(1, 3) } else { self.span(1, 300) };
+        self.fall_ill(node, Cure::Start, until, true);
+        if !hurry {
+            return None;
+        }
+        self.hang_beyond(world);
+        let host = self.prng.below(world.hosts.len() as u64) as usize;
+        Some(if self.prng.chance(500) {
+            HostAct::TakeOver { host }
+        } else {
+            HostAct::Crash { host, back_after: self.span(1, 20) }
+        })
+    }
+
     fn trouble_node<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) {
         let now = world.now();
         let Some(node) = self.victim(world) else { return };
@@ -405,12 +448,6 @@ impl Nemesis {
                 let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
                 world.nodes[node].disks[slot].faults.write_error = 500;
                 (Cure::Restart, self.span(50, 800), false)
-            }
-            Kind::BlankDisk => {
-                world.crash_node(node, Crash::Process);
-                let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
-                world.format_disk(node, slot);
-                (Cure::Start, self.span(1, 300), true)
             }
             other => unreachable!("{other:?} does not strike a node"),
         };

@@ -201,7 +201,8 @@ impl<M: Machine> World<M> {
                 }
             }
             Body::Reply(reply) => {
-                let (machine, token) = conn.waiting.remove(&message.token).expect("an answer to a request of this stream");
+                let (machine, token) =
+                    conn.waiting.remove(&message.token).expect("an answer to a request of this stream");
                 let at = MachineAt { host: index, machine };
                 let node = NodeId(node as u32 + 1);
                 self.machine_handles(at, Event::Node { node, token, reply, payload: message.payload });

@@ -10,8 +10,8 @@
 use crate::ledger_recovery::Recovery;
 use crate::world::Machine;
 use holdfast_base::{
-    BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockReply, Buf, BufMut, Effects, Epoch, Instant, InstanceId, LedgerId, Lsn,
-    MetaReply, MetaRequest, MetaVersion, NodeId, RequestToken, VolumeId, block_crcs,
+    BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockReply, Buf, BufMut, Effects, Epoch, InstanceId, Instant,
+    LedgerId, Lsn, MetaReply, MetaRequest, MetaVersion, NodeId, RequestToken, VolumeId, block_crcs,
 };
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::root::{Root, root_key};
@@ -431,8 +431,7 @@ impl LedgerClient {
             old.sealed = Some(self.committed);
         }
         let trimmed = self.trimmed;
-        self.recovery.dropped =
-            root.ledgers.extract_if(.., |l| l.sealed.is_some_and(|s| s <= trimmed)).collect();
+        self.recovery.dropped = root.ledgers.extract_if(.., |l| l.sealed.is_some_and(|s| s <= trimmed)).collect();
         root.ledgers.push(ledger);
         root.serving = self.config.instance;
         self.want_swap(root, out);
@@ -487,8 +486,7 @@ impl LedgerClient {
             for (i, leg) in ledger.legs.iter().enumerate().filter(|(i, _)| wanted >> i & 1 == 1) {
                 let (device, acked, crcs) = (leg.device, self.committed, block_crcs(&payload));
                 let header = header.clone();
-                let request =
-                    Request::Append { device, volume, epoch, ledger: ledger.id, lsn, acked, header, crcs };
+                let request = Request::Append { device, volume, epoch, ledger: ledger.id, lsn, acked, header, crcs };
                 let purpose = Purpose::Append { ledger: ledger.id, leg: i, lsn };
                 self.send(leg.node, request, vec![payload.clone()], purpose, out);
             }

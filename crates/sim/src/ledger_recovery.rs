@@ -200,6 +200,10 @@ impl LegLog {
 
     /// Whether this leg proves that it lacks the entry.
     fn lacks(&self, lsn: Lsn) -> bool {
-        self.sound && self.done && lsn > self.trimmed && !self.entries.contains_key(&lsn) && !self.damaged.contains(&lsn)
+        self.sound
+            && self.done
+            && lsn > self.trimmed
+            && !self.entries.contains_key(&lsn)
+            && !self.damaged.contains(&lsn)
     }
 }

@@ -6,7 +6,9 @@
 use crate::faults::{HostAct, Nemesis, Weights};
 use crate::ledger_client::{ClientConfig, ClientState, LedgerClient, payload_of};
 use crate::world::{MachineAt, Output, World};
-use holdfast_base::{BlockError, BlockOp, BlockRequest, ByteRange, Epoch, InstanceId, Instant, Lsn, NodeId, Prng, RequestToken, VolumeId};
+use holdfast_base::{
+    BlockError, BlockOp, BlockRequest, ByteRange, Epoch, InstanceId, Instant, Lsn, NodeId, Prng, RequestToken, VolumeId,
+};
 use holdfast_base::{MetaRequest, MetaVersion};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};

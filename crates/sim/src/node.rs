@@ -65,12 +65,7 @@ impl<M: Machine> World<M> {
     }
 
     /// Adds a node process, not yet started, on disks of these sizes, freshly formatted.
-    pub fn add_node(
-        &mut self,
-        config: store::NodeConfig,
-        sizing: store::JournalSizing,
-        disk_sizes: &[u64],
-    ) -> usize {
+    pub fn add_node(&mut self, config: store::NodeConfig, sizing: store::JournalSizing, disk_sizes: &[u64]) -> usize {
         let index = self.nodes.len();
         let id = config.node;
         assert_eq!(id, NodeId(index as u32 + 1), "nodes are numbered in order of their making");

@@ -138,7 +138,8 @@ impl Plan {
             Profile::Mixed => self.weights = mixed,
             Profile::Takeovers => {
                 let (takeover, host_hang, host_crash, host_isolated) = (40, 15, 10, 10);
-                self.weights = Weights { takeover, host_hang, host_crash, host_isolated, hang: 5, slow_link: 5, ..mixed };
+                self.weights =
+                    Weights { takeover, host_hang, host_crash, host_isolated, hang: 5, slow_link: 5, ..mixed };
                 self.fault_pace = self.fault_pace.min(Duration::from_millis(60));
             }
             Profile::Trims => {
@@ -150,18 +151,26 @@ impl Plan {
             }
             Profile::BlankDisks => {
                 self.weights =
-                    Weights { blank_disk: 20, takeover: 15, host_crash: 15, slow_disk: 10, ..Weights::default() };
+                    Weights { blank_disk: 20, takeover: 15, host_crash: 15, slow_disk: 10, beyond: 8, ..Weights::default() };
                 self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
+                self.destage_age *= 4;
             }
             Profile::PowerLoss => self.weights = Weights { grid_power: 20, power: 15, host_crash: 8, ..mixed },
             Profile::SilentDamage => {
-                self.weights = Weights { rot: 40, takeover: 8, host_crash: 8, grid_power: 5, reset: 5, ..Weights::default() };
+                self.weights =
+                    Weights { rot: 40, takeover: 8, host_crash: 8, grid_power: 5, reset: 5, ..Weights::default() };
                 let (lost_write, misdirected_write) = (prng.below(20) as u32, prng.below(20) as u32);
-                self.rotten = Some(DiskFaults { read_error: prng.below(8) as u32, write_error: 0, lost_write, misdirected_write });
+                self.rotten = Some(DiskFaults {
+                    read_error: prng.below(8) as u32,
+                    write_error: 0,
+                    lost_write,
+                    misdirected_write,
+                });
             }
             Profile::Gray => {
                 let (hang, one_way, slow_disk, stuck_disk, slow_link) = (15, 12, 12, 15, 10);
-                self.weights = Weights { hang, one_way, slow_disk, stuck_disk, slow_link, reset: 5, ..Weights::default() };
+                self.weights =
+                    Weights { hang, one_way, slow_disk, stuck_disk, slow_link, reset: 5, ..Weights::default() };
             }
             Profile::Metadata => {
                 let (meta_outage, meta_unknown, crash, hang, takeover) = (15, 25, 20, 10, 20);

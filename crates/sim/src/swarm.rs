@@ -8,7 +8,9 @@ use crate::faults::{HostAct, Nemesis};
 use crate::plan::Plan;
 use crate::workload::{Guests, What};
 use crate::world::{MachineAt, Output, World};
-use holdfast_base::{Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId};
+use holdfast_base::{
+    Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId,
+};
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
 use holdfast_store as store;
@@ -437,7 +439,10 @@ impl Run {
         }
         let waiting = self.current.map(|at| self.guests.waiting_on(at));
         let status = self.current.and_then(|at| self.world.machine(at)).map(Controller::status);
-        if std::env::var_os("HF_DUMP").is_some() { if let Some(m)=self.current.and_then(|at| self.world.machine(at)) { eprintln!("{}", m.dump()); } }
+            if let Some(m) = self.current.and_then(|at| self.world.machine(at)) {
+                eprintln!("{}", m.dump());
+            }
+        }
         Err(format!("did not {what} within {CONVERGE_WITHIN:?} of healing: {waiting:?} requests wait, {status:?}"))
     }
 
@@ -457,9 +462,8 @@ impl Run {
         self.discarded_all = true;
         self.converge("let go of everything")?;
         self.read_back()?;
-        let mapped = |r: &Run| {
-            r.current.and_then(|at| r.world.machine(at)).map_or(u64::MAX, |c| c.status().mapped_blocks)
-        };
+        let mapped =
+            |r: &Run| r.current.and_then(|at| r.world.machine(at)).map_or(u64::MAX, |c| c.status().mapped_blocks);
         if self.run_until(self.world.now() + CONVERGE_WITHIN, move |r| mapped(r) == 0)? {
             return Ok(());
         }

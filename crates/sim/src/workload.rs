@@ -258,7 +258,10 @@ impl Guests {
             self.history.never_after_now(op);
         }
         // Otherwise its outcome is open until a successor serves.
-        if matches!(error, BlockError::Deposed | BlockError::ShuttingDown | BlockError::Unavailable) && is_write && !asked.late {
+        if matches!(error, BlockError::Deposed | BlockError::ShuttingDown | BlockError::Unavailable)
+            && is_write
+            && !asked.late
+        {
             self.unheard.extend(asked.op);
         }
         Ok(())
@@ -291,7 +294,9 @@ impl Guests {
     pub fn read_all(&mut self, at: MachineAt) -> Vec<BlockRequest> {
         const PIECE: u64 = 128 << 10;
         let size = self.size_bytes;
-        (0..size.div_ceil(PIECE)).map(|i| self.ask(at, What::Read, i * PIECE, PIECE.min(size - i * PIECE), false)).collect()
+        (0..size.div_ceil(PIECE))
+            .map(|i| self.ask(at, What::Read, i * PIECE, PIECE.min(size - i * PIECE), false))
+            .collect()
     }
 
     pub fn size_bytes(&self) -> u64 {

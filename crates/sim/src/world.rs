@@ -41,11 +41,23 @@ impl Machine for holdfast_volume::Controller {
 /// What the driver of a run hears.
 #[derive(Debug)]
 pub enum Output {
-    Reply { at: MachineAt, reply: BlockReply },
-    Notice { at: MachineAt, notice: Notice },
-    NodeNote { node: usize, notice: store::Notice },
+    Reply {
+        at: MachineAt,
+        reply: BlockReply,
+    },
+    Notice {
+        at: MachineAt,
+        notice: Notice,
+    },
+    NodeNote {
+        node: usize,
+        notice: store::Notice,
+    },
     /// A node's answer to [`World::probe`].
-    Probed { node: usize, reply: Reply },
+    Probed {
+        node: usize,
+        reply: Reply,
+    },
     /// A time that the driver asked to be woken at, with its key.
     Wake(u64),
 }
@@ -60,15 +72,39 @@ pub struct MachineAt {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Happening {
     Deliver(Stream),
-    Connect { host: usize, generation: u64, node: usize },
+    Connect {
+        host: usize,
+        generation: u64,
+        node: usize,
+    },
     /// The greeting was not answered for long.
-    HelloTimeout { conn: ConnId },
-    Disk { node: usize, generation: u64, slot: usize, op: u64 },
-    NodeTick { node: usize, generation: u64, due: Instant },
-    HostTick { at: MachineAt, due: Instant },
-    MetaArrives { call: u64 },
-    MetaApplies { call: u64 },
-    MetaAnswers { call: u64 },
+    HelloTimeout {
+        conn: ConnId,
+    },
+    Disk {
+        node: usize,
+        generation: u64,
+        slot: usize,
+        op: u64,
+    },
+    NodeTick {
+        node: usize,
+        generation: u64,
+        due: Instant,
+    },
+    HostTick {
+        at: MachineAt,
+        due: Instant,
+    },
+    MetaArrives {
+        call: u64,
+    },
+    MetaApplies {
+        call: u64,
+    },
+    MetaAnswers {
+        call: u64,
+    },
     Wake(u64),
 }
 
@@ -261,12 +297,14 @@ impl<M: Machine> World<M> {
         let call = self.meta_calls.get_mut(&id).expect("a call arrives before it ends");
         let reachable = self.hosts[call.at.host].meta_reachable;
         let outcome = self.meta.arrive(self.now, &call.request, reachable);
-        self.trace.event(self.now, &[80, id], || format!("meta {:?} from {:?}: {}", kind(&call.request), call.at, {
-            match &outcome {
-                MetaOutcome::Answered(reply) => short(reply),
-                unknown @ MetaOutcome::Unknown { .. } => format!("{unknown:?}"),
-            }
-        }));
+        self.trace.event(self.now, &[80, id], || {
+            format!("meta {:?} from {:?}: {}", kind(&call.request), call.at, {
+                match &outcome {
+                    MetaOutcome::Answered(reply) => short(reply),
+                    unknown @ MetaOutcome::Unknown { .. } => format!("{unknown:?}"),
+                }
+            })
+        });
         match outcome {
             MetaOutcome::Answered(reply) => {
                 call.reply = reply;

@@ -107,9 +107,7 @@ impl Model {
         for cell in write.cells.clone() {
             let mut candidates = self.candidates(cell);
             let passed: Vec<Version> = candidates.iter().filter(|c| c.since < write.begun).map(|c| c.version).collect();
-            for read in self.reads.values_mut().filter(|r| r.cells.contains(&cell)) {
-                read.passed.entry(cell).or_default().extend(&passed);
-            }
+            self.pass(cell, &passed);
             candidates.retain(|c| c.since >= write.begun && c.version != write.version);
             candidates.push(Candidate { version: write.version, since: self.now });
             self.set(cell, candidates);
@@ -147,6 +145,13 @@ impl Model {
         let read = self.reads.remove(&request).expect("a read ends once");
         self.now += 1;
         Reading { model: self, read }
+    }
+
+    /// These values are over; reads that are in flight may have found them before.
+    fn pass(&mut self, cell: u32, values: &[Version]) {
+        for read in self.reads.values_mut().filter(|r| r.cells.contains(&cell)) {
+            read.passed.entry(cell).or_default().extend(values);
+        }
     }
 
     fn candidates(&mut self, cell: u32) -> Vec<Candidate> {
@@ -196,9 +201,15 @@ impl Reading<'_> {
             return Err(Mismatch { cell, found, possible });
         }
         if !self.read.raced.iter().any(|r| r.contains(&cell)) {
+            // Without a race, what passed during this read is the only thing besides candidates that it may return.
             let candidates = self.model.candidates(cell);
-            let chosen = candidates.iter().find(|c| c.version == found).copied();
-            self.model.set(cell, vec![chosen.expect("without a race only candidates are possible")]);
+            let Some(chosen) = candidates.iter().find(|c| c.version == found).copied() else {
+                self.model.set(cell, candidates);
+                return Ok(());
+            };
+            let others: Vec<Version> = candidates.iter().map(|c| c.version).filter(|v| *v != found).collect();
+            self.model.pass(cell, &others);
+            self.model.set(cell, vec![chosen]);
         }
         Ok(())
     }
@@ -262,6 +273,20 @@ mod tests {
             assert!(read(&mut m, last).is_ok());
             assert!(read(&mut m, if last == A { B } else { A }).is_err(), "once seen it is settled");
         }
+    }
+
+    #[test]
+    fn a_read_in_flight_may_have_found_what_another_settles_meanwhile() {
+        let mut m = Model::new(1);
+        m.begin_write(1, 0..1, A);
+        m.begin_write(2, 0..1, B);
+        m.finish_write(1);
+        m.begin_read(9, 0..1);
+        m.finish_write(2);
+        assert!(read(&mut m, B).is_ok());
+        assert!(m.finish_read(9).see(0, A).is_ok(), "it began before the other write was acknowledged");
+        assert!(read(&mut m, A).is_err());
+        assert!(read(&mut m, B).is_ok());
     }
 
     #[test]

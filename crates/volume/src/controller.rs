@@ -405,7 +405,7 @@ impl Controller {
     }
 }
 impl Controller {
-    #[doc(hidden)]
+    /// Everything inside, for a person who looks into a simulation that failed.
     pub fn dump(&self) -> String {
         format!(
             "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}",
