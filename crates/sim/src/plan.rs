@@ -150,8 +150,14 @@ impl Plan {
                 self.volume_bytes = 1 << 20;
             }
             Profile::BlankDisks => {
-                self.weights =
-                    Weights { blank_disk: 20, takeover: 15, host_crash: 15, slow_disk: 10, beyond: 8, ..Weights::default() };
+                self.weights = Weights {
+                    blank_disk: 20,
+                    takeover: 15,
+                    host_crash: 15,
+                    slow_disk: 10,
+                    beyond: 8,
+                    ..Weights::default()
+                };
                 self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
                 self.destage_age *= 4;
             }

@@ -439,10 +439,6 @@ impl Run {
         }
         let waiting = self.current.map(|at| self.guests.waiting_on(at));
         let status = self.current.and_then(|at| self.world.machine(at)).map(Controller::status);
-            if let Some(m) = self.current.and_then(|at| self.world.machine(at)) {
-                eprintln!("{}", m.dump());
-            }
-        }
         Err(format!("did not {what} within {CONVERGE_WITHIN:?} of healing: {waiting:?} requests wait, {status:?}"))
     }
 

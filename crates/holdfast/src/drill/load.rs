@@ -7,6 +7,7 @@ use super::NodeLossArgs;
 use super::fio::{Job, Outcome, Pattern, RunningJob, read_latency_log};
 use super::grid::{Grid, node_of_log, uri};
 use super::history::{BLOCK_BYTES, History, Verdict};
+use super::machine::{Machine, Watch};
 use super::nbd::Client;
 use super::rejoin::{Loss, Rejoin, Volumes, unix_ms};
 use super::stats::{Figures, Sample, Timeline, Window, rounded};
@@ -72,6 +73,8 @@ pub struct LoadReport {
     pub figures: Figures,
     pub rejoin: RejoinLoad,
     pub witness: Testimony,
+    /// While the load ran.
+    pub machine: Machine,
     /// What to type to repeat the load on a volume that is exported.
     pub fio: String,
 }
@@ -107,6 +110,7 @@ struct Drill<'a> {
     history: History,
     troubles: Troubles,
     verdict: Verdict,
+    machine: Machine,
 }
 
 pub fn run(grid: &dyn Grid, args: &NodeLossArgs, pattern: Pattern, work: &WorkDir) -> Result<LoadReport> {
@@ -118,8 +122,16 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, pattern: Pattern, work: &WorkDi
     let volume = format!("drill-{}", std::process::id());
     let mut volumes = Volumes::new(grid, args.keep);
     volumes.create(&volume, load_bytes + REGION_BYTES, &args.layout)?;
-    let (troubles, verdict) = (Troubles::default(), Verdict::default());
-    let mut drill = Drill { grid, args, work, volume, history: History::new(load_bytes), troubles, verdict };
+    let mut drill = Drill {
+        grid,
+        args,
+        work,
+        volume,
+        history: History::new(load_bytes),
+        troubles: Troubles::default(),
+        verdict: Verdict::default(),
+        machine: Machine::default(),
+    };
 
     drill.fill()?;
     let size_bytes = load_bytes + REGION_BYTES;
@@ -167,10 +179,12 @@ impl<'a> Drill<'a> {
     fn lose_at_half_time(&mut self, job: &Job, node: u32) -> Result<(Figures, Loss<'a>)> {
         let args = self.args;
         eprintln!("{} for {} s, node {node} out ({}) at half time", args.workload, args.seconds, args.fault);
+        let watch = Watch::start(self.work.path())?;
         let running = job.start(self.work.path())?;
         sleep_until(running.started + Duration::from_secs(args.seconds) / 2)?;
         let loss = Loss::strike(self.grid, node, args.fault)?;
         let outcome = running.finish()?;
+        self.machine = watch.seen();
         self.troubles.take(job.name, &outcome);
         self.history.add_job(&outcome.iolog)?;
         let mut timeline = Timeline::new(loss.at_ms, margin_ms(args.seconds));
@@ -227,7 +241,7 @@ impl<'a> Drill<'a> {
     }
 
     fn report(self, node: u32, figures: Figures, rejoin: RejoinLoad, witness: Testimony, job: &Job) -> LoadReport {
-        let Drill { args, troubles, verdict, history, .. } = self;
+        let Drill { args, troubles, verdict, history, machine, .. } = self;
         let mut words = troubles.words;
         words.extend(verdict.examples.iter().chain(&witness.examples).cloned());
         if rejoin.rejoin.redundant_s.is_none() {
@@ -249,6 +263,7 @@ impl<'a> Drill<'a> {
             figures,
             rejoin,
             witness,
+            machine,
             fio: job.command_line(),
         }
     }

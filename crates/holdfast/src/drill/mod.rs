@@ -14,6 +14,7 @@ mod fio;
 mod grid;
 mod history;
 mod load;
+mod machine;
 mod nbd;
 mod rejoin;
 mod report;

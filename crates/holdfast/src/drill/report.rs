@@ -2,6 +2,7 @@
 
 use super::film::{BUFFER_FRAMES, FilmReport};
 use super::load::LoadReport;
+use super::machine::Machine;
 use super::rejoin::Rejoin;
 use super::stats::Sample;
 use crate::cli::format::{self, table};
@@ -97,6 +98,7 @@ fn load_facts(report: &LoadReport) -> String {
     ];
     facts.extend(rejoin_facts(&rejoin.rejoin));
     facts.push(("witness", format!("{} writes, {} reads", report.witness.writes, report.witness.reads)));
+    facts.push(machine_fact(report.machine));
     list(&facts)
 }
 
@@ -106,6 +108,14 @@ fn rejoin_facts(rejoin: &Rejoin) -> [(&'static str, String); 2] {
         ("return noticed after", seconds(rejoin.noticed_s)),
         ("fully redundant after", format!("{} ({lacking} segments lacked a shard)", seconds(rejoin.redundant_s))),
     ]
+}
+
+/// Pauses that are not the grid's.
+fn machine_fact(machine: Machine) -> (&'static str, String) {
+    let Machine { pause_max_ms, durable_write_max_ms } = machine;
+    let text =
+        format!("woke a thread {pause_max_ms:.0} ms late, wrote 4 KiB in {durable_write_max_ms:.0} ms, at worst");
+    ("the machine meanwhile", text)
 }
 
 /// IOPS over time as one line of blocks.
@@ -132,6 +142,7 @@ pub fn film_page(report: &FilmReport) -> String {
         ("shown to count", shown),
     ];
     facts.extend(rejoin_facts(&report.rejoin));
+    facts.push(machine_fact(report.machine));
     format!(
         "three films on {}: node {} out ({}) after {} of {} s: {}\n\n{}\n\n{}\n{}",
         report.layout,

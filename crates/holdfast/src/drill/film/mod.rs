@@ -11,6 +11,7 @@ mod proof;
 
 use super::NodeLossArgs;
 use super::grid::{Grid, node_of_segments, uri};
+use super::machine::{Machine, Watch};
 use super::nbd::{Client, REQUEST_BYTES_MAX};
 use super::rejoin::{Loss, Rejoin, Volumes};
 use super::tools::{WorkDir, check_interrupt, sleep, sleep_until};
@@ -47,6 +48,8 @@ pub struct FilmReport {
     /// The same player over a server stopped for two seconds.
     pub counter_proof: Proof,
     pub rejoin: Rejoin,
+    /// While the films were played.
+    pub machine: Machine,
     pub troubles: Vec<String>,
 }
 
@@ -82,7 +85,10 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, work: &WorkDir) -> Result<FilmR
     let holdings = grid.holdings()?;
     let node = args.node.or_else(|| node_of_segments(&holdings)).context("the grid has no nodes")?;
     eprintln!("playing {} films for {} s, node {node} out ({}) at half time", films.len(), args.seconds, args.fault);
+    let watch = Watch::start(work.path())?;
     let (players, loss) = play(grid, args, node, &films, &mounts)?;
+    let machine = watch.seen();
+    drop(watch);
     eprintln!("bringing the node back");
     let rejoin = loss.rejoin(&volumes.names, Duration::from_secs(args.rejoin_seconds), || Ok(()))?;
     drop(mounts);
@@ -111,6 +117,7 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, work: &WorkDir) -> Result<FilmR
         players,
         counter_proof,
         rejoin,
+        machine,
         troubles,
     })
 }
