@@ -16,8 +16,8 @@ pub fn begin(is_daemon: bool) -> Result<()> {
     Ok(())
 }
 
-/// Repeats `attempt` for a while where it failed because something is in use: a process that has just been killed lets go
-/// of its files and ports a little after it is gone.
+/// Repeats `attempt` for a while where it failed because something is in use: a process that has just been killed lets
+/// go of its files and ports a little after it is gone.
 pub fn outwait<T, E>(mut attempt: impl FnMut() -> Result<T, E>, is_in_use: impl Fn(&E) -> bool) -> Result<T, E> {
     let end = Instant::now() + PREDECESSOR_MAX;
     loop {

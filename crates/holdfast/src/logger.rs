@@ -1,5 +1,5 @@
-//! Lines on standard error, for people and for the torture runs: INFO what happened, WARN what heals by itself but should
-//! be known, ERROR what a person must act on. Nothing on the I/O path logs.
+//! Lines on standard error, for people and for the torture runs: INFO what happened, WARN what heals by itself but
+//! should be known, ERROR what a person must act on. Nothing on the I/O path logs.
 
 use std::fmt;
 use std::io::Write;

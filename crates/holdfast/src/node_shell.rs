@@ -1,9 +1,10 @@
 //! The shell of a storage node: one process, one reactor thread, the node's machine in the middle.
 //!
-//! Role: turns connections into requests, completions into events, and effects into sends and disk operations. It decides
-//! nothing. What is sent within one batch leaves with one system call a connection.
+//! Role: turns connections into requests, completions into events, and effects into sends and disk operations. It
+//! decides nothing. What is sent within one batch leaves with one system call a connection.
 //!
-//! Limits: [`DISK_IN_FLIGHT_MAX`] operations a device in the kernel; what is queued for one peer is bounded by the reactor.
+//! Limits: [`DISK_IN_FLIGHT_MAX`] operations a device in the kernel; what is queued for one peer is bounded by the
+//! reactor.
 //!
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
 //! serves on with the others.
@@ -63,8 +64,8 @@ struct NodeShell {
     disks: Vec<Disk>,
     /// Completions that arose without the ring.
     local: VecDeque<store::Event>,
-    /// Devices that are still being opened: until none is, or for [`OPENING_MAX`], connections are accepted but not read, so
-    /// that a greeting tells of all devices.
+    /// Devices that are still being opened: until none is, or for [`OPENING_MAX`], connections are accepted but not
+    /// read, so that a greeting tells of all devices.
     opening: usize,
     read_from: Instant,
 }
@@ -190,7 +191,8 @@ impl NodeShell {
                 logger::error(format_args!("device {} only serves reads: {reason}; replace it", path(slot)));
             }
             Notice::DeviceFailed { slot, reason, .. } => logger::error(format_args!(
-                "device {} is out until this node restarts: {reason}; check `dmesg`, then replace the device or restart",
+                "device {} is out until this node restarts: {reason}; check `dmesg`, then replace the device or \
+                 restart",
                 path(slot)
             )),
             Notice::JournalDamaged { device, batches, unsound_ledgers } => logger::warn(format_args!(

@@ -185,10 +185,10 @@ impl Nemesis {
         self.rotten
     }
 
-    /// Redundancy is whole again: nodes that lost data count as well from here on, if they have been back for long enough
-    /// that everybody knows what they lost.
-    pub fn on_restored(&mut self, now: Instant) {
-        for illness in self.ill.iter_mut().filter(|i| i.cured_at.is_some_and(|t| t + NOTICE_SPAN < now)) {
+    /// Redundancy is whole again, as found by somebody who began to look at `since`: nodes that lost data count as well from
+    /// here on, if they had been back for long enough by then that everybody knew what they lost.
+    pub fn on_restored(&mut self, since: Instant) {
+        for illness in self.ill.iter_mut().filter(|i| i.cured_at.is_some_and(|t| t + NOTICE_SPAN < since)) {
             illness.lost_data = false;
         }
     }

@@ -92,6 +92,7 @@ pub struct LedgerRun {
     pub current: Option<MachineAt>,
     old: Vec<MachineAt>,
     recovered: BTreeSet<MachineAt>,
+    began: BTreeMap<MachineAt, Instant>,
     /// The last to have recovered: the only one that may commit anything new.
     serving: Option<MachineAt>,
     served_epoch: Epoch,
@@ -137,6 +138,7 @@ impl LedgerRun {
             current: None,
             old: Vec::new(),
             recovered: BTreeSet::new(),
+            began: BTreeMap::new(),
             serving: None,
             served_epoch: Epoch(0),
             outstanding: BTreeMap::new(),
@@ -164,7 +166,9 @@ impl LedgerRun {
             trust_absent_legs: self.plan.trust_absent_legs,
         };
         self.old.extend(self.current.take());
-        self.current = Some(self.world.attach(host, LedgerClient::new(config)));
+        let at = self.world.attach(host, LedgerClient::new(config));
+        self.began.insert(at, self.world.now());
+        self.current = Some(at);
     }
 
     /// Hands one append to an opening.
@@ -228,7 +232,7 @@ impl LedgerRun {
             }
         }
         self.committed.extend(log.iter().map(|(l, v)| (*l, *v)));
-        self.nemesis.on_restored(self.world.now());
+        self.nemesis.on_restored(self.began[&at]);
     }
 
     fn judge_commit(&mut self, at: MachineAt, lsn: Lsn, value: u64) {

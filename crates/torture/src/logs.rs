@@ -4,14 +4,18 @@ use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// Warnings that faults of this kind may cause. Any other (a damaged shard, say) tells of a fault that was not made here.
+const EXPECTED_WARNINGS: [&str; 4] =
+    ["is late, and avoided", "is down:", "can't be opened yet", "devices are still being opened"];
+
 /// Lines shown of each kind.
 const SHOWN_MAX: usize = 20;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Findings {
-    /// Lines at level ERROR, and panics, with the name of their log.
+    /// Lines at level ERROR, panics, and warnings that nothing done here explains, with the name of their log.
     pub errors: Vec<String>,
-    /// Warnings, by their text without numbers, with how often each came.
+    /// The other warnings, by their text without numbers, with how often each came.
     pub warnings: BTreeMap<String, u32>,
 }
 
@@ -33,11 +37,13 @@ pub fn scan(directory: &Path) -> Result<Findings> {
 fn read(name: &str, text: &str, findings: &mut Findings) {
     for line in text.lines() {
         let level = line.split_whitespace().nth(1).unwrap_or_default();
-        let is_error = level == "ERROR" || line.contains("panicked at");
+        let is_warning = level == "WARN";
+        let is_expected = is_warning && EXPECTED_WARNINGS.iter().any(|expected| line.contains(expected));
+        let is_error = level == "ERROR" || line.contains("panicked at") || is_warning && !is_expected;
         if is_error && findings.errors.len() < SHOWN_MAX {
             findings.errors.push(format!("{name}: {line}"));
         }
-        if level == "WARN" {
+        if is_expected {
             let message = line.split_once("WARN").map_or("", |(_, message)| message.trim());
             *findings.warnings.entry(shape(message)).or_default() += 1;
         }
@@ -57,13 +63,14 @@ mod tests {
     #[test]
     fn errors_and_panics_are_found_and_warnings_counted() {
         let text = "2026-11-21T06:08:32.000Z INFO  node 1 of grid x listens\n\
-            2026-11-21T06:08:32.000Z WARN  device 7: shard 3 is damaged\n\
-            2026-11-21T06:08:33.000Z WARN  device 8: shard 4 is damaged\n\
+            2026-11-21T06:08:32.000Z WARN  volume v: node 3 is late, and avoided\n\
+            2026-11-21T06:08:33.000Z WARN  volume v: node 4 is late, and avoided\n\
+            2026-11-21T06:08:33.000Z WARN  device 7: shard 3 is damaged\n\
             2026-11-21T06:08:33.000Z ERROR device 8 is out\n\
             thread 'main' panicked at src/x.rs:1:\n";
         let mut findings = Findings::default();
         read("node1.log", text, &mut findings);
-        assert_eq!(findings.errors.len(), 2);
-        assert_eq!(findings.warnings.get("device # shard # is damaged"), Some(&2));
+        assert_eq!(findings.errors.len(), 3, "{findings:?}");
+        assert_eq!(findings.warnings.get("volume v: node # is late, and avoided"), Some(&2));
     }
 }

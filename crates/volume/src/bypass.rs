@@ -5,7 +5,7 @@
 
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, Lba, ObjectId, Token, block_crcs};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, Instant, Key, Lba, ObjectId, Token, block_crcs};
 use holdfast_format::record::{CommitExtent, Source};
 use std::time::Duration;
 
@@ -107,6 +107,14 @@ impl Controller {
         }
         self.counters.bypass_bytes += crcs.len() as u64 * BLOCK_BYTES as u64;
         self.start_job(Work { kind: JobKind::Bypass { writes }, extents, payload, crcs }, out);
+    }
+
+    /// There is no room for these writes.
+    pub(crate) fn on_bypass_refused(&mut self, writes: Vec<(Token, u64, u64)>, out: Out) {
+        for (op, first, blocks) in writes {
+            self.bypass.finished(op, first, blocks);
+            self.fail_write(op, BlockError::NoSpace, out);
+        }
     }
 
     pub(crate) fn on_bypass_committed(&mut self, writes: Vec<(Token, u64, u64)>, out: Out) {

@@ -256,6 +256,15 @@ impl Controller {
         let parked: Vec<Token> = self.jobs.iter().filter(|(_, j)| j.is_parked()).map(|(t, _)| t).collect();
         for token in parked {
             self.place_job(token, out);
+            // Nodes enough, and still no place: the grid is full. Bulk writers hear of it; other work waits for space.
+            let full = self.layout_now().is_some() && self.jobs.get(token).is_some_and(SegmentJob::is_parked);
+            let is_bypass = self.jobs.get(token).is_some_and(|j| matches!(j.work.kind, JobKind::Bypass { .. }));
+            if full && is_bypass {
+                let job = self.jobs.remove(token).expect("just seen");
+                if let JobKind::Bypass { writes } = job.work.kind {
+                    self.on_bypass_refused(writes, out);
+                }
+            }
         }
     }
 

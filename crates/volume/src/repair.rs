@@ -133,11 +133,11 @@ impl Controller {
         }
     }
 
-    /// Free space and journal fill are asked for now and then while the volume is in use.
+    /// Free space and journal fill are asked for now and then, more often while the volume is in use.
     fn refresh_stats(&mut self, out: Out) {
-        if self.now.since(self.repairer.stat_at) < Duration::from_secs(1)
-            || self.now.since(self.last_activity) > Duration::from_secs(5)
-        {
+        let active = self.now.since(self.last_activity) <= Duration::from_secs(5);
+        let pace = if active { Duration::from_secs(1) } else { Duration::from_secs(5) };
+        if self.now.since(self.repairer.stat_at) < pace {
             return;
         }
         self.repairer.stat_at = self.now;
@@ -196,6 +196,10 @@ impl Controller {
 
     /// Shards whose device the node has no more, or only as a failed one, are made again elsewhere.
     fn want_shards_of_lost_devices(&mut self, id: NodeId) {
+        let up_since = self.nodes.get(id).map_or(self.now, |n| n.up_since);
+        if self.now.since(up_since) < DEVICES_APPEAR_WITHIN {
+            return;
+        }
         let mut lost = Vec::new();
         for (no, info) in self.segments.iter() {
             for (index, home) in info.homes.iter().enumerate() {

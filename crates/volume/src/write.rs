@@ -299,7 +299,7 @@ impl Controller {
         self.on_write_part_done(op, out);
     }
 
-    fn fail_write(&mut self, op: Token, error: BlockError, out: Out) {
+    pub(crate) fn fail_write(&mut self, op: Token, error: BlockError, out: Out) {
         if let Some(op) = self.write_ops.remove(op) {
             self.reply(op.token, Err(error), out);
         }

@@ -8,10 +8,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Seeds of the swarm in a test run.
-const SWARM_SEEDS: &str = "2000";
-/// Within how many seeds each deliberate mistake must be found.
-const MUTATION_SEEDS: &str = "1000";
+/// Tests that are parts of their own, since they take minutes: the swarm's 2,000 seeds, and the hunt for every mutation.
+const LONG_TESTS: [&str; 2] = ["random_runs_are_sound_and_repeatable", "every_mutation_is_found"];
+
 /// Minutes of torture in a test run.
 const TORTURE_MINUTES: &str = "2";
 
@@ -34,9 +33,13 @@ const PARTS: &[Part] = &[
     Part { name: "tidy", what: "house rules: crate edges, sans-IO, sizes, links", run: |_| tidy::run() },
     Part { name: "clippy", what: "lints, warnings are errors", run: |_| clippy() },
     Part { name: "doc", what: "links in source comments resolve", run: |_| doc() },
-    Part { name: "test", what: "unit, property and command-line tests", run: unit_tests },
-    Part { name: "sim", what: "simulator swarm, each seed twice", run: |_| swarm() },
-    Part { name: "mutations", what: "the swarm finds each deliberate mistake", run: |_| mutations() },
+    Part { name: "test", what: "unit, property, scenario and command-line tests", run: short_tests },
+    Part { name: "sim", what: "simulator swarm, 2,000 seeds, each twice", run: |count| long_test(count, "swarm") },
+    Part {
+        name: "mutations",
+        what: "the swarm finds each deliberate mistake",
+        run: |count| long_test(count, "mutations"),
+    },
     Part { name: "torture", what: "the real binary under kill -9 and SIGSTOP", run: |_| torture_part() },
 ];
 
@@ -102,10 +105,23 @@ fn doc() -> Result<()> {
     tools::run(command.env("RUSTDOCFLAGS", "--deny warnings"))
 }
 
+fn short_tests(count: &mut Count) -> Result<()> {
+    let mut arguments = vec!["--no-fail-fast", "--"];
+    for name in LONG_TESTS {
+        arguments.extend(["--skip", name]);
+    }
+    cargo_test(count, &arguments)
+}
+
+/// One of the simulator's long tests, with what it says shown. The whole workspace is named, so that nothing is built anew.
+fn long_test(count: &mut Count, name: &str) -> Result<()> {
+    cargo_test(count, &["--test", name, "--", "--nocapture"])
+}
+
 /// Runs cargo's tests with their output passing through, and counts from its closing lines.
-fn unit_tests(count: &mut Count) -> Result<()> {
+fn cargo_test(count: &mut Count, arguments: &[&str]) -> Result<()> {
     let mut command = tools::cargo_command();
-    command.args(["test", "--workspace", "--no-fail-fast"]).stdout(Stdio::piped());
+    command.args(["test", "--workspace"]).args(arguments).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start cargo test")?;
     let lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
     for line in lines {
@@ -135,30 +151,6 @@ fn parse_result_line(line: &str) -> Option<Count> {
         counts.split("; ").find_map(|part| part.strip_suffix(what)?.trim().parse::<u64>().ok()).unwrap_or(0)
     };
     Some(Count { passed: number("passed"), failed: number("failed"), skipped: number("ignored") })
-}
-
-fn swarm() -> Result<()> {
-    simulate(&["--seeds".into(), SWARM_SEEDS.into()])
-}
-
-/// Switches every deliberate mistake on, one at a time: a swarm that can't find it can't find its like either.
-fn mutations() -> Result<()> {
-    tools::build_checked(&["holdfast-sim"])?;
-    let simulator = tools::checked_program("holdfast-sim");
-    let list = tools::output_of(Command::new(&simulator).arg("--list-mutations"))?;
-    let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    let mut missed = Vec::new();
-    for name in &names {
-        let mut hunt = Command::new(&simulator);
-        if tools::run(hunt.args(["--mutation", name, "--seeds", MUTATION_SEEDS])).is_err() {
-            missed.push(*name);
-        }
-    }
-    if names.is_empty() || !missed.is_empty() {
-        bail!("of {} deliberate mistakes, these were not found: {}", names.len(), missed.join(", "));
-    }
-    println!("all {} deliberate mistakes were found", names.len());
-    Ok(())
 }
 
 /// `./x sim …`: the simulator with assertions kept; its own usage message says the rest.

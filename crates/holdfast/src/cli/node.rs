@@ -70,8 +70,8 @@ enum NodeAction {
     /// Black-hole the links between the host and a node
     ///
     /// All of a local grid's traffic runs over one loopback, so the cut is made in the host: it stops reading from and
-    /// sending to the node, keeps the connections open, and gets no answer to new ones, as if a cable were pulled. What was
-    /// to be sent waits until `holdfast node mend`. The node itself and its process notice nothing.
+    /// sending to the node, keeps the connections open, and gets no answer to new ones, as if a cable were pulled. What
+    /// was to be sent waits until `holdfast node mend`. The node itself and its process notice nothing.
     Cut { node: u32 },
     /// End a cut
     Mend { node: u32 },

@@ -46,8 +46,8 @@ enum GridAction {
         /// Serve NBD over TCP as well, for example 127.0.0.1:10809
         #[arg(long, value_name = "ADDR:PORT")]
         nbd_tcp: Option<SocketAddr>,
-        /// Secure NBD over TCP with server-cert.pem and server-key.pem of this directory; with a ca-cert.pem beside them,
-        /// clients need a certificate of that CA
+        /// Secure NBD over TCP with server-cert.pem and server-key.pem of this directory; with a ca-cert.pem beside
+        /// them, clients need a certificate of that CA
         #[arg(long, value_name = "DIR", requires = "nbd_tcp")]
         tls_dir: Option<PathBuf>,
     },

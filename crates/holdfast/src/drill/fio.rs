@@ -200,37 +200,40 @@ impl RunningJob {
     fn outcome(&self, ended: Result<()>) -> Result<Outcome> {
         check_interrupt()?;
         let name = self.job.name;
-        let mut complaints = self.complaints();
-        let errors = match ended.and_then(|()| self.error_count()) {
-            Ok(errors) => errors,
-            Err(error) => {
-                complaints = format!("{error:#}; {complaints}");
-                1
-            }
+        let words = self.complaints();
+        let (errors, complaints) = match ended.and_then(|()| self.failures()) {
+            Ok((0, _)) => (0, String::new()),
+            Ok((errors, first)) => (errors, format!("{first}; {words}")),
+            Err(error) => (1, format!("{error:#}; {words}")),
         };
         Ok(Outcome {
             errors,
-            complaints: if errors > 0 { complaints } else { String::new() },
+            complaints: complaints.trim_end_matches("; ").to_string(),
             iolog: self.dir.join(format!("{name}.iolog")),
             latency_log: self.dir.join(format!("{name}_lat.1.log")),
         })
     }
 
-    fn error_count(&self) -> Result<u64> {
+    fn failures(&self) -> Result<(u64, String)> {
         let path = self.dir.join(format!("{}.json", self.job.name));
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read fio's result {}", path.display()))?;
-        error_count(&text)
+        failures(&text)
     }
 }
 
-/// Errors that fio counted, at least one if it gave up.
-fn error_count(text: &str) -> Result<u64> {
+/// How many errors fio counted, at least one if it gave up, and what the first one was.
+fn failures(text: &str) -> Result<(u64, String)> {
     // Remarks, as the one on being interrupted, stand before the document.
     let at = text.find("\n{").map_or(0, |at| at + 1);
     let document: Value = serde_json::from_str(&text[at..]).context("fio's result is not JSON")?;
     let job = document.pointer("/jobs/0").context("fio's result has no job")?;
     let number = |name: &str| job.get(name).and_then(Value::as_u64).unwrap_or(0);
-    Ok(number("total_err").max(u64::from(number("error") != 0)))
+    let count = number("total_err").max(u64::from(number("error") != 0));
+    let first = match i32::try_from(number("first_error").max(number("error"))) {
+        Ok(code) => std::io::Error::from_raw_os_error(code).to_string(),
+        Err(_) => "fio gave up".to_string(),
+    };
+    Ok((count, first))
 }
 
 /// Reads a log of latencies: `Unix ms, latency ns, direction, bytes, …` a line.
@@ -303,10 +306,12 @@ mod tests {
 
     #[test]
     fn errors_are_counted_and_giving_up_is_one() {
-        let document = |error: &str| format!("\nfio: terminating on signal 2\n{{ \"jobs\": [ {{ {error} }} ] }}\n");
-        assert_eq!(error_count(&document(r#""error": 0, "total_err": 0"#)).unwrap(), 0);
-        assert_eq!(error_count(&document(r#""error": 0, "total_err": 12"#)).unwrap(), 12);
-        assert_eq!(error_count(&document(r#""error": 4294967295, "total_err": 0"#)).unwrap(), 1);
-        assert!(error_count("fio: went wrong").is_err());
+        let document = |job: &str| format!("\nfio: terminating on signal 2\n{{ \"jobs\": [ {{ {job} }} ] }}\n");
+        assert_eq!(failures(&document(r#""error": 0, "total_err": 0"#)).unwrap().0, 0);
+        let (count, first) = failures(&document(r#""error": 5, "total_err": 12, "first_error": 5"#)).unwrap();
+        assert!(count == 12 && first.contains("os error 5"), "{first}");
+        let gave_up = failures(&document(r#""error": 4294967295, "total_err": 0"#)).unwrap();
+        assert_eq!(gave_up, (1, "fio gave up".to_string()));
+        assert!(failures("fio: went wrong").is_err());
     }
 }

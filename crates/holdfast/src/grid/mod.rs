@@ -1,7 +1,7 @@
 //! A grid on this machine: made once, then brought up and down as often as one likes.
 //!
-//! Faults: nothing is written before everything that could be checked was checked; a grid that could not be completed is
-//! removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
+//! Faults: nothing is written before everything that could be checked was checked; a grid that could not be completed
+//! is removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
 
 pub mod layout;
 pub mod ownership;
@@ -91,7 +91,8 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     if missing.is_empty() {
         let host = Role::Host.find(dir).map_or(0, |r| r.pid);
         bail!(
-            "the grid in {} is already up (host process {host}); see `holdfast status`, or stop it with `holdfast grid down`",
+            "the grid in {} is already up (host process {host}); see `holdfast status`, or stop it with `holdfast \
+             grid down`",
             dir.root().display()
         );
     }
@@ -215,7 +216,8 @@ fn check_port(address: SocketAddr) -> Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => bail!(
-            "port {} is in use by another process; `ss -lntp 'sport = :{0}'` names it: stop it, or give this grid other \
+            "port {} is in use by another process; `ss -lntp 'sport = :{0}'` names it: stop it, or give this grid \
+             other \
              ports in grid.json",
             address.port()
         ),
@@ -230,7 +232,8 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
     if !(1..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
         bail!(
-            "a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and --devices so"
+            "a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
+             --devices so"
         );
     }
     if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
@@ -289,14 +292,15 @@ fn check_space(dir: &GridDir, devices: u64, size: Size) -> Result<()> {
     let free = stat.f_bavail * stat.f_frsize;
     let needed = devices.saturating_mul(size.0);
     if needed.saturating_add(SPARE_BYTES) > free {
-        let fitting = free.saturating_sub(SPARE_BYTES) / devices / 10 * 9 >> 20;
+        let fitting = (free.saturating_sub(SPARE_BYTES) / devices / 10 * 9) >> 20;
         let advice = if fitting >= DEVICE_SIZE_MIN.0 >> 20 {
             format!("add --device-size {fitting}MiB, or choose a --dir with more room")
         } else {
             "choose a --dir with more room, or fewer --nodes or --devices".to_string()
         };
         bail!(
-            "too little space in {}: {devices} devices of {size} need {}, and {} is free ({} is left for other things); {advice}",
+            "too little space in {}: {devices} devices of {size} need {}, and {} is free ({} is left for other \
+             things); {advice}",
             dir.root().display(),
             Size(needed),
             Size(free),
@@ -366,7 +370,8 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
     });
     if let Some(role) = dead {
         bail!(
-            "{role} ended while the grid came up; the end of {}:\n{}\nWhat was started stays; stop it with `holdfast grid down`",
+            "{role} ended while the grid came up; the end of {}:\n{}\nWhat was started stays; stop it with `holdfast \
+             grid down`",
             role.log_path(dir).display(),
             role.log_tail(dir)
         );

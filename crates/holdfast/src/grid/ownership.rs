@@ -59,7 +59,8 @@ pub fn claim(device: &Device, options: &NodeOptions) -> Result<()> {
             options.node
         ),
         Err(ProbeError::Foreign) => bail!(
-            "device {} holds data that is not Holdfast's, and nothing was written to it; choose another device, or clear \
+            "device {} holds data that is not Holdfast's, and nothing was written to it; choose another device, or \
+             clear \
              this one with `wipefs -a {0}` if its data is not needed",
             path.display()
         ),
@@ -82,7 +83,8 @@ pub fn check_owner(path: &Path, found: &Superblock, grid: GridId, node: NodeId) 
     }
     if found.node != node {
         bail!(
-            "device {} belongs to node {} of this grid, not to node {node}; nothing was written to it. Give it to node {}",
+            "device {} belongs to node {} of this grid, not to node {node}; nothing was written to it. Give it to \
+             node {}",
             path.display(),
             found.node,
             found.node

@@ -1,7 +1,7 @@
 //! The processes of a local grid: started detached, known by pid files, signalled only after their identity is proven.
 //!
-//! A pid may be another process's by now. A pid file therefore keeps when its process started and what it was started as;
-//! only where both still hold is the process ours.
+//! A pid may be another process's by now. A pid file therefore keeps when its process started and what it was started
+//! as; only where both still hold is the process ours.
 
 use super::layout::{GridDir, write_durably};
 use anyhow::{Context, Result, bail};

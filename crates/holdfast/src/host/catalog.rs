@@ -89,7 +89,8 @@ pub fn check_name(name: &str) -> Result<()> {
     let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if name.len() > NAME_BYTES_MAX || !starts_well || !name.chars().all(is_plain) {
         bail!(
-            "`{name}` can't be a volume's name: use up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, beginning \
+            "`{name}` can't be a volume's name: use up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, \
+             beginning \
              with a letter or digit, for example vm1-disk"
         );
     }
@@ -145,7 +146,10 @@ impl Catalog {
             };
             chosen = decode::<NameRecord>(&key, found)?.volume.parse()?;
             if self.root(chosen)?.is_some() {
-                bail!("there is a volume {name} already; choose another name, or look at it with `holdfast volume show {name}`");
+                bail!(
+                    "there is a volume {name} already; choose another name, or look at it with `holdfast volume show \
+                     {name}`"
+                );
             }
             Ok(None)
         })?;
@@ -212,8 +216,8 @@ impl Catalog {
         self.meta.list(DELETING_PREFIX)?.records.iter().map(|l| decode(&l.key, &l.value)).collect()
     }
 
-    /// Deposes every owner and frees the name. Returns the root, whose epoch the devices shall know; `None` where only the
-    /// record of the deletion is left.
+    /// Deposes every owner and frees the name. Returns the root, whose epoch the devices shall know; `None` where only
+    /// the record of the deletion is left.
     pub fn mark_deleted(&self, record: &DeletingRecord) -> Result<Option<Root>> {
         let volume: VolumeId = record.volume.parse()?;
         let instance = InstanceId(uuid::Uuid::new_v4().as_u128());

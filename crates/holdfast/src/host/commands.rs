@@ -1,7 +1,7 @@
 //! What the control plane asks of the reactor, and who waits for the answers.
 //!
-//! Role: each command carries the sending half of a one-shot channel. The reactor answers at once, or keeps the sender in
-//! [`Waiters`] until what was asked has happened. It never blocks: a channel holds the one answer it gets.
+//! Role: each command carries the sending half of a one-shot channel. The reactor answers at once, or keeps the sender
+//! in [`Waiters`] until what was asked has happened. It never blocks: a channel holds the one answer it gets.
 
 use super::Host;
 use super::volumes::OpenSpec;

@@ -1,7 +1,7 @@
 //! Returns the space of deleted volumes: asks every device of the grid to drop them, until each has.
 //!
-//! Role: a thread of its own, started with the host. It takes up what an earlier process began. A device that is away is
-//! asked again later; the record of the deletion stays until the last one has answered.
+//! Role: a thread of its own, started with the host. It takes up what an earlier process began. A device that is away
+//! is asked again later; the record of the deletion stays until the last one has answered.
 
 use super::catalog::{Catalog, DeletingRecord};
 use super::commands::Command;

@@ -1,7 +1,7 @@
 //! Links: the two connections to each node, kept up, greeted, and shared by all volumes of this host.
 //!
-//! Role: the host passes in what happens to connections; links turn bytes into [`LinkEvent`]s and requests into frames. They
-//! judge nobody: a node is up while both lanes are greeted, and who finds it slow asks for a reconnection.
+//! Role: the host passes in what happens to connections; links turn bytes into [`LinkEvent`]s and requests into frames.
+//! They judge nobody: a node is up while both lanes are greeted, and who finds it slow asks for a reconnection.
 //!
 //! States of a link
 //!
@@ -16,7 +16,8 @@
 //! 2. Between two `Up`s of a node lies a `Down`.
 //!
 //! A cut link (for drills) reads and sends nothing, keeps its connections open, and makes new ones only when mended: a
-//! black hole between host and node, as far as the host can tell. What would have been sent waits, as it would in a socket.
+//! black hole between host and node, as far as the host can tell. What would have been sent waits, as it would in a
+//! socket.
 //!
 //! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
 

@@ -1,5 +1,5 @@
-//! The metadata store as this host uses it: from control-plane threads directly, from the reactor through a service, since
-//! a swap waits for the disk.
+//! The metadata store as this host uses it: from control-plane threads directly, from the reactor through a service,
+//! since a swap waits for the disk.
 
 use crate::daemon::outwait;
 use crate::logger;

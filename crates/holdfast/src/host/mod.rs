@@ -7,8 +7,8 @@
 //! One event is handled to its end: what machines push gathers in queues, and [`Host::settle`] works them off until all
 //! are empty, so that no machine is ever entered twice.
 //!
-//! Faults: a clean stop closes every volume, which empties its log; a stop that takes longer than [`STOP_MAX`] is as good
-//! as a crash, from which the next start recovers.
+//! Faults: a clean stop closes every volume, which empties its log; a stop that takes longer than [`STOP_MAX`] is as
+//! good as a crash, from which the next start recovers.
 
 mod catalog;
 mod commands;
@@ -192,7 +192,8 @@ impl Host {
             // Told when it lasts: at the start of a host every volume waits until nodes have greeted.
             Notice::OpenWaits { why } => volume.waits = Some(Wait { why, told: false }),
             Notice::Recovered { epoch, last, entries, reappended } => logger::info(format_args!(
-                "volume {name}: recovered up to {last} in epoch {epoch}: {entries} entries read, {reappended} re-appended"
+                "volume {name}: recovered up to {last} in epoch {epoch}: {entries} entries read, {reappended} \
+                 re-appended"
             )),
             Notice::NodeSuspect { node } => {
                 logger::warn(format_args!("volume {name}: node {node} is late, and avoided"));

@@ -269,8 +269,8 @@ impl Host {
         for token in sending.drain(..) {
             let Clients { table, effects, .. } = &mut self.clients;
             let Some(client) = table.get_mut(token) else { continue };
-            // Of a secured connection these are encrypted, and a little more than what they stand for: until all has left,
-            // fewer bytes are told than have.
+            // Of a secured connection these are encrypted, and a little more than what they stand for: until all has
+            // left, fewer bytes are told than have.
             let left = io.unsent_bytes(client.conn) as u64;
             let sent = client.unsent_bytes.saturating_sub(left);
             client.unsent_bytes -= sent;

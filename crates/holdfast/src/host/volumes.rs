@@ -2,8 +2,8 @@
 //!
 //! Role: keeps the table. The host drives the controllers, since their effects touch links, sessions and metadata.
 //!
-//! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each, so that requests stay below what a controller
-//! takes.
+//! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each, so that requests stay below what a
+//! controller takes.
 
 use crate::logger;
 use crate::protocol::{VolumeInfo, VolumeLive};
@@ -22,7 +22,8 @@ pub const VOLUMES_MAX: usize = 4096;
 /// Clients of one volume at a time.
 pub const SESSIONS_MAX: usize = 64;
 
-/// Smallest share of the write-back budget and of the map cache: below, a volume could not keep a segment in the making.
+/// Smallest share of the write-back budget and of the map cache: below, a volume could not keep a segment in the
+/// making.
 const WRITEBACK_SHARE_MIN: u64 = 16 << 20;
 const MAP_CACHE_SHARE_MIN: u64 = 4 << 20;
 

@@ -3,7 +3,8 @@
 use super::super::tools::output_of;
 use super::player::decode_all;
 use anyhow::{Context, Result, bail};
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -48,12 +49,29 @@ impl Film {
         self.bytes.next_multiple_of(VOLUME_UNIT) + VOLUME_UNIT
     }
 
-    /// The file's bytes, with zeroes up to a whole block.
-    pub fn padded(&self) -> Result<Vec<u8>> {
-        let mut bytes = fs::read(&self.path).with_context(|| format!("cannot read {}", self.path.display()))?;
-        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
-        Ok(bytes)
+    /// Bytes of the film on its volume: whole blocks, zeroes after the end.
+    pub fn padded_bytes(&self) -> u64 {
+        self.bytes.next_multiple_of(BLOCK_BYTES as u64)
     }
+
+    pub fn open(&self) -> Result<File> {
+        File::open(&self.path).with_context(|| format!("cannot open {}", self.path.display()))
+    }
+}
+
+/// Fills `piece` from `offset` of a file on, with zeroes after the file's end.
+pub fn read_padded(file: &File, offset: u64, piece: &mut [u8]) -> Result<()> {
+    let mut done = 0;
+    while done < piece.len() {
+        match file.read_at(&mut piece[done..], offset + done as u64).context("cannot read a film")? {
+            0 => {
+                piece[done..].fill(0);
+                return Ok(());
+            }
+            len => done += len,
+        }
+    }
+    Ok(())
 }
 
 /// The three films of `seconds`, made where `dir` doesn't have them.
@@ -153,8 +171,20 @@ mod tests {
     fn a_volume_has_room_for_the_padded_film() {
         for bytes in [1, 16 << 20, (16 << 20) + 1] {
             let film = Film { name: "x", path: PathBuf::new(), bytes, checksums: Vec::new(), ends: Vec::new() };
-            assert!(film.volume_bytes() >= bytes + BLOCK_BYTES as u64);
+            assert!(film.volume_bytes() >= film.padded_bytes() + BLOCK_BYTES as u64);
             assert!(film.volume_bytes().is_multiple_of(VOLUME_UNIT));
         }
+    }
+
+    #[test]
+    fn pieces_of_a_film_end_in_zeroes() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("film");
+        fs::write(&path, b"abcdef").unwrap();
+        let (file, mut piece) = (File::open(&path).unwrap(), [9; 4]);
+        read_padded(&file, 4, &mut piece).unwrap();
+        assert_eq!(&piece, b"ef\0\0");
+        read_padded(&file, 100, &mut piece).unwrap();
+        assert_eq!(piece, [0; 4]);
     }
 }

@@ -16,7 +16,7 @@ use super::nbd::{Client, REQUEST_BYTES_MAX};
 use super::rejoin::{Loss, Rejoin, Volumes};
 use super::tools::{WorkDir, check_interrupt, sleep, sleep_until};
 use anyhow::{Context, Result, bail};
-use make::Film;
+use make::{BLOCK_BYTES, Film, read_padded};
 use mount::Mount;
 pub use player::BUFFER_FRAMES;
 use player::{Player, Showing};
@@ -94,13 +94,13 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, work: &WorkDir) -> Result<FilmR
     drop(mounts);
 
     let mut troubles: Vec<String> = players.iter().flat_map(|p| p.troubles.iter().cloned()).collect();
-    let mut wrong_bytes = 0;
+    let mut wrong_blocks = 0;
     for (film, name) in films.iter().zip(&volumes.names) {
         let wrong = compare_film(&grid.socket_of(name), name, film)?;
         if wrong > 0 {
             troubles.push(format!("{wrong} blocks of volume {name} are not what was written"));
         }
-        wrong_bytes += wrong;
+        wrong_blocks += wrong;
     }
     if !counter_proof.counts() {
         troubles.push("the player lost no frame while its server was stopped: its count means nothing".to_string());
@@ -112,7 +112,7 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, work: &WorkDir) -> Result<FilmR
         node,
         seconds: args.seconds,
         errors: players.iter().map(|p| p.errors).sum(),
-        mismatches: players.iter().map(|p| p.artefacts).sum::<u64>() + wrong_bytes,
+        mismatches: players.iter().map(|p| p.artefacts).sum::<u64>() + wrong_blocks,
         lost_frames: players.iter().map(|p| p.lost).sum(),
         players,
         counter_proof,
@@ -145,28 +145,37 @@ fn play<'a>(
 
 fn write_film(socket: &Path, volume: &str, film: &Film) -> Result<()> {
     let mut client = Client::connect(socket, volume).with_context(|| format!("cannot connect to volume {volume}"))?;
-    let bytes = film.padded()?;
-    for (index, piece) in bytes.chunks(REQUEST_BYTES_MAX).enumerate() {
+    let file = film.open()?;
+    let mut piece = vec![0; REQUEST_BYTES_MAX];
+    for offset in (0..film.padded_bytes()).step_by(REQUEST_BYTES_MAX) {
         check_interrupt()?;
-        let offset = (index * REQUEST_BYTES_MAX) as u64;
-        client.write(offset, piece).with_context(|| format!("cannot write the film to volume {volume}"))?;
+        let len = (film.padded_bytes() - offset).min(REQUEST_BYTES_MAX as u64) as usize;
+        read_padded(&file, offset, &mut piece[..len])?;
+        client.write(offset, &piece[..len]).with_context(|| format!("cannot write the film to volume {volume}"))?;
     }
     client.flush().with_context(|| format!("cannot flush volume {volume}"))
 }
 
-/// Counts the 4 KiB blocks that differ from what was written.
+/// Counts the blocks that differ from what was written.
 fn compare_film(socket: &Path, volume: &str, film: &Film) -> Result<u64> {
     let mut client = Client::connect(socket, volume).with_context(|| format!("cannot connect to volume {volume}"))?;
-    let bytes = film.padded()?;
-    let mut wrong = 0;
+    let file = film.open()?;
+    let mut expected = vec![0; REQUEST_BYTES_MAX];
+    let (mut wrong, mut unreadable) = (0, None);
     client
-        .scan(0..bytes.len() as u64, 4, |offset, data| {
-            let expected = &bytes[offset as usize..];
-            wrong += match data {
-                Ok(data) => data.chunks(4096).zip(expected.chunks(4096)).filter(|(a, b)| a != b).count() as u64,
-                Err(_) => 1,
+        .scan(0..film.padded_bytes(), 4, |offset, data| {
+            let Ok(data) = data else {
+                wrong += 1;
+                return;
             };
+            match read_padded(&file, offset, &mut expected[..data.len()]) {
+                Ok(()) => {
+                    let pairs = data.chunks(BLOCK_BYTES).zip(expected.chunks(BLOCK_BYTES));
+                    wrong += pairs.filter(|(a, b)| a != b).count() as u64;
+                }
+                Err(error) => unreadable = Some(error),
+            }
         })
         .with_context(|| format!("volume {volume} cannot be read back"))?;
-    Ok(wrong)
+    unreadable.map_or(Ok(wrong), Err)
 }

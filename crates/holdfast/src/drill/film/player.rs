@@ -205,7 +205,7 @@ impl Player {
         if showing.errors > 0 {
             showing.troubles.push(format!("film {}: reading it failed", showing.film));
         }
-        if showing.artefacts > 0 && !complaints.is_empty() {
+        if showing.artefacts + showing.lost > 0 && !complaints.is_empty() {
             showing.troubles.push(format!("film {}: the decoder says: {complaints}", showing.film));
         }
         Ok(showing)
