@@ -1,8 +1,9 @@
-//! What `./x` runs: the parts of a test run in their order, the house rules (`tidy`), the demo, and thin wrappers around
-//! the simulator, the torture program and the benchmark.
+//! What `./x` runs: the parts of a test run in their order, the house rules (`tidy`), the demo, the benchmark, and thin
+//! wrappers around the simulator and the torture program.
 //!
 //! Few dependencies, no clap: this crate is compiled before anything else can start.
 
+mod bench;
 mod demo;
 mod suite;
 mod tidy;
@@ -35,11 +36,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "demo" => demo::run(rest),
         "sim" => suite::simulate(rest),
         "torture" => suite::torture(rest),
-        "bench" => {
-            let binary = tools::build_release()?;
-            let arguments: Vec<&str> = std::iter::once("bench").chain(rest.iter().map(String::as_str)).collect();
-            tools::run_program(&binary, &arguments)
-        }
+        "bench" => bench::run(rest),
         "clean" => tools::cargo(&["clean"], rest),
         _ => bail!("no such command\n{USAGE}"),
     }

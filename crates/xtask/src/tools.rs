@@ -41,10 +41,6 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-pub fn run_program(program: &Path, arguments: &[&str]) -> Result<()> {
-    run(Command::new(program).args(arguments))
-}
-
 /// Runs a command for its standard output; what it says on standard error passes through.
 pub fn output_of(command: &mut Command) -> Result<String> {
     let output = command
