@@ -29,8 +29,6 @@ pub struct DiskFaults {
     /// A write below the limit in [`Disk::silent_from`] is exempt from the two silent faults.
     pub lost_write: u32,
     pub misdirected_write: u32,
-    /// An operation takes tens of milliseconds, while others go on: the drive tidies up.
-    pub outlier: u32,
 }
 
 /// What a crash does to the sectors that a completed write left in the disk's cache.
@@ -122,9 +120,6 @@ impl Disk {
         // One byte a nanosecond, and a jitter as large as the base, so that completions overtake each other.
         let nanos = (base_us * 1000 + self.prng.below(base_us * 1000) + len) * u64::from(self.slowness);
         let mut due = now + Duration::from_nanos(nanos);
-        if self.faults.outlier > 0 && self.prng.chance(self.faults.outlier) {
-            due = due + Duration::from_micros(self.prng.between(8_000, 70_000));
-        }
         if self.stuck_until > now {
             due = due.max(self.stuck_until + Duration::from_nanos(self.prng.below(200_000)));
         }

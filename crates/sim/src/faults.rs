@@ -291,7 +291,7 @@ impl Nemesis {
     fn inject<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) -> Option<HostAct> {
         self.injected += 1;
         match kind {
-            Kind::GridPower => return self.lose_power(world),
+            Kind::GridPower => self.lose_power(world),
             Kind::Reset => {
                 let host = self.prng.below(world.hosts.len() as u64) as usize;
                 let node = self.prng.below(world.nodes.len() as u64) as usize;
@@ -317,17 +317,17 @@ impl Nemesis {
         None
     }
 
-    /// The lights go out: every node at once, sometimes a host with them, each back after a while of its own.
-    fn lose_power<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
+    /// The lights go out: every node at once, each back after a while of its own.
+    fn lose_power<M: Machine>(&mut self, world: &mut World<M>) {
         let now = world.now();
-        self.overwhelmed_until = self.overwhelmed_until.max(now + Duration::from_millis(800) + 2 * NOTICE_SPAN);
+        self.overwhelmed_until = self.overwhelmed_until.max(now + Duration::from_millis(200) + 2 * NOTICE_SPAN);
         let crash = if self.prng.chance(700) { Crash::Power } else { Crash::Process };
         for node in 0..world.nodes.len() {
             if !world.nodes[node].is_up() {
                 continue;
             }
             world.crash_node(node, crash);
-            let until = now + if self.prng.chance(750) { self.span(5, 200) } else { self.span(200, 800) };
+            let until = now + self.span(5, 200);
             // Not an illness that counts: all are out, and nobody's data is lost.
             match self.ill.iter_mut().find(|i| i.node == node && i.cured_at.is_none()) {
                 Some(illness) => {
@@ -340,9 +340,6 @@ impl Nemesis {
                 None => self.fall_ill(node, Cure::Start, until, false),
             }
         }
-        let host = self.prng.below(world.hosts.len() as u64) as usize;
-        let back_after = self.span(1, 100);
-        self.prng.chance(400).then_some(HostAct::Crash { host, back_after })
     }
 
     fn trouble_host<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) {

@@ -77,8 +77,6 @@ pub struct Plan {
     /// Mean time between two faults.
     pub fault_pace: Duration,
     pub rotten: Option<DiskFaults>,
-    /// Per mille of disk operations, on all disks, that take tens of milliseconds.
-    pub outliers: u32,
     /// Hosts greet nodes whose devices are still opening.
     pub greet_early: bool,
     pub volume_mutations: volume::Mutations,
@@ -125,7 +123,6 @@ impl Plan {
             weights: Weights::default(),
             fault_pace: Duration::from_millis(prng.between(15, 150)),
             rotten: None,
-            outliers: 0,
             greet_early: seed % 2 == 1,
             volume_mutations: volume::Mutations::default(),
             store_mutations: store::Mutations::default(),
@@ -164,11 +161,7 @@ impl Plan {
                 self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
                 self.destage_age *= 4;
             }
-            Profile::PowerLoss => {
-                self.weights = Weights { grid_power: 25, power: 15, host_crash: 8, beyond: 6, ..mixed };
-                self.outliers = prng.between(0, 60) as u32;
-                self.depth = self.depth.max(6);
-            }
+            Profile::PowerLoss => self.weights = Weights { grid_power: 20, power: 15, host_crash: 8, ..mixed },
             Profile::SilentDamage => {
                 self.weights =
                     Weights { rot: 40, takeover: 8, host_crash: 8, grid_power: 5, reset: 5, ..Weights::default() };
@@ -184,7 +177,6 @@ impl Plan {
                 let (hang, one_way, slow_disk, stuck_disk, slow_link) = (15, 12, 12, 15, 10);
                 self.weights =
                     Weights { hang, one_way, slow_disk, stuck_disk, slow_link, reset: 5, ..Weights::default() };
-                self.outliers = prng.between(0, 30) as u32;
             }
             Profile::Metadata => {
                 let (meta_outage, meta_unknown, crash, hang, takeover) = (15, 25, 20, 10, 20);

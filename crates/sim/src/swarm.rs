@@ -3,7 +3,7 @@
 //! Safety phase: requests and faults. Liveness phase: everything is healed, and the grid must converge: all requests
 //! answered, the volume open, redundancy whole, every sector read back and judged, nothing held that nobody names.
 
-use crate::disk::{Crash, DiskFaults};
+use crate::disk::Crash;
 use crate::faults::{HostAct, Nemesis};
 use crate::plan::Plan;
 use crate::workload::{Guests, What};
@@ -84,7 +84,6 @@ impl Run {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
-            world.set_disk_faults(node, DiskFaults { outlier: plan.outliers, ..DiskFaults::default() });
             world.start_node(node);
         }
         if !plan.greet_early {
