@@ -161,7 +161,8 @@ impl LedgerClient {
     pub fn describe(&self) -> String {
         let (flying, queued, calls) = (self.in_flight.len(), self.queue.len(), self.calls.len());
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-        format!("{:?}, {flying} in flight, {queued} queued, {calls} calls, nodes {nodes:?}", self.state)
+        let known = self.recovery.describe();
+        format!("{:?}, {flying} in flight, {queued} queued, {calls} calls, nodes {nodes:?}{known}", self.state)
     }
 
     fn send(&mut self, node: NodeId, request: Request, payload: Vec<Buf>, purpose: Purpose, out: &mut Effects<Effect>) {

@@ -151,6 +151,29 @@ impl Recovery {
         }
     }
 
+    /// What it knows of every ledger, for failure reports.
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        for ledger in &self.ledgers {
+            text.push_str(&format!("\n  {:?} sealed {:?}", ledger.id, ledger.sealed));
+            for leg in &ledger.legs {
+                let fenced = self.fenced.contains(leg);
+                match self.logs.get(&(ledger.id, *leg)) {
+                    None => text.push_str(&format!("\n    {leg:?} fenced {fenced}: knows nothing")),
+                    Some(log) => {
+                        let held: Vec<u64> = log.entries.keys().map(|l| l.0).collect();
+                        let (done, sound, trimmed, damaged) = (log.done, log.sound, log.trimmed, &log.damaged);
+                        text.push_str(&format!(
+                            "\n    {leg:?} fenced {fenced}, done {done}, sound {sound}, trimmed {trimmed}, holds {held:?}, \
+                             damaged {damaged:?}"
+                        ));
+                    }
+                }
+            }
+        }
+        text
+    }
+
     fn take_entry(&self, lsn: Lsn, found: &mut Found) -> Option<()> {
         let mut entry = None;
         let mut nodes = BTreeSet::new();

@@ -413,8 +413,9 @@ impl LedgerRun {
             r.recovered.contains(&current) && !r.outstanding.values().any(|at| *at == current)
         })?;
         if self.world.now() >= until {
-            let state = self.current.and_then(|at| self.world.machine(at)).map(LedgerClient::describe);
-            return Err(format!("not settled after everything was healed: {state:?}"));
+            let client = self.current.and_then(|at| self.world.machine(at));
+            let state = client.map_or_else(|| "nobody owns the log".to_string(), LedgerClient::describe);
+            return Err(format!("not settled after everything was healed: {state}"));
         }
         Ok(())
     }
