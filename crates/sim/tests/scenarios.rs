@@ -107,7 +107,6 @@ fn rule_04_late_acknowledgements_complete_nothing_after_the_freeze() {
 }
 
 #[test]
-#[ignore = "its fix has not been run through the simulator yet"]
 fn rule_05_who_cannot_finish_does_not_depose() {
     let mut stage = long_destage(5).raise();
     stage.write(0, 4);
@@ -484,6 +483,25 @@ fn case_06_a_full_log_and_cleaning_debt_and_a_lost_node() {
     stage.crash_node(0);
     for i in 0..150 {
         stage.write((i * 13) % 480, 8);
+    }
+    stage.finish();
+}
+
+#[test]
+fn case_06_a_burst_that_is_larger_than_the_journals() {
+    // Everything is asked for at once: were the journals filled to the brim, the checkpoint that frees them would find no
+    // room for its record.
+    let scenery = Scenery::new(206).with(|plan| {
+        plan.writeback_bytes = 64 << 20;
+        plan.volume_bytes = 8 << 20;
+        plan.disk_bytes = 40 << 20;
+        plan.sizing.journal_bytes = 3 << 20;
+    });
+    let mut stage = scenery.raise();
+    let owner = stage.owner();
+    let writes: Vec<_> = (0..160).map(|i| stage.ask(owner, What::Write(0), i * 12, 12)).collect();
+    for write in writes {
+        stage.until("a write is done", |s| s.is_answered(write));
     }
     stage.finish();
 }

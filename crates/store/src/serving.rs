@@ -114,7 +114,7 @@ impl Serving {
             health: self.health(),
             capacity_bytes: self.shards.capacity_bytes(),
             free_bytes: self.shards.free_bytes(),
-            journal_bytes: self.superblock.areas.journal_bytes(),
+            journal_bytes: self.journal.usable_bytes(),
             journal_used_bytes: self.journal.units.used_bytes(),
             shard_count: self.shards.live_count(),
         }

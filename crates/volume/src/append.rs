@@ -96,7 +96,7 @@ impl Controller {
         match reply {
             Reply::Appended { journal_fill, .. } => {
                 self.grant(ledger, leg, sent_at);
-                self.checkpointer.note_journal_fill(*journal_fill);
+                self.note_journal_fill(ledger, leg, *journal_fill);
                 if let Some(entry) = self.log.get_mut(lsn)
                     && entry.ledger == ledger
                 {
@@ -127,11 +127,8 @@ impl Controller {
                 self.nodes.on_device_failed(home);
                 self.on_legs_changed(out);
             }
-            // Its journal is full, perhaps with other volumes' entries: go where there is room. The tick tries again.
-            Refusal::NoSpace => {
-                self.checkpointer.note_journal_fill(u8::MAX);
-                self.want_roll(out);
-            }
+            // Its journal is full, perhaps with other volumes' entries.
+            Refusal::NoSpace => self.on_journal_full(ledger, leg, out),
             Refusal::Busy | Refusal::Checksum | Refusal::UnknownShard => {}
             Refusal::StaleEpoch { .. } => self.depose(out),
         }
@@ -151,8 +148,7 @@ impl Controller {
             return;
         }
         while self.log.next_is_acknowledged(&self.config.mutations) {
-            let lsn = self.log.completed.next();
-            self.log.completed = lsn;
+            let lsn = self.log.complete_next();
             self.apply(lsn);
             let done = std::mem::replace(&mut self.log.get_mut(lsn).expect("just completed").done, Done::Nothing);
             self.on_done(lsn, done, out);

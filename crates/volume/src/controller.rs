@@ -32,6 +32,7 @@ use crate::log::{Log, WriteOp};
 use crate::map::{LeafCache, LeafNo, LeafPointer, Overlay};
 use crate::nodes::Nodes;
 use crate::opening::Opening;
+use crate::pressure::Pressure;
 use crate::read::ReadOp;
 use crate::repair::Repairer;
 use crate::roll::Roll;
@@ -89,6 +90,7 @@ pub struct Controller {
     pub(crate) writes: Writes,
     pub(crate) write_ops: Slab<WriteOp>,
     pub(crate) bypass: BypassBatch,
+    pub(crate) pressure: Pressure,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
@@ -129,6 +131,7 @@ impl Controller {
             writes: Writes::default(),
             write_ops: Slab::new(REQUESTS_MAX),
             bypass: BypassBatch::default(),
+            pressure: Pressure::default(),
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
@@ -362,6 +365,7 @@ impl Controller {
         self.renew_grants(out);
         self.serve_granted_reads(out);
         self.tick_bypass(out);
+        self.ask_for_journal_room(out);
         self.resend_in_flight(out);
         self.retry_stalled_fetches(out);
         if matches!(self.state, State::Open | State::Closing) {

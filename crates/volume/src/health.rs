@@ -136,7 +136,7 @@ impl Controller {
         }
     }
 
-    fn probe(&mut self, node: NodeId, out: Out) {
+    pub(crate) fn probe(&mut self, node: NodeId, out: Out) {
         if !self.nodes.is_usable(node) {
             return;
         }

@@ -20,6 +20,7 @@ mod map;
 mod nodes;
 mod opening;
 mod placement;
+mod pressure;
 mod rangemap;
 mod read;
 mod repair;

@@ -138,6 +138,7 @@ pub struct Log {
     /// Everything up to here is gone from the window and may go from the legs.
     pub trimmed: Lsn,
     pub bytes: u64,
+    in_flight_bytes: u64,
     /// Bytes ever appended by this opening.
     pub total_bytes: u64,
     /// Every entry before it is destaged, being destaged, or has nothing to destage.
@@ -153,6 +154,7 @@ impl Default for Log {
             completed: Lsn::ZERO,
             trimmed: Lsn::ZERO,
             bytes: 0,
+            in_flight_bytes: 0,
             total_bytes: 0,
             cursor: Lsn(1),
             open: None,
@@ -173,6 +175,7 @@ impl Log {
     pub fn push(&mut self, entry: Entry) -> Lsn {
         let lsn = self.next_lsn();
         self.bytes += entry.size_bytes();
+        self.in_flight_bytes += entry.size_bytes();
         self.total_bytes += entry.size_bytes();
         self.entries.push_back(entry);
         lsn
@@ -195,6 +198,29 @@ impl Log {
 
     pub fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Moves `completed` on by one.
+    pub fn complete_next(&mut self) -> Lsn {
+        self.completed = self.completed.next();
+        self.in_flight_bytes -= self.get(self.completed).map_or(0, Entry::size_bytes);
+        self.completed
+    }
+
+    /// Everything after `completed` is to complete again, one by one.
+    pub fn replay_after(&mut self, completed: Lsn) {
+        self.completed = completed;
+        self.in_flight_bytes = self.iter_from(completed.next()).map(|(_, e)| e.size_bytes()).sum();
+    }
+
+    /// Bytes of entries that are not completed.
+    pub fn in_flight_bytes(&self) -> u64 {
+        self.in_flight_bytes
+    }
+
+    /// Whether no entry holds data that only the log has.
+    pub fn all_destaged(&self) -> bool {
+        self.first_undestaged() == self.next_lsn()
     }
 
     pub fn in_flight(&self) -> u64 {

@@ -125,6 +125,17 @@ impl Nodes {
         self.nodes.get(&id).is_some_and(|n| n.up && !n.suspect)
     }
 
+    pub fn device(&self, leg: Leg) -> Option<&DeviceStat> {
+        self.nodes.get(&leg.node)?.devices.get(&leg.device)
+    }
+
+    /// The device's journal is filled to `fill` / 255.
+    pub fn on_journal_fill(&mut self, leg: Leg, fill: u8) {
+        if let Some(device) = self.nodes.get_mut(&leg.node).and_then(|n| n.devices.get_mut(&leg.device)) {
+            device.journal_used_bytes = device.journal_bytes * u64::from(fill) / 255;
+        }
+    }
+
     /// The node is usable and the device serves.
     pub fn leg_usable(&self, leg: Leg) -> bool {
         self.is_usable(leg.node) && self.device_serves(leg)
@@ -132,8 +143,7 @@ impl Nodes {
 
     /// The device was serving when last heard of.
     pub fn device_serves(&self, leg: Leg) -> bool {
-        let device = self.nodes.get(&leg.node).and_then(|n| n.devices.get(&leg.device));
-        device.is_some_and(|d| d.health == DeviceHealth::Serving)
+        self.device(leg).is_some_and(|d| d.health == DeviceHealth::Serving)
     }
 
     pub fn on_device_failed(&mut self, leg: Leg) {

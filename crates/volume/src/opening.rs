@@ -25,7 +25,7 @@ use crate::log::{Done, Entry, Log};
 use crate::map::Place;
 use crate::root::Change;
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, Buf, Instant, LedgerId, Lsn, buf, crc32c};
+use holdfast_base::{BLOCK_BYTES, Buf, Instant, LedgerId, Lsn, NodeId, buf, crc32c};
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record};
 use holdfast_format::root::Root;
@@ -169,10 +169,11 @@ impl Controller {
     // ---- reaching and claiming ----
 
     fn reach(&mut self, out: Out) {
+        self.ask_who_is_there(out);
         if let Some(open) = self.root().open_ledger().cloned() {
             let mut up = 0;
             for (i, leg) in open.legs.iter().enumerate() {
-                if self.nodes.is_usable(leg.node) {
+                if self.has_answered(leg.node) {
                     up |= 1 << i;
                 }
             }
@@ -197,6 +198,20 @@ impl Controller {
             ..self.root().clone()
         };
         self.swap_root(root, Change::Claim, out);
+    }
+
+    /// A connection that looks whole may lead nowhere: only an answer to something asked since counts (rule 5).
+    fn has_answered(&self, node: NodeId) -> bool {
+        let since = self.opening.as_ref().expect("opening").since;
+        self.nodes.is_usable(node) && self.nodes.get(node).is_some_and(|n| n.answered_sent_at > since)
+    }
+
+    fn ask_who_is_there(&mut self, out: Out) {
+        for node in self.nodes.ids() {
+            if !self.has_answered(node) {
+                self.probe(node, out);
+            }
+        }
     }
 
     pub(crate) fn on_claimed(&mut self, out: Out) {
@@ -573,10 +588,9 @@ impl Controller {
         self.checkpointer.dirty = false;
         let end = self.opening.as_ref().expect("opening").end;
         let from = self.checkpointer.durable.lsn.max(self.log.trimmed);
-        self.log.completed = from;
+        self.log.replay_after(from);
         while self.log.completed < end {
-            let lsn = self.log.completed.next();
-            self.log.completed = lsn;
+            let lsn = self.log.complete_next();
             self.apply(lsn);
         }
         self.assert_no_dangling_log_places();

@@ -1,6 +1,7 @@
 //! Where new things go: legs of a ledger, homes of a segment. One fault domain (node) each, weighted by free space.
 
 use crate::controller::Controller;
+use crate::pressure::is_roomy;
 use holdfast_base::NodeId;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
@@ -37,7 +38,8 @@ impl Controller {
     /// devices (protocol rule 2). Spread: a random device of each node among those with journal space.
     pub(crate) fn choose_legs(&mut self) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.root().layout.failures();
-        let nodes = self.candidates(|d| d.journal_bytes.saturating_sub(d.journal_used_bytes) >> 22);
+        let mut nodes = self.candidates(|d| d.journal_bytes.saturating_sub(d.journal_used_bytes) >> 22);
+        nodes.sort_by_key(|(_, legs)| !self.nodes.device(legs[0]).is_some_and(is_roomy));
         if self.config.mutations.both_copies_on_one_node {
             let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
             return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));

@@ -135,7 +135,7 @@ impl Controller {
         self.swap_root(root, Change::Roll, out);
     }
 
-    fn roll_pause_over(&self) -> bool {
+    pub(crate) fn roll_pause_over(&self) -> bool {
         self.now.since(self.checkpointer.last_roll) >= BETTER_EVERY
     }
 

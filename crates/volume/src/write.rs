@@ -142,14 +142,23 @@ impl Controller {
         let direct = len >= u64::from(self.config.bypass_bytes_min);
         let fits =
             if direct { self.bypass.has_room() } else { self.log.bytes + len <= self.config.writeback_bytes_max };
+        let fits = fits && (direct || len == 0 || self.journals_admit(len));
         let due = self.writes.not_before.is_none_or(|at| at <= self.now);
         // A window with nothing in flight always takes one, so that a tiny budget can't stop everything.
         due && (fits || self.log.len() == 0)
     }
 
-    /// Nothing up to half of the budget, then a cubic curve up to [`DELAY_MAX`] at nine tenths.
+    /// Whether the head of the queue is a write that full journals hold back.
+    pub(crate) fn writes_wait_for_journals(&mut self) -> bool {
+        let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|r| &r.op) else { return false };
+        let len = data.len() as u64;
+        len < u64::from(self.config.bypass_bytes_min) && !self.journals_admit(len)
+    }
+
+    /// Nothing up to half of the budget or of the journals, then a cubic curve up to [`DELAY_MAX`] at nine tenths.
     fn curve_delay(&self) -> Option<Instant> {
         let fill = self.log.bytes * 1000 / self.config.writeback_bytes_max.max(1);
+        let fill = fill.max(self.journal_per_mille());
         let over = fill.saturating_sub(500).min(400);
         if over == 0 {
             return None;

@@ -281,9 +281,12 @@ impl Journal {
 
     /// Used share of what entries may use, in 1/255.
     pub fn fill(&self) -> u8 {
-        let usable =
-            self.units.areas.journal_bytes() - u64::from(RESERVE_UNITS + 1) * u64::from(self.units.unit_bytes());
-        (self.units.used_bytes() * 255 / usable).min(255) as u8
+        (self.units.used_bytes() * 255 / self.usable_bytes()).min(255) as u8
+    }
+
+    /// What entries may use.
+    pub fn usable_bytes(&self) -> u64 {
+        self.units.areas.journal_bytes() - u64::from(RESERVE_UNITS + 1) * u64::from(self.units.unit_bytes())
     }
 
     pub fn is_idle(&self) -> bool {

@@ -1,0 +1,103 @@
+//! Pressure: how full the journals are that this volume appends to, and what is held back for it.
+//!
+//! A journal is shared by all volumes of its device, and only a durable checkpoint frees it. The record of that
+//! checkpoint goes through the same journal, behind whatever was appended before it; so guests' writes stop short of a
+//! full journal, with what is in flight counted, and a quarter stays for records.
+//!
+//! Protocol rule 9 (margin) asks for the same: what is taken in can always be brought to its place.
+
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use holdfast_base::{Instant, LedgerId};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, Request};
+use std::time::Duration;
+
+/// Share of a journal that guests' writes fill at most, with those in flight.
+const FILL_PER_MILLE_MAX: u64 = 750;
+
+/// One volume's entries in flight take at most this part of a journal: others may be as fast at the same moment.
+const IN_FLIGHT_SHARE: u64 = 16;
+
+/// A journal that has less than this free is no place for a new ledger while there are others.
+const ROOMY_PER_MILLE: u64 = 500;
+
+/// While writes are held back, nodes are asked this often how full their journals are.
+const ASK_EVERY: Duration = Duration::from_millis(10);
+
+#[derive(Debug, Default)]
+pub(crate) struct Pressure {
+    asked_at: Instant,
+}
+
+fn fill_per_mille(stat: &DeviceStat, more: u64) -> u64 {
+    (stat.journal_used_bytes + more) * 1000 / stat.journal_bytes.max(1)
+}
+
+/// Whether a new ledger's leg would find room there.
+pub(crate) fn is_roomy(stat: &DeviceStat) -> bool {
+    fill_per_mille(stat, 0) < ROOMY_PER_MILLE
+}
+
+impl Controller {
+    /// An append's answer told how full the leg's journal is, in 1/255.
+    pub(crate) fn note_journal_fill(&mut self, ledger: LedgerId, leg: u8, fill: u8) {
+        self.checkpointer.note_journal_fill(fill);
+        let Some(open) = self.log.open.as_ref().filter(|o| o.id == ledger) else { return };
+        self.nodes.on_journal_fill(open.legs[usize::from(leg)], fill);
+    }
+
+    /// Legs' journals that new entries go to.
+    fn preferred_journals(&self) -> impl Iterator<Item = &DeviceStat> {
+        let open = self.log.open.iter();
+        open.flat_map(|open| open.legs.iter().enumerate().filter(|(i, _)| open.preferred >> i & 1 == 1))
+            .filter_map(|(_, leg)| self.nodes.device(*leg))
+    }
+
+    /// Fill of the fullest of them, in 1/1000 of what guests' writes may fill, with what is in flight.
+    pub(crate) fn journal_per_mille(&self) -> u64 {
+        let in_flight = self.log.in_flight_bytes();
+        let fullest = self.preferred_journals().map(|d| fill_per_mille(d, in_flight)).max();
+        fullest.unwrap_or(0) * 1000 / FILL_PER_MILLE_MAX
+    }
+
+    /// Whether the journals take another `len` bytes of a guest. Where others fill them, a volume with nothing left to
+    /// destage still gets one write through at a time.
+    pub(crate) fn journals_admit(&mut self, len: u64) -> bool {
+        let in_flight = self.log.in_flight_bytes();
+        let fits = self.preferred_journals().all(|d| {
+            fill_per_mille(d, in_flight + len) <= FILL_PER_MILLE_MAX
+                && (in_flight == 0 || (in_flight + len) * IN_FLIGHT_SHARE <= d.journal_bytes)
+        });
+        fits || in_flight == 0 && self.log.all_destaged()
+    }
+
+    /// Held back by full journals, a controller hears of no fill by itself: it asks.
+    pub(crate) fn ask_for_journal_room(&mut self, out: Out) {
+        let due = self.now.since(self.pressure.asked_at) >= ASK_EVERY;
+        if !due || !self.writes_wait_for_journals() {
+            return;
+        }
+        self.pressure.asked_at = self.now;
+        let nodes: Vec<_> = self.log.open.iter().flat_map(|o| o.legs.iter().map(|l| l.node)).collect();
+        for node in nodes {
+            let asked = self.calls.iter().any(|(_, c)| c.node == node && matches!(c.purpose, Purpose::Stat));
+            if !asked && self.nodes.is_usable(node) {
+                self.send(node, crate::api::Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
+            }
+        }
+    }
+
+    /// A leg has no room for an entry: its ledger is rolled if that finds journals with more room. The entry itself is
+    /// sent again with the next tick.
+    pub(crate) fn on_journal_full(&mut self, ledger: LedgerId, leg: u8, out: Out) {
+        self.note_journal_fill(ledger, leg, u8::MAX);
+        let Some(open) = &self.log.open else { return };
+        let roomy = |(_, n): &(_, &crate::nodes::Node)| {
+            n.up && !n.suspect && n.devices.values().any(|d| d.health == DeviceHealth::Serving && is_roomy(d))
+        };
+        if self.nodes.iter().filter(roomy).count() >= open.legs.len() && self.roll_pause_over() {
+            self.checkpointer.last_roll = self.now;
+            self.want_roll(out);
+        }
+    }
+}
