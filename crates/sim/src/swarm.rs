@@ -172,6 +172,8 @@ impl Run {
 
     fn on_output(&mut self, output: Output) {
         match output {
+            // Its host crashed in the same instant: nobody hears this.
+            Output::Reply { at, .. } if self.world.machine(at).is_none() => {}
             Output::Reply { reply, .. } => {
                 self.guests.overwhelmed = self.world.now() < self.nemesis.overwhelmed_until + Duration::from_secs(1);
                 if let Err(why) = self.guests.on_reply(reply) {
@@ -505,8 +507,9 @@ impl Run {
             }
             if self.world.now() > until {
                 let (held, twice) = (self.held.len(), &self.held_twice);
+                let segments: Vec<_> = self.held.keys().collect();
                 return Err(format!(
-                    "leak: shards of {held} segments are held, {referenced} segments are referenced; twice: {twice:?}"
+                    "leak: shards of {held} segments are held, {referenced} are referenced: {segments:?}; twice: {twice:?}"
                 ));
             }
             self.run_until(self.world.now() + Duration::from_millis(500), |_| false)?;

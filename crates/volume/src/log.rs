@@ -25,6 +25,8 @@ pub enum Done {
     /// A segment became part of the volume.
     Committed(Token),
     Checkpointed(Checkpoint),
+    /// A shard that was made again is named where it lies now.
+    Rehomed(Token),
     /// These segments' shards may be deleted.
     Freed(Vec<SegmentNo>),
 }

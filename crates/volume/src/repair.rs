@@ -94,6 +94,10 @@ impl Repairer {
         self.degraded = true;
     }
 
+    fn is_repairing(&self, segment: SegmentNo, index: u8) -> bool {
+        self.running.iter().any(|(_, r)| r.segment == segment && r.index == index)
+    }
+
     pub(crate) fn forget(&mut self, segment: SegmentNo) {
         self.queue.retain(|(no, _)| *no != segment);
     }
@@ -262,9 +266,10 @@ impl Controller {
         if self.unsettled.contains(&no) && !self.config.mutations.clean_after_unknown_append {
             return false;
         }
-        let repairing = self.repairer.running.iter().any(|(_, r)| r.segment == no && r.index == shard.index);
         match self.segments.get(no) {
-            Some(info) => info.homes.get(usize::from(shard.index)) != Some(&leg) && !repairing,
+            Some(info) => {
+                info.homes.get(usize::from(shard.index)) != Some(&leg) && !self.repairer.is_repairing(no, shard.index)
+            }
             None => true,
         }
     }
@@ -284,7 +289,8 @@ impl Controller {
         for (leg, segment, index) in std::mem::take(&mut self.repairer.strays) {
             let shard = ShardId { segment: segment.of(self.config.volume), index };
             let late = self.calls.iter().any(|(_, c)| c.node == leg.node && c.late);
-            if self.unsettled.contains(&segment) || late && self.nodes.is_usable(leg.node) {
+            let unsettled = self.unsettled.contains(&segment) || self.repairer.is_repairing(segment, index);
+            if unsettled || late && self.nodes.is_usable(leg.node) {
                 self.repairer.strays.push((leg, segment, index));
             } else if self.nodes.is_usable(leg.node) && self.is_garbage(shard, leg) {
                 self.delete_shards(leg, vec![shard], out);
@@ -562,17 +568,28 @@ impl Controller {
         let (segment, index, target) = (repair.segment, repair.index, repair.target);
         let home = self.segments.get(segment).map(|i| i.homes[usize::from(index)]);
         if home.is_some_and(|home| home != target) {
+            // Until this is complete the shard is where nothing names it: the repair goes on, which exempts it.
             let record = Record::Rehome { segment, homes: vec![(index, target)] };
-            self.append_control(record, Done::Nothing, out);
+            self.append_control(record, Done::Rehomed(token), out);
+        } else {
+            self.end_repair(token, false);
         }
+    }
+
+    pub(crate) fn on_rehomed(&mut self, token: Token) {
         self.end_repair(token, false);
     }
 
     fn end_repair(&mut self, token: Token, again: bool) {
-        if let Some(repair) = self.repairer.running.remove(token)
-            && again
-        {
-            self.repairer.queue.insert((repair.segment, repair.index));
+        let Some(repair) = self.repairer.running.remove(token) else { return };
+        let Repair { segment, index, target, .. } = repair;
+        let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
+        if repair.cleared && repair.putting && home != Some(target) {
+            // Lost on the way, or the segment died meanwhile: it may lie there, or arrive yet.
+            self.repairer.note_stray((target, segment, index));
+        }
+        if again {
+            self.repairer.queue.insert((segment, index));
         }
     }
 }
