@@ -6,7 +6,7 @@
 use crate::api::{Effect, Lane, Notice};
 use crate::call::{Call, Class, Purpose};
 use crate::controller::{Controller, Out};
-use holdfast_base::{NodeId, Token};
+use holdfast_base::{Instant, NodeId, Token};
 use holdfast_format::wire::{DeviceStat, Request};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -202,12 +202,18 @@ impl Controller {
         self.retry_stalled_fetches(out);
     }
 
+    /// Also one that can't be spared and so is never suspected: its connection may lead nowhere.
     fn reconnect_silent(&mut self, out: Out) {
-        for id in self.nodes.ids() {
+        let mut owed_since: BTreeMap<NodeId, Instant> = BTreeMap::new();
+        for (_, call) in self.calls.iter() {
+            let since = owed_since.entry(call.node).or_insert(call.sent_at);
+            *since = (*since).min(call.sent_at);
+        }
+        for (id, since) in owed_since {
             let now = self.now;
-            let node = self.nodes.get_mut(id).expect("listed");
-            let silent = node.out_since.is_some_and(|since| now.since(since.max(node.last_reply)) >= RECONNECT_AFTER);
-            if node.up && node.suspect && silent && !node.reconnecting {
+            let Some(node) = self.nodes.get_mut(id) else { continue };
+            let silent = now.since(since.max(node.last_reply)) >= RECONNECT_AFTER;
+            if node.up && silent && !node.reconnecting {
                 node.reconnecting = true;
                 out.push(Effect::Reconnect { node: id });
             }
