@@ -106,7 +106,7 @@ impl Plan {
             sizing: store::JournalSizing {
                 journal_bytes: prng.between(3, 6) << 20,
                 unit_bytes: 64 << 10 << prng.below(3),
-                shard_bytes_mean: 64 << 10,
+                shard_bytes_mean: 16 << 10,
             },
             volume_bytes: 1 << 20 << prng.below(3),
             writeback_bytes: 512 << 10 << prng.below(3),

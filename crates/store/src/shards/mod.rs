@@ -145,8 +145,12 @@ impl Shards {
         self.superblock.areas.data_blocks * BLOCK_BYTES as u64
     }
 
+    /// Of data and of slots the scarcer, so that small shards, too, are seen to fill the device.
     pub fn free_bytes(&self) -> u64 {
-        self.allocator.free_blocks() * BLOCK_BYTES as u64
+        let data = self.allocator.free_blocks() * BLOCK_BYTES as u64;
+        let slots = u64::from(self.slots.free_count());
+        let by_slots = u128::from(self.capacity_bytes()) * u128::from(slots) / u128::from(self.slots.capacity());
+        data.min(by_slots as u64)
     }
 
     fn number_of(&self, shard: ShardId) -> Option<u32> {

@@ -119,6 +119,14 @@ impl Slots {
         }
     }
 
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    pub fn free_count(&self) -> u32 {
+        self.capacity - self.states.len() as u32 + self.free.len() as u32
+    }
+
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.states.len() == self.capacity as usize
     }
