@@ -14,6 +14,9 @@ use std::time::Duration;
 /// A suspect node that stays silent for this long gets new connections.
 const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
 
+/// Out for this long, a node's holdings are compared at once when it is back.
+const ABSENCE: Duration = Duration::from_secs(1);
+
 /// A shard that takes this much longer than the hedge bound's cap is written elsewhere although its node is alive.
 const BULK_BOUNDS: u32 = 4;
 
@@ -72,8 +75,8 @@ impl Controller {
             if !call.late {
                 late.push(token);
             }
-            let patience =
-                (bound * 2).max(self.config.append_hedge_min * 2).max(peers_lag(&lags, call.node) * LAG_TIMES);
+            let least = (bound * 2).max(self.config.append_hedge_min * 2) * self.nodes.patience(call.node, self.now);
+            let patience = least.max(peers_lag(&lags, call.node) * LAG_TIMES);
             if class != Class::Bulk && age > patience && !suspects.contains(&call.node) {
                 suspects.push(call.node);
             }
@@ -157,7 +160,7 @@ impl Controller {
         }
         state.suspect = true;
         state.out_since = Some(now);
-        state.inventoried = false;
+        state.note_suspicion(now);
         self.repairer.note_degraded();
         out.push(Effect::Notice(Notice::NodeSuspect { node }));
         self.on_legs_changed(out);
@@ -194,9 +197,15 @@ impl Controller {
         if owes {
             return;
         }
+        let now = self.now;
         let state = self.nodes.get_mut(node).expect("a node that answered is known");
         state.suspect = false;
-        state.out_since = None;
+        // What was deleted or placed elsewhere meanwhile: after a moment's absence that is little, and can wait.
+        if state.out_since.take().is_some_and(|since| now.since(since) >= ABSENCE) {
+            state.inventoried = false;
+        } else {
+            self.recheck(node);
+        }
         out.push(Effect::Notice(Notice::NodeTrusted { node }));
         self.on_legs_changed(out);
         self.retry_stalled_fetches(out);

@@ -37,6 +37,11 @@ impl Latency {
     }
 }
 
+/// Each suspicion doubles the patience with the next, up to this many: a machine under load is not outed ten times a
+/// second. One is forgotten in each span of calm. Late requests are hedged all the same.
+const SUSPICIONS_COUNTED: u32 = 4;
+const CALM_AFTER: Duration = Duration::from_secs(5);
+
 #[derive(Clone, Debug)]
 pub struct Node {
     pub up: bool,
@@ -51,10 +56,25 @@ pub struct Node {
     latency: BTreeMap<Class, Latency>,
     /// The shell was asked to connect anew and has not reported yet.
     pub reconnecting: bool,
+    /// Suspicions in short succession, and the last of them.
+    suspicions: u32,
+    suspected_at: Instant,
     /// Its holdings were compared with the segment table since it came up.
     pub inventoried: bool,
     /// When to compare again: something may have arrived late.
     pub recheck_at: Option<Instant>,
+}
+
+impl Node {
+    pub fn note_suspicion(&mut self, now: Instant) {
+        self.suspicions = self.recent_suspicions(now) + 1;
+        self.suspected_at = now;
+    }
+
+    fn recent_suspicions(&self, now: Instant) -> u32 {
+        let quiet = now.since(self.suspected_at).as_secs() / CALM_AFTER.as_secs();
+        self.suspicions.saturating_sub(quiet.min(u64::from(u32::MAX)) as u32).min(SUSPICIONS_COUNTED)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +95,8 @@ impl Nodes {
             devices: BTreeMap::new(),
             latency: BTreeMap::new(),
             reconnecting: false,
+            suspicions: 0,
+            suspected_at: Instant::ZERO,
             inventoried: false,
             recheck_at: None,
         });
@@ -88,6 +110,8 @@ impl Nodes {
             devices,
             latency: std::mem::take(&mut node.latency),
             reconnecting: false,
+            suspicions: 0,
+            suspected_at: Instant::ZERO,
             inventoried: false,
             recheck_at: None,
         };
@@ -197,6 +221,11 @@ impl Nodes {
         let others = || self.nodes.iter().filter(|(other, n)| **other != id && n.up && !n.suspect);
         let faster = others().filter(|(_, n)| n.answered_sent_at > then).count();
         faster > 0 && faster * 2 >= others().count()
+    }
+
+    /// How many times the usual patience this node is given.
+    pub fn patience(&self, id: NodeId, now: Instant) -> u32 {
+        self.nodes.get(&id).map_or(1, |n| 1 << n.recent_suspicions(now))
     }
 
     pub fn suspects(&self) -> Vec<NodeId> {
