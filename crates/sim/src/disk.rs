@@ -5,7 +5,7 @@
 //! sectors that were written but never made durable, either old or new.
 //!
 //! Faults: torn, lost and misdirected writes, bit rot, unreadable sectors, failing reads and writes, a slow disk, a disk
-//! that answers nothing for a while.
+//! that answers nothing for a while, a single write that takes long while later ones overtake it.
 
 use holdfast_base::{Buf, BufMut, Instant, Prng};
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,6 +75,10 @@ pub struct Disk {
     /// Latencies are multiplied by this.
     pub slowness: u32,
     pub stuck_until: Instant,
+    /// The next write to tables or journal is not done before this; those after it are not held up.
+    pub straggle_until: Option<Instant>,
+    /// When tables or journal were written last.
+    pub journal_written_at: Instant,
     /// Whether the disk was damaged silently in this run.
     pub silently_damaged: bool,
 }
@@ -95,6 +99,8 @@ impl Disk {
             silent_from: 0,
             slowness: 1,
             stuck_until: Instant::ZERO,
+            straggle_until: None,
+            journal_written_at: Instant::ZERO,
             silently_damaged: false,
         }
     }
@@ -105,6 +111,7 @@ impl Disk {
 
     /// Takes an operation; its outcome is due at the returned instant under the returned name.
     pub fn submit(&mut self, now: Instant, op: DiskOp) -> (u64, Instant) {
+        let is_journal = matches!(&op, DiskOp::Write { offset, .. } if *offset < self.silent_from);
         let (base_us, len) = match &op {
             DiskOp::Read { offset, len } => {
                 self.check_range(*offset, u64::from(*len));
@@ -122,6 +129,10 @@ impl Disk {
         let mut due = now + Duration::from_nanos(nanos);
         if self.stuck_until > now {
             due = due.max(self.stuck_until + Duration::from_nanos(self.prng.below(200_000)));
+        }
+        if is_journal {
+            self.journal_written_at = now;
+            due = due.max(self.straggle_until.take().unwrap_or(due));
         }
         let id = self.next_op;
         self.next_op += 1;
@@ -282,6 +293,7 @@ impl Disk {
 
     /// The process is gone, or the power: what was in flight is torn, what was cached survives or not.
     pub fn crash(&mut self, crash: Crash) {
+        self.straggle_until = None;
         for (_, op) in std::mem::take(&mut self.in_flight) {
             if let DiskOp::Write { offset, data, .. } = op {
                 self.write_torn(offset, &data);
@@ -331,6 +343,7 @@ impl Disk {
         self.faults = DiskFaults::default();
         self.slowness = 1;
         self.stuck_until = Instant::ZERO;
+        self.straggle_until = None;
         self.unreadable.clear();
     }
 

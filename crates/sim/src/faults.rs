@@ -2,9 +2,15 @@
 //!
 //! A node is *ill* from the moment a fault strikes it until the fault has ended and its peers had time to notice, and,
 //! where it lost durable data, until redundancy is restored. At most `failures` nodes are ill at a time. Silent damage
-//! (rot, lost and misdirected writes, unreadable sectors) strikes the disks of one node per run, which stays ill for all
-//! of the run. Free at any time: power loss of the whole grid (durable data stays), connection resets, crashes, hangs and
-//! isolation of hosts, and the metadata store's faults.
+//! (rot, lost and misdirected writes, unreadable sectors, forgotten contents) strikes the disks of one node per run,
+//! which stays ill for all of the run. Free at any time: power loss of the whole grid (durable data stays), connection
+//! resets, crashes, hangs and isolation of hosts, and the metadata store's faults.
+//!
+//! Faults that take no durable data may strike beyond `failures`: what needs those nodes waits, and nothing may be
+//! lost. Two kinds aim at the moments when data lies on the fewest disks. An *ambush* has two steps, see [`Trap`]:
+//! something lags behind or falls asleep, and some milliseconds later what had not lagged is struck. *Amnesia* blanks a
+//! disk of the rotten node under its id while nodes that remember stand still; never while others are ill already, since
+//! data may then lie on the rotten node alone.
 
 use crate::disk::{Crash, DiskFaults};
 use crate::world::{Machine, World};
@@ -38,6 +44,8 @@ pub struct Weights {
     pub rot: u32,
     /// Hangs of nodes beyond what redundancy covers: nothing is lost by them, but everything may have to wait.
     pub beyond: u32,
+    pub ambush: u32,
+    pub amnesia: u32,
 }
 
 impl Weights {
@@ -64,6 +72,8 @@ impl Weights {
             meta_unknown: 5,
             rot: 0,
             beyond: 2,
+            ambush: 2,
+            amnesia: 0,
         }
     }
 }
@@ -90,6 +100,8 @@ enum Kind {
     MetaUnknown,
     Rot,
     Beyond,
+    Ambush,
+    Amnesia,
 }
 
 /// What the driver has to do, since machines are its own.
@@ -121,6 +133,25 @@ struct Illness {
     lost_data: bool,
 }
 
+/// The first step of an ambush, and what its second one does.
+enum Trap {
+    /// A leg does not get what the owner sends. Then the owner dies, and `outs`, which did get it, are out.
+    LateLink { outs: Vec<usize> },
+    /// A batch of the laggard's journal is not done while later ones are. Then the laggard loses power for a moment, so
+    /// that a hole is left, the owner dies, and `outs` are out.
+    LateBatch { laggard: usize, outs: Vec<usize> },
+    /// The owner falls asleep, and another host takes over. Then all nodes lose power for a moment, the successor falls
+    /// asleep in turn, and the first sleeper goes on.
+    Sleep,
+}
+
+/// A trap for an owner, and when it snaps shut.
+struct Ambush {
+    at: Instant,
+    owner: usize,
+    trap: Trap,
+}
+
 /// Injects faults by the rules of the atlas.
 pub struct Nemesis {
     prng: Prng,
@@ -131,6 +162,7 @@ pub struct Nemesis {
     rotten: Option<usize>,
     hosts_to_resume: Vec<(usize, Instant)>,
     hosts_to_join: Vec<(usize, Instant)>,
+    ambush: Option<Ambush>,
     pub injected: u32,
     /// Until then more is out than redundancy covers (the whole grid, or a host's way to it): requests may wait.
     pub overwhelmed_until: Instant,
@@ -160,6 +192,8 @@ impl Nemesis {
             (Kind::MetaUnknown, w.meta_unknown),
             (Kind::Rot, w.rot),
             (Kind::Beyond, w.beyond),
+            (Kind::Ambush, w.ambush),
+            (Kind::Amnesia, w.amnesia),
         ];
         Nemesis {
             prng,
@@ -169,6 +203,7 @@ impl Nemesis {
             rotten: None,
             hosts_to_resume: Vec::new(),
             hosts_to_join: Vec::new(),
+            ambush: None,
             injected: 0,
             overwhelmed_until: Instant::ZERO,
         }
@@ -215,9 +250,18 @@ impl Nemesis {
         Some(*self.prng.pick(&healthy))
     }
 
-    /// Ends what is due to end, and may inject something new. Returns what the driver has to do.
-    pub fn act<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
+    /// When [`Nemesis::act`] is to be called next, where that is not for chance to say.
+    pub fn ambush_at(&self) -> Option<Instant> {
+        self.ambush.as_ref().map(|a| a.at)
+    }
+
+    /// Ends what is due to end, and may inject something new. Returns what the driver has to do. `owner` is the host
+    /// whose opening is the newest.
+    pub fn act<M: Machine>(&mut self, world: &mut World<M>, owner: Option<usize>) -> Option<HostAct> {
         self.cure_due(world, false);
+        if let Some(ambush) = self.ambush.take() {
+            return self.strike(world, &ambush, owner);
+        }
         let total: u64 = self.weights.iter().map(|(_, w)| u64::from(*w)).sum();
         if total == 0 {
             return None;
@@ -231,7 +275,7 @@ impl Nemesis {
             }
             at -= u64::from(*w);
         }
-        self.inject(world, kind)
+        self.inject(world, kind, owner)
     }
 
     /// Ends illnesses whose time has come, or all.
@@ -259,6 +303,7 @@ impl Nemesis {
 
     /// Ends every fault: from here on the grid must converge.
     pub fn heal_all<M: Machine>(&mut self, world: &mut World<M>) {
+        self.ambush = None;
         self.cure_due(world, true);
         for node in 0..world.nodes.len() {
             for disk in &mut world.nodes[node].disks {
@@ -288,10 +333,10 @@ impl Nemesis {
         self.ill.push(Illness { node, cure, until, cured_at: None, lost_data });
     }
 
-    fn inject<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) -> Option<HostAct> {
+    fn inject<M: Machine>(&mut self, world: &mut World<M>, kind: Kind, owner: Option<usize>) -> Option<HostAct> {
         self.injected += 1;
         match kind {
-            Kind::GridPower => self.lose_power(world),
+            Kind::GridPower => self.lose_power(world, 200),
             Kind::Reset => {
                 let host = self.prng.below(world.hosts.len() as u64) as usize;
                 let node = self.prng.below(world.nodes.len() as u64) as usize;
@@ -311,6 +356,8 @@ impl Nemesis {
             Kind::MetaUnknown => world.meta.faults.unknown = if self.prng.chance(500) { 0 } else { 400 },
             Kind::Rot => self.rot(world),
             Kind::Beyond => self.hang_beyond(world),
+            Kind::Ambush => return self.lay_ambush(world, owner),
+            Kind::Amnesia => return self.forget(world),
             Kind::BlankDisk => return self.swap_disk(world),
             _ => self.trouble_node(world, kind),
         }
@@ -318,7 +365,7 @@ impl Nemesis {
     }
 
     /// The lights go out: every node at once, each back after a while of its own.
-    fn lose_power<M: Machine>(&mut self, world: &mut World<M>) {
+    fn lose_power<M: Machine>(&mut self, world: &mut World<M>, back_ms_max: u64) {
         let now = world.now();
         self.overwhelmed_until = self.overwhelmed_until.max(now + Duration::from_millis(200) + 2 * NOTICE_SPAN);
         let crash = if self.prng.chance(700) { Crash::Power } else { Crash::Process };
@@ -327,7 +374,7 @@ impl Nemesis {
                 continue;
             }
             world.crash_node(node, crash);
-            let until = now + self.span(5, 200);
+            let until = now + self.span(5, back_ms_max);
             // Not an illness that counts: all are out, and nobody's data is lost.
             match self.ill.iter_mut().find(|i| i.node == node && i.cured_at.is_none()) {
                 Some(illness) => {
@@ -371,10 +418,26 @@ impl Nemesis {
         disk.rot(from, count);
     }
 
+    /// Nodes that nothing is wrong with.
+    fn steady_nodes<M: Machine>(&self, world: &World<M>) -> Vec<usize> {
+        let is_steady = |n: &usize| !self.is_ill(*n) && world.nodes[*n].is_up() && !world.nodes[*n].is_paused();
+        (0..world.nodes.len()).filter(is_steady).collect()
+    }
+
+    /// So many steady nodes, in any order, whose journals were written last: most likely those that hold the newest
+    /// entries.
+    fn busiest<M: Machine>(&mut self, world: &World<M>, count: usize) -> Vec<usize> {
+        let written_at = |n: &usize| world.nodes[*n].disks.iter().map(|d| d.journal_written_at).max();
+        let mut nodes = self.steady_nodes(world);
+        nodes.sort_by_key(|n| std::cmp::Reverse(written_at(n)));
+        nodes.truncate(count);
+        self.prng.shuffle(&mut nodes);
+        nodes
+    }
+
     /// One more node than redundancy covers stands still. It loses nothing, so nothing may be lost: what needs it waits.
     fn hang_beyond<M: Machine>(&mut self, world: &mut World<M>) {
-        let steady = |n: &usize| !self.is_ill(*n) && world.nodes[*n].is_up() && !world.nodes[*n].is_paused();
-        let steady: Vec<usize> = (0..world.nodes.len()).filter(steady).collect();
+        let steady = self.steady_nodes(world);
         if steady.is_empty() {
             return;
         }
@@ -399,6 +462,98 @@ impl Nemesis {
             return None;
         }
         self.hang_beyond(world);
+        let host = self.prng.below(world.hosts.len() as u64) as usize;
+        Some(if self.prng.chance(500) {
+            HostAct::TakeOver { host }
+        } else {
+            HostAct::Crash { host, back_after: self.span(1, 20) }
+        })
+    }
+
+    /// The first step of an ambush: lags last about as long as it takes to hedge, sleep as long as a take-over.
+    fn lay_ambush<M: Machine>(&mut self, world: &mut World<M>, owner: Option<usize>) -> Option<HostAct> {
+        let owner = owner.filter(|_| self.ill_count() <= self.failures)?;
+        let now = world.now();
+        if self.prng.chance(250) && world.hosts.len() > 1 && !world.hosts[owner].is_paused() {
+            world.pause_host(owner);
+            self.ambush = Some(Ambush { at: now + self.span(20, 400), owner, trap: Trap::Sleep });
+            return Some(HostAct::TakeOver { host: (owner + 1) % world.hosts.len() });
+        }
+        let mut outs = self.busiest(world, self.failures + 1);
+        let laggard = outs.pop()?;
+        let by_disk = self.prng.chance(500);
+        let at = now + if by_disk { self.span(8, 50) } else { self.span(1, 20) };
+        let until = at + self.span(1, 50);
+        self.fall_ill(laggard, Cure::Unblock, until, false);
+        let trap = if by_disk {
+            world.nodes[laggard].disks.iter_mut().for_each(|d| d.straggle_until = Some(until));
+            Trap::LateBatch { laggard, outs }
+        } else {
+            world.block(owner, laggard, true, false);
+            Trap::LateLink { outs }
+        };
+        self.ambush = Some(Ambush { at, owner, trap });
+        None
+    }
+
+    /// The second step.
+    fn strike<M: Machine>(
+        &mut self,
+        world: &mut World<M>,
+        ambush: &Ambush,
+        successor: Option<usize>,
+    ) -> Option<HostAct> {
+        let now = world.now();
+        let outs = match &ambush.trap {
+            Trap::Sleep => {
+                self.lose_power(world, 10);
+                let until = now + self.span(10, 50);
+                self.hosts_to_resume.push((ambush.owner, until));
+                if let Some(successor) = successor.filter(|s| *s != ambush.owner && !world.hosts[*s].is_paused()) {
+                    world.pause_host(successor);
+                    let until = until + self.span(50, 300);
+                    self.hosts_to_resume.push((successor, until));
+                }
+                return None;
+            }
+            Trap::LateLink { outs } => outs,
+            Trap::LateBatch { laggard, outs } => {
+                world.crash_node(*laggard, if self.prng.chance(700) { Crash::Power } else { Crash::Process });
+                let until = now + self.span(1, 5);
+                let lag = self.ill.iter_mut().find(|i| i.node == *laggard && i.cured_at.is_none());
+                let lag = lag.expect("the lag ends after the strike");
+                (lag.cure, lag.until) = (Cure::Start, until);
+                outs
+            }
+        };
+        // Long enough for the next owner to go on without them, if it may.
+        let until = now + self.span(100, 500);
+        for &out in outs {
+            let cure = if self.prng.chance(500) {
+                world.pause_node(out);
+                Cure::Resume
+            } else {
+                world.crash_node(out, Crash::Power);
+                Cure::Start
+            };
+            self.fall_ill(out, cure, until, false);
+        }
+        self.overwhelmed_until = self.overwhelmed_until.max(until + 3 * NOTICE_SPAN);
+        Some(HostAct::Crash { host: ambush.owner, back_after: self.span(1, 300) })
+    }
+
+    /// The rotten node forgets what lay on one of its disks, and nobody who remembers can be asked when the next owner
+    /// comes.
+    fn forget<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
+        let node = self.rotten.filter(|n| self.ill.is_empty() && world.nodes[*n].is_up())?;
+        world.crash_node(node, Crash::Process);
+        let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
+        world.forget_disk(node, slot);
+        let until = world.now() + self.span(1, 3);
+        self.fall_ill(node, Cure::Start, until, false);
+        for _ in 0..self.failures {
+            self.hang_beyond(world);
+        }
         let host = self.prng.below(world.hosts.len() as u64) as usize;
         Some(if self.prng.chance(500) {
             HostAct::TakeOver { host }

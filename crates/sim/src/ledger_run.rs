@@ -256,7 +256,7 @@ impl LedgerRun {
                 }
             }
             Output::Wake(WAKE_NEMESIS) if !self.healing => {
-                match self.nemesis.act(&mut self.world) {
+                match self.nemesis.act(&mut self.world, None) {
                     Some(HostAct::Crash { host, back_after }) => {
                         self.crash_host(host);
                         self.world.wake_at(self.world.now() + back_after, WAKE_HOST + host as u64);

@@ -278,8 +278,21 @@ impl<M: Machine> World<M> {
 
     /// Gives up the contents of a disk and formats it: a blank disk in the place of the old one, with an id of its own.
     pub fn format_disk(&mut self, index: usize, slot: usize) {
-        assert!(!self.nodes[index].is_up(), "disks are swapped while the process is down");
         let device = DeviceId(self.prng.next_u128());
+        self.format_disk_as(index, slot, device);
+    }
+
+    /// The disk forgets everything but who it is: a blank one that was given the id of the old one.
+    pub fn forget_disk(&mut self, index: usize, slot: usize) {
+        let start = self.nodes[index].disks[slot].peek(0, holdfast_base::BLOCK_BYTES);
+        match store::probe_superblock(&start) {
+            Ok(superblock) => self.format_disk_as(index, slot, superblock.device),
+            Err(_) => self.format_disk(index, slot),
+        }
+    }
+
+    fn format_disk_as(&mut self, index: usize, slot: usize, device: DeviceId) {
+        assert!(!self.nodes[index].is_up(), "disks are swapped while the process is down");
         let grid = self.grid;
         let node = &mut self.nodes[index];
         let disk = &mut node.disks[slot];

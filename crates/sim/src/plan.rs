@@ -35,9 +35,13 @@ pub enum Profile {
     Metadata,
     /// Disks too small for the work.
     Full,
+    /// Owners die while one leg lags behind, and another that doesn't is out as well.
+    Ambush,
+    /// The disks of one node come back blank under their ids, while nodes that remember stand still.
+    Amnesia,
 }
 
-pub const PROFILES: [Profile; 10] = [
+pub const PROFILES: [Profile; 12] = [
     Profile::Calm,
     Profile::Mixed,
     Profile::Takeovers,
@@ -48,6 +52,8 @@ pub const PROFILES: [Profile; 10] = [
     Profile::Gray,
     Profile::Metadata,
     Profile::Full,
+    Profile::Ambush,
+    Profile::Amnesia,
 ];
 
 /// Everything that a run is made from.
@@ -190,7 +196,26 @@ impl Plan {
                 self.mix = Mix { bulk: 250, discard: 10, hot: 200, ..self.mix };
                 self.weights = Weights { crash: 10, host_crash: 5, takeover: 5, ..Weights::default() };
             }
+            Profile::Ambush => self.lay_ambushes(),
+            Profile::Amnesia => self.forget_disks(),
         }
+    }
+
+    fn lay_ambushes(&mut self) {
+        let (takeover, grid_power, reset, slow_disk) = (3, 2, 3, 3);
+        self.weights = Weights { ambush: 40, takeover, grid_power, reset, slow_disk, ..Weights::default() };
+        self.fault_pace = self.fault_pace.min(Duration::from_millis(60));
+        self.think_us = self.think_us.min(1_000);
+        self.requests *= 2;
+        self.destage_age *= 4;
+    }
+
+    fn forget_disks(&mut self) {
+        // What leaves the rotten node as the only one, the loss of power say, puts the log there alone.
+        self.weights = Weights { amnesia: 30, takeover: 8, host_crash: 8, ..Weights::default() };
+        self.rotten = Some(DiskFaults::default());
+        self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
+        self.destage_age *= 4;
     }
 
     /// Whether writes may run out of space.

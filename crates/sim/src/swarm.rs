@@ -258,7 +258,8 @@ impl Run {
         if self.nemesis.waits_for_restoration() && self.is_whole() {
             self.nemesis.on_restored(self.world.now());
         }
-        match self.nemesis.act(&mut self.world) {
+        let owner = self.current.map(|at| at.host);
+        match self.nemesis.act(&mut self.world, owner) {
             Some(HostAct::Crash { host, back_after }) => {
                 self.crash_host(host);
                 self.world.wake_at(self.world.now() + back_after, WAKE_HOST + host as u64);
@@ -268,7 +269,8 @@ impl Run {
         }
         let mean = self.plan.fault_pace.as_micros() as u64;
         let pause = Duration::from_micros(self.prng.between(mean / 2, mean + mean / 2));
-        self.world.wake_at(self.world.now() + pause, WAKE_FAULTS);
+        let next = self.nemesis.ambush_at().unwrap_or(self.world.now() + pause);
+        self.world.wake_at(next, WAKE_FAULTS);
     }
 
     fn take_over(&mut self, host: usize) {

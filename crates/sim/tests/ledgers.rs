@@ -122,7 +122,8 @@ fn random_runs_lose_nothing_that_was_committed() {
 /// The judge itself is put to the test: what breaks a rule must be found.
 #[test]
 fn broken_rules_are_found() {
-    let broken: [(&str, fn(&mut LedgerPlan)); 4] = [
+    type Breaks = fn(&mut LedgerPlan);
+    let broken: [(&str, Breaks); 4] = [
         ("appends below the promise are accepted", |p| p.mutations.skip_fence_check = true),
         ("entries are acknowledged before they are durable", |p| p.mutations.ack_before_durable = true),
         ("promises are not persisted", |p| p.mutations.promise_not_persisted = true),

@@ -5,7 +5,6 @@ use holdfast_sim::mutations::{MUTATIONS, hunt};
 const SEEDS_MAX: u64 = 1000;
 
 #[test]
-#[ignore = "not every mutation is found yet; run it with --ignored"]
 fn every_mutation_is_found() {
     let jobs = std::thread::available_parallelism().map_or(2, |n| n.get());
     let mut missed = Vec::new();
