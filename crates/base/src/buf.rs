@@ -11,11 +11,12 @@ use std::sync::{Arc, OnceLock};
 /// Alignment of every buffer, and the granule of its capacity.
 pub const ALIGN_BYTES: usize = 4096;
 
-/// Pages a pooled buffer may have: 2^11 pages are 8 MiB, more than the largest segment shard.
-const CLASSES: usize = 12;
+/// Size classes of a pool: four a power of two, so that a shard and its header don't take twice their size. The largest
+/// has 2^11 pages, 8 MiB, more than the largest segment shard.
+const CLASSES: usize = 4 * 10;
 
-/// Bytes that one thread's pool keeps for reuse: two segments' worth of shards and the buffers of some hundred requests.
-const POOL_BYTES_MAX: usize = 24 << 20;
+/// Bytes that one thread's pool keeps for reuse: some segments' worth of shards and the buffers of some hundred requests.
+const POOL_BYTES_MAX: usize = 48 << 20;
 
 #[repr(C, align(4096))]
 #[derive(Clone, Copy)]
@@ -23,23 +24,28 @@ struct Page([u8; ALIGN_BYTES]);
 
 type Pages = Box<[Page]>;
 
-#[derive(Default)]
 struct Pool {
     classes: [Vec<Pages>; CLASSES],
     held_bytes: usize,
 }
 
 thread_local! {
-    static POOL: RefCell<Pool> = RefCell::new(Pool::default());
+    static POOL: RefCell<Pool> = RefCell::new(Pool { classes: [const { Vec::new() }; CLASSES], held_bytes: 0 });
 }
 
-fn class_of(pages: usize) -> usize {
-    pages.next_power_of_two().trailing_zeros() as usize
+/// The class that holds `pages`, and how many pages its buffers have: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ...
+fn class_of(pages: usize) -> (usize, usize) {
+    if pages <= 4 {
+        return (pages - 1, pages);
+    }
+    let power = (pages - 1).ilog2() as usize;
+    let step = 1 << (power - 2);
+    let steps = (pages - (1 << power)).div_ceil(step);
+    (4 * (power - 1) + steps - 1, (1 << power) + steps * step)
 }
 
 fn allocate(len: usize) -> Pages {
-    let count = len.div_ceil(ALIGN_BYTES).max(1);
-    let class = class_of(count);
+    let (class, rounded) = class_of(len.div_ceil(ALIGN_BYTES).max(1));
     if class < CLASSES {
         let pooled = POOL.try_with(|pool| {
             let mut pool = pool.borrow_mut();
@@ -51,8 +57,7 @@ fn allocate(len: usize) -> Pages {
             return pages;
         }
     }
-    let count = if class < CLASSES { 1 << class } else { count };
-    zeroed_pages(count)
+    zeroed_pages(rounded)
 }
 
 fn zeroed_pages(count: usize) -> Pages {
@@ -62,8 +67,8 @@ fn zeroed_pages(count: usize) -> Pages {
 
 fn recycle(pages: Pages) {
     let bytes = pages.len() * ALIGN_BYTES;
-    let class = class_of(pages.len());
-    if class >= CLASSES || pages.len() != 1 << class {
+    let (class, rounded) = class_of(pages.len());
+    if class >= CLASSES || pages.len() != rounded {
         return;
     }
     // At thread exit the pool may be gone already; then the memory is simply freed.
@@ -246,7 +251,20 @@ mod tests {
         let tail = b.slice(9_998..10_000);
         drop(b);
         assert_eq!(tail[1], 9);
-        assert_eq!(tail.held_bytes(), 16_384);
+        assert_eq!(tail.held_bytes(), 12_288);
+    }
+
+    #[test]
+    fn classes_grow_by_a_quarter_at_most() {
+        let mut last = (0, 1);
+        for pages in 1..=2048 {
+            let (class, rounded) = class_of(pages);
+            assert!(rounded >= pages && rounded - pages <= pages / 4, "{pages} pages take {rounded}");
+            assert_eq!(class_of(rounded), (class, rounded), "a buffer goes back to its class");
+            assert_eq!(class != last.0, rounded != last.1, "{pages} pages");
+            last = (class, rounded);
+        }
+        assert_eq!((last.0, class_of(2049).0), (CLASSES - 1, CLASSES));
     }
 
     #[test]

@@ -334,8 +334,15 @@ pub struct FrameReader<M> {
 struct Body<M> {
     token: u64,
     message: M,
-    payload: BufMut,
+    /// `None` while it is lent.
+    payload: Option<BufMut>,
     filled: usize,
+}
+
+impl<M> Body<M> {
+    fn rest_bytes(&self) -> usize {
+        self.payload.as_ref().expect("the buffer is lent: bytes belong in it").len() - self.filled
+    }
 }
 
 impl<M: Message> Default for FrameReader<M> {
@@ -375,16 +382,17 @@ impl<M: Message> FrameReader<M> {
         if header.payload_len == 0 {
             self.ready.push_back(Frame { token: header.token, message, payload: Buf::empty() });
         } else {
-            let payload = BufMut::new(header.payload_len);
+            let payload = Some(BufMut::new(header.payload_len));
             self.body = Some(Body { token: header.token, message, payload, filled: 0 });
         }
         Ok(taken)
     }
 
     fn finish_body(&mut self) {
-        if self.body.as_ref().is_some_and(|b| b.filled == b.payload.len()) {
-            let body = self.body.take().expect("just seen");
-            self.ready.push_back(Frame { token: body.token, message: body.message, payload: body.payload.freeze() });
+        if self.body.as_ref().is_some_and(|b| b.rest_bytes() == 0) {
+            let Body { token, message, payload, .. } = self.body.take().expect("just seen");
+            let payload = payload.expect("just seen").freeze();
+            self.ready.push_back(Frame { token, message, payload });
         }
     }
 }
@@ -399,8 +407,9 @@ impl<M: Message> Inbound for FrameReader<M> {
     fn on_bytes(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.error.is_none() {
             if let Some(body) = &mut self.body {
-                let count = bytes.len().min(body.payload.len() - body.filled);
-                body.payload[body.filled..body.filled + count].copy_from_slice(&bytes[..count]);
+                let count = bytes.len().min(body.rest_bytes());
+                let payload = body.payload.as_mut().expect("just asked");
+                payload[body.filled..body.filled + count].copy_from_slice(&bytes[..count]);
                 body.filled += count;
                 bytes = &bytes[count..];
                 self.finish_body();
@@ -413,16 +422,16 @@ impl<M: Message> Inbound for FrameReader<M> {
         }
     }
 
-    fn sink(&mut self) -> Option<&mut [u8]> {
+    fn take_sink(&mut self) -> Option<(BufMut, usize)> {
         let body = self.body.as_mut()?;
-        let rest = &mut body.payload[body.filled..];
-        (rest.len() >= SINK_BYTES_MIN).then_some(rest)
+        let payload = body.payload.take_if(|p| p.len() - body.filled >= SINK_BYTES_MIN)?;
+        Some((payload, body.filled))
     }
 
-    fn on_filled(&mut self, count: usize) {
-        let body = self.body.as_mut().expect("a sink was offered");
-        body.filled += count;
-        assert!(body.filled <= body.payload.len(), "more bytes than the sink has");
+    fn give_sink(&mut self, buf: BufMut, filled: usize) {
+        let body = self.body.as_mut().expect("a sink was lent");
+        assert!(filled >= body.filled && filled <= buf.len(), "{filled} bytes in a sink of {}", buf.len());
+        (body.payload, body.filled) = (Some(buf), filled);
         self.finish_body();
     }
 }
@@ -474,10 +483,10 @@ mod tests {
             let mut cuts = cuts.iter().cycle();
             while !rest.is_empty() {
                 let count = (*cuts.next().unwrap()).min(rest.len());
-                if let Some(sink) = reader.sink() {
-                    let count = count.min(sink.len());
-                    sink[..count].copy_from_slice(&rest[..count]);
-                    reader.on_filled(count);
+                if let Some((mut sink, filled)) = reader.take_sink() {
+                    let count = count.min(sink.len() - filled);
+                    sink[filled..filled + count].copy_from_slice(&rest[..count]);
+                    reader.give_sink(sink, filled + count);
                     rest = &rest[count..];
                 } else {
                     reader.on_bytes(&rest[..count]);

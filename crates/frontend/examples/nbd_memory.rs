@@ -139,10 +139,10 @@ impl<'a> Connection<'a> {
         let mut buffer = vec![0; RECEIVE_BYTES];
         while self.carry_out()? {
             assert!(self.session.wants_input(), "all is answered and sent");
-            if let Some(sink) = self.session.sink() {
-                match self.stream.read(sink)? {
+            if let Some((mut sink, filled)) = self.session.take_sink() {
+                match self.stream.read(&mut sink[filled..])? {
                     0 => return Ok(()),
-                    count => self.session.on_filled(count, &mut self.out),
+                    count => self.session.give_sink(sink, filled + count, &mut self.out),
                 }
             } else {
                 match self.stream.read(&mut buffer)? {

@@ -147,11 +147,11 @@ impl Shell {
 
     /// Passes on up to `count` of the client's bytes, to the sink where there is one; returns how many.
     fn receive(&mut self, bytes: &[u8], count: usize) -> usize {
-        let count = match self.session.sink() {
-            Some(sink) => {
-                let count = count.min(sink.len()).min(bytes.len());
-                sink[..count].copy_from_slice(&bytes[..count]);
-                self.session.on_filled(count, &mut self.out);
+        let count = match self.session.take_sink() {
+            Some((mut sink, filled)) => {
+                let count = count.min(sink.len() - filled).min(bytes.len());
+                sink[filled..filled + count].copy_from_slice(&bytes[..count]);
+                self.session.give_sink(sink, filled + count, &mut self.out);
                 count
             }
             None => {

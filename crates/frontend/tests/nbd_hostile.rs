@@ -202,11 +202,11 @@ fn run(prng: &mut Prng, bytes: &[u8]) {
             session.on_reply(BlockReply { token, result: answer(prng, &op) }, &mut out);
         } else if session.wants_input() {
             let count = (prng.between(1, RECEIVE_BYTES_MAX as u64) as usize).min(rest.len());
-            let count = match session.sink() {
-                Some(sink) => {
-                    let count = count.min(sink.len());
-                    sink[..count].copy_from_slice(&rest[..count]);
-                    session.on_filled(count, &mut out);
+            let count = match session.take_sink() {
+                Some((mut sink, filled)) => {
+                    let count = count.min(sink.len() - filled);
+                    sink[filled..filled + count].copy_from_slice(&rest[..count]);
+                    session.give_sink(sink, filled + count, &mut out);
                     count
                 }
                 None => {

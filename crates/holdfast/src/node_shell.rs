@@ -14,7 +14,7 @@ use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
-use holdfast_base::{Buf, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
+use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
@@ -247,6 +247,19 @@ impl NodeShell {
         let Some(&token) = self.by_conn.get(&conn) else { return };
         let Some(peer) = self.peers.get_mut(token) else { return };
         peer.reader.on_bytes(bytes);
+        self.on_frames(now, token, io);
+    }
+
+    fn on_filled(&mut self, now: Instant, conn: ConnId, buf: BufMut, io: &mut Io) {
+        let Some(&token) = self.by_conn.get(&conn) else { return };
+        let Some(peer) = self.peers.get_mut(token) else { return };
+        let filled = buf.len();
+        peer.reader.give_sink(buf, filled);
+        self.on_frames(now, token, io);
+    }
+
+    /// Handles the requests that are whole, and has the kernel fill what is large.
+    fn on_frames(&mut self, now: Instant, token: Token, io: &mut Io) {
         while let Some(frame) = self.peers.get_mut(token).and_then(|p| p.reader.pop()) {
             let event = store::Event::Request {
                 peer: store::PeerId(token.0),
@@ -256,10 +269,14 @@ impl NodeShell {
             };
             self.handle(now, event, io);
         }
-        if let Some(error) = self.peers.get(token).and_then(|p| p.reader.error()) {
+        let Some(peer) = self.peers.get_mut(token) else { return };
+        if let Some(error) = peer.reader.error() {
             logger::warn(format_args!("closed a connection that does not speak our protocol: {error}"));
+            let conn = peer.conn;
             io.abort(conn);
             self.on_closed(now, conn, io);
+        } else if let Some((buf, filled)) = peer.reader.take_sink() {
+            io.recv_into(peer.conn, buf, filled);
         }
     }
 
@@ -301,9 +318,8 @@ impl App for NodeShell {
             Event::Timer => self.on_timer(now, io),
             Event::Shutdown { .. } => io.stop(),
             Event::Wake | Event::Discarded { .. } => {}
-            Event::Connected { .. } | Event::ConnectFailed { .. } | Event::Filled { .. } => {
-                unreachable!("a node neither connects nor lends buffers")
-            }
+            Event::Filled { conn, buf } => self.on_filled(now, conn, buf, io),
+            Event::Connected { .. } | Event::ConnectFailed { .. } => unreachable!("a node does not connect"),
         }
         self.handle_local(now, io);
     }

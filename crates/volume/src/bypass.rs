@@ -1,7 +1,8 @@
 //! Bulk writes that become segments without passing through the log (protocol rule 13).
 //!
-//! Bulk writes in flight together share a segment, closed when it is full or after [`CLOSE_AFTER`]. They take their LSN
-//! with the commit record, after all shards are durable.
+//! Bulk writes in flight together share a segment, closed when it is full, after [`CLOSE_AFTER`], or when fewer than
+//! [`SEGMENTS_WANTED`] are on their way: so that one is received and encoded while another is being stored, and a lone
+//! writer does not wait. They take their LSN with the commit record, after all shards are durable.
 
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
@@ -11,6 +12,9 @@ use std::time::Duration;
 
 /// How long a segment waits for more bulk writes.
 const CLOSE_AFTER: Duration = Duration::from_millis(1);
+
+/// Segments on their way below which one is closed with what it has.
+const SEGMENTS_WANTED: usize = 2;
 
 /// Payload of bulk writes in flight: the memory that a host lends them besides its write-back budget.
 const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
@@ -27,6 +31,7 @@ pub(crate) struct BypassBatch {
     pieces: Vec<Piece>,
     bytes: u64,
     opened_at: Option<Instant>,
+    segments_in_flight: usize,
     /// Runs being written, this batch's and its predecessors': (first block, blocks, write).
     covering: Vec<(u64, u64, Token)>,
     pub(crate) in_flight_bytes: u64,
@@ -81,6 +86,13 @@ impl Controller {
                 self.close_bypass(out);
             }
         }
+        self.close_bypass_early(out);
+    }
+
+    fn close_bypass_early(&mut self, out: Out) {
+        if self.bypass.segments_in_flight < SEGMENTS_WANTED && !self.bypass.pieces.is_empty() {
+            self.close_bypass(out);
+        }
     }
 
     pub(crate) fn tick_bypass(&mut self, out: Out) {
@@ -93,6 +105,7 @@ impl Controller {
         let pieces = std::mem::take(&mut self.bypass.pieces);
         self.bypass.bytes = 0;
         self.bypass.opened_at = None;
+        self.bypass.segments_in_flight += 1;
         let mut extents = Vec::with_capacity(pieces.len());
         let mut payload = Vec::with_capacity(pieces.len());
         let mut crcs: Vec<BlockCrc> = Vec::new();
@@ -111,6 +124,7 @@ impl Controller {
 
     /// There is no room for these writes.
     pub(crate) fn on_bypass_refused(&mut self, writes: Vec<(Token, u64, u64)>, out: Out) {
+        self.bypass.segments_in_flight -= 1;
         for (op, first, blocks) in writes {
             self.bypass.finished(op, first, blocks);
             self.fail_write(op, BlockError::NoSpace, out);
@@ -118,9 +132,11 @@ impl Controller {
     }
 
     pub(crate) fn on_bypass_committed(&mut self, writes: Vec<(Token, u64, u64)>, out: Out) {
+        self.bypass.segments_in_flight -= 1;
         for (op, first, blocks) in writes {
             self.bypass.finished(op, first, blocks);
             self.on_write_part_done(op, out);
         }
+        self.close_bypass_early(out);
     }
 }

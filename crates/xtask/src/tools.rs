@@ -55,9 +55,11 @@ pub fn output_of(command: &mut Command) -> Result<String> {
     Ok(text)
 }
 
+/// The JSON document that a command prints; fio says notes before it.
 pub fn json_of(command: &mut Command) -> Result<Value> {
     let text = output_of(command)?;
-    serde_json::from_str(&text)
+    let at = text.find(['{', '[']).unwrap_or(0);
+    serde_json::from_str(&text[at..])
         .with_context(|| format!("{} printed something that is not JSON:\n{text}", shown(command)))
 }
 

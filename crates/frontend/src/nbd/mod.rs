@@ -23,8 +23,8 @@
 //! 3. A request that reaches the volume lies within the export and its limits, and writes only where that is allowed.
 //! 4. Nothing negotiated in the clear survives `STARTTLS`, and bytes sent ahead of it break the session: otherwise a
 //!    man in the middle could prepend options to the secured part.
-//! 5. The memory that [`Session::sink`] names stays where it is until `on_filled`, also when the session closes
-//!    meanwhile: the kernel may be writing there. The shell drops a session only once its reads have ended.
+//! 5. A buffer that [`Session::take_sink`] lends is the shell's until `give_sink`, also when the session closes
+//!    meanwhile: the kernel may be writing there.
 //!
 //! Limits
 //!
@@ -55,7 +55,7 @@ pub use transmission::{DRAIN_BYTES_MAX, PAYLOAD_BYTES_MAX, STATUS_EXTENTS_MAX};
 pub use wire::Head;
 
 use handshake::{Handshake, Opened};
-use holdfast_base::{BlockReply, BlockRequest, Buf, Effects, ExportInfo};
+use holdfast_base::{BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo};
 use std::fmt;
 use transmission::Transmission;
 
@@ -242,11 +242,11 @@ impl Session {
         }
     }
 
-    /// The unfilled rest of a large payload, for the shell to receive into; see [`holdfast_base::stream::Inbound`].
-    pub fn sink(&mut self) -> Option<&mut [u8]> {
+    /// Lends the buffer of a large payload, for the shell to receive into; see [`holdfast_base::stream::Inbound`].
+    pub fn take_sink(&mut self) -> Option<(BufMut, usize)> {
         match &mut self.phase {
             Phase::Transmission(transmission) if !self.closed => {
-                let sink = transmission.sink()?;
+                let sink = transmission.take_sink()?;
                 assert!(self.backlog.is_empty(), "a payload takes all the bytes that have come");
                 Some(sink)
             }
@@ -254,10 +254,10 @@ impl Session {
         }
     }
 
-    /// `count` bytes of the client have been written at the start of [`Session::sink`].
-    pub fn on_filled(&mut self, count: usize, out: &mut Effects<Effect>) {
-        let Phase::Transmission(transmission) = &mut self.phase else { panic!("no sink was offered") };
-        transmission.on_filled(count, &mut Outbox { effects: out, unsent_bytes: &mut self.unsent_bytes });
+    /// The buffer lent comes back, with its first `filled` bytes in place.
+    pub fn give_sink(&mut self, buf: BufMut, filled: usize, out: &mut Effects<Effect>) {
+        let Phase::Transmission(transmission) = &mut self.phase else { panic!("no sink was lent") };
+        transmission.give_sink(buf, filled, &mut Outbox { effects: out, unsent_bytes: &mut self.unsent_bytes });
     }
 
     /// `count` bytes of this session's sends have left for the client.

@@ -79,6 +79,10 @@ enum Input {
         data: BufMut,
         filled: usize,
     },
+    /// The same, while the shell has its buffer.
+    Lent {
+        pending: Pending,
+    },
     /// The payload of a refused one.
     Dropping {
         rest_bytes: u32,
@@ -214,9 +218,13 @@ impl Transmission {
             Input::Payload { data, filled, .. } => {
                 let count = bytes.len().min(data.len() - *filled);
                 data[*filled..*filled + count].copy_from_slice(&bytes[..count]);
-                self.on_filled(count, out);
+                *filled += count;
+                if *filled == data.len() {
+                    self.finish_payload(out);
+                }
                 Step::Taken(count)
             }
+            Input::Lent { .. } => panic!("the buffer is lent: bytes belong in it"),
             Input::Dropping { rest_bytes, cookie, refusal } => {
                 let count = bytes.len().min(*rest_bytes as usize);
                 *rest_bytes -= count as u32;
@@ -230,25 +238,31 @@ impl Transmission {
         }
     }
 
-    pub(super) fn sink(&mut self) -> Option<&mut [u8]> {
-        let Input::Payload { data, filled, .. } = &mut self.input else { return None };
-        if self.draining {
+    pub(super) fn take_sink(&mut self) -> Option<(BufMut, usize)> {
+        let lends = |data: &BufMut, filled: usize| data.len() - filled >= SINK_BYTES_MIN;
+        if self.draining || !matches!(&self.input, Input::Payload { data, filled, .. } if lends(data, *filled)) {
             return None;
         }
-        let rest = &mut data[*filled..];
-        (rest.len() >= SINK_BYTES_MIN).then_some(rest)
+        let input = std::mem::replace(&mut self.input, Input::Header);
+        let Input::Payload { pending, data, filled } = input else { unreachable!("just seen") };
+        self.input = Input::Lent { pending };
+        Some((data, filled))
     }
 
-    /// The next `count` bytes of the payload are in place.
-    pub(super) fn on_filled(&mut self, count: usize, out: &mut Outbox<'_>) {
-        let Input::Payload { data, filled, .. } = &mut self.input else { panic!("no sink was offered") };
-        *filled += count;
-        assert!(*filled <= data.len(), "{filled} bytes in a sink of {}", data.len());
-        if *filled < data.len() || self.draining {
-            return;
+    /// The buffer is back. Once draining has begun, a write that came too late is not done.
+    pub(super) fn give_sink(&mut self, data: BufMut, filled: usize, out: &mut Outbox<'_>) {
+        let Input::Lent { pending } = &self.input else { panic!("no sink was lent") };
+        assert!(filled <= data.len(), "{filled} bytes in a sink of {}", data.len());
+        let is_full = filled == data.len();
+        self.input = Input::Payload { pending: *pending, data, filled };
+        if is_full && !self.draining {
+            self.finish_payload(out);
         }
+    }
+
+    fn finish_payload(&mut self, out: &mut Outbox<'_>) {
         let input = std::mem::replace(&mut self.input, Input::Header);
-        let Input::Payload { pending, data, .. } = input else { unreachable!("just seen") };
+        let Input::Payload { pending, data, .. } = input else { panic!("no payload is under way") };
         // The same bytes are counted again as they enter flight.
         self.pending_bytes -= pending.held_bytes();
         self.pass_on(pending, BlockOp::Write { offset: pending.offset, data: data.freeze() }, out);

@@ -24,7 +24,7 @@
 use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
-use holdfast_base::{Buf, GridId, InstanceId, Instant, NodeId, Slab, Token};
+use holdfast_base::{Buf, BufMut, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Frame, FrameReader, Reply, Request, WIRE_VERSION, encode_frame};
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
 use holdfast_volume::Lane;
@@ -98,6 +98,8 @@ struct LaneConn {
     conn: ConnId,
     reader: FrameReader<Reply>,
     greeted: bool,
+    /// A payload that became whole while the link was cut.
+    late: Option<BufMut>,
 }
 
 struct Held {
@@ -229,13 +231,35 @@ impl Links {
         link.last_heard = now;
         let Some(lane_conn) = &mut link.lanes[lane] else { return };
         lane_conn.reader.on_bytes(bytes);
+        self.on_frames(now, index, lane, io);
+    }
+
+    pub fn on_filled(&mut self, now: Instant, conn: ConnId, buf: BufMut, io: &mut Io) {
+        let Some(&(index, lane)) = self.by_conn.get(&conn) else { return };
+        let link = &mut self.links[index];
+        let Some(lane_conn) = &mut link.lanes[lane] else { return };
+        if link.cut {
+            lane_conn.late = Some(buf);
+            return;
+        }
+        link.last_heard = now;
+        let filled = buf.len();
+        lane_conn.reader.give_sink(buf, filled);
+        self.on_frames(now, index, lane, io);
+    }
+
+    /// Passes on the answers that are whole, and has the kernel fill what is large.
+    fn on_frames(&mut self, now: Instant, index: usize, lane: usize, io: &mut Io) {
         while let Some(frame) = self.links[index].lanes[lane].as_mut().and_then(|l| l.reader.pop()) {
             self.on_frame(now, index, lane, frame, io);
         }
-        let link = &self.links[index];
-        if let Some(error) = link.lanes[lane].as_ref().and_then(|l| l.reader.error()) {
+        let link = &mut self.links[index];
+        let Some(lane_conn) = &mut link.lanes[lane] else { return };
+        if let Some(error) = lane_conn.reader.error() {
             logger::warn(format_args!("node {} sent what is no answer ({error}); connecting anew", link.node));
             self.drop_link(index, now, io);
+        } else if let Some((buf, filled)) = lane_conn.reader.take_sink() {
+            io.recv_into(lane_conn.conn, buf, filled);
         }
     }
 
@@ -392,7 +416,7 @@ impl Links {
         }
         for lane in 0..LANES {
             let conn = io.connect_tcp(link.address);
-            link.lanes[lane] = Some(LaneConn { conn, reader: FrameReader::new(), greeted: false });
+            link.lanes[lane] = Some(LaneConn { conn, reader: FrameReader::new(), greeted: false, late: None });
             self.by_conn.insert(conn, (index, lane));
         }
         link.waiting = Slab::new(WAITING_MAX);
@@ -440,6 +464,11 @@ impl Links {
             }
             if let State::Waiting { retry_at } = &mut link.state {
                 *retry_at = now;
+            }
+            let late: Vec<(ConnId, BufMut)> =
+                link.lanes.iter_mut().flatten().filter_map(|l| l.late.take().map(|buf| (l.conn, buf))).collect();
+            for (conn, buf) in late {
+                self.on_filled(now, conn, buf, io);
             }
         }
         true

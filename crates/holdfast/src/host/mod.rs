@@ -349,8 +349,12 @@ impl App for Host {
                 None => self.links.on_lost(now, conn, error, io),
             },
             Event::Shutdown { .. } => self.begin_stop(now, io),
-            Event::Filled { .. } | Event::Read { .. } | Event::Written { .. } | Event::Discarded { .. } => {
-                unreachable!("a host lends no buffers and has no devices")
+            Event::Filled { conn, buf } => match self.clients.owner(conn) {
+                Some(client) => self.on_client_filled(client, buf, io),
+                None => self.links.on_filled(now, conn, buf, io),
+            },
+            Event::Read { .. } | Event::Written { .. } | Event::Discarded { .. } => {
+                unreachable!("a host has no devices")
             }
         }
         self.settle(now, io);

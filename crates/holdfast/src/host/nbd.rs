@@ -12,7 +12,7 @@ use super::Host;
 use super::tls::Secured;
 use super::volumes::{Asker, SESSIONS_MAX};
 use crate::logger;
-use holdfast_base::{BlockReply, BlockRequest, Buf, Effects, ExportInfo, Instant, RequestToken, Slab, Token};
+use holdfast_base::{BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, Instant, RequestToken, Slab, Token};
 use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::TlsServer;
@@ -83,6 +83,13 @@ impl Client {
         }
     }
 
+    /// Has the kernel fill a large payload. What comes encrypted can't be received in place.
+    fn lend_sink(&mut self, io: &mut Io) {
+        if let Some((buf, filled)) = self.session.take_sink() {
+            io.recv_into(self.conn, buf, filled);
+        }
+    }
+
     /// While a connection is being secured its session waits, but the handshake goes on.
     fn wants_input(&self) -> bool {
         self.session.wants_input() || self.secured.as_ref().is_some_and(|s| !s.is_started())
@@ -142,7 +149,16 @@ impl Host {
             }
         } else {
             client.session.on_bytes(bytes, &self.volumes, effects);
+            client.lend_sink(io);
         }
+        self.carry_out_session(token, io);
+    }
+
+    pub(super) fn on_client_filled(&mut self, token: Token, buf: BufMut, io: &mut Io) {
+        let Clients { table, effects, .. } = &mut self.clients;
+        let Some(client) = table.get_mut(token) else { return };
+        let filled = buf.len();
+        client.session.give_sink(buf, filled, effects);
         self.carry_out_session(token, io);
     }
 
