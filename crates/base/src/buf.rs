@@ -30,7 +30,8 @@ struct Pool {
 }
 
 thread_local! {
-    static POOL: RefCell<Pool> = RefCell::new(Pool { classes: [const { Vec::new() }; CLASSES], held_bytes: 0 });
+    static POOL: RefCell<Pool> =
+        const { RefCell::new(Pool { classes: [const { Vec::new() }; CLASSES], held_bytes: 0 }) };
 }
 
 /// The class that holds `pages`, and how many pages its buffers have: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ...

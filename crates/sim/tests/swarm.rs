@@ -1,4 +1,4 @@
-//! Hundreds of random runs, each twice with the same trace: see `holdfast_sim::swarm`.
+//! Thousands of random runs, each twice with the same trace: see `holdfast_sim::swarm`.
 
 use holdfast_sim::plan::Plan;
 use holdfast_sim::runner::{replay_command, run_seeds, twice};
@@ -6,7 +6,7 @@ use holdfast_sim::swarm::run_plan;
 
 #[test]
 fn random_runs_are_sound_and_repeatable() {
-    let seeds = std::env::var("HOLDFAST_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(200);
+    let seeds = std::env::var("HOLDFAST_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(2000);
     let jobs = std::thread::available_parallelism().map_or(2, |n| n.get());
     let run = |seed| twice(seed, || run_plan(Plan::from_seed(seed), false));
     let (outcomes, findings) = run_seeds(0, seeds, jobs, false, run);

@@ -9,6 +9,7 @@ use crate::api::Lane;
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
+use crate::placement::Keep;
 use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Lsn, NodeId, ShardId, Token, block_crcs, crc32c};
 use holdfast_erasure::Code;
@@ -99,7 +100,7 @@ impl Controller {
         let blocks = job.work.crcs.len() as u32;
         let is_meta = job.work.kind.is_meta();
         let Some(layout) = (if is_meta { self.meta_layout_now() } else { self.layout_now() }) else { return };
-        let Some((layout, homes)) = self.place_widest(layout, blocks) else { return };
+        let Some((layout, homes)) = self.place_work(layout, blocks, is_meta) else { return };
         let geometry = Geometry::new(layout, blocks);
         let no = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
         self.next_segment += 1;
@@ -117,10 +118,9 @@ impl Controller {
         }
     }
 
-    /// Homes in `layout`, or in the mirror that it degrades to where some nodes are full.
-    fn place_widest(&mut self, layout: Layout, blocks: u32) -> Option<(Layout, Vec<Leg>)> {
-        let shard_bytes = |layout| (u64::from(Geometry::new(layout, blocks).shard_blocks()) + 8) * BLOCK_BYTES as u64;
-        self.place_segment(layout, shard_bytes(layout)).map(|homes| (layout, homes))
+    fn place_work(&mut self, layout: Layout, blocks: u32, is_meta: bool) -> Option<(Layout, Vec<Leg>)> {
+        let shard_bytes = (u64::from(Geometry::new(layout, blocks).shard_blocks()) + 8) * BLOCK_BYTES as u64;
+        self.place_shards(usize::from(layout.width()), shard_bytes, &[], Keep::of(is_meta)).map(|homes| (layout, homes))
     }
 
     fn encode(&self, token: Token, no: SegmentNo, geometry: &Geometry) -> Vec<Shard> {
@@ -226,7 +226,9 @@ impl Controller {
     }
 
     fn replace_shard(&mut self, token: Token, index: u8, failed: NodeId, out: Out) {
-        let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
+        let job = self.jobs.get_mut(token).expect("a job under way");
+        let keep = Keep::of(job.work.kind.is_meta());
+        let placed = job.placed.as_mut().expect("a placed job");
         let shard = &mut placed.shards[usize::from(index)];
         shard.failed.push(failed);
         let stray = (placed.homes[usize::from(index)], placed.no, index);
@@ -235,7 +237,7 @@ impl Controller {
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
         self.repairer.note_stray(stray);
         self.recheck(failed);
-        match self.place_shards(1, bytes, &avoid) {
+        match self.place_shards(1, bytes, &avoid, keep) {
             Some(homes) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
                 placed.homes[usize::from(index)] = homes[0];

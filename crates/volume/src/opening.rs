@@ -306,12 +306,12 @@ impl Controller {
                 opening.fenced.insert(leg, ledgers.clone());
                 opening.fence_asked.remove(&leg);
             }
-            // A leg that can't be fenced is absent. A busy one is asked again.
             Reply::Refused(holdfast_format::wire::Refusal::Busy) => {
                 opening.busy.insert(leg);
             }
+            // A leg that can't be fenced is absent. It, too, is asked again now and then: its device may come back.
             _ => {
-                opening.fence_asked.remove(&leg);
+                opening.busy.insert(leg);
                 self.nodes.on_device_failed(leg);
             }
         }
@@ -437,7 +437,11 @@ impl Controller {
     fn find_end(&self) -> Result<Lsn, &'static str> {
         let opening = self.opening.as_ref().expect("opening");
         let ledgers = &self.root().ledgers;
-        let acked = opening.fenced.values().flatten().map(|s| s.acked).max().unwrap_or(Lsn::ZERO);
+        // Of a ledger that the root does not name, nothing was ever acknowledged (rule 3): an opening that did not get as
+        // far as its swap has appended there what it had found.
+        let is_named = |id| ledgers.iter().any(|l| l.id == id);
+        let named = opening.fenced.values().flatten().filter(|s| is_named(s.ledger));
+        let acked = named.map(|s| s.acked).max().unwrap_or(Lsn::ZERO);
         let sealed = ledgers.iter().filter_map(|l| l.sealed).max().unwrap_or(Lsn::ZERO);
         let floor = self.trim_floor();
         let must_reach = acked.max(sealed).max(floor);

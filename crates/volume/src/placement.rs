@@ -14,6 +14,28 @@ fn reserve(stat: &DeviceStat) -> u64 {
     stat.capacity_bytes * RESERVE_PER_MILLE / 1000
 }
 
+/// What a new shard leaves of a device's reserve.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keep {
+    /// Data leaves half, also what the cleaner moves.
+    HalfReserve,
+    /// Metadata may take the last: without a checkpoint nothing is ever freed.
+    Nothing,
+}
+
+impl Keep {
+    pub(crate) fn of(is_meta: bool) -> Keep {
+        if is_meta { Keep::Nothing } else { Keep::HalfReserve }
+    }
+
+    fn bytes(self, stat: &DeviceStat) -> u64 {
+        match self {
+            Keep::HalfReserve => reserve(stat) / 2,
+            Keep::Nothing => 0,
+        }
+    }
+}
+
 impl Controller {
     /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
     fn candidates(&mut self, score: impl Fn(&DeviceStat) -> u64) -> Vec<(NodeId, Vec<Leg>)> {
@@ -69,14 +91,15 @@ impl Controller {
             || open.rule != AckRule::flat(failures) && usable_nodes > failures.into()
     }
 
-    /// Homes for a new segment of `layout` with shards of `shard_bytes`: as many nodes as it is wide, each drawn with
-    /// its free space as weight. `None` if fewer nodes have room.
-    pub(crate) fn place_segment(&mut self, layout: Layout, shard_bytes: u64) -> Option<Vec<Leg>> {
-        self.place_shards(usize::from(layout.width()), shard_bytes, &[])
-    }
-
-    /// `count` homes on different nodes, none of them in `avoid`.
-    pub(crate) fn place_shards(&mut self, count: usize, shard_bytes: u64, avoid: &[NodeId]) -> Option<Vec<Leg>> {
+    /// `count` homes on different nodes, none of them in `avoid`, each drawn with its free space as weight. `None` if
+    /// fewer nodes have room.
+    pub(crate) fn place_shards(
+        &mut self,
+        count: usize,
+        shard_bytes: u64,
+        avoid: &[NodeId],
+        keep: Keep,
+    ) -> Option<Vec<Leg>> {
         let mut pool: Vec<(Leg, u64)> = Vec::new();
         for (id, node) in self.nodes.iter() {
             if !node.up || node.suspect || avoid.contains(&id) {
@@ -85,7 +108,7 @@ impl Controller {
             let best = node
                 .devices
                 .values()
-                .filter(|d| d.health == DeviceHealth::Serving && d.free_bytes >= reserve(d) / 2 + shard_bytes)
+                .filter(|d| d.health == DeviceHealth::Serving && d.free_bytes >= keep.bytes(d) + shard_bytes)
                 .max_by_key(|d| d.free_bytes);
             if let Some(device) = best {
                 pool.push((Leg { node: id, device: device.device }, device.free_bytes.max(1)));

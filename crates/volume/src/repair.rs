@@ -9,6 +9,7 @@ use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::nodes::Node;
+use crate::placement::Keep;
 use crate::segments::Kind;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
@@ -396,7 +397,7 @@ impl Controller {
             let avoid: Vec<NodeId> =
                 homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node).collect();
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-            let Some(new) = self.place_shards(1, bytes, &avoid) else { return false };
+            let Some(new) = self.place_shards(1, bytes, &avoid, Keep::HalfReserve) else { return false };
             target = new[0];
         }
         let token = self.repairer.running.insert(Repair {
