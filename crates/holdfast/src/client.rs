@@ -59,7 +59,7 @@ pub fn status(dir: &GridDir) -> Result<HostStatus> {
 
 pub fn volume(dir: &GridDir, request: &Request) -> Result<VolumeInfo> {
     match ask(dir, request, PATIENT)? {
-        Response::Volume(volume) => Ok(volume),
+        Response::Volume(volume) => Ok(*volume),
         other => unexpected(&other),
     }
 }

@@ -55,7 +55,7 @@ pub enum Request {
 pub enum Response {
     Done,
     Status(HostStatus),
-    Volume(VolumeInfo),
+    Volume(Box<VolumeInfo>),
     Volumes {
         volumes: Vec<VolumeInfo>,
     },

@@ -7,7 +7,7 @@
 //! resets, crashes, hangs and isolation of hosts, and the metadata store's faults.
 //!
 //! Faults that take no durable data may strike beyond `failures`: what needs those nodes waits, and nothing may be
-//! lost. Two kinds aim at the moments when data lies on the fewest disks. An *ambush* has two steps, see [`Trap`]:
+//! lost. Two kinds aim at the moments when data lies on the fewest disks. An *ambush* has two steps, see `Trap`:
 //! something lags behind or falls asleep, and some milliseconds later what had not lagged is struck. *Amnesia* blanks a
 //! disk of the rotten node under its id while nodes that remember stand still; never while others are ill already, since
 //! data may then lie on the rotten node alone.

@@ -151,16 +151,18 @@ impl ControlPlane {
         let result = match request {
             Request::Status => self.status().map(Response::Status),
             Request::VolumeCreate { name, size_bytes, layout, export } => {
-                self.create(&name, size_bytes, &layout, export).map(Response::Volume)
+                self.create(&name, size_bytes, &layout, export).map(|info| Response::Volume(Box::new(info)))
             }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
-            Request::VolumeShow { name } => self.show(&name).map(Response::Volume),
+            Request::VolumeShow { name } => self.show(&name).map(|info| Response::Volume(Box::new(info))),
             Request::VolumeResize { name, size_bytes, shrink } => {
-                self.resize(&name, size_bytes, shrink).map(Response::Volume)
+                self.resize(&name, size_bytes, shrink).map(|info| Response::Volume(Box::new(info)))
             }
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
-            Request::VolumeExport { name } => self.export(&name).map(Response::Volume),
-            Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::Volume),
+            Request::VolumeExport { name } => self.export(&name).map(|info| Response::Volume(Box::new(info))),
+            Request::VolumeUnexport { name, force } => {
+                self.unexport(&name, force).map(|info| Response::Volume(Box::new(info)))
+            }
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };

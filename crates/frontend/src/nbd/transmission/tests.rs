@@ -1,8 +1,8 @@
 //! Every command, flag, limit and error of the transmission phase.
 
 use super::*;
+use crate::nbd::SessionConfig;
 use crate::nbd::harness::{COOKIE, Client, SIZE_BYTES, request_bytes};
-use crate::nbd::{Session, SessionConfig};
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -390,11 +390,6 @@ fn a_sink_outlives_the_end_of_its_session() {
     assert!(client.closed && client.session.take_sink().is_none());
     client.session.give_sink(sink, 100_000, &mut client.out);
     assert!(client.out.is_empty(), "a write that came too late is not done");
-}
-
-fn transmission(session: &Session) -> &Transmission {
-    let crate::nbd::Phase::Transmission(transmission) = &session.phase else { panic!("not serving") };
-    transmission
 }
 
 #[test]
