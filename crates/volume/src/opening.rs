@@ -79,6 +79,8 @@ pub(crate) struct Opening {
     fence_asked: BTreeSet<Leg>,
     /// Legs that were busy (their device is being opened), and when they and failed reads are asked again.
     busy: BTreeSet<Leg>,
+    /// When nodes were last asked whether they are there.
+    asked_who_at: Option<Instant>,
     retry_at: Instant,
     fenced: BTreeMap<Leg, Vec<LedgerState>>,
     grants_until: Instant,
@@ -111,6 +113,7 @@ impl Controller {
             since: self.now,
             fence_asked: BTreeSet::new(),
             busy: BTreeSet::new(),
+            asked_who_at: None,
             retry_at: Instant::ZERO,
             fenced: BTreeMap::new(),
             grants_until: Instant::ZERO,
@@ -206,7 +209,14 @@ impl Controller {
         self.nodes.is_usable(node) && self.nodes.get(node).is_some_and(|n| n.answered_sent_at > since)
     }
 
+    /// Once a tick: an answer of this very moment may be to something asked before.
     fn ask_who_is_there(&mut self, out: Out) {
+        let now = self.now;
+        let opening = self.opening.as_mut().expect("opening");
+        if opening.asked_who_at == Some(now) {
+            return;
+        }
+        opening.asked_who_at = Some(now);
         for node in self.nodes.ids() {
             if !self.has_answered(node) {
                 self.probe(node, out);
