@@ -106,6 +106,9 @@ fn errors_and_stalls_are_found_out() {
     assert!(error.contains("failed with error 5"), "{error}");
 }
 
+/// Has writes take a while, so that some are in flight whenever the server is killed.
+const SLOW: [&str; 2] = ["--filter=delay", "delay-write=5ms"];
+
 /// Kills the server in the middle and starts it again on `arguments`.
 fn kill_and_restart(arguments: &[&str]) -> anyhow::Result<()> {
     let temp = tempfile::tempdir()?;
@@ -134,14 +137,17 @@ fn kill_and_restart(arguments: &[&str]) -> anyhow::Result<()> {
 #[test]
 fn a_server_that_keeps_its_bytes_may_be_killed() {
     if has_nbdkit() {
-        kill_and_restart(&["--filter=noparallel", "file", "FILE"]).expect("the page cache outlives the process");
+        kill_and_restart(&["--filter=noparallel", SLOW[0], "file", "FILE", SLOW[1]])
+            .expect("the page cache outlives the process");
     }
 }
 
 #[test]
 fn a_server_that_loses_its_bytes_may_not() {
     if has_nbdkit() {
-        let error = kill_and_restart(&["memory", "64M"]).expect_err("memory dies with the process").to_string();
+        let error = kill_and_restart(&[SLOW[0], "memory", "64M", SLOW[1]])
+            .expect_err("memory dies with the process")
+            .to_string();
         assert!(error.contains("mismatch"), "{error}");
     }
 }
