@@ -65,6 +65,12 @@ pub enum Response {
     },
 }
 
+impl From<VolumeInfo> for Response {
+    fn from(info: VolumeInfo) -> Response {
+        Response::Volume(Box::new(info))
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct HostStatus {
     pub grid: String,

@@ -3,8 +3,6 @@
 //! A journal is shared by all volumes of its device, and only a durable checkpoint frees it. The record of that
 //! checkpoint goes through the same journal, behind whatever was appended before it; so guests' writes stop short of a
 //! full journal, with what is in flight counted, and a quarter stays for records.
-//!
-//! Protocol rule 9 (margin) asks for the same: what is taken in can always be brought to its place.
 
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
@@ -62,7 +60,7 @@ impl Controller {
 
     /// Whether the journals take another `len` bytes of a guest. Where others fill them, a volume with nothing left to
     /// destage still gets one write through at a time.
-    pub(crate) fn journals_admit(&mut self, len: u64) -> bool {
+    pub(crate) fn journals_admit(&self, len: u64) -> bool {
         let in_flight = self.log.in_flight_bytes();
         let fits = self.preferred_journals().all(|d| {
             fill_per_mille(d, in_flight + len) <= FILL_PER_MILLE_MAX

@@ -149,7 +149,7 @@ impl Controller {
     }
 
     /// Whether the head of the queue is a write that full journals hold back.
-    pub(crate) fn writes_wait_for_journals(&mut self) -> bool {
+    pub(crate) fn writes_wait_for_journals(&self) -> bool {
         let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|r| &r.op) else { return false };
         let len = data.len() as u64;
         len < u64::from(self.config.bypass_bytes_min) && !self.journals_admit(len)

@@ -151,18 +151,16 @@ impl ControlPlane {
         let result = match request {
             Request::Status => self.status().map(Response::Status),
             Request::VolumeCreate { name, size_bytes, layout, export } => {
-                self.create(&name, size_bytes, &layout, export).map(|info| Response::Volume(Box::new(info)))
+                self.create(&name, size_bytes, &layout, export).map(Response::from)
             }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
-            Request::VolumeShow { name } => self.show(&name).map(|info| Response::Volume(Box::new(info))),
+            Request::VolumeShow { name } => self.show(&name).map(Response::from),
             Request::VolumeResize { name, size_bytes, shrink } => {
-                self.resize(&name, size_bytes, shrink).map(|info| Response::Volume(Box::new(info)))
+                self.resize(&name, size_bytes, shrink).map(Response::from)
             }
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
-            Request::VolumeExport { name } => self.export(&name).map(|info| Response::Volume(Box::new(info))),
-            Request::VolumeUnexport { name, force } => {
-                self.unexport(&name, force).map(|info| Response::Volume(Box::new(info)))
-            }
+            Request::VolumeExport { name } => self.export(&name).map(Response::from),
+            Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
