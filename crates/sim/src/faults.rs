@@ -462,12 +462,17 @@ impl Nemesis {
             return None;
         }
         self.hang_beyond(world);
+        Some(self.change_owner(world))
+    }
+
+    /// Another opening follows: on a host at random, or on this one once it is back.
+    fn change_owner<M: Machine>(&mut self, world: &World<M>) -> HostAct {
         let host = self.prng.below(world.hosts.len() as u64) as usize;
-        Some(if self.prng.chance(500) {
+        if self.prng.chance(500) {
             HostAct::TakeOver { host }
         } else {
             HostAct::Crash { host, back_after: self.span(1, 20) }
-        })
+        }
     }
 
     /// The first step of an ambush: lags last about as long as it takes to hedge, sleep as long as a take-over.
@@ -554,12 +559,7 @@ impl Nemesis {
         for _ in 0..self.failures {
             self.hang_beyond(world);
         }
-        let host = self.prng.below(world.hosts.len() as u64) as usize;
-        Some(if self.prng.chance(500) {
-            HostAct::TakeOver { host }
-        } else {
-            HostAct::Crash { host, back_after: self.span(1, 20) }
-        })
+        Some(self.change_owner(world))
     }
 
     fn trouble_node<M: Machine>(&mut self, world: &mut World<M>, kind: Kind) {
