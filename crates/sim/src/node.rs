@@ -256,7 +256,7 @@ impl<M: Machine> World<M> {
         if node.tick_due.is_none_or(|t| due < t) {
             node.tick_due = Some(due);
             let generation = node.generation;
-            self.schedule(due, Happening::NodeTick { node: index, generation, due });
+            self.schedule(due.max(self.now), Happening::NodeTick { node: index, generation, due });
         }
     }
 

@@ -1,5 +1,6 @@
 //! The node's vocabulary: configuration, events, effects, notices.
 
+use crate::journal::commit::BATCH_RECORDS_MAX;
 use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, NodeId, ShardId, VolumeId};
 use holdfast_format::wire::{Reply, Request, WIRE_VERSION};
 use std::fmt;
@@ -67,6 +68,8 @@ pub struct NodeConfig {
     pub commit_window_max: Duration,
     /// Journal batches of one device in flight together.
     pub batch_in_flight_max: usize,
+    /// Records that one batch takes up to, of those that need not be together.
+    pub batch_records_max: usize,
     /// Memory for checksum tables of shards, a device.
     pub shard_table_cache_bytes: usize,
     pub mutations: Mutations,
@@ -82,6 +85,7 @@ impl NodeConfig {
             version_check: true,
             commit_window_max: Duration::from_micros(500),
             batch_in_flight_max: 4,
+            batch_records_max: BATCH_RECORDS_MAX,
             shard_table_cache_bytes: 32 << 20,
             mutations: Mutations::default(),
         }

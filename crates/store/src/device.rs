@@ -72,7 +72,7 @@ impl Device {
 
     pub fn on_tick(&mut self, around: &mut Surroundings) {
         if let State::Serving(serving) = &mut self.state {
-            serving.settle(&mut ctx(self.slot, self.id, &mut self.io, around));
+            serving.on_tick(&mut ctx(self.slot, self.id, &mut self.io, around));
         }
     }
 

@@ -121,12 +121,22 @@ impl Serving {
     }
 
     pub fn next_deadline(&self, batch_in_flight_max: usize) -> Option<Instant> {
-        if self.is_ready { self.journal.next_deadline(batch_in_flight_max) } else { None }
+        if self.is_at_work() { self.journal.next_deadline(batch_in_flight_max) } else { None }
     }
 
-    /// After every event: send what is due, get space back, keep a unit in advance.
+    /// After a request or a completion: get space back, keep a unit in advance. What was queued leaves with the tick
+    /// that follows the events of the same moment ([`Serving::next_deadline`]): what came together shares a batch.
     pub fn settle(&mut self, ctx: &mut Ctx) {
-        if self.promises_lost || !self.is_ready {
+        if self.is_at_work() {
+            self.journal.look_for_unit_again();
+            self.journal.reclaim(ctx, &self.volumes);
+            self.keep_ahead(ctx);
+        }
+    }
+
+    /// Sends what is due.
+    pub fn on_tick(&mut self, ctx: &mut Ctx) {
+        if !self.is_at_work() {
             return;
         }
         loop {
@@ -136,6 +146,14 @@ impl Serving {
             }
             self.journal.reclaim(ctx, &self.volumes);
         }
+        self.keep_ahead(ctx);
+    }
+
+    fn is_at_work(&self) -> bool {
+        self.is_ready && !self.promises_lost
+    }
+
+    fn keep_ahead(&mut self, ctx: &mut Ctx) {
         self.journal.confirm(ctx, &mut self.volumes);
         self.journal.drive_table(ctx);
     }

@@ -68,6 +68,25 @@ impl Test {
         self.waiting.insert(token, sent);
     }
 
+    /// Appends somewhere; where a fence was answered already, only to be refused.
+    fn append_step(&mut self, v: u128, id: LedgerId) {
+        let volume = self.volumes.get_mut(&v).unwrap();
+        let epoch = volume.epoch;
+        let held = volume.ledgers.get_mut(&id).unwrap();
+        if id.epoch.0 < volume.promised && id.epoch.0 < epoch {
+            let (request, payload) = append(v, id.epoch.0, id.n, held.next_lsn, 0, 1);
+            let reply = self.rig.call_with(request, payload).0;
+            assert!(matches!(reply, Reply::Refused(Refusal::StaleEpoch { .. })), "fenced, but {reply:?}");
+            return;
+        }
+        let lsn = held.next_lsn;
+        held.next_lsn += self.prng.between(1, 2);
+        let blocks = self.prng.below(4) as usize;
+        held.sent.insert(lsn, blocks);
+        let (request, payload) = append(v, id.epoch.0, id.n, lsn, lsn.saturating_sub(3), blocks);
+        self.send(request, payload, Sent::Append(v, id, lsn));
+    }
+
     fn step(&mut self) {
         let v = u128::from(self.prng.between(1, VOLUMES));
         let volume = self.volumes.get_mut(&v).unwrap();
@@ -81,19 +100,7 @@ impl Test {
             }
             5..60 if !all.is_empty() => {
                 let id = *self.prng.pick(&all);
-                let held = volume.ledgers.get_mut(&id).unwrap();
-                if id.epoch.0 < volume.promised && id.epoch.0 < epoch {
-                    let (request, payload) = append(v, id.epoch.0, id.n, held.next_lsn, 0, 1);
-                    let reply = self.rig.call_with(request, payload).0;
-                    assert!(matches!(reply, Reply::Refused(Refusal::StaleEpoch { .. })), "fenced, but {reply:?}");
-                    return;
-                }
-                let lsn = held.next_lsn;
-                held.next_lsn += self.prng.between(1, 2);
-                let blocks = self.prng.below(4) as usize;
-                held.sent.insert(lsn, blocks);
-                let (request, payload) = append(v, id.epoch.0, id.n, lsn, lsn.saturating_sub(3), blocks);
-                self.send(request, payload, Sent::Append(v, id, lsn));
+                self.append_step(v, id);
             }
             60..72 if !all.is_empty() => {
                 let id = *self.prng.pick(&all);
@@ -293,6 +300,10 @@ impl Test {
         for _ in 0..rounds {
             for _ in 0..self.prng.between(1, steps) {
                 self.step();
+                // One moment's events end with a tick, if one is due.
+                if self.prng.chance(600) {
+                    self.rig.end_moment();
+                }
                 for _ in 0..self.prng.below(4) {
                     self.rig.complete_any();
                 }

@@ -130,6 +130,7 @@ fn a_batch_that_never_became_durable_is_not_damage() {
     ledger_of_single_batches(&mut rig, 3);
     let (request, payload) = append(5, 1, 0, 4, 3, 2);
     rig.send(request, payload);
+    rig.end_moment();
     assert_eq!(rig.in_flight(), 1);
     for _ in 0..20 {
         rig.restart(Crash::Power);
@@ -137,6 +138,7 @@ fn a_batch_that_never_became_durable_is_not_damage() {
         assert!(state.sound, "{state:?}");
         let (request, payload) = append(5, 1, 0, state.last.0 + 1, 3, 2);
         rig.send(request, payload);
+        rig.end_moment();
     }
     assert!(!rig.notices.iter().any(|n| matches!(n, Notice::JournalDamaged { .. })));
 }

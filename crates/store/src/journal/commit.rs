@@ -1,6 +1,7 @@
 //! Group commit: packs queued records into batches, and decides when to send one.
 //!
-//! The window is zero while the device is idle. Under load (a batch is in flight) records wait for company, at most for
+//! Batches leave with ticks, and a tick comes after all events of one moment: requests that were read together share a
+//! batch. The window is zero while the device is idle. Under load (a batch is in flight) records wait for company, at most for
 //! the window, which grows while batches get company by it, up to half of what a batch takes and the configured maximum,
 //! and shrinks when they don't. While as many batches are in flight as may be, records collect.
 //!
@@ -148,7 +149,7 @@ fn aligned(payload: Buf) -> Buf {
 }
 
 impl Journal {
-    /// Sends as many batches as may be sent now.
+    /// Sends as many batches as may be sent now. Called by ticks.
     pub fn commit(&mut self, ctx: &mut Ctx, volumes: &mut Volumes) {
         self.waits_for_unit = false;
         while !self.queue.is_empty() && self.may_send(ctx) {
@@ -187,7 +188,7 @@ impl Journal {
         true
     }
 
-    fn draft(&self, volumes: &Volumes) -> Draft {
+    fn draft(&self, volumes: &Volumes, records_max: usize) -> Draft {
         let room = u64::from(self.units.open_left());
         let mut draft = Draft { count: 0, record_count: 0, records_bytes: 0, payload_bytes: 0 };
         for record in &self.queue {
@@ -198,7 +199,7 @@ impl Journal {
                 records_bytes: draft.records_bytes + records,
                 payload_bytes: draft.payload_bytes + payload,
             };
-            let is_large = grown.bytes() > BATCH_BYTES_MAX || grown.record_count > BATCH_RECORDS_MAX;
+            let is_large = grown.bytes() > BATCH_BYTES_MAX || grown.record_count > records_max.min(BATCH_RECORDS_MAX);
             if grown.bytes() > room || (draft.count > 0 && is_large) {
                 break;
             }
@@ -210,7 +211,7 @@ impl Journal {
 
     /// Builds a batch of what is queued and fits, and writes it. With nothing queued it tells the watermark.
     fn send(&mut self, ctx: &mut Ctx, volumes: &mut Volumes) {
-        let draft = self.draft(volumes);
+        let draft = self.draft(volumes, ctx.config.batch_records_max);
         let (seq, watermark, batch_bytes) = (self.next_seq, self.watermark(), draft.bytes() as u32);
         let (unit, at) = self.units.take_room(batch_bytes);
         let entry = self.units.get(unit).entry;
@@ -359,9 +360,19 @@ impl Journal {
         if self.queue.is_empty() {
             return self.confirm_at;
         }
-        let may = self.writes_in_flight > 0 && self.writes_in_flight < batch_in_flight_max && self.may_run_ahead();
-        // What waits for a unit goes on with the table's completion, not with the clock.
-        if !may || self.waits_for_unit { None } else { self.window.ends(false) }
+        let may = self.writes_in_flight < batch_in_flight_max && self.may_run_ahead();
+        if !may || self.waits_for_unit {
+            None
+        } else if self.queue_bytes >= BATCH_BYTES_ENOUGH {
+            self.window.opened
+        } else {
+            self.window.ends(self.writes_in_flight == 0)
+        }
+    }
+
+    /// After an event that may have freed a unit (the table's completion, not the clock): the next tick tries again.
+    pub fn look_for_unit_again(&mut self) {
+        self.waits_for_unit = false;
     }
 
     /// Confirms the last batch once the journal has been quiet for a while.

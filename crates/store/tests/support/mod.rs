@@ -261,6 +261,13 @@ impl Rig {
         true
     }
 
+    /// As a shell ends a batch of events: a tick, if one is due by now.
+    pub fn end_moment(&mut self) {
+        if self.node.as_ref().and_then(Node::next_deadline).is_some_and(|due| due <= self.now) {
+            self.tick();
+        }
+    }
+
     /// Lets time pass to the next deadline; false where there is none.
     pub fn tick(&mut self) -> bool {
         let Some(due) = self.node.as_ref().and_then(Node::next_deadline) else { return false };
