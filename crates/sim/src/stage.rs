@@ -11,7 +11,7 @@ use crate::world::{MachineAt, World};
 use holdfast_base::{Instant, RequestToken};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
-use holdfast_volume::{Controller, State, Status};
+use holdfast_volume::{Controller, Event, State, Status};
 use std::time::Duration;
 
 /// Bytes of a block.
@@ -37,7 +37,7 @@ impl Scenery {
         (plan.segment_bytes, plan.bypass_bytes, plan.map_cache_bytes) = (128 << 10, 64 << 10, 256 << 10);
         (plan.disk_bytes, plan.sizing.journal_bytes, plan.sizing.unit_bytes) = (24 << 20, 4 << 20, 128 << 10);
         (plan.destage_age, plan.fold_runs, plan.clean_dead_per_mille) = (Duration::from_millis(200), 32, 300);
-        plan.requests = 0;
+        (plan.batch_records_max, plan.requests) = (512, 0);
         plan.weights = crate::faults::Weights::default();
         (plan.rotten, plan.greet_early) = (None, false);
         Scenery { plan }
@@ -227,6 +227,20 @@ impl Stage {
             self.run.world.format_disk(node, slot);
         }
         self.start_node(node);
+    }
+
+    /// The node comes back under the ids of its disks, which have forgotten everything else.
+    pub fn forget_disks(&mut self, node: usize) {
+        self.crash_node(node);
+        for slot in 0..self.run.world.nodes[node].disks.len() {
+            self.run.world.forget_disk(node, slot);
+        }
+        self.start_node(node);
+    }
+
+    /// The owner is told to let go of the volume; whoever follows it opens it.
+    pub fn close(&mut self) {
+        self.run.world.tell(self.run.current.expect("somebody has the volume open"), Event::Close);
     }
 
     /// Shards held on all nodes together, by their segments.

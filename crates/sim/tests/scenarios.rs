@@ -580,3 +580,39 @@ fn a_deposed_owner_says_so() {
     assert!(refused.contains("another host"));
     stage.finish();
 }
+
+#[test]
+fn a_device_that_forgot_its_ledgers_is_made_whole() {
+    // It comes back empty under its id, as after somebody restored its superblock: it serves, so its shards are made anew
+    // on it, and the ledger that it lacks is left for one that it holds.
+    let mut stage = Scenery::new(201).raise();
+    stage.write_segments(4);
+    let legs = leg_nodes(&stage);
+    let rolls = stage.status().counters.rolls;
+    stage.forget_disks(legs[0]);
+    stage.write(0, 8);
+    stage.until("the ledger is rolled", |s| s.status().counters.rolls > rolls);
+    let rebuilt = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
+    stage.until("redundancy is whole", rebuilt);
+    assert!(stage.status().counters.shards_rebuilt > 0, "what the device forgot was made anew");
+    stage.finish();
+}
+
+#[test]
+fn a_volume_closes_although_it_cannot_be_destaged() {
+    // Too few nodes are left for a segment: the log keeps what lies there, and the next owner finds it.
+    let mut stage = long_destage(202).raise();
+    stage.write(0, 8);
+    let legs = leg_nodes(&stage);
+    let owner = stage.owner();
+    stage.crash_node(legs[0]);
+    stage.crash_node(legs[1]);
+    stage.close();
+    stage.until("the volume is let go of", |s| s.owner() != owner);
+    stage.start_node(legs[0]);
+    stage.start_node(legs[1]);
+    stage.until("another opening serves", |s| s.serving().is_some());
+    assert!(stage.status().log_bytes >= 8 * BLOCK, "the log kept it");
+    stage.read(0, 8);
+    stage.finish();
+}

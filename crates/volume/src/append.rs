@@ -120,10 +120,14 @@ impl Controller {
         if !self.is_open_ledger(ledger) {
             return;
         }
-        let home = self.log.open.as_ref().expect("just seen").legs[usize::from(leg)];
+        let open = self.log.open.as_mut().expect("just seen");
+        let home = open.legs[usize::from(leg)];
         match refusal {
-            // The device lost the ledger or is out: this leg is of no use any more.
-            Refusal::UnknownLedger | Refusal::UnknownDevice | Refusal::DeviceFailed | Refusal::Invalid => {
+            Refusal::UnknownLedger => {
+                open.gone |= 1 << leg;
+                self.on_legs_changed(out);
+            }
+            Refusal::UnknownDevice | Refusal::DeviceFailed | Refusal::Invalid => {
                 self.nodes.on_device_failed(home);
                 self.on_legs_changed(out);
             }
@@ -187,7 +191,7 @@ impl Controller {
                 mask |= 1 << i;
             }
         }
-        mask
+        mask & !open.gone
     }
 
     /// A leg became usable or stopped being it: choose again, and bring entries in flight to where they can complete.

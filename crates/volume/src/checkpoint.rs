@@ -182,7 +182,9 @@ impl Controller {
         let age_max = if self.checkpointer.fold_wanted && self.cleaner.is_idle() { FOLD_AGE_MAX } else { AGE_MAX };
         let idle = self.state == State::Closing || since >= age_max;
         let pressed = self.checkpointer.journal_fill > 110 && since >= Duration::from_millis(100);
-        (self.checkpointer.dirty || self.checkpointer.fold_wanted || self.fold_is_due())
+        // Nothing is folded while the volume closes.
+        let fold_wanted = self.checkpointer.fold_wanted && self.state == State::Open;
+        (self.checkpointer.dirty || fold_wanted || self.fold_is_due())
             && (idle || pressed || grown >= self.config.writeback_bytes_max / 8)
     }
 

@@ -18,7 +18,7 @@ use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Reply, Request};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,12 @@ const VICTIMS_MAX: usize = 16;
 
 /// The table is searched for victims at most this often.
 const PICK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a segment that could not be read is left alone.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);
+
+/// After a pass for whose segment there was no room: time for a fold to free some.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Victim {
@@ -51,9 +57,11 @@ struct Pass {
     pins: Pins,
     leaves_pending: BTreeSet<LeafNo>,
     moves: Vec<Move>,
-    parts: Vec<Option<Buf>>,
+    /// The pieces to move, and the segments that they are read from.
+    parts: Vec<(SegmentNo, Option<Buf>)>,
     pending: usize,
     failed: bool,
+    unreadable: BTreeSet<SegmentNo>,
 }
 
 #[derive(Debug, Default)]
@@ -63,8 +71,8 @@ pub(crate) struct Cleaner {
     picked_at: Instant,
     /// Emptied already; the map's base says so after the next fold.
     emptied: BTreeSet<SegmentNo>,
-    /// Segments that could not be read: left alone until the next opening.
-    unreadable: BTreeSet<SegmentNo>,
+    /// Segments that could not be read, and when to try again: shards may have been lost that are re-created since.
+    unreadable: BTreeMap<SegmentNo, Instant>,
 }
 
 impl Cleaner {
@@ -101,6 +109,7 @@ impl Controller {
             parts: Vec::new(),
             pending: count,
             failed: false,
+            unreadable: BTreeSet::new(),
         });
         for at in 0..count {
             self.ask_header(id, at, out);
@@ -136,10 +145,12 @@ impl Controller {
 
     fn pick_victims(&mut self) -> Vec<SegmentNo> {
         let threshold = self.dead_threshold();
+        let now = self.now;
+        self.cleaner.unreadable.retain(|_, until| *until > now);
         let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
         for (no, info) in self.segments.iter() {
             let capacity = u64::from(info.geometry.payload_blocks);
-            let left_alone = self.cleaner.unreadable.contains(&no) || self.cleaner.emptied.contains(&no);
+            let left_alone = self.cleaner.unreadable.contains_key(&no) || self.cleaner.emptied.contains(&no);
             if info.kind != Kind::Data || info.live == 0 || left_alone {
                 continue;
             }
@@ -166,16 +177,16 @@ impl Controller {
     fn ask_header(&mut self, id: u64, at: usize, out: Out) {
         let Some(pass) = self.pass(id) else { return };
         let (no, tried) = (pass.victims[at].no, pass.victims[at].tried);
-        let Some(info) = self.segments.get(no) else { return self.give_up_pass(None) };
+        let Some(info) = self.segments.get(no) else { return self.give_up_pass() };
         let next = (tried..info.geometry.shard_count()).find(|i| self.nodes.leg_usable(info.homes[usize::from(*i)]));
-        let Some(index) = next else { return self.give_up_pass(None) };
+        let Some(index) = next else { return self.give_up_pass() };
         let leg = info.homes[usize::from(index)];
         self.cleaner.pass.as_mut().expect("checked").victims[at].tried = index + 1;
         let shard = ShardId { segment: no.of(self.config.volume), index };
         let request = Request::ReadShardHeader { device: leg.device, shard };
         let purpose = Purpose::Header { cleaner: id, victim: at };
         if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
-            self.give_up_pass(None);
+            self.give_up_pass();
         }
     }
 
@@ -257,7 +268,7 @@ impl Controller {
         }
         if pass.leaves_pending.is_empty() {
             if pass.failed {
-                return self.give_up_pass(None);
+                return self.give_up_pass();
             }
             self.find_live(out);
         }
@@ -285,7 +296,7 @@ impl Controller {
                 done += run;
             }
         }
-        pass.parts = vec![None; fetches.len()];
+        pass.parts = fetches.iter().map(|(segment, _, _)| (*segment, None)).collect();
         pass.pending = fetches.len();
         for (part, (segment, run, crcs)) in fetches.into_iter().enumerate() {
             let wants = Wants::Clean { job: id, part: part as u32 };
@@ -296,16 +307,18 @@ impl Controller {
     pub(crate) fn on_clean_part(&mut self, id: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
         let Some(pass) = self.cleaner.pass.as_mut().filter(|p| p.id == id) else { return };
         pass.pending -= 1;
+        let (segment, bytes) = &mut pass.parts[part as usize];
         match result {
-            Ok(bytes) => pass.parts[part as usize] = Some(bytes),
-            Err(_) => pass.failed = true,
+            Ok(read) => *bytes = Some(read),
+            Err(_) => {
+                pass.unreadable.insert(*segment);
+            }
         }
         if pass.pending > 0 {
             return;
         }
-        if pass.failed {
-            let victims = pass.victims.iter().map(|v| v.no).collect();
-            return self.give_up_pass(Some(victims));
+        if !pass.unreadable.is_empty() {
+            return self.give_up_pass();
         }
         self.write_live(out);
     }
@@ -318,7 +331,7 @@ impl Controller {
             work.extents.push(CommitExtent { key: Key(at.key), blocks: at.blocks, source });
             work.crcs.extend_from_slice(at.crcs.as_slice());
         }
-        work.payload = pass.parts.drain(..).map(|p| p.expect("all parts are there")).collect();
+        work.payload = pass.parts.drain(..).map(|(_, p)| p.expect("all parts are there")).collect();
         self.start_job(work, out);
     }
 
@@ -330,8 +343,16 @@ impl Controller {
         self.checkpointer.fold_wanted = true;
     }
 
-    fn give_up_pass(&mut self, unreadable: Option<Vec<SegmentNo>>) {
-        self.cleaner.pass = None;
-        self.cleaner.unreadable.extend(unreadable.unwrap_or_default());
+    /// No room for what lives: the victims stay as they are, and folds look for dead segments first.
+    pub(crate) fn on_clean_refused(&mut self) {
+        self.give_up_pass();
+        self.cleaner.picked_at = self.now + REFUSED_PAUSE;
+        self.checkpointer.fold_wanted = true;
+    }
+
+    fn give_up_pass(&mut self) {
+        let until = self.now + UNREADABLE_PAUSE;
+        let unreadable = self.cleaner.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
+        self.cleaner.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));
     }
 }

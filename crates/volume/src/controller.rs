@@ -96,6 +96,8 @@ pub struct Controller {
     pub(crate) repairer: Repairer,
     pub(crate) counters: Counters,
     pub(crate) last_activity: Instant,
+    /// When a volume that is being closed is left as it is.
+    pub(crate) close_by: Option<Instant>,
     last_tick: Instant,
     was_busy: bool,
     judge_from: Instant,
@@ -137,6 +139,7 @@ impl Controller {
             repairer: Repairer::default(),
             counters: Counters::default(),
             last_activity: Instant::ZERO,
+            close_by: None,
             last_tick: Instant::ZERO,
             was_busy: false,
             judge_from: Instant::ZERO,
@@ -240,22 +243,27 @@ impl Controller {
         if self.state == State::Deposed {
             return;
         }
-        self.set_state(State::Deposed, out);
+        self.leave(State::Deposed, BlockError::Deposed, out);
+    }
+
+    /// Ends for good: whatever guests wait for is answered by the error. What was acknowledged lies in segments and log.
+    pub(crate) fn leave(&mut self, end: State, error: BlockError, out: Out) {
+        self.set_state(end, out);
         self.opening = None;
         self.roll = None;
         for token in self.reads.tokens() {
             if let Some(request) = self.reads.remove(token).and_then(|op| op.guest()) {
-                self.reply(request, Err(BlockError::Deposed), out);
+                self.reply(request, Err(error), out);
             }
         }
         for token in self.write_ops.tokens() {
             if let Some(op) = self.write_ops.remove(token) {
-                self.reply(op.token, Err(BlockError::Deposed), out);
+                self.reply(op.token, Err(error), out);
             }
         }
         let queued: Vec<BlockRequest> = self.waiting.drain(..).chain(self.writes.drain()).collect();
         for request in queued {
-            self.reply(request.token, Err(BlockError::Deposed), out);
+            self.reply(request.token, Err(error), out);
         }
     }
 

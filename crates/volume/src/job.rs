@@ -3,7 +3,7 @@
 //! States: parked (no room or too few nodes: tried again on ticks) -> putting -> committing (all shards durable, commit
 //! record in the log) -> done. A shard whose node is lost, hung or full goes to another node under the same id, with the
 //! same bytes; if there is none, the whole segment begins again under a new id and a layout that fits, and the old id is
-//! freed by a record (protocol rules 16 and 17).
+//! freed by a record (protocol rules 16 and 17). Bulk writes and cleaning don't stay parked on a grid that is full.
 
 use crate::api::Lane;
 use crate::call::Purpose;
@@ -13,7 +13,7 @@ use crate::placement::Keep;
 use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Lsn, NodeId, ShardId, Token, block_crcs, crc32c};
 use holdfast_erasure::Code;
-use holdfast_format::geometry::{Geometry, Layout, ShardBlock};
+use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
@@ -260,12 +260,17 @@ impl Controller {
             self.place_job(token, out);
             // Nodes enough, and still no place: the grid is full. Bulk writers hear of it; other work waits for space.
             let full = self.layout_now().is_some() && self.jobs.get(token).is_some_and(SegmentJob::is_parked);
-            let is_bypass = self.jobs.get(token).is_some_and(|j| matches!(j.work.kind, JobKind::Bypass { .. }));
-            if full && is_bypass {
-                let job = self.jobs.remove(token).expect("just seen");
-                if let JobKind::Bypass { writes } = job.work.kind {
+            match self.jobs.get(token).map(|j| j.work.kind.clone()) {
+                Some(JobKind::Bypass { writes }) if full => {
+                    self.jobs.remove(token);
                     self.on_bypass_refused(writes, out);
                 }
+                // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
+                Some(JobKind::Clean) if full => {
+                    self.jobs.remove(token);
+                    self.on_clean_refused();
+                }
+                _ => {}
             }
         }
     }
@@ -317,61 +322,101 @@ impl Controller {
     }
 }
 
+/// Of each shard of one copy: its blocks, and their checksums.
 type ShardPieces = Vec<(Vec<Buf>, Vec<BlockCrc>)>;
 
-/// Handles beyond this many are gathered into one: a send has few of them.
-const HANDLES_MAX: usize = 16;
+/// Handles beyond this many are gathered into one: a send takes no more, and small pieces cost more than a copy.
+const HANDLES_MAX: usize = 64;
+
+fn gathered(handles: Vec<Buf>) -> Vec<Buf> {
+    if handles.len() > HANDLES_MAX { vec![holdfast_base::buf::concat(&handles)] } else { handles }
+}
 
 fn mirror_shards(work: &Work) -> ShardPieces {
-    let data = if work.payload.len() > HANDLES_MAX {
-        vec![holdfast_base::buf::concat(&work.payload)]
-    } else {
-        work.payload.clone()
-    };
-    vec![(data, work.crcs.clone())]
+    vec![(gathered(work.payload.clone()), work.crcs.clone())]
 }
 
 /// Data shards by stripes, then parity over them.
 fn code_shards(work: &Work, geometry: &Geometry) -> ShardPieces {
-    let (data, parity) = (usize::from(geometry.data), usize::from(geometry.parity));
-    let shard_bytes = geometry.shard_blocks() as usize * BLOCK_BYTES;
-    let mut shards: Vec<BufMut> = (0..data).map(|_| BufMut::new(shard_bytes)).collect();
-    let mut crcs = vec![vec![zero_block_crc(); geometry.shard_blocks() as usize]; data];
-    for (position, shard) in shards.iter_mut().enumerate() {
-        for block in 0..geometry.shard_blocks() {
-            if geometry.payload_block(ShardBlock { position: position as u8, block }).is_none() {
-                let at = block as usize * BLOCK_BYTES;
-                shard[at..at + BLOCK_BYTES].fill(0);
-            }
-        }
-    }
-    let mut payload_block = 0_u32;
+    let mut pieces: ShardPieces = vec![Default::default(); usize::from(geometry.data)];
+    let mut block = 0_u32;
     for buf in &work.payload {
         let mut at = 0;
         while at < buf.len() {
-            let place = geometry.locate(payload_block);
-            let run = geometry.run_from(payload_block).min(((buf.len() - at) / BLOCK_BYTES) as u32);
-            let bytes = run as usize * BLOCK_BYTES;
-            let to = place.block as usize * BLOCK_BYTES;
-            shards[usize::from(place.position)][to..to + bytes].copy_from_slice(&buf[at..at + bytes]);
-            for i in 0..run {
-                crcs[usize::from(place.position)][(place.block + i) as usize] = work.crcs[(payload_block + i) as usize];
-            }
-            at += bytes;
-            payload_block += run;
+            // A shard's blocks come in order.
+            let run = geometry.run_from(block).min(((buf.len() - at) / BLOCK_BYTES) as u32);
+            let (handles, crcs) = &mut pieces[usize::from(geometry.locate(block).position)];
+            let end = at + run as usize * BLOCK_BYTES;
+            handles.push(buf.slice(at..end));
+            crcs.extend_from_slice(&work.crcs[block as usize..(block + run) as usize]);
+            at = end;
+            block += run;
         }
     }
-    let mut parities: Vec<BufMut> = (0..parity).map(|_| BufMut::new(shard_bytes)).collect();
-    let code = Code::new(geometry.data, geometry.parity).expect("geometries in use are valid");
-    let sources: Vec<&[u8]> = shards.iter().map(|s| &**s).collect();
-    let mut targets: Vec<&mut [u8]> = parities.iter_mut().map(|p| &mut **p).collect();
-    code.encode(&sources, &mut targets);
-    let mut pieces: ShardPieces = shards.into_iter().zip(crcs).map(|(s, c)| (vec![s.freeze()], c)).collect();
-    pieces.extend(parities.into_iter().map(|p| {
-        let crcs = block_crcs(&p);
-        (vec![p.freeze()], crcs)
-    }));
+    for (handles, crcs) in &mut pieces {
+        let padding = geometry.shard_blocks() as usize - crcs.len();
+        if padding > 0 {
+            handles.push(Buf::zeroes(padding * BLOCK_BYTES));
+            crcs.extend(std::iter::repeat_n(zero_block_crc(), padding));
+        }
+        *handles = gathered(std::mem::take(handles));
+    }
+    let shards: Vec<&[Buf]> = pieces.iter().map(|(handles, _)| &handles[..]).collect();
+    let parities = parity_shards(&shards, geometry);
+    pieces.extend(parities.into_iter().map(|(parity, crcs)| (vec![parity], crcs)));
     pieces
+}
+
+/// The parity shards over data shards of equal length, each in any number of pieces.
+fn parity_shards(shards: &[&[Buf]], geometry: &Geometry) -> Vec<(Buf, Vec<BlockCrc>)> {
+    let shard_bytes = geometry.shard_blocks() as usize * BLOCK_BYTES;
+    let code = Code::new(geometry.data, geometry.parity).expect("geometries in use are valid");
+    let mut parities: Vec<BufMut> = (0..geometry.parity).map(|_| BufMut::new(shard_bytes)).collect();
+    let mut crcs = vec![Vec::with_capacity(geometry.shard_blocks() as usize); parities.len()];
+    let mut rests: Vec<Pieces<'_>> = shards.iter().map(|handles| Pieces::new(handles)).collect();
+    let mut at = 0;
+    while at < shard_bytes {
+        // In steps that the cache holds until they are summed.
+        let longest = rests.iter().map(Pieces::run_bytes).min().expect("a code has data shards");
+        let end = at + longest.min(geometry.stripe_blocks as usize * BLOCK_BYTES);
+        let sources: Vec<&[u8]> = rests.iter_mut().map(|rest| rest.take(end - at)).collect();
+        let mut targets: Vec<&mut [u8]> = parities.iter_mut().map(|p| &mut p[at..end]).collect();
+        code.encode(&sources, &mut targets);
+        for (target, crcs) in targets.iter().zip(&mut crcs) {
+            crcs.extend(block_crcs(target));
+        }
+        at = end;
+    }
+    parities.into_iter().map(BufMut::freeze).zip(crcs).collect()
+}
+
+/// Handles read one after the other.
+struct Pieces<'a> {
+    handles: &'a [Buf],
+    /// Bytes of the first handle that were taken.
+    taken: usize,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(handles: &'a [Buf]) -> Pieces<'a> {
+        Pieces { handles, taken: 0 }
+    }
+
+    /// Bytes that lie next to each other from here on.
+    fn run_bytes(&self) -> usize {
+        self.handles.first().map_or(0, |h| h.len() - self.taken)
+    }
+
+    fn take(&mut self, count: usize) -> &'a [u8] {
+        let first = &self.handles[0];
+        let bytes = &first[self.taken..self.taken + count];
+        self.taken += count;
+        if self.taken == first.len() {
+            self.handles = &self.handles[1..];
+            self.taken = 0;
+        }
+        bytes
+    }
 }
 
 fn zero_block_crc() -> BlockCrc {

@@ -76,6 +76,8 @@ pub struct OpenLedger {
     pub grants: Vec<Instant>,
     /// Grant requests on the way.
     pub asked: u8,
+    /// Legs whose device does not know the ledger: it was replaced, or wiped. It may serve everything else.
+    pub gone: u8,
     /// Legs that new entries go to: an ack set of usable ones, or zero if there is none.
     pub preferred: u8,
     /// Chosen seal: no acknowledgement completes anything any more (protocol rule 4).
@@ -90,6 +92,7 @@ impl OpenLedger {
             rule: reference.rule,
             grants: vec![Instant::ZERO; reference.legs.len()],
             asked: 0,
+            gone: 0,
             preferred: 0,
             frozen: false,
         }

@@ -25,7 +25,7 @@ use crate::log::{Done, Entry, Log};
 use crate::map::Place;
 use crate::root::Change;
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, Buf, Instant, LedgerId, Lsn, NodeId, buf, crc32c};
+use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, buf, crc32c};
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record};
 use holdfast_format::root::Root;
@@ -41,6 +41,9 @@ const FENCE_GRACE: Duration = Duration::from_millis(60);
 
 /// Refused fences and failed reads are repeated this often.
 const RETRY_EVERY: Duration = Duration::from_millis(20);
+
+/// How long closing may take.
+const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 /// Log bytes asked of a leg at a time.
 const READ_BYTES: u32 = 4 << 20;
@@ -775,27 +778,24 @@ impl Controller {
     pub(crate) fn begin_closing(&mut self, out: Out) {
         match self.state {
             State::Open => {
+                self.close_by = Some(self.now + CLOSING_MAX);
                 self.set_state(State::Closing, out);
                 self.progress(out);
             }
-            State::Opening => {
-                self.opening = None;
-                for request in std::mem::take(&mut self.waiting) {
-                    self.reply(request.token, Err(holdfast_base::BlockError::ShuttingDown), out);
-                }
-                self.set_state(State::Closed, out);
-            }
-            _ => {}
+            State::Opening => self.leave(State::Closed, BlockError::ShuttingDown, out),
+            State::Closing | State::Closed | State::Deposed => {}
         }
     }
 
-    /// Closed once everything is destaged and a checkpoint covers it: a clean volume's log is empty.
+    /// Closed once everything is destaged and a checkpoint covers it: a clean volume's log is empty. Where that can't be,
+    /// on a full grid or with too few nodes, the log keeps the rest for the next owner, as after a crash.
     pub(crate) fn progress_closing(&mut self, out: Out) {
         let quiet = self.write_ops.is_empty() && self.writes.is_empty() && self.reads.is_empty();
         let destaged = self.log.first_undestaged() > self.log.completed;
         let idle = self.jobs.is_empty() && self.bypass.is_empty() && self.checkpointer.is_idle();
-        if quiet && destaged && idle && !self.checkpointer.dirty && self.log.in_flight() == 0 {
-            self.set_state(State::Closed, out);
+        let is_clean = quiet && destaged && idle && !self.checkpointer.dirty && self.log.in_flight() == 0;
+        if is_clean || self.close_by.is_some_and(|by| by <= self.now) {
+            self.leave(State::Closed, BlockError::ShuttingDown, out);
         }
     }
 }

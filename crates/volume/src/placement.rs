@@ -83,8 +83,9 @@ impl Controller {
         let failures = self.root().layout.failures();
         let wanted = 2 * usize::from(failures) + 1;
         let usable_nodes = self.nodes.usable_count();
+        let usable = self.usable_legs();
         let mut domains: Vec<NodeId> =
-            open.legs.iter().filter(|l| self.nodes.leg_usable(**l)).map(|l| l.node).collect();
+            open.legs.iter().enumerate().filter(|(i, _)| usable >> i & 1 == 1).map(|(_, l)| l.node).collect();
         domains.sort_unstable();
         domains.dedup();
         domains.len() < wanted.min(usable_nodes)

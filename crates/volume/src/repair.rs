@@ -56,7 +56,7 @@ pub(crate) struct Repairer {
     queue: BTreeSet<(SegmentNo, u8)>,
     running: Slab<Repair>,
     /// Shards that may lie where a segment's final homes are not: (where, segment, index).
-    strays: Vec<(Leg, SegmentNo, u8)>,
+    strays: BTreeSet<(Leg, SegmentNo, u8)>,
     listing: BTreeMap<(NodeId, DeviceId), BTreeSet<ShardId>>,
     /// Something may be less redundant than it should be.
     degraded: bool,
@@ -70,7 +70,7 @@ impl Default for Repairer {
         Repairer {
             queue: BTreeSet::new(),
             running: Slab::new(REPAIRS_MAX),
-            strays: Vec::new(),
+            strays: BTreeSet::new(),
             listing: BTreeMap::new(),
             degraded: false,
             looked_at: Instant::ZERO,
@@ -87,7 +87,7 @@ impl Repairer {
 
     /// A node that was given a shard did not answer in time; it may write it yet.
     pub(crate) fn note_stray(&mut self, stray: (Leg, SegmentNo, u8)) {
-        self.strays.push(stray);
+        self.strays.insert(stray);
     }
 
     pub(crate) fn want(&mut self, segment: SegmentNo, index: u8) {
@@ -256,23 +256,31 @@ impl Controller {
         for (no, index) in missing {
             self.repairer.want(no, index);
         }
-        let garbage: Vec<ShardId> = held.iter().filter(|s| self.is_garbage(**s, leg)).copied().collect();
+        let mut garbage = Vec::new();
+        for shard in held {
+            let no = SegmentNo::from(shard.segment);
+            if self.is_exempt(no, shard.index) {
+                // Looked at again when its segment's fate is known.
+                self.repairer.note_stray((leg, no, shard.index));
+            } else if self.is_garbage(*shard, leg) {
+                garbage.push(*shard);
+            }
+        }
         for chunk in garbage.chunks(1024) {
             self.delete_shards(leg, chunk.to_vec(), out);
         }
     }
 
+    /// Of this shard nothing is deleted yet.
+    fn is_exempt(&self, segment: SegmentNo, index: u8) -> bool {
+        let unsettled = self.unsettled.contains(&segment) && !self.config.mutations.clean_after_unknown_append;
+        unsettled || self.repairer.is_repairing(segment, index)
+    }
+
+    /// Nothing names this shard, there, of a segment that is settled.
     fn is_garbage(&self, shard: ShardId, leg: Leg) -> bool {
-        let no = SegmentNo::from(shard.segment);
-        if self.unsettled.contains(&no) && !self.config.mutations.clean_after_unknown_append {
-            return false;
-        }
-        match self.segments.get(no) {
-            Some(info) => {
-                info.homes.get(usize::from(shard.index)) != Some(&leg) && !self.repairer.is_repairing(no, shard.index)
-            }
-            None => true,
-        }
+        let info = self.segments.get(SegmentNo::from(shard.segment));
+        info.is_none_or(|info| info.homes.get(usize::from(shard.index)) != Some(&leg))
     }
 
     fn delete_shards(&mut self, leg: Leg, shards: Vec<ShardId>, out: Out) {
@@ -290,9 +298,8 @@ impl Controller {
         for (leg, segment, index) in std::mem::take(&mut self.repairer.strays) {
             let shard = ShardId { segment: segment.of(self.config.volume), index };
             let late = self.calls.iter().any(|(_, c)| c.node == leg.node && c.late);
-            let unsettled = self.unsettled.contains(&segment) || self.repairer.is_repairing(segment, index);
-            if unsettled || late && self.nodes.is_usable(leg.node) {
-                self.repairer.strays.push((leg, segment, index));
+            if self.is_exempt(segment, index) || late && self.nodes.is_usable(leg.node) {
+                self.repairer.strays.insert((leg, segment, index));
             } else if self.nodes.is_usable(leg.node) && self.is_garbage(shard, leg) {
                 self.delete_shards(leg, vec![shard], out);
             }
