@@ -222,7 +222,7 @@ impl History {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct State {
     value: Version,
-    effective: u64,
+    effective: u128,
 }
 
 /// An operation between its invocation and its ending.
@@ -278,7 +278,7 @@ impl Search {
             self.open.push(None);
             self.open.len() - 1
         });
-        assert!(slot < 64, "more than 64 open operations on one sector");
+        assert!(slot < 128, "more than 128 open operations on one sector");
         self.open[slot] = Some(open);
         if !open.is_write {
             for state in self.states.iter_mut().filter(|s| s.value == open.value) {
@@ -290,7 +290,7 @@ impl Search {
     fn end(&mut self, op: u32) -> Result<(), String> {
         let slot = self.open.iter().position(|o| o.is_some_and(|o| o.op == op)).expect("an invoked operation ends");
         let open = self.open[slot].expect("just found");
-        let bit = 1_u64 << slot;
+        let bit = 1_u128 << slot;
         let mut reached: Vec<State> = Vec::with_capacity(self.states.len());
         for i in 0..self.states.len() {
             let state = self.states[i];
@@ -318,7 +318,8 @@ impl Search {
         reached.sort_unstable();
         reached.dedup();
         let is_optional = |o: &Option<Open>| o.is_some_and(|o| o.is_optional);
-        let optional = self.open.iter().enumerate().filter(|(_, o)| is_optional(o)).fold(0, |m, (i, _)| m | 1_u64 << i);
+        let optional =
+            self.open.iter().enumerate().filter(|(_, o)| is_optional(o)).fold(0, |m, (i, _)| m | 1_u128 << i);
         let dominates = |a: &State, b: &State| {
             a != b
                 && a.value == b.value
@@ -334,7 +335,7 @@ impl Search {
     }
 
     /// All states that orders of open writes lead to, up to the one in which `goal` has taken effect.
-    fn extend(&self, from: State, goal: u64, reached: &mut Vec<State>) {
+    fn extend(&self, from: State, goal: u128, reached: &mut Vec<State>) {
         let mut seen = vec![from];
         let mut next = 0;
         while next < seen.len() {

@@ -104,6 +104,9 @@ enum Kind {
     Amnesia,
 }
 
+/// When the node whose disks lie is back after the grid lost its power: all others have been greeted by then.
+const ROTTEN_BACK_AFTER: Duration = Duration::from_millis(1000);
+
 /// What the driver has to do, since machines are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostAct {
@@ -374,7 +377,9 @@ impl Nemesis {
                 continue;
             }
             world.crash_node(node, crash);
-            let until = now + self.span(5, back_ms_max);
+            // The one whose disks lie comes last: while it is alone, what it acknowledges lies nowhere else.
+            let is_rotten = self.rotten == Some(node);
+            let until = now + if is_rotten { ROTTEN_BACK_AFTER } else { self.span(5, back_ms_max) };
             // Not an illness that counts: all are out, and nobody's data is lost.
             match self.ill.iter_mut().find(|i| i.node == node && i.cured_at.is_none()) {
                 Some(illness) => {

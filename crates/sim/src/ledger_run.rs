@@ -115,9 +115,11 @@ impl LedgerRun {
             unit_bytes: 64 << 10,
             shard_bytes_mean: 128 << 10,
         };
+        let batch_records_max = *prng.pick(&[1, 4, 512]);
         for n in 0..plan.nodes {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.mutations;
+            config.batch_records_max = batch_records_max;
             let index = world.add_node(config, sizing, &vec![6 << 20; plan.disks]);
             world.start_node(index);
         }

@@ -67,6 +67,8 @@ pub struct Plan {
     pub hosts: usize,
     pub disk_bytes: u64,
     pub sizing: store::JournalSizing,
+    /// Small ones put more journal batches in flight at a time.
+    pub batch_records_max: usize,
     pub volume_bytes: u64,
     pub writeback_bytes: u64,
     pub segment_bytes: u32,
@@ -122,6 +124,7 @@ impl Plan {
             destage_age: Duration::from_millis(prng.between(10, 400)),
             clean_dead_per_mille: prng.between(150, 600) as u32,
             fold_runs: 8 << prng.below(6),
+            batch_records_max: *prng.pick(&[1, 4, 512]),
             requests: prng.between(120, 320) as u32,
             depth: prng.between(1, 12) as usize,
             think_us: prng.between(50, 4_000),

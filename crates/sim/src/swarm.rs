@@ -83,6 +83,7 @@ impl Run {
         for n in 0..plan.nodes {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
+            config.batch_records_max = plan.batch_records_max;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
             world.start_node(node);
         }
@@ -210,6 +211,10 @@ impl Run {
                 self.deposed.insert(at);
                 if self.current == Some(at) {
                     self.current = self.openings.iter().rfind(|m| !self.deposed.contains(m)).copied();
+                    // While it closed for a hand-over, say, and its deposer is gone.
+                    if self.healing && self.current.is_none() {
+                        self.open_somewhere();
+                    }
                 }
             }
             State::Closed => {
