@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out.
 fn free_ports(index: u16, count: u16) -> u16 {
-    let start = 12_000 + (std::process::id() % 200) as u16 * 80 + index * 16;
+    let start = 12_000 + (std::process::id() % 160) as u16 * 96 + index * 16;
     (start..start + 16 - count)
         .chain(28_000..28_100)
         .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
@@ -228,6 +228,18 @@ fn status_answers_within_a_second_whatever_hangs() {
     grid.wait_for_node(1, "up");
     grid.wait_for_node(3, "up");
     assert!(grid.fails("node cut 9").contains("no node 9"));
+}
+
+#[test]
+fn a_grid_comes_up_beside_a_node_that_hangs() {
+    let grid = Grid::new(5);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("node hang 1");
+    grid.ok("node kill 2");
+    let told = grid.ok("grid up");
+    assert!(told.contains("node 2 started") && told.contains("node 1 hangs"), "{told}");
+    grid.ok("node resume 1");
+    grid.wait_for_node(1, "up");
 }
 
 #[test]

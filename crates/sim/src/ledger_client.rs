@@ -57,6 +57,7 @@ enum Purpose {
     Create { ledger: LedgerId, leg: usize },
     Fence { leg: Leg },
     Read { ledger: LedgerId, leg: Leg },
+    Stat { node: NodeId },
     Forget,
 }
 
@@ -432,6 +433,8 @@ impl LedgerClient {
             old.sealed = Some(self.committed);
         }
         let trimmed = self.trimmed;
+        // Trims may be lost with the power; what the root names from here on begins after this.
+        root.checkpoint.lsn = trimmed;
         self.recovery.dropped = root.ledgers.extract_if(.., |l| l.sealed.is_some_and(|s| s <= trimmed)).collect();
         root.ledgers.push(ledger);
         root.serving = self.config.instance;
@@ -510,6 +513,11 @@ impl LedgerClient {
             Purpose::Create { ledger, leg } => self.on_create(ledger, leg, &reply),
             Purpose::Fence { leg } => self.recovery.on_fenced(leg, &reply),
             Purpose::Read { ledger, leg } => self.recovery.on_read(ledger, leg, reply, payload),
+            Purpose::Stat { node } => {
+                if let Reply::Stat { devices } = reply {
+                    self.nodes.insert(node, devices);
+                }
+            }
             Purpose::Forget => {}
         }
         if self.state == ClientState::Open {
@@ -613,7 +621,19 @@ impl LedgerClient {
         for node in nodes {
             out.push(Effect::Reconnect { node });
         }
+        if matches!(self.state, ClientState::Fencing | ClientState::Creating) {
+            self.ask_after_devices(out);
+        }
         self.drive(out);
+    }
+
+    /// Some may still have been opening when their node greeted.
+    fn ask_after_devices(&mut self, out: &mut Effects<Effect>) {
+        for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+            if !self.calling(Purpose::Stat { node }) {
+                self.send(node, Request::Stat, Vec::new(), Purpose::Stat { node }, out);
+            }
+        }
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Found {
 pub struct Recovery {
     trust_absent_legs: bool,
     ledgers: Vec<LedgerRef>,
+    /// Everything up to here was trimmed when the root was written.
+    floor: Lsn,
     fenced: BTreeSet<Leg>,
     logs: BTreeMap<(LedgerId, Leg), LegLog>,
     /// Ledgers that the next root leaves out.
@@ -46,6 +48,7 @@ impl Recovery {
         Recovery {
             trust_absent_legs,
             ledgers: Vec::new(),
+            floor: Lsn::ZERO,
             fenced: BTreeSet::new(),
             logs: BTreeMap::new(),
             dropped: Vec::new(),
@@ -54,7 +57,7 @@ impl Recovery {
     }
 
     pub fn begin(&mut self, root: &Root) {
-        self.ledgers = root.ledgers.clone();
+        (self.ledgers, self.floor) = (root.ledgers.clone(), root.checkpoint.lsn);
     }
 
     /// Legs, and other devices, that have not promised yet, each once.
@@ -121,7 +124,7 @@ impl Recovery {
 
     /// The whole log, once enough is known; `None` while recovery has to wait.
     pub fn finish(&self) -> Option<Found> {
-        let trimmed = self.logs.values().map(|l| l.trimmed).max().unwrap_or(Lsn::ZERO);
+        let trimmed = self.logs.values().map(|l| l.trimmed).fold(self.floor, Lsn::max);
         let sealed = self.ledgers.iter().filter_map(|l| l.sealed).max().unwrap_or(Lsn::ZERO);
         let mut found = Found { log: BTreeMap::new(), last: trimmed.max(sealed), trimmed, reappend: Vec::new() };
         let mut lsn = trimmed.next();

@@ -73,6 +73,9 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
                 dir.root().display(),
                 outcome.started.join(", ")
             ))?;
+            for node in &outcome.hung {
+                print(format_args!("node {node} hangs; `holdfast node resume {node}` lets it go on"))?;
+            }
             print("next: `holdfast volume create NAME --size 4GiB`, `holdfast status`")
         }
         GridAction::Down => {

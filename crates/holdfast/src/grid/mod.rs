@@ -57,6 +57,8 @@ pub struct UpOptions {
 pub struct UpOutcome {
     pub created: bool,
     pub started: Vec<String>,
+    /// Nodes that a signal has stopped: the grid serves without them.
+    pub hung: Vec<u32>,
     pub config: GridConfig,
 }
 
@@ -103,7 +105,8 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
         role.start(dir)?;
     }
     wait_until_serving(dir, &config)?;
-    Ok(UpOutcome { created, started: missing.iter().map(Role::to_string).collect(), config })
+    let started = missing.iter().map(Role::to_string).collect();
+    Ok(UpOutcome { created, started, hung: hung_nodes(dir, &config), config })
 }
 
 pub fn roles(config: &GridConfig) -> Vec<Role> {
@@ -341,6 +344,12 @@ fn make_devices(dir: &GridDir, config: &GridConfig) -> Result<()> {
     Ok(())
 }
 
+fn hung_nodes(dir: &GridDir, config: &GridConfig) -> Vec<u32> {
+    let is_hung = |id: &u32| Role::Node(*id).find(dir).is_some_and(|running| running.stopped);
+    config.nodes.iter().map(|n| n.id).filter(is_hung).collect()
+}
+
+/// Waits for all nodes but those that hang, and for every volume.
 fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let mut dead = None;
     let mut last = String::from("the host did not answer");
@@ -354,7 +363,9 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
                 let is_up = |n: &crate::protocol::NodeInfo| {
                     n.link != crate::protocol::LinkState::Down && n.devices.iter().all(|d| d.health != "opening")
                 };
-                let late: Vec<String> = status.nodes.iter().filter(|n| !is_up(n)).map(|n| n.id.to_string()).collect();
+                let hung = hung_nodes(dir, config);
+                let is_late = |n: &&crate::protocol::NodeInfo| !is_up(n) && !hung.contains(&n.id);
+                let late: Vec<String> = status.nodes.iter().filter(is_late).map(|n| n.id.to_string()).collect();
                 let opening = status.volumes.iter().filter(|v| v.state == "opening");
                 let waits: Vec<String> = opening
                     .map(|v| format!("volume {}: {}", v.name, v.waits.as_deref().unwrap_or("opening")))
