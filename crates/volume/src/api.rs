@@ -30,7 +30,8 @@ pub struct Config {
     pub bypass_bytes_min: u32,
     /// How long data may wait in the log when nothing presses.
     pub destage_age_max: Duration,
-    /// Dead share (per mille) of a segment from which the cleaner wants it even without pressure.
+    /// Dead share (per mille) of a segment from which the cleaner wants it while the grid is nearly empty. The less is
+    /// free, the lower.
     pub clean_dead_per_mille: u32,
     /// Runs in the overlay of the map from which a checkpoint folds a batch of leaves.
     pub fold_runs_min: usize,
@@ -55,7 +56,7 @@ impl Config {
             segment_payload_bytes: 4 << 20,
             bypass_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
-            clean_dead_per_mille: 500,
+            clean_dead_per_mille: 850,
             fold_runs_min: 4096,
             append_hedge_min: Duration::from_millis(10),
             append_hedge_max: Duration::from_millis(150),

@@ -139,7 +139,8 @@ impl Controller {
             0..80 => base.min(30),
             80..150 => base.min(100),
             150..300 => base.min(250),
-            _ => base,
+            // Room is there: moving what half lives would only take time from guests.
+            _ => base.min(free.max(450)),
         }
     }
 
