@@ -56,6 +56,9 @@ pub const PROFILES: [Profile; 12] = [
     Profile::Amnesia,
 ];
 
+/// Longer than any node is away.
+const NEVER: Duration = Duration::from_secs(3600);
+
 /// Everything that a run is made from.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -76,6 +79,8 @@ pub struct Plan {
     pub map_cache_bytes: u64,
     pub destage_age: Duration,
     pub clean_dead_per_mille: u32,
+    /// Nodes are away for up to 1.5 s.
+    pub rebuild_after: Duration,
     pub fold_runs: usize,
     pub requests: u32,
     pub depth: usize,
@@ -123,6 +128,7 @@ impl Plan {
             map_cache_bytes: 64 << 10 << prng.below(4),
             destage_age: Duration::from_millis(prng.between(10, 400)),
             clean_dead_per_mille: prng.between(150, 600) as u32,
+            rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             fold_runs: 8 << prng.below(6),
             batch_records_max: *prng.pick(&[1, 4, 512]),
             requests: prng.between(120, 320) as u32,

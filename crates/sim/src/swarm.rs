@@ -145,6 +145,7 @@ impl Run {
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         config.fold_runs_min = plan.fold_runs;
+        config.rebuild_after = plan.rebuild_after;
         config.mutations = plan.volume_mutations;
         config
     }

@@ -616,3 +616,52 @@ fn a_volume_closes_although_it_cannot_be_destaged() {
     stage.read(0, 8);
     stage.finish();
 }
+
+#[test]
+fn what_was_made_whole_bears_another_loss() {
+    // Each node's disk is swapped for a blank one in turn; when redundancy is whole again, any other node may go, and a new
+    // owner must be able to read everything that it needs, the checkpoint included.
+    for lost in 0..4 {
+        for next in (0..4).filter(|n| *n != lost) {
+            let mut stage = Scenery::new(203).nodes(4).raise();
+            stage.write_segments(6);
+            stage.pass_ms(4000);
+            stage.swap_disks(lost);
+            stage.write(0, 8);
+            stage.pass_ms(500);
+            let is_whole = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
+            stage.until("redundancy is whole", is_whole);
+            stage.crash_host(0);
+            stage.crash_node(next);
+            stage.take_over_on(1);
+            stage.read(0, 256);
+            stage.finish();
+        }
+    }
+}
+
+#[test]
+fn a_node_that_stays_away_is_done_without() {
+    // After the grace time its shards are made again on others; it may come back later with what it had, which goes.
+    for layout in ["mirror:2", "parity:2+1"] {
+        let scenery =
+            Scenery::new(204).nodes(5).layout(layout).with(|plan| plan.rebuild_after = Duration::from_secs(5));
+        let mut stage = scenery.raise();
+        stage.write_segments(8);
+        stage.pass_ms(4000);
+        stage.crash_node(1);
+        stage.write(0, 8);
+        stage.pass_ms(4000);
+        assert!(stage.status().degraded_segments > 0, "{layout}: it is waited for");
+        let is_whole = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
+        stage.until("redundancy is whole", is_whole);
+        assert!(stage.status().counters.shards_rebuilt > 0);
+        // Now another one may go.
+        stage.crash_node(2);
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.read(0, 256);
+        stage.start_node(1);
+        stage.finish();
+    }
+}

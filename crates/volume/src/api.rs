@@ -35,6 +35,8 @@ pub struct Config {
     pub clean_dead_per_mille: u32,
     /// Runs in the overlay of the map from which a checkpoint folds a batch of leaves.
     pub fold_runs_min: usize,
+    /// How long a node may be away before what it held is made again elsewhere.
+    pub rebuild_after: Duration,
     pub append_hedge_min: Duration,
     pub append_hedge_max: Duration,
     pub read_hedge_min: Duration,
@@ -58,6 +60,7 @@ impl Config {
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 850,
             fold_runs_min: 4096,
+            rebuild_after: Duration::from_secs(600),
             append_hedge_min: Duration::from_millis(10),
             append_hedge_max: Duration::from_millis(150),
             read_hedge_min: Duration::from_millis(2),

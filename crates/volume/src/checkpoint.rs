@@ -118,6 +118,8 @@ pub(crate) struct Checkpointer {
     /// Something was applied that the newest run does not contain.
     pub(crate) dirty: bool,
     pub(crate) fold_wanted: bool,
+    /// A part of the durable checkpoint lost a shard for good: everything is written anew, elsewhere.
+    pub(crate) rewrite_wanted: bool,
     /// The overlay may hold runs that a fold would take in.
     pub(crate) unfolded: bool,
     folded_last: Instant,
@@ -180,11 +182,11 @@ impl Controller {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
         let since = self.now.since(self.checkpointer.started_at);
         let age_max = if self.checkpointer.fold_wanted && self.cleaner.is_idle() { FOLD_AGE_MAX } else { AGE_MAX };
-        let idle = self.state == State::Closing || since >= age_max;
+        let idle = self.state == State::Closing || since >= age_max || self.checkpointer.rewrite_wanted;
         let pressed = self.checkpointer.journal_fill > 110 && since >= Duration::from_millis(100);
         // Nothing is folded while the volume closes.
         let fold_wanted = self.checkpointer.fold_wanted && self.state == State::Open;
-        (self.checkpointer.dirty || fold_wanted || self.fold_is_due())
+        (self.checkpointer.dirty || fold_wanted || self.checkpointer.rewrite_wanted || self.fold_is_due())
             && (idle || pressed || grown >= self.config.writeback_bytes_max / 8)
     }
 
@@ -391,7 +393,8 @@ impl Controller {
 
     /// Takes the state as of the completed LSN and writes it as a run.
     fn capture(&mut self, out: Out) {
-        let full = self.checkpointer.durable.runs.is_empty() || self.checkpointer.chain_len >= CHAIN_MAX;
+        let rewrite = std::mem::take(&mut self.checkpointer.rewrite_wanted);
+        let full = rewrite || self.checkpointer.durable.runs.is_empty() || self.checkpointer.chain_len >= CHAIN_MAX;
         self.condemn_dead();
         let parts = self.run_parts(full);
         let checkpointer = &mut self.checkpointer;

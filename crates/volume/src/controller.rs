@@ -96,6 +96,8 @@ pub struct Controller {
     pub(crate) repairer: Repairer,
     pub(crate) counters: Counters,
     pub(crate) last_activity: Instant,
+    /// When it first served.
+    pub(crate) opened_at: Instant,
     /// When a volume that is being closed is left as it is.
     pub(crate) close_by: Option<Instant>,
     last_tick: Instant,
@@ -139,6 +141,7 @@ impl Controller {
             repairer: Repairer::default(),
             counters: Counters::default(),
             last_activity: Instant::ZERO,
+            opened_at: Instant::ZERO,
             close_by: None,
             last_tick: Instant::ZERO,
             was_busy: false,

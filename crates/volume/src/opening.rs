@@ -748,6 +748,7 @@ impl Controller {
 
     pub(crate) fn on_serving(&mut self, out: Out) {
         let opening = self.opening.take().expect("opening");
+        self.opened_at = self.now;
         self.set_state(State::Open, out);
         let entries = self.log.len() as u64;
         let notice =

@@ -33,6 +33,9 @@ const RECHECK_AFTER: Duration = Duration::from_secs(3);
 /// A node that has just started greets before it has read which devices it has.
 const DEVICES_APPEAR_WITHIN: Duration = Duration::from_secs(3);
 
+/// How often the table is searched for shards of lost nodes.
+const REBUILD_EVERY: Duration = Duration::from_secs(1);
+
 /// How often the table is searched for the end of degradation.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -55,6 +58,9 @@ struct Repair {
 pub(crate) struct Repairer {
     queue: BTreeSet<(SegmentNo, u8)>,
     running: Slab<Repair>,
+    /// Shards to make again because their node has been away for long: next last.
+    rebuild: Vec<(SegmentNo, u8)>,
+    rebuild_listed_at: Instant,
     /// Shards that may lie where a segment's final homes are not: (where, segment, index).
     strays: BTreeSet<(Leg, SegmentNo, u8)>,
     listing: BTreeMap<(NodeId, DeviceId), BTreeSet<ShardId>>,
@@ -70,6 +76,8 @@ impl Default for Repairer {
         Repairer {
             queue: BTreeSet::new(),
             running: Slab::new(REPAIRS_MAX),
+            rebuild: Vec::new(),
+            rebuild_listed_at: Instant::ZERO,
             strays: BTreeSet::new(),
             listing: BTreeMap::new(),
             degraded: false,
@@ -382,13 +390,55 @@ impl Controller {
         let waiting: Vec<(SegmentNo, u8)> = self.repairer.queue.iter().copied().collect();
         for (segment, index) in waiting {
             if self.repairer.running.is_full() {
-                break;
+                return;
             }
             self.repairer.queue.remove(&(segment, index));
             if !self.start_repair(segment, index, out) {
                 self.repairer.queue.insert((segment, index));
             }
         }
+        self.list_rebuild();
+        while !self.repairer.running.is_full() {
+            let Some((segment, index)) = self.repairer.rebuild.pop() else { return };
+            let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
+            let is_queued = self.repairer.queue.contains(&(segment, index));
+            if !is_queued && home.is_some_and(|home| self.is_lost(home.node)) {
+                self.start_repair(segment, index, out);
+            }
+        }
+    }
+
+    /// The node has been away for so long that it is not waited for.
+    fn is_lost(&self, id: NodeId) -> bool {
+        let out_since = match self.nodes.get(id) {
+            Some(node) if node.up && !node.suspect => return false,
+            Some(node) => node.out_since.unwrap_or(self.opened_at),
+            None => self.opened_at,
+        };
+        self.now.since(out_since) >= self.config.rebuild_after
+    }
+
+    /// Shards of lost nodes, those of the segments that lack most last.
+    fn list_rebuild(&mut self) {
+        let pace = REBUILD_EVERY.min(self.config.rebuild_after / 4);
+        if !self.repairer.rebuild.is_empty() || self.now.since(self.repairer.rebuild_listed_at) < pace {
+            return;
+        }
+        self.repairer.rebuild_listed_at = self.now;
+        let homes = self.segments.iter().flat_map(|(_, info)| info.homes.iter().map(|home| home.node));
+        let lost: BTreeSet<NodeId> = homes.collect::<BTreeSet<_>>().into_iter().filter(|n| self.is_lost(*n)).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let mut found: Vec<(usize, SegmentNo, u8)> = Vec::new();
+        for (no, info) in self.segments.iter().filter(|(_, info)| info.live > 0 || info.kind == Kind::Run) {
+            let missing = info.homes.iter().enumerate().filter(|(_, home)| lost.contains(&home.node));
+            let count = missing.clone().count();
+            found.extend(missing.map(|(index, _)| (count, no, index as u8)));
+        }
+        found.sort_unstable();
+        self.repairer.rebuild = found.into_iter().map(|(_, no, index)| (no, index)).collect();
+        self.repairer.degraded |= !self.repairer.rebuild.is_empty();
     }
 
     /// False where it can't be done now.
@@ -397,9 +447,15 @@ impl Controller {
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let mut target = homes[usize::from(index)];
         if !self.nodes.leg_usable(target) {
-            if self.nodes.is_up(target.node) && self.nodes.device_serves(target) || !self.nodes.is_up(target.node) {
-                // The node is away: it may come back with the shard.
+            let is_away = !self.nodes.is_up(target.node) || self.nodes.device_serves(target);
+            if is_away && !self.is_lost(target.node) {
+                // It may come back with the shard.
                 return false;
+            }
+            if info.kind == Kind::Run {
+                // Whoever opens the volume finds it by the homes that the checkpoint names: a new one names others.
+                self.checkpointer.rewrite_wanted = true;
+                return true;
             }
             let avoid: Vec<NodeId> =
                 homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node).collect();
