@@ -10,6 +10,9 @@ use std::time::Duration;
 /// For what the host knows by heart.
 pub const QUICK: Duration = Duration::from_millis(900);
 
+/// For what the metadata store has to be asked for.
+pub const UNHURRIED: Duration = Duration::from_secs(10);
+
 /// For what waits for nodes or for a log to be emptied.
 pub const PATIENT: Duration = Duration::from_secs(150);
 
@@ -58,14 +61,15 @@ pub fn status(dir: &GridDir) -> Result<HostStatus> {
 }
 
 pub fn volume(dir: &GridDir, request: &Request) -> Result<VolumeInfo> {
-    match ask(dir, request, PATIENT)? {
+    let patience = if matches!(request, Request::VolumeShow { .. }) { UNHURRIED } else { PATIENT };
+    match ask(dir, request, patience)? {
         Response::Volume(volume) => Ok(*volume),
         other => unexpected(&other),
     }
 }
 
 pub fn volumes(dir: &GridDir) -> Result<Vec<VolumeInfo>> {
-    match ask(dir, &Request::VolumeList, PATIENT)? {
+    match ask(dir, &Request::VolumeList, UNHURRIED)? {
         Response::Volumes { volumes } => Ok(volumes),
         other => unexpected(&other),
     }

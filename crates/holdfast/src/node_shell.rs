@@ -11,7 +11,7 @@
 
 use crate::daemon::outwait;
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, anyhow, bail};
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
@@ -100,29 +100,29 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     Ok(())
 }
 
-/// Opens what the node may use. A device that is missing or broken is left out, as long as one remains: devices fail by
-/// themselves. One that belongs to somebody else, or to nobody, stops the node before it does any harm.
+/// Opens what the node may use. A device that is missing, broken, blank or unknown is left out, as long as one remains:
+/// devices fail by themselves. One that belongs to another node or grid stops the node before it does any harm.
 fn open_devices(options: &NodeOptions) -> Result<Vec<device::Device>> {
     let mut opened = Vec::new();
     let mut failed = Vec::new();
     for path in &options.devices {
         match outwait(|| device::open(path), |e| matches!(e, DeviceError::InUse { .. })) {
-            Ok(device) => {
-                crate::grid::ownership::claim(&device, options)?;
-                opened.push(device);
-            }
+            Ok(device) => match crate::grid::ownership::claim(&device, options)? {
+                Ok(()) => opened.push(device),
+                Err(why) => failed.push(anyhow!(why)),
+            },
             Err(error @ (DeviceError::InUse { .. } | DeviceError::NotADevice { .. })) => return Err(error.into()),
-            Err(error) => {
-                logger::error(format_args!("node {} starts without a device: {error}", options.node));
-                failed.push(error);
-            }
+            Err(error) => failed.push(error.into()),
         }
     }
     if opened.is_empty() {
         let Some(first) = failed.into_iter().next() else {
             bail!("node {} has no device; name at least one with --device", options.node)
         };
-        return Err(first).context(format!("node {} can't open any of its devices", options.node));
+        return Err(first.context(format!("node {} can't use any of its devices", options.node)));
+    }
+    for error in failed {
+        logger::error(format_args!("node {} starts without a device: {error:#}", options.node));
     }
     Ok(opened)
 }

@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out.
 fn free_ports(index: u16, count: u16) -> u16 {
-    let start = 12_000 + (std::process::id() % 160) as u16 * 96 + index * 16;
+    let start = 12_000 + (std::process::id() % 110) as u16 * 144 + index * 16;
     (start..start + 16 - count)
         .chain(28_000..28_100)
         .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
@@ -279,6 +279,57 @@ fn what_cannot_work_is_refused_and_nothing_is_lost() {
     fs::rename(&kept, &ours).unwrap();
     grid.ok("grid up");
     other.ok("grid up");
+}
+
+#[test]
+fn a_grid_without_its_metadata_is_not_taken_for_an_empty_one() {
+    let grid = Grid::new(6);
+    grid.up("--nodes 3 --devices 1");
+    grid.json("volume create v1 --size 32MiB");
+    grid.ok("grid down");
+    let (meta, kept) = (grid.path("meta.redb"), grid.path("kept"));
+    fs::rename(&meta, &kept).unwrap();
+    let error = grid.fails("grid up");
+    assert!(error.contains("meta.redb is missing") && error.contains("Restore"), "{error}");
+    fs::write(&meta, "").unwrap();
+    assert!(grid.fails("grid up").contains("missing or empty"));
+    fs::rename(&kept, &meta).unwrap();
+    grid.ok("grid up");
+    assert_eq!(grid.json("volume show v1")["state"], "open");
+}
+
+#[test]
+fn a_node_serves_without_a_blank_device_and_takes_it_when_told() {
+    let grid = Grid::new(7);
+    grid.up("--nodes 3 --devices 2");
+    grid.ok("node kill 2");
+    let device = grid.path("devices/node2-1.img");
+    let len = fs::metadata(&device).unwrap().len();
+    fs::write(&device, "").unwrap();
+    fs::OpenOptions::new().write(true).open(&device).unwrap().set_len(len).unwrap();
+    grid.ok("node start 2");
+    grid.wait_for_node(2, "up");
+    let devices = |grid: &Grid| grid.json("status")["nodes"][1]["devices"].as_array().unwrap().len();
+    assert_eq!(devices(&grid), 1);
+    assert!(fs::read_to_string(grid.path("logs/node2.log")).unwrap().contains("--format-blank"));
+    grid.ok("node kill 2");
+    grid.ok("node start 2 --format-blank");
+    grid.wait_for_node(2, "up");
+    assert_eq!(devices(&grid), 2);
+}
+
+#[test]
+fn a_volume_out_of_service_is_resized() {
+    let grid = Grid::new(8);
+    grid.up("--nodes 3 --devices 1");
+    grid.json("volume create v1 --size 32MiB");
+    grid.ok("volume unexport v1");
+    assert!(grid.fails("volume resize v1 --size 16MiB").contains("--shrink"));
+    grid.ok("volume resize v1 --size 16MiB --shrink");
+    let shown = grid.json("volume show v1");
+    assert_eq!((&shown["size_bytes"], &shown["exported"]), (&(16 << 20).into(), &false.into()));
+    grid.ok("volume resize v1 --size 64MiB");
+    assert_eq!(grid.json("volume show v1")["size_bytes"], 64 << 20);
 }
 
 #[test]

@@ -665,3 +665,16 @@ fn a_node_that_stays_away_is_done_without() {
         stage.finish();
     }
 }
+
+#[test]
+fn more_reads_than_are_under_way_at_a_time_are_all_answered() {
+    let mut stage = Scenery::new(205).raise();
+    stage.write_segments(8);
+    let owner = stage.owner();
+    let reads: Vec<_> = (0..96).map(|i| stage.ask(owner, What::Read, i % 4 * 64, 256)).collect();
+    stage.crash_node(0);
+    for read in reads {
+        stage.until("a read is answered", |s| s.is_answered(read));
+    }
+    stage.finish();
+}

@@ -33,8 +33,9 @@ use crate::map::{LeafCache, LeafNo, LeafPointer, Overlay};
 use crate::nodes::Nodes;
 use crate::opening::Opening;
 use crate::pressure::Pressure;
-use crate::read::ReadOp;
+use crate::read::{ReadOp, ReadQueue};
 use crate::repair::Repairer;
+use crate::resize::Resizer;
 use crate::roll::Roll;
 use crate::root::RootWriter;
 use crate::segments::SegmentTable;
@@ -70,6 +71,7 @@ pub struct Controller {
     pub(crate) nodes: Nodes,
     pub(crate) calls: Slab<Call>,
     pub(crate) root: RootWriter,
+    pub(crate) resizer: Resizer,
     pub(crate) opening: Option<Box<Opening>>,
     pub(crate) roll: Option<Roll>,
     pub(crate) next_ledger: u32,
@@ -84,8 +86,11 @@ pub struct Controller {
     pub(crate) unsettled: BTreeSet<SegmentNo>,
     pub(crate) waiting: VecDeque<BlockRequest>,
     pub(crate) reads: Slab<ReadOp>,
+    pub(crate) read_queue: ReadQueue,
     pub(crate) awaiting_grant: Vec<Token>,
     pub(crate) fetches: Slab<Fetch>,
+    /// Fetches that a node had no room for.
+    pub(crate) refused_fetches: Vec<Token>,
     pub(crate) jobs: Slab<SegmentJob>,
     pub(crate) writes: Writes,
     pub(crate) write_ops: Slab<WriteOp>,
@@ -116,6 +121,7 @@ impl Controller {
             nodes: Nodes::default(),
             calls: Slab::new(CALLS_MAX),
             root: RootWriter::default(),
+            resizer: Resizer::default(),
             opening: None,
             roll: None,
             next_ledger: 0,
@@ -129,8 +135,10 @@ impl Controller {
             unsettled: BTreeSet::new(),
             waiting: VecDeque::new(),
             reads: Slab::new(REQUESTS_MAX),
+            read_queue: ReadQueue::default(),
             awaiting_grant: Vec::new(),
             fetches: Slab::new(CALLS_MAX),
+            refused_fetches: Vec::new(),
             jobs: Slab::new(1024),
             writes: Writes::default(),
             write_ops: Slab::new(REQUESTS_MAX),
@@ -161,7 +169,7 @@ impl Controller {
             Event::NodeDown { node } => self.on_node_down(node, out),
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
-            Event::Resize { size_bytes } => self.on_resize(size_bytes, out),
+            Event::Resize { size_bytes } => self.on_resize(size_bytes),
             Event::Tick => self.on_tick(out),
         }
     }
@@ -349,6 +357,7 @@ impl Controller {
         }
         if matches!(self.state, State::Open | State::Closing) {
             self.complete_entries(out);
+            self.admit_reads(out);
             self.unblock_writes(out);
             self.admit_writes(out);
         }
@@ -379,6 +388,7 @@ impl Controller {
         self.ask_for_journal_room(out);
         self.resend_in_flight(out);
         self.retry_stalled_fetches(out);
+        self.retry_refused_fetches(out);
         if matches!(self.state, State::Open | State::Closing) {
             self.background(out);
         }

@@ -35,7 +35,12 @@ pub(crate) struct Fetch {
     bad: u64,
     got: BTreeMap<u8, Buf>,
     pub(crate) stalled: bool,
+    /// How often a node had no room for it.
+    refusals: u32,
 }
+
+/// A fetch that a node had no room for so often goes wide.
+const REFUSALS_MAX: u32 = 8;
 
 /// Why a fetch ended without bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +84,7 @@ impl Controller {
             bad: 0,
             got: BTreeMap::new(),
             stalled: false,
+            refusals: 0,
         };
         if self.fetches.is_full() {
             return self.deliver(fetch.wants, Err(FetchError::Gone), out);
@@ -194,7 +200,10 @@ impl Controller {
                 fetch.got.insert(index, payload);
                 self.settle_fetch(token, out);
             }
-            Reply::Refused(Refusal::Busy) => self.hedge_fetch(token, out),
+            Reply::Refused(Refusal::Busy) => {
+                fetch.refusals += 1;
+                self.refused_fetches.push(token);
+            }
             _ => self.on_bad_shard(token, index, node, reply, out),
         }
     }
@@ -257,6 +266,18 @@ impl Controller {
             self.finish_fetch(token, Err(FetchError::Lost), out);
         } else if fetch.asked == 0 && fetch.wide {
             self.fetches.get_mut(token).expect("still there").stalled = true;
+        }
+    }
+
+    /// Asks once more for what nodes had no room for, a tick ago; elsewhere only after a while: others have no more room.
+    pub(crate) fn retry_refused_fetches(&mut self, out: Out) {
+        for token in std::mem::take(&mut self.refused_fetches) {
+            match self.fetches.get(token) {
+                Some(fetch) if fetch.wide => self.ask_wide(token, out),
+                Some(fetch) if fetch.refusals >= REFUSALS_MAX => self.hedge_fetch(token, out),
+                Some(fetch) if fetch.asked == 0 => self.ask_direct(token, out),
+                _ => {}
+            }
         }
     }
 

@@ -24,6 +24,7 @@ mod pressure;
 mod rangemap;
 mod read;
 mod repair;
+mod resize;
 mod roll;
 mod root;
 mod segments;

@@ -757,6 +757,7 @@ impl Controller {
         self.repairer.note_degraded();
         self.last_activity = self.now;
         self.on_legs_changed(out);
+        self.cut_off_end(out);
         for request in std::mem::take(&mut self.waiting) {
             self.start_request(request, out);
         }

@@ -37,6 +37,11 @@ impl<V> Default for RangeMap<V> {
 }
 
 impl<V: Sliceable> RangeMap<V> {
+    /// Where the last run ends; zero without any.
+    pub fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(at, run)| at + run.len)
+    }
+
     /// Number of runs.
     pub fn run_count(&self) -> usize {
         self.runs.len()

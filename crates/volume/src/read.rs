@@ -1,7 +1,7 @@
 //! Guests' reads: look up, fetch, answer under a grant.
 //!
-//! States of an operation: looking up (waits for leaves) -> fetching -> waiting for a grant -> answered. A segment freed
-//! in between sends it back to looking up.
+//! States of an operation: queued (as many bytes as may be are being read) -> looking up (waits for leaves) -> fetching ->
+//! waiting for a grant -> answered. A segment freed in between sends it back to looking up.
 
 use crate::call::Wants;
 use crate::controller::{Controller, Out};
@@ -10,6 +10,7 @@ use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Leaf, LeafNo, Place};
 use crate::rangemap::Piece;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, RequestToken, StatusExtent, Token};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Who reads.
@@ -32,6 +33,8 @@ pub(crate) struct ReadOp {
     pending: u32,
     failed: Option<FetchError>,
     restarts: u32,
+    /// Bytes that it takes of what may be read at a time, once it has begun.
+    admitted_bytes: u64,
 }
 
 impl ReadOp {
@@ -42,6 +45,17 @@ impl ReadOp {
             Reader::Modify(_) => None,
         }
     }
+}
+
+/// Bytes that are read for guests at a time, or one request of more: what is asked of nodes beyond that would only wait
+/// there, in front of others.
+const READING_BYTES_MAX: u64 = 32 << 20;
+
+/// Reads that wait for their turn.
+#[derive(Debug, Default)]
+pub(crate) struct ReadQueue {
+    waiting: VecDeque<Token>,
+    reading_bytes: u64,
 }
 
 /// A read whose segments are freed under it this often has met a bug.
@@ -62,8 +76,40 @@ impl Controller {
             pending: 0,
             failed: None,
             restarts: 0,
+            admitted_bytes: 0,
         });
-        self.look_up(op, out);
+        match reader {
+            Reader::Guest(_) => {
+                self.read_queue.waiting.push_back(op);
+                self.admit_reads(out);
+            }
+            Reader::Status(_) | Reader::Modify(_) => self.look_up(op, out),
+        }
+    }
+
+    /// Begins reads that wait, as far as they may be under way together.
+    pub(crate) fn admit_reads(&mut self, out: Out) {
+        while let Some(token) = self.read_queue.waiting.front().copied() {
+            let Some(op) = self.reads.get_mut(token) else {
+                self.read_queue.waiting.pop_front();
+                continue;
+            };
+            let reading = self.read_queue.reading_bytes;
+            if reading > 0 && reading + op.range.len > READING_BYTES_MAX {
+                return;
+            }
+            op.admitted_bytes = op.range.len;
+            self.read_queue.reading_bytes += op.range.len;
+            self.read_queue.waiting.pop_front();
+            self.look_up(token, out);
+        }
+    }
+
+    /// Takes an operation that ends out of the table; what waits for it is begun by [`Controller::progress`].
+    fn end_read(&mut self, token: Token) -> Option<ReadOp> {
+        let op = self.reads.remove(token)?;
+        self.read_queue.reading_bytes -= op.admitted_bytes;
+        Some(op)
     }
 
     fn refuse_read(&mut self, reader: Reader, error: BlockError, out: Out) {
@@ -203,7 +249,7 @@ impl Controller {
             self.ask_grants(soon, out);
             return;
         }
-        let Some(op) = self.reads.remove(token) else { return };
+        let Some(op) = self.end_read(token) else { return };
         let result = match op.failed {
             Some(_) => Err(BlockError::Unavailable),
             None => Ok(trimmed_parts(&op)),
@@ -237,7 +283,7 @@ impl Controller {
         if !self.may_read() {
             return self.finish_read(token, out);
         }
-        let op = self.reads.remove(token).expect("still reading");
+        let op = self.end_read(token).expect("still reading");
         let (first, _) = blocks_of(op.range);
         let end = op.range.end().expect("checked when it came in");
         let mut extents: Vec<StatusExtent> = Vec::new();

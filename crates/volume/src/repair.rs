@@ -33,6 +33,10 @@ const RECHECK_AFTER: Duration = Duration::from_secs(3);
 /// A node that has just started greets before it has read which devices it has.
 const DEVICES_APPEAR_WITHIN: Duration = Duration::from_secs(3);
 
+/// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever.
+const REPAIR_PAUSE_MIN: Duration = Duration::from_millis(200);
+const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(60);
+
 /// How often the table is searched for shards of lost nodes.
 const REBUILD_EVERY: Duration = Duration::from_secs(1);
 
@@ -58,6 +62,8 @@ struct Repair {
 pub(crate) struct Repairer {
     queue: BTreeSet<(SegmentNo, u8)>,
     running: Slab<Repair>,
+    /// Repairs that failed: not before when they are tried again, and how long they waited.
+    paused: BTreeMap<(SegmentNo, u8), (Instant, Duration)>,
     /// Shards to make again because their node has been away for long: next last.
     rebuild: Vec<(SegmentNo, u8)>,
     rebuild_listed_at: Instant,
@@ -76,6 +82,7 @@ impl Default for Repairer {
         Repairer {
             queue: BTreeSet::new(),
             running: Slab::new(REPAIRS_MAX),
+            paused: BTreeMap::new(),
             rebuild: Vec::new(),
             rebuild_listed_at: Instant::ZERO,
             strays: BTreeSet::new(),
@@ -109,6 +116,7 @@ impl Repairer {
 
     pub(crate) fn forget(&mut self, segment: SegmentNo) {
         self.queue.retain(|(no, _)| *no != segment);
+        self.paused.retain(|(no, _), _| *no != segment);
     }
 }
 
@@ -189,6 +197,7 @@ impl Controller {
                 continue;
             }
             node.inventoried = true;
+            self.repairer.paused.clear();
             self.want_shards_of_lost_devices(id);
             let node = self.nodes.get(id).expect("listed");
             let devices: Vec<DeviceId> = node.devices.keys().copied().collect();
@@ -391,6 +400,9 @@ impl Controller {
         for (segment, index) in waiting {
             if self.repairer.running.is_full() {
                 return;
+            }
+            if self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.now) {
+                continue;
             }
             self.repairer.queue.remove(&(segment, index));
             if !self.start_repair(segment, index, out) {
@@ -654,6 +666,11 @@ impl Controller {
         }
         if again {
             self.repairer.queue.insert((segment, index));
+            let waited = self.repairer.paused.get(&(segment, index)).map_or(REPAIR_PAUSE_MIN / 2, |(_, span)| *span);
+            let pause = (waited * 2).min(REPAIR_PAUSE_MAX);
+            self.repairer.paused.insert((segment, index), (self.now + pause, pause));
+        } else {
+            self.repairer.paused.remove(&(segment, index));
         }
     }
 }

@@ -38,7 +38,6 @@ pub(crate) struct RootWriter {
     token: u64,
     retry_at: Option<Instant>,
     tidied_at: Instant,
-    pub(crate) wanted_size: Option<u64>,
 }
 
 /// Pause before a swap with unknown outcome is repeated.
@@ -117,6 +116,7 @@ impl Controller {
             Change::Roll => self.on_rolled(out),
             Change::Tidy => {}
             Change::Resize => {
+                self.cut_off_end(out);
                 out.push(Effect::Notice(Notice::Resized { size_bytes: self.root().size_bytes }));
             }
         }
@@ -161,9 +161,8 @@ impl Controller {
         if self.state != State::Open || self.root.is_swapping() || self.roll_is_swapping() {
             return;
         }
-        if let Some(size_bytes) = self.root.wanted_size.take() {
-            let root = Root { size_bytes, ..self.root().clone() };
-            self.swap_root(root, Change::Resize, out);
+        if self.resizer.is_wanted() {
+            self.drive_resize(out);
         } else if self.now.since(self.root.tidied_at) >= TIDY_EVERY && self.has_dead_ledgers() {
             self.root.tidied_at = self.now;
             let root = self.tidied_root();
@@ -183,9 +182,5 @@ impl Controller {
         root.trimmed = trimmed;
         root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > trimmed));
         root
-    }
-
-    pub(crate) fn on_resize(&mut self, size_bytes: u64, _out: Out) {
-        self.root.wanted_size = Some(size_bytes);
     }
 }

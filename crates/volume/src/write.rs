@@ -85,18 +85,22 @@ impl Writes {
     }
 }
 
+fn range_of(op: &BlockOp) -> ByteRange {
+    match op {
+        BlockOp::Flush => ByteRange::new(0, 0),
+        BlockOp::Write { offset, data } => ByteRange::new(*offset, data.len() as u64),
+        BlockOp::Read(range)
+        | BlockOp::Discard(range)
+        | BlockOp::WriteZeroes(range)
+        | BlockOp::Prefetch(range)
+        | BlockOp::Status(range) => *range,
+    }
+}
+
 impl Controller {
     pub(crate) fn start_request(&mut self, request: BlockRequest, out: Out) {
-        let range = match &request.op {
-            BlockOp::Flush => return self.reply(request.token, Ok(BlockData::Done), out),
-            BlockOp::Write { offset, data } => ByteRange::new(*offset, data.len() as u64),
-            BlockOp::Read(r)
-            | BlockOp::Discard(r)
-            | BlockOp::WriteZeroes(r)
-            | BlockOp::Prefetch(r)
-            | BlockOp::Status(r) => *r,
-        };
-        if range.end().is_none_or(|end| end > self.root().size_bytes) {
+        let range = range_of(&request.op);
+        if !self.is_inside(&request.op) {
             return self.reply(request.token, Err(BlockError::OutOfRange), out);
         }
         match request.op {
@@ -111,6 +115,10 @@ impl Controller {
                 self.admit_writes(out);
             }
         }
+    }
+
+    fn is_inside(&self, op: &BlockOp) -> bool {
+        range_of(op).end().is_some_and(|end| end <= self.root().size_bytes)
     }
 
     /// Lets queued writes in, as far as budget and curve allow.
@@ -132,6 +140,11 @@ impl Controller {
                 return;
             }
             let request = self.writes.queue.pop_front().expect("just seen");
+            if !self.is_inside(&request.op) {
+                // The end was cut off while it waited.
+                self.reply(request.token, Err(BlockError::OutOfRange), out);
+                continue;
+            }
             self.writes.not_before = self.curve_delay();
             self.begin_write(request, out);
         }

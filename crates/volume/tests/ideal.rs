@@ -464,3 +464,33 @@ fn wide_codes() {
         compare_with_array(seed, 8, Layout::Parity { data: 7, parity: 1 }, 300);
     }
 }
+
+#[test]
+fn what_a_smaller_size_cut_off_never_comes_back() {
+    const MIB: u64 = 1 << 20;
+    for (seed, cut) in [(400, 4 * MIB), (401, 5 * MIB + BLOCK_BYTES as u64), (402, 0)] {
+        for opens_between in [false, true] {
+            let mut world = World::new(seed, 4, Layout::DEFAULT, 8 * MIB);
+            world.run_until(|w| w.controller.state() == State::Open);
+            for i in 0..8 {
+                let data = Buf::copy_from(&vec![i as u8 + 1; MIB as usize]);
+                let write = world.request(BlockOp::Write { offset: i * MIB, data });
+                world.wait(write);
+            }
+            world.settle(Duration::from_secs(8));
+            let mut resize = |size: u64| {
+                world.push(Event::Resize { size_bytes: size });
+                world.run_until(|w| Root::decode(&w.root.1).unwrap().size_bytes == size);
+                if opens_between {
+                    world.open();
+                    world.run_until(|w| w.controller.state() == State::Open);
+                }
+            };
+            resize(cut);
+            resize(8 * MIB);
+            let kept: Vec<u8> = (0..cut).map(|at| (at / MIB) as u8 + 1).collect();
+            assert!(cut == 0 || world.read(0, cut) == kept, "what lies in front of the end stays");
+            assert!(world.read(cut, 8 * MIB - cut).iter().all(|b| *b == 0), "cut at {cut}, {opens_between}");
+        }
+    }
+}

@@ -349,6 +349,12 @@ impl Session {
         in_flight_bytes + self.unsent_bytes + self.backlog.rest().len() as u64
     }
 
+    /// Changes how much may be held from now on (more than zero); what is in flight stays.
+    pub fn set_held_bytes_max(&mut self, bytes: u64) {
+        assert!(bytes > 0, "a limit of zero serves nobody");
+        self.config.held_bytes_max = bytes;
+    }
+
     /// What replies not yet sent leave of the bytes that may be held.
     fn room_bytes(&self) -> u64 {
         self.config.held_bytes_max.saturating_sub(self.unsent_bytes)

@@ -66,7 +66,12 @@ enum NodeAction {
     /// Let a node that hangs go on (SIGCONT)
     Resume { node: u32 },
     /// Start a node of the local grid that is down
-    Start { node: u32 },
+    Start {
+        node: u32,
+        /// Make devices that hold nothing but zeroes this node's own: after a failed one was replaced
+        #[arg(long)]
+        format_blank: bool,
+    },
     /// Black-hole the links between the host and a node
     ///
     /// All of a local grid's traffic runs over one loopback, so the cut is made in the host: it stops reading from and
@@ -106,8 +111,8 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             Role::Node(node).signal(dir, Signal::CONT)?;
             (node, format!("node {node} goes on"))
         }
-        NodeAction::Start { node } => {
-            grid::start_node(dir, node)?;
+        NodeAction::Start { node, format_blank } => {
+            grid::start_node(dir, node, if format_blank { &["--format-blank"] } else { &[] })?;
             (node, format!("node {node} is up"))
         }
         NodeAction::Cut { node } => {

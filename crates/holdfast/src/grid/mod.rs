@@ -89,6 +89,7 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     let created = !dir.exists();
     let config = if created { create(dir, options)? } else { dir.load()? };
     check_unchanged(dir, &config, options)?;
+    check_metadata(dir)?;
     let missing: Vec<Role> = roles(&config).into_iter().filter(|role| role.find(dir).is_none()).collect();
     if missing.is_empty() {
         let host = Role::Host.find(dir).map_or(0, |r| r.pid);
@@ -102,7 +103,7 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
         check_startable(dir, &config, *role)?;
     }
     for role in &missing {
-        role.start(dir)?;
+        role.start(dir, &[])?;
     }
     wait_until_serving(dir, &config)?;
     let started = missing.iter().map(Role::to_string).collect();
@@ -113,8 +114,8 @@ pub fn roles(config: &GridConfig) -> Vec<Role> {
     config.nodes.iter().map(|n| Role::Node(n.id)).chain([Role::Host]).collect()
 }
 
-/// Starts one process of a grid that is up.
-pub fn start_node(dir: &GridDir, id: u32) -> Result<()> {
+/// Starts one process of a grid that is up, with these options besides.
+pub fn start_node(dir: &GridDir, id: u32, options: &[&str]) -> Result<()> {
     let config = dir.load()?;
     config.node(id)?;
     let role = Role::Node(id);
@@ -124,7 +125,7 @@ pub fn start_node(dir: &GridDir, id: u32) -> Result<()> {
     }
     let _lock = Lock::take(dir)?;
     check_startable(dir, &config, role)?;
-    role.start(dir)?;
+    role.start(dir, options)?;
     let address = config.node(id)?.address;
     let mut died = false;
     let serves = wait(UP_MAX, || {
@@ -215,6 +216,19 @@ fn check_startable(dir: &GridDir, config: &GridConfig, role: Role) -> Result<()>
     Ok(())
 }
 
+/// A grid's metadata are made with it: where they are gone, its volumes would seem never to have been.
+fn check_metadata(dir: &GridDir) -> Result<()> {
+    let path = dir.meta_path();
+    if fs::metadata(&path).is_ok_and(|m| m.len() > 0) {
+        return Ok(());
+    }
+    bail!(
+        "{} is missing or empty: it says which volumes there are, and their data, which is still on the devices, can't be \
+         found without it. Restore that file from a copy; or move the directory away if nothing in it is needed",
+        path.display()
+    );
+}
+
 fn check_port(address: SocketAddr) -> Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
@@ -258,7 +272,9 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let host = HostConfig { nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..HostConfig::default() };
     let config = GridConfig::new(grid.to_string(), (0..nodes).map(node).collect(), host);
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
-    let made = make_devices(dir, &config).and_then(|()| dir.save(&config));
+    let made = make_devices(dir, &config)
+        .and_then(|()| crate::host::meta::open(&dir.meta_path()).map(drop))
+        .and_then(|()| dir.save(&config));
     if let Err(error) = made {
         clear_unfinished(dir)?;
         return Err(error);
@@ -284,6 +300,9 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
     }
     if is_occupied {
         fs::remove_dir_all(&devices).with_context(|| format!("cannot remove {}", devices.display()))?;
+    }
+    if dir.meta_path().exists() {
+        fs::remove_file(dir.meta_path())?;
     }
     fs::remove_file(dir.creating_path())?;
     Ok(())

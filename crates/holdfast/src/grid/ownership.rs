@@ -45,30 +45,32 @@ fn read_block(fd: &OwnedFd, path: &Path, offset: u64) -> Result<BufMut> {
     Ok(block)
 }
 
-/// Checks that an opened device is this node's, or makes it so where it is blank and that was asked for.
-pub fn claim(device: &Device, options: &NodeOptions) -> Result<()> {
+/// Checks that an opened device is this node's, or makes it so where it is blank and that was asked for. `Ok` with the
+/// reason where nobody's claim can be read from it.
+pub fn claim(device: &Device, options: &NodeOptions) -> Result<Result<(), String>> {
     let path = device.path();
-    match probe(path, device.size_bytes())? {
-        Ok(found) => check_owner(path, &found, options.grid, options.node),
+    let (shown, node) = (path.display(), options.node);
+    let unusable = match probe(path, device.size_bytes())? {
+        Ok(found) => return check_owner(path, &found, options.grid, options.node).map(Ok),
         Err(ProbeError::Blank) if options.format_blank => {
-            format(path, device.size_bytes(), options.grid, options.node, fresh_device_id())
+            let id = fresh_device_id();
+            return format(path, device.size_bytes(), options.grid, options.node, id).map(Ok);
         }
-        Err(ProbeError::Blank) => bail!(
-            "device {} is blank; if it shall be node {}'s, add --format-blank to make it so",
-            path.display(),
-            options.node
+        Err(ProbeError::Blank) => format!(
+            "device {shown} is blank; if it shall be node {node}'s, add --format-blank (in a local grid: `holdfast node \
+             start {node} --format-blank` while the node is down)"
         ),
-        Err(ProbeError::Foreign) => bail!(
-            "device {} holds data that is not Holdfast's, and nothing was written to it; choose another device, or \
-             clear \
-             this one with `wipefs -a {0}` if its data is not needed",
-            path.display()
+        Err(ProbeError::Foreign) => format!(
+            "device {shown} holds data that is not Holdfast's, or both of its superblocks are damaged; nothing was \
+             written to it. Choose another device; or, if its data is not needed, clear it (`dd if=/dev/zero \
+             of={shown} bs=4096 count=1 conv=notrunc`) and start the node with --format-blank"
         ),
-        Err(error @ ProbeError::Unreadable(_)) => bail!(
-            "device {}: {error}; nothing was written to it. Start the node with a release that knows it, or without it",
-            path.display()
+        Err(error @ ProbeError::Unreadable(_)) => format!(
+            "device {shown}: {error}; nothing was written to it. It is damaged, or another release's: start the node \
+             with that release, or replace the device"
         ),
-    }
+    };
+    Ok(Err(unusable))
 }
 
 /// Refuses a device of another grid or node.

@@ -84,15 +84,16 @@ impl Role {
             .then_some(Running { pid: file.pid, stopped: matches!(stat.state, 'T' | 't') })
     }
 
-    /// Starts the process, detached from this one, its output in its log.
-    pub fn start(self, dir: &GridDir) -> Result<Running> {
+    /// Starts the process, with these options besides, detached from this one, its output in its log.
+    pub fn start(self, dir: &GridDir, options: &[&str]) -> Result<Running> {
         let log_path = self.log_path(dir);
         let log = fs::OpenOptions::new().create(true).append(true).open(&log_path);
         let log = log.with_context(|| format!("cannot write {}; check permissions", log_path.display()))?;
         let program = std::env::current_exe().context("cannot tell where this program is")?;
         // A rebuilt binary shows as deleted; the new one is in its place.
         let program = program.to_string_lossy().trim_end_matches(" (deleted)").to_string();
-        let arguments = self.arguments(dir);
+        let mut arguments = self.arguments(dir);
+        arguments.extend(options.iter().map(ToString::to_string));
         let child = Command::new(&program)
             .args(&arguments)
             .stdin(Stdio::null())

@@ -191,20 +191,6 @@ impl Catalog {
         self.set(&export_key(volume), exported.then(|| encode(&ExportRecord {})))
     }
 
-    /// Changes the size of a volume that no controller has open.
-    pub fn resize_closed(&self, volume: VolumeId, size_bytes: u64) -> Result<()> {
-        self.update_root(volume, |root| root.size_bytes = size_bytes)
-    }
-
-    fn update_root(&self, volume: VolumeId, change: impl Fn(&mut Root)) -> Result<()> {
-        self.update(&root_key(volume), |found| {
-            let Some(found) = found else { return Ok(None) };
-            let mut root = Root::decode(found).context("the volume's root record is damaged")?;
-            change(&mut root);
-            Ok(Some(Some(root.encode())))
-        })
-    }
-
     /// From here on the volume is being deleted, whatever happens to this process.
     pub fn begin_deleting(&self, entry: &Entry) -> Result<()> {
         let volume = entry.root.volume.to_string();

@@ -263,7 +263,11 @@ impl ControlPlane {
         }
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         if live.is_none() {
-            self.catalog.resize_closed(entry.root.volume, size_bytes)?;
+            // What a smaller size cuts off is discarded, which only an owner can do.
+            self.export(name)?;
+            let resized = self.resize(name, size_bytes, shrink);
+            self.unexport(name, false)?;
+            resized?;
             return self.show(name);
         }
         let command = |answer| Command::Resize { name: name.to_string(), size_bytes, answer };

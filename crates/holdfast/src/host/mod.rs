@@ -15,7 +15,7 @@ mod commands;
 mod control;
 mod janitor;
 mod links;
-mod meta;
+pub mod meta;
 mod nbd;
 mod tls;
 mod volumes;

@@ -4,7 +4,7 @@
 //! that volume's controller, whose replies come back here.
 //!
 //! Limits: [`CLIENTS_MAX`] sessions, [`super::volumes::SESSIONS_MAX`] of one volume; [`HANDSHAKE_MAX`] for a handshake.
-//! What one session may hold is its own machine's business.
+//! [`HELD_BYTES_MAX`] for what sessions hold, besides the one payload that each may have in any case.
 //!
 //! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
 
@@ -21,6 +21,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 const CLIENTS_MAX: usize = 4096;
+
+/// What all sessions together may hold, but for one payload each: shared evenly, and no less than the least for each.
+const HELD_BYTES_MAX: u64 = 512 << 20;
+const HELD_BYTES_LEAST: u64 = 1 << 20;
 
 /// How long a client may take until it has opened an export.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
@@ -41,6 +45,8 @@ pub struct Clients {
     table: Slab<Client>,
     by_conn: HashMap<ConnId, Token>,
     effects: Effects<Effect>,
+    /// What each session may hold now.
+    held_bytes_max: u64,
     /// Sessions whose sends are to be looked at when the batch ends.
     sending: Vec<Token>,
     /// Where it is set, clients that come over TCP must secure their connection.
@@ -50,7 +56,8 @@ pub struct Clients {
 impl Clients {
     pub fn new(tls: Option<TlsServer>) -> Clients {
         let table = Slab::new(CLIENTS_MAX);
-        Clients { table, by_conn: HashMap::new(), effects: Effects::new(), sending: Vec::new(), tls }
+        let held_bytes_max = SessionConfig::default().held_bytes_max;
+        Clients { table, by_conn: HashMap::new(), effects: Effects::new(), held_bytes_max, sending: Vec::new(), tls }
     }
 
     pub fn owner(&self, conn: ConnId) -> Option<Token> {
@@ -112,7 +119,10 @@ impl Host {
         }
         let mut effects = std::mem::take(&mut self.clients.effects);
         let tls = if is_tcp && self.clients.tls.is_some() { TlsPolicy::Required } else { TlsPolicy::None };
-        let session = Session::new(SessionConfig { tls, ..SessionConfig::default() }, &mut effects);
+        let session = Session::new(
+            SessionConfig { tls, held_bytes_max: self.clients.held_bytes_max, ..SessionConfig::default() },
+            &mut effects,
+        );
         self.clients.effects = effects;
         let client = Client {
             conn,
@@ -249,6 +259,7 @@ impl Host {
         }
         volume.sessions += 1;
         let info = volume.export();
+        self.share_memory();
         let client = self.clients.table.get_mut(session).expect("it has just asked");
         client.volume = Some(at);
         logger::info(format_args!("client {} opens {export}", client.peer));
@@ -260,6 +271,20 @@ impl Host {
         self.clients.by_conn.remove(&client.conn);
         if let Some(volume) = client.volume.and_then(|at| self.volumes.table.get_mut(at)) {
             volume.sessions -= 1;
+        }
+        self.share_memory();
+    }
+
+    /// Divides what sessions may hold between them.
+    fn share_memory(&mut self) {
+        let share = HELD_BYTES_MAX / self.clients.table.len().max(1) as u64;
+        let held_bytes_max = share.clamp(HELD_BYTES_LEAST, SessionConfig::default().held_bytes_max);
+        if held_bytes_max != self.clients.held_bytes_max {
+            self.clients.held_bytes_max = held_bytes_max;
+            for token in self.clients.table.tokens() {
+                let client = self.clients.table.get_mut(token).expect("just listed");
+                client.session.set_held_bytes_max(held_bytes_max);
+            }
         }
     }
 
@@ -287,8 +312,9 @@ impl Host {
             let Some(client) = table.get_mut(token) else { continue };
             // Of a secured connection these are encrypted, and a little more than what they stand for: until all has
             // left, fewer bytes are told than have.
-            let left = io.unsent_bytes(client.conn) as u64;
-            let sent = client.unsent_bytes.saturating_sub(left);
+            // Of one that is gone nothing was sent: taking more of its requests would be work for nobody.
+            let Some(left) = io.unsent_bytes(client.conn) else { continue };
+            let sent = client.unsent_bytes.saturating_sub(left as u64);
             client.unsent_bytes -= sent;
             let goes_on = client.unsent_bytes > 0;
             if sent > 0 {

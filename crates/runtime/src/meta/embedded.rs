@@ -12,6 +12,7 @@ use redb::{
     Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError,
     TransactionError,
 };
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
@@ -63,7 +64,9 @@ impl File {
         let path_buf = || path.to_path_buf();
         let database = Database::builder().set_cache_size(CACHE_BYTES).create(path).map_err(|e| match e {
             DatabaseError::DatabaseAlreadyOpen => OpenError::InUse { path: path_buf() },
-            DatabaseError::Storage(StorageError::Io(source)) => OpenError::Io { path: path_buf(), source },
+            DatabaseError::Storage(StorageError::Io(source)) if source.kind() != ErrorKind::InvalidData => {
+                OpenError::Io { path: path_buf(), source }
+            }
             other => OpenError::Damaged { path: path_buf(), why: other.to_string() },
         })?;
         let file = File { database, history_max: history_max as u64 };

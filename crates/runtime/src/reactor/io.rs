@@ -183,8 +183,9 @@ impl Io {
     }
 
     /// Bytes queued that the kernel has not taken: the application stops producing for a peer that does not read.
-    pub fn unsent_bytes(&self, conn: ConnId) -> usize {
-        self.conns.get(conn.0).map_or(0, |c| c.outbox.unsent_bytes())
+    /// `None` for a connection that is gone: what it had queued was dropped, not sent.
+    pub fn unsent_bytes(&self, conn: ConnId) -> Option<usize> {
+        self.conns.get(conn.0).filter(|c| c.is_known()).map(|c| c.outbox.unsent_bytes())
     }
 
     /// While paused, a connection gives no `Bytes`; a sink under way is still filled. The peer's end is noticed when a

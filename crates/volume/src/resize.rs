@@ -1,0 +1,65 @@
+//! Changing a volume's size.
+//!
+//! What lies beyond the end reads as zeroes if the volume ever reaches there again: the end is discarded when it is cut
+//! off, when an opening finds something behind it (its predecessor died in between), and before a volume grows over it.
+//!
+//! States of growing: asked for -> the discard is in the log -> it is applied -> the root names the new size.
+
+use crate::controller::{Controller, Out};
+use crate::log::Done;
+use crate::map::{LEAF_BLOCKS, LeafNo};
+use crate::root::Change;
+use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn};
+use holdfast_format::record::Record;
+use holdfast_format::root::Root;
+use std::sync::Arc;
+
+#[derive(Debug, Default)]
+pub(crate) struct Resizer {
+    wanted_bytes: Option<u64>,
+    /// The discard that a growing volume waits for.
+    cutting: Option<Lsn>,
+}
+
+impl Resizer {
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted_bytes.is_some()
+    }
+}
+
+impl Controller {
+    pub(crate) fn on_resize(&mut self, size_bytes: u64) {
+        self.resizer.wanted_bytes = Some(size_bytes);
+    }
+
+    /// The next step of a change of size; no root swap is under way.
+    pub(crate) fn drive_resize(&mut self, out: Out) {
+        let Some(size_bytes) = self.resizer.wanted_bytes else { return };
+        if self.resizer.cutting.is_some_and(|lsn| lsn > self.log.completed) {
+            return;
+        }
+        if size_bytes > self.root().size_bytes && self.resizer.cutting.is_none() {
+            self.resizer.cutting = self.cut_off_end(out);
+            if self.resizer.cutting.is_some() {
+                return;
+            }
+        }
+        self.resizer = Resizer::default();
+        let root = Root { size_bytes, ..self.root().clone() };
+        self.swap_root(root, Change::Resize, out);
+    }
+
+    /// Discards what the map names behind the end, if there is anything; returns the discard's LSN.
+    pub(crate) fn cut_off_end(&mut self, out: Out) -> Option<Lsn> {
+        let end = self.root().size_bytes / BLOCK_BYTES as u64;
+        let overlay_end = self.overlay.end();
+        let leaves_end =
+            self.directory.last_key_value().map_or(0, |(no, _): (&LeafNo, _)| no.first_key() + LEAF_BLOCKS);
+        let mapped_end = overlay_end.max(leaves_end);
+        if mapped_end <= end {
+            return None;
+        }
+        let record = Record::Discard { key: Key(end), blocks: mapped_end - end };
+        Some(self.append(record, Buf::empty(), Arc::from([]), Done::Nothing, out))
+    }
+}
