@@ -177,6 +177,7 @@ pub struct Counters {
     pub checkpoint_bytes: u64,
     pub folds: u64,
     pub checksum_errors: u64,
+    pub shards_scrubbed: u64,
 }
 
 impl From<holdfast_volume::Counters> for Counters {
@@ -202,6 +203,7 @@ impl From<holdfast_volume::Counters> for Counters {
             checkpoint_bytes: c.checkpoint_bytes,
             folds: c.folds,
             checksum_errors: c.checksum_errors,
+            shards_scrubbed: c.shards_scrubbed,
         }
     }
 }

@@ -79,6 +79,7 @@ pub struct Plan {
     pub map_cache_bytes: u64,
     pub destage_age: Duration,
     pub clean_dead_per_mille: u32,
+    pub scrub_every: Duration,
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
@@ -128,6 +129,7 @@ impl Plan {
             map_cache_bytes: 64 << 10 << prng.below(4),
             destage_age: Duration::from_millis(prng.between(10, 400)),
             clean_dead_per_mille: prng.between(150, 600) as u32,
+            scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             fold_runs: 8 << prng.below(6),
             batch_records_max: *prng.pick(&[1, 4, 512]),

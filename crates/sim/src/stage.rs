@@ -38,7 +38,7 @@ impl Scenery {
         (plan.disk_bytes, plan.sizing.journal_bytes, plan.sizing.unit_bytes) = (24 << 20, 4 << 20, 128 << 10);
         (plan.destage_age, plan.fold_runs, plan.clean_dead_per_mille) = (Duration::from_millis(200), 32, 300);
         (plan.batch_records_max, plan.requests) = (512, 0);
-        plan.rebuild_after = Duration::from_secs(600);
+        (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
         plan.weights = crate::faults::Weights::default();
         (plan.rotten, plan.greet_early) = (None, false);
         Scenery { plan }

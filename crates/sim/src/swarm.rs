@@ -146,6 +146,7 @@ impl Run {
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         config.fold_runs_min = plan.fold_runs;
         config.rebuild_after = plan.rebuild_after;
+        config.scrub_every = plan.scrub_every;
         config.mutations = plan.volume_mutations;
         config
     }

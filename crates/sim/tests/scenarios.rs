@@ -678,3 +678,26 @@ fn more_reads_than_are_under_way_at_a_time_are_all_answered() {
     }
     stage.finish();
 }
+
+#[test]
+fn damage_that_nobody_reads_is_found_and_repaired() {
+    // Bits rot on one node; a scrub finds them before the node with the other copies is lost.
+    for seed in 0..4 {
+        let mut stage = Scenery::new(seed).with(|plan| plan.scrub_every = Duration::from_secs(2)).raise();
+        stage.write_segments(8);
+        stage.pass_ms(1500);
+        let disk = &mut stage.world().nodes[0].disks[0];
+        let from = disk.silent_from;
+        assert!(disk.rot(from, 30) > 0, "something rots");
+        let scrubbed = stage.status().counters.shards_scrubbed;
+        let held = stage.status().segment_count * 2;
+        stage.until("everything is scrubbed", |s| s.status().counters.shards_scrubbed > scrubbed + held + 2);
+        stage.until("it is repaired", |s| s.status().degraded_segments == 0);
+        assert!(stage.status().counters.shards_rebuilt > 0, "seed {seed}: damage was found");
+        stage.crash_node(1);
+        stage.read(0, 256);
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.finish();
+    }
+}

@@ -37,6 +37,8 @@ pub struct Config {
     pub fold_runs_min: usize,
     /// How long a node may be away before what it held is made again elsewhere.
     pub rebuild_after: Duration,
+    /// How long a scrub of all shards takes.
+    pub scrub_every: Duration,
     pub append_hedge_min: Duration,
     pub append_hedge_max: Duration,
     pub read_hedge_min: Duration,
@@ -61,6 +63,7 @@ impl Config {
             clean_dead_per_mille: 850,
             fold_runs_min: 4096,
             rebuild_after: Duration::from_secs(600),
+            scrub_every: Duration::from_secs(14 * 24 * 3600),
             append_hedge_min: Duration::from_millis(10),
             append_hedge_max: Duration::from_millis(150),
             read_hedge_min: Duration::from_millis(2),
@@ -245,4 +248,5 @@ pub struct Counters {
     pub checkpoint_bytes: u64,
     pub folds: u64,
     pub checksum_errors: u64,
+    pub shards_scrubbed: u64,
 }

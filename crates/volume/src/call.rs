@@ -3,6 +3,7 @@
 use crate::map::LeafNo;
 use holdfast_base::{DeviceId, Instant, LedgerId, Lsn, NodeId, ShardId, Token};
 use holdfast_format::ledger::Leg;
+use holdfast_format::record::SegmentNo;
 
 /// Kinds of latency that are learned apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -70,6 +71,10 @@ pub enum Purpose {
     LedgerInventory {
         leg: Leg,
     },
+    Scrub {
+        segment: SegmentNo,
+        index: u8,
+    },
     Stat,
     Probe,
     /// Nothing waits for the answer (trims, deletes of ledgers).
@@ -92,6 +97,7 @@ impl Purpose {
             | Purpose::RepairPut { .. }
             | Purpose::Inventory { .. }
             | Purpose::LedgerInventory { .. }
+            | Purpose::Scrub { .. }
             | Purpose::DeleteShards { .. }
             | Purpose::Forget => Class::Bulk,
         }

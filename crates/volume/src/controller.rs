@@ -38,6 +38,7 @@ use crate::repair::Repairer;
 use crate::resize::Resizer;
 use crate::roll::Roll;
 use crate::root::RootWriter;
+use crate::scrub::Scrubber;
 use crate::segments::SegmentTable;
 use crate::write::Writes;
 use holdfast_base::time::earliest;
@@ -99,6 +100,7 @@ pub struct Controller {
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
+    pub(crate) scrubber: Scrubber,
     pub(crate) counters: Counters,
     pub(crate) last_activity: Instant,
     /// When it first served.
@@ -147,6 +149,7 @@ impl Controller {
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
+            scrubber: Scrubber::default(),
             counters: Counters::default(),
             last_activity: Instant::ZERO,
             opened_at: Instant::ZERO,
@@ -316,6 +319,7 @@ impl Controller {
             Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
             Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
+            Purpose::Scrub { segment, index } => self.on_scrubbed(node, segment, index, &reply, out),
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
                     self.nodes.on_stat(node, devices);
@@ -346,6 +350,7 @@ impl Controller {
             }
             Purpose::LedgerInventory { .. } => {}
             Purpose::DeleteShards { shards } => self.on_delete_lost(call.node, shards),
+            Purpose::Scrub { .. } => self.on_scrub_lost(),
             Purpose::Stat | Purpose::Probe | Purpose::Forget => {}
         }
     }
@@ -402,6 +407,7 @@ impl Controller {
         self.drive_checkpoint(out);
         self.drive_cleaner(out);
         self.drive_repair(out);
+        self.drive_scrub(out);
         self.drive_root(out);
     }
 

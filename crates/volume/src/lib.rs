@@ -27,6 +27,7 @@ mod repair;
 mod resize;
 mod roll;
 mod root;
+mod scrub;
 mod segments;
 mod write;
 

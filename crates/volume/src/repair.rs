@@ -110,7 +110,7 @@ impl Repairer {
         self.degraded = true;
     }
 
-    fn is_repairing(&self, segment: SegmentNo, index: u8) -> bool {
+    pub(crate) fn is_repairing(&self, segment: SegmentNo, index: u8) -> bool {
         self.running.iter().any(|(_, r)| r.segment == segment && r.index == index)
     }
 

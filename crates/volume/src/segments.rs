@@ -73,6 +73,10 @@ impl SegmentTable {
         self.segments.iter().map(|(no, info)| (*no, info))
     }
 
+    pub fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        self.segments.range(from..).map(|(no, info)| (*no, info))
+    }
+
     pub fn len(&self) -> usize {
         self.segments.len()
     }

@@ -209,7 +209,13 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
             "cleaned",
             format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed),
         );
-        row("repaired", format!("{} shards rebuilt, {} checksum errors", c.shards_rebuilt, c.checksum_errors));
+        row(
+            "repaired",
+            format!(
+                "{} shards rebuilt, {} checksum errors, {} shards scrubbed",
+                c.shards_rebuilt, c.checksum_errors, c.shards_scrubbed
+            ),
+        );
         row("checkpoints", format!("{} ({})", c.checkpoints, Size(c.checkpoint_bytes)));
     }
     print_table(&rows)

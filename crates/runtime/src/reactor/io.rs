@@ -185,7 +185,7 @@ impl Io {
     /// Bytes queued that the kernel has not taken: the application stops producing for a peer that does not read.
     /// `None` for a connection that is gone: what it had queued was dropped, not sent.
     pub fn unsent_bytes(&self, conn: ConnId) -> Option<usize> {
-        self.conns.get(conn.0).filter(|c| c.is_known()).map(|c| c.outbox.unsent_bytes())
+        self.conns.get(conn.0).filter(|c| c.state != State::Dead).map(|c| c.outbox.unsent_bytes())
     }
 
     /// While paused, a connection gives no `Bytes`; a sink under way is still filled. The peer's end is noticed when a

@@ -1,0 +1,92 @@
+//! Scrub: every shard is read once in a set time, whether anybody wants it or not; what is damaged or missing is made again.
+//!
+//! The node checks what it reads against the shard's checksums. A tour goes through the segment table in order, from a
+//! random place on after an opening; one shard is read at a time, and tours are paced to take the set time.
+
+use crate::api::{Lane, Notice, State};
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use holdfast_base::{Instant, NodeId, ShardId};
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::SegmentNo;
+use holdfast_format::wire::{Refusal, Reply, Request};
+
+#[derive(Debug, Default)]
+pub(crate) struct Scrubber {
+    /// The shard that was read last.
+    cursor: Option<(SegmentNo, u8)>,
+    /// When the shard after it is due.
+    due: Option<Instant>,
+    reading: bool,
+}
+
+impl Controller {
+    pub(crate) fn drive_scrub(&mut self, out: Out) {
+        if self.state != State::Open || self.scrubber.reading {
+            return;
+        }
+        let due = *self.scrubber.due.get_or_insert(self.now + self.scrub_pause());
+        if due > self.now {
+            return;
+        }
+        // After a pause of this process the tour goes on from here, and is not made up for at once.
+        self.scrubber.due = Some((due + self.scrub_pause()).max(self.now));
+        let Some((segment, index, leg, blocks)) = self.next_to_scrub() else { return };
+        self.scrubber.cursor = Some((segment, index));
+        if !self.nodes.leg_usable(leg) {
+            return;
+        }
+        let shard = ShardId { segment: segment.of(self.config.volume), index };
+        let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks };
+        let sent = self.send(leg.node, Lane::Bulk, Purpose::Scrub { segment, index }, request, Vec::new(), out);
+        self.scrubber.reading = sent.is_some();
+    }
+
+    /// Between two shards, so that a tour takes the set time.
+    fn scrub_pause(&self) -> std::time::Duration {
+        let shards: usize = self.segments.iter().map(|(_, info)| info.homes.len()).sum();
+        self.config.scrub_every / (shards.max(1) as u32)
+    }
+
+    /// The shard after the cursor, round again: segment, index, home, data blocks.
+    fn next_to_scrub(&mut self) -> Option<(SegmentNo, u8, Leg, u32)> {
+        let (segment, index) = match self.scrubber.cursor {
+            Some((segment, index)) => (segment, index + 1),
+            None => {
+                let nth = self.rng.below(self.segments.len().max(1) as u64) as usize;
+                (self.segments.iter().nth(nth)?.0, 0)
+            }
+        };
+        let ahead = self.segments.iter_from(segment);
+        let behind = self.segments.iter_from(SegmentNo::default());
+        for (no, info) in ahead.chain(behind) {
+            let index = if no == segment { index } else { 0 };
+            if let Some(home) = info.homes.get(usize::from(index)) {
+                return Some((no, index, *home, info.geometry.shard_blocks()));
+            }
+        }
+        None
+    }
+
+    pub(crate) fn on_scrubbed(&mut self, node: NodeId, segment: SegmentNo, index: u8, reply: &Reply, out: Out) {
+        self.scrubber.reading = false;
+        let Some(leg) = self.segments.get(segment).map(|info| info.homes[usize::from(index)]) else { return };
+        match reply {
+            Reply::Shard { .. } => self.counters.shards_scrubbed += 1,
+            // While it is being made again it may be gone for a moment.
+            Reply::Refused(_) if self.repairer.is_repairing(segment, index) => {}
+            Reply::Refused(Refusal::Checksum | Refusal::UnknownShard) if leg.node == node => {
+                self.counters.shards_scrubbed += 1;
+                self.counters.checksum_errors += 1;
+                out.push(crate::api::Effect::Notice(Notice::ShardDamaged { node, device: leg.device }));
+                self.repairer.want(segment, index);
+            }
+            _ => {}
+        }
+        self.drive_scrub(out);
+    }
+
+    pub(crate) fn on_scrub_lost(&mut self) {
+        self.scrubber.reading = false;
+    }
+}
