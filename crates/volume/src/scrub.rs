@@ -25,7 +25,8 @@ impl Controller {
         if self.state != State::Open || self.scrubber.reading {
             return;
         }
-        let due = *self.scrubber.due.get_or_insert(self.now + self.scrub_pause());
+        let due = self.scrubber.due.unwrap_or_else(|| self.now + self.scrub_pause());
+        self.scrubber.due = Some(due);
         if due > self.now {
             return;
         }
