@@ -15,7 +15,7 @@ pub use journal::{
 };
 
 /// Version of all structures of this file.
-pub const DISK_VERSION: u16 = 1;
+pub const DISK_VERSION: u16 = 2;
 
 /// Writes fields one after the other. The room is known before: running over it is a bug.
 struct Out<'a> {
@@ -321,22 +321,86 @@ impl UnitTable {
 }
 
 /// A slot divides a sector, so that a torn write of a block of slots leaves every one of them old or new.
-pub const SLOT_BYTES: usize = 64;
+pub const SLOT_BYTES: usize = 128;
 
 pub const SLOTS_PER_BLOCK: u32 = (BLOCK_BYTES / SLOT_BYTES) as u32;
 
 const SLOT_FULL: u8 = 1;
 
+/// A run of blocks of the data area, counted from its start.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Extent {
+    /// Below 2^48.
+    pub first: u64,
+    /// 1 to [`EXTENT_BLOCKS_MAX`] in a slot.
+    pub count: u64,
+}
+
+/// Longest extent of a slot.
+pub const EXTENT_BLOCKS_MAX: u64 = u16::MAX as u64;
+
+/// Most extents of a slot: with ten of them free space is of use however it is cut up.
+pub const EXTENTS_MAX: usize = 10;
+
+impl Extent {
+    /// One past the last block.
+    pub fn end(&self) -> u64 {
+        self.first + self.count
+    }
+}
+
+/// Where a shard lies: mostly in one run of blocks, else in several, in the order of its blocks. Reads as a slice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Extents {
+    One(Extent),
+    Several(Box<[Extent]>),
+}
+
+impl std::ops::Deref for Extents {
+    type Target = [Extent];
+
+    fn deref(&self) -> &[Extent] {
+        match self {
+            Extents::One(extent) => std::slice::from_ref(extent),
+            Extents::Several(extents) => extents,
+        }
+    }
+}
+
+impl From<Vec<Extent>> for Extents {
+    fn from(extents: Vec<Extent>) -> Extents {
+        match extents[..] {
+            [extent] => Extents::One(extent),
+            _ => Extents::Several(extents.into()),
+        }
+    }
+}
+
+impl Extents {
+    pub fn block_count(&self) -> u64 {
+        self.iter().map(|e| e.count).sum()
+    }
+
+    /// The runs that hold `count` of the shard's blocks from `from` on; the range lies inside.
+    pub fn slice(&self, from: u64, count: u64) -> impl Iterator<Item = Extent> {
+        let mut start = 0;
+        self.iter().filter_map(move |extent| {
+            let skip = from.saturating_sub(start).min(extent.count);
+            let end = (from + count).saturating_sub(start).min(extent.count);
+            start += extent.count;
+            (skip < end).then(|| Extent { first: extent.first + skip, count: end - skip })
+        })
+    }
+}
+
 /// One shard of the data area. A slot of zeroes is empty.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Slot {
     pub shard: ShardId,
     /// Blocks of the header area.
     pub header_blocks: u16,
-    /// First block, counted from the start of the data area.
-    pub first_block: u64,
-    /// Header area and data.
-    pub block_count: u32,
+    /// Header area, then data.
+    pub extents: Extents,
 }
 
 fn slot_seed(device: DeviceId, number: u32) -> [u64; 3] {
@@ -345,13 +409,23 @@ fn slot_seed(device: DeviceId, number: u32) -> [u64; 3] {
 }
 
 impl Slot {
+    /// Blocks of data.
+    pub fn data_blocks(&self) -> u32 {
+        (self.extents.block_count() - u64::from(self.header_blocks)) as u32
+    }
+
     pub fn encode_into(&self, device: DeviceId, number: u32, bytes: &mut [u8]) {
         assert_eq!(bytes.len(), SLOT_BYTES, "room for the slot");
-        assert!(u32::from(self.header_blocks) < self.block_count, "a shard has a header area and data");
+        assert!(u64::from(self.header_blocks) < self.extents.block_count(), "a shard has a header area and data");
+        assert!(self.extents.len() <= EXTENTS_MAX, "a slot has room for {EXTENTS_MAX} extents");
         let segment = self.shard.segment;
         let mut out = Out::new(bytes);
-        out.put(&[SLOT_FULL, self.shard.index]).u16(self.header_blocks).u32(self.block_count).u64(self.first_block);
+        out.put(&[SLOT_FULL, self.shard.index]).u16(self.header_blocks).u16(self.extents.len() as u16).u16(0);
         out.u128(segment.volume.0).u64(segment.epoch.0).u64(segment.counter);
+        for extent in self.extents.iter() {
+            assert!(extent.first < 1 << 48 && (1..=EXTENT_BLOCKS_MAX).contains(&extent.count), "{extent:?} fits");
+            out.u64(extent.first << 16 | extent.count);
+        }
         out.seal(&slot_seed(device, number));
     }
 
@@ -366,12 +440,19 @@ impl Slot {
         }
         let mut input = In::new(bytes);
         let (kind, index) = (input.u8(), input.u8());
-        let (header_blocks, block_count, first_block) = (input.u16(), input.u32(), input.u64());
+        let (header_blocks, count) = (input.u16(), usize::from(input.u16()));
+        input.u16();
         let segment = SegmentId { volume: VolumeId(input.u128()), epoch: Epoch(input.u64()), counter: input.u64() };
-        if kind != SLOT_FULL || u32::from(header_blocks) >= block_count || header_blocks == 0 {
+        if kind != SLOT_FULL || header_blocks == 0 || !(1..=EXTENTS_MAX).contains(&count) {
             return Err(FormatError::Field("slot"));
         }
-        Ok(Some(Slot { shard: ShardId { segment, index }, header_blocks, first_block, block_count }))
+        let words = (0..count).map(|_| input.u64());
+        let extents: Vec<Extent> = words.map(|w| Extent { first: w >> 16, count: w & EXTENT_BLOCKS_MAX }).collect();
+        let extents = Extents::from(extents);
+        if extents.iter().any(|e| e.count == 0) || u64::from(header_blocks) >= extents.block_count() {
+            return Err(FormatError::Field("extents"));
+        }
+        Ok(Some(Slot { shard: ShardId { segment, index }, header_blocks, extents }))
     }
 }
 
@@ -393,7 +474,7 @@ mod tests {
             unit_bytes: 65536,
             journal_offset: 12288,
             unit_count: 8,
-            slot_count: 64,
+            slot_count: 32,
             slot_table_offset: 12288 + 8 * 65536,
             data_offset: 16384 + 8 * 65536,
             data_blocks: 100,
@@ -404,7 +485,8 @@ mod tests {
 
     fn slot() -> Slot {
         let segment = SegmentId { volume: VOLUME, epoch: Epoch(4), counter: 0x99 };
-        Slot { shard: ShardId { segment, index: 2 }, header_blocks: 1, first_block: 500, block_count: 17 }
+        let extents = vec![Extent { first: 500, count: 17 }, Extent { first: 7, count: 3 }];
+        Slot { shard: ShardId { segment, index: 2 }, header_blocks: 1, extents: extents.into() }
     }
 
     /// Golden bytes: formats that devices carry must never change under their version.
@@ -414,12 +496,12 @@ mod tests {
         assert_eq!(
             hex(&bytes[..128]),
             concat!(
-                "484653420100000011000000000000000000000000000000000102030405060708090a0b0c0d0e0f0300000000000000",
-                "090000000000000000900e00000000000010000000000000001000000000010000300000000000000800000040000000",
+                "484653420200000011000000000000000000000000000000000102030405060708090a0b0c0d0e0f0300000000000000",
+                "090000000000000000900e00000000000010000000000000001000000000010000300000000000000800000020000000",
                 "0030080000000000004008000000000064000000000000000000000000000000"
             )
         );
-        assert_eq!(hex(&bytes[4092..]), "6bad9c79");
+        assert_eq!(hex(&bytes[4092..]), "38e6bc1e");
 
         let unit = UnitEntry { generation: 7, first_seq: 100, end_seq: 140, void_base: 138, void_bits: 2 };
         let units = vec![unit, UnitEntry::default()];
@@ -428,19 +510,20 @@ mod tests {
         assert_eq!(
             hex(&bytes[..80]),
             concat!(
-                "484655540100000002000000000000000500000000000000080000000000000096000000000000000700000000000000",
+                "484655540200000002000000000000000500000000000000080000000000000096000000000000000700000000000000",
                 "64000000000000008c000000000000008a000000000000000200000000000000"
             )
         );
-        assert_eq!(hex(&bytes[4092..]), "d4d3a000");
+        assert_eq!(hex(&bytes[4092..]), "bc014582");
 
         let mut bytes = [0xee; SLOT_BYTES];
         slot().encode_into(DEVICE, 70, &mut bytes);
         assert_eq!(
             hex(&bytes),
             concat!(
-                "0102010011000000f401000000000000cdab000000000000000000000000000004000000000000009900000000000000",
-                "00000000000000000000000091dd79e0"
+                "0102010002000000cdab0000000000000000000000000000040000000000000099000000000000001100f40100000000",
+                "030007000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
+                "000000000000000000000000000000000000000000000000000000009c8542c9"
             )
         );
     }
@@ -461,6 +544,19 @@ mod tests {
         assert_eq!(bytes.len(), 8192);
         assert_eq!(UnitTable::decode(DEVICE, &bytes), Ok(table));
         assert_eq!(UnitTable::decode(DeviceId(1), &bytes), Err(FormatError::Checksum));
+    }
+
+    #[test]
+    fn a_part_of_a_shard_lies_in_these_runs() {
+        let extents = slot().extents;
+        let runs =
+            |from, count| -> Vec<(u64, u64)> { extents.slice(from, count).map(|e| (e.first, e.count)).collect() };
+        assert_eq!(runs(0, 20), [(500, 17), (7, 3)]);
+        assert_eq!(runs(3, 4), [(503, 4)]);
+        assert_eq!(runs(16, 2), [(516, 1), (7, 1)]);
+        assert_eq!(runs(17, 3), [(7, 3)]);
+        assert_eq!(runs(19, 1), [(9, 1)]);
+        assert_eq!(slot().data_blocks(), 19);
     }
 
     #[test]

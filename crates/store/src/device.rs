@@ -5,9 +5,9 @@
 //! 25); the node's other devices serve on.
 
 use crate::api::{DeviceSlot, DiskError, Effect, FailReason, NodeConfig, Notice};
-use crate::io::{Client, Ctx, IO_MAX, Io};
+use crate::io::{Client, Ctx, IO_MAX, Io, client_of};
 use crate::open::{Opening, Progress};
-use crate::serving::{Serving, client_of};
+use crate::serving::Serving;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, Slab, Token};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Refusal, Request};
 

@@ -52,6 +52,11 @@ pub(crate) enum Io {
     SlotBlock {
         block: u32,
     },
+    /// Of an operation on a shard that lies in several extents.
+    Part {
+        whole: Token,
+        part: u8,
+    },
     ShardRead(ShardRead),
     HeaderRead(HeaderRead),
     ShardTable {
@@ -122,4 +127,13 @@ pub(crate) fn split_token(token: DiskToken) -> (DeviceSlot, Token) {
     let slot = (token.0 >> INDEX_BITS) & ((1 << SLOT_BITS) - 1);
     let index = token.0 & ((1 << INDEX_BITS) - 1);
     (DeviceSlot(slot as usize), Token(token.0 >> 32 << 32 | index))
+}
+
+/// Who waits for a disk operation of a request whose client is named by nothing else.
+pub(crate) fn client_of(io: &Io) -> Option<Client> {
+    match io {
+        Io::ShardRead(read) => Some(read.client()),
+        Io::HeaderRead(read) => Some(read.client()),
+        _ => None,
+    }
 }

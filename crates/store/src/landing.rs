@@ -39,6 +39,11 @@ impl Serving {
                     self.finish_join(ctx, join, 1);
                 }
             }
+            Io::Part { whole, part } => {
+                if let Some((io, result)) = self.shards.on_part(whole, part, result) {
+                    return self.on_disk(ctx, io, result);
+                }
+            }
             Io::ShardRead(read) => self.shards.on_read(ctx, read, result.ok()),
             Io::HeaderRead(read) => self.shards.on_header(ctx, read, result.ok()),
             Io::ShardTable { number, shard } => self.shards.on_table(ctx, number, shard, result.ok()),

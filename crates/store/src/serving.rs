@@ -9,7 +9,7 @@
 
 use crate::api::Notice;
 use crate::fence::{Grants, Promise};
-use crate::io::{Client, Ctx, Io};
+use crate::io::{Client, Ctx};
 use crate::journal::recover::Recovered;
 use crate::journal::units::UnitState;
 use crate::journal::{EntryIn, Journal, Queued, Source, Then, Use};
@@ -493,13 +493,4 @@ fn reads_only(request: &Request) -> bool {
             | Request::ListShards { .. }
             | Request::ReadLog { .. }
     )
-}
-
-/// Disk operations of requests, whose clients are named by nothing else.
-pub(crate) fn client_of(io: &Io) -> Option<Client> {
-    match io {
-        Io::ShardRead(read) => Some(read.client()),
-        Io::HeaderRead(read) => Some(read.client()),
-        _ => None,
-    }
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, Lsn, VolumeId};
-use holdfast_format::disk::{BatchHeader, BatchPlace, Superblock, UnitTable};
+use holdfast_format::disk::{BatchHeader, BatchPlace, SLOT_BYTES, Superblock, UnitTable};
 use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request};
 use holdfast_store::{Mutations, Notice, probe_superblock};
 use support::*;
@@ -249,7 +249,7 @@ fn a_damaged_slot_is_a_lost_shard_and_its_space_is_free() {
     }
     rig.settle();
     let slots = superblock(&rig).areas.slot_table_offset;
-    rig.disks[0].corrupt(slots + 64 + 20);
+    rig.disks[0].corrupt(slots + SLOT_BYTES as u64 + 20);
     rig.restart(Crash::Power);
     assert!(rig.notices.iter().any(|n| matches!(n, Notice::SlotsDamaged { count: 1, .. })));
     assert_eq!(rig.list(5), [shard_id(5, 1, 1), shard_id(5, 1, 3)]);

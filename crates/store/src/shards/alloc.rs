@@ -1,21 +1,9 @@
-//! Free space of the data area: extents of blocks, best fit.
+//! Free space of the data area: extents of blocks, best fit; several for one shard where none is long enough.
 //!
 //! Invariants: free extents are disjoint and never touch (neighbours are merged); both indexes hold the same extents.
 
+use holdfast_format::disk::{EXTENT_BLOCKS_MAX, EXTENTS_MAX, Extent, Extents};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A run of blocks of the data area.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Extent {
-    pub first: u64,
-    pub count: u64,
-}
-
-impl Extent {
-    pub fn end(&self) -> u64 {
-        self.first + self.count
-    }
-}
 
 #[derive(Debug, Default)]
 pub(crate) struct Allocator {
@@ -52,15 +40,32 @@ impl Allocator {
         self.free_blocks -= extent.count;
     }
 
-    /// The smallest free extent that is large enough; of equal ones the first.
-    pub fn allocate(&mut self, count: u64) -> Option<Extent> {
-        assert!(count > 0, "a shard has blocks");
-        let &(len, first) = self.by_len.range((count, 0)..).next()?;
-        self.remove(Extent { first, count: len });
-        if len > count {
-            self.add(Extent { first: first + count, count: len - count });
+    /// Room for a shard: the smallest free extent that is long enough; where there is none, the longest ones until what is
+    /// left fits one. `None` if that takes more than a slot can name.
+    pub fn allocate(&mut self, count: u64) -> Option<Extents> {
+        assert!((1..=EXTENT_BLOCKS_MAX).contains(&count), "a shard of {count} blocks");
+        let mut lengths = self.by_len.iter().rev().map(|(len, _)| *len).take(EXTENTS_MAX);
+        let mut found = 0;
+        if !lengths.any(|len| {
+            found += len;
+            found >= count
+        }) {
+            return None;
         }
-        Some(Extent { first, count })
+        let mut extents = Vec::with_capacity(1);
+        let mut left = count;
+        while left > 0 {
+            let fitting = self.by_len.range((left, 0)..).next().or(self.by_len.last());
+            let &(len, first) = fitting.expect("counted before");
+            self.remove(Extent { first, count: len });
+            let taken = len.min(left);
+            if len > taken {
+                self.add(Extent { first: first + taken, count: len - taken });
+            }
+            extents.push(Extent { first, count: taken });
+            left -= taken;
+        }
+        Some(extents.into())
     }
 
     /// Takes exactly this extent, as found in use at start; false where part of it is in use already.
@@ -78,6 +83,15 @@ impl Allocator {
             self.add(Extent { first: extent.end(), count: free.end() - extent.end() });
         }
         true
+    }
+
+    /// All of them, or none.
+    pub fn reserve_all(&mut self, extents: &[Extent]) -> bool {
+        let reserved = extents.iter().take_while(|extent| self.reserve(**extent)).count();
+        if reserved < extents.len() {
+            extents[..reserved].iter().for_each(|extent| self.free(*extent));
+        }
+        reserved == extents.len()
     }
 
     pub fn free(&mut self, extent: Extent) {
@@ -126,6 +140,7 @@ mod tests {
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
             (1u64..40).prop_map(Op::Allocate),
+            (40..BLOCKS).prop_map(Op::Allocate),
             any::<usize>().prop_map(Op::Free),
             (0..BLOCKS, 0u64..30).prop_map(|(first, count)| Op::Reserve(first, count)),
         ]
@@ -145,12 +160,22 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Allocate(count) => {
-                        let best = free_runs(&bitmap).into_iter().filter(|r| r.1 >= count).min_by_key(|r| (r.1, r.0));
+                        let mut runs = free_runs(&bitmap);
+                        runs.sort_by_key(|r| (r.1, r.0));
+                        let best = runs.iter().find(|r| r.1 >= count).map(|r| vec![(r.0, count)]);
+                        let longest: u64 = runs.iter().rev().take(EXTENTS_MAX).map(|r| r.1).sum();
                         let got = allocator.allocate(count);
-                        prop_assert_eq!(got.map(|e| e.first), best.map(|r| r.0));
-                        if let Some(extent) = got {
-                            mark(&mut bitmap, extent, true);
-                            held.push(extent);
+                        prop_assert_eq!(got.is_some(), longest >= count);
+                        let Some(extents) = got else { continue };
+                        prop_assert_eq!(extents.block_count(), count);
+                        prop_assert!(extents.len() <= EXTENTS_MAX);
+                        if let Some(best) = best {
+                            let got: Vec<(u64, u64)> = extents.iter().map(|e| (e.first, e.count)).collect();
+                            prop_assert_eq!(got, best);
+                        }
+                        for extent in extents.iter() {
+                            mark(&mut bitmap, *extent, true);
+                            held.push(*extent);
                         }
                     }
                     Op::Free(at) if !held.is_empty() => {

@@ -13,16 +13,19 @@
 //! Faults: unreadable or altered bytes of a shard refuse that read only; a failed write is the device's end.
 
 pub(crate) mod alloc;
+pub(crate) mod parts;
 pub(crate) mod slots;
 pub(crate) mod table_cache;
 
+use crate::api::DiskError;
 use crate::api::Notice;
-use crate::io::{Client, Ctx, Io};
+use crate::io::{Client, Ctx, Io, client_of};
 use crate::shards::alloc::Allocator;
+use crate::shards::parts::Parts;
 use crate::shards::slots::{SlotLife, Slots, Waiter};
 use crate::shards::table_cache::{Table, TableCache};
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, SegmentId, ShardId, Token, VolumeId};
-use holdfast_format::disk::{SLOT_BYTES, SLOTS_PER_BLOCK, Slot, Superblock, blocks_match};
+use holdfast_format::disk::{Extent, SLOT_BYTES, SLOTS_PER_BLOCK, Slot, Superblock, blocks_match};
 use holdfast_format::segment::{HEADER_BLOCKS_MAX, ShardHeader};
 use holdfast_format::wire::{PAYLOAD_BYTES_MAX, Refusal, Reply};
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,6 +93,7 @@ pub(crate) struct Shards {
     /// Tables being loaded, with the reads whose data came first.
     loading: BTreeMap<ShardId, Vec<(ShardRead, Buf)>>,
     parked: usize,
+    parts: Parts,
 }
 
 impl Shards {
@@ -106,6 +110,7 @@ impl Shards {
             put_bytes: 0,
             loading: BTreeMap::new(),
             parked: 0,
+            parts: Parts::new(areas.data_offset),
         }
     }
 
@@ -117,8 +122,8 @@ impl Shards {
             let number = first_block * SLOTS_PER_BLOCK + i as u32;
             match Slot::decode(self.superblock.device, number, bytes) {
                 Ok(None) => {}
-                Ok(Some(slot)) if self.take_loaded(number, slot) => {}
-                Ok(Some(_)) | Err(_) => damaged += 1,
+                Ok(Some(slot)) => damaged += u64::from(!self.take_loaded(number, slot)),
+                Err(_) => damaged += 1,
             }
         }
         damaged
@@ -127,8 +132,7 @@ impl Shards {
     /// False for a slot that names space or a shard that another one has.
     fn take_loaded(&mut self, number: u32, slot: Slot) -> bool {
         let shards = self.index.entry(slot.shard.segment.volume).or_default();
-        let extent = alloc::Extent { first: slot.first_block, count: u64::from(slot.block_count) };
-        if shards.contains_key(&key_of(slot.shard)) || !self.allocator.reserve(extent) {
+        if shards.contains_key(&key_of(slot.shard)) || !self.allocator.reserve_all(&slot.extents) {
             return false;
         }
         shards.insert(key_of(slot.shard), number);
@@ -155,10 +159,6 @@ impl Shards {
 
     fn number_of(&self, shard: ShardId) -> Option<u32> {
         self.index.get(&shard.segment.volume)?.get(&key_of(shard)).copied()
-    }
-
-    fn data_offset(&self, block: u64) -> u64 {
-        self.superblock.areas.data_offset + block * BLOCK_BYTES as u64
     }
 
     /// Whether the payload is the shard that it claims to be: header area and every block.
@@ -194,21 +194,14 @@ impl Shards {
         if self.slots.is_full() {
             return Err(Refusal::NoSpace);
         }
-        let block_count = payload.len() / BLOCK_BYTES;
-        let extent = self.allocator.allocate(block_count as u64).ok_or(Refusal::NoSpace)?;
-        let slot = Slot {
-            shard,
-            header_blocks: header_blocks as u16,
-            first_block: extent.first,
-            block_count: block_count as u32,
-        };
-        let number = self.slots.reserve(slot);
+        let extents = self.allocator.allocate((payload.len() / BLOCK_BYTES) as u64).ok_or(Refusal::NoSpace)?;
+        let number = self.slots.reserve(Slot { shard, header_blocks: header_blocks as u16, extents: extents.clone() });
         self.index.entry(shard.segment.volume).or_default().insert(key_of(shard), number);
         self.puts.insert(number, Put { clients: vec![client], bytes });
         self.put_bytes += bytes;
         let aligned = (payload.as_ptr() as usize).is_multiple_of(BLOCK_BYTES);
         let data = if aligned { payload } else { Buf::copy_from(&payload) };
-        ctx.write(self.data_offset(extent.first), vec![data], true, Io::ShardData { number });
+        self.parts.write(ctx, &extents, data, Io::ShardData { number });
         Ok(())
     }
 
@@ -262,7 +255,7 @@ impl Shards {
     fn complete_clear(&mut self, number: u32) {
         let state = self.slots.release(number);
         assert_eq!(state.life, SlotLife::Clearing, "only a deleted shard's space returns");
-        self.allocator.free(state.extent());
+        state.slot.extents.iter().for_each(|extent| self.allocator.free(*extent));
         let volume = state.slot.shard.segment.volume;
         let shards = self.index.get_mut(&volume).expect("it was indexed");
         shards.remove(&key_of(state.slot.shard));
@@ -329,32 +322,31 @@ impl Shards {
         blocks: u32,
     ) -> Result<(), Refusal> {
         let number = self.number_of(shard).ok_or(Refusal::UnknownShard)?;
-        let slot = *self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?;
-        let data_blocks = slot.block_count - u32::from(slot.header_blocks);
-        let in_range = blocks > 0 && block.checked_add(blocks).is_some_and(|end| end <= data_blocks);
+        let slot = self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?;
+        let in_range = blocks > 0 && block.checked_add(blocks).is_some_and(|end| end <= slot.data_blocks());
         if !in_range || u64::from(blocks) * BLOCK_BYTES as u64 > u64::from(PAYLOAD_BYTES_MAX) {
             return Err(Refusal::Invalid);
         }
         let table = self.cache.get(number);
-        if table.is_none() {
-            if self.parked >= PARKED_MAX {
-                return Err(Refusal::Busy);
-            }
-            self.load_table(ctx, number, &slot);
+        if table.is_none() && self.parked >= PARKED_MAX {
+            return Err(Refusal::Busy);
         }
-        let at = slot.first_block + u64::from(slot.header_blocks) + u64::from(block);
+        let from = u64::from(slot.header_blocks) + u64::from(block);
+        let is_cached = table.is_some();
         let read = ShardRead { client, shard, number, block, blocks, table };
-        ctx.read(self.data_offset(at), blocks * BLOCK_BYTES as u32, Io::ShardRead(read));
+        self.parts.read(ctx, slot.extents.slice(from, u64::from(blocks)), Io::ShardRead(read));
+        if !is_cached {
+            self.load_table(ctx, number, shard);
+        }
         Ok(())
     }
 
     /// Reads the header area of a shard for its checksums, once for all that wait.
-    fn load_table(&mut self, ctx: &mut Ctx, number: u32, slot: &Slot) {
-        if let std::collections::btree_map::Entry::Vacant(vacant) = self.loading.entry(slot.shard) {
+    fn load_table(&mut self, ctx: &mut Ctx, number: u32, shard: ShardId) {
+        if let std::collections::btree_map::Entry::Vacant(vacant) = self.loading.entry(shard) {
             vacant.insert(Vec::new());
-            let len = u32::from(slot.header_blocks) * BLOCK_BYTES as u32;
-            let io = Io::ShardTable { number, shard: slot.shard };
-            ctx.read(self.data_offset(slot.first_block), len, io);
+            let slot = self.slots.live(number, shard).expect("its caller has seen it");
+            self.parts.read(ctx, header_extents(slot), Io::ShardTable { number, shard });
         }
     }
 
@@ -363,13 +355,13 @@ impl Shards {
         if let Some(table) = read.table.clone() {
             return self.answer(ctx, &read, &table, bytes);
         }
-        let Some(slot) = self.slots.live(read.number, read.shard).copied() else {
+        if self.slots.live(read.number, read.shard).is_none() {
             return ctx.refuse(read.client, Refusal::UnknownShard);
-        };
+        }
         if let Some(table) = self.cache.get(read.number) {
             return self.answer(ctx, &read, &table, bytes);
         }
-        self.load_table(ctx, read.number, &slot);
+        self.load_table(ctx, read.number, read.shard);
         self.parked += 1;
         self.loading.get_mut(&read.shard).expect("being loaded").push((read, bytes));
     }
@@ -377,11 +369,9 @@ impl Shards {
     pub fn on_table(&mut self, ctx: &mut Ctx, number: u32, shard: ShardId, bytes: Option<Buf>) {
         let parked = self.loading.remove(&shard).expect("one load a shard");
         self.parked -= parked.len();
-        let slot = self.slots.live(number, shard).copied();
-        let table: Option<Table> = slot.and_then(|slot| {
+        let table: Option<Table> = self.slots.live(number, shard).and_then(|slot| {
             let header = ShardHeader::decode(shard, &bytes?).ok()?;
-            let data_blocks = (slot.block_count - u32::from(slot.header_blocks)) as usize;
-            (header.block_crcs.len() == data_blocks).then(|| header.block_crcs.into())
+            (header.block_crcs.len() == slot.data_blocks() as usize).then(|| header.block_crcs.into())
         });
         if let Some(table) = &table {
             self.cache.insert(number, Table::clone(table));
@@ -418,8 +408,7 @@ impl Shards {
     pub fn read_header(&mut self, ctx: &mut Ctx, client: Client, shard: ShardId) -> Result<(), Refusal> {
         let number = self.number_of(shard).ok_or(Refusal::UnknownShard)?;
         let slot = self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?;
-        let (at, len) = (self.data_offset(slot.first_block), u32::from(slot.header_blocks) * BLOCK_BYTES as u32);
-        ctx.read(at, len, Io::HeaderRead(HeaderRead { client, shard, number }));
+        self.parts.read(ctx, header_extents(slot), Io::HeaderRead(HeaderRead { client, shard, number }));
         Ok(())
     }
 
@@ -432,20 +421,35 @@ impl Shards {
         }
     }
 
+    /// A part of an operation on a shard is done; see [`Parts::on_part`].
+    pub fn on_part(
+        &mut self,
+        whole: Token,
+        part: u8,
+        result: Result<Buf, DiskError>,
+    ) -> Option<(Io, Result<Buf, DiskError>)> {
+        self.parts.on_part(whole, part, result)
+    }
+
     /// Clients that wait for writes of this module, in order.
     pub fn waiting_clients(&self) -> Vec<Client> {
         let parked = self.loading.values().flatten().map(|(read, _)| read.client);
-        self.puts.values().flat_map(|p| p.clients.iter().copied()).chain(parked).collect()
+        let split = self.parts.iter().filter_map(client_of);
+        self.puts.values().flat_map(|p| p.clients.iter().copied()).chain(parked).chain(split).collect()
     }
 
     /// Extents of shards are disjoint, and with the free space they are the whole area.
     pub fn verify(&self) {
-        let mut extents: Vec<alloc::Extent> = self.slots.iter().map(|(_, s)| s.extent()).collect();
+        let mut extents: Vec<Extent> = self.slots.iter().flat_map(|(_, s)| s.slot.extents.iter().copied()).collect();
         extents.sort();
         assert!(extents.windows(2).all(|w| w[0].end() <= w[1].first), "extents overlap");
         let used: u64 = extents.iter().map(|e| e.count).sum();
         assert_eq!(used + self.allocator.free_blocks(), self.superblock.areas.data_blocks, "space is lost");
     }
+}
+
+fn header_extents(slot: &Slot) -> impl Iterator<Item = Extent> {
+    slot.extents.slice(0, u64::from(slot.header_blocks))
 }
 
 impl ShardRead {

@@ -11,7 +11,6 @@
 //! other blocks wait for their turn.
 
 use crate::io::{Ctx, Io};
-use crate::shards::alloc::Extent;
 use holdfast_base::{BLOCK_BYTES, BufMut, DeviceId, ShardId, Token};
 use holdfast_format::disk::{SLOT_BYTES, SLOTS_PER_BLOCK, Slot};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -27,16 +26,10 @@ pub(crate) enum SlotLife {
     Clearing,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SlotState {
     pub slot: Slot,
     pub life: SlotLife,
-}
-
-impl SlotState {
-    pub fn extent(&self) -> Extent {
-        Extent { first: self.slot.first_block, count: u64::from(self.slot.block_count) }
-    }
 }
 
 /// What a durable slot block sets free.

@@ -1,0 +1,110 @@
+//! Shards on a device whose free space is cut up: they lie in several extents, and are as whole as any other.
+
+mod support;
+
+use holdfast_base::{Epoch, ShardId, VolumeId};
+use holdfast_format::wire::{Refusal, Reply, Request};
+use holdfast_store::JournalSizing;
+use support::*;
+
+fn delete(shards: Vec<ShardId>) -> Request {
+    Request::DeleteShards { device: device(0), volume: VolumeId(5), epoch: Epoch(1), shards }
+}
+
+fn free_bytes(rig: &mut Rig) -> u64 {
+    let Reply::Stat { devices } = rig.call(Request::Stat) else { panic!("a node tells its state") };
+    devices[0].free_bytes
+}
+
+/// Full of small shards, of which every other one of the first `holes * 2` is then deleted: holes of four blocks.
+fn cut_up(seed: u64, holes: usize) -> Rig {
+    // Slots for the smallest shards: it is the data area that fills.
+    let sizing = JournalSizing { shard_bytes_mean: 8 << 10, ..small_sizing() };
+    let mut rig = Rig::new(seed, &[4 << 20], sizing);
+    let mut counter = 0;
+    while is_done(&rig.put(5, 1, counter + 1, 3)) {
+        counter += 1;
+    }
+    // What is left is too short for one block and its header.
+    while is_done(&rig.put(5, 1, counter + 1, 1)) {
+        counter += 1;
+    }
+    let victims = rig.list(5).into_iter().take(holes * 2).step_by(2).collect();
+    assert!(is_done(&rig.call(delete(victims))));
+    rig
+}
+
+#[test]
+fn a_shard_longer_than_every_hole_is_put_read_and_deleted() {
+    let mut rig = cut_up(1, 12);
+    let free = free_bytes(&mut rig);
+    let shard = shard_id(5, 1, 1000);
+    assert!(is_done(&rig.put(5, 1, 1000, 37)), "ten holes of four blocks hold 38");
+    assert_eq!(free_bytes(&mut rig), free - 38 * 4096);
+    let data = shard_data(shard, 37);
+    for round in 0..2 {
+        for (block, blocks) in [(0, 37), (0, 3), (2, 2), (3, 4), (6, 9), (36, 1)] {
+            let expected = &data[block as usize * 4096..(block + blocks) as usize * 4096];
+            assert_eq!(rig.read_shard(shard, block, blocks).as_deref(), Ok(expected), "{round}: {block} + {blocks}");
+        }
+        rig.restart(Crash::Power);
+    }
+    assert!(is_done(&rig.call(delete(vec![shard]))));
+    assert_eq!(rig.read_shard(shard, 0, 1), Err(Refusal::UnknownShard));
+    assert_eq!(free_bytes(&mut rig), free);
+    rig.settle();
+}
+
+#[test]
+fn what_more_holes_than_a_slot_names_would_hold_is_refused() {
+    let mut rig = cut_up(2, 12);
+    assert_eq!(rig.put(5, 1, 1000, 41), Reply::Refused(Refusal::NoSpace));
+    assert!(is_done(&rig.put(5, 1, 1001, 39)));
+    rig.settle();
+}
+
+#[test]
+fn damage_to_one_extent_refuses_reads_of_it_only() {
+    let mut rig = cut_up(3, 10);
+    let shard = shard_id(5, 1, 1000);
+    assert!(is_done(&rig.put(5, 1, 1000, 35)));
+    rig.settle();
+    let data = shard_data(shard, 35);
+    let media = rig.disks[0].media();
+    let at = media.chunks_exact(4096).position(|b| *b == data[20 * 4096..21 * 4096]).expect("it is on the disk");
+    rig.disks[0].corrupt(at as u64 * 4096 + 9);
+    assert_eq!(rig.read_shard(shard, 0, 35), Err(Refusal::Checksum));
+    assert_eq!(rig.read_shard(shard, 0, 20).as_deref(), Ok(&data[..20 * 4096]));
+    rig.disks[0].bad_reads.push(at as u64 * 4096..at as u64 * 4096 + 1);
+    assert_eq!(rig.read_shard(shard, 18, 4), Err(Refusal::Checksum), "a part that can't be read is damage, too");
+    assert_eq!(rig.read_shard(shard, 24, 11).as_deref(), Ok(&data[24 * 4096..]));
+}
+
+#[test]
+fn a_crash_while_extents_are_written_leaves_the_shard_whole_or_absent() {
+    let mut acknowledged = 0;
+    for seed in 10..60 {
+        let mut rig = cut_up(seed, 12);
+        let free = free_bytes(&mut rig);
+        let shard = shard_id(5, 1, 1000);
+        let (request, payload) = put(5, 1, 1000, 36);
+        let token = rig.send(request, payload);
+        for _ in 0..seed % 13 {
+            rig.complete_any();
+        }
+        let was_acknowledged = matches!(rig.replies.get(&token), Some((Reply::Done, _)));
+        acknowledged += u64::from(was_acknowledged);
+        rig.restart(if seed % 2 == 0 { Crash::Power } else { Crash::Process });
+        match rig.read_shard(shard, 0, 36) {
+            Ok(data) => assert_eq!(data, shard_data(shard, 36)),
+            Err(refusal) => {
+                assert_eq!(refusal, Refusal::UnknownShard);
+                assert!(!was_acknowledged, "seed {seed}: an acknowledged shard is there");
+                assert_eq!(free_bytes(&mut rig), free, "and no space is lost");
+            }
+        }
+        assert!(!was_acknowledged || rig.list(5).contains(&shard));
+        rig.settle();
+    }
+    assert!((1..50).contains(&acknowledged), "some crashes come before the answer, some after: {acknowledged}");
+}
