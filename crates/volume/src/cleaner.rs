@@ -18,15 +18,25 @@ use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Reply, Request};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Victims of one pass.
 const VICTIMS_MAX: usize = 16;
 
-/// The table is searched for victims at most this often.
-const PICK_EVERY: Duration = Duration::from_millis(50);
+/// The table is searched for victims at most this often, and this often while room is ample.
+const SEARCH_EVERY: Duration = Duration::from_millis(50);
+const SEARCH_EVERY_CALM: Duration = Duration::from_millis(500);
+
+/// Payload of the candidates that one search finds, in segments: as many passes follow at once while room is short.
+const PASSES_FOUND: u64 = 8;
+
+/// Below this free share the cleaner makes room; above it only what is next to empty is worth a guest's time.
+const ROOM_WANTED_PER_MILLE: u64 = 250;
+
+/// A segment with less that is dead costs more to move than it gives.
+const DEAD_PER_MILLE_MIN: u64 = 50;
 
 /// How long a segment that could not be read is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);
@@ -68,7 +78,11 @@ struct Pass {
 pub(crate) struct Cleaner {
     pass: Option<Pass>,
     next_id: u64,
-    picked_at: Instant,
+    /// Candidates of the last search, best first, and when it was or the next may be.
+    found: VecDeque<SegmentNo>,
+    searched_at: Instant,
+    /// Share of the volume's data segments that is dead, when last looked at.
+    garbage_per_mille: u64,
     /// Emptied already; the map's base says so after the next fold.
     emptied: BTreeSet<SegmentNo>,
     /// Segments that could not be read, and when to try again: shards may have been lost that are re-created since.
@@ -80,20 +94,36 @@ impl Cleaner {
         self.pass.is_none()
     }
 
+    pub(crate) fn garbage_per_mille(&self) -> u64 {
+        self.garbage_per_mille
+    }
+
     /// The base has changed: what it names is counted anew.
     pub(crate) fn on_folded(&mut self) {
         self.emptied.clear();
+        self.found.clear();
     }
 }
 
 impl Controller {
     pub(crate) fn drive_cleaner(&mut self, out: Out) {
-        let due = self.now.since(self.cleaner.picked_at) >= PICK_EVERY;
-        if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() || !due {
+        if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() {
             return;
         }
-        self.cleaner.picked_at = self.now;
-        let victims = self.pick_victims();
+        let is_short = self.room_per_mille() < ROOM_WANTED_PER_MILLE;
+        if self.cleaner.found.is_empty() || !is_short {
+            let pace = if is_short { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
+            if self.now.since(self.cleaner.searched_at) < pace {
+                return;
+            }
+            self.cleaner.searched_at = self.now;
+            if is_short && self.overlay.run_count() > 64 {
+                // What is dead is known only of what was folded.
+                self.checkpointer.fold_wanted = true;
+            }
+            self.search_victims();
+        }
+        let victims = self.take_victims();
         if victims.is_empty() {
             return;
         }
@@ -116,61 +146,73 @@ impl Controller {
         }
     }
 
-    /// Share of the usable devices' capacity that is free, per mille.
-    fn free_per_mille(&self) -> u64 {
-        let (mut free, mut all) = (0_u64, 1_u64);
-        for (_, node) in self.nodes.iter().filter(|(_, n)| n.up && !n.suspect) {
-            for device in node.devices.values() {
-                free += device.free_bytes;
-                all += device.capacity_bytes;
-            }
+    /// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
+    /// average: there always are some.
+    fn dead_threshold(&self) -> u64 {
+        let room = self.room_per_mille();
+        if room < ROOM_WANTED_PER_MILLE {
+            return self.cleaner.garbage_per_mille.max(DEAD_PER_MILLE_MIN);
         }
-        free * 1000 / all
+        u64::from(self.config.clean_dead_per_mille).min(room.max(450))
     }
 
-    /// Dead share from which a segment is worth cleaning: the fuller the grid, the lower.
-    fn dead_threshold(&mut self) -> u64 {
-        let free = self.free_per_mille();
-        if free < 500 && self.overlay.run_count() > 64 {
-            self.checkpointer.fold_wanted = true;
-        }
-        let base = u64::from(self.config.clean_dead_per_mille);
-        match free {
-            0..80 => base.min(30),
-            80..150 => base.min(100),
-            150..300 => base.min(250),
-            // Room is there: moving what half lives would only take time from guests.
-            _ => base.min(free.max(450)),
-        }
-    }
-
-    fn pick_victims(&mut self) -> Vec<SegmentNo> {
-        let threshold = self.dead_threshold();
+    /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age: what
+    /// has not changed for long stays as it is when it is moved (cost-benefit: Rosenblum and Ousterhout, The Design and
+    /// Implementation of a Log-Structured File System, 1992, section 3.5).
+    fn search_victims(&mut self) {
         let now = self.now;
         self.cleaner.unreadable.retain(|_, until| *until > now);
+        let data = || self.segments.iter().filter(|(_, s)| s.kind == Kind::Data);
+        let (dead, all) =
+            data().fold((0, 1), |(dead, all), (_, s)| (dead + s.dead_blocks(), all + s.capacity_blocks()));
+        self.cleaner.garbage_per_mille = dead * 1000 / all;
+        let threshold = self.dead_threshold();
         let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
-        for (no, info) in self.segments.iter() {
-            let capacity = u64::from(info.geometry.payload_blocks);
+        let count = data().count() as u64;
+        for (rank, (no, info)) in data().enumerate() {
             let left_alone = self.cleaner.unreadable.contains_key(&no) || self.cleaner.emptied.contains(&no);
-            if info.kind != Kind::Data || info.live == 0 || left_alone {
+            if info.live == 0 || left_alone {
                 continue;
             }
-            let dead = (capacity.saturating_sub(info.live)) * 1000 / capacity;
             let recode = self.wants_recode(&info.geometry);
-            if recode || dead >= threshold {
-                candidates.push((!recode, 1000 - dead, no, info.live));
+            if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
+                // Segments are in the order in which they were begun.
+                let age = count - rank as u64;
+                let benefit = info.dead_blocks() * age * 1000 / (info.capacity_blocks() + info.live);
+                candidates.push((recode, benefit, no, info.live));
             }
         }
-        candidates.sort_unstable();
+        candidates.sort_unstable_by(|a, b| b.cmp(a));
+        let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let mut total = 0;
+        self.cleaner.found.clear();
+        for (_, _, no, live) in candidates {
+            total += live;
+            self.cleaner.found.push_back(no);
+            if total >= room {
+                break;
+            }
+        }
+    }
+
+    /// The next victims: what lives in them fills one segment.
+    fn take_victims(&mut self) -> Vec<SegmentNo> {
         let room = u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         let mut total = 0;
         let mut victims = Vec::new();
-        for (_, _, no, live) in candidates {
-            if victims.len() >= VICTIMS_MAX || total + live > room && !victims.is_empty() {
+        while let Some(no) = self.cleaner.found.front().copied()
+            && victims.len() < VICTIMS_MAX
+        {
+            let live = self.segments.get(no).map_or(0, |info| info.live);
+            if total + live > room && !victims.is_empty() {
                 break;
             }
-            total += live;
-            victims.push(no);
+            self.cleaner.found.pop_front();
+            // It may have died and been freed since.
+            if live > 0 {
+                total += live;
+                victims.push(no);
+            }
         }
         victims
     }
@@ -347,7 +389,8 @@ impl Controller {
     /// No room for what lives: the victims stay as they are, and folds look for dead segments first.
     pub(crate) fn on_clean_refused(&mut self) {
         self.give_up_pass();
-        self.cleaner.picked_at = self.now + REFUSED_PAUSE;
+        self.cleaner.found.clear();
+        self.cleaner.searched_at = self.now + REFUSED_PAUSE;
         self.checkpointer.fold_wanted = true;
     }
 

@@ -40,6 +40,7 @@ use crate::roll::Roll;
 use crate::root::RootWriter;
 use crate::scrub::Scrubber;
 use crate::segments::SegmentTable;
+use crate::space::Space;
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -97,6 +98,7 @@ pub struct Controller {
     pub(crate) write_ops: Slab<WriteOp>,
     pub(crate) bypass: BypassBatch,
     pub(crate) pressure: Pressure,
+    pub(crate) space: Space,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
@@ -146,6 +148,7 @@ impl Controller {
             write_ops: Slab::new(REQUESTS_MAX),
             bypass: BypassBatch::default(),
             pressure: Pressure::default(),
+            space: Space::default(),
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
@@ -402,6 +405,8 @@ impl Controller {
 
     /// Everything that is done by the way while the volume is open.
     fn background(&mut self, out: Out) {
+        self.look_for_room();
+        self.ask_for_room(out);
         self.drive_roll(out);
         self.drive_destage(out);
         self.drive_checkpoint(out);

@@ -28,7 +28,7 @@ struct Extent {
 impl Controller {
     pub(crate) fn drive_destage(&mut self, out: Out) {
         self.retry_parked_jobs(out);
-        if self.layout_now().is_none() {
+        if self.layout_now().is_none() || !self.space.may_destage(self.now) {
             return;
         }
         let mut running = self.jobs.iter().filter(|(_, j)| matches!(j.kind(), JobKind::Destage { .. })).count();

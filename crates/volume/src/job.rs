@@ -9,11 +9,11 @@ use crate::api::Lane;
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
-use crate::placement::Keep;
 use crate::segments::{Kind, SegmentInfo};
+use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Lsn, NodeId, ShardId, Token, block_crcs, crc32c};
 use holdfast_erasure::Code;
-use holdfast_format::geometry::{Geometry, Layout};
+use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
@@ -37,6 +37,14 @@ pub(crate) enum JobKind {
 impl JobKind {
     fn is_meta(&self) -> bool {
         matches!(self, JobKind::Leaves | JobKind::Runs { .. })
+    }
+
+    fn keep(&self) -> Keep {
+        match self {
+            JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::HalfReserve,
+            JobKind::Clean => Keep::QuarterReserve,
+            JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
+        }
     }
 }
 
@@ -98,10 +106,11 @@ impl Controller {
     fn place_job(&mut self, token: Token, out: Out) {
         let job = self.jobs.get(token).expect("a job under way");
         let blocks = job.work.crcs.len() as u32;
-        let is_meta = job.work.kind.is_meta();
+        let (is_meta, keep) = (job.work.kind.is_meta(), job.work.kind.keep());
         let Some(layout) = (if is_meta { self.meta_layout_now() } else { self.layout_now() }) else { return };
-        let Some((layout, homes)) = self.place_work(layout, blocks, is_meta) else { return };
         let geometry = Geometry::new(layout, blocks);
+        let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
+        let Some(homes) = self.place_shards(usize::from(layout.width()), shard_bytes, &[], keep) else { return };
         let no = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
         self.next_segment += 1;
         self.unsettled.insert(no);
@@ -116,11 +125,6 @@ impl Controller {
                 self.put_shard(token, index, out);
             }
         }
-    }
-
-    fn place_work(&mut self, layout: Layout, blocks: u32, is_meta: bool) -> Option<(Layout, Vec<Leg>)> {
-        let shard_bytes = (u64::from(Geometry::new(layout, blocks).shard_blocks()) + 8) * BLOCK_BYTES as u64;
-        self.place_shards(usize::from(layout.width()), shard_bytes, &[], Keep::of(is_meta)).map(|homes| (layout, homes))
     }
 
     fn encode(&self, token: Token, no: SegmentNo, geometry: &Geometry) -> Vec<Shard> {
@@ -195,7 +199,8 @@ impl Controller {
                 self.replace_shard(token, index, node, out);
             }
             Reply::Refused(Refusal::NoSpace) => {
-                self.nodes.charge(leg, u64::MAX);
+                let shard = &placed.shards[usize::from(index)];
+                self.nodes.on_refused(leg, holdfast_base::buf::total_len(&shard.payload) as u64);
                 self.replace_shard(token, index, node, out);
             }
             _ => self.replace_shard(token, index, node, out),
@@ -227,7 +232,7 @@ impl Controller {
 
     fn replace_shard(&mut self, token: Token, index: u8, failed: NodeId, out: Out) {
         let job = self.jobs.get_mut(token).expect("a job under way");
-        let keep = Keep::of(job.work.kind.is_meta());
+        let keep = job.work.kind.keep();
         let placed = job.placed.as_mut().expect("a placed job");
         let shard = &mut placed.shards[usize::from(index)];
         shard.failed.push(failed);
@@ -261,9 +266,15 @@ impl Controller {
             // Nodes enough, and still no place: the grid is full. Bulk writers hear of it; other work waits for space.
             let full = self.layout_now().is_some() && self.jobs.get(token).is_some_and(SegmentJob::is_parked);
             match self.jobs.get(token).map(|j| j.work.kind.clone()) {
-                Some(JobKind::Bypass { writes }) if full => {
+                Some(JobKind::Bypass { writes }) if full && self.room_expected_at().is_none() => {
                     self.jobs.remove(token);
                     self.on_bypass_refused(writes, out);
+                }
+                // Collected anew: of what it holds much may have been overwritten when there is room again.
+                Some(JobKind::Destage { entries }) if full => {
+                    self.jobs.remove(token);
+                    self.on_destaged(&entries);
+                    self.space.on_destage_refused(self.now);
                 }
                 // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
                 Some(JobKind::Clean) if full => {

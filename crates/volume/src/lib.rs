@@ -29,6 +29,7 @@ mod roll;
 mod root;
 mod scrub;
 mod segments;
+mod space;
 mod write;
 
 pub use api::{Config, Counters, Effect, Event, Lane, Mutations, Notice, State, Status};

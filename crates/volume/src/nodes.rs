@@ -80,6 +80,8 @@ impl Node {
 #[derive(Debug, Default)]
 pub struct Nodes {
     nodes: BTreeMap<NodeId, Node>,
+    /// Shortest shard that a device had no room for since it was last asked for its state.
+    refused_bytes: BTreeMap<Leg, u64>,
 }
 
 impl Nodes {
@@ -179,7 +181,18 @@ impl Nodes {
         }
     }
 
+    /// The device has no room for a shard of that length.
+    pub fn on_refused(&mut self, leg: Leg, bytes: u64) {
+        let least = self.refused_bytes.entry(leg).or_insert(bytes);
+        *least = bytes.min(*least);
+    }
+
+    pub fn may_hold(&self, leg: Leg, bytes: u64) -> bool {
+        self.refused_bytes.get(&leg).is_none_or(|refused| bytes < *refused)
+    }
+
     pub fn on_stat(&mut self, id: NodeId, devices: Vec<DeviceStat>) {
+        self.refused_bytes.retain(|leg, _| leg.node != id);
         if let Some(node) = self.nodes.get_mut(&id) {
             let serving = |devices: &BTreeMap<DeviceId, DeviceStat>| -> Vec<DeviceId> {
                 devices.values().filter(|d| d.health == DeviceHealth::Serving).map(|d| d.device).collect()

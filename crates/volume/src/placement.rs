@@ -2,39 +2,11 @@
 
 use crate::controller::Controller;
 use crate::pressure::is_roomy;
+use crate::space::Keep;
 use holdfast_base::NodeId;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
-
-/// Free bytes that placement leaves on every device: cleaning needs somewhere to write to (protocol of the full pool).
-pub const RESERVE_PER_MILLE: u64 = 40;
-
-fn reserve(stat: &DeviceStat) -> u64 {
-    stat.capacity_bytes * RESERVE_PER_MILLE / 1000
-}
-
-/// What a new shard leaves of a device's reserve.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Keep {
-    /// Data leaves half, also what the cleaner moves.
-    HalfReserve,
-    /// Metadata may take the last: without a checkpoint nothing is ever freed.
-    Nothing,
-}
-
-impl Keep {
-    pub(crate) fn of(is_meta: bool) -> Keep {
-        if is_meta { Keep::Nothing } else { Keep::HalfReserve }
-    }
-
-    fn bytes(self, stat: &DeviceStat) -> u64 {
-        match self {
-            Keep::HalfReserve => reserve(stat) / 2,
-            Keep::Nothing => 0,
-        }
-    }
-}
 
 impl Controller {
     /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
@@ -110,6 +82,7 @@ impl Controller {
                 .devices
                 .values()
                 .filter(|d| d.health == DeviceHealth::Serving && d.free_bytes >= keep.bytes(d) + shard_bytes)
+                .filter(|d| self.nodes.may_hold(Leg { node: id, device: d.device }, shard_bytes))
                 .max_by_key(|d| d.free_bytes);
             if let Some(device) = best {
                 pool.push((Leg { node: id, device: device.device }, device.free_bytes.max(1)));
@@ -140,18 +113,6 @@ impl Controller {
     pub(crate) fn layout_now(&self) -> Option<Layout> {
         let usable = self.nodes.usable_count();
         if usable < 2 { None } else { self.root().layout.adapted_to(usable) }
-    }
-
-    /// Whether guests' writes still fit: enough nodes have a device above its reserve for the layout of new segments.
-    pub(crate) fn has_room(&self) -> bool {
-        let Some(layout) = self.layout_now() else { return true };
-        let roomy = self
-            .nodes
-            .iter()
-            .filter(|(_, n)| n.up && !n.suspect)
-            .filter(|(_, n)| n.devices.values().any(|d| d.health == DeviceHealth::Serving && d.free_bytes > reserve(d)))
-            .count();
-        roomy >= usize::from(layout.width())
     }
 
     /// Metadata is mirrored, so that a small page is one small read: one copy more than failures tolerated.

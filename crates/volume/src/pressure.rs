@@ -4,10 +4,9 @@
 //! checkpoint goes through the same journal, behind whatever was appended before it; so guests' writes stop short of a
 //! full journal, with what is in flight counted, and a quarter stays for records.
 
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use holdfast_base::{Instant, LedgerId};
-use holdfast_format::wire::{DeviceHealth, DeviceStat, Request};
+use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use std::time::Duration;
 
 /// Share of a journal that guests' writes fill at most, with those in flight.
@@ -78,10 +77,7 @@ impl Controller {
         self.pressure.asked_at = self.now;
         let nodes: Vec<_> = self.log.open.iter().flat_map(|o| o.legs.iter().map(|l| l.node)).collect();
         for node in nodes {
-            let asked = self.calls.iter().any(|(_, c)| c.node == node && matches!(c.purpose, Purpose::Stat));
-            if !asked && self.nodes.is_usable(node) {
-                self.send(node, crate::api::Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
-            }
+            self.ask_state(node, out);
         }
     }
 

@@ -9,8 +9,8 @@ use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::nodes::Node;
-use crate::placement::Keep;
 use crate::segments::Kind;
+use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
 use holdfast_format::ledger::Leg;
@@ -347,6 +347,7 @@ impl Controller {
     /// The free record of these segments is complete: their shards may go.
     pub(crate) fn on_freed(&mut self, segments: Vec<SegmentNo>, out: Out) {
         let mut by_leg: BTreeMap<Leg, Vec<ShardId>> = BTreeMap::new();
+        self.space.on_freed(self.now);
         for no in segments {
             self.counters.segments_freed += 1;
             let Some(homes) = self.checkpointer.freeing.remove(&no) else { continue };

@@ -26,6 +26,17 @@ pub struct SegmentInfo {
     pub live: u64,
 }
 
+impl SegmentInfo {
+    pub fn capacity_blocks(&self) -> u64 {
+        u64::from(self.geometry.payload_blocks)
+    }
+
+    /// Blocks of a data segment that nothing names any more, as far as that was folded.
+    pub fn dead_blocks(&self) -> u64 {
+        self.capacity_blocks().saturating_sub(self.live)
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct SegmentTable {
     segments: BTreeMap<SegmentNo, SegmentInfo>,

@@ -97,6 +97,14 @@ fn range_of(op: &BlockOp) -> ByteRange {
     }
 }
 
+/// Bytes that a request has to store.
+fn data_len(op: &BlockOp) -> u64 {
+    match op {
+        BlockOp::Write { data, .. } => data.len() as u64,
+        _ => 0,
+    }
+}
+
 impl Controller {
     pub(crate) fn start_request(&mut self, request: BlockRequest, out: Out) {
         let range = range_of(&request.op);
@@ -127,11 +135,11 @@ impl Controller {
             self.writes.not_before = None;
         }
         while let Some(head) = self.writes.queue.front() {
-            let (len, is_data) = match &head.op {
-                BlockOp::Write { data, .. } => (data.len() as u64, true),
-                _ => (0, false),
-            };
-            if is_data && !self.has_room() {
+            let len = data_len(&head.op);
+            if len > 0 && !self.has_room() {
+                if self.wait_for_room(out) {
+                    return;
+                }
                 let request = self.writes.queue.pop_front().expect("just seen");
                 self.reply(request.token, Err(BlockError::NoSpace), out);
                 continue;
@@ -148,7 +156,21 @@ impl Controller {
             self.writes.not_before = self.curve_delay();
             self.begin_write(request, out);
         }
-        self.writes.not_before = None;
+    }
+
+    /// Whether the cleaner is expected to make room for the head of the queue. Discards don't wait with it.
+    fn wait_for_room(&mut self, out: Out) -> bool {
+        let Some(again) = self.room_expected_at() else { return false };
+        self.writes.not_before = Some(again);
+        let queue = std::mem::take(&mut self.writes.queue);
+        for request in queue {
+            if data_len(&request.op) > 0 || self.write_ops.is_full() {
+                self.writes.queue.push_back(request);
+            } else {
+                self.begin_write(request, out);
+            }
+        }
+        true
     }
 
     fn admits(&mut self, len: u64) -> bool {
@@ -168,10 +190,11 @@ impl Controller {
         len < u64::from(self.config.bypass_bytes_min) && !self.journals_admit(len)
     }
 
-    /// Nothing up to half of the budget or of the journals, then a cubic curve up to [`DELAY_MAX`] at nine tenths.
+    /// Nothing up to half of the budget, of the journals or of the space left for cleaning, then a cubic curve up to
+    /// [`DELAY_MAX`] at nine tenths.
     fn curve_delay(&self) -> Option<Instant> {
         let fill = self.log.bytes * 1000 / self.config.writeback_bytes_max.max(1);
-        let fill = fill.max(self.journal_per_mille());
+        let fill = fill.max(self.journal_per_mille()).max(self.tightness_per_mille());
         let over = fill.saturating_sub(500).min(400);
         if over == 0 {
             return None;

@@ -1,0 +1,175 @@
+//! Space: how much room the grid has for this volume's data, and what writes do while there is little.
+//!
+//! While segments hold dead blocks worth cleaning, writes are slowed as room goes down, and at the reserve they are held
+//! back: the cleaner's moves and the destaging of what is acknowledged use the reserve. They are refused when there is
+//! nothing to clean, or cleaning has freed nothing for [`PATIENCE`]. Discards are never held back by this: they free.
+//!
+//! Room is what the devices told last ([`ask_for_room`](Controller::ask_for_room)), less what was placed there since, less
+//! what the log holds and will need.
+
+use crate::api::Lane;
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use holdfast_base::{Instant, NodeId};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, Request};
+use std::time::Duration;
+
+/// Free share that guests' writes leave on a device: cleaning needs somewhere to write to (protocol of the full pool).
+const RESERVE_PER_MILLE: u64 = 40;
+
+/// How long writes are held back while nothing is freed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Held back, they look again this often.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// While room is tight nodes are asked this often for their state.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// After destaging found no room.
+const REFUSED_PAUSE: Duration = Duration::from_millis(20);
+
+/// Dead share of the volume's segments from which cleaning is expected to free space.
+const GARBAGE_PER_MILLE_MIN: u64 = 50;
+
+/// Free share of devices below which writes are slowed for the cleaner.
+const TIGHT_PER_MILLE: u64 = 150;
+
+#[derive(Debug, Default)]
+pub(crate) struct Space {
+    /// Since when guests' data has found no room.
+    short_since: Option<Instant>,
+    /// When segments were last freed.
+    freed_at: Instant,
+    asked_at: Instant,
+    /// After a segment found no room.
+    destage_from: Instant,
+    room: Room,
+}
+
+/// Of the device that decides whether guests' data has room.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    /// Free share, in 1/1000.
+    per_mille: u64,
+    above_reserve: bool,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { per_mille: 1000, above_reserve: true }
+    }
+}
+
+impl Space {
+    pub(crate) fn on_destage_refused(&mut self, now: Instant) {
+        self.destage_from = now + REFUSED_PAUSE;
+    }
+
+    /// Whether a segment of guests' data may find room.
+    pub(crate) fn may_destage(&self, now: Instant) -> bool {
+        now >= self.destage_from
+    }
+
+    pub(crate) fn on_freed(&mut self, now: Instant) {
+        self.freed_at = now;
+    }
+}
+
+/// What a new shard leaves of a device's reserve.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keep {
+    /// Guests' data leaves half.
+    HalfReserve,
+    /// What the cleaner moves leaves a quarter: it gives back more than it takes.
+    QuarterReserve,
+    /// Metadata may take the last: without a checkpoint nothing is ever freed.
+    Nothing,
+}
+
+impl Keep {
+    pub(crate) fn bytes(self, stat: &DeviceStat) -> u64 {
+        match self {
+            Keep::HalfReserve => reserve(stat) / 2,
+            Keep::QuarterReserve => reserve(stat) / 4,
+            Keep::Nothing => 0,
+        }
+    }
+}
+
+fn reserve(stat: &DeviceStat) -> u64 {
+    stat.capacity_bytes * RESERVE_PER_MILLE / 1000
+}
+
+impl Controller {
+    /// Looks at the device that decides: of as many nodes as a segment is wide, those with the most room, the fullest one's
+    /// emptiest device. Where no segment can be written the log takes what it can.
+    pub(crate) fn look_for_room(&mut self) {
+        self.space.room = self.decisive_room().unwrap_or_default();
+        if self.space.room.above_reserve {
+            self.space.short_since = None;
+        }
+    }
+
+    fn decisive_room(&self) -> Option<Room> {
+        let layout = self.layout_now()?;
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        let emptiest = usable.filter_map(|(_, n)| {
+            let serving = n.devices.values().filter(|d| d.health == DeviceHealth::Serving);
+            serving.max_by_key(|d| d.free_bytes)
+        });
+        let mut devices: Vec<&DeviceStat> = emptiest.collect();
+        devices.sort_unstable_by_key(|d| std::cmp::Reverse(d.free_bytes.saturating_sub(reserve(d))));
+        let width = u64::from(layout.width());
+        let decisive = devices.get(width as usize - 1)?;
+        let of_data = self.log.bytes * width / (width - u64::from(layout.failures()));
+        let free = decisive.free_bytes.saturating_sub(of_data / devices.len() as u64);
+        let per_mille = free * 1000 / decisive.capacity_bytes.max(1);
+        Some(Room { per_mille, above_reserve: free > reserve(decisive) })
+    }
+
+    /// Whether guests' writes still fit above the reserve.
+    pub(crate) fn has_room(&self) -> bool {
+        self.space.room.above_reserve
+    }
+
+    /// Free share of the device that decides, in 1/1000.
+    pub(crate) fn room_per_mille(&self) -> u64 {
+        self.space.room.per_mille
+    }
+
+    /// A guest's data finds no room: when to look again, if the cleaner is expected to make some.
+    pub(crate) fn room_expected_at(&mut self) -> Option<Instant> {
+        let since = (*self.space.short_since.get_or_insert(self.now)).max(self.space.freed_at);
+        let expected = self.cleaner.garbage_per_mille() >= GARBAGE_PER_MILLE_MIN;
+        (expected && self.now.since(since) < PATIENCE).then(|| self.now + LOOK_EVERY)
+    }
+
+    /// How far room has gone down from where writes are slowed to the reserve, in 1/1000; 0 where nothing can be cleaned.
+    pub(crate) fn tightness_per_mille(&self) -> u64 {
+        if self.cleaner.garbage_per_mille() < GARBAGE_PER_MILLE_MIN {
+            return 0;
+        }
+        let short_by = TIGHT_PER_MILLE.saturating_sub(self.room_per_mille());
+        (short_by * 1000 / (TIGHT_PER_MILLE - RESERVE_PER_MILLE)).min(1000)
+    }
+
+    /// While room is tight a second is too long to wait for word of what was freed.
+    pub(crate) fn ask_for_room(&mut self, out: Out) {
+        if self.now.since(self.space.asked_at) < ASK_EVERY || self.room_per_mille() >= TIGHT_PER_MILLE {
+            return;
+        }
+        self.space.asked_at = self.now;
+        for node in self.nodes.ids() {
+            self.ask_state(node, out);
+        }
+    }
+
+    /// Asks a usable node for the state of its devices, unless that was asked already.
+    pub(crate) fn ask_state(&mut self, node: NodeId, out: Out) {
+        let asked = self.calls.iter().any(|(_, c)| c.node == node && matches!(c.purpose, Purpose::Stat));
+        if !asked && self.nodes.is_usable(node) {
+            self.send(node, Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
+        }
+    }
+}
