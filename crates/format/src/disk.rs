@@ -325,7 +325,8 @@ pub const SLOT_BYTES: usize = 128;
 
 pub const SLOTS_PER_BLOCK: u32 = (BLOCK_BYTES / SLOT_BYTES) as u32;
 
-const SLOT_FULL: u8 = 1;
+const SLOT_SHARD: u8 = 1;
+const SLOT_MORE: u8 = 2;
 
 /// A run of blocks of the data area, counted from its start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -339,8 +340,8 @@ pub struct Extent {
 /// Longest extent of a slot.
 pub const EXTENT_BLOCKS_MAX: u64 = u16::MAX as u64;
 
-/// Most extents of a slot: with ten of them free space is of use however it is cut up.
-pub const EXTENTS_MAX: usize = 10;
+/// Most extents of one slot; a shard that lies in more takes further slots.
+pub const SLOT_EXTENTS: usize = 10;
 
 impl Extent {
     /// One past the last block.
@@ -393,13 +394,15 @@ impl Extents {
     }
 }
 
-/// One shard of the data area. A slot of zeroes is empty.
+/// One shard of the data area, or more extents of one. A slot of zeroes is empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Slot {
     pub shard: ShardId,
-    /// Blocks of the header area.
-    pub header_blocks: u16,
-    /// Header area, then data.
+    /// Blocks of the header area; `None` in a slot that goes on with the extents of another one.
+    pub header_blocks: Option<u16>,
+    /// The slot that goes on with the extents of this one.
+    pub next: Option<u32>,
+    /// Up to [`SLOT_EXTENTS`] of the shard: header area, then data.
     pub extents: Extents,
 }
 
@@ -409,19 +412,14 @@ fn slot_seed(device: DeviceId, number: u32) -> [u64; 3] {
 }
 
 impl Slot {
-    /// Blocks of data.
-    pub fn data_blocks(&self) -> u32 {
-        (self.extents.block_count() - u64::from(self.header_blocks)) as u32
-    }
-
     pub fn encode_into(&self, device: DeviceId, number: u32, bytes: &mut [u8]) {
         assert_eq!(bytes.len(), SLOT_BYTES, "room for the slot");
-        assert!(u64::from(self.header_blocks) < self.extents.block_count(), "a shard has a header area and data");
-        assert!(self.extents.len() <= EXTENTS_MAX, "a slot has room for {EXTENTS_MAX} extents");
+        assert!((1..=SLOT_EXTENTS).contains(&self.extents.len()), "{} extents", self.extents.len());
         let segment = self.shard.segment;
+        let kind = if self.header_blocks.is_some() { SLOT_SHARD } else { SLOT_MORE };
         let mut out = Out::new(bytes);
-        out.put(&[SLOT_FULL, self.shard.index]).u16(self.header_blocks).u16(self.extents.len() as u16).u16(0);
-        out.u128(segment.volume.0).u64(segment.epoch.0).u64(segment.counter);
+        out.put(&[kind, self.shard.index]).u16(self.header_blocks.unwrap_or(0)).u16(self.extents.len() as u16).u16(0);
+        out.u128(segment.volume.0).u64(segment.epoch.0).u64(segment.counter).u32(self.next.map_or(0, |next| next + 1));
         for extent in self.extents.iter() {
             assert!(extent.first < 1 << 48 && (1..=EXTENT_BLOCKS_MAX).contains(&extent.count), "{extent:?} fits");
             out.u64(extent.first << 16 | extent.count);
@@ -443,16 +441,21 @@ impl Slot {
         let (header_blocks, count) = (input.u16(), usize::from(input.u16()));
         input.u16();
         let segment = SegmentId { volume: VolumeId(input.u128()), epoch: Epoch(input.u64()), counter: input.u64() };
-        if kind != SLOT_FULL || header_blocks == 0 || !(1..=EXTENTS_MAX).contains(&count) {
-            return Err(FormatError::Field("slot"));
+        let next = input.u32().checked_sub(1);
+        let header_blocks = match (kind, header_blocks) {
+            (SLOT_SHARD, 1..) => Some(header_blocks),
+            (SLOT_MORE, 0) => None,
+            _ => return Err(FormatError::Field("slot")),
+        };
+        if !(1..=SLOT_EXTENTS).contains(&count) {
+            return Err(FormatError::Field("extents"));
         }
         let words = (0..count).map(|_| input.u64());
         let extents: Vec<Extent> = words.map(|w| Extent { first: w >> 16, count: w & EXTENT_BLOCKS_MAX }).collect();
-        let extents = Extents::from(extents);
-        if extents.iter().any(|e| e.count == 0) || u64::from(header_blocks) >= extents.block_count() {
+        if extents.iter().any(|e| e.count == 0) {
             return Err(FormatError::Field("extents"));
         }
-        Ok(Some(Slot { shard: ShardId { segment, index }, header_blocks, extents }))
+        Ok(Some(Slot { shard: ShardId { segment, index }, header_blocks, next, extents: extents.into() }))
     }
 }
 
@@ -486,7 +489,7 @@ mod tests {
     fn slot() -> Slot {
         let segment = SegmentId { volume: VOLUME, epoch: Epoch(4), counter: 0x99 };
         let extents = vec![Extent { first: 500, count: 17 }, Extent { first: 7, count: 3 }];
-        Slot { shard: ShardId { segment, index: 2 }, header_blocks: 1, extents: extents.into() }
+        Slot { shard: ShardId { segment, index: 2 }, header_blocks: Some(1), next: None, extents: extents.into() }
     }
 
     /// Golden bytes: formats that devices carry must never change under their version.
@@ -521,9 +524,9 @@ mod tests {
         assert_eq!(
             hex(&bytes),
             concat!(
-                "0102010002000000cdab0000000000000000000000000000040000000000000099000000000000001100f40100000000",
-                "030007000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
-                "000000000000000000000000000000000000000000000000000000009c8542c9"
+                "0102010002000000cdab000000000000000000000000000004000000000000009900000000000000000000001100f401",
+                "000000000300070000000000000000000000000000000000000000000000000000000000000000000000000000000000",
+                "000000000000000000000000000000000000000000000000000000008c8e99f0"
             )
         );
     }
@@ -535,6 +538,10 @@ mod tests {
         assert_eq!(Slot::decode(DEVICE, 70, &bytes), Ok(None));
         slot().encode_into(DEVICE, 70, &mut bytes);
         assert_eq!(Slot::decode(DEVICE, 70, &bytes), Ok(Some(slot())));
+        let more = Slot { header_blocks: None, next: Some(0), ..slot() };
+        let mut bytes_of_more = [0; SLOT_BYTES];
+        more.encode_into(DEVICE, 9, &mut bytes_of_more);
+        assert_eq!(Slot::decode(DEVICE, 9, &bytes_of_more), Ok(Some(more)));
         assert_eq!(Slot::decode(DEVICE, 71, &bytes), Err(FormatError::Checksum), "in another slot it is none");
         assert_eq!(Slot::decode(DeviceId(1), 70, &bytes), Err(FormatError::Checksum));
         let units = vec![UnitEntry { generation: 3, ..UnitEntry::default() }; 150];
@@ -556,7 +563,7 @@ mod tests {
         assert_eq!(runs(16, 2), [(516, 1), (7, 1)]);
         assert_eq!(runs(17, 3), [(7, 3)]);
         assert_eq!(runs(19, 1), [(9, 1)]);
-        assert_eq!(slot().data_blocks(), 19);
+        assert_eq!(extents.block_count(), 20);
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! Every story ends with `finish`: all faults are healed, everything is read back, and every answer that was given on the
 //! way is judged. What is asserted before that is what the rule says beyond "no data is lost".
 
-use holdfast_base::{BlockError, Epoch};
+use holdfast_base::{BlockError, Epoch, Prng};
 use holdfast_format::wire::DeviceHealth;
 use holdfast_sim::disk::DiskFaults;
 use holdfast_sim::stage::{BLOCK, Scenery, Stage};
 use holdfast_sim::workload::What;
 use holdfast_volume::State;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 fn long_destage(seed: u64) -> Scenery {
@@ -698,6 +698,37 @@ fn damage_that_nobody_reads_is_found_and_repaired() {
         stage.read(0, 256);
         stage.crash_host(0);
         stage.take_over_on(1);
+        stage.finish();
+    }
+}
+
+#[test]
+fn a_grid_that_is_more_than_half_full_takes_random_overwrites_for_ever() {
+    // Space gets cut up and full of what is dead: the cleaner keeps up, and writes are slowed rather than refused.
+    for (seed, layout, volume_mib) in [(207, "parity:2+1", 24), (208, "mirror:2", 18), (209, "parity:2+1", 27)] {
+        let scenery = Scenery::new(seed).nodes(4).layout(layout).with(|plan| {
+            plan.volume_bytes = volume_mib << 20;
+            plan.writeback_bytes = 2 << 20;
+            plan.segment_bytes = 256 << 10;
+            plan.sizing.journal_bytes = 3 << 20;
+            // 15 MiB of each are for shards.
+            plan.disk_bytes = 18_300 << 10;
+        });
+        let mut stage = scenery.raise();
+        let (owner, blocks) = (stage.owner(), (volume_mib << 20) / BLOCK);
+        for block in (0..blocks).step_by(16) {
+            stage.write(block, 16);
+        }
+        let mut prng = Prng::new(seed);
+        let mut writes: VecDeque<_> = VecDeque::new();
+        for _ in 0..3 * blocks {
+            writes.push_back(stage.ask(owner, What::Write(0), prng.below(blocks), 1));
+            if writes.len() >= 16 {
+                let oldest = writes.pop_front().expect("just counted");
+                stage.until("a write is done", |s| s.is_answered(oldest));
+            }
+        }
+        assert!(stage.status().counters.segments_cleaned > 0);
         stage.finish();
     }
 }

@@ -31,7 +31,7 @@ impl Serving {
             }
             Io::ShardData { number } => {
                 result.map_err(FailReason::ShardWrite)?;
-                self.shards.on_data_written(ctx, number);
+                self.shards.on_part_durable(ctx, number);
             }
             Io::SlotBlock { block } => {
                 result.map_err(FailReason::TableWrite)?;

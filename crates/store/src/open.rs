@@ -274,10 +274,11 @@ impl Opening {
         let stops_at_hole = ctx.config.mutations.scan_stops_at_hole;
         let batches = std::mem::take(&mut self.batches);
         let found = recover(superblock.device, superblock.areas, (&table, copy), batches, stops_at_hole);
+        let mut shards = self.shards.take().expect("made with the superblock");
+        self.damaged_slots += shards.finish_load();
         if self.damaged_slots > 0 {
             ctx.note(Notice::SlotsDamaged { device: superblock.device, count: self.damaged_slots });
         }
-        let shards = self.shards.take().expect("made with the superblock");
         let second = Superblock::second_offset(superblock.size_bytes);
         for (copy, read) in self.superblocks.iter().enumerate() {
             // The second copy of a device that has grown since is not where it was looked for.

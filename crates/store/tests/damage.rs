@@ -3,9 +3,9 @@
 mod support;
 
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, Lsn, VolumeId};
-use holdfast_format::disk::{BatchHeader, BatchPlace, SLOT_BYTES, Superblock, UnitTable};
+use holdfast_format::disk::{BatchHeader, BatchPlace, SLOT_BYTES, UnitTable};
 use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request};
-use holdfast_store::{Mutations, Notice, probe_superblock};
+use holdfast_store::{Mutations, Notice};
 use support::*;
 
 /// Device offset and length of each batch of the journal, by sequence number, as a scan of the media finds them.
@@ -32,10 +32,6 @@ fn batches(rig: &Rig) -> Vec<(BatchHeader, u64)> {
     }
     found.sort_by_key(|(header, _)| header.seq);
     found
-}
-
-fn superblock(rig: &Rig) -> Superblock {
-    probe_superblock(&rig.disks[0].media()[..4096]).unwrap()
 }
 
 fn table(rig: &Rig) -> UnitTable {

@@ -32,8 +32,8 @@ const SEARCH_EVERY_CALM: Duration = Duration::from_millis(500);
 /// Payload of the candidates that one search finds, in segments: as many passes follow at once while room is short.
 const PASSES_FOUND: u64 = 8;
 
-/// Below this free share the cleaner makes room; above it only what is next to empty is worth a guest's time.
-const ROOM_WANTED_PER_MILLE: u64 = 250;
+/// Below this share of room the cleaner makes some; above it only what is next to empty is worth a guest's time.
+const ROOM_WANTED_PER_MILLE: u64 = 210;
 
 /// A segment with less that is dead costs more to move than it gives.
 const DEAD_PER_MILLE_MIN: u64 = 50;
@@ -81,8 +81,6 @@ pub(crate) struct Cleaner {
     /// Candidates of the last search, best first, and when it was or the next may be.
     found: VecDeque<SegmentNo>,
     searched_at: Instant,
-    /// Share of the volume's data segments that is dead, when last looked at.
-    garbage_per_mille: u64,
     /// Emptied already; the map's base says so after the next fold.
     emptied: BTreeSet<SegmentNo>,
     /// Segments that could not be read, and when to try again: shards may have been lost that are re-created since.
@@ -92,10 +90,6 @@ pub(crate) struct Cleaner {
 impl Cleaner {
     pub(crate) fn is_idle(&self) -> bool {
         self.pass.is_none()
-    }
-
-    pub(crate) fn garbage_per_mille(&self) -> u64 {
-        self.garbage_per_mille
     }
 
     /// The base has changed: what it names is counted anew.
@@ -117,10 +111,8 @@ impl Controller {
                 return;
             }
             self.cleaner.searched_at = self.now;
-            if is_short && self.overlay.run_count() > 64 {
-                // What is dead is known only of what was folded.
-                self.checkpointer.fold_wanted = true;
-            }
+            // What is dead is known only of what was folded.
+            self.checkpointer.fold_wanted |= is_short && self.overlay.run_count() > 64 || !self.has_room();
             self.search_victims();
         }
         let victims = self.take_victims();
@@ -151,7 +143,7 @@ impl Controller {
     fn dead_threshold(&self) -> u64 {
         let room = self.room_per_mille();
         if room < ROOM_WANTED_PER_MILLE {
-            return self.cleaner.garbage_per_mille.max(DEAD_PER_MILLE_MIN);
+            return self.segments.dead_per_mille().max(DEAD_PER_MILLE_MIN);
         }
         u64::from(self.config.clean_dead_per_mille).min(room.max(450))
     }
@@ -163,9 +155,6 @@ impl Controller {
         let now = self.now;
         self.cleaner.unreadable.retain(|_, until| *until > now);
         let data = || self.segments.iter().filter(|(_, s)| s.kind == Kind::Data);
-        let (dead, all) =
-            data().fold((0, 1), |(dead, all), (_, s)| (dead + s.dead_blocks(), all + s.capacity_blocks()));
-        self.cleaner.garbage_per_mille = dead * 1000 / all;
         let threshold = self.dead_threshold();
         let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
         let count = data().count() as u64;

@@ -444,7 +444,7 @@ impl Controller {
     /// Everything inside, for a person who looks into a simulation that failed.
     pub fn dump(&self) -> String {
         format!(
-            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}",
+            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nlog {} bytes, {} entries, completed {}",
             self.segments,
             self.repairer,
             self.cleaner,
@@ -455,8 +455,13 @@ impl Controller {
             self.calls,
             self.log.open,
             self.opening,
-            self.jobs.tokens(),
-            self.nodes
+            self.jobs.iter().map(|(_, job)| job.summary()).collect::<Vec<_>>(),
+            self.nodes,
+            self.checkpointer,
+            self.space,
+            self.log.bytes,
+            self.log.len(),
+            self.log.completed
         )
     }
 }

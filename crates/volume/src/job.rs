@@ -88,6 +88,13 @@ impl SegmentJob {
         self.placed.is_none()
     }
 
+    /// For a person who looks into a simulation that failed.
+    pub(crate) fn summary(&self) -> String {
+        let (kind, blocks) = (&self.work.kind, self.work.crcs.len());
+        let placed = self.placed.as_ref().map(|p| (p.no, &p.homes, p.committing));
+        format!("{kind:?} of {blocks} blocks, placed {placed:?}")
+    }
+
     pub(crate) fn kind(&self) -> &JobKind {
         &self.work.kind
     }
@@ -273,7 +280,7 @@ impl Controller {
                 // Collected anew: of what it holds much may have been overwritten when there is room again.
                 Some(JobKind::Destage { entries }) if full => {
                     self.jobs.remove(token);
-                    self.on_destaged(&entries);
+                    self.log.destage_again(&entries);
                     self.space.on_destage_refused(self.now);
                 }
                 // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.

@@ -257,6 +257,16 @@ impl Log {
         self.cursor
     }
 
+    /// These are not being destaged any more, and were not: they come first again.
+    pub fn destage_again(&mut self, entries: &[Lsn]) {
+        for lsn in entries {
+            if let Some(entry) = self.get_mut(*lsn) {
+                entry.destaging = false;
+            }
+            self.cursor = self.cursor.min(*lsn);
+        }
+    }
+
     /// First LSN whose data only the log has; the next one to come if there is none.
     pub fn first_undestaged(&self) -> Lsn {
         self.iter_from(self.first)

@@ -81,7 +81,9 @@ impl Controller {
             let best = node
                 .devices
                 .values()
-                .filter(|d| d.health == DeviceHealth::Serving && d.free_bytes >= keep.bytes(d) + shard_bytes)
+                .filter(|d| {
+                    d.health == DeviceHealth::Serving && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes
+                })
                 .filter(|d| self.nodes.may_hold(Leg { node: id, device: d.device }, shard_bytes))
                 .max_by_key(|d| d.free_bytes);
             if let Some(device) = best {

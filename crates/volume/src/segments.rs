@@ -42,17 +42,38 @@ pub struct SegmentTable {
     segments: BTreeMap<SegmentNo, SegmentInfo>,
     /// Changed since the last checkpoint run; absent from `segments` means removed.
     dirty: BTreeSet<SegmentNo>,
+    /// Of all data segments together.
+    capacity_blocks: u64,
+    dead_blocks: u64,
 }
 
 impl SegmentTable {
     pub fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
-        self.segments.insert(no, info);
+        self.count(&info, true);
+        if let Some(former) = self.segments.insert(no, info) {
+            self.count(&former, false);
+        }
         self.dirty.insert(no);
     }
 
     pub fn remove(&mut self, no: SegmentNo) -> Option<SegmentInfo> {
         self.dirty.insert(no);
-        self.segments.remove(&no)
+        let info = self.segments.remove(&no)?;
+        self.count(&info, false);
+        Some(info)
+    }
+
+    fn count(&mut self, info: &SegmentInfo, is_added: bool) {
+        if info.kind == Kind::Data {
+            let change = |total: u64, by: u64| if is_added { total + by } else { total - by };
+            self.capacity_blocks = change(self.capacity_blocks, info.capacity_blocks());
+            self.dead_blocks = change(self.dead_blocks, info.dead_blocks());
+        }
+    }
+
+    /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
+    pub fn dead_per_mille(&self) -> u64 {
+        self.dead_blocks * 1000 / self.capacity_blocks.max(1)
     }
 
     pub fn get(&self, no: SegmentNo) -> Option<&SegmentInfo> {
@@ -69,14 +90,20 @@ impl SegmentTable {
     }
 
     pub fn add_live(&mut self, no: SegmentNo, count: u64) {
-        let info = self.segments.get_mut(&no).expect("a named segment is in the table");
-        info.live += count;
-        self.dirty.insert(no);
+        self.change_live(no, |live| live + count);
     }
 
     pub fn sub_live(&mut self, no: SegmentNo, count: u64) {
+        self.change_live(no, |live| live.checked_sub(count).expect("no segment has less than nothing live"));
+    }
+
+    fn change_live(&mut self, no: SegmentNo, change: impl FnOnce(u64) -> u64) {
         let info = self.segments.get_mut(&no).expect("a named segment is in the table");
-        info.live = info.live.checked_sub(count).expect("no segment has less than nothing live");
+        let before = info.dead_blocks();
+        info.live = change(info.live);
+        if info.kind == Kind::Data {
+            self.dead_blocks = self.dead_blocks + info.dead_blocks() - before;
+        }
         self.dirty.insert(no);
     }
 

@@ -7,15 +7,18 @@
 //! Room is what the devices told last ([`ask_for_room`](Controller::ask_for_room)), less what was placed there since, less
 //! what the log holds and will need.
 
-use crate::api::Lane;
+use crate::api::{Config, Lane};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use holdfast_base::{Instant, NodeId};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Request};
 use std::time::Duration;
 
-/// Free share that guests' writes leave on a device: cleaning needs somewhere to write to (protocol of the full pool).
+/// Free share that guests' writes leave on a device: cleaning needs somewhere to write to.
 const RESERVE_PER_MILLE: u64 = 40;
+
+/// So many segments at least fit the reserve, if that is not more than a quarter of the device.
+const RESERVE_SEGMENTS: u64 = 4;
 
 /// How long writes are held back while nothing is freed.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,10 +33,10 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Dead share of the volume's segments from which cleaning is expected to free space.
-const GARBAGE_PER_MILLE_MIN: u64 = 50;
+const DEAD_PER_MILLE_MIN: u64 = 50;
 
-/// Free share of devices below which writes are slowed for the cleaner.
-const TIGHT_PER_MILLE: u64 = 150;
+/// Share of room from half of which on writes are slowed for the cleaner.
+const TIGHT_PER_MILLE: u64 = 110;
 
 #[derive(Debug, Default)]
 pub(crate) struct Space {
@@ -47,17 +50,17 @@ pub(crate) struct Space {
     room: Room,
 }
 
-/// Of the device that decides whether guests' data has room.
+/// Free above the reserve, on the device that decides whether guests' data has room.
 #[derive(Clone, Copy, Debug)]
 struct Room {
-    /// Free share, in 1/1000.
+    bytes: u64,
+    /// Of its capacity, in 1/1000.
     per_mille: u64,
-    above_reserve: bool,
 }
 
 impl Default for Room {
     fn default() -> Room {
-        Room { per_mille: 1000, above_reserve: true }
+        Room { bytes: u64::MAX, per_mille: 1000 }
     }
 }
 
@@ -88,17 +91,18 @@ pub(crate) enum Keep {
 }
 
 impl Keep {
-    pub(crate) fn bytes(self, stat: &DeviceStat) -> u64 {
+    pub(crate) fn bytes(self, config: &Config, stat: &DeviceStat) -> u64 {
         match self {
-            Keep::HalfReserve => reserve(stat) / 2,
-            Keep::QuarterReserve => reserve(stat) / 4,
+            Keep::HalfReserve => reserve(config, stat) / 2,
+            Keep::QuarterReserve => reserve(config, stat) / 4,
             Keep::Nothing => 0,
         }
     }
 }
 
-fn reserve(stat: &DeviceStat) -> u64 {
-    stat.capacity_bytes * RESERVE_PER_MILLE / 1000
+fn reserve(config: &Config, stat: &DeviceStat) -> u64 {
+    let segments = RESERVE_SEGMENTS * u64::from(config.segment_payload_bytes);
+    (stat.capacity_bytes * RESERVE_PER_MILLE / 1000).max(segments.min(stat.capacity_bytes / 4))
 }
 
 impl Controller {
@@ -106,7 +110,7 @@ impl Controller {
     /// emptiest device. Where no segment can be written the log takes what it can.
     pub(crate) fn look_for_room(&mut self) {
         self.space.room = self.decisive_room().unwrap_or_default();
-        if self.space.room.above_reserve {
+        if self.has_room() {
             self.space.short_since = None;
         }
     }
@@ -118,22 +122,22 @@ impl Controller {
             let serving = n.devices.values().filter(|d| d.health == DeviceHealth::Serving);
             serving.max_by_key(|d| d.free_bytes)
         });
-        let mut devices: Vec<&DeviceStat> = emptiest.collect();
-        devices.sort_unstable_by_key(|d| std::cmp::Reverse(d.free_bytes.saturating_sub(reserve(d))));
+        let mut devices: Vec<(u64, &DeviceStat)> =
+            emptiest.map(|d| (d.free_bytes.saturating_sub(reserve(&self.config, d)), d)).collect();
+        devices.sort_unstable_by_key(|(above_reserve, _)| std::cmp::Reverse(*above_reserve));
         let width = u64::from(layout.width());
-        let decisive = devices.get(width as usize - 1)?;
+        let (above_reserve, decisive) = *devices.get(width as usize - 1)?;
         let of_data = self.log.bytes * width / (width - u64::from(layout.failures()));
-        let free = decisive.free_bytes.saturating_sub(of_data / devices.len() as u64);
-        let per_mille = free * 1000 / decisive.capacity_bytes.max(1);
-        Some(Room { per_mille, above_reserve: free > reserve(decisive) })
+        let bytes = above_reserve.saturating_sub(of_data / devices.len() as u64);
+        Some(Room { bytes, per_mille: bytes * 1000 / decisive.capacity_bytes.max(1) })
     }
 
     /// Whether guests' writes still fit above the reserve.
     pub(crate) fn has_room(&self) -> bool {
-        self.space.room.above_reserve
+        self.space.room.bytes > 0
     }
 
-    /// Free share of the device that decides, in 1/1000.
+    /// Free share above the reserve of the device that decides, in 1/1000.
     pub(crate) fn room_per_mille(&self) -> u64 {
         self.space.room.per_mille
     }
@@ -141,17 +145,17 @@ impl Controller {
     /// A guest's data finds no room: when to look again, if the cleaner is expected to make some.
     pub(crate) fn room_expected_at(&mut self) -> Option<Instant> {
         let since = (*self.space.short_since.get_or_insert(self.now)).max(self.space.freed_at);
-        let expected = self.cleaner.garbage_per_mille() >= GARBAGE_PER_MILLE_MIN;
+        let expected = self.segments.dead_per_mille() >= DEAD_PER_MILLE_MIN || self.checkpointer.unfolded;
         (expected && self.now.since(since) < PATIENCE).then(|| self.now + LOOK_EVERY)
     }
 
-    /// How far room has gone down from where writes are slowed to the reserve, in 1/1000; 0 where nothing can be cleaned.
+    /// How far room has gone down from where writes begin to be slowed, in 1/1000; 0 where nothing can be cleaned.
     pub(crate) fn tightness_per_mille(&self) -> u64 {
-        if self.cleaner.garbage_per_mille() < GARBAGE_PER_MILLE_MIN {
+        if self.segments.dead_per_mille() < DEAD_PER_MILLE_MIN {
             return 0;
         }
         let short_by = TIGHT_PER_MILLE.saturating_sub(self.room_per_mille());
-        (short_by * 1000 / (TIGHT_PER_MILLE - RESERVE_PER_MILLE)).min(1000)
+        short_by * 1000 / TIGHT_PER_MILLE
     }
 
     /// While room is tight a second is too long to wait for word of what was freed.

@@ -2,8 +2,11 @@
 //!
 //! Invariants: free extents are disjoint and never touch (neighbours are merged); both indexes hold the same extents.
 
-use holdfast_format::disk::{EXTENT_BLOCKS_MAX, EXTENTS_MAX, Extent, Extents};
+use holdfast_format::disk::{EXTENT_BLOCKS_MAX, Extent, Extents};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Most extents of a shard: so many that free space is of use however it is cut up.
+pub(crate) const EXTENTS_MAX: usize = 250;
 
 #[derive(Debug, Default)]
 pub(crate) struct Allocator {
@@ -41,7 +44,7 @@ impl Allocator {
     }
 
     /// Room for a shard: the smallest free extent that is long enough; where there is none, the longest ones until what is
-    /// left fits one. `None` if that takes more than a slot can name.
+    /// left fits one. `None` if that takes more than [`EXTENTS_MAX`].
     pub fn allocate(&mut self, count: u64) -> Option<Extents> {
         assert!((1..=EXTENT_BLOCKS_MAX).contains(&count), "a shard of {count} blocks");
         let mut lengths = self.by_len.iter().rev().map(|(len, _)| *len).take(EXTENTS_MAX);
@@ -89,9 +92,13 @@ impl Allocator {
     pub fn reserve_all(&mut self, extents: &[Extent]) -> bool {
         let reserved = extents.iter().take_while(|extent| self.reserve(**extent)).count();
         if reserved < extents.len() {
-            extents[..reserved].iter().for_each(|extent| self.free(*extent));
+            self.free_all(&extents[..reserved]);
         }
         reserved == extents.len()
+    }
+
+    pub fn free_all(&mut self, extents: &[Extent]) {
+        extents.iter().for_each(|extent| self.free(*extent));
     }
 
     pub fn free(&mut self, extent: Extent) {
@@ -116,7 +123,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const BLOCKS: u64 = 200;
+    const BLOCKS: u64 = 2000;
 
     fn free_runs(bitmap: &[bool]) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -139,10 +146,11 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
+            (1u64..4).prop_map(Op::Allocate),
             (1u64..40).prop_map(Op::Allocate),
-            (40..BLOCKS).prop_map(Op::Allocate),
+            (200..1500u64).prop_map(Op::Allocate),
             any::<usize>().prop_map(Op::Free),
-            (0..BLOCKS, 0u64..30).prop_map(|(first, count)| Op::Reserve(first, count)),
+            (0..BLOCKS, 0u64..6).prop_map(|(first, count)| Op::Reserve(first, count)),
         ]
     }
 

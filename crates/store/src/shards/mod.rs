@@ -22,10 +22,10 @@ use crate::api::Notice;
 use crate::io::{Client, Ctx, Io, client_of};
 use crate::shards::alloc::Allocator;
 use crate::shards::parts::Parts;
-use crate::shards::slots::{SlotLife, Slots, Waiter};
+use crate::shards::slots::{Held, SlotLife, Slots, Waiter};
 use crate::shards::table_cache::{Table, TableCache};
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, SegmentId, ShardId, Token, VolumeId};
-use holdfast_format::disk::{Extent, SLOT_BYTES, SLOTS_PER_BLOCK, Slot, Superblock, blocks_match};
+use holdfast_format::disk::{Extent, Extents, SLOT_BYTES, SLOTS_PER_BLOCK, Slot, Superblock, blocks_match};
 use holdfast_format::segment::{HEADER_BLOCKS_MAX, ShardHeader};
 use holdfast_format::wire::{PAYLOAD_BYTES_MAX, Refusal, Reply};
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,6 +78,16 @@ pub(crate) struct HeaderRead {
 struct Put {
     clients: Vec<Client>,
     bytes: u64,
+    /// Writes that the shard's first slot waits for: its data, and blocks with its other slots.
+    waiting: usize,
+}
+
+/// Slots found at start that don't stand alone.
+#[derive(Default)]
+struct Chains {
+    /// First slots that lead to others.
+    heads: Vec<(u32, Slot)>,
+    tails: BTreeMap<u32, Slot>,
 }
 
 pub(crate) struct Shards {
@@ -94,6 +104,7 @@ pub(crate) struct Shards {
     loading: BTreeMap<ShardId, Vec<(ShardRead, Buf)>>,
     parked: usize,
     parts: Parts,
+    chains: Chains,
 }
 
 impl Shards {
@@ -111,6 +122,7 @@ impl Shards {
             loading: BTreeMap::new(),
             parked: 0,
             parts: Parts::new(areas.data_offset),
+            chains: Chains::default(),
         }
     }
 
@@ -122,21 +134,51 @@ impl Shards {
             let number = first_block * SLOTS_PER_BLOCK + i as u32;
             match Slot::decode(self.superblock.device, number, bytes) {
                 Ok(None) => {}
-                Ok(Some(slot)) => damaged += u64::from(!self.take_loaded(number, slot)),
+                Ok(Some(slot)) => match (slot.header_blocks, slot.next) {
+                    (None, _) => {
+                        self.chains.tails.insert(number, slot);
+                    }
+                    (Some(_), Some(_)) => self.chains.heads.push((number, slot)),
+                    (Some(header_blocks), None) => {
+                        let is_taken = self.take_loaded(&[number], slot.shard, header_blocks, slot.extents);
+                        damaged += u64::from(!is_taken);
+                    }
+                },
                 Err(_) => damaged += 1,
             }
         }
         damaged
     }
 
-    /// False for a slot that names space or a shard that another one has.
-    fn take_loaded(&mut self, number: u32, slot: Slot) -> bool {
-        let shards = self.index.entry(slot.shard.segment.volume).or_default();
-        if shards.contains_key(&key_of(slot.shard)) || !self.allocator.reserve_all(&slot.extents) {
+    /// The whole table was read: puts shards of several slots together. A tail that no first slot leads to is what a put or
+    /// a deletion left that a crash cut short. Returns how many shards lack a part.
+    pub fn finish_load(&mut self) -> u64 {
+        let Chains { heads, mut tails } = std::mem::take(&mut self.chains);
+        let mut damaged = 0;
+        for (number, head) in heads {
+            let (mut numbers, mut extents, mut next) = (vec![number], head.extents.to_vec(), head.next);
+            while let Some(number) = next {
+                let Some(tail) = tails.remove(&number).filter(|tail| tail.shard == head.shard) else { break };
+                numbers.push(number);
+                extents.extend(tail.extents.iter());
+                next = tail.next;
+            }
+            let header_blocks = head.header_blocks.expect("it was sorted out by that");
+            let is_taken = next.is_none() && self.take_loaded(&numbers, head.shard, header_blocks, extents.into());
+            damaged += u64::from(!is_taken);
+        }
+        damaged
+    }
+
+    /// False for slots that name no data, or space or a shard that others have.
+    fn take_loaded(&mut self, numbers: &[u32], shard: ShardId, header_blocks: u16, extents: Extents) -> bool {
+        let shards = self.index.entry(shard.segment.volume).or_default();
+        let has_data = extents.block_count() > u64::from(header_blocks);
+        if !has_data || shards.contains_key(&key_of(shard)) || !self.allocator.reserve_all(&extents) {
             return false;
         }
-        shards.insert(key_of(slot.shard), number);
-        self.slots.load(number, slot);
+        shards.insert(key_of(shard), numbers[0]);
+        self.slots.load(numbers, shard, header_blocks, extents);
         self.live_count += 1;
         true
     }
@@ -191,17 +233,23 @@ impl Shards {
         if self.puts.len() >= PUTS_MAX || self.put_bytes + bytes > PUT_BYTES_MAX {
             return Err(Refusal::Busy);
         }
-        if self.slots.is_full() {
+        let extents = self.allocator.allocate((payload.len() / BLOCK_BYTES) as u64).ok_or(Refusal::NoSpace)?;
+        if !self.slots.has_room_for(extents.len()) {
+            self.allocator.free_all(&extents);
             return Err(Refusal::NoSpace);
         }
-        let extents = self.allocator.allocate((payload.len() / BLOCK_BYTES) as u64).ok_or(Refusal::NoSpace)?;
-        let number = self.slots.reserve(Slot { shard, header_blocks: header_blocks as u16, extents: extents.clone() });
+        let number = self.slots.reserve(shard, header_blocks as u16, extents.clone());
         self.index.entry(shard.segment.volume).or_default().insert(key_of(shard), number);
-        self.puts.insert(number, Put { clients: vec![client], bytes });
+        let tails = self.slots.get(number).expect("just reserved").tails();
+        let tail_blocks: BTreeSet<u32> = tails.iter().map(|tail| Slots::block_of(*tail)).collect();
+        self.puts.insert(number, Put { clients: vec![client], bytes, waiting: 1 + tail_blocks.len() });
         self.put_bytes += bytes;
         let aligned = (payload.as_ptr() as usize).is_multiple_of(BLOCK_BYTES);
         let data = if aligned { payload } else { Buf::copy_from(&payload) };
         self.parts.write(ctx, &extents, data, Io::ShardData { number });
+        for block in tail_blocks {
+            self.slots.write_block(ctx, block, &[Waiter::Tail(number)]);
+        }
         Ok(())
     }
 
@@ -222,11 +270,14 @@ impl Shards {
         Ok(())
     }
 
-    /// The data of a put is durable: now its slot.
-    pub fn on_data_written(&mut self, ctx: &mut Ctx, number: u32) {
-        assert_eq!(self.slots.get(number).map(|s| s.life), Some(SlotLife::Reserved), "data comes before the slot");
-        self.slots.set_life(number, SlotLife::Committing);
-        self.slots.write_block(ctx, Slots::block_of(number), &[Waiter::Commit(number)]);
+    /// The data of a put is durable, or one of its further slots: with the last comes the first slot.
+    pub fn on_part_durable(&mut self, ctx: &mut Ctx, number: u32) {
+        let put = self.puts.get_mut(&number).expect("it is being put");
+        put.waiting -= 1;
+        if put.waiting == 0 {
+            self.slots.set_life(number, SlotLife::Committing);
+            self.slots.write_block(ctx, Slots::block_of(number), &[Waiter::Commit(number)]);
+        }
     }
 
     /// A slot block is durable. Returns the joins to be told.
@@ -234,6 +285,7 @@ impl Shards {
         let mut joins = Vec::new();
         for waiter in self.slots.on_block_written(ctx, block) {
             match waiter {
+                Waiter::Tail(number) => self.on_part_durable(ctx, number),
                 Waiter::Commit(number) => self.complete_put(ctx, number),
                 Waiter::Clear(number) => self.complete_clear(number),
                 Waiter::Join(join) => joins.push(join),
@@ -253,12 +305,12 @@ impl Shards {
     }
 
     fn complete_clear(&mut self, number: u32) {
-        let state = self.slots.release(number);
-        assert_eq!(state.life, SlotLife::Clearing, "only a deleted shard's space returns");
-        state.slot.extents.iter().for_each(|extent| self.allocator.free(*extent));
-        let volume = state.slot.shard.segment.volume;
+        let held = self.slots.release(number);
+        assert_eq!(held.life, SlotLife::Clearing, "only a deleted shard's space returns");
+        self.allocator.free_all(&held.extents);
+        let volume = held.shard.segment.volume;
         let shards = self.index.get_mut(&volume).expect("it was indexed");
-        shards.remove(&key_of(state.slot.shard));
+        shards.remove(&key_of(held.shard));
         if shards.is_empty() {
             self.index.remove(&volume);
         }
@@ -440,16 +492,17 @@ impl Shards {
 
     /// Extents of shards are disjoint, and with the free space they are the whole area.
     pub fn verify(&self) {
-        let mut extents: Vec<Extent> = self.slots.iter().flat_map(|(_, s)| s.slot.extents.iter().copied()).collect();
+        let mut extents: Vec<Extent> = self.slots.iter().flat_map(|(_, held)| held.extents.iter().copied()).collect();
         extents.sort();
         assert!(extents.windows(2).all(|w| w[0].end() <= w[1].first), "extents overlap");
         let used: u64 = extents.iter().map(|e| e.count).sum();
         assert_eq!(used + self.allocator.free_blocks(), self.superblock.areas.data_blocks, "space is lost");
+        self.slots.verify();
     }
 }
 
-fn header_extents(slot: &Slot) -> impl Iterator<Item = Extent> {
-    slot.extents.slice(0, u64::from(slot.header_blocks))
+fn header_extents(held: &Held) -> impl Iterator<Item = Extent> {
+    held.extents.slice(0, u64::from(held.header_blocks))
 }
 
 impl ShardRead {

@@ -1,6 +1,6 @@
 //! Disk operations on blocks of a shard: one, or where they lie in several extents one each, told of when all are done.
 //!
-//! Limits: an operation has [`EXTENTS_MAX`](holdfast_format::disk::EXTENTS_MAX) parts at most. Faults: the first part that
+//! Limits: an operation has [`EXTENTS_MAX`](crate::shards::alloc::EXTENTS_MAX) parts at most. Faults: the first part that
 //! fails is the result of all, once none is in flight any more.
 
 use crate::api::DiskError;

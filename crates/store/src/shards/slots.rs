@@ -4,7 +4,8 @@
 //!          data durable          slot durable        deleted            cleared durably
 //! Reserved ─────────── Committing ───────── Live ─────────── Clearing ─────────────── free
 //! ```
-//! On disk a slot is full in `Committing` and `Live`, and zeroes else. A slot never straddles a sector, and a block is
+//! On disk a slot is full in `Committing` and `Live`, and zeroes else. A shard in more extents than one slot names has more
+//! slots, which are written with its data: the first one, which leads to them, makes it count. A slot never straddles a sector, and a block is
 //! rewritten with identical bytes for its other slots: a torn write harms nothing.
 //!
 //! Limits: one write in flight a block, and what changes meanwhile goes with the next; [`BLOCK_WRITES_MAX`] in all, the
@@ -12,7 +13,7 @@
 
 use crate::io::{Ctx, Io};
 use holdfast_base::{BLOCK_BYTES, BufMut, DeviceId, ShardId, Token};
-use holdfast_format::disk::{SLOT_BYTES, SLOTS_PER_BLOCK, Slot};
+use holdfast_format::disk::{Extents, SLOT_BYTES, SLOT_EXTENTS, SLOTS_PER_BLOCK, Slot};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Block writes in flight: more than a device's queue takes, when a large volume is dropped.
@@ -26,15 +27,56 @@ pub(crate) enum SlotLife {
     Clearing,
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct SlotState {
-    pub slot: Slot,
+/// A shard and where it lies.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub shard: ShardId,
+    pub header_blocks: u16,
+    /// All of them: header area, then data.
+    pub extents: Extents,
     pub life: SlotLife,
+    /// The slots that go on with the extents, in order.
+    tails: Box<[u32]>,
+}
+
+impl Held {
+    /// Blocks of data.
+    pub fn data_blocks(&self) -> u32 {
+        (self.extents.block_count() - u64::from(self.header_blocks)) as u32
+    }
+
+    pub fn tails(&self) -> &[u32] {
+        &self.tails
+    }
+
+    /// What slot `part` of the shard says: zero is the first.
+    fn slot(&self, part: usize) -> Slot {
+        let whole = || self.extents.clone();
+        let chunk = || self.extents.chunks(SLOT_EXTENTS).nth(part).expect("a slot for each so many").to_vec().into();
+        Slot {
+            shard: self.shard,
+            header_blocks: (part == 0).then_some(self.header_blocks),
+            next: self.tails.get(part).copied(),
+            extents: if self.tails.is_empty() { whole() } else { chunk() },
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Content {
+    Shard(Held),
+    /// Slot `part` of the shard whose first slot is `head`.
+    Tail {
+        head: u32,
+        part: usize,
+    },
 }
 
 /// What a durable slot block sets free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Waiter {
+    /// More extents of the shard in this slot are named.
+    Tail(u32),
     /// The shard in this slot is complete.
     Commit(u32),
     /// The slot is empty, and its space free.
@@ -59,8 +101,8 @@ pub(crate) struct Slots {
     offset: u64,
     capacity: u32,
     /// By number, up to the highest ever used.
-    states: Vec<Option<SlotState>>,
-    /// Holes in `states`.
+    contents: Vec<Option<Content>>,
+    /// Holes in `contents`.
     free: BTreeSet<u32>,
     blocks: BTreeMap<u32, BlockWrite>,
     writes_in_flight: usize,
@@ -75,7 +117,7 @@ impl Slots {
             device,
             offset,
             capacity,
-            states: Vec::new(),
+            contents: Vec::new(),
             free: BTreeSet::new(),
             blocks: BTreeMap::new(),
             writes_in_flight: 0,
@@ -83,32 +125,49 @@ impl Slots {
         }
     }
 
-    pub fn get(&self, number: u32) -> Option<&SlotState> {
-        self.states.get(number as usize)?.as_ref()
+    /// The shard whose first slot this is.
+    pub fn get(&self, number: u32) -> Option<&Held> {
+        match self.contents.get(number as usize)?.as_ref()? {
+            Content::Shard(held) => Some(held),
+            Content::Tail { .. } => None,
+        }
     }
 
     /// The shard in this slot, if it is that one and complete.
-    pub fn live(&self, number: u32, shard: ShardId) -> Option<&Slot> {
-        self.get(number).filter(|s| s.life == SlotLife::Live && s.slot.shard == shard).map(|s| &s.slot)
+    pub fn live(&self, number: u32, shard: ShardId) -> Option<&Held> {
+        self.get(number).filter(|held| held.life == SlotLife::Live && held.shard == shard)
     }
 
     pub fn set_life(&mut self, number: u32, life: SlotLife) {
-        let state = self.states[number as usize].as_mut().expect("the slot is in use");
-        state.life = life;
+        let Some(Content::Shard(held)) = &mut self.contents[number as usize] else {
+            panic!("slot {number} has a shard")
+        };
+        held.life = life;
     }
 
-    /// Puts a slot where it was found at start.
-    pub fn load(&mut self, number: u32, slot: Slot) {
-        self.grow_to(number);
-        self.free.remove(&number);
-        self.states[number as usize] = Some(SlotState { slot, life: SlotLife::Live });
+    /// Puts a shard where it was found at start: `numbers` are its slots, in order.
+    pub fn load(&mut self, numbers: &[u32], shard: ShardId, header_blocks: u16, extents: Extents) {
+        for number in numbers {
+            self.grow_to(*number);
+            self.free.remove(number);
+        }
+        self.fill(numbers, shard, header_blocks, extents, SlotLife::Live);
+    }
+
+    fn fill(&mut self, numbers: &[u32], shard: ShardId, header_blocks: u16, extents: Extents, life: SlotLife) {
+        let (head, tails) = numbers.split_first().expect("a shard has a slot");
+        for (i, tail) in tails.iter().enumerate() {
+            self.contents[*tail as usize] = Some(Content::Tail { head: *head, part: i + 1 });
+        }
+        let held = Held { shard, header_blocks, extents, life, tails: tails.into() };
+        self.contents[*head as usize] = Some(Content::Shard(held));
     }
 
     fn grow_to(&mut self, number: u32) {
         assert!(number < self.capacity, "slot {number} of {}", self.capacity);
-        while self.states.len() <= number as usize {
-            self.free.insert(self.states.len() as u32);
-            self.states.push(None);
+        while self.contents.len() <= number as usize {
+            self.free.insert(self.contents.len() as u32);
+            self.contents.push(None);
         }
     }
 
@@ -117,27 +176,46 @@ impl Slots {
     }
 
     pub fn free_count(&self) -> u32 {
-        self.capacity - self.states.len() as u32 + self.free.len() as u32
+        self.capacity - self.contents.len() as u32 + self.free.len() as u32
     }
 
-    pub fn is_full(&self) -> bool {
-        self.free.is_empty() && self.states.len() == self.capacity as usize
+    /// Whether a shard in so many extents can be named.
+    pub fn has_room_for(&self, extents: usize) -> bool {
+        extents.div_ceil(SLOT_EXTENTS) <= self.free_count() as usize
     }
 
-    /// A free slot, the lowest, for a shard whose data is about to be written.
-    pub fn reserve(&mut self, slot: Slot) -> u32 {
-        assert!(!self.is_full(), "a full table was checked for");
-        if self.free.is_empty() {
-            self.grow_to(self.states.len() as u32);
+    /// Free slots, the lowest, for a shard whose data is about to be written; returns the first.
+    pub fn reserve(&mut self, shard: ShardId, header_blocks: u16, extents: Extents) -> u32 {
+        assert!(self.has_room_for(extents.len()), "a full table was checked for");
+        let count = extents.len().div_ceil(SLOT_EXTENTS);
+        while self.free.len() < count {
+            self.grow_to(self.contents.len() as u32);
         }
-        let number = self.free.pop_first().expect("there is a free slot");
-        self.states[number as usize] = Some(SlotState { slot, life: SlotLife::Reserved });
-        number
+        let numbers: Vec<u32> = (0..count).map(|_| self.free.pop_first().expect("there are free slots")).collect();
+        self.fill(&numbers, shard, header_blocks, extents, SlotLife::Reserved);
+        numbers[0]
     }
 
-    pub fn release(&mut self, number: u32) -> SlotState {
+    pub fn release(&mut self, number: u32) -> Held {
         self.free.insert(number);
-        self.states[number as usize].take().expect("the slot was in use")
+        let Some(Content::Shard(held)) = self.contents[number as usize].take() else {
+            panic!("slot {number} has a shard")
+        };
+        for tail in &held.tails {
+            self.contents[*tail as usize] = None;
+            self.free.insert(*tail);
+        }
+        held
+    }
+
+    /// What the slot is to say on disk. The slots that a shard's first one leads to are written before it, and mean nothing
+    /// without it.
+    fn on_disk(&self, number: u32) -> Option<Slot> {
+        match self.contents.get(number as usize)?.as_ref()? {
+            Content::Shard(held) if matches!(held.life, SlotLife::Committing | SlotLife::Live) => Some(held.slot(0)),
+            Content::Shard(_) => None,
+            Content::Tail { head, part } => Some(self.get(*head).expect("a tail has a head").slot(*part)),
+        }
     }
 
     pub fn block_of(number: u32) -> u32 {
@@ -170,10 +248,8 @@ impl Slots {
         let mut bytes = BufMut::zeroed(BLOCK_BYTES);
         for (i, out) in bytes.chunks_exact_mut(SLOT_BYTES).enumerate() {
             let number = block * SLOTS_PER_BLOCK + i as u32;
-            if let Some(state) = self.get(number)
-                && matches!(state.life, SlotLife::Committing | SlotLife::Live)
-            {
-                state.slot.encode_into(self.device, number, out);
+            if let Some(slot) = self.on_disk(number) {
+                slot.encode_into(self.device, number, out);
             }
         }
         let write = self.blocks.get_mut(&block).expect("its caller made it");
@@ -201,8 +277,26 @@ impl Slots {
         done
     }
 
-    /// Slots in use, in order of their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &SlotState)> {
-        self.states.iter().enumerate().filter_map(|(i, s)| s.as_ref().map(|s| (i as u32, s)))
+    /// Shards and the numbers of their first slots, in the order of these.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Held)> {
+        (0..self.contents.len() as u32).filter_map(|number| Some((number, self.get(number)?)))
+    }
+
+    /// Every slot that goes on with another one's extents is named by it.
+    pub fn verify(&self) {
+        for (number, held) in self.iter() {
+            assert_eq!(
+                held.extents.len().div_ceil(SLOT_EXTENTS),
+                held.tails.len() + 1,
+                "a slot for each so many extents"
+            );
+            for (i, tail) in held.tails.iter().enumerate() {
+                let is_ours = matches!(self.contents[*tail as usize],
+                    Some(Content::Tail { head, part }) if head == number && part == i + 1);
+                assert!(is_ours, "slot {tail} goes on with slot {number}");
+            }
+        }
+        let in_use = self.iter().map(|(_, held)| held.tails.len() + 1).sum::<usize>();
+        assert_eq!(in_use + self.free_count() as usize, self.capacity as usize, "slots are lost");
     }
 }

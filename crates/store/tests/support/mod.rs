@@ -6,12 +6,14 @@ use holdfast_base::{
     BLOCK_BYTES, Buf, DeviceId, Effects, Epoch, GridId, InstanceId, Instant, LedgerId, Lsn, NodeId, Prng, SegmentId,
     ShardId, VolumeId, block_crcs, buf,
 };
+use holdfast_format::disk::Superblock;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
 use holdfast_store::{
     DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Node, NodeConfig, Notice, PeerId, format_device,
+    probe_superblock,
 };
 use std::collections::BTreeMap;
 
@@ -156,6 +158,10 @@ pub fn small_sizing() -> JournalSizing {
 
 pub fn device(slot: usize) -> DeviceId {
     DeviceId(100 + slot as u128)
+}
+
+pub fn superblock(rig: &Rig) -> Superblock {
+    probe_superblock(&rig.disks[0].media()[..4096]).unwrap()
 }
 
 impl Rig {
