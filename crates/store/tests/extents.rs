@@ -82,7 +82,8 @@ fn a_shard_that_lacks_one_of_its_slots_is_lost_and_its_space_is_free() {
     assert!(is_done(&rig.put(5, 1, 1001, 200)));
     rig.settle();
     let changed = |at: &u64| rig.disks[0].media()[*at as usize..][..128] != before[*at as usize..][..128];
-    let new: Vec<u64> = (0..u64::from(areas.slot_count)).map(|n| areas.slot_table_offset + n * 128).filter(changed).collect();
+    let new: Vec<u64> =
+        (0..u64::from(areas.slot_count)).map(|n| areas.slot_table_offset + n * 128).filter(changed).collect();
     assert_eq!(new.len(), 6, "slots that name it");
     rig.disks[0].corrupt(new[3] + 30);
     rig.restart(Crash::Power);
