@@ -14,6 +14,7 @@ mod destage;
 mod fetch;
 mod health;
 mod job;
+mod layers;
 mod leafload;
 mod log;
 mod map;
