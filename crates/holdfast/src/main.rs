@@ -51,6 +51,8 @@ enum Command {
     Grid(cli::status::GridArgs),
     /// Make, list, resize, delete and export volumes
     Volume(cli::volume::VolumeArgs),
+    /// Take, list and delete snapshots of volumes
+    Snapshot(cli::snapshot::SnapshotArgs),
     /// What the grid does right now
     #[command(
         after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \

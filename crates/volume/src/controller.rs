@@ -27,7 +27,7 @@ use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
 use crate::fetch::Fetch;
 use crate::job::SegmentJob;
-use crate::layers::{LayerTable, Snapshots};
+use crate::layers::{LayerTable, Snapshot, Snapshots};
 use crate::leafload::LeafLoad;
 use crate::log::{Log, WriteOp};
 use crate::map::{LeafCache, LeafNo, LeafPointer, Overlay};
@@ -203,6 +203,11 @@ impl Controller {
 
     fn is_busy(&self) -> bool {
         !self.calls.is_empty() || !self.reads.is_empty() || !self.write_ops.is_empty() || self.opening.is_some()
+    }
+
+    /// Snapshots by layer, oldest first.
+    pub fn snapshots(&self) -> impl Iterator<Item = (ObjectId, &Snapshot)> {
+        self.layers.snapshots()
     }
 
     pub fn state(&self) -> State {

@@ -35,3 +35,4 @@ mod write;
 
 pub use api::{Config, Counters, Effect, Event, Lane, Mutations, Notice, State, Status};
 pub use controller::Controller;
+pub use layers::Snapshot;
