@@ -38,6 +38,7 @@ impl Serving {
                 for join in self.shards.on_slot_block_written(ctx, block) {
                     self.finish_join(ctx, join, 1);
                 }
+                self.become_ready(ctx);
             }
             Io::Part { whole, part } => {
                 if let Some((io, result)) = self.shards.on_part(whole, part, result) {
@@ -57,6 +58,15 @@ impl Serving {
             Io::Opening { .. } => unreachable!("the opening is over"),
         }
         Ok(())
+    }
+
+    /// Serves once all that the opening writes is durable.
+    fn become_ready(&mut self, ctx: &mut Ctx) {
+        if !self.is_ready && self.is_table_written && self.shards.is_mended() {
+            self.is_ready = true;
+            let (ledgers, shards) = (self.volumes.ledger_count(), self.shards.live_count());
+            ctx.note(Notice::DeviceOpened { slot: ctx.slot, device: ctx.device, ledgers, shards });
+        }
     }
 
     fn on_unit_read(&mut self, ctx: &mut Ctx, unit: u32, generation: u64, bytes: Option<Buf>) {
@@ -215,11 +225,8 @@ impl Serving {
                     }
                 }
                 self.journal.reclaim_due = true;
-                if !self.is_ready {
-                    self.is_ready = true;
-                    let (ledgers, shards) = (self.volumes.ledger_count(), self.shards.live_count());
-                    ctx.note(Notice::DeviceOpened { slot: ctx.slot, device: ctx.device, ledgers, shards });
-                }
+                self.is_table_written = true;
+                self.become_ready(ctx);
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::journal::scan::{ScannedBatch, scan_unit};
 use crate::serving::Serving;
 use crate::shards::Shards;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut};
-use holdfast_format::disk::{SLOTS_PER_BLOCK, SUPERBLOCK_BYTES, Superblock, UnitTable};
+use holdfast_format::disk::{SUPERBLOCK_BYTES, Superblock, UnitTable};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Reads in flight: with units of 4 MiB that is as much memory as the journal's own queue may take.
@@ -234,7 +234,7 @@ impl Opening {
         match bytes {
             Some(bytes) => self.damaged_slots += shards.load(first_block, &bytes),
             // Shards of a block that can't be read don't exist; its slots are used again.
-            None if blocks == 1 => self.damaged_slots += u64::from(SLOTS_PER_BLOCK),
+            None if blocks == 1 => self.damaged_slots += shards.load_unreadable(first_block),
             None => {
                 let one = |block: u32| Step::Slots { first_block: block, blocks: 1 };
                 self.todo.extend((first_block..first_block + blocks).map(one));

@@ -41,6 +41,8 @@ pub(crate) struct Serving {
     /// Promises may be lost: nothing that depends on them is served.
     pub promises_lost: bool,
     /// The opening's table write is complete.
+    pub is_table_written: bool,
+    /// That, and whatever of the slot table had to be written anew.
     pub is_ready: bool,
 }
 
@@ -87,6 +89,7 @@ impl Serving {
             log_reads: Slab::new(LOG_READS_MAX),
             joins: Slab::new(JOINS_MAX),
             promises_lost,
+            is_table_written: false,
             is_ready: promises_lost,
         };
         if !promises_lost {
@@ -96,6 +99,7 @@ impl Serving {
                 serving.journal.push(ctx.now, record);
             }
             serving.journal.start_table_write(ctx);
+            serving.shards.mend(ctx);
         }
         serving
     }

@@ -504,6 +504,9 @@ impl Controller {
             .collect();
         for no in dead {
             let info = self.segments.remove(no).expect("just listed");
+            if info.kind == Kind::Data {
+                self.space.on_dead(self.now);
+            }
             self.repairer.forget(no);
             // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
             self.unsettled.insert(no);

@@ -112,7 +112,8 @@ impl Controller {
             }
             self.cleaner.searched_at = self.now;
             // What is dead is known only of what was folded.
-            self.checkpointer.fold_wanted |= is_short && self.overlay.run_count() > 64 || !self.has_room();
+            let is_hidden = self.overlay.run_count() > 64 || !self.has_room() && self.checkpointer.unfolded;
+            self.checkpointer.fold_wanted |= is_short && is_hidden;
             self.search_victims();
         }
         let victims = self.take_victims();

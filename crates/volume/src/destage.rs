@@ -50,9 +50,9 @@ impl Controller {
         }
     }
 
-    /// Age, lost copies or closing: short segments are written rather than waited for.
+    /// Age, lost copies, closing, or writes that wait for room: short segments are written rather than waited for.
     fn destage_is_forced(&mut self) -> bool {
-        if self.state == State::Closing {
+        if self.state == State::Closing || self.is_short_of_room() {
             return true;
         }
         let oldest = self.log.next_to_destage();

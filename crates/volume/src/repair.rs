@@ -347,7 +347,6 @@ impl Controller {
     /// The free record of these segments is complete: their shards may go.
     pub(crate) fn on_freed(&mut self, segments: Vec<SegmentNo>, out: Out) {
         let mut by_leg: BTreeMap<Leg, Vec<ShardId>> = BTreeMap::new();
-        self.space.on_freed(self.now);
         for no in segments {
             self.counters.segments_freed += 1;
             let Some(homes) = self.checkpointer.freeing.remove(&no) else { continue };

@@ -29,6 +29,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// While room is tight nodes are asked this often for their state.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
+/// What was freed is in the devices' answers after this long.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
+
 /// After destaging found no room.
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 
@@ -42,7 +45,7 @@ const TIGHT_PER_MILLE: u64 = 110;
 pub(crate) struct Space {
     /// Since when guests' data has found no room.
     short_since: Option<Instant>,
-    /// When segments were last freed.
+    /// When data segments were last found dead: what checkpoints and attempts give back is no gain.
     freed_at: Instant,
     asked_at: Instant,
     /// After a segment found no room.
@@ -74,7 +77,7 @@ impl Space {
         now >= self.destage_from
     }
 
-    pub(crate) fn on_freed(&mut self, now: Instant) {
+    pub(crate) fn on_dead(&mut self, now: Instant) {
         self.freed_at = now;
     }
 }
@@ -145,8 +148,29 @@ impl Controller {
     /// A guest's data finds no room: when to look again, if the cleaner is expected to make some.
     pub(crate) fn room_expected_at(&mut self) -> Option<Instant> {
         let since = (*self.space.short_since.get_or_insert(self.now)).max(self.space.freed_at);
-        let expected = self.segments.dead_per_mille() >= DEAD_PER_MILLE_MIN || self.checkpointer.unfolded;
-        (expected && self.now.since(since) < PATIENCE).then(|| self.now + LOOK_EVERY)
+        if self.may_make_room() && self.now.since(since) < PATIENCE {
+            return Some(self.now + LOOK_EVERY);
+        }
+        // What comes next is waited for anew, if there is cause.
+        self.space.short_since = None;
+        None
+    }
+
+    /// Whether something is dead, or may turn out to be, or is on its way to be free.
+    fn may_make_room(&self) -> bool {
+        let told = self.now.since(self.space.freed_at) >= TOLD_AFTER;
+        self.segments.dead_per_mille() >= DEAD_PER_MILLE_MIN
+            || self.checkpointer.unfolded
+            || !self.log.all_destaged()
+            || !self.checkpointer.is_idle()
+            || !self.checkpointer.freeing.is_empty()
+            || !self.cleaner.is_idle()
+            || !told
+    }
+
+    /// Whether guests' data waits for room.
+    pub(crate) fn is_short_of_room(&self) -> bool {
+        self.space.short_since.is_some()
     }
 
     /// How far room has gone down from where writes begin to be slowed, in 1/1000; 0 where nothing can be cleaned.

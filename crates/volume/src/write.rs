@@ -166,14 +166,19 @@ impl Controller {
                 return;
             }
             let request = self.writes.queue.pop_front().expect("just seen");
-            if !self.is_inside(&request.op) {
-                // The end was cut off while it waited.
-                self.reply(request.token, Err(BlockError::OutOfRange), out);
-                continue;
+            if len > 0 {
+                self.writes.not_before = self.curve_delay();
             }
-            self.writes.not_before = self.curve_delay();
-            self.begin_write(request, out);
+            self.begin_if_inside(request, out);
         }
+    }
+
+    fn begin_if_inside(&mut self, request: BlockRequest, out: Out) {
+        if self.is_inside(&request.op) {
+            return self.begin_write(request, out);
+        }
+        // The end was cut off while it waited.
+        self.reply(request.token, Err(BlockError::OutOfRange), out);
     }
 
     /// Whether the cleaner is expected to make room for the head of the queue. Discards don't wait with it.
@@ -185,7 +190,7 @@ impl Controller {
             if data_len(&request.op) > 0 || self.write_ops.is_full() {
                 self.writes.queue.push_back(request);
             } else {
-                self.begin_write(request, out);
+                self.begin_if_inside(request, out);
             }
         }
         true
@@ -196,7 +201,8 @@ impl Controller {
         let fits =
             if direct { self.bypass.has_room() } else { self.log.bytes + len <= self.config.writeback_bytes_max };
         let fits = fits && (direct || len == 0 || self.journals_admit(len));
-        let due = self.writes.not_before.is_none_or(|at| at <= self.now);
+        // What stores nothing makes nothing tighter.
+        let due = len == 0 || self.writes.not_before.is_none_or(|at| at <= self.now);
         // A window with nothing in flight always takes one, so that a tiny budget can't stop everything.
         due && (fits || self.log.len() == 0)
     }
@@ -252,11 +258,18 @@ impl Controller {
         self.on_write_part_done(op, out);
     }
 
+    /// The write has more parts, unless it has failed already.
     pub(crate) fn add_parts(&mut self, count: u32, op: Token) {
-        self.write_ops.get_mut(op).expect("a write under way").parts += count;
+        if let Some(op) = self.write_ops.get_mut(op) {
+            op.parts += count;
+        }
     }
 
     fn place_part(&mut self, part: Part, out: Out) {
+        if self.write_ops.get(part.op).is_none() {
+            // Another part of it has failed, and the guest knows.
+            return;
+        }
         if self.writes.modifies_any(part.first, part.blocks) {
             self.writes.blocked.push_back(part);
             return;
@@ -310,9 +323,14 @@ impl Controller {
         let others =
             modify.state != ModifyState::Waiting || self.writes.modifies_any(block, 1) || self.is_being_written(block);
         if !others {
-            self.writes.modifies.get_mut(&id).expect("just seen").state = ModifyState::Reading;
             let size = self.root().size_bytes;
             let start = block * BLOCK_BYTES as u64;
+            let modify = self.writes.modifies.get_mut(&id).expect("just seen");
+            modify.state = ModifyState::Reading;
+            if start >= size {
+                // The end was cut off while it waited.
+                return self.on_modify_read(id, Err(BlockError::OutOfRange), out);
+            }
             let len = (size - start).min(BLOCK_BYTES as u64);
             self.start_read(Reader::Modify(id), None, ByteRange::new(start, len), out);
         }

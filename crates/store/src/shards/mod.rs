@@ -84,7 +84,9 @@ struct Put {
 
 /// Slots found at start that don't stand alone.
 #[derive(Default)]
-struct Chains {
+struct Found {
+    /// Blocks of the table with something that is not true: unreadable, bad, or naming what others have.
+    false_blocks: BTreeSet<u32>,
     /// First slots that lead to others.
     heads: Vec<(u32, Slot)>,
     tails: BTreeMap<u32, Slot>,
@@ -104,7 +106,9 @@ pub(crate) struct Shards {
     loading: BTreeMap<ShardId, Vec<(ShardRead, Buf)>>,
     parked: usize,
     parts: Parts,
-    chains: Chains,
+    found: Found,
+    /// Blocks of the table that are being mended before the device serves.
+    mending: usize,
 }
 
 impl Shards {
@@ -122,7 +126,8 @@ impl Shards {
             loading: BTreeMap::new(),
             parked: 0,
             parts: Parts::new(areas.data_offset),
-            chains: Chains::default(),
+            found: Found::default(),
+            mending: 0,
         }
     }
 
@@ -132,28 +137,58 @@ impl Shards {
         let mut damaged = 0;
         for (i, bytes) in bytes.chunks_exact(SLOT_BYTES).enumerate() {
             let number = first_block * SLOTS_PER_BLOCK + i as u32;
-            match Slot::decode(self.superblock.device, number, bytes) {
-                Ok(None) => {}
-                Ok(Some(slot)) => match (slot.header_blocks, slot.next) {
-                    (None, _) => {
-                        self.chains.tails.insert(number, slot);
-                    }
-                    (Some(_), Some(_)) => self.chains.heads.push((number, slot)),
-                    (Some(header_blocks), None) => {
-                        let is_taken = self.take_loaded(&[number], slot.shard, header_blocks, slot.extents);
-                        damaged += u64::from(!is_taken);
-                    }
-                },
-                Err(_) => damaged += 1,
+            let is_true = match Slot::decode(self.superblock.device, number, bytes) {
+                Ok(None) => true,
+                Ok(Some(slot)) => self.take_slot(number, slot),
+                Err(_) => false,
+            };
+            if !is_true {
+                damaged += 1;
+                self.found.false_blocks.insert(Slots::block_of(number));
             }
         }
         damaged
     }
 
+    fn take_slot(&mut self, number: u32, slot: Slot) -> bool {
+        match (slot.header_blocks, slot.next) {
+            (None, _) => {
+                self.found.tails.insert(number, slot);
+                true
+            }
+            (Some(_), Some(_)) => {
+                self.found.heads.push((number, slot));
+                true
+            }
+            (Some(header_blocks), None) => self.take_loaded(&[number], slot.shard, header_blocks, slot.extents),
+        }
+    }
+
+    /// A block of the slot table can't be read: its shards don't exist. Returns how many slots that are.
+    pub fn load_unreadable(&mut self, block: u32) -> u64 {
+        self.found.false_blocks.insert(block);
+        u64::from(SLOTS_PER_BLOCK)
+    }
+
+    /// Writes what was found untrue anew, so that it can't come back when its space has been used again. The device serves
+    /// when that is durable.
+    pub fn mend(&mut self, ctx: &mut Ctx) {
+        let false_blocks = std::mem::take(&mut self.found.false_blocks);
+        self.mending = false_blocks.len();
+        for block in false_blocks {
+            self.slots.write_block(ctx, block, &[Waiter::Mended]);
+        }
+    }
+
+    pub fn is_mended(&self) -> bool {
+        self.mending == 0
+    }
+
     /// The whole table was read: puts shards of several slots together. A tail that no first slot leads to is what a put or
     /// a deletion left that a crash cut short. Returns how many shards lack a part.
     pub fn finish_load(&mut self) -> u64 {
-        let Chains { heads, mut tails } = std::mem::take(&mut self.chains);
+        let heads = std::mem::take(&mut self.found.heads);
+        let mut tails = std::mem::take(&mut self.found.tails);
         let mut damaged = 0;
         for (number, head) in heads {
             let (mut numbers, mut extents, mut next) = (vec![number], head.extents.to_vec(), head.next);
@@ -164,8 +199,10 @@ impl Shards {
                 next = tail.next;
             }
             let header_blocks = head.header_blocks.expect("it was sorted out by that");
-            let is_taken = next.is_none() && self.take_loaded(&numbers, head.shard, header_blocks, extents.into());
-            damaged += u64::from(!is_taken);
+            if next.is_some() || !self.take_loaded(&numbers, head.shard, header_blocks, extents.into()) {
+                damaged += 1;
+                self.found.false_blocks.insert(Slots::block_of(number));
+            }
         }
         damaged
     }
@@ -285,6 +322,7 @@ impl Shards {
         let mut joins = Vec::new();
         for waiter in self.slots.on_block_written(ctx, block) {
             match waiter {
+                Waiter::Mended => self.mending -= 1,
                 Waiter::Tail(number) => self.on_part_durable(ctx, number),
                 Waiter::Commit(number) => self.complete_put(ctx, number),
                 Waiter::Clear(number) => self.complete_clear(number),
@@ -412,6 +450,9 @@ impl Shards {
         }
         if let Some(table) = self.cache.get(read.number) {
             return self.answer(ctx, &read, &table, bytes);
+        }
+        if !ctx.has_io_room() {
+            return ctx.refuse(read.client, Refusal::Busy);
         }
         self.load_table(ctx, read.number, read.shard);
         self.parked += 1;

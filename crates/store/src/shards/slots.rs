@@ -83,6 +83,8 @@ pub(crate) enum Waiter {
     Clear(u32),
     /// One part of a request with several.
     Join(Token),
+    /// A block that the opening found bad is as it should be.
+    Mended,
 }
 
 #[derive(Default)]

@@ -1,0 +1,425 @@
+//! Ideal nodes: every request is answered at once and nothing is ever torn or lost, but nodes go away and come back, get
+//! full or hang, and the controller is dropped and opened anew. Faults of disks and network belong to the simulator.
+
+#![allow(dead_code)]
+
+use holdfast_base::{
+    BLOCK_BYTES, BlockData, BlockOp, BlockRequest, Buf, ByteRange, DeviceId, Effects, Epoch, GridId, InstanceId,
+    Instant, LedgerId, Lsn, MetaReply, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, ShardId, VolumeId,
+};
+use holdfast_format::geometry::Layout;
+use holdfast_format::root::{Root, root_key};
+use holdfast_format::segment::ShardHeader;
+use holdfast_format::wire::{DeviceHealth, DeviceStat, LedgerState, LogEntry, Refusal, Reply, Request};
+use holdfast_volume::{Config, Controller, Effect, Event, State};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+pub const VOLUME: VolumeId = VolumeId(7);
+pub const GRID: GridId = GridId(1);
+pub const CAPACITY: u64 = 64 << 20;
+
+#[derive(Default)]
+pub struct Ledger {
+    pub entries: BTreeMap<Lsn, (LogEntry, Buf)>,
+    pub acked: Lsn,
+    pub trimmed: Lsn,
+}
+
+/// A node with one device that does at once, and for ever, what it is asked.
+pub struct IdealNode {
+    pub id: NodeId,
+    pub up: bool,
+    /// Stopped, like by SIGSTOP: what is sent to it waits.
+    pub hung: bool,
+    /// (token, request, payload, on a connection that is still there)
+    pub waiting: Vec<(u64, Request, Buf, bool)>,
+    pub promised: Epoch,
+    pub ledgers: BTreeMap<LedgerId, Ledger>,
+    pub shards: BTreeMap<ShardId, (u32, Buf)>,
+    /// Bytes that others take.
+    pub extra_used: u64,
+    /// In 1/255.
+    pub journal_fill: u8,
+    /// Longer shards find no room.
+    pub refuse_above: usize,
+    /// Appends wait; other requests don't.
+    pub hang_appends: bool,
+}
+
+impl IdealNode {
+    pub fn new(id: u32) -> IdealNode {
+        IdealNode {
+            id: NodeId(id),
+            up: true,
+            hung: false,
+            waiting: Vec::new(),
+            promised: Epoch(0),
+            ledgers: BTreeMap::new(),
+            shards: BTreeMap::new(),
+            extra_used: 0,
+            journal_fill: 0,
+            refuse_above: usize::MAX,
+            hang_appends: false,
+        }
+    }
+
+    pub fn stat(&self) -> DeviceStat {
+        let used: u64 = self.shards.values().map(|(_, b)| b.len() as u64).sum::<u64>() + self.extra_used;
+        DeviceStat {
+            device: DeviceId(u128::from(self.id.0)),
+            health: DeviceHealth::Serving,
+            capacity_bytes: CAPACITY,
+            free_bytes: CAPACITY.saturating_sub(used),
+            journal_bytes: 16 << 20,
+            journal_used_bytes: (16_u64 << 20) * u64::from(self.journal_fill) / 255,
+            shard_count: self.shards.len() as u64,
+        }
+    }
+
+    pub fn is_full_for(&self, shard: &ShardId, len: usize) -> bool {
+        let fits = self.shards.contains_key(shard) || self.stat().free_bytes >= len as u64;
+        !fits || len > self.refuse_above
+    }
+
+    pub fn stale(&self, epoch: Epoch) -> bool {
+        epoch < self.promised
+    }
+
+    pub fn answer(&mut self, request: Request, payload: Buf) -> (Reply, Buf) {
+        let none = Buf::empty();
+        let refused = |why| (Reply::Refused(why), Buf::empty());
+        match request {
+            Request::Append { epoch, .. }
+            | Request::CreateLedger { epoch, .. }
+            | Request::PutShard { epoch, .. }
+            | Request::Fence { epoch, .. }
+            | Request::DeleteShards { epoch, .. }
+                if self.stale(epoch) =>
+            {
+                refused(Refusal::StaleEpoch { promised: self.promised })
+            }
+            Request::CreateLedger { epoch, ledger, .. } => {
+                self.promised = epoch;
+                self.ledgers.entry(ledger).or_default();
+                (Reply::Done, none)
+            }
+            Request::Append { ledger, lsn, acked, header, crcs, .. } => {
+                let Some(found) = self.ledgers.get_mut(&ledger) else { return refused(Refusal::UnknownLedger) };
+                found.acked = found.acked.max(acked);
+                found.entries.insert(lsn, (LogEntry { lsn, header, crcs }, payload));
+                (Reply::Appended { lsn, journal_fill: self.journal_fill }, none)
+            }
+            Request::Fence { epoch, .. } => {
+                self.promised = epoch;
+                let state = |(id, l): (&LedgerId, &Ledger)| LedgerState {
+                    ledger: *id,
+                    sound: true,
+                    acked: l.acked,
+                    trimmed: l.trimmed,
+                    last: l.entries.keys().max().copied().unwrap_or_default(),
+                };
+                (Reply::Fenced { grant_left_ms: 0, ledgers: self.ledgers.iter().map(state).collect() }, none)
+            }
+            Request::ReadLog { ledger, from, .. } => {
+                let found = &self.ledgers[&ledger];
+                let some: Vec<_> = found.entries.range(from..).take(50).map(|(_, e)| e.clone()).collect();
+                let more = found.entries.range(from..).count() > some.len();
+                let payload: Vec<Buf> = some.iter().map(|(_, p)| p.clone()).collect();
+                let entries = some.into_iter().map(|(e, _)| e).collect();
+                (Reply::LogEntries { entries, damaged: vec![], more }, holdfast_base::buf::concat(&payload))
+            }
+            Request::TrimLedger { ledger, upto, .. } => {
+                if let Some(found) = self.ledgers.get_mut(&ledger) {
+                    found.trimmed = found.trimmed.max(upto);
+                    found.entries.retain(|lsn, _| *lsn > upto);
+                }
+                (Reply::Done, none)
+            }
+            Request::DeleteLedger { ledger, .. } => {
+                self.ledgers.remove(&ledger);
+                (Reply::Done, none)
+            }
+            Request::Grant { .. } => (Reply::Done, none),
+            Request::PutShard { ref shard, .. } if self.is_full_for(shard, payload.len()) => refused(Refusal::NoSpace),
+            Request::PutShard { shard, header_blocks, .. } => {
+                let header = ShardHeader::decode(shard, &payload[..header_blocks as usize * BLOCK_BYTES]).unwrap();
+                let data = &payload[header_blocks as usize * BLOCK_BYTES..];
+                assert_eq!(holdfast_base::block_crcs(data), header.block_crcs);
+                if let Some((_, old)) = self.shards.get(&shard) {
+                    assert_eq!(old[..], payload[..], "a shard is never written twice with different bytes");
+                }
+                self.shards.insert(shard, (header_blocks, payload));
+                (Reply::Done, none)
+            }
+            Request::ReadShard { shard, block, blocks, .. } => match self.shards.get(&shard) {
+                None => refused(Refusal::UnknownShard),
+                Some((header, bytes)) => {
+                    let from = (header + block) as usize * BLOCK_BYTES;
+                    (Reply::Shard { blocks }, bytes.slice(from..from + blocks as usize * BLOCK_BYTES))
+                }
+            },
+            Request::ReadShardHeader { shard, .. } => match self.shards.get(&shard) {
+                None => refused(Refusal::UnknownShard),
+                Some((header, bytes)) => (Reply::ShardHeader, bytes.slice(0..*header as usize * BLOCK_BYTES)),
+            },
+            Request::DeleteShards { shards, .. } => {
+                self.shards.retain(|s, _| !shards.contains(s));
+                (Reply::Done, none)
+            }
+            Request::ListShards { .. } => {
+                (Reply::Shards { shards: self.shards.keys().copied().collect(), more: false }, none)
+            }
+            Request::Stat => (Reply::Stat { devices: vec![self.stat()] }, none),
+            Request::Ping => (Reply::Pong, none),
+            other => panic!("the controller does not send {other:?}"),
+        }
+    }
+}
+
+pub struct World {
+    pub now: Instant,
+    pub nodes: Vec<IdealNode>,
+    pub root: (MetaVersion, Vec<u8>),
+    pub controller: Controller,
+    pub openings: u64,
+    pub rng: Prng,
+    pub layout: Layout,
+    pub replies: BTreeMap<u64, Result<BlockData, holdfast_base::BlockError>>,
+    pub next_token: u64,
+    pub out: Effects<Effect>,
+    pub queue: VecDeque<Event>,
+}
+
+impl World {
+    pub fn new(seed: u64, nodes: u32, layout: Layout, size: u64) -> World {
+        let root = Root::new(GRID, VOLUME, "test", size, layout);
+        let mut world = World {
+            now: Instant(1_000_000_000),
+            nodes: (1..=nodes).map(IdealNode::new).collect(),
+            root: (MetaVersion(1), root.encode()),
+            controller: Controller::new(config(seed, 0)),
+            openings: 0,
+            rng: Prng::new(seed),
+            layout,
+            replies: BTreeMap::new(),
+            next_token: 1,
+            out: Effects::new(),
+            queue: VecDeque::new(),
+        };
+        world.open();
+        world
+    }
+
+    pub fn open(&mut self) {
+        self.openings += 1;
+        self.queue.clear();
+        for node in &mut self.nodes {
+            node.waiting.iter_mut().for_each(|w| w.3 = false);
+            node.up = node.up && !node.hung;
+        }
+        self.controller = Controller::new(config(self.rng.next_u64(), self.openings));
+        self.push(Event::Open);
+        for i in 0..self.nodes.len() {
+            if self.nodes[i].up && !self.nodes[i].hung {
+                self.announce(i);
+            }
+        }
+        self.run_until(|w| w.controller.state() == State::Open);
+    }
+
+    pub fn announce(&mut self, i: usize) {
+        let (node, stat) = (self.nodes[i].id, self.nodes[i].stat());
+        self.push(Event::NodeUp { node, boot: InstanceId(1), devices: vec![stat] });
+    }
+
+    pub fn push(&mut self, event: Event) {
+        self.queue.push_back(event);
+        self.drain();
+    }
+
+    pub fn drain(&mut self) {
+        while let Some(event) = self.queue.pop_front() {
+            self.controller.handle(self.now, event, &mut self.out);
+            for effect in self.out.take() {
+                self.carry_out(effect);
+            }
+        }
+    }
+
+    pub fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Send { node, token, request, payload, .. } => {
+                let target = self.nodes.iter_mut().find(|n| n.id == node).unwrap();
+                assert!(target.up || target.hung, "sent to a node that is down");
+                let payload = holdfast_base::buf::concat(&payload);
+                if target.hung || target.hang_appends && matches!(request, Request::Append { .. }) {
+                    target.waiting.push((token, request, payload, true));
+                    return;
+                }
+                let (reply, payload) = target.answer(request, payload);
+                self.queue.push_back(Event::Node { node, token, reply, payload });
+            }
+            Effect::Meta { token, request } => {
+                let reply = match request {
+                    MetaRequest::Get { key } => {
+                        assert_eq!(key, root_key(VOLUME));
+                        MetaReply::Record { version: self.root.0, value: Some(self.root.1.clone()) }
+                    }
+                    MetaRequest::Swap { expect, value, .. } if expect == self.root.0 => {
+                        self.root = (MetaVersion(expect.0 + 1), value.unwrap());
+                        MetaReply::Swapped { version: self.root.0 }
+                    }
+                    MetaRequest::Swap { .. } => {
+                        MetaReply::Conflict { version: self.root.0, value: Some(self.root.1.clone()) }
+                    }
+                };
+                self.queue.push_back(Event::Meta { token, reply });
+            }
+            Effect::Reply(reply) => {
+                self.replies.insert(reply.token.0, reply.result);
+            }
+            Effect::Reconnect { node } => {
+                let target = self.nodes.iter_mut().find(|n| n.id == node).unwrap();
+                target.up = !target.hung;
+                for waiting in &mut target.waiting {
+                    waiting.3 = false;
+                }
+                self.queue.push_back(Event::NodeDown { node });
+                if !target.hung {
+                    let devices = vec![target.stat()];
+                    self.queue.push_back(Event::NodeUp { node, boot: InstanceId(1), devices });
+                }
+            }
+            Effect::Notice(_) => {}
+        }
+    }
+
+    /// Lets time pass, tick by tick, until the condition holds.
+    pub fn run_until(&mut self, done: impl Fn(&World) -> bool) {
+        for _ in 0..20_000 {
+            if done(self) {
+                return;
+            }
+            let deadline = self.controller.next_deadline().unwrap_or(self.now + Duration::from_millis(1));
+            self.now = Instant(deadline.0.max(self.now.0 + 1));
+            self.push(Event::Tick);
+        }
+        panic!("nothing comes of it at {:?}: {:?}", self.now, self.controller.status());
+    }
+
+    pub fn request(&mut self, op: BlockOp) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        self.push(Event::Request(BlockRequest { token: RequestToken(token), op }));
+        token
+    }
+
+    pub fn wait(&mut self, token: u64) -> BlockData {
+        self.run_until(|w| w.replies.contains_key(&token));
+        self.replies.remove(&token).unwrap().expect("no request fails here")
+    }
+
+    pub fn read(&mut self, offset: u64, len: u64) -> Vec<u8> {
+        let token = self.request(BlockOp::Read(ByteRange::new(offset, len)));
+        match self.wait(token) {
+            BlockData::Data(parts) => parts.iter().flat_map(|p| p.to_vec()).collect(),
+            other => panic!("a read answered {other:?}"),
+        }
+    }
+
+    pub fn settle(&mut self, span: Duration) {
+        let until = self.now + span;
+        self.run_until(|w| w.now >= until);
+    }
+
+    pub fn node_down(&mut self, i: usize) {
+        self.nodes[i].up = false;
+        let node = self.nodes[i].id;
+        self.push(Event::NodeDown { node });
+    }
+
+    pub fn node_hangs(&mut self, i: usize) {
+        self.nodes[i].hung = true;
+    }
+
+    /// The node goes on: everything that was sent to it happens, however old it is.
+    pub fn node_resumes(&mut self, i: usize) {
+        self.nodes[i].hung = false;
+        for (token, request, payload, connected) in std::mem::take(&mut self.nodes[i].waiting) {
+            let (reply, payload) = self.nodes[i].answer(request, payload);
+            let node = self.nodes[i].id;
+            if connected {
+                self.push(Event::Node { node, token, reply, payload });
+            }
+        }
+        if !self.nodes[i].up {
+            self.node_up(i);
+        }
+    }
+
+    pub fn node_back(&mut self, i: usize) {
+        if self.nodes[i].hung { self.node_resumes(i) } else { self.node_up(i) }
+    }
+
+    pub fn node_up(&mut self, i: usize) {
+        self.nodes[i].up = true;
+        self.announce(i);
+    }
+}
+
+pub fn config(seed: u64, instance: u64) -> Config {
+    let mut config = Config::new(GRID, VOLUME, "host", InstanceId(u128::from(instance) + 1), seed);
+    config.writeback_bytes_max = 1 << 20;
+    config.segment_payload_bytes = 128 << 10;
+    config.bypass_bytes_min = 64 << 10;
+    config.map_cache_bytes_max = 8 << 10;
+    config.fold_runs_min = 16;
+    config
+}
+
+impl World {
+    /// Lets time pass, deadline by deadline.
+    pub fn span(&mut self, span: Duration) {
+        let until = self.now + span;
+        while self.now < until {
+            let deadline = self.controller.next_deadline().unwrap_or(self.now + Duration::from_millis(1));
+            self.now = Instant(deadline.0.max(self.now.0 + 1));
+            self.push(Event::Tick);
+            let again = self.controller.next_deadline();
+            assert!(again.is_none_or(|d| d > self.now), "a deadline that has passed is asked for again");
+        }
+    }
+    pub fn write_op(&mut self, offset: u64, len: u64) -> u64 {
+        let data: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+        self.request(BlockOp::Write { offset, data: Buf::copy_from(&data) })
+    }
+    /// How long it took, and the answer.
+    pub fn answer(
+        &mut self,
+        token: u64,
+        max: Duration,
+    ) -> (Duration, Option<Result<BlockData, holdfast_base::BlockError>>) {
+        let from = self.now;
+        while !self.replies.contains_key(&token) && self.now.since(from) < max {
+            self.span(Duration::from_micros(1));
+        }
+        (self.now.since(from), self.replies.remove(&token))
+    }
+    pub fn write_all(&mut self, offset: u64, len: u64) {
+        let mut at = offset;
+        while at < offset + len {
+            let n = (32 << 10).min(offset + len - at);
+            let t = self.write_op(at, n);
+            let (_, r) = self.answer(t, Duration::from_secs(30));
+            assert!(matches!(r, Some(Ok(_))), "{r:?} at {at}");
+            at += n;
+        }
+    }
+    pub fn free_now(&mut self, free: u64) {
+        for n in &mut self.nodes {
+            n.extra_used = 0;
+            n.extra_used = n.stat().free_bytes.saturating_sub(free);
+        }
+    }
+}
