@@ -361,7 +361,9 @@ impl Controller {
 
     /// Leaves of the layer that is to go which may be merged into the one above it: nothing in them is still in the log.
     fn choose_leaves_to_merge(&self) -> BTreeMap<LeafNo, LeafNo> {
-        let Some((gone, into)) = self.layers.to_merge() else { return BTreeMap::new() };
+        // What is on its way there must arrive first.
+        let settled = self.layers.to_merge().filter(|(gone, _)| !self.bypass.is_writing_below(*gone));
+        let Some((gone, into)) = settled else { return BTreeMap::new() };
         let leaves = leaves_of(gone);
         let mut found: BTreeSet<LeafNo> =
             self.directory.range(leaves.clone()).map(|(no, _)| *no).take(MERGED_LEAVES_MAX).collect();
@@ -413,7 +415,10 @@ impl Controller {
                 self.checkpointer.folded_leaves.push(*gone);
             }
         }
-        while let Some((gone, into)) = self.layers.to_merge().filter(|(gone, _)| self.layer_is_empty(*gone)) {
+        while let Some((gone, into)) = self.layers.to_merge()
+            && self.layer_is_empty(gone)
+            && !self.bypass.is_writing_below(gone)
+        {
             self.layers.on_merged(gone, into);
         }
         self.capture(out);

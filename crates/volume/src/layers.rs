@@ -189,6 +189,9 @@ impl Controller {
     }
 
     pub(crate) fn on_drop_snapshot(&mut self, name: String, out: Out) {
+        if self.snapshots.taking.iter().any(|t| t.name == name) {
+            return self.notice(Notice::SnapshotRefused { name, why: "the snapshot is being taken" }, out);
+        }
         let is_dropping = self.snapshots.dropping.iter().any(|(n, _)| *n == name);
         let Some(layer) = self.layers.named(&name).filter(|_| !is_dropping) else {
             return self.notice(Notice::SnapshotRefused { name, why: "the volume has no snapshot of that name" }, out);
