@@ -91,6 +91,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Grid(args) => cli::status::run_grid(args, &GridDir::choose(dir)?, cli.json),
         Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Snapshot(args) => cli::snapshot::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),

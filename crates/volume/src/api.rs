@@ -94,6 +94,10 @@ pub struct Mutations {
     pub trim_past_commit: bool,
     /// Rule 17: unreferenced shards are deleted although an append with unknown outcome may name them.
     pub clean_after_unknown_append: bool,
+    /// Snapshots: writes go on to the layer that was frozen.
+    pub snapshot_stays_live: bool,
+    /// Snapshots: what a dropped one held for the layer above it is not merged into that.
+    pub merge_forgets_below: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
 }

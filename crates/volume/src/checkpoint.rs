@@ -353,7 +353,8 @@ impl Controller {
             return old.merged(changes, self.layers.parent(layer).is_some());
         };
         let keeps_zeroes = self.layers.parent(Key(gone.first_key()).object()).is_some();
-        let below = leaf.as_deref().unwrap_or(&empty).merged(&self.foldable(*gone), keeps_zeroes);
+        let leaf = leaf.as_deref().filter(|_| !self.config.mutations.merge_forgets_below);
+        let below = leaf.unwrap_or(&empty).merged(&self.foldable(*gone), keeps_zeroes);
         let own: Vec<Piece<Place>> =
             old.lookup(0, LEAF_BLOCKS).into_iter().filter(|piece| piece.value.is_some()).collect();
         below.merged(&own, keeps_zeroes).merged(changes, keeps_zeroes)

@@ -384,6 +384,7 @@ impl Controller {
         }
         if matches!(self.state, State::Open | State::Closing) {
             self.complete_entries(out);
+            self.tell_of_snapshots(out);
             self.admit_reads(out);
             self.unblock_writes(out);
             self.admit_writes(out);
@@ -425,7 +426,7 @@ impl Controller {
     /// Everything that is done by the way while the volume is open.
     fn background(&mut self, out: Out) {
         self.look_for_room();
-        self.drive_snapshots(out);
+        self.checkpointer.fold_wanted |= self.layers.to_merge().is_some();
         self.ask_for_room(out);
         self.drive_roll(out);
         self.drive_destage(out);

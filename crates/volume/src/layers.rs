@@ -183,7 +183,9 @@ impl Controller {
             created_ms: snapshot.created_ms,
             size_bytes: snapshot.size_bytes,
         };
-        self.snapshots.writing = Some(live);
+        if !self.config.mutations.snapshot_stays_live {
+            self.snapshots.writing = Some(live);
+        }
         let lsn = self.append(record, Buf::empty(), Arc::from([]), Done::Nothing, out);
         self.snapshots.taking.push(Taking { name, layer: frozen, lsn });
     }
@@ -202,14 +204,16 @@ impl Controller {
     }
 
     /// Tells of snapshots that are complete: their record is applied, and every bulk write of their layer and those below it.
-    pub(crate) fn drive_snapshots(&mut self, out: Out) {
+    pub(crate) fn tell_of_snapshots(&mut self, out: Out) {
+        if self.snapshots.taking.is_empty() && self.snapshots.dropping.is_empty() {
+            return;
+        }
         let completed = self.log.completed;
         let bypass = &self.bypass;
         let (done, taking) = std::mem::take(&mut self.snapshots.taking)
             .into_iter()
             .partition(|t: &Taking| t.lsn <= completed && !bypass.is_writing_below(t.layer));
         self.snapshots.taking = taking;
-        self.checkpointer.fold_wanted |= self.layers.to_merge().is_some();
         let (gone, dropping) =
             std::mem::take(&mut self.snapshots.dropping).into_iter().partition(|(_, lsn)| *lsn <= completed);
         self.snapshots.dropping = dropping;
@@ -226,6 +230,9 @@ impl Controller {
         let table = &mut self.layers;
         table.layers.entry(frozen).or_default().snapshot = Some(snapshot);
         table.layers.insert(live, Layer { parent: Some(frozen), snapshot: None });
+        if self.config.mutations.snapshot_stays_live {
+            return;
+        }
         table.live = live;
         if self.snapshots.writing == Some(live) {
             self.snapshots.writing = None;

@@ -61,13 +61,19 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
 fn snapshots(volume: &VolumeInfo) -> Result<&[SnapshotInfo]> {
     match &volume.live {
         Some(live) => Ok(&live.snapshots),
-        None => bail!("volume {0} is {1}, and its snapshots are not known; `holdfast volume export {0}`", volume.name, volume.state),
+        None => bail!(
+            "volume {0} is {1}, and its snapshots are not known; `holdfast volume export {0}`",
+            volume.name,
+            volume.state
+        ),
     }
 }
 
 fn print_list(volume: &str, snapshots: &[SnapshotInfo]) -> Result<()> {
     if snapshots.is_empty() {
-        return print(format_args!("no snapshots of {volume} yet; take one with `holdfast snapshot create {volume} NAME`"));
+        return print(format_args!(
+            "no snapshots of {volume} yet; take one with `holdfast snapshot create {volume} NAME`"
+        ));
     }
     let mut rows = table(&["SNAPSHOT", "AGE", "SIZE", "READ AT"], &[1, 2]);
     for snapshot in snapshots {

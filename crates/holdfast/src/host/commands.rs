@@ -153,7 +153,7 @@ impl Host {
             Command::Status { answer } => tell(&answer, self.live_status(now)),
             Command::Volume { name, answer } => {
                 let volume = self.volumes.find_open(&name).and_then(|at| self.volumes.table.get(at));
-                tell(&answer, volume.map(|v| v.info(self.volumes.uris(&name))));
+                tell(&answer, volume.map(|v| v.info(|export| self.volumes.uris(export))));
             }
             Command::Open { spec, answer } => {
                 self.open_if_closed(now, spec, io);

@@ -5,7 +5,7 @@
 //!
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
-use super::catalog::{Catalog, Entry};
+use super::catalog::{Catalog, Entry, check_name};
 use super::commands::{CloseOutcome, Command, LiveStatus, SnapshotOutcome};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
@@ -288,7 +288,7 @@ impl ControlPlane {
     }
 
     fn snapshot(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
-        catalog::check_name(name)?;
+        check_name(name)?;
         self.snapshot_command(volume, name, false)?;
         self.show(volume)
     }

@@ -195,7 +195,9 @@ impl Host {
 
     /// A session's request goes to its volume.
     pub(super) fn submit(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
-        let Some((volume, layer)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.layer))) else { return };
+        let Some((volume, layer)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.layer))) else {
+            return;
+        };
         let Some(open) = self.volumes.table.get_mut(volume) else { return };
         let token = open.askers.insert(Asker { session, token: request.token });
         let request = BlockRequest { token: RequestToken(token.0), op: request.op };

@@ -142,7 +142,7 @@ impl Volumes {
     }
 
     pub fn infos(&self) -> Vec<VolumeInfo> {
-        self.by_name.values().filter_map(|at| self.table.get(*at)).map(|v| v.info(self.uris(&v.name))).collect()
+        self.by_name.values().filter_map(|at| self.table.get(*at)).map(|v| v.info(|export| self.uris(export))).collect()
     }
 
     pub fn tokens(&self) -> Vec<Token> {
@@ -179,10 +179,9 @@ impl Volume {
         }
     }
 
-    fn snapshot_info(&self, snapshot: Snapshot, uris: &[String]) -> SnapshotInfo {
-        let name = export_of(&self.name, &snapshot.name);
+    fn snapshot_info(&self, snapshot: Snapshot, uris_of: &impl Fn(&str) -> Vec<String>) -> SnapshotInfo {
         SnapshotInfo {
-            uris: uris.iter().map(|uri| uri.replacen(&self.name, &name, 1)).collect(),
+            uris: uris_of(&export_of(&self.name, &snapshot.name)),
             name: snapshot.name,
             created_ms: snapshot.created_ms,
             size_bytes: snapshot.size_bytes,
@@ -201,7 +200,8 @@ impl Volume {
         Some((layer, export))
     }
 
-    pub fn info(&self, uris: Vec<String>) -> VolumeInfo {
+    /// `uris_of` tells where clients find an export.
+    pub fn info(&self, uris_of: impl Fn(&str) -> Vec<String>) -> VolumeInfo {
         let status = self.controller.status();
         let is_open = matches!(status.state, State::Open | State::Closing);
         VolumeInfo {
@@ -213,7 +213,7 @@ impl Volume {
             state: state_text(status.state).to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
-            uris,
+            uris: uris_of(&self.name),
             sessions: self.sessions,
             live: is_open.then(|| VolumeLive {
                 log_bytes: status.log_bytes,
@@ -222,7 +222,7 @@ impl Volume {
                 degraded_segments: status.degraded_segments,
                 at_risk_entries: status.at_risk_entries,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
-                snapshots: status.snapshots.into_iter().map(|(_, s)| self.snapshot_info(s, &uris)).collect(),
+                snapshots: status.snapshots.into_iter().map(|(_, s)| self.snapshot_info(s, &uris_of)).collect(),
                 counters: status.counters.into(),
             }),
         }
