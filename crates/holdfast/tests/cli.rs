@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out.
 fn free_ports(index: u16, count: u16) -> u16 {
-    let start = 12_000 + (std::process::id() % 110) as u16 * 144 + index * 16;
+    let start = 12_000 + (std::process::id() % 110) as u16 * 160 + index * 16;
     (start..start + 16 - count)
         .chain(28_000..28_100)
         .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
@@ -365,7 +365,7 @@ fn a_node_refuses_devices_that_are_not_its_own() {
 
 #[test]
 fn a_snapshot_stays_as_it_was() {
-    let grid = Grid::new(8);
+    let grid = Grid::new(9);
     grid.up("--nodes 3 --devices 1");
     grid.ok("volume create v1 --size 32MiB");
     assert!(grid.ok("snapshot list v1").contains("no snapshots"));

@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 /// Reads of a whole snapshot come in pieces of this many bytes.
 const PIECE: u64 = 128 << 10;
 
+/// Snapshots of one run: the checker bears so many reads at a time.
+const ALL_MAX: u32 = 16;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     asked: u64,
@@ -35,6 +38,13 @@ impl Snapshots {
     pub(crate) fn on_taken(&mut self, name: &str, layer: ObjectId, now: u64) {
         if let Some(known) = self.known.get_mut(name) {
             known.taken.get_or_insert((now, layer));
+        }
+    }
+
+    /// Neither taken nor under way, unless it had been told of before.
+    pub(crate) fn on_refused(&mut self, name: &str) {
+        if self.known.get(name).is_some_and(|known| known.taken.is_none()) {
+            self.known.remove(name);
         }
     }
 
@@ -74,15 +84,16 @@ impl Run {
         if self.snapshots.max == 0 || !self.snapshots.prng.chance(40) || self.is_late(at) {
             return;
         }
+        let is_whole = |known: &Known| known.taken.is_some() && !known.drop_asked;
         let whole: Vec<String> =
-            self.snapshots.known.iter().filter(|(_, k)| !k.drop_asked).map(|(n, _)| n.clone()).collect();
-        if whole.len() < self.snapshots.max && self.snapshots.prng.chance(500) {
+            self.snapshots.known.iter().filter(|(_, known)| is_whole(known)).map(|(name, _)| name.clone()).collect();
+        if whole.len() < self.snapshots.max && self.snapshots.next < ALL_MAX && self.snapshots.prng.chance(500) {
             self.ask_snapshot(at);
         } else if !whole.is_empty() {
             let name = self.snapshots.prng.pick(&whole).clone();
             if self.snapshots.prng.chance(400) {
                 self.ask_drop(at, &name);
-            } else if self.is_taken(&name) {
+            } else {
                 let size = self.guests.size_bytes();
                 let offset = self.snapshots.prng.below(size / PIECE) * PIECE;
                 self.read_snapshot(at, &name, offset, PIECE.min(size - offset));

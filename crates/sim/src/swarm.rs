@@ -194,6 +194,7 @@ impl Run {
                 let now = self.guests.history.now();
                 self.snapshots.on_taken(&name, layer, now);
             }
+            Output::Notice { notice: Notice::SnapshotRefused { name, .. }, .. } => self.snapshots.on_refused(&name),
             Output::Notice { notice: Notice::SnapshotDropped { name }, .. } => self.snapshots.on_dropped(&name),
             Output::Notice { .. } => {}
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),

@@ -29,8 +29,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Snapshots of one volume.
+/// Snapshots of one volume at a time.
 const SNAPSHOTS_MAX: usize = 1024;
+
+/// The highest number of a layer that a key has room for.
+const LAYERS_MAX: u32 = (1 << 24) - 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -169,12 +172,13 @@ impl Controller {
             let why = if is_taken { "the volume has a snapshot of that name" } else { "the volume has 1024 snapshots" };
             return self.notice(Notice::SnapshotRefused { name, why }, out);
         }
+        let Some(live) = self.next_layer() else {
+            let why = "the volume has had all the snapshots that it can have; copy it to a new one";
+            return self.notice(Notice::SnapshotRefused { name, why }, out);
+        };
         // What bulk writes have been collected so far lies in front of the snapshot.
         self.flush_bypass(out);
         let frozen = self.writing_layer();
-        let newest = self.layers.layers.last_key_value().map_or(frozen, |(id, _)| *id).max(frozen);
-        let newest = self.layers.merged.last_key_value().map_or(newest, |(id, _)| newest.max(*id));
-        let live = ObjectId(newest.0 + 1);
         let snapshot = Snapshot { name: name.clone(), created_ms, size_bytes: self.root().size_bytes };
         let record = Record::Snapshot {
             frozen,
@@ -188,6 +192,14 @@ impl Controller {
         }
         let lsn = self.append(record, Buf::empty(), Arc::from([]), Done::Nothing, out);
         self.snapshots.taking.push(Taking { name, layer: frozen, lsn });
+    }
+
+    /// A layer that never was; every number is used once.
+    fn next_layer(&self) -> Option<ObjectId> {
+        let table = &self.layers;
+        let known = table.layers.keys().next_back().max(table.merged.keys().next_back()).copied();
+        let newest = known.max(Some(self.writing_layer()))?;
+        (newest.0 < LAYERS_MAX).then(|| ObjectId(newest.0 + 1))
     }
 
     pub(crate) fn on_drop_snapshot(&mut self, name: String, out: Out) {
@@ -255,11 +267,15 @@ impl Controller {
         pins: &Pins,
     ) -> Result<Vec<Piece<Place>>, Vec<LeafNo>> {
         let key = Key::new(layer, Lba(first)).0;
+        let parent = self.layers.parent(layer);
+        if parent.is_none() && key == first {
+            // A volume without snapshots.
+            return self.resolve(key, blocks, pins);
+        }
         let mut places = Vec::new();
         let mut missing = Vec::new();
         match self.resolve(key, blocks, pins) {
             Ok(own) => {
-                let parent = self.layers.parent(layer);
                 for piece in own {
                     let start = piece.start - key + first;
                     match (piece.value, parent) {
