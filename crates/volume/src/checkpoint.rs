@@ -318,6 +318,7 @@ impl Controller {
             let new = self.new_leaf(no, old.as_deref(), under.as_ref(), &changes);
             let encoded = new.encode();
             if bytes.len() + encoded.len() > bytes_max {
+                self.checkpointer.unfolded = true;
                 break;
             }
             let new = if new.runs.is_empty() {

@@ -205,9 +205,9 @@ impl Controller {
         !self.calls.is_empty() || !self.reads.is_empty() || !self.write_ops.is_empty() || self.opening.is_some()
     }
 
-    /// Snapshots by layer, oldest first.
+    /// Snapshots that are complete and stay, by layer, oldest first.
     pub fn snapshots(&self) -> impl Iterator<Item = (ObjectId, &Snapshot)> {
-        self.layers.snapshots()
+        self.layers.snapshots().filter(|(layer, snapshot)| !self.snapshots.is_in_between(*layer, &snapshot.name))
     }
 
     pub fn state(&self) -> State {
@@ -450,7 +450,7 @@ impl Controller {
             degraded_segments: if known { self.degraded_segments() } else { 0 },
             at_risk_entries: self.at_risk_entries(),
             suspect_nodes: self.nodes.suspects(),
-            snapshots: self.layers.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
+            snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             counters: self.counters,
         }
     }

@@ -32,8 +32,8 @@ use std::sync::Arc;
 /// Snapshots of one volume at a time.
 const SNAPSHOTS_MAX: usize = 1024;
 
-/// The highest number of a layer that a key has room for.
-const LAYERS_MAX: u32 = (1 << 24) - 1;
+/// The highest number of a layer: its keys end below the last one there is.
+const LAYERS_MAX: u32 = (1 << 24) - 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -153,6 +153,13 @@ pub(crate) struct Snapshots {
     writing: Option<ObjectId>,
     taking: Vec<Taking>,
     dropping: Vec<(String, Lsn)>,
+}
+
+impl Snapshots {
+    /// Not told of yet, or about to go: nobody is to read it.
+    pub(crate) fn is_in_between(&self, layer: ObjectId, name: &str) -> bool {
+        self.taking.iter().any(|t| t.layer == layer) || self.dropping.iter().any(|(n, _)| n == name)
+    }
 }
 
 impl Controller {

@@ -125,7 +125,8 @@ impl Controller {
     /// A request to a snapshot: nothing but reading is possible.
     pub(crate) fn start_snapshot_request(&mut self, layer: ObjectId, request: BlockRequest, out: Out) {
         let range = range_of(&request.op);
-        let Some(size_bytes) = self.layers.snapshot(layer).map(|s| s.size_bytes) else {
+        let found = self.snapshots().find(|(id, _)| *id == layer).map(|(_, snapshot)| snapshot.size_bytes);
+        let Some(size_bytes) = found else {
             return self.reply(request.token, Err(BlockError::Unavailable), out);
         };
         if range.end().is_none_or(|end| end > size_bytes) {

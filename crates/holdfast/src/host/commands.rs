@@ -131,10 +131,15 @@ impl Waiters {
         }
     }
 
-    pub fn on_closed(&mut self, at: Token) {
+    /// The volume went out of service: whether the snapshots that were asked for are there, its next owner knows.
+    pub fn on_snapshots_lost(&mut self, at: Token) {
         for (_, _, answer) in self.snapshots.extract_if(.., |(volume, _, _)| *volume == at) {
             tell(&answer, SnapshotOutcome::NotOpen);
         }
+    }
+
+    pub fn on_closed(&mut self, at: Token) {
+        self.on_snapshots_lost(at);
         for (_, answer) in self.closes.extract_if(.., |(volume, _)| *volume == at) {
             tell(&answer, CloseOutcome::Closed);
         }

@@ -180,9 +180,12 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let name = &volume.name;
         match notice {
-            Notice::StateChanged(State::Deposed) => logger::error(format_args!(
-                "volume {name}: another host has taken it over; `holdfast volume export {name}` takes it back"
-            )),
+            Notice::StateChanged(State::Deposed) => {
+                logger::error(format_args!(
+                    "volume {name}: another host has taken it over; `holdfast volume export {name}` takes it back"
+                ));
+                self.waiters.on_snapshots_lost(at);
+            }
             Notice::StateChanged(state) => {
                 logger::info(format_args!("volume {name} is {}", volumes::state_text(*state)));
                 if *state == State::Closed {

@@ -18,7 +18,7 @@ use holdfast_base::{
 use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::TlsServer;
-use holdfast_volume::Event as VolumeEvent;
+use holdfast_volume::{Event as VolumeEvent, State};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -276,6 +276,10 @@ impl Host {
         }
         let found = snapshot.map(|snapshot| volume.snapshot_export(snapshot));
         let (layer, info) = match found {
+            Some(None) if volume.controller.state() == State::Opening => {
+                let message = format!("volume {name} is opening; connect again in a moment");
+                return refuse(RefusalKind::ShuttingDown, message);
+            }
             Some(None) => {
                 let message = format!("there is no {export}; `holdfast snapshot list {name}`");
                 return refuse(RefusalKind::Unknown, message);
