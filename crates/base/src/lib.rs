@@ -26,4 +26,4 @@ pub use meta::{MetaReply, MetaRequest, MetaVersion};
 pub use prng::Prng;
 pub use slab::{Slab, Token};
 pub use time::Instant;
-pub use units::{BLOCK_BYTES, Key, Lba};
+pub use units::{BLOCK_BYTES, Key, Lba, OBJECT_BLOCKS_MAX};

@@ -6,7 +6,7 @@
 use crate::geometry::Geometry;
 use crate::ledger::Leg;
 use crate::{FormatError, from_postcard, to_postcard};
-use holdfast_base::{BlockCrc, Epoch, Key, Lsn, SegmentId, VolumeId};
+use holdfast_base::{BlockCrc, Epoch, Key, Lsn, ObjectId, SegmentId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// A segment's number inside its volume: unique for ever, since counters only rise and every owner's epoch is new.
@@ -105,6 +105,19 @@ pub enum Record {
     Checkpoint(Checkpoint),
     /// Fills an LSN and changes nothing.
     Noop,
+    /// A snapshot: the layer that was live is frozen under this name; what follows is written to a new one over it.
+    Snapshot {
+        frozen: ObjectId,
+        live: ObjectId,
+        name: String,
+        /// Milliseconds since 1970.
+        created_ms: u64,
+        size_bytes: u64,
+    },
+    /// The layer's snapshot is not wanted any more.
+    DropSnapshot {
+        layer: ObjectId,
+    },
 }
 
 /// Version byte in front of every record.

@@ -51,6 +51,8 @@ enum Command {
     Grid(cli::status::GridArgs),
     /// Make, list, resize, delete and export volumes
     Volume(cli::volume::VolumeArgs),
+    /// Take, list and delete snapshots of volumes
+    Snapshot(cli::snapshot::SnapshotArgs),
     /// What the grid does right now
     #[command(
         after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \
@@ -89,6 +91,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Grid(args) => cli::status::run_grid(args, &GridDir::choose(dir)?, cli.json),
         Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Snapshot(args) => cli::snapshot::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),

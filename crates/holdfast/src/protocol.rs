@@ -41,6 +41,14 @@ pub enum Request {
         /// Disconnect clients.
         force: bool,
     },
+    SnapshotCreate {
+        volume: String,
+        name: String,
+    },
+    SnapshotDelete {
+        volume: String,
+        name: String,
+    },
     /// Black-hole the links to a node: see `holdfast node cut --help`.
     NodeCut {
         node: u32,
@@ -151,7 +159,20 @@ pub struct VolumeLive {
     pub degraded_segments: u64,
     pub at_risk_entries: u64,
     pub suspect_nodes: Vec<u32>,
+    /// Oldest first.
+    #[serde(default)]
+    pub snapshots: Vec<SnapshotInfo>,
     pub counters: Counters,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SnapshotInfo {
+    pub name: String,
+    /// Milliseconds since 1970.
+    pub created_ms: u64,
+    pub size_bytes: u64,
+    /// Where clients read it.
+    pub uris: Vec<String>,
 }
 
 /// Counts since the volume was opened.

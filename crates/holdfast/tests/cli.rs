@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out.
 fn free_ports(index: u16, count: u16) -> u16 {
-    let start = 12_000 + (std::process::id() % 110) as u16 * 144 + index * 16;
+    let start = 12_000 + (std::process::id() % 110) as u16 * 160 + index * 16;
     (start..start + 16 - count)
         .chain(28_000..28_100)
         .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
@@ -361,4 +361,47 @@ fn a_node_refuses_devices_that_are_not_its_own() {
     fs::write(&device, vec![7; 64 << 20]).unwrap();
     let error = run(&["--format-blank"]);
     assert!(error.contains("not Holdfast's") && error.contains("nothing was written"), "{error}");
+}
+
+#[test]
+fn a_snapshot_stays_as_it_was() {
+    let grid = Grid::new(9);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 32MiB");
+    assert!(grid.ok("snapshot list v1").contains("no snapshots"));
+    let (first, second, scratch) = (grid.path("first"), grid.path("second"), grid.path("scratch"));
+    pattern(&first, 16 << 20);
+    fs::write(&second, vec![7; 12 << 20]).unwrap();
+    let copies = has_nbdcopy();
+    if copies {
+        nbdcopy(first.to_str().unwrap(), &grid.uri("v1"));
+    }
+    let taken = grid.json("snapshot create v1 monday");
+    assert_eq!((&taken["name"], &taken["size_bytes"]), (&"monday".into(), &(32_u64 << 20).into()), "{taken}");
+    assert!(grid.fails("snapshot create v1 monday").contains("of that name"));
+    assert!(grid.fails("snapshot create v1 a@b").contains("can't be a name"));
+    assert!(grid.fails("snapshot delete v1 tuesday").contains("snapshot list v1"));
+    assert!(grid.fails("snapshot create v9 monday").contains("volume list"));
+    let snapshot = taken["uris"][0].as_str().unwrap();
+    if copies {
+        nbdcopy(second.to_str().unwrap(), &grid.uri("v1"));
+        assert_volume_holds(snapshot, &first, &scratch);
+        let refused = Command::new("nbdcopy").args([second.to_str().unwrap(), snapshot]).output().unwrap();
+        assert!(!refused.status.success(), "a snapshot can't be written to");
+    }
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert_eq!(grid.json("snapshot list v1").as_array().unwrap().len(), 1);
+    grid.ok("node kill 2");
+    if copies {
+        assert_volume_holds(snapshot, &first, &scratch);
+        assert_volume_holds(&grid.uri("v1"), &second, &scratch);
+    }
+    grid.ok("snapshot delete v1 monday");
+    assert!(grid.ok("snapshot list v1").contains("no snapshots"));
+    if copies {
+        assert_volume_holds(&grid.uri("v1"), &second, &scratch);
+    }
+    grid.ok("volume unexport v1");
+    assert!(grid.fails("snapshot create v1 again").contains("volume export v1"));
 }

@@ -129,6 +129,24 @@ impl History {
         self.invoke(Kind::Read(Vec::new()), offset, len, who)
     }
 
+    /// A moment of the history.
+    pub fn now(&mut self) -> u64 {
+        self.tick()
+    }
+
+    /// A read of what was there at an instant not before `invoked`.
+    pub fn invoke_read_at(&mut self, invoked: u64, offset: u64, len: u64, who: u32) -> OpId {
+        let op = self.invoke_read(offset, len, who);
+        self.ops[op.0 as usize].invoked = invoked;
+        op
+    }
+
+    /// The read is answered, by what was there at an instant not after `ended`.
+    pub fn read_done_by(&mut self, op: OpId, versions: Vec<Version>, ended: u64) {
+        self.read_done(op, versions);
+        self.ops[op.0 as usize].ending = Ending::Done(ended);
+    }
+
     /// The write is acknowledged. After [`History::never_after_now`], it must have happened before that.
     pub fn write_done(&mut self, op: OpId) {
         let now = self.tick();

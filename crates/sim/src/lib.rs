@@ -17,6 +17,7 @@ pub mod net;
 pub mod node;
 pub mod plan;
 pub mod runner;
+mod snapshots;
 pub mod stage;
 pub mod swarm;
 pub mod trace;

@@ -80,6 +80,8 @@ pub struct Plan {
     pub destage_age: Duration,
     pub clean_dead_per_mille: u32,
     pub scrub_every: Duration,
+    /// Most snapshots at a time.
+    pub snapshots_max: usize,
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
@@ -129,6 +131,7 @@ impl Plan {
             map_cache_bytes: 64 << 10 << prng.below(4),
             destage_age: Duration::from_millis(prng.between(10, 400)),
             clean_dead_per_mille: prng.between(150, 600) as u32,
+            snapshots_max: *Prng::new(seed ^ 0x0a11).pick(&[0, 0, 1, 3]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             fold_runs: 8 << prng.below(6),
@@ -145,6 +148,10 @@ impl Plan {
             store_mutations: store::Mutations::default(),
         };
         plan.apply_profile(&mut prng);
+        if plan.profile != Profile::Full {
+            // Each may hold the whole volume once more.
+            plan.disk_bytes += 3 * plan.snapshots_max as u64 * plan.volume_bytes;
+        }
         plan
     }
 

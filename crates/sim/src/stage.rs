@@ -31,6 +31,7 @@ impl Scenery {
         let mut plan = Plan::from_seed(0);
         plan.seed = seed;
         plan.profile = Profile::Calm;
+        plan.snapshots_max = 0;
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
@@ -168,6 +169,27 @@ impl Stage {
 
     pub fn discard(&mut self, block: u64, blocks: u64) {
         self.ask_owner(What::Discard, block, blocks);
+    }
+
+    /// Takes a snapshot; returns its name.
+    pub fn snapshot(&mut self) -> String {
+        let owner = self.owner();
+        let name = self.run.ask_snapshot(owner);
+        self.until("the snapshot is taken", |s| s.run.is_taken(&name));
+        name
+    }
+
+    pub fn drop_snapshot(&mut self, name: &str) {
+        let owner = self.owner();
+        self.run.ask_drop(owner, name);
+        self.until("the snapshot is dropped", |s| s.run.is_dropped(name));
+    }
+
+    /// Reads a snapshot through the newest opening; what was read is judged at the end.
+    pub fn read_snapshot(&mut self, name: &str, block: u64, blocks: u64) {
+        let owner = self.owner();
+        let token = self.run.read_snapshot(owner, name, block * BLOCK, blocks * BLOCK);
+        self.until("the request is answered", |s| s.is_answered(token));
     }
 
     /// Writes and overwrites until so many segments have been written.

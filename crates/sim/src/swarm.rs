@@ -6,6 +6,7 @@
 use crate::disk::Crash;
 use crate::faults::{HostAct, Nemesis};
 use crate::plan::Plan;
+use crate::snapshots::Snapshots;
 use crate::workload::{Guests, What};
 use crate::world::{MachineAt, Output, World};
 use holdfast_base::{
@@ -69,6 +70,7 @@ pub struct Run {
     steps: u64,
     healing: bool,
     discarded_all: bool,
+    pub(crate) snapshots: Snapshots,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
     held_twice: Vec<String>,
     failure: Option<String>,
@@ -105,7 +107,9 @@ impl Run {
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
         let mut guests = Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.bypass_bytes));
         guests.space_may_end = plan.space_may_end();
+        let snapshots = Snapshots::new(plan.seed, plan.snapshots_max);
         let mut run = Run {
+            snapshots,
             plan,
             world,
             guests,
@@ -186,6 +190,12 @@ impl Run {
             Output::Notice { at, notice: Notice::StateChanged(state) } => self.on_state(at, state),
             Output::Probed { node, reply } => self.on_probed(node, &reply),
             Output::NodeNote { node, notice } => self.on_node_note(node, &notice),
+            Output::Notice { notice: Notice::SnapshotTaken { name, layer }, .. } => {
+                let now = self.guests.history.now();
+                self.snapshots.on_taken(&name, layer, now);
+            }
+            Output::Notice { notice: Notice::SnapshotRefused { name, .. }, .. } => self.snapshots.on_refused(&name),
+            Output::Notice { notice: Notice::SnapshotDropped { name }, .. } => self.snapshots.on_dropped(&name),
             Output::Notice { .. } => {}
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
@@ -325,6 +335,7 @@ impl Run {
                 break;
             }
         }
+        self.act_on_snapshots(current);
         if self.prng.chance(100)
             && let Some(old) = self.openings.iter().find(|m| **m != current).copied()
             && self.guests.waiting_on(old) < 4
@@ -348,7 +359,7 @@ impl Run {
     }
 
     /// Whether the controller is deposed, or has a successor that serves.
-    fn is_late(&self, at: MachineAt) -> bool {
+    pub(crate) fn is_late(&self, at: MachineAt) -> bool {
         self.deposed.contains(&at) || self.opened.contains(&at) && self.serving.is_some_and(|s| s != at)
     }
 
@@ -412,6 +423,7 @@ impl Run {
         self.heal()?;
         self.converge("settle")?;
         self.read_back()?;
+        self.read_snapshots_back()?;
         if self.plan.space_may_end() || self.prng.chance(250) {
             self.discard_all()?;
         }
@@ -437,7 +449,7 @@ impl Run {
         Ok(())
     }
 
-    fn converge(&mut self, what: &str) -> Result<(), String> {
+    pub(crate) fn converge(&mut self, what: &str) -> Result<(), String> {
         let until = self.world.now() + CONVERGE_WITHIN;
         // A grid without room can't restore layouts before something is let go of.
         let is_full = self.plan.space_may_end() && !self.discarded_all;
@@ -463,6 +475,7 @@ impl Run {
 
     /// Whatever fills the grid, it can be let go of.
     fn discard_all(&mut self) -> Result<(), String> {
+        self.drop_all_snapshots()?;
         let at = self.current.expect("converged");
         let request = self.guests.ask(at, What::Discard, 0, self.guests.size_bytes(), false);
         self.world.request(at, request);

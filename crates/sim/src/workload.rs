@@ -57,6 +57,15 @@ struct Asked {
     op: Option<OpId>,
     /// Its owner had a successor when it was asked.
     late: bool,
+    /// For a read of a snapshot: when that was taken.
+    within: Option<Within>,
+}
+
+/// A span of a history in which something was at one instant; without an end, by the time it is answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Within {
+    pub invoked: u64,
+    pub ended: Option<u64>,
 }
 
 /// All guests of one volume and what they know.
@@ -179,8 +188,19 @@ impl Guests {
         }
         let token = RequestToken(self.next_token);
         self.next_token += 1;
-        self.asked.insert(token, Asked { at, what, offset, len, op: id, late });
+        self.asked.insert(token, Asked { at, what, offset, len, op: id, late, within: None });
         BlockRequest { token, op }
+    }
+
+    /// Makes a read of a snapshot that was taken in this span.
+    pub fn ask_snapshot(&mut self, at: MachineAt, within: Within, offset: u64, len: u64) -> BlockRequest {
+        let who = (at.host * 100 + at.machine) as u32;
+        let op = self.history.invoke_read_at(within.invoked, offset, len, who);
+        let token = RequestToken(self.next_token);
+        self.next_token += 1;
+        let asked = Asked { at, what: What::Read, offset, len, op: Some(op), late: false, within: Some(within) };
+        self.asked.insert(token, asked);
+        BlockRequest { token, op: BlockOp::Read(ByteRange::new(offset, len)) }
     }
 
     /// Takes a reply in; an error is a bug that the reply shows by itself.
@@ -221,7 +241,11 @@ impl Guests {
                 None => return Err(format!("{asked:?} got bytes that nobody wrote at sector {at}")),
             }
         }
-        self.history.read_done(asked.op.expect("a read is in the history"), versions);
+        let op = asked.op.expect("a read is in the history");
+        match asked.within.and_then(|within| within.ended) {
+            Some(ended) => self.history.read_done_by(op, versions, ended),
+            None => self.history.read_done(op, versions),
+        }
         Ok(())
     }
 

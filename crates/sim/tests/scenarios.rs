@@ -741,3 +741,113 @@ fn a_grid_that_is_more_than_half_full_takes_overwrites_for_ever() {
         stage.finish();
     }
 }
+
+#[test]
+fn a_snapshot_holds_what_was_there() {
+    for layout in ["mirror:2", "parity:2+1"] {
+        let mut stage = Scenery::new(210).nodes(4).layout(layout).raise();
+        stage.write(0, 64);
+        stage.write(100, 30);
+        let first = stage.snapshot();
+        stage.write(10, 8);
+        stage.discard(100, 10);
+        let second = stage.snapshot();
+        stage.write(12, 2);
+        stage.write(300, 40);
+        stage.discard(0, 5);
+        for pause in [0, 1000, 5000] {
+            stage.pass_ms(pause);
+            for name in [&first, &second] {
+                stage.read_snapshot(name, 0, 256);
+                stage.read_snapshot(name, 256, 256);
+            }
+            stage.read(0, 256);
+            stage.read(256, 256);
+        }
+        // Another owner knows them, and what they hold.
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        for name in [&first, &second] {
+            stage.read_snapshot(name, 0, 256);
+            stage.read_snapshot(name, 256, 256);
+        }
+        stage.drop_snapshot(&first);
+        stage.pass_ms(6000);
+        stage.read_snapshot(&second, 0, 256);
+        stage.drop_snapshot(&second);
+        stage.pass_ms(6000);
+        assert_eq!(stage.status().snapshots, []);
+        stage.finish();
+    }
+}
+
+#[test]
+fn the_cleaner_leaves_snapshots_whole() {
+    let mut stage = Scenery::new(211).nodes(4).layout("parity:2+1").raise();
+    stage.write_segments(12);
+    let name = stage.snapshot();
+    let cleaned = stage.status().counters.segments_cleaned;
+    let mut at = 0;
+    while stage.status().counters.segments_cleaned < cleaned + 20 {
+        stage.write(at % 250, 3);
+        at += 7;
+    }
+    stage.read_snapshot(&name, 0, 256);
+    // What was merged is cleaned under the key that it was written with.
+    stage.drop_snapshot(&name);
+    stage.pass_ms(8000);
+    let cleaned = stage.status().counters.segments_cleaned;
+    while stage.status().counters.segments_cleaned < cleaned + 20 {
+        stage.write(at % 250, 3);
+        at += 7;
+    }
+    stage.crash_host(0);
+    stage.take_over_on(1);
+    stage.read(0, 256);
+    stage.finish();
+}
+
+#[test]
+fn space_of_a_snapshot_comes_back_when_it_is_dropped() {
+    let mut stage = Scenery::new(212).raise();
+    let overwrite = |stage: &mut Stage| (0..256).step_by(8).for_each(|block| stage.write(block, 8));
+    overwrite(&mut stage);
+    stage.pass_ms(8000);
+    let before = stage.status().mapped_blocks;
+    assert_eq!(before, 256);
+    let mut names = Vec::new();
+    for _ in 0..4 {
+        names.push(stage.snapshot());
+        overwrite(&mut stage);
+    }
+    stage.pass_ms(4000);
+    assert!(stage.status().mapped_blocks >= 5 * before, "each holds what was overwritten since");
+    // From the middle, from the ends.
+    for i in [1, 0, 3, 2] {
+        stage.drop_snapshot(&names[i]);
+        if i == 0 {
+            stage.crash_host(0);
+            stage.start_host(0);
+            stage.take_over_on(1);
+        }
+    }
+    stage.until("space is back", |s| s.status().mapped_blocks == before);
+    stage.finish();
+}
+
+#[test]
+fn a_snapshot_waits_for_bulk_writes_that_are_part_of_it() {
+    let mut stage = Scenery::new(213).nodes(4).layout("parity:2+1").raise();
+    let owner = stage.owner();
+    let bulk: Vec<_> = (0..6).map(|i| stage.ask(owner, What::Write(0), i * 40, 40)).collect();
+    let name = stage.snapshot();
+    stage.write(0, 8);
+    for write in bulk {
+        stage.until("a write is done", |s| s.is_answered(write));
+    }
+    stage.read_snapshot(&name, 0, 256);
+    stage.crash_host(0);
+    stage.take_over_on(1);
+    stage.read_snapshot(&name, 0, 256);
+    stage.finish();
+}

@@ -1,7 +1,9 @@
 //! What goes into a controller and what comes out.
 
+use crate::layers::Snapshot;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId, VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId, ObjectId,
+    VolumeId,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
@@ -92,6 +94,10 @@ pub struct Mutations {
     pub trim_past_commit: bool,
     /// Rule 17: unreferenced shards are deleted although an append with unknown outcome may name them.
     pub clean_after_unknown_append: bool,
+    /// Snapshots: writes go on to the layer that was frozen.
+    pub snapshot_stays_live: bool,
+    /// Snapshots: what a dropped one held for the layer above it is not merged into that.
+    pub merge_forgets_below: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
 }
@@ -123,6 +129,21 @@ pub enum Event {
     Meta {
         token: u64,
         reply: MetaReply,
+    },
+    /// Take a snapshot; answered by [`Notice::SnapshotTaken`] or [`Notice::SnapshotRefused`] with the same name.
+    Snapshot {
+        name: String,
+        /// Now, in milliseconds since 1970.
+        created_ms: u64,
+    },
+    /// A snapshot is not wanted any more; answered by [`Notice::SnapshotDropped`] or [`Notice::SnapshotRefused`].
+    DropSnapshot {
+        name: String,
+    },
+    /// A read or status request to a snapshot instead of the volume.
+    SnapshotRequest {
+        layer: ObjectId,
+        request: BlockRequest,
     },
     /// Change the volume's size.
     Resize {
@@ -198,6 +219,18 @@ pub enum Notice {
     Resized {
         size_bytes: u64,
     },
+    /// The snapshot is complete and stays.
+    SnapshotTaken {
+        name: String,
+        layer: ObjectId,
+    },
+    SnapshotDropped {
+        name: String,
+    },
+    SnapshotRefused {
+        name: String,
+        why: &'static str,
+    },
     ShardDamaged {
         node: NodeId,
         device: DeviceId,
@@ -223,6 +256,8 @@ pub struct Status {
     /// Acknowledged entries in the log with fewer reachable copies than their rule.
     pub at_risk_entries: u64,
     pub suspect_nodes: Vec<NodeId>,
+    /// By layer, oldest first.
+    pub snapshots: Vec<(ObjectId, Snapshot)>,
     pub counters: Counters,
 }
 

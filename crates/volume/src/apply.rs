@@ -5,6 +5,7 @@
 //! and cleaner jobs exclude each other.
 
 use crate::controller::Controller;
+use crate::layers::Snapshot;
 use crate::map::{Crcs, Mapped, Place};
 use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::{Buf, Lsn};
@@ -32,6 +33,10 @@ impl Controller {
             Record::Commit(commit) => self.apply_commit(&commit, lsn),
             Record::Free { segments } => return self.apply_free(&segments),
             Record::Rehome { segment, homes } => self.segments.rehome(segment, &homes),
+            Record::Snapshot { frozen, live, name, created_ms, size_bytes } => {
+                self.apply_snapshot(frozen, live, Snapshot { name, created_ms, size_bytes });
+            }
+            Record::DropSnapshot { layer } => self.apply_drop(layer),
             Record::Checkpoint(_) | Record::Noop => return,
         }
         self.checkpointer.dirty = true;

@@ -6,7 +6,7 @@
 
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, Instant, Key, Lba, ObjectId, Token, block_crcs};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, Instant, ObjectId, Token, block_crcs};
 use holdfast_format::record::{CommitExtent, Source};
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ pub(crate) struct BypassBatch {
     bytes: u64,
     opened_at: Option<Instant>,
     segments_in_flight: usize,
-    /// Runs being written, this batch's and its predecessors': (first block, blocks, write).
-    covering: Vec<(u64, u64, Token)>,
+    /// Runs being written, this batch's and its predecessors': (first block, blocks, write), and the layer they belong to.
+    covering: Vec<((u64, u64, Token), ObjectId)>,
     pub(crate) in_flight_bytes: u64,
 }
 
@@ -47,7 +47,12 @@ impl BypassBatch {
     }
 
     pub(crate) fn covers(&self, block: u64) -> bool {
-        self.covering.iter().any(|(first, blocks, _)| (*first..first + blocks).contains(&block))
+        self.covering.iter().any(|((first, blocks, _), _)| (*first..first + blocks).contains(&block))
+    }
+
+    /// Whether something is on its way to this layer or one below it, which are all older.
+    pub(crate) fn is_writing_below(&self, layer: ObjectId) -> bool {
+        self.covering.iter().any(|(_, of)| *of <= layer)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -55,7 +60,7 @@ impl BypassBatch {
     }
 
     fn finished(&mut self, op: Token, first: u64, blocks: u64) {
-        let at = self.covering.iter().position(|c| *c == (first, blocks, op));
+        let at = self.covering.iter().position(|(run, _)| *run == (first, blocks, op));
         self.covering.swap_remove(at.expect("a finished run was in flight"));
         self.in_flight_bytes -= blocks * BLOCK_BYTES as u64;
     }
@@ -75,7 +80,8 @@ impl Controller {
             pieces += 1;
             self.bypass.bytes += len as u64;
             self.bypass.in_flight_bytes += len as u64;
-            self.bypass.covering.push((block, (len / BLOCK_BYTES) as u64, op));
+            let layer = self.writing_layer();
+            self.bypass.covering.push(((block, (len / BLOCK_BYTES) as u64, op), layer));
             self.bypass.pieces.push(Piece { op, first: block, data: piece });
             self.bypass.opened_at.get_or_insert(self.now);
             at += len;
@@ -101,6 +107,13 @@ impl Controller {
         }
     }
 
+    /// What has been collected goes out now.
+    pub(crate) fn flush_bypass(&mut self, out: Out) {
+        if !self.bypass.pieces.is_empty() {
+            self.close_bypass(out);
+        }
+    }
+
     fn close_bypass(&mut self, out: Out) {
         let pieces = std::mem::take(&mut self.bypass.pieces);
         self.bypass.bytes = 0;
@@ -112,7 +125,7 @@ impl Controller {
         let mut writes = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let blocks = (piece.data.len() / BLOCK_BYTES) as u32;
-            let key = Key::new(ObjectId(0), Lba(piece.first));
+            let key = self.write_key(piece.first);
             extents.push(CommitExtent { key, blocks, source: Source::Bypass });
             crcs.extend(block_crcs(&piece.data));
             payload.push(piece.data);

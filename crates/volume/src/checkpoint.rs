@@ -12,6 +12,7 @@ use crate::api::State;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
 use crate::job::{JobKind, Work};
+use crate::layers::{LayerTable, leaf_in, leaves_of};
 use crate::leafload::LeafWaiter;
 use crate::log::Done;
 use crate::map::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place};
@@ -28,6 +29,9 @@ use std::time::Duration;
 
 /// Leaves folded with one checkpoint: a few MiB of memory and of writing.
 const FOLD_LEAVES_MAX: usize = 512;
+
+/// Of a layer that goes, leaves merged with one fold: each is written with the one above it.
+const MERGED_LEAVES_MAX: usize = 128;
 
 /// Deltas after a full run before everything is written again.
 const CHAIN_MAX: usize = 12;
@@ -64,6 +68,8 @@ pub(crate) struct SavedRun {
 pub(crate) struct RunPart {
     /// Forget everything loaded before.
     pub(crate) full: bool,
+    /// Once a run.
+    pub(crate) layers: Option<LayerTable>,
     /// Overlay runs up to this stamp under the leaves named here are in those leaves, but for runs said anew here.
     pub(crate) folded_at: Lsn,
     pub(crate) leaves: Vec<(u64, Option<LeafPointer>)>,
@@ -84,6 +90,8 @@ enum Stage {
 struct Fold {
     leaves: BTreeMap<LeafNo, Option<Arc<Leaf>>>,
     pending: BTreeSet<LeafNo>,
+    /// Leaves of a layer that goes, by those of the layer that they are merged into.
+    under: BTreeMap<LeafNo, LeafNo>,
     /// Set once merged: LSN of the state that the new leaves contain.
     captured: Lsn,
     merged: Vec<MergedLeaf>,
@@ -93,6 +101,8 @@ struct Fold {
 struct MergedLeaf {
     no: LeafNo,
     old: Option<Arc<Leaf>>,
+    /// The leaf of a layer that goes, and what it said: the new one says it, too.
+    under: Option<(LeafNo, Option<Arc<Leaf>>)>,
     new: Option<(Arc<Leaf>, u32, u32, u32)>,
 }
 
@@ -204,9 +214,10 @@ impl Controller {
         let chosen = self.choose_leaves();
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
         self.checkpointer.unfolded = chosen.len() >= FOLD_LEAVES_MAX;
-        let mut fold = Fold::default();
+        let mut fold = Fold { under: self.choose_leaves_to_merge(), ..Fold::default() };
         let mut missing = Vec::new();
-        for no in chosen {
+        let merging = fold.under.iter().flat_map(|(into, gone)| [*into, *gone]);
+        for no in chosen.into_iter().chain(merging).collect::<BTreeSet<LeafNo>>() {
             let leaf = if self.directory.contains_key(&no) {
                 let cached = self.leaves.get(no);
                 if cached.is_none() {
@@ -240,6 +251,12 @@ impl Controller {
             match mapped.place {
                 Place::Log { .. } => continue,
                 // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
+                Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
+                    // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
+                    let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
+                    chosen.extend(self.directory.range(first..=last).map(|(n, _)| *n).take(FOLD_LEAVES_MAX));
+                    chosen.extend([first, last].into_iter().filter(|no| !covered(*no)));
+                }
                 Place::Zero => {
                     chosen.extend(self.directory.range(first..=last).map(|(n, _)| *n).take(FOLD_LEAVES_MAX));
                     if first == last {
@@ -284,14 +301,24 @@ impl Controller {
         fold.captured = self.log.completed;
         let bytes_max = self.config.segment_payload_bytes as usize;
         let mut bytes: Vec<u8> = Vec::new();
-        for (no, old) in std::mem::take(&mut fold.leaves) {
+        let mut leaves = std::mem::take(&mut fold.leaves);
+        let mut below: BTreeMap<LeafNo, Option<Arc<Leaf>>> = BTreeMap::new();
+        for gone in fold.under.values() {
+            // Absent where it could not be read: then it is left for another fold.
+            if let Some(leaf) = leaves.remove(gone) {
+                below.insert(*gone, leaf);
+            }
+        }
+        for (no, old) in leaves {
             let changes = self.foldable(no);
-            if changes.is_empty() {
+            let under = fold.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
+            if changes.is_empty() && under.is_none() {
                 continue;
             }
-            let new = old.as_deref().unwrap_or(&Leaf::default()).merged(&changes);
+            let new = self.new_leaf(no, old.as_deref(), under.as_ref(), &changes);
             let encoded = new.encode();
             if bytes.len() + encoded.len() > bytes_max {
+                self.checkpointer.unfolded = true;
                 break;
             }
             let new = if new.runs.is_empty() {
@@ -301,7 +328,7 @@ impl Controller {
                 bytes.extend_from_slice(&encoded);
                 Some((Arc::new(new), offset, encoded.len() as u32, crc32c(&encoded)))
             };
-            fold.merged.push(MergedLeaf { no, old, new });
+            fold.merged.push(MergedLeaf { no, old, under, new });
         }
         self.counters.folds += 1;
         self.checkpointer.stage = Stage::Folding(fold);
@@ -311,6 +338,49 @@ impl Controller {
         let payload = padded(&bytes);
         let crcs = holdfast_base::block_crcs(&payload);
         self.start_job(Work { kind: JobKind::Leaves, extents: Vec::new(), payload: vec![payload], crcs }, out);
+    }
+
+    fn new_leaf(
+        &self,
+        no: LeafNo,
+        old: Option<&Leaf>,
+        under: Option<&(LeafNo, Option<Arc<Leaf>>)>,
+        changes: &[Piece<Place>],
+    ) -> Leaf {
+        let empty = Leaf::default();
+        let old = old.unwrap_or(&empty);
+        let layer = Key(no.first_key()).object();
+        let Some((gone, leaf)) = under else {
+            return old.merged(changes, self.layers.parent(layer).is_some());
+        };
+        let keeps_zeroes = self.layers.parent(Key(gone.first_key()).object()).is_some();
+        let leaf = leaf.as_deref().filter(|_| !self.config.mutations.merge_forgets_below);
+        let below = leaf.unwrap_or(&empty).merged(&self.foldable(*gone), keeps_zeroes);
+        let own: Vec<Piece<Place>> =
+            old.lookup(0, LEAF_BLOCKS).into_iter().filter(|piece| piece.value.is_some()).collect();
+        below.merged(&own, keeps_zeroes).merged(changes, keeps_zeroes)
+    }
+
+    /// Leaves of the layer that is to go which may be merged into the one above it: nothing in them is still in the log.
+    fn choose_leaves_to_merge(&self) -> BTreeMap<LeafNo, LeafNo> {
+        // What is on its way there must arrive first.
+        let settled = self.layers.to_merge().filter(|(gone, _)| !self.bypass.is_writing_below(*gone));
+        let Some((gone, into)) = settled else { return BTreeMap::new() };
+        let leaves = leaves_of(gone);
+        let mut found: BTreeSet<LeafNo> =
+            self.directory.range(leaves.clone()).map(|(no, _)| *no).take(MERGED_LEAVES_MAX).collect();
+        for (start, len, _) in self.overlay.iter_from(leaves.start.first_key()) {
+            if start >= leaves.end.first_key() || found.len() >= MERGED_LEAVES_MAX {
+                break;
+            }
+            let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
+            found.extend((first.0..=last.0).take(MERGED_LEAVES_MAX).map(LeafNo));
+        }
+        let is_settled = |no: &LeafNo| {
+            let pieces = self.overlay.pieces(no.first_key(), LEAF_BLOCKS);
+            pieces.iter().all(|p| !matches!(p.value, Some(Mapped { place: Place::Log { .. }, .. })))
+        };
+        found.into_iter().filter(is_settled).map(|no| (leaf_in(no, into), no)).collect()
     }
 
     /// What the overlay has for a leaf, but for data still in the log.
@@ -342,6 +412,16 @@ impl Controller {
         for merged in fold.merged {
             self.install_leaf(&merged, segment, fold.captured);
             self.checkpointer.folded_leaves.push(merged.no);
+            if let Some((gone, leaf)) = &merged.under {
+                self.forget_merged(*gone, leaf.as_deref());
+                self.checkpointer.folded_leaves.push(*gone);
+            }
+        }
+        while let Some((gone, into)) = self.layers.to_merge()
+            && self.layer_is_empty(gone)
+            && !self.bypass.is_writing_below(gone)
+        {
+            self.layers.on_merged(gone, into);
         }
         self.capture(out);
     }
@@ -376,6 +456,22 @@ impl Controller {
                 self.overlay.remove(piece.start, piece.len, |_, _, _| {});
                 self.unmap(piece.len, &mapped.place);
             }
+        }
+    }
+
+    /// The leaf above it says everything that this one and the overlay over it did.
+    fn forget_merged(&mut self, gone: LeafNo, leaf: Option<&Leaf>) {
+        if let Some(old) = self.directory.remove(&gone) {
+            self.segments.sub_live(old.segment, u64::from(old.len_bytes));
+        }
+        self.leaves.remove(gone);
+        for (no, blocks) in leaf.iter().flat_map(|leaf| leaf.blocks_by_segment()) {
+            self.segments.sub_live(no, blocks);
+        }
+        let mut replaced = Vec::new();
+        self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));
+        for (len, place) in replaced {
+            self.unmap(len, &place);
         }
     }
 
@@ -430,6 +526,8 @@ impl Controller {
         let folded = std::mem::take(&mut self.checkpointer.folded_leaves);
         let dirty = self.segments.take_dirty();
         let mut writer = PartWriter::new(full, self.checkpointer.folded_at, self.config.segment_payload_bytes / 4);
+        writer.part.layers = Some(self.layers.clone());
+        writer.estimate = 64 * self.layers.len();
         if full {
             for (no, pointer) in &self.directory {
                 writer.leaf(*no, Some(*pointer));
@@ -680,6 +778,9 @@ impl Controller {
             self.overlay = crate::map::Overlay::default();
             self.directory.clear();
             self.segments = crate::segments::SegmentTable::default();
+        }
+        if let Some(layers) = part.layers {
+            self.layers = layers;
         }
         for (no, pointer) in part.leaves {
             let no = LeafNo(no);

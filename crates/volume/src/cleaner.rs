@@ -259,10 +259,10 @@ impl Controller {
         for victim in &pass.victims {
             let mut block = 0;
             for extent in victim.index.as_ref().expect("all headers are there") {
-                match self.resolve(extent.key.0, u64::from(extent.blocks), &pass.pins) {
+                match self.resolve_written(extent.key.0, u64::from(extent.blocks), &pass.pins) {
                     Ok(pieces) => {
                         for piece in pieces {
-                            let offset = (piece.start - extent.key.0) as u32;
+                            let offset = (Key(piece.start).lba().0 - extent.key.lba().0) as u32;
                             if let Some(Place::Segment { segment, block: at, crcs }) = piece.value
                                 && segment == victim.no
                                 && at == block + offset

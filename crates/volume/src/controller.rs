@@ -27,6 +27,7 @@ use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
 use crate::fetch::Fetch;
 use crate::job::SegmentJob;
+use crate::layers::{LayerTable, Snapshot, Snapshots};
 use crate::leafload::LeafLoad;
 use crate::log::{Log, WriteOp};
 use crate::map::{LeafCache, LeafNo, LeafPointer, Overlay};
@@ -44,8 +45,8 @@ use crate::space::Space;
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
-    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, Instant, Lsn, NodeId, Prng, RequestToken,
-    Slab, Token,
+    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, Instant, Lsn, NodeId, ObjectId, Prng,
+    RequestToken, Slab, Token,
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
@@ -86,7 +87,7 @@ pub struct Controller {
     pub(crate) next_segment: u64,
     /// Ids of this epoch that have shards on the way or stored, and no commit record applied yet.
     pub(crate) unsettled: BTreeSet<SegmentNo>,
-    pub(crate) waiting: VecDeque<BlockRequest>,
+    pub(crate) waiting: VecDeque<(Option<ObjectId>, BlockRequest)>,
     pub(crate) reads: Slab<ReadOp>,
     pub(crate) read_queue: ReadQueue,
     pub(crate) awaiting_grant: Vec<Token>,
@@ -99,6 +100,8 @@ pub struct Controller {
     pub(crate) bypass: BypassBatch,
     pub(crate) pressure: Pressure,
     pub(crate) space: Space,
+    pub(crate) layers: LayerTable,
+    pub(crate) snapshots: Snapshots,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
@@ -149,6 +152,8 @@ impl Controller {
             bypass: BypassBatch::default(),
             pressure: Pressure::default(),
             space: Space::default(),
+            layers: LayerTable::default(),
+            snapshots: Snapshots::default(),
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
@@ -170,12 +175,18 @@ impl Controller {
         match event {
             Event::Open => self.begin_opening(out),
             Event::Close => self.begin_closing(out),
-            Event::Request(request) => self.on_request(request, out),
+            Event::Request(request) => self.on_request(None, request, out),
             Event::NodeUp { node, devices, .. } => self.on_node_up(node, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
+            Event::Snapshot { name, .. } | Event::DropSnapshot { name } if self.state != State::Open => {
+                self.notice(Notice::SnapshotRefused { name, why: "the volume is not open" }, out);
+            }
+            Event::Snapshot { name, created_ms } => self.on_snapshot(name, created_ms, out),
+            Event::DropSnapshot { name } => self.on_drop_snapshot(name, out),
+            Event::SnapshotRequest { layer, request } => self.on_request(Some(layer), request, out),
             Event::Tick => self.on_tick(out),
         }
     }
@@ -192,6 +203,11 @@ impl Controller {
 
     fn is_busy(&self) -> bool {
         !self.calls.is_empty() || !self.reads.is_empty() || !self.write_ops.is_empty() || self.opening.is_some()
+    }
+
+    /// Snapshots that are complete and stay, by layer, oldest first.
+    pub fn snapshots(&self) -> impl Iterator<Item = (ObjectId, &Snapshot)> {
+        self.layers.snapshots().filter(|(layer, snapshot)| !self.snapshots.is_in_between(*layer, &snapshot.name))
     }
 
     pub fn state(&self) -> State {
@@ -235,19 +251,21 @@ impl Controller {
         Some(token)
     }
 
-    fn on_request(&mut self, request: BlockRequest, out: Out) {
+    /// A request to the volume, or to a snapshot of it.
+    pub(crate) fn on_request(&mut self, of: Option<ObjectId>, request: BlockRequest, out: Out) {
         self.last_activity = self.now;
-        match self.state {
-            State::Open => self.start_request(request, out),
-            State::Opening => {
+        match (self.state, of) {
+            (State::Open, None) => self.start_request(request, out),
+            (State::Open, Some(layer)) => self.start_snapshot_request(layer, request, out),
+            (State::Opening, _) => {
                 if self.waiting.len() < REQUESTS_MAX {
-                    self.waiting.push_back(request);
+                    self.waiting.push_back((of, request));
                 } else {
                     self.reply(request.token, Err(BlockError::Unavailable), out);
                 }
             }
-            State::Deposed => self.reply(request.token, Err(BlockError::Deposed), out),
-            State::Closing | State::Closed => self.reply(request.token, Err(BlockError::ShuttingDown), out),
+            (State::Deposed, _) => self.reply(request.token, Err(BlockError::Deposed), out),
+            (State::Closing | State::Closed, _) => self.reply(request.token, Err(BlockError::ShuttingDown), out),
         }
     }
 
@@ -278,7 +296,8 @@ impl Controller {
                 self.reply(op.token, Err(error), out);
             }
         }
-        let queued: Vec<BlockRequest> = self.waiting.drain(..).chain(self.writes.drain()).collect();
+        let queued: Vec<BlockRequest> =
+            self.waiting.drain(..).map(|(_, request)| request).chain(self.writes.drain()).collect();
         for request in queued {
             self.reply(request.token, Err(error), out);
         }
@@ -365,6 +384,7 @@ impl Controller {
         }
         if matches!(self.state, State::Open | State::Closing) {
             self.complete_entries(out);
+            self.tell_of_snapshots(out);
             self.admit_reads(out);
             self.unblock_writes(out);
             self.admit_writes(out);
@@ -406,6 +426,7 @@ impl Controller {
     /// Everything that is done by the way while the volume is open.
     fn background(&mut self, out: Out) {
         self.look_for_room();
+        self.checkpointer.fold_wanted |= self.layers.to_merge().is_some();
         self.ask_for_room(out);
         self.drive_roll(out);
         self.drive_destage(out);
@@ -429,6 +450,7 @@ impl Controller {
             degraded_segments: if known { self.degraded_segments() } else { 0 },
             at_risk_entries: self.at_risk_entries(),
             suspect_nodes: self.nodes.suspects(),
+            snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             counters: self.counters,
         }
     }

@@ -14,6 +14,7 @@ mod destage;
 mod fetch;
 mod health;
 mod job;
+mod layers;
 mod leafload;
 mod log;
 mod map;
@@ -34,3 +35,4 @@ mod write;
 
 pub use api::{Config, Counters, Effect, Event, Lane, Mutations, Notice, State, Status};
 pub use controller::Controller;
+pub use layers::Snapshot;

@@ -9,7 +9,7 @@
 //! the LSN of its last change, so that a fold knows which runs its leaves already contain.
 
 use crate::rangemap::{Piece, RangeMap, Sliceable};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Key, Lsn, crc32c};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Key, Lsn, crc32c};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -112,6 +112,9 @@ impl Sliceable for Mapped {
 
 pub type Overlay = RangeMap<Mapped>;
 
+/// In a run of a leaf: these blocks read as zeroes, whatever the layer below says.
+const ZEROES: SegmentNo = SegmentNo { epoch: Epoch(0), counter: 0 };
+
 /// A run of a leaf; its checksums stand in [`Leaf::crcs`], in run order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafRun {
@@ -124,6 +127,15 @@ pub struct LeafRun {
 }
 
 impl LeafRun {
+    fn crc_count(&self) -> u16 {
+        if self.segment == ZEROES { 0 } else { self.len }
+    }
+
+    /// Of a block inside.
+    fn crc(&self, crcs: &[BlockCrc], i: u16) -> BlockCrc {
+        if self.segment == ZEROES { 0 } else { crcs[usize::from(self.crc_at + i)] }
+    }
+
     fn end(&self) -> u64 {
         u64::from(self.start) + u64::from(self.len)
     }
@@ -176,10 +188,10 @@ impl Leaf {
                 start: u16_at(0),
                 len: u16_at(2),
                 crc_at: blocks,
-                segment: SegmentNo { epoch: holdfast_base::Epoch(u64_at(4)), counter: u64_at(12) },
+                segment: SegmentNo { epoch: Epoch(u64_at(4)), counter: u64_at(12) },
                 block: u32::from_le_bytes(run[20..24].try_into().expect("four bytes")),
             };
-            blocks = blocks.checked_add(run.len)?;
+            blocks = blocks.checked_add(run.crc_count())?;
             runs.push(run);
         }
         let crcs = bytes.get(2 + count * LEAF_RUN_BYTES..)?;
@@ -207,8 +219,12 @@ impl Leaf {
             }
             let skip = (cut_start - u64::from(run.start)) as u32;
             let len = (cut_end - cut_start) as u32;
-            let crcs = Crcs { all: Arc::clone(&self.crcs), first: u32::from(run.crc_at) + skip, len };
-            let place = Place::Segment { segment: run.segment, block: run.block + skip, crcs };
+            let place = if run.segment == ZEROES {
+                Place::Zero
+            } else {
+                let crcs = Crcs { all: Arc::clone(&self.crcs), first: u32::from(run.crc_at) + skip, len };
+                Place::Segment { segment: run.segment, block: run.block + skip, crcs }
+            };
             pieces.push(Piece { start: cut_start, len: u64::from(len), value: Some(place) });
             at = cut_end;
         }
@@ -221,28 +237,31 @@ impl Leaf {
     /// Blocks of each segment named here.
     pub fn blocks_by_segment(&self) -> BTreeMap<SegmentNo, u64> {
         let mut blocks = BTreeMap::new();
-        for run in &self.runs {
+        for run in self.runs.iter().filter(|run| run.segment != ZEROES) {
             *blocks.entry(run.segment).or_insert(0) += u64::from(run.len);
         }
         blocks
     }
 
-    /// This leaf with `changes` over it (in-leaf block numbers; `None` and zero places leave holes).
-    pub fn merged(&self, changes: &[Piece<Place>]) -> Leaf {
+    /// This leaf with `changes` over it (in-leaf block numbers; `None` leaves holes, and so do zero places unless
+    /// `keeps_zeroes`: then they are said, since there is a layer below).
+    pub fn merged(&self, changes: &[Piece<Place>], keeps_zeroes: bool) -> Leaf {
         let mut blocks: Vec<Option<(SegmentNo, u32, BlockCrc)>> = vec![None; LEAF_BLOCKS as usize];
         for run in &self.runs {
             for i in 0..run.len {
-                let crc = self.crcs[usize::from(run.crc_at + i)];
+                let crc = run.crc(&self.crcs, i);
                 blocks[usize::from(run.start + i)] = Some((run.segment, run.block + u32::from(i), crc));
             }
         }
         for change in changes {
             for i in 0..change.len {
-                blocks[(change.start + i) as usize] = match &change.value {
+                let at = (change.start + i) as u32;
+                blocks[at as usize] = match &change.value {
                     Some(Place::Segment { segment, block, crcs }) => {
                         Some((*segment, block + i as u32, crcs.as_slice()[i as usize]))
                     }
                     Some(Place::Log { .. }) => panic!("log data is not folded into a leaf"),
+                    Some(Place::Zero) if keeps_zeroes => Some((ZEROES, at, 0)),
                     Some(Place::Zero) | None => None,
                 };
             }
@@ -271,7 +290,9 @@ impl Leaf {
                     block: *block,
                 }),
             }
-            crcs.push(*crc);
+            if *segment != ZEROES {
+                crcs.push(*crc);
+            }
         }
         Leaf { runs, crcs: crcs.into() }
     }
@@ -376,7 +397,7 @@ mod tests {
             let mut naive: Vec<Option<(u64, u32)>> = vec![None; LEAF_BLOCKS as usize];
             for (start, len, counter, zero) in changes {
                 let value = if zero { Place::Zero } else { place(counter, start as u32, len) };
-                leaf = leaf.merged(&[Piece { start, len, value: Some(value) }]);
+                leaf = leaf.merged(&[Piece { start, len, value: Some(value) }], false);
                 for block in start..start + len {
                     naive[block as usize] = (!zero).then_some((counter, block as u32));
                 }

@@ -758,8 +758,8 @@ impl Controller {
         self.last_activity = self.now;
         self.on_legs_changed(out);
         self.cut_off_end(out);
-        for request in std::mem::take(&mut self.waiting) {
-            self.start_request(request, out);
+        for (of, request) in std::mem::take(&mut self.waiting) {
+            self.on_request(of, request, out);
         }
     }
 

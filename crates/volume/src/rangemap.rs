@@ -37,9 +37,9 @@ impl<V> Default for RangeMap<V> {
 }
 
 impl<V: Sliceable> RangeMap<V> {
-    /// Where the last run ends; zero without any.
-    pub fn end(&self) -> u64 {
-        self.runs.last_key_value().map_or(0, |(at, run)| at + run.len)
+    /// Where the last run that starts before `end` ends; zero without any.
+    pub fn end_before(&self, end: u64) -> u64 {
+        self.runs.range(..end).next_back().map_or(0, |(at, run)| at + run.len)
     }
 
     /// Number of runs.

@@ -9,7 +9,7 @@ use crate::fetch::FetchError;
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Leaf, LeafNo, Place};
 use crate::rangemap::Piece;
-use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, RequestToken, StatusExtent, Token};
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, ObjectId, RequestToken, StatusExtent, Token};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ pub(crate) enum Reader {
 #[derive(Debug)]
 pub(crate) struct ReadOp {
     reader: Reader,
+    /// The snapshot that is read; `None` for the volume as it is when places are looked up.
+    of: Option<ObjectId>,
     range: ByteRange,
     pins: Pins,
     leaves_pending: u32,
@@ -62,13 +64,14 @@ pub(crate) struct ReadQueue {
 const RESTARTS_MAX: u32 = 1000;
 
 impl Controller {
-    /// Starts to read `range`, which lies in the volume and is not empty.
-    pub(crate) fn start_read(&mut self, reader: Reader, range: ByteRange, out: Out) {
+    /// Starts to read `range` of the volume or a snapshot of it, which lies inside and is not empty.
+    pub(crate) fn start_read(&mut self, reader: Reader, of: Option<ObjectId>, range: ByteRange, out: Out) {
         if self.reads.is_full() {
             return self.refuse_read(reader, BlockError::Unavailable, out);
         }
         let op = self.reads.insert(ReadOp {
             reader,
+            of,
             range,
             pins: Pins::default(),
             leaves_pending: 0,
@@ -122,8 +125,14 @@ impl Controller {
     fn look_up(&mut self, token: Token, out: Out) {
         let Some(op) = self.reads.get_mut(token) else { return };
         let (first, blocks) = blocks_of(op.range);
+        let layer = op.of.unwrap_or(self.layers.live());
+        if op.of.is_some() && self.layers.snapshot(layer).is_none() {
+            // It was dropped meanwhile.
+            op.failed = Some(FetchError::Gone);
+            return self.finish_read(token, out);
+        }
         let pins = std::mem::take(&mut op.pins);
-        let resolved = self.resolve(first, blocks, &pins);
+        let resolved = self.resolve_through(layer, first, blocks, &pins);
         let op = self.reads.get_mut(token).expect("still reading");
         op.pins = pins;
         match resolved {

@@ -10,15 +10,12 @@ use crate::controller::{Controller, Out};
 use crate::log::{Done, WriteOp};
 use crate::read::Reader;
 use holdfast_base::{
-    BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, Instant, Key, Lba, ObjectId,
-    Token, block_crcs,
+    BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, Instant, Key, ObjectId, Token,
+    block_crcs,
 };
 use holdfast_format::record::Record;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-
-/// A plain volume's data is object 0.
-const OBJECT: ObjectId = ObjectId(0);
 
 /// Longest log entry: several fit a journal unit, and an append never delays its neighbours much.
 const ENTRY_BYTES_MAX: usize = 256 * 1024;
@@ -115,12 +112,34 @@ impl Controller {
             BlockOp::Status(_) if range.len == 0 => self.reply(request.token, Err(BlockError::Invalid), out),
             BlockOp::Read(_) if range.len == 0 => self.reply(request.token, Ok(BlockData::Data(Vec::new())), out),
             _ if range.len == 0 => self.reply(request.token, Ok(BlockData::Done), out),
-            BlockOp::Read(_) => self.start_read(Reader::Guest(request.token), range, out),
-            BlockOp::Status(_) => self.start_read(Reader::Status(request.token), range, out),
+            BlockOp::Read(_) => self.start_read(Reader::Guest(request.token), None, range, out),
+            BlockOp::Status(_) => self.start_read(Reader::Status(request.token), None, range, out),
             BlockOp::Prefetch(_) | BlockOp::Flush => self.reply(request.token, Ok(BlockData::Done), out),
             BlockOp::Write { .. } | BlockOp::Discard(_) | BlockOp::WriteZeroes(_) => {
                 self.writes.queue.push_back(request);
                 self.admit_writes(out);
+            }
+        }
+    }
+
+    /// A request to a snapshot: nothing but reading is possible.
+    pub(crate) fn start_snapshot_request(&mut self, layer: ObjectId, request: BlockRequest, out: Out) {
+        let range = range_of(&request.op);
+        let found = self.snapshots().find(|(id, _)| *id == layer).map(|(_, snapshot)| snapshot.size_bytes);
+        let Some(size_bytes) = found else {
+            return self.reply(request.token, Err(BlockError::Unavailable), out);
+        };
+        if range.end().is_none_or(|end| end > size_bytes) {
+            return self.reply(request.token, Err(BlockError::OutOfRange), out);
+        }
+        match request.op {
+            BlockOp::Status(_) if range.len == 0 => self.reply(request.token, Err(BlockError::Invalid), out),
+            BlockOp::Read(_) if range.len == 0 => self.reply(request.token, Ok(BlockData::Data(Vec::new())), out),
+            BlockOp::Read(_) => self.start_read(Reader::Guest(request.token), Some(layer), range, out),
+            BlockOp::Status(_) => self.start_read(Reader::Status(request.token), Some(layer), range, out),
+            BlockOp::Prefetch(_) | BlockOp::Flush => self.reply(request.token, Ok(BlockData::Done), out),
+            BlockOp::Write { .. } | BlockOp::Discard(_) | BlockOp::WriteZeroes(_) => {
+                self.reply(request.token, Err(BlockError::Invalid), out);
             }
         }
     }
@@ -257,7 +276,7 @@ impl Controller {
             return;
         }
         let Some(data) = part.data else {
-            let key = Key::new(OBJECT, Lba(part.first));
+            let key = self.write_key(part.first);
             self.append_control(Record::Discard { key, blocks: part.blocks }, Done::Write(part.op), out);
             return;
         };
@@ -271,7 +290,7 @@ impl Controller {
         while at < data.len() {
             let len = entry_max.min(data.len() - at);
             let piece = data.slice(at..at + len);
-            let key = Key::new(OBJECT, Lba(part.first + (at / BLOCK_BYTES) as u64));
+            let key = self.write_key(part.first + (at / BLOCK_BYTES) as u64);
             let record = Record::Write { key, blocks: (len / BLOCK_BYTES) as u32 };
             let crcs = block_crcs(&piece).into();
             self.append(record, piece, crcs, Done::Write(part.op), out);
@@ -314,13 +333,13 @@ impl Controller {
                 return self.on_modify_read(id, Err(BlockError::OutOfRange), out);
             }
             let len = (size - start).min(BLOCK_BYTES as u64);
-            self.start_read(Reader::Modify(id), ByteRange::new(start, len), out);
+            self.start_read(Reader::Modify(id), None, ByteRange::new(start, len), out);
         }
     }
 
     /// Whether an entry or bulk write in flight covers the block.
     fn is_being_written(&self, block: u64) -> bool {
-        let covers = |key: Key, blocks: u64| (key.0..key.0 + blocks).contains(&Key::new(OBJECT, Lba(block)).0);
+        let covers = |key: Key, blocks: u64| (key.lba().0..key.lba().0 + blocks).contains(&block);
         let in_log = self.log.iter_from(self.log.completed.next()).any(|(_, e)| match e.record {
             Record::Write { key, blocks } => covers(key, u64::from(blocks)),
             Record::Discard { key, blocks } => covers(key, blocks),
@@ -351,9 +370,10 @@ impl Controller {
             None => target.fill(0),
         }
         modify.state = ModifyState::Writing;
-        let (op, key) = (modify.op, Key::new(OBJECT, Lba(modify.block)));
+        let (op, number) = (modify.op, modify.block);
         let data = block.freeze();
         let crcs = block_crcs(&data).into();
+        let key = self.write_key(number);
         self.append(Record::Write { key, blocks: 1 }, data, crcs, Done::Modified { op, modify: id }, out);
     }
 

@@ -2,5 +2,6 @@
 
 pub mod format;
 pub mod node;
+pub mod snapshot;
 pub mod status;
 pub mod volume;

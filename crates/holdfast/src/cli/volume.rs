@@ -51,7 +51,7 @@ enum VolumeAction {
         #[arg(long)]
         shrink: bool,
     },
-    /// Delete a volume and its data
+    /// Delete a volume with its data and its snapshots
     Delete {
         name: String,
         /// Cut off clients that are connected

@@ -89,7 +89,7 @@ pub fn check_name(name: &str) -> Result<()> {
     let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if name.len() > NAME_BYTES_MAX || !starts_well || !name.chars().all(is_plain) {
         bail!(
-            "`{name}` can't be a volume's name: use up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, \
+            "`{name}` can't be a name: use up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, \
              beginning \
              with a letter or digit, for example vm1-disk"
         );

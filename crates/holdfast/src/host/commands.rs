@@ -11,7 +11,7 @@ use holdfast_format::wire::{DeviceHealth, DeviceStat, Reply, Request};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Event as VolumeEvent, State};
 use std::sync::mpsc::SyncSender;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Calls to nodes and changes of size that may be under way at a time.
 const WAITERS_MAX: usize = 4096;
@@ -47,6 +47,13 @@ pub enum Command {
         size_bytes: u64,
         answer: Answer<Option<u64>>,
     },
+    /// Takes a snapshot of a volume in service, or drops one.
+    Snapshot {
+        volume: String,
+        name: String,
+        drop: bool,
+        answer: Answer<SnapshotOutcome>,
+    },
     Cut {
         node: NodeId,
         cut: bool,
@@ -69,6 +76,16 @@ pub enum CloseOutcome {
     InUse(usize),
 }
 
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SnapshotOutcome {
+    Done,
+    /// The volume is not in service, or went out of it.
+    NotOpen,
+    /// So many clients read it.
+    InUse(usize),
+    Refused(&'static str),
+}
+
 /// The part of `status` that the reactor knows.
 pub struct LiveStatus {
     pub uptime: Duration,
@@ -80,11 +97,13 @@ pub struct Waiters {
     calls: Slab<Answer<Option<Reply>>>,
     resizes: Vec<(Token, u64, Answer<Option<u64>>)>,
     closes: Vec<(Token, Answer<CloseOutcome>)>,
+    /// (volume, snapshot)
+    snapshots: Vec<(Token, String, Answer<SnapshotOutcome>)>,
 }
 
 impl Default for Waiters {
     fn default() -> Waiters {
-        Waiters { calls: Slab::new(WAITERS_MAX), resizes: Vec::new(), closes: Vec::new() }
+        Waiters { calls: Slab::new(WAITERS_MAX), resizes: Vec::new(), closes: Vec::new(), snapshots: Vec::new() }
     }
 }
 
@@ -106,7 +125,21 @@ impl Waiters {
         }
     }
 
+    pub fn on_snapshot(&mut self, at: Token, name: &str, outcome: &SnapshotOutcome) {
+        for (_, _, answer) in self.snapshots.extract_if(.., |(volume, of, _)| *volume == at && of == name) {
+            tell(&answer, outcome.clone());
+        }
+    }
+
+    /// The volume went out of service: whether the snapshots that were asked for are there, its next owner knows.
+    pub fn on_snapshots_lost(&mut self, at: Token) {
+        for (_, _, answer) in self.snapshots.extract_if(.., |(volume, _, _)| *volume == at) {
+            tell(&answer, SnapshotOutcome::NotOpen);
+        }
+    }
+
     pub fn on_closed(&mut self, at: Token) {
+        self.on_snapshots_lost(at);
         for (_, answer) in self.closes.extract_if(.., |(volume, _)| *volume == at) {
             tell(&answer, CloseOutcome::Closed);
         }
@@ -125,7 +158,7 @@ impl Host {
             Command::Status { answer } => tell(&answer, self.live_status(now)),
             Command::Volume { name, answer } => {
                 let volume = self.volumes.find_open(&name).and_then(|at| self.volumes.table.get(at));
-                tell(&answer, volume.map(|v| v.info(self.volumes.uris(&name))));
+                tell(&answer, volume.map(|v| v.info(|export| self.volumes.uris(export))));
             }
             Command::Open { spec, answer } => {
                 self.open_if_closed(now, spec, io);
@@ -133,6 +166,7 @@ impl Host {
             }
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
             Command::Resize { name, size_bytes, answer } => self.resize(now, &name, size_bytes, answer, io),
+            Command::Snapshot { volume, name, drop, answer } => self.snapshot(now, &volume, name, drop, answer, io),
             Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => {
                 if self.waiters.calls.is_full() {
@@ -194,6 +228,33 @@ impl Host {
         }
         self.waiters.resizes.push((at, size_bytes, answer));
         self.drive(now, at, VolumeEvent::Resize { size_bytes }, io);
+    }
+
+    fn snapshot(
+        &mut self,
+        now: Instant,
+        volume: &str,
+        name: String,
+        drop: bool,
+        answer: Answer<SnapshotOutcome>,
+        io: &mut Io,
+    ) {
+        let found = self.volumes.find_open(volume).and_then(|at| Some((at, self.volumes.table.get(at)?)));
+        let Some((at, open)) = found.filter(|(_, v)| v.controller.state() == State::Open) else {
+            return tell(&answer, SnapshotOutcome::NotOpen);
+        };
+        let readers = open.snapshot_export(&name).map_or(0, |(layer, _)| self.clients.of_snapshot(at, layer));
+        if drop && readers > 0 {
+            return tell(&answer, SnapshotOutcome::InUse(readers));
+        }
+        self.waiters.snapshots.push((at, name.clone(), answer));
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let event = if drop {
+            VolumeEvent::DropSnapshot { name }
+        } else {
+            VolumeEvent::Snapshot { name, created_ms: since_1970.as_millis() as u64 }
+        };
+        self.drive(now, at, event, io);
     }
 
     fn live_status(&self, now: Instant) -> LiveStatus {

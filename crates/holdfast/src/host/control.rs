@@ -5,8 +5,8 @@
 //!
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
-use super::catalog::{Catalog, Entry};
-use super::commands::{CloseOutcome, Command, LiveStatus};
+use super::catalog::{Catalog, Entry, check_name};
+use super::commands::{CloseOutcome, Command, LiveStatus, SnapshotOutcome};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
 use crate::daemon::outwait;
@@ -36,6 +36,9 @@ const OPEN_MAX: Duration = Duration::from_secs(10);
 
 /// How long a clean close may take: its log is destaged first.
 const CLOSE_MAX: Duration = Duration::from_secs(120);
+
+/// How long a snapshot may take: bulk writes that are part of it are waited for.
+const SNAPSHOT_MAX: Duration = Duration::from_secs(30);
 
 const RESIZE_MAX: Duration = Duration::from_secs(10);
 
@@ -145,6 +148,8 @@ impl ControlPlane {
                 | Request::VolumeExport { .. }
                 | Request::VolumeUnexport { .. }
                 | Request::VolumeResize { .. }
+                | Request::SnapshotCreate { .. }
+                | Request::SnapshotDelete { .. }
         );
         // The lock guards no data: after a panic it is as good as before.
         let _alone = changes.then(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner));
@@ -161,6 +166,10 @@ impl ControlPlane {
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
             Request::VolumeExport { name } => self.export(&name).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
+            Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
+            Request::SnapshotDelete { volume, name } => {
+                self.snapshot_command(&volume, &name, true).map(|()| Response::Done)
+            }
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
@@ -275,6 +284,30 @@ impl ControlPlane {
             Ok(Some(_)) => self.show(name),
             Ok(None) => bail!("volume {name} was closed meanwhile; try again"),
             Err(error) => Err(error.context(format!("volume {name} is not resized yet; it will be once it is open"))),
+        }
+    }
+
+    fn snapshot(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
+        check_name(name)?;
+        self.snapshot_command(volume, name, false)?;
+        self.show(volume)
+    }
+
+    fn snapshot_command(&self, volume: &str, name: &str, drop: bool) -> Result<()> {
+        self.catalog.find(volume)?;
+        let command = |answer| Command::Snapshot { volume: volume.to_string(), name: name.to_string(), drop, answer };
+        match ask(&self.reactor, SNAPSHOT_MAX, command)? {
+            SnapshotOutcome::Done => Ok(()),
+            SnapshotOutcome::NotOpen => {
+                bail!("volume {volume} is not in service; `holdfast volume export {volume}`, then try again")
+            }
+            SnapshotOutcome::InUse(count) => {
+                let clients = if count == 1 { "one client reads" } else { "clients read" };
+                bail!("snapshot {name} stays: {clients} it ({count}); disconnect first")
+            }
+            SnapshotOutcome::Refused(why) => {
+                bail!("{why} ({name}); `holdfast snapshot list {volume}` shows what there is")
+            }
         }
     }
 

@@ -24,7 +24,7 @@ use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use anyhow::{Context, Result};
-use commands::{Command, Waiters};
+use commands::{Command, SnapshotOutcome, Waiters};
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockReply, BlockRequest, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
@@ -180,9 +180,12 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let name = &volume.name;
         match notice {
-            Notice::StateChanged(State::Deposed) => logger::error(format_args!(
-                "volume {name}: another host has taken it over; `holdfast volume export {name}` takes it back"
-            )),
+            Notice::StateChanged(State::Deposed) => {
+                logger::error(format_args!(
+                    "volume {name}: another host has taken it over; `holdfast volume export {name}` takes it back"
+                ));
+                self.waiters.on_snapshots_lost(at);
+            }
             Notice::StateChanged(state) => {
                 logger::info(format_args!("volume {name} is {}", volumes::state_text(*state)));
                 if *state == State::Closed {
@@ -203,6 +206,17 @@ impl Host {
             Notice::Resized { size_bytes } => {
                 logger::info(format_args!("volume {name} has {size_bytes} bytes now"));
                 self.waiters.on_resized(at, *size_bytes);
+            }
+            Notice::SnapshotTaken { name: snapshot, .. } => {
+                logger::info(format_args!("volume {name}: snapshot {snapshot} is taken"));
+                self.waiters.on_snapshot(at, snapshot, &SnapshotOutcome::Done);
+            }
+            Notice::SnapshotDropped { name: snapshot } => {
+                logger::info(format_args!("volume {name}: snapshot {snapshot} is deleted; its space returns"));
+                self.waiters.on_snapshot(at, snapshot, &SnapshotOutcome::Done);
+            }
+            Notice::SnapshotRefused { name: snapshot, why } => {
+                self.waiters.on_snapshot(at, snapshot, &SnapshotOutcome::Refused(why));
             }
             Notice::ShardDamaged { node, device } => logger::warn(format_args!(
                 "volume {name}: a shard on device {device} of node {node} is damaged; it is being repaired"

@@ -10,13 +10,15 @@
 
 use super::Host;
 use super::tls::Secured;
-use super::volumes::{Asker, SESSIONS_MAX};
+use super::volumes::{Asker, SESSIONS_MAX, split_export};
 use crate::logger;
-use holdfast_base::{BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, Instant, RequestToken, Slab, Token};
+use holdfast_base::{
+    BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, Instant, ObjectId, RequestToken, Slab, Token,
+};
 use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::TlsServer;
-use holdfast_volume::Event as VolumeEvent;
+use holdfast_volume::{Event as VolumeEvent, State};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -35,6 +37,8 @@ pub struct Client {
     session: Session,
     secured: Option<Box<Secured>>,
     volume: Option<Token>,
+    /// The snapshot of it that the client reads.
+    layer: Option<ObjectId>,
     /// Bytes given to the reactor that the session has not been told to have left.
     unsent_bytes: u64,
     paused: bool,
@@ -66,6 +70,11 @@ impl Clients {
 
     pub fn tokens(&self) -> Vec<Token> {
         self.table.tokens()
+    }
+
+    /// Clients that read this snapshot.
+    pub fn of_snapshot(&self, volume: Token, layer: ObjectId) -> usize {
+        self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.layer == Some(layer)).count()
     }
 
     pub fn of_volume(&self, volume: Token) -> Vec<Token> {
@@ -130,6 +139,7 @@ impl Host {
             session,
             secured: None,
             volume: None,
+            layer: None,
             unsent_bytes: 0,
             paused: false,
             give_up_at: now + HANDSHAKE_MAX,
@@ -185,11 +195,17 @@ impl Host {
 
     /// A session's request goes to its volume.
     pub(super) fn submit(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
-        let Some(volume) = self.clients.table.get(session).and_then(|c| c.volume) else { return };
+        let Some((volume, layer)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.layer))) else {
+            return;
+        };
         let Some(open) = self.volumes.table.get_mut(volume) else { return };
         let token = open.askers.insert(Asker { session, token: request.token });
         let request = BlockRequest { token: RequestToken(token.0), op: request.op };
-        self.drive(now, volume, VolumeEvent::Request(request), io);
+        let event = match layer {
+            Some(layer) => VolumeEvent::SnapshotRequest { layer, request },
+            None => VolumeEvent::Request(request),
+        };
+        self.drive(now, volume, event, io);
     }
 
     /// Carries out what a session pushed, and what follows from it. Requests gather for [`Host::submit`].
@@ -246,7 +262,8 @@ impl Host {
         if self.is_stopping() {
             return refuse(RefusalKind::ShuttingDown, "this host is stopping; connect again later".to_string());
         }
-        let at = self.volumes.find_open(export);
+        let (name, snapshot) = split_export(export);
+        let at = self.volumes.find_open(name);
         let Some((at, volume)) = at.and_then(|at| Some((at, self.volumes.table.get_mut(at)?))) else {
             return refuse(RefusalKind::Unknown, format!("volume {export} is not exported; `holdfast volume list`"));
         };
@@ -257,11 +274,23 @@ impl Host {
             let message = format!("volume {export} has {SESSIONS_MAX} clients, which is the bound; close one first");
             return refuse(RefusalKind::Forbidden, message);
         }
+        let found = snapshot.map(|snapshot| volume.snapshot_export(snapshot));
+        let (layer, info) = match found {
+            Some(None) if volume.controller.state() == State::Opening => {
+                let message = format!("volume {name} is opening; connect again in a moment");
+                return refuse(RefusalKind::ShuttingDown, message);
+            }
+            Some(None) => {
+                let message = format!("there is no {export}; `holdfast snapshot list {name}`");
+                return refuse(RefusalKind::Unknown, message);
+            }
+            Some(Some((layer, info))) => (Some(layer), info),
+            None => (None, volume.export()),
+        };
         volume.sessions += 1;
-        let info = volume.export();
         self.share_memory();
         let client = self.clients.table.get_mut(session).expect("it has just asked");
-        client.volume = Some(at);
+        (client.volume, client.layer) = (Some(at), layer);
         logger::info(format_args!("client {} opens {export}", client.peer));
         Ok(info)
     }

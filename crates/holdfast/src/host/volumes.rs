@@ -6,14 +6,14 @@
 //! controller takes.
 
 use crate::logger;
-use crate::protocol::{VolumeInfo, VolumeLive};
+use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use holdfast_base::Instant;
-use holdfast_base::{ExportInfo, GridId, InstanceId, RequestToken, Slab, Token, VolumeId};
+use holdfast_base::{ExportInfo, GridId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
-use holdfast_volume::{Config, Controller, State};
+use holdfast_volume::{Config, Controller, Snapshot, State};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -142,7 +142,7 @@ impl Volumes {
     }
 
     pub fn infos(&self) -> Vec<VolumeInfo> {
-        self.by_name.values().filter_map(|at| self.table.get(*at)).map(|v| v.info(self.uris(&v.name))).collect()
+        self.by_name.values().filter_map(|at| self.table.get(*at)).map(|v| v.info(|export| self.uris(export))).collect()
     }
 
     pub fn tokens(&self) -> Vec<Token> {
@@ -179,7 +179,29 @@ impl Volume {
         }
     }
 
-    pub fn info(&self, uris: Vec<String>) -> VolumeInfo {
+    fn snapshot_info(&self, snapshot: Snapshot, uris_of: &impl Fn(&str) -> Vec<String>) -> SnapshotInfo {
+        SnapshotInfo {
+            uris: uris_of(&export_of(&self.name, &snapshot.name)),
+            name: snapshot.name,
+            created_ms: snapshot.created_ms,
+            size_bytes: snapshot.size_bytes,
+        }
+    }
+
+    /// The snapshot of this name: its layer, and what clients are told of it.
+    pub fn snapshot_export(&self, name: &str) -> Option<(ObjectId, ExportInfo)> {
+        let (layer, snapshot) = self.controller.snapshots().find(|(_, s)| s.name == name)?;
+        let export = ExportInfo {
+            name: export_of(&self.name, name),
+            description: format!("Holdfast snapshot, {}", Size(snapshot.size_bytes)),
+            size_bytes: snapshot.size_bytes,
+            read_only: true,
+        };
+        Some((layer, export))
+    }
+
+    /// `uris_of` tells where clients find an export.
+    pub fn info(&self, uris_of: impl Fn(&str) -> Vec<String>) -> VolumeInfo {
         let status = self.controller.status();
         let is_open = matches!(status.state, State::Open | State::Closing);
         VolumeInfo {
@@ -191,7 +213,7 @@ impl Volume {
             state: state_text(status.state).to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
-            uris,
+            uris: uris_of(&self.name),
             sessions: self.sessions,
             live: is_open.then(|| VolumeLive {
                 log_bytes: status.log_bytes,
@@ -200,6 +222,7 @@ impl Volume {
                 degraded_segments: status.degraded_segments,
                 at_risk_entries: status.at_risk_entries,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
+                snapshots: status.snapshots.into_iter().map(|(_, s)| self.snapshot_info(s, &uris_of)).collect(),
                 counters: status.counters.into(),
             }),
         }
@@ -216,12 +239,33 @@ pub fn state_text(state: State) -> &'static str {
     }
 }
 
+/// Between the name of a volume and that of its snapshot, in the name of an export.
+const OF: char = '@';
+
+fn export_of(volume: &str, snapshot: &str) -> String {
+    format!("{volume}{OF}{snapshot}")
+}
+
+/// The volume that an export's name names, and the snapshot of it.
+pub fn split_export(export: &str) -> (&str, Option<&str>) {
+    export.split_once(OF).map_or((export, None), |(volume, snapshot)| (volume, Some(snapshot)))
+}
+
 impl Exports for Volumes {
     fn list(&self) -> Vec<ExportInfo> {
-        self.by_name.values().filter_map(|at| self.table.get(*at)).filter(|v| v.serves()).map(Volume::export).collect()
+        let serving = self.by_name.values().filter_map(|at| self.table.get(*at)).filter(|v| v.serves());
+        let snapshots = |v: &Volume| -> Vec<ExportInfo> {
+            v.controller.snapshots().filter_map(|(_, s)| Some(v.snapshot_export(&s.name)?.1)).collect()
+        };
+        serving.flat_map(|v| std::iter::once(v.export()).chain(snapshots(v))).collect()
     }
 
     fn find(&self, name: &str) -> Option<ExportInfo> {
-        self.find_open(name).and_then(|at| self.table.get(at)).filter(|v| v.serves()).map(Volume::export)
+        let (name, snapshot) = split_export(name);
+        let volume = self.find_open(name).and_then(|at| self.table.get(at)).filter(|v| v.serves())?;
+        match snapshot {
+            Some(snapshot) => volume.snapshot_export(snapshot).map(|(_, export)| export),
+            None => Some(volume.export()),
+        }
     }
 }

@@ -1,0 +1,95 @@
+//! `holdfast snapshot`: take, list, delete.
+
+use super::format::{print, print_json, print_table, table};
+use crate::client;
+use crate::grid::layout::GridDir;
+use crate::protocol::{Request, SnapshotInfo, VolumeInfo};
+use crate::size::Size;
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::json;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    holdfast snapshot create vm1 monday\n  \
+    holdfast snapshot list vm1\n  \
+    qemu-img convert -n \"nbd+unix:///vm1@monday?socket=…\" backup.raw     read it, like any export\n  \
+    holdfast snapshot delete vm1 monday\n\n\
+    A snapshot holds what was completed when it was taken, in order, as a power cut would leave it.\n\
+    It costs the space of what is overwritten from then on.")]
+pub struct SnapshotArgs {
+    #[command(subcommand)]
+    action: SnapshotAction,
+}
+
+#[derive(Subcommand, Debug)]
+enum SnapshotAction {
+    /// Take a snapshot of a volume in service; clients read it as the export VOLUME@NAME
+    Create { volume: String, name: String },
+    /// The snapshots of a volume in service, oldest first
+    List { volume: String },
+    /// Delete a snapshot; the space that only it holds returns in the background
+    Delete { volume: String, name: String },
+}
+
+pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
+    match args.action {
+        SnapshotAction::Create { volume, name } => {
+            let request = Request::SnapshotCreate { volume: volume.clone(), name: name.clone() };
+            let volume = client::volume(dir, &request)?;
+            let Some(snapshot) = snapshots(&volume)?.iter().find(|s| s.name == name) else {
+                bail!("snapshot {name} of volume {} was deleted by somebody meanwhile", volume.name);
+            };
+            let uri = snapshot.uris.first().map_or(String::new(), |uri| format!("; read it at {uri}"));
+            let text = format!("snapshot {name} of volume {} is taken{uri}", volume.name);
+            if json { print_json(snapshot) } else { print(text) }
+        }
+        SnapshotAction::List { volume } => {
+            let volume = client::volume(dir, &Request::VolumeShow { name: volume })?;
+            let snapshots = snapshots(&volume)?;
+            if json { print_json(&snapshots) } else { print_list(&volume.name, snapshots) }
+        }
+        SnapshotAction::Delete { volume, name } => {
+            client::done(dir, &Request::SnapshotDelete { volume: volume.clone(), name: name.clone() })?;
+            let text = format!("snapshot {name} of volume {volume} is deleted; its space returns in the background");
+            if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
+        }
+    }
+}
+
+fn snapshots(volume: &VolumeInfo) -> Result<&[SnapshotInfo]> {
+    match &volume.live {
+        Some(live) => Ok(&live.snapshots),
+        None => bail!(
+            "volume {0} is {1}, and its snapshots are not known; `holdfast volume export {0}`",
+            volume.name,
+            volume.state
+        ),
+    }
+}
+
+fn print_list(volume: &str, snapshots: &[SnapshotInfo]) -> Result<()> {
+    if snapshots.is_empty() {
+        return print(format_args!(
+            "no snapshots of {volume} yet; take one with `holdfast snapshot create {volume} NAME`"
+        ));
+    }
+    let mut rows = table(&["SNAPSHOT", "AGE", "SIZE", "READ AT"], &[1, 2]);
+    for snapshot in snapshots {
+        let uri = snapshot.uris.first().cloned().unwrap_or_default();
+        rows.add_row([snapshot.name.clone(), age(snapshot.created_ms), Size(snapshot.size_bytes).to_string(), uri]);
+    }
+    print_table(&rows)
+}
+
+fn age(created_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = now.saturating_sub(Duration::from_millis(created_ms)).as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
