@@ -14,6 +14,7 @@ use crate::job::{JobKind, Work};
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Crcs, Leaf, LeafNo, Place};
 use crate::segments::Kind;
+use crate::space::DEAD_PER_MILLE_MIN;
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
@@ -34,9 +35,6 @@ const PASSES_FOUND: u64 = 8;
 
 /// Below this share of room the cleaner makes some; above it only what is next to empty is worth a guest's time.
 const ROOM_WANTED_PER_MILLE: u64 = 210;
-
-/// A segment with less that is dead costs more to move than it gives.
-const DEAD_PER_MILLE_MIN: u64 = 50;
 
 /// How long a segment that could not be read is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);

@@ -35,8 +35,8 @@ const TOLD_AFTER: Duration = Duration::from_secs(1);
 /// After destaging found no room.
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 
-/// Dead share of the volume's segments from which cleaning is expected to free space.
-const DEAD_PER_MILLE_MIN: u64 = 50;
+/// Dead share from which cleaning is expected to free space: with less, moving costs more than it gives.
+pub(crate) const DEAD_PER_MILLE_MIN: u64 = 50;
 
 /// Share of room from half of which on writes are slowed for the cleaner.
 const TIGHT_PER_MILLE: u64 = 110;

@@ -17,8 +17,7 @@ pub(crate) mod parts;
 pub(crate) mod slots;
 pub(crate) mod table_cache;
 
-use crate::api::DiskError;
-use crate::api::Notice;
+use crate::api::{DiskError, Notice};
 use crate::io::{Client, Ctx, Io, client_of};
 use crate::shards::alloc::Allocator;
 use crate::shards::parts::Parts;
