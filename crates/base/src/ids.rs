@@ -103,6 +103,15 @@ id_int!(
     /// One address space inside a volume's map. A plain volume's data is object 0.
     ObjectId, u32, "o"
 );
+id_int!(
+    /// What of a volume can be written to: head 0 is the volume itself, the others are clones of its snapshots.
+    HeadId, u32, "h"
+);
+
+impl HeadId {
+    /// The volume itself.
+    pub const VOLUME: HeadId = HeadId(0);
+}
 
 impl Lsn {
     /// "Nothing yet": smaller than every entry's LSN.

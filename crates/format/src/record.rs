@@ -6,7 +6,7 @@
 use crate::geometry::Geometry;
 use crate::ledger::Leg;
 use crate::{FormatError, from_postcard, to_postcard};
-use holdfast_base::{BlockCrc, Epoch, Key, Lsn, ObjectId, SegmentId, VolumeId};
+use holdfast_base::{BlockCrc, Epoch, HeadId, Key, Lsn, ObjectId, SegmentId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// A segment's number inside its volume: unique for ever, since counters only rise and every owner's epoch is new.
@@ -105,8 +105,9 @@ pub enum Record {
     Checkpoint(Checkpoint),
     /// Fills an LSN and changes nothing.
     Noop,
-    /// A snapshot: the layer that was live is frozen under this name; what follows is written to a new one over it.
+    /// A snapshot: the layer that a head wrote to is frozen under this name; what follows is written to a new one over it.
     Snapshot {
+        head: HeadId,
         frozen: ObjectId,
         live: ObjectId,
         name: String,
@@ -117,6 +118,30 @@ pub enum Record {
     /// The layer's snapshot is not wanted any more.
     DropSnapshot {
         layer: ObjectId,
+    },
+    /// A new head: what it doesn't say itself, the snapshot `of` says.
+    Clone {
+        of: ObjectId,
+        head: HeadId,
+        live: ObjectId,
+        /// Under which the operator's records know it.
+        id: VolumeId,
+        size_bytes: u64,
+    },
+    /// The clone is not wanted any more, nor are its snapshots.
+    DropClone {
+        head: HeadId,
+    },
+    /// Only clones: the size of the volume itself stands in its root.
+    ResizeClone {
+        head: HeadId,
+        size_bytes: u64,
+    },
+    /// The head is as the snapshot `to` was: what it said since is dropped, and it writes to a new layer.
+    Rollback {
+        head: HeadId,
+        to: ObjectId,
+        live: ObjectId,
     },
 }
 
@@ -181,6 +206,8 @@ mod tests {
             Record::Free { segments: vec![commit().segment] },
             Record::Checkpoint(Checkpoint { lsn: Lsn(3), runs: vec![] }),
             Record::Noop,
+            Record::Clone { of: ObjectId(3), head: HeadId(1), live: ObjectId(9), id: VolumeId(7), size_bytes: 1 << 30 },
+            Record::Rollback { head: HeadId::VOLUME, to: ObjectId(3), live: ObjectId(10) },
         ] {
             assert_eq!(Record::decode(&record.encode()), Ok(record));
         }

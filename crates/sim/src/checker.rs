@@ -11,6 +11,7 @@
 //! with the same value, the one in which fewer *optional* writes (of unheard outcome) have taken effect explains whatever
 //! the other does, and is kept alone.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 pub const SECTOR_BYTES: usize = 512;
@@ -65,6 +66,8 @@ enum Ending {
 #[derive(Clone, Debug)]
 enum Kind {
     Write(Version),
+    /// A rollback: by sector.
+    WriteEach(Vec<Version>),
     /// By sector; empty until answered.
     Read(Vec<Version>),
 }
@@ -85,6 +88,8 @@ pub struct History {
     ops: Vec<Op>,
     clock: u64,
     sectors: u64,
+    /// What sectors held before everything, where it isn't zeroes.
+    initial: BTreeMap<u64, Version>,
 }
 
 /// A sector whose history no order of effects explains.
@@ -102,7 +107,7 @@ impl fmt::Display for Violation {
 
 impl History {
     pub fn new(size_bytes: u64) -> History {
-        History { ops: Vec::new(), clock: 0, sectors: size_bytes / SECTOR_BYTES as u64 }
+        History { sectors: size_bytes / SECTOR_BYTES as u64, ..History::default() }
     }
 
     fn tick(&mut self) -> u64 {
@@ -127,6 +132,18 @@ impl History {
 
     pub fn invoke_read(&mut self, offset: u64, len: u64, who: u32) -> OpId {
         self.invoke(Kind::Read(Vec::new()), offset, len, who)
+    }
+
+    /// A version for each sector, all at one instant.
+    pub fn invoke_write_each(&mut self, versions: Vec<Version>, offset: u64, who: u32) -> OpId {
+        let len = (versions.len() * SECTOR_BYTES) as u64;
+        self.invoke(Kind::WriteEach(versions), offset, len, who)
+    }
+
+    /// What was there from the beginning.
+    pub fn begin_with(&mut self, offset: u64, versions: &[Version]) {
+        let first = offset / SECTOR_BYTES as u64;
+        self.initial.extend(versions.iter().enumerate().map(|(i, version)| (first + i as u64, *version)));
     }
 
     /// A moment of the history.
@@ -213,6 +230,7 @@ impl History {
         let op = &self.ops[op as usize];
         match &op.kind {
             Kind::Write(version) => (true, *version),
+            Kind::WriteEach(versions) => (true, versions[(sector - op.first) as usize]),
             Kind::Read(versions) => (false, versions[(sector - op.first) as usize]),
         }
     }
@@ -275,7 +293,8 @@ impl Search {
         }
         self.events.sort_unstable();
         self.states.clear();
-        self.states.push(State { value: 0, effective: 0 });
+        let value = history.initial.get(&sector).copied().unwrap_or(0);
+        self.states.push(State { value, effective: 0 });
         self.open.clear();
         for at in 0..self.events.len() {
             let (_, is_ending, op) = self.events[at];

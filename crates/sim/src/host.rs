@@ -7,7 +7,7 @@ use crate::net::{Body, ConnId, LANES, Message, Stream, Toward, lane_index};
 use crate::world::{Happening, Machine, MachineAt, Output, World};
 use holdfast_base::{BlockRequest, Buf, InstanceId, Instant, MetaReply, NodeId};
 use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE_VERSION};
-use holdfast_volume::{Effect, Event};
+use holdfast_volume::{Effect, Event, Target};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -155,9 +155,9 @@ impl<M: Machine> World<M> {
     }
 
     /// Hands a guest's request to a machine; a host that is down swallows it.
-    pub fn request(&mut self, at: MachineAt, request: BlockRequest) {
-        self.trace.event(self.now, &[24, request.token.0], || format!("{at:?} gets request {request:?}"));
-        self.tell(at, Event::Request(request));
+    pub fn request(&mut self, at: MachineAt, target: Target, request: BlockRequest) {
+        self.trace.event(self.now, &[24, request.token.0], || format!("{at:?} gets request {request:?} to {target:?}"));
+        self.tell(at, Event::Request { target, request });
     }
 
     pub fn tell(&mut self, at: MachineAt, event: Event) {

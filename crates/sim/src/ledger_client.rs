@@ -642,7 +642,7 @@ impl Machine for LedgerClient {
         self.now = now;
         match event {
             Event::Open => self.read_root(out),
-            Event::Request(request) => self.on_request(request.token, request.op, out),
+            Event::Request { request, .. } => self.on_request(request.token, request.op, out),
             Event::NodeUp { node, devices, .. } => {
                 self.failed_devices.retain(|l| l.node != node);
                 self.nodes.insert(node, devices);

@@ -13,6 +13,7 @@ use holdfast_base::{MetaRequest, MetaVersion};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_store as store;
+use holdfast_volume::Target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -179,7 +180,7 @@ impl LedgerRun {
         self.next_token += 1;
         self.outstanding.insert(token, at);
         let data = payload_of(token.0, self.prng.between(1, 2) as usize);
-        self.world.request(at, BlockRequest { token, op: BlockOp::Write { offset: token.0, data } });
+        self.world.request(at, Target::VOLUME, BlockRequest { token, op: BlockOp::Write { offset: token.0, data } });
         token
     }
 
@@ -320,7 +321,11 @@ impl LedgerRun {
             self.trimmed = self.trimmed.max(upto);
             let token = RequestToken(self.next_token);
             self.next_token += 1;
-            self.world.request(at, BlockRequest { token, op: BlockOp::Discard(ByteRange::new(upto.0, 0)) });
+            self.world.request(
+                at,
+                Target::VOLUME,
+                BlockRequest { token, op: BlockOp::Discard(ByteRange::new(upto.0, 0)) },
+            );
         }
     }
 

@@ -82,6 +82,8 @@ pub struct Plan {
     pub scrub_every: Duration,
     /// Most snapshots at a time.
     pub snapshots_max: usize,
+    /// Most clones of snapshots in a run.
+    pub clones_max: usize,
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
@@ -132,6 +134,7 @@ impl Plan {
             destage_age: Duration::from_millis(prng.between(10, 400)),
             clean_dead_per_mille: prng.between(150, 600) as u32,
             snapshots_max: *Prng::new(seed ^ 0x0a11).pick(&[0, 0, 1, 3]),
+            clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             fold_runs: 8 << prng.below(6),
@@ -150,7 +153,7 @@ impl Plan {
         plan.apply_profile(&mut prng);
         if plan.profile != Profile::Full {
             // Each may hold the whole volume once more.
-            plan.disk_bytes += 3 * plan.snapshots_max as u64 * plan.volume_bytes;
+            plan.disk_bytes += 3 * (plan.snapshots_max + plan.clones_max) as u64 * plan.volume_bytes;
         }
         plan
     }

@@ -6,7 +6,7 @@
 use crate::disk::Crash;
 use crate::plan::{Plan, Profile};
 use crate::swarm::{Outcome, Run};
-use crate::workload::What;
+use crate::workload::{Area, What};
 use crate::world::{MachineAt, World};
 use holdfast_base::{Instant, RequestToken};
 use holdfast_format::geometry::Layout;
@@ -31,7 +31,7 @@ impl Scenery {
         let mut plan = Plan::from_seed(0);
         plan.seed = seed;
         plan.profile = Profile::Calm;
-        plan.snapshots_max = 0;
+        (plan.snapshots_max, plan.clones_max) = (0, 4);
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
@@ -138,7 +138,11 @@ impl Stage {
 
     /// Asks without waiting for the answer.
     pub fn ask(&mut self, at: MachineAt, what: What, block: u64, blocks: u64) -> RequestToken {
-        self.run.ask_for(at, what, block * BLOCK, blocks * BLOCK)
+        self.ask_of(at, Area::VOLUME, what, block, blocks)
+    }
+
+    fn ask_of(&mut self, at: MachineAt, area: Area, what: What, block: u64, blocks: u64) -> RequestToken {
+        self.run.ask_for(at, area, what, block * BLOCK, blocks * BLOCK)
     }
 
     /// Asks for so many blocks to be written, each by a request of its own, without waiting.
@@ -153,7 +157,11 @@ impl Stage {
     }
 
     fn ask_owner(&mut self, what: What, block: u64, blocks: u64) {
-        let token = self.ask(self.owner(), what, block, blocks);
+        self.ask_owner_of(Area::VOLUME, what, block, blocks);
+    }
+
+    fn ask_owner_of(&mut self, area: Area, what: What, block: u64, blocks: u64) {
+        let token = self.ask_of(self.owner(), area, what, block, blocks);
         self.until("the request is answered", |s| s.is_answered(token));
     }
 
@@ -171,10 +179,57 @@ impl Stage {
         self.ask_owner(What::Discard, block, blocks);
     }
 
-    /// Takes a snapshot; returns its name.
-    pub fn snapshot(&mut self) -> String {
+    /// Writes to a clone through the newest opening and waits.
+    pub fn write_clone(&mut self, clone: usize, block: u64, blocks: u64) {
+        self.ask_owner_of(self.run.area(clone), What::Write(0), block, blocks);
+    }
+
+    /// Asks a clone without waiting for the answer.
+    pub fn ask_clone(&mut self, clone: usize, what: What, block: u64, blocks: u64) -> RequestToken {
+        self.ask_of(self.owner(), self.run.area(clone), what, block, blocks)
+    }
+
+    /// Reads a clone through the newest opening; what was read is judged at the end.
+    pub fn read_clone(&mut self, clone: usize, block: u64, blocks: u64) {
+        self.ask_owner_of(self.run.area(clone), What::Read, block, blocks);
+    }
+
+    pub fn discard_clone(&mut self, clone: usize, block: u64, blocks: u64) {
+        self.ask_owner_of(self.run.area(clone), What::Discard, block, blocks);
+    }
+
+    /// Makes a clone of a snapshot; returns its number, from 1 on.
+    pub fn clone_snapshot(&mut self, name: &str) -> usize {
         let owner = self.owner();
-        let name = self.run.ask_snapshot(owner);
+        let clone = self.run.ask_clone(owner, name);
+        self.until("the clone is made", |s| s.run.is_made(clone));
+        clone
+    }
+
+    pub fn drop_clone(&mut self, clone: usize) {
+        let owner = self.owner();
+        self.run.ask_drop_clone(owner, clone);
+        self.until("the clone is dropped", |s| s.run.is_clone_dropped(clone));
+    }
+
+    /// Rolls the volume (0), or a clone, back to a snapshot of it.
+    pub fn roll_back(&mut self, number: usize, name: &str) {
+        let owner = self.owner();
+        let size = self.run.guests.size_bytes() / BLOCK;
+        self.read_snapshot(name, 0, size);
+        let token = self.run.ask_rollback(owner, number, name);
+        self.until("the rollback is done", |s| s.is_answered(token));
+    }
+
+    /// Takes a snapshot of the volume; returns its name.
+    pub fn snapshot(&mut self) -> String {
+        self.snapshot_of(0)
+    }
+
+    /// Takes a snapshot of the volume (0) or a clone; returns its name.
+    pub fn snapshot_of(&mut self, number: usize) -> String {
+        let owner = self.owner();
+        let name = self.run.ask_snapshot(owner, number);
         self.until("the snapshot is taken", |s| s.run.is_taken(&name));
         name
     }

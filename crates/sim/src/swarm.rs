@@ -7,7 +7,7 @@ use crate::disk::Crash;
 use crate::faults::{HostAct, Nemesis};
 use crate::plan::Plan;
 use crate::snapshots::Snapshots;
-use crate::workload::{Guests, What};
+use crate::workload::{Area, Guests, What};
 use crate::world::{MachineAt, Output, World};
 use holdfast_base::{
     Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId,
@@ -15,7 +15,7 @@ use holdfast_base::{
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
 use holdfast_store as store;
-use holdfast_volume::{Config, Controller, Event, Notice, State};
+use holdfast_volume::{Config, Controller, Event, Notice, State, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -105,9 +105,10 @@ impl Run {
         let root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
         let key = root_key(VOLUME);
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
-        let mut guests = Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.bypass_bytes));
+        let mut guests =
+            Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.bypass_bytes), plan.clones_max as u64);
         guests.space_may_end = plan.space_may_end();
-        let snapshots = Snapshots::new(plan.seed, plan.snapshots_max);
+        let snapshots = Snapshots::new(plan.seed, plan.snapshots_max, plan.clones_max);
         let mut run = Run {
             snapshots,
             plan,
@@ -173,7 +174,7 @@ impl Run {
         self.openings.push(at);
     }
 
-    fn fail(&mut self, why: String) {
+    pub(crate) fn fail(&mut self, why: String) {
         self.failure.get_or_insert(why);
     }
 
@@ -190,12 +191,8 @@ impl Run {
             Output::Notice { at, notice: Notice::StateChanged(state) } => self.on_state(at, state),
             Output::Probed { node, reply } => self.on_probed(node, &reply),
             Output::NodeNote { node, notice } => self.on_node_note(node, &notice),
-            Output::Notice { notice: Notice::SnapshotTaken { name, layer }, .. } => {
-                let now = self.guests.history.now();
-                self.snapshots.on_taken(&name, layer, now);
-            }
-            Output::Notice { notice: Notice::SnapshotRefused { name, .. }, .. } => self.snapshots.on_refused(&name),
-            Output::Notice { notice: Notice::SnapshotDropped { name }, .. } => self.snapshots.on_dropped(&name),
+            Output::Notice { at, notice: Notice::Changed { change, target } } => self.on_changed(at, &change, target),
+            Output::Notice { at, notice: Notice::Refused { change, .. } } => self.on_change_refused(at, &change),
             Output::Notice { .. } => {}
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
@@ -346,15 +343,16 @@ impl Run {
 
     /// A random request.
     fn ask(&mut self, at: MachineAt) {
-        let request = self.guests.draw(at, self.is_late(at));
-        self.world.request(at, request);
+        let area = self.draw_area(at);
+        let request = self.guests.draw(at, area, self.is_late(at));
+        self.world.request(at, area.target, request);
     }
 
     /// A request of a scenario.
-    pub(crate) fn ask_for(&mut self, at: MachineAt, what: What, offset: u64, len: u64) -> RequestToken {
-        let request = self.guests.ask(at, what, offset, len, self.is_late(at));
+    pub(crate) fn ask_for(&mut self, at: MachineAt, area: Area, what: What, offset: u64, len: u64) -> RequestToken {
+        let request = self.guests.ask(at, area, what, offset, len, self.is_late(at));
         let token = request.token;
-        self.world.request(at, request);
+        self.world.request(at, area.target, request);
         token
     }
 
@@ -422,8 +420,10 @@ impl Run {
         self.issued = requests;
         self.heal()?;
         self.converge("settle")?;
+        self.settle_clones();
         self.read_back()?;
         self.read_snapshots_back()?;
+        self.begin_clones()?;
         if self.plan.space_may_end() || self.prng.chance(250) {
             self.discard_all()?;
         }
@@ -467,8 +467,10 @@ impl Run {
 
     fn read_back(&mut self) -> Result<(), String> {
         let at = self.current.expect("converged");
-        for request in self.guests.read_all(at) {
-            self.world.request(at, request);
+        for area in self.areas() {
+            for request in self.guests.read_all(at, area) {
+                self.world.request(at, area.target, request);
+            }
         }
         self.converge("read everything back")
     }
@@ -477,8 +479,8 @@ impl Run {
     fn discard_all(&mut self) -> Result<(), String> {
         self.drop_all_snapshots()?;
         let at = self.current.expect("converged");
-        let request = self.guests.ask(at, What::Discard, 0, self.guests.size_bytes(), false);
-        self.world.request(at, request);
+        let request = self.guests.ask(at, Area::VOLUME, What::Discard, 0, self.guests.size_bytes(), false);
+        self.world.request(at, Target::VOLUME, request);
         self.discarded_all = true;
         self.converge("let go of everything")?;
         self.read_back()?;

@@ -8,8 +8,10 @@ use crate::checker::{self, History, OpId, SECTOR_BYTES, Version};
 use crate::world::MachineAt;
 use holdfast_base::buf::{concat, total_len};
 use holdfast_base::{
-    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, BufMut, ByteRange, Prng, RequestToken, StatusExtent,
+    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, BufMut, ByteRange, ObjectId, Prng, RequestToken,
+    StatusExtent,
 };
+use holdfast_volume::Target;
 use std::collections::BTreeMap;
 
 const BLOCK: u64 = holdfast_base::BLOCK_BYTES as u64;
@@ -46,11 +48,31 @@ pub enum What {
     Zeroes,
     Flush,
     Status,
+    /// Not a request: it is ended by [`Guests::on_rolled_back`].
+    Rollback,
+}
+
+impl What {
+    fn is_write(self) -> bool {
+        matches!(self, What::Write(_) | What::Discard | What::Zeroes | What::Rollback)
+    }
+}
+
+/// What of a volume guests ask for, and where its sectors stand in the history.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Area {
+    pub target: Target,
+    pub base: u64,
+}
+
+impl Area {
+    pub const VOLUME: Area = Area { target: Target::VOLUME, base: 0 };
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     at: MachineAt,
+    area: Area,
     what: What,
     offset: u64,
     len: u64,
@@ -79,6 +101,10 @@ pub struct Guests {
     asked: BTreeMap<RequestToken, Asked>,
     /// Writes that were refused or lost without a word on whether they happened.
     unheard: Vec<OpId>,
+    /// By layer of a snapshot: what was read of it, by sector.
+    contents: BTreeMap<ObjectId, Vec<Option<Version>>>,
+    /// Areas of clones that are to be dropped.
+    dropping: Vec<u64>,
     pub history: History,
     pub answered: u64,
     pub refused: u64,
@@ -89,7 +115,8 @@ pub struct Guests {
 }
 
 impl Guests {
-    pub fn new(prng: Prng, mix: Mix, size_bytes: u64, bulk_bytes: u64) -> Guests {
+    /// In the history there is room for so many clones of the volume.
+    pub fn new(prng: Prng, mix: Mix, size_bytes: u64, bulk_bytes: u64, clones: u64) -> Guests {
         Guests {
             prng,
             mix,
@@ -99,7 +126,9 @@ impl Guests {
             next_token: 1,
             asked: BTreeMap::new(),
             unheard: Vec::new(),
-            history: History::new(size_bytes),
+            contents: BTreeMap::new(),
+            dropping: Vec::new(),
+            history: History::new(size_bytes * (1 + clones)),
             answered: 0,
             refused: 0,
             space_may_end: false,
@@ -117,7 +146,7 @@ impl Guests {
     }
 
     /// A random request for a controller. `late` where its successor serves already.
-    pub fn draw(&mut self, at: MachineAt, late: bool) -> BlockRequest {
+    pub fn draw(&mut self, at: MachineAt, area: Area, late: bool) -> BlockRequest {
         let mix = self.mix;
         let kinds = [
             (What::Read, mix.read),
@@ -138,7 +167,7 @@ impl Guests {
             draw -= weight;
         }
         let (offset, len) = self.draw_range(what);
-        self.ask(at, what, offset, len, late)
+        self.ask(at, area, what, offset, len, late)
     }
 
     fn draw_range(&mut self, what: What) -> (u64, u64) {
@@ -163,43 +192,72 @@ impl Guests {
     }
 
     /// Makes a request and remembers it; a write gets the next version.
-    pub fn ask(&mut self, at: MachineAt, what: What, offset: u64, len: u64, late: bool) -> BlockRequest {
+    pub fn ask(&mut self, at: MachineAt, area: Area, what: What, offset: u64, len: u64, late: bool) -> BlockRequest {
         let who = (at.host * 100 + at.machine) as u32;
         let range = ByteRange::new(offset, len);
+        let place = area.base + offset;
         let mut what = what;
         let (op, id) = match what {
-            What::Read => (BlockOp::Read(range), Some(self.history.invoke_read(offset, len, who))),
-            What::Status => (BlockOp::Status(range), Some(self.history.invoke_read(offset, len, who))),
+            What::Read => (BlockOp::Read(range), Some(self.history.invoke_read(place, len, who))),
+            What::Status => (BlockOp::Status(range), Some(self.history.invoke_read(place, len, who))),
             What::Flush => (BlockOp::Flush, None),
-            What::Discard => (BlockOp::Discard(range), Some(self.history.invoke_write(0, offset, len, who))),
-            What::Zeroes => (BlockOp::WriteZeroes(range), Some(self.history.invoke_write(0, offset, len, who))),
+            What::Discard => (BlockOp::Discard(range), Some(self.history.invoke_write(0, place, len, who))),
+            What::Zeroes => (BlockOp::WriteZeroes(range), Some(self.history.invoke_write(0, place, len, who))),
             What::Write(_) => {
                 let version = self.next_version;
                 self.next_version += 1;
                 what = What::Write(version);
                 let mut data = BufMut::new(len as usize);
                 checker::fill(&mut data, offset / SECTOR, version);
-                let id = self.history.invoke_write(version, offset, len, who);
+                let id = self.history.invoke_write(version, place, len, who);
                 (BlockOp::Write { offset, data: data.freeze() }, Some(id))
             }
+            What::Rollback => panic!("a rollback is not a request"),
         };
-        if late && let (Some(id), What::Write(_) | What::Discard | What::Zeroes) = (id, what) {
-            self.history.never(id);
+        if late && what.is_write() {
+            id.into_iter().for_each(|id| self.history.never(id));
         }
-        let token = RequestToken(self.next_token);
-        self.next_token += 1;
-        self.asked.insert(token, Asked { at, what, offset, len, op: id, late, within: None });
+        let token = self.remember(Asked { at, area, what, offset, len, op: id, late, within: None });
         BlockRequest { token, op }
     }
 
-    /// Makes a read of a snapshot that was taken in this span.
-    pub fn ask_snapshot(&mut self, at: MachineAt, within: Within, offset: u64, len: u64) -> BlockRequest {
-        let who = (at.host * 100 + at.machine) as u32;
-        let op = self.history.invoke_read_at(within.invoked, offset, len, who);
+    fn remember(&mut self, asked: Asked) -> RequestToken {
         let token = RequestToken(self.next_token);
         self.next_token += 1;
-        let asked = Asked { at, what: What::Read, offset, len, op: Some(op), late: false, within: Some(within) };
         self.asked.insert(token, asked);
+        token
+    }
+
+    /// An area is rolled back to a snapshot of known contents.
+    pub fn roll_back(&mut self, at: MachineAt, area: Area, snapshot: ObjectId) -> RequestToken {
+        let versions = self.content(snapshot).expect("its contents are known");
+        let who = (at.host * 100 + at.machine) as u32;
+        let op = Some(self.history.invoke_write_each(versions, area.base, who));
+        let (what, len) = (What::Rollback, self.size_bytes);
+        self.remember(Asked { at, area, what, offset: 0, len, op, late: false, within: None })
+    }
+
+    pub fn on_rolled_back(&mut self, token: RequestToken, is_done: bool) {
+        let Some(op) = self.asked.remove(&token).and_then(|asked| asked.op) else { return };
+        if is_done { self.history.write_done(op) } else { self.history.never(op) }
+    }
+
+    /// From here on requests to the clone may be refused.
+    pub fn on_dropping(&mut self, area: Area) {
+        self.dropping.push(area.base);
+    }
+
+    /// All that a snapshot holds, if it was read.
+    pub fn content(&self, snapshot: ObjectId) -> Option<Vec<Version>> {
+        self.contents.get(&snapshot)?.iter().copied().collect()
+    }
+
+    /// Makes a read of a snapshot that was taken in this span.
+    pub fn ask_snapshot(&mut self, at: MachineAt, area: Area, within: Within, offset: u64, len: u64) -> BlockRequest {
+        let who = (at.host * 100 + at.machine) as u32;
+        let op = self.history.invoke_read_at(within.invoked, area.base + offset, len, who);
+        let (what, op, within) = (What::Read, Some(op), Some(within));
+        let token = self.remember(Asked { at, area, what, offset, len, op, late: false, within });
         BlockRequest { token, op: BlockOp::Read(ByteRange::new(offset, len)) }
     }
 
@@ -241,6 +299,13 @@ impl Guests {
                 None => return Err(format!("{asked:?} got bytes that nobody wrote at sector {at}")),
             }
         }
+        if let Target::Snapshot(layer) = asked.area.target {
+            let sectors = (self.size_bytes / SECTOR) as usize;
+            let content = self.contents.entry(layer).or_insert_with(|| vec![None; sectors]);
+            for (i, version) in versions.iter().enumerate() {
+                content[first as usize + i] = Some(*version);
+            }
+        }
         let op = asked.op.expect("a read is in the history");
         match asked.within.and_then(|within| within.ended) {
             Some(ended) => self.history.read_done_by(op, versions, ended),
@@ -254,7 +319,8 @@ impl Guests {
         for extent in extents {
             // Sub-sector parts would have no register of their own.
             if !extent.mapped && extent.len.is_multiple_of(SECTOR) && offset.is_multiple_of(SECTOR) && extent.len > 0 {
-                self.history.hole_seen(asked.op.expect("in the history"), offset, extent.len);
+                let op = asked.op.expect("in the history");
+                self.history.hole_seen(op, asked.area.base + offset, extent.len);
             }
             offset += extent.len;
         }
@@ -266,11 +332,11 @@ impl Guests {
 
     fn on_refused(&mut self, asked: Asked, error: BlockError) -> Result<(), String> {
         self.refused += 1;
-        let is_write = matches!(asked.what, What::Write(_) | What::Discard | What::Zeroes);
+        let is_write = asked.what.is_write();
         let allowed = match error {
             BlockError::Deposed | BlockError::ShuttingDown => true,
             BlockError::NoSpace => is_write && self.space_may_end,
-            BlockError::Unavailable => self.overwhelmed,
+            BlockError::Unavailable => self.overwhelmed || self.dropping.contains(&asked.area.base),
             BlockError::OutOfRange | BlockError::Invalid => false,
         };
         if !allowed {
@@ -308,18 +374,18 @@ impl Guests {
             self.history.never_after_now(op);
         }
         for asked in self.asked.values().filter(|a| predecessors.contains(&a.at) && !a.late) {
-            if let (Some(op), What::Write(_) | What::Discard | What::Zeroes) = (asked.op, asked.what) {
-                self.history.never_after_now(op);
+            if asked.what.is_write() {
+                asked.op.into_iter().for_each(|op| self.history.never_after_now(op));
             }
         }
     }
 
-    /// Reads of the whole volume, in pieces.
-    pub fn read_all(&mut self, at: MachineAt) -> Vec<BlockRequest> {
+    /// Reads of a whole area, in pieces.
+    pub fn read_all(&mut self, at: MachineAt, area: Area) -> Vec<BlockRequest> {
         const PIECE: u64 = 128 << 10;
         let size = self.size_bytes;
         (0..size.div_ceil(PIECE))
-            .map(|i| self.ask(at, What::Read, i * PIECE, PIECE.min(size - i * PIECE), false))
+            .map(|i| self.ask(at, area, What::Read, i * PIECE, PIECE.min(size - i * PIECE), false))
             .collect()
     }
 

@@ -851,3 +851,80 @@ fn a_snapshot_waits_for_bulk_writes_that_are_part_of_it() {
     stage.read_snapshot(&name, 0, 256);
     stage.finish();
 }
+
+#[test]
+fn clones_go_their_own_ways() {
+    for layout in ["mirror:2", "parity:2+1"] {
+        let mut stage = Scenery::new(214).nodes(4).layout(layout).raise();
+        stage.write(0, 64);
+        stage.write(200, 40);
+        let base = stage.snapshot();
+        let first = stage.clone_snapshot(&base);
+        let second = stage.clone_snapshot(&base);
+        stage.write_clone(first, 10, 20);
+        stage.discard_clone(second, 5, 30);
+        stage.write(0, 8);
+        let of_first = stage.snapshot_of(first);
+        let third = stage.clone_snapshot(&of_first);
+        stage.write_clone(third, 12, 4);
+        stage.write_clone(first, 0, 3);
+        let all = [first, second, third];
+        for pause in [0, 1000, 6000] {
+            stage.pass_ms(pause);
+            all.iter().for_each(|clone| stage.read_clone(*clone, 0, 256));
+            stage.read(0, 256);
+        }
+        // What it came from may go first; so may one between two others.
+        stage.drop_snapshot(&base);
+        stage.drop_clone(first);
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.pass_ms(8000);
+        stage.read_clone(third, 0, 256);
+        stage.read_clone(second, 0, 256);
+        stage.finish();
+    }
+}
+
+#[test]
+fn a_rollback_brings_back_what_was_there_and_keeps_later_snapshots() {
+    let mut stage = Scenery::new(215).nodes(4).layout("parity:2+1").raise();
+    stage.write(0, 100);
+    let first = stage.snapshot();
+    stage.write(50, 100);
+    stage.discard(0, 20);
+    let second = stage.snapshot();
+    stage.write(10, 8);
+    stage.roll_back(0, &first);
+    stage.read(0, 256);
+    stage.write(60, 4);
+    stage.pass_ms(6000);
+    stage.read_snapshot(&second, 0, 256);
+    // And forward again.
+    stage.roll_back(0, &second);
+    stage.crash_host(0);
+    stage.take_over_on(1);
+    stage.read(0, 256);
+    stage.drop_snapshot(&first);
+    stage.drop_snapshot(&second);
+    stage.pass_ms(8000);
+    assert_eq!(stage.status().mapped_blocks, 130, "what was rolled back is gone");
+    stage.finish();
+}
+
+#[test]
+fn bulk_writes_on_their_way_to_a_clone_that_is_dropped_do_no_harm() {
+    let mut stage = Scenery::new(216).nodes(4).layout("parity:2+1").raise();
+    stage.write(0, 200);
+    let base = stage.snapshot();
+    stage.read_snapshot(&base, 0, 512);
+    let clone = stage.clone_snapshot(&base);
+    let bulk: Vec<_> = (0..6).map(|i| stage.ask_clone(clone, What::Write(0), i * 40, 40)).collect();
+    stage.drop_clone(clone);
+    for write in bulk {
+        stage.until("a write is done", |s| s.is_answered(write));
+    }
+    stage.pass_ms(8000);
+    assert_eq!(stage.status().mapped_blocks, 200);
+    stage.finish();
+}

@@ -1,9 +1,9 @@
 //! What goes into a controller and what comes out.
 
-use crate::layers::Snapshot;
+use crate::layers::{CloneInfo, Snapshot};
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId, ObjectId,
-    VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId,
+    ObjectId, VolumeId,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
@@ -108,7 +108,10 @@ pub enum Event {
     Open,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
-    Request(BlockRequest),
+    Request {
+        target: Target,
+        request: BlockRequest,
+    },
     /// A connection to the node is up and greeted. `boot` tells a restarted process from a re-connected one.
     NodeUp {
         node: NodeId,
@@ -130,27 +133,63 @@ pub enum Event {
         token: u64,
         reply: MetaReply,
     },
-    /// Take a snapshot; answered by [`Notice::SnapshotTaken`] or [`Notice::SnapshotRefused`] with the same name.
-    Snapshot {
-        name: String,
-        /// Now, in milliseconds since 1970.
-        created_ms: u64,
-    },
-    /// A snapshot is not wanted any more; answered by [`Notice::SnapshotDropped`] or [`Notice::SnapshotRefused`].
-    DropSnapshot {
-        name: String,
-    },
-    /// A read or status request to a snapshot instead of the volume.
-    SnapshotRequest {
-        layer: ObjectId,
-        request: BlockRequest,
-    },
+    /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
+    Change(Change),
     /// Change the volume's size.
     Resize {
         size_bytes: u64,
     },
     /// A deadline passed.
     Tick,
+}
+
+/// What of a volume a request is for. A snapshot takes only reads and status requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    Head(HeadId),
+    /// By its layer.
+    Snapshot(ObjectId),
+}
+
+impl Target {
+    /// The volume itself.
+    pub const VOLUME: Target = Target::Head(HeadId::VOLUME);
+}
+
+/// What can be done to snapshots and clones.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Of a head; told with the snapshot's target.
+    Snapshot {
+        head: HeadId,
+        name: String,
+        /// Now, in milliseconds since 1970.
+        created_ms: u64,
+    },
+    DropSnapshot {
+        head: HeadId,
+        name: String,
+    },
+    /// Of a snapshot, by its layer; told with the clone's target.
+    Clone {
+        of: ObjectId,
+        id: VolumeId,
+        /// At least the snapshot's.
+        size_bytes: u64,
+    },
+    /// With its snapshots. What other clones need of it stays.
+    DropClone {
+        head: HeadId,
+    },
+    ResizeClone {
+        head: HeadId,
+        size_bytes: u64,
+    },
+    /// The head becomes what its snapshot is. Nobody may be writing to it, and it may not be smaller.
+    Rollback {
+        head: HeadId,
+        name: String,
+    },
 }
 
 /// Connections to a node come in two lanes, so that a 4 MiB shard doesn't delay a 4 KiB append.
@@ -219,16 +258,14 @@ pub enum Notice {
     Resized {
         size_bytes: u64,
     },
-    /// The snapshot is complete and stays.
-    SnapshotTaken {
-        name: String,
-        layer: ObjectId,
+    /// The change is complete and stays.
+    Changed {
+        change: Change,
+        /// Of what was made.
+        target: Option<Target>,
     },
-    SnapshotDropped {
-        name: String,
-    },
-    SnapshotRefused {
-        name: String,
+    Refused {
+        change: Change,
         why: &'static str,
     },
     ShardDamaged {
@@ -258,6 +295,7 @@ pub struct Status {
     pub suspect_nodes: Vec<NodeId>,
     /// By layer, oldest first.
     pub snapshots: Vec<(ObjectId, Snapshot)>,
+    pub clones: Vec<(HeadId, CloneInfo)>,
     pub counters: Counters,
 }
 

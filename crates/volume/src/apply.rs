@@ -5,10 +5,10 @@
 //! and cleaner jobs exclude each other.
 
 use crate::controller::Controller;
-use crate::layers::Snapshot;
+use crate::layers::{CloneInfo, Snapshot};
 use crate::map::{Crcs, Mapped, Place};
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{Buf, Lsn};
+use holdfast_base::{Buf, Key, Lsn};
 use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo, Source};
 
 impl Controller {
@@ -33,10 +33,16 @@ impl Controller {
             Record::Commit(commit) => self.apply_commit(&commit, lsn),
             Record::Free { segments } => return self.apply_free(&segments),
             Record::Rehome { segment, homes } => self.segments.rehome(segment, &homes),
-            Record::Snapshot { frozen, live, name, created_ms, size_bytes } => {
-                self.apply_snapshot(frozen, live, Snapshot { name, created_ms, size_bytes });
+            Record::Snapshot { head, frozen, live, name, created_ms, size_bytes } => {
+                self.apply_snapshot(frozen, live, Snapshot { name, head, created_ms, size_bytes });
             }
             Record::DropSnapshot { layer } => self.apply_drop(layer),
+            Record::Clone { of, head, live, id, size_bytes } => {
+                self.apply_clone(head, of, live, CloneInfo { id, size_bytes });
+            }
+            Record::DropClone { head } => self.apply_drop_clone(head),
+            Record::ResizeClone { head, size_bytes } => self.layers.resize_clone(head, size_bytes),
+            Record::Rollback { head, to, live } => self.apply_rollback(head, to, live),
             Record::Checkpoint(_) | Record::Noop => return,
         }
         self.checkpointer.dirty = true;
@@ -48,6 +54,7 @@ impl Controller {
         if let Place::Segment { segment, .. } = &place {
             self.segments.add_live(*segment, blocks);
         }
+        self.overlaid.insert(Key(start).object());
         let mut replaced = Vec::new();
         self.overlay.insert(start, blocks, Mapped { place, stamp }, |_, len, old| replaced.push((len, old.place)));
         for (len, old) in replaced {

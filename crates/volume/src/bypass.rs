@@ -6,7 +6,7 @@
 
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, Instant, ObjectId, Token, block_crcs};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, Instant, Key, ObjectId, Token, block_crcs};
 use holdfast_format::record::{CommitExtent, Source};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug)]
 struct Piece {
     op: Token,
-    first: u64,
+    key: Key,
     data: Buf,
 }
 
@@ -32,8 +32,8 @@ pub(crate) struct BypassBatch {
     bytes: u64,
     opened_at: Option<Instant>,
     segments_in_flight: usize,
-    /// Runs being written, this batch's and its predecessors': (first block, blocks, write), and the layer they belong to.
-    covering: Vec<((u64, u64, Token), ObjectId)>,
+    /// Runs being written, this batch's and its predecessors': (key, blocks, write).
+    covering: Vec<(Key, u64, Token)>,
     pub(crate) in_flight_bytes: u64,
 }
 
@@ -47,20 +47,20 @@ impl BypassBatch {
     }
 
     pub(crate) fn covers(&self, block: u64) -> bool {
-        self.covering.iter().any(|((first, blocks, _), _)| (*first..first + blocks).contains(&block))
+        self.covering.iter().any(|(key, blocks, _)| (key.lba().0..key.lba().0 + blocks).contains(&block))
     }
 
-    /// Whether something is on its way to this layer or one below it, which are all older.
-    pub(crate) fn is_writing_below(&self, layer: ObjectId) -> bool {
-        self.covering.iter().any(|(_, of)| *of <= layer)
+    /// Layers that something is on its way to.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = ObjectId> {
+        self.covering.iter().map(|(key, _, _)| key.object())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.covering.is_empty()
     }
 
-    fn finished(&mut self, op: Token, first: u64, blocks: u64) {
-        let at = self.covering.iter().position(|(run, _)| *run == (first, blocks, op));
+    fn finished(&mut self, op: Token, key: Key, blocks: u64) {
+        let at = self.covering.iter().position(|run| *run == (key, blocks, op));
         self.covering.swap_remove(at.expect("a finished run was in flight"));
         self.in_flight_bytes -= blocks * BLOCK_BYTES as u64;
     }
@@ -68,7 +68,7 @@ impl BypassBatch {
 
 impl Controller {
     /// Adds whole blocks of one write, cut to the size of a segment.
-    pub(crate) fn add_bypass(&mut self, op: Token, first: u64, data: Buf, out: Out) {
+    pub(crate) fn add_bypass(&mut self, op: Token, first: Key, data: Buf, out: Out) {
         let segment_bytes = self.config.segment_payload_bytes as usize;
         let mut at = 0;
         let mut pieces = 0;
@@ -76,13 +76,12 @@ impl Controller {
             let room = segment_bytes - self.bypass.bytes as usize;
             let len = room.min(data.len() - at);
             let piece = data.slice(at..at + len);
-            let block = first + (at / BLOCK_BYTES) as u64;
+            let key = first.offset((at / BLOCK_BYTES) as u64);
             pieces += 1;
             self.bypass.bytes += len as u64;
             self.bypass.in_flight_bytes += len as u64;
-            let layer = self.writing_layer();
-            self.bypass.covering.push(((block, (len / BLOCK_BYTES) as u64, op), layer));
-            self.bypass.pieces.push(Piece { op, first: block, data: piece });
+            self.bypass.covering.push((key, (len / BLOCK_BYTES) as u64, op));
+            self.bypass.pieces.push(Piece { op, key, data: piece });
             self.bypass.opened_at.get_or_insert(self.now);
             at += len;
             if pieces > 1 {
@@ -125,29 +124,28 @@ impl Controller {
         let mut writes = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let blocks = (piece.data.len() / BLOCK_BYTES) as u32;
-            let key = self.write_key(piece.first);
-            extents.push(CommitExtent { key, blocks, source: Source::Bypass });
+            extents.push(CommitExtent { key: piece.key, blocks, source: Source::Bypass });
             crcs.extend(block_crcs(&piece.data));
             payload.push(piece.data);
-            writes.push((piece.op, piece.first, u64::from(blocks)));
+            writes.push((piece.op, piece.key, u64::from(blocks)));
         }
         self.counters.bypass_bytes += crcs.len() as u64 * BLOCK_BYTES as u64;
         self.start_job(Work { kind: JobKind::Bypass { writes }, extents, payload, crcs }, out);
     }
 
     /// There is no room for these writes.
-    pub(crate) fn on_bypass_refused(&mut self, writes: Vec<(Token, u64, u64)>, out: Out) {
+    pub(crate) fn on_bypass_refused(&mut self, writes: Vec<(Token, Key, u64)>, out: Out) {
         self.bypass.segments_in_flight -= 1;
-        for (op, first, blocks) in writes {
-            self.bypass.finished(op, first, blocks);
+        for (op, key, blocks) in writes {
+            self.bypass.finished(op, key, blocks);
             self.fail_write(op, BlockError::NoSpace, out);
         }
     }
 
-    pub(crate) fn on_bypass_committed(&mut self, writes: Vec<(Token, u64, u64)>, out: Out) {
+    pub(crate) fn on_bypass_committed(&mut self, writes: Vec<(Token, Key, u64)>, out: Out) {
         self.bypass.segments_in_flight -= 1;
-        for (op, first, blocks) in writes {
-            self.bypass.finished(op, first, blocks);
+        for (op, key, blocks) in writes {
+            self.bypass.finished(op, key, blocks);
             self.on_write_part_done(op, out);
         }
         self.close_bypass_early(out);

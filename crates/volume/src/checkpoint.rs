@@ -12,13 +12,14 @@ use crate::api::State;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
 use crate::job::{JobKind, Work};
-use crate::layers::{LayerTable, leaf_in, leaves_of};
+use crate::layers::LayerTable;
 use crate::leafload::LeafWaiter;
 use crate::log::Done;
 use crate::map::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place};
+use crate::merge::Going;
 use crate::rangemap::Piece;
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, crc32c};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, ObjectId, crc32c};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
@@ -29,9 +30,6 @@ use std::time::Duration;
 
 /// Leaves folded with one checkpoint: a few MiB of memory and of writing.
 const FOLD_LEAVES_MAX: usize = 512;
-
-/// Of a layer that goes, leaves merged with one fold: each is written with the one above it.
-const MERGED_LEAVES_MAX: usize = 128;
 
 /// Deltas after a full run before everything is written again.
 const CHAIN_MAX: usize = 12;
@@ -90,11 +88,12 @@ enum Stage {
 struct Fold {
     leaves: BTreeMap<LeafNo, Option<Arc<Leaf>>>,
     pending: BTreeSet<LeafNo>,
-    /// Leaves of a layer that goes, by those of the layer that they are merged into.
-    under: BTreeMap<LeafNo, LeafNo>,
+    going: Going,
     /// Set once merged: LSN of the state that the new leaves contain.
     captured: Lsn,
     merged: Vec<MergedLeaf>,
+    /// What leaves said that go with their layer.
+    dropped: Vec<(LeafNo, Option<Arc<Leaf>>)>,
 }
 
 #[derive(Debug)]
@@ -139,6 +138,10 @@ pub(crate) struct Checkpointer {
     started_at: Instant,
     fold_cursor: u64,
     folded_leaves: Vec<LeafNo>,
+    /// Layers that runs of zeroes were moved to since the last run: they have older stamps.
+    pub(crate) zeroes_moved_to: BTreeSet<ObjectId>,
+    /// Where the search for leaves of layers that go begins anew.
+    pub(crate) going_cursor: LeafNo,
     folded_at: Lsn,
     stage: Stage,
     condemned: Condemned,
@@ -214,11 +217,10 @@ impl Controller {
         let chosen = self.choose_leaves();
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
         self.checkpointer.unfolded = chosen.len() >= FOLD_LEAVES_MAX;
-        let mut fold = Fold { under: self.choose_leaves_to_merge(), ..Fold::default() };
+        let mut fold = Fold { going: self.choose_leaves_that_go(), ..Fold::default() };
         let mut missing = Vec::new();
-        let merging = fold.under.iter().flat_map(|(into, gone)| [*into, *gone]);
-        for no in chosen.into_iter().chain(merging).collect::<BTreeSet<LeafNo>>() {
-            let leaf = if self.directory.contains_key(&no) {
+        for no in chosen.into_iter().chain(fold.going.leaves()).collect::<BTreeSet<LeafNo>>() {
+            let leaf = if self.directory.contains(no) {
                 let cached = self.leaves.get(no);
                 if cached.is_none() {
                     missing.push(no);
@@ -254,11 +256,11 @@ impl Controller {
                 Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
                     // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
                     let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
-                    chosen.extend(self.directory.range(first..=last).map(|(n, _)| *n).take(FOLD_LEAVES_MAX));
+                    chosen.extend(self.directory.range(first..=last).take(FOLD_LEAVES_MAX));
                     chosen.extend([first, last].into_iter().filter(|no| !covered(*no)));
                 }
                 Place::Zero => {
-                    chosen.extend(self.directory.range(first..=last).map(|(n, _)| *n).take(FOLD_LEAVES_MAX));
+                    chosen.extend(self.directory.range(first..=last).take(FOLD_LEAVES_MAX));
                     if first == last {
                         chosen.insert(first);
                     }
@@ -302,16 +304,13 @@ impl Controller {
         let bytes_max = self.config.segment_payload_bytes as usize;
         let mut bytes: Vec<u8> = Vec::new();
         let mut leaves = std::mem::take(&mut fold.leaves);
-        let mut below: BTreeMap<LeafNo, Option<Arc<Leaf>>> = BTreeMap::new();
-        for gone in fold.under.values() {
-            // Absent where it could not be read: then it is left for another fold.
-            if let Some(leaf) = leaves.remove(gone) {
-                below.insert(*gone, leaf);
-            }
-        }
+        // Absent where it could not be read: then it is left for another fold.
+        let mut below: BTreeMap<LeafNo, Option<Arc<Leaf>>> =
+            fold.going.under.values().filter_map(|gone| Some((*gone, leaves.remove(gone)?))).collect();
+        fold.dropped = fold.going.dropped.iter().filter_map(|no| Some((*no, leaves.remove(no)?))).collect();
         for (no, old) in leaves {
             let changes = self.foldable(no);
-            let under = fold.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
+            let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
             if changes.is_empty() && under.is_none() {
                 continue;
             }
@@ -361,28 +360,6 @@ impl Controller {
         below.merged(&own, keeps_zeroes).merged(changes, keeps_zeroes)
     }
 
-    /// Leaves of the layer that is to go which may be merged into the one above it: nothing in them is still in the log.
-    fn choose_leaves_to_merge(&self) -> BTreeMap<LeafNo, LeafNo> {
-        // What is on its way there must arrive first.
-        let settled = self.layers.to_merge().filter(|(gone, _)| !self.bypass.is_writing_below(*gone));
-        let Some((gone, into)) = settled else { return BTreeMap::new() };
-        let leaves = leaves_of(gone);
-        let mut found: BTreeSet<LeafNo> =
-            self.directory.range(leaves.clone()).map(|(no, _)| *no).take(MERGED_LEAVES_MAX).collect();
-        for (start, len, _) in self.overlay.iter_from(leaves.start.first_key()) {
-            if start >= leaves.end.first_key() || found.len() >= MERGED_LEAVES_MAX {
-                break;
-            }
-            let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
-            found.extend((first.0..=last.0).take(MERGED_LEAVES_MAX).map(LeafNo));
-        }
-        let is_settled = |no: &LeafNo| {
-            let pieces = self.overlay.pieces(no.first_key(), LEAF_BLOCKS);
-            pieces.iter().all(|p| !matches!(p.value, Some(Mapped { place: Place::Log { .. }, .. })))
-        };
-        found.into_iter().filter(is_settled).map(|no| (leaf_in(no, into), no)).collect()
-    }
-
     /// What the overlay has for a leaf, but for data still in the log.
     fn foldable(&self, no: LeafNo) -> Vec<Piece<Place>> {
         self.overlay
@@ -413,16 +390,16 @@ impl Controller {
             self.install_leaf(&merged, segment, fold.captured);
             self.checkpointer.folded_leaves.push(merged.no);
             if let Some((gone, leaf)) = &merged.under {
-                self.forget_merged(*gone, leaf.as_deref());
+                self.forget_leaf(*gone, leaf.as_deref());
                 self.checkpointer.folded_leaves.push(*gone);
             }
         }
-        while let Some((gone, into)) = self.layers.to_merge()
-            && self.layer_is_empty(gone)
-            && !self.bypass.is_writing_below(gone)
-        {
-            self.layers.on_merged(gone, into);
+        for (no, leaf) in fold.dropped {
+            self.forget_leaf(no, leaf.as_deref());
+            self.checkpointer.folded_leaves.push(no);
         }
+        self.finish_layers();
+        self.find_overlaid();
         self.capture(out);
     }
 
@@ -439,7 +416,7 @@ impl Controller {
             }
             self.leaves.insert(merged.no, Arc::clone(new));
         } else {
-            if let Some(old) = self.directory.remove(&merged.no) {
+            if let Some(old) = self.directory.remove(merged.no) {
                 self.segments.sub_live(old.segment, u64::from(old.len_bytes));
             }
             self.leaves.remove(merged.no);
@@ -459,9 +436,9 @@ impl Controller {
         }
     }
 
-    /// The leaf above it says everything that this one and the overlay over it did.
-    fn forget_merged(&mut self, gone: LeafNo, leaf: Option<&Leaf>) {
-        if let Some(old) = self.directory.remove(&gone) {
+    /// What this leaf and the overlay over it say is not wanted, or said elsewhere.
+    fn forget_leaf(&mut self, gone: LeafNo, leaf: Option<&Leaf>) {
+        if let Some(old) = self.directory.remove(gone) {
             self.segments.sub_live(old.segment, u64::from(old.len_bytes));
         }
         self.leaves.remove(gone);
@@ -529,15 +506,15 @@ impl Controller {
         writer.part.layers = Some(self.layers.clone());
         writer.estimate = 64 * self.layers.len();
         if full {
-            for (no, pointer) in &self.directory {
-                writer.leaf(*no, Some(*pointer));
+            for (no, pointer) in self.directory.iter() {
+                writer.leaf(no, Some(pointer));
             }
             for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
                 writer.segment(no, Some(info.clone()));
             }
         } else {
             for no in &folded {
-                writer.leaf(*no, self.directory.get(no).copied());
+                writer.leaf(*no, self.directory.get(*no));
             }
             for no in dirty {
                 let info = self.segments.get(no);
@@ -546,8 +523,10 @@ impl Controller {
                 }
             }
         }
+        let moved = std::mem::take(&mut self.checkpointer.zeroes_moved_to);
         for (key, blocks, mapped) in self.overlay.iter_from(0) {
-            if full || mapped.stamp > since {
+            let is_moved = || mapped.place == Place::Zero && moved.contains(&Key(key).object());
+            if full || mapped.stamp > since || is_moved() {
                 writer.run(key, blocks, mapped);
             }
         }
@@ -781,12 +760,14 @@ impl Controller {
         }
         if let Some(layers) = part.layers {
             self.layers = layers;
+            self.layers.refresh();
+            self.forget_runs_of_gone_layers();
         }
         for (no, pointer) in part.leaves {
             let no = LeafNo(no);
             match pointer {
                 Some(pointer) => self.directory.insert(no, pointer),
-                None => self.directory.remove(&no),
+                None => self.directory.remove(no),
             };
             self.forget_under(no, part.folded_at);
         }
@@ -806,6 +787,7 @@ impl Controller {
                 }
                 SavedPlace::Log(lsn) => self.log_place(lsn, run.key, run.blocks),
             };
+            self.overlaid.insert(Key(run.key).object());
             self.overlay.insert(run.key, run.blocks, Mapped { place, stamp: run.stamp }, |_, _, _| {});
         }
     }

@@ -20,17 +20,18 @@
 //! Faults: a lost connection fails its calls with unknown outcome; appends are repeated (idempotent), shards are placed
 //! elsewhere, reads are reconstructed. A stale epoch deposes. A bad checksum is read around and repaired.
 
-use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Status};
+use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Status, Target};
 use crate::bypass::BypassBatch;
 use crate::call::{CALLS_MAX, Call, Purpose};
 use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
+use crate::directory::Directory;
 use crate::fetch::Fetch;
 use crate::job::SegmentJob;
-use crate::layers::{LayerTable, Snapshot, Snapshots};
+use crate::layers::{CloneInfo, LayerTable, Snapshot};
 use crate::leafload::LeafLoad;
 use crate::log::{Log, WriteOp};
-use crate::map::{LeafCache, LeafNo, LeafPointer, Overlay};
+use crate::map::{LeafCache, LeafNo, Overlay};
 use crate::nodes::Nodes;
 use crate::opening::Opening;
 use crate::pressure::Pressure;
@@ -41,11 +42,12 @@ use crate::roll::Roll;
 use crate::root::RootWriter;
 use crate::scrub::Scrubber;
 use crate::segments::SegmentTable;
+use crate::snapshots::Changes;
 use crate::space::Space;
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
-    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, Instant, Lsn, NodeId, ObjectId, Prng,
+    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, HeadId, Instant, Lsn, NodeId, ObjectId, Prng,
     RequestToken, Slab, Token,
 };
 use holdfast_format::record::SegmentNo;
@@ -80,14 +82,16 @@ pub struct Controller {
     pub(crate) next_ledger: u32,
     pub(crate) log: Log,
     pub(crate) overlay: Overlay,
-    pub(crate) directory: BTreeMap<LeafNo, LeafPointer>,
+    /// Layers that may have runs in the overlay.
+    pub(crate) overlaid: BTreeSet<ObjectId>,
+    pub(crate) directory: Directory,
     pub(crate) leaves: LeafCache,
     pub(crate) leaf_loads: BTreeMap<LeafNo, LeafLoad>,
     pub(crate) segments: SegmentTable,
     pub(crate) next_segment: u64,
     /// Ids of this epoch that have shards on the way or stored, and no commit record applied yet.
     pub(crate) unsettled: BTreeSet<SegmentNo>,
-    pub(crate) waiting: VecDeque<(Option<ObjectId>, BlockRequest)>,
+    pub(crate) waiting: VecDeque<(Target, BlockRequest)>,
     pub(crate) reads: Slab<ReadOp>,
     pub(crate) read_queue: ReadQueue,
     pub(crate) awaiting_grant: Vec<Token>,
@@ -101,7 +105,7 @@ pub struct Controller {
     pub(crate) pressure: Pressure,
     pub(crate) space: Space,
     pub(crate) layers: LayerTable,
-    pub(crate) snapshots: Snapshots,
+    pub(crate) changes: Changes,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
@@ -134,7 +138,8 @@ impl Controller {
             next_ledger: 0,
             log: Log::default(),
             overlay: Overlay::default(),
-            directory: BTreeMap::new(),
+            overlaid: BTreeSet::new(),
+            directory: Directory::default(),
             leaves: LeafCache::new(config.map_cache_bytes_max),
             leaf_loads: BTreeMap::new(),
             segments: SegmentTable::default(),
@@ -153,7 +158,7 @@ impl Controller {
             pressure: Pressure::default(),
             space: Space::default(),
             layers: LayerTable::default(),
-            snapshots: Snapshots::default(),
+            changes: Changes::default(),
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
@@ -175,18 +180,16 @@ impl Controller {
         match event {
             Event::Open => self.begin_opening(out),
             Event::Close => self.begin_closing(out),
-            Event::Request(request) => self.on_request(None, request, out),
+            Event::Request { target, request } => self.on_request(target, request, out),
             Event::NodeUp { node, devices, .. } => self.on_node_up(node, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
-            Event::Snapshot { name, .. } | Event::DropSnapshot { name } if self.state != State::Open => {
-                self.notice(Notice::SnapshotRefused { name, why: "the volume is not open" }, out);
+            Event::Change(change) if self.state != State::Open => {
+                self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
             }
-            Event::Snapshot { name, created_ms } => self.on_snapshot(name, created_ms, out),
-            Event::DropSnapshot { name } => self.on_drop_snapshot(name, out),
-            Event::SnapshotRequest { layer, request } => self.on_request(Some(layer), request, out),
+            Event::Change(change) => self.on_change(change, out),
             Event::Tick => self.on_tick(out),
         }
     }
@@ -207,7 +210,12 @@ impl Controller {
 
     /// Snapshots that are complete and stay, by layer, oldest first.
     pub fn snapshots(&self) -> impl Iterator<Item = (ObjectId, &Snapshot)> {
-        self.layers.snapshots().filter(|(layer, snapshot)| !self.snapshots.is_in_between(*layer, &snapshot.name))
+        self.layers.snapshots().filter(|(layer, snapshot)| !self.changes.is_in_between(*layer, snapshot))
+    }
+
+    /// Clones that stay, by head.
+    pub fn clones(&self) -> impl Iterator<Item = (HeadId, &CloneInfo)> {
+        self.layers.clones().filter(|(head, _)| self.writing_layer(*head).is_some())
     }
 
     pub fn state(&self) -> State {
@@ -251,12 +259,10 @@ impl Controller {
         Some(token)
     }
 
-    /// A request to the volume, or to a snapshot of it.
-    pub(crate) fn on_request(&mut self, of: Option<ObjectId>, request: BlockRequest, out: Out) {
+    pub(crate) fn on_request(&mut self, of: Target, request: BlockRequest, out: Out) {
         self.last_activity = self.now;
         match (self.state, of) {
-            (State::Open, None) => self.start_request(request, out),
-            (State::Open, Some(layer)) => self.start_snapshot_request(layer, request, out),
+            (State::Open, target) => self.start_request(target, request, out),
             (State::Opening, _) => {
                 if self.waiting.len() < REQUESTS_MAX {
                     self.waiting.push_back((of, request));
@@ -384,7 +390,7 @@ impl Controller {
         }
         if matches!(self.state, State::Open | State::Closing) {
             self.complete_entries(out);
-            self.tell_of_snapshots(out);
+            self.tell_of_changes(out);
             self.admit_reads(out);
             self.unblock_writes(out);
             self.admit_writes(out);
@@ -426,7 +432,7 @@ impl Controller {
     /// Everything that is done by the way while the volume is open.
     fn background(&mut self, out: Out) {
         self.look_for_room();
-        self.checkpointer.fold_wanted |= self.layers.to_merge().is_some();
+        self.checkpointer.fold_wanted |= self.layers.any_goes();
         self.ask_for_room(out);
         self.drive_roll(out);
         self.drive_destage(out);
@@ -451,6 +457,7 @@ impl Controller {
             at_risk_entries: self.at_risk_entries(),
             suspect_nodes: self.nodes.suspects(),
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
+            clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
             counters: self.counters,
         }
     }

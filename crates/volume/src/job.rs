@@ -11,7 +11,7 @@ use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::segments::{Kind, SegmentInfo};
 use crate::space::Keep;
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Lsn, NodeId, ShardId, Token, block_crcs, crc32c};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Key, Lsn, NodeId, ShardId, Token, block_crcs, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -27,7 +27,7 @@ pub(crate) enum JobKind {
     /// The cleaner moves what lives.
     Clean,
     /// Bulk writes: (write, first block, blocks).
-    Bypass { writes: Vec<(Token, u64, u64)> },
+    Bypass { writes: Vec<(Token, Key, u64)> },
     /// Leaves of the map.
     Leaves,
     /// A part of a checkpoint.

@@ -1,11 +1,10 @@
-//! Looking places up, and loading the leaves that are not in memory.
+//! Loading the leaves that are not in memory.
 
 use crate::call::Wants;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
-use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Place};
-use crate::rangemap::Piece;
-use holdfast_base::{BLOCK_BYTES, Buf, Key, Token, buf};
+use crate::map::{Leaf, LeafNo, LeafPointer};
+use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,56 +32,6 @@ pub(crate) struct LeafLoad {
 }
 
 impl Controller {
-    /// Places of `blocks` blocks from `start` on, without holes in the answer; or the leaves that must be loaded first.
-    pub(crate) fn resolve(&mut self, start: u64, blocks: u64, pins: &Pins) -> Result<Vec<Piece<Place>>, Vec<LeafNo>> {
-        let mut places = Vec::new();
-        let mut missing = Vec::new();
-        for piece in self.overlay.pieces(start, blocks) {
-            match piece.value {
-                Some(mapped) => {
-                    places.push(Piece { start: piece.start, len: piece.len, value: Some(mapped.place) });
-                }
-                None => self.resolve_in_base(piece.start, piece.len, pins, &mut places, &mut missing),
-            }
-        }
-        missing.dedup();
-        if missing.is_empty() { Ok(places) } else { Err(missing) }
-    }
-
-    fn resolve_in_base(
-        &mut self,
-        start: u64,
-        len: u64,
-        pins: &Pins,
-        places: &mut Vec<Piece<Place>>,
-        missing: &mut Vec<LeafNo>,
-    ) {
-        let end = start + len;
-        let mut at = start;
-        while at < end {
-            let no = LeafNo::of(Key(at));
-            let leaf_end = (no.first_key() + LEAF_BLOCKS).min(end);
-            if !self.directory.contains_key(&no) {
-                // A hole up to the next leaf that exists.
-                let next = self.directory.range(no..).next().map_or(end, |(n, _)| n.first_key()).min(end);
-                let hole_end = next.max(leaf_end);
-                places.push(Piece { start: at, len: hole_end - at, value: None });
-                at = hole_end;
-                continue;
-            }
-            let pinned = (pins.generation == self.checkpointer.generation).then(|| pins.leaves.get(&no)).flatten();
-            match pinned.cloned().or_else(|| self.leaves.get(no)) {
-                Some(leaf) => {
-                    for piece in leaf.lookup(at - no.first_key(), leaf_end - at) {
-                        places.push(Piece { start: no.first_key() + piece.start, ..piece });
-                    }
-                }
-                None => missing.push(no),
-            }
-            at = leaf_end;
-        }
-    }
-
     /// Loads a leaf for `waiter`, who is told when it is there.
     pub(crate) fn load_leaf(&mut self, no: LeafNo, waiter: LeafWaiter, out: Out) {
         if let Some(load) = self.leaf_loads.get_mut(&no) {
@@ -91,7 +40,7 @@ impl Controller {
             }
             return;
         }
-        let pointer = *self.directory.get(&no).expect("only leaves in the directory are loaded");
+        let pointer = self.directory.get(no).expect("only leaves in the directory are loaded");
         let Some(info) = self.segments.get(pointer.segment) else { panic!("leaf {no:?} lies in an unknown segment") };
         let runs = block_runs(&info.geometry, pointer.offset_bytes, pointer.len_bytes);
         let load = LeafLoad {
@@ -120,7 +69,7 @@ impl Controller {
         }
         let load = self.leaf_loads.remove(&no).expect("just seen");
         let leaf = if load.failed.is_some() { None } else { decode_leaf(&load) };
-        let current = self.directory.get(&no) == Some(&load.pointer);
+        let current = self.directory.get(no) == Some(load.pointer);
         let error = match (&leaf, load.failed) {
             (Some(_), _) => None,
             (None, Some(error)) => Some(error),

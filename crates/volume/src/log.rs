@@ -5,7 +5,7 @@
 //! entry sizes is what the write-back budget bounds.
 
 use crate::api::Mutations;
-use holdfast_base::{BlockCrc, Buf, Instant, Key, LedgerId, Lsn, RequestToken, Token};
+use holdfast_base::{BlockCrc, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};
 use std::collections::VecDeque;
@@ -289,6 +289,7 @@ impl Log {
 /// Answers owed to the guest for one request: done when every part is.
 #[derive(Debug)]
 pub struct WriteOp {
+    pub head: HeadId,
     pub token: RequestToken,
     pub parts: u32,
     pub bytes: u64,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub const LEAF_BLOCKS: u64 = 512;
 
 /// Index of a leaf in key space.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct LeafNo(pub u64);
 
 impl LeafNo {

@@ -3,13 +3,14 @@
 //! States of an operation: queued (as many bytes as may be are being read) -> looking up (waits for leaves) -> fetching ->
 //! waiting for a grant -> answered. A segment freed in between sends it back to looking up.
 
+use crate::api::Target;
 use crate::call::Wants;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Leaf, LeafNo, Place};
 use crate::rangemap::Piece;
-use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, ObjectId, RequestToken, StatusExtent, Token};
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, RequestToken, StatusExtent, Token};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -26,8 +27,8 @@ pub(crate) enum Reader {
 #[derive(Debug)]
 pub(crate) struct ReadOp {
     reader: Reader,
-    /// The snapshot that is read; `None` for the volume as it is when places are looked up.
-    of: Option<ObjectId>,
+    /// A head is read as it is when places are looked up.
+    of: Target,
     range: ByteRange,
     pins: Pins,
     leaves_pending: u32,
@@ -64,8 +65,8 @@ pub(crate) struct ReadQueue {
 const RESTARTS_MAX: u32 = 1000;
 
 impl Controller {
-    /// Starts to read `range` of the volume or a snapshot of it, which lies inside and is not empty.
-    pub(crate) fn start_read(&mut self, reader: Reader, of: Option<ObjectId>, range: ByteRange, out: Out) {
+    /// Starts to read `range`, which lies inside and is not empty.
+    pub(crate) fn start_read(&mut self, reader: Reader, of: Target, range: ByteRange, out: Out) {
         if self.reads.is_full() {
             return self.refuse_read(reader, BlockError::Unavailable, out);
         }
@@ -125,12 +126,15 @@ impl Controller {
     fn look_up(&mut self, token: Token, out: Out) {
         let Some(op) = self.reads.get_mut(token) else { return };
         let (first, blocks) = blocks_of(op.range);
-        let layer = op.of.unwrap_or(self.layers.live());
-        if op.of.is_some() && self.layers.snapshot(layer).is_none() {
+        let layer = match op.of {
+            Target::Head(head) => self.layers.live(head),
+            Target::Snapshot(layer) => self.layers.snapshot(layer).map(|_| layer),
+        };
+        let Some(layer) = layer else {
             // It was dropped meanwhile.
             op.failed = Some(FetchError::Gone);
             return self.finish_read(token, out);
-        }
+        };
         let pins = std::mem::take(&mut op.pins);
         let resolved = self.resolve_through(layer, first, blocks, &pins);
         let op = self.reads.get_mut(token).expect("still reading");

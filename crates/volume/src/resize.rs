@@ -8,7 +8,7 @@
 use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::root::Change;
-use holdfast_base::{BLOCK_BYTES, Buf, Lsn};
+use holdfast_base::{BLOCK_BYTES, Buf, HeadId, Lsn};
 use holdfast_format::record::Record;
 use holdfast_format::root::Root;
 use std::sync::Arc;
@@ -51,11 +51,11 @@ impl Controller {
     /// Discards what the map names behind the end, if there is anything; returns the discard's LSN.
     pub(crate) fn cut_off_end(&mut self, out: Out) -> Option<Lsn> {
         let end = self.root().size_bytes / BLOCK_BYTES as u64;
-        let mapped_end = self.mapped_end();
+        let mapped_end = self.mapped_end(self.layers.live(HeadId::VOLUME)?);
         if mapped_end <= end {
             return None;
         }
-        let record = Record::Discard { key: self.write_key(end), blocks: mapped_end - end };
+        let record = Record::Discard { key: self.write_key(HeadId::VOLUME, end)?, blocks: mapped_end - end };
         Some(self.append(record, Buf::empty(), Arc::from([]), Done::Nothing, out))
     }
 }

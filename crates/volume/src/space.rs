@@ -161,7 +161,7 @@ impl Controller {
         let told = self.now.since(self.space.freed_at) >= TOLD_AFTER;
         self.segments.dead_per_mille() >= DEAD_PER_MILLE_MIN
             || self.checkpointer.unfolded
-            || self.layers.to_merge().is_some()
+            || self.layers.any_goes()
             || !self.log.all_destaged()
             || !self.checkpointer.is_idle()
             || !self.checkpointer.freeing.is_empty()

@@ -6,11 +6,12 @@
 //! Limits: the log window. From half of the budget on each write waits a little, by a curve; at the budget it waits for
 //! space. Nothing is refused for being too much; only a grid without room for data refuses (`NoSpace`).
 
+use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::log::{Done, WriteOp};
 use crate::read::Reader;
 use holdfast_base::{
-    BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, Instant, Key, ObjectId, Token,
+    BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, HeadId, Instant, Key, Token,
     block_crcs,
 };
 use holdfast_format::record::Record;
@@ -25,7 +26,7 @@ const DELAY_MAX: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
-    queue: VecDeque<BlockRequest>,
+    queue: VecDeque<(HeadId, BlockRequest)>,
     /// The head of the queue may go from here on.
     not_before: Option<Instant>,
     modifies: BTreeMap<u64, Modify>,
@@ -38,6 +39,7 @@ pub(crate) struct Writes {
 #[derive(Debug)]
 struct Part {
     op: Token,
+    head: HeadId,
     first: u64,
     blocks: u64,
     /// `None` discards.
@@ -48,6 +50,7 @@ struct Part {
 #[derive(Debug)]
 struct Modify {
     op: Token,
+    head: HeadId,
     block: u64,
     from: usize,
     /// `len` bytes to put in; `None` are zeroes.
@@ -70,13 +73,14 @@ impl Writes {
     }
 
     pub(crate) fn drain(&mut self) -> Vec<BlockRequest> {
-        self.queue.drain(..).collect()
+        self.queue.drain(..).map(|(_, request)| request).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.modifies.is_empty() && self.blocked.is_empty()
     }
 
+    /// Of any head: that they wait for each other does no harm.
     fn modifies_any(&self, first: u64, blocks: u64) -> bool {
         self.modifies.values().any(|m| m.state != ModifyState::Waiting && (first..first + blocks).contains(&m.block))
     }
@@ -103,49 +107,40 @@ fn data_len(op: &BlockOp) -> u64 {
 }
 
 impl Controller {
-    pub(crate) fn start_request(&mut self, request: BlockRequest, out: Out) {
+    pub(crate) fn start_request(&mut self, target: Target, request: BlockRequest, out: Out) {
         let range = range_of(&request.op);
-        if !self.is_inside(&request.op) {
-            return self.reply(request.token, Err(BlockError::OutOfRange), out);
-        }
-        match request.op {
-            BlockOp::Status(_) if range.len == 0 => self.reply(request.token, Err(BlockError::Invalid), out),
-            BlockOp::Read(_) if range.len == 0 => self.reply(request.token, Ok(BlockData::Data(Vec::new())), out),
-            _ if range.len == 0 => self.reply(request.token, Ok(BlockData::Done), out),
-            BlockOp::Read(_) => self.start_read(Reader::Guest(request.token), None, range, out),
-            BlockOp::Status(_) => self.start_read(Reader::Status(request.token), None, range, out),
-            BlockOp::Prefetch(_) | BlockOp::Flush => self.reply(request.token, Ok(BlockData::Done), out),
-            BlockOp::Write { .. } | BlockOp::Discard(_) | BlockOp::WriteZeroes(_) => {
-                self.writes.queue.push_back(request);
-                self.admit_writes(out);
-            }
-        }
-    }
-
-    /// A request to a snapshot: nothing but reading is possible.
-    pub(crate) fn start_snapshot_request(&mut self, layer: ObjectId, request: BlockRequest, out: Out) {
-        let range = range_of(&request.op);
-        let found = self.snapshots().find(|(id, _)| *id == layer).map(|(_, snapshot)| snapshot.size_bytes);
-        let Some(size_bytes) = found else {
+        let size_bytes = match target {
+            Target::Head(head) => self.head_bytes(head),
+            Target::Snapshot(layer) => self.snapshots().find(|(id, _)| *id == layer).map(|(_, s)| s.size_bytes),
+        };
+        let Some(size_bytes) = size_bytes else {
+            // It was dropped.
             return self.reply(request.token, Err(BlockError::Unavailable), out);
         };
         if range.end().is_none_or(|end| end > size_bytes) {
             return self.reply(request.token, Err(BlockError::OutOfRange), out);
         }
-        match request.op {
-            BlockOp::Status(_) if range.len == 0 => self.reply(request.token, Err(BlockError::Invalid), out),
-            BlockOp::Read(_) if range.len == 0 => self.reply(request.token, Ok(BlockData::Data(Vec::new())), out),
-            BlockOp::Read(_) => self.start_read(Reader::Guest(request.token), Some(layer), range, out),
-            BlockOp::Status(_) => self.start_read(Reader::Status(request.token), Some(layer), range, out),
-            BlockOp::Prefetch(_) | BlockOp::Flush => self.reply(request.token, Ok(BlockData::Done), out),
-            BlockOp::Write { .. } | BlockOp::Discard(_) | BlockOp::WriteZeroes(_) => {
-                self.reply(request.token, Err(BlockError::Invalid), out);
+        match (request.op, target) {
+            (BlockOp::Status(_), _) if range.len == 0 => self.reply(request.token, Err(BlockError::Invalid), out),
+            (BlockOp::Read(_), _) if range.len == 0 => {
+                self.reply(request.token, Ok(BlockData::Data(Vec::new())), out);
+            }
+            (BlockOp::Read(_), of) => self.start_read(Reader::Guest(request.token), of, range, out),
+            (BlockOp::Status(_), of) => self.start_read(Reader::Status(request.token), of, range, out),
+            (BlockOp::Prefetch(_) | BlockOp::Flush, _) => self.reply(request.token, Ok(BlockData::Done), out),
+            (_, Target::Snapshot(_)) => self.reply(request.token, Err(BlockError::Invalid), out),
+            _ if range.len == 0 => self.reply(request.token, Ok(BlockData::Done), out),
+            (op, Target::Head(head)) => {
+                self.writes.queue.push_back((head, BlockRequest { token: request.token, op }));
+                self.admit_writes(out);
             }
         }
     }
 
-    fn is_inside(&self, op: &BlockOp) -> bool {
-        range_of(op).end().is_some_and(|end| end <= self.root().size_bytes)
+    /// Whether a write to the head was let in, or waits to be.
+    pub(crate) fn is_writing(&self, head: HeadId) -> bool {
+        let waits = self.writes.queue.iter().any(|(of, _)| *of == head);
+        waits || self.write_ops.iter().any(|(_, op)| op.head == head)
     }
 
     /// Lets queued writes in, as far as budget and curve allow.
@@ -153,33 +148,35 @@ impl Controller {
         if self.writes.not_before.is_some_and(|at| at <= self.now) {
             self.writes.not_before = None;
         }
-        while let Some(head) = self.writes.queue.front() {
-            let len = data_len(&head.op);
+        while let Some((_, request)) = self.writes.queue.front() {
+            let len = data_len(&request.op);
             if len > 0 && !self.has_room() {
                 if self.wait_for_room(out) {
                     return;
                 }
-                let request = self.writes.queue.pop_front().expect("just seen");
+                let (_, request) = self.writes.queue.pop_front().expect("just seen");
                 self.reply(request.token, Err(BlockError::NoSpace), out);
                 continue;
             }
             if self.write_ops.is_full() || !self.admits(len) {
                 return;
             }
-            let request = self.writes.queue.pop_front().expect("just seen");
+            let (head, request) = self.writes.queue.pop_front().expect("just seen");
             if len > 0 {
                 self.writes.not_before = self.curve_delay();
             }
-            self.begin_if_inside(request, out);
+            self.begin_if_inside(head, request, out);
         }
     }
 
-    fn begin_if_inside(&mut self, request: BlockRequest, out: Out) {
-        if self.is_inside(&request.op) {
-            return self.begin_write(request, out);
+    fn begin_if_inside(&mut self, head: HeadId, request: BlockRequest, out: Out) {
+        let end = range_of(&request.op).end();
+        match self.head_bytes(head) {
+            Some(size) if end.is_some_and(|end| end <= size) => self.begin_write(head, request, out),
+            // The end was cut off while it waited.
+            Some(_) => self.reply(request.token, Err(BlockError::OutOfRange), out),
+            None => self.reply(request.token, Err(BlockError::Unavailable), out),
         }
-        // The end was cut off while it waited.
-        self.reply(request.token, Err(BlockError::OutOfRange), out);
     }
 
     /// Whether the cleaner is expected to make room for the head of the queue. Discards don't wait with it.
@@ -187,11 +184,11 @@ impl Controller {
         let Some(again) = self.room_expected_at() else { return false };
         self.writes.not_before = Some(again);
         let queue = std::mem::take(&mut self.writes.queue);
-        for request in queue {
+        for (head, request) in queue {
             if data_len(&request.op) > 0 || self.write_ops.is_full() {
-                self.writes.queue.push_back(request);
+                self.writes.queue.push_back((head, request));
             } else {
-                self.begin_if_inside(request, out);
+                self.begin_if_inside(head, request, out);
             }
         }
         true
@@ -210,7 +207,7 @@ impl Controller {
 
     /// Whether the head of the queue is a write that full journals hold back.
     pub(crate) fn writes_wait_for_journals(&self) -> bool {
-        let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|r| &r.op) else { return false };
+        let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|(_, r)| &r.op) else { return false };
         let len = data.len() as u64;
         len < u64::from(self.config.bypass_bytes_min) && !self.journals_admit(len)
     }
@@ -228,7 +225,7 @@ impl Controller {
         (us > 0).then(|| self.now + Duration::from_micros(us))
     }
 
-    fn begin_write(&mut self, request: BlockRequest, out: Out) {
+    fn begin_write(&mut self, head: HeadId, request: BlockRequest, out: Out) {
         let (range, data) = match request.op {
             BlockOp::Write { offset, data } => (ByteRange::new(offset, data.len() as u64), Some(data)),
             BlockOp::Discard(range) | BlockOp::WriteZeroes(range) => (range, None),
@@ -238,22 +235,22 @@ impl Controller {
         let end = range.offset + range.len;
         let (whole_first, whole_end) = (range.offset.div_ceil(block), end / block);
         let bytes = if data.is_some() { range.len } else { 0 };
-        let op = self.write_ops.insert(WriteOp { token: request.token, parts: 1, bytes });
+        let op = self.write_ops.insert(WriteOp { token: request.token, head, parts: 1, bytes });
         let part_of = |from: u64, to: u64| {
             data.as_ref().map(|d| d.slice((from - range.offset) as usize..(to - range.offset) as usize))
         };
-        let head_end = (whole_first * block).min(end);
-        if range.offset < head_end {
-            self.add_modify(op, range.offset, head_end, part_of(range.offset, head_end), out);
+        let front_end = (whole_first * block).min(end);
+        if range.offset < front_end {
+            self.add_modify(op, head, (range.offset, front_end), part_of(range.offset, front_end), out);
         }
-        let tail_start = (whole_end * block).max(head_end);
+        let tail_start = (whole_end * block).max(front_end);
         if tail_start < end {
-            self.add_modify(op, tail_start, end, part_of(tail_start, end), out);
+            self.add_modify(op, head, (tail_start, end), part_of(tail_start, end), out);
         }
         if whole_first < whole_end {
             let data = part_of(whole_first * block, whole_end * block);
             self.add_parts(1, op);
-            self.place_part(Part { op, first: whole_first, blocks: whole_end - whole_first, data }, out);
+            self.place_part(Part { op, head, first: whole_first, blocks: whole_end - whole_first, data }, out);
         }
         // The part that stood for "not cut yet".
         self.on_write_part_done(op, out);
@@ -275,13 +272,15 @@ impl Controller {
             self.writes.blocked.push_back(part);
             return;
         }
+        let Some(key) = self.write_key(part.head, part.first) else {
+            return self.fail_write(part.op, BlockError::Unavailable, out);
+        };
         let Some(data) = part.data else {
-            let key = self.write_key(part.first);
             self.append_control(Record::Discard { key, blocks: part.blocks }, Done::Write(part.op), out);
             return;
         };
         if data.len() >= self.config.bypass_bytes_min as usize {
-            self.add_bypass(part.op, part.first, data, out);
+            self.add_bypass(part.op, key, data, out);
             return;
         }
         let entry_max = ENTRY_BYTES_MAX.min(self.config.bypass_bytes_min as usize).max(BLOCK_BYTES);
@@ -290,7 +289,7 @@ impl Controller {
         while at < data.len() {
             let len = entry_max.min(data.len() - at);
             let piece = data.slice(at..at + len);
-            let key = self.write_key(part.first + (at / BLOCK_BYTES) as u64);
+            let key = key.offset((at / BLOCK_BYTES) as u64);
             let record = Record::Write { key, blocks: (len / BLOCK_BYTES) as u32 };
             let crcs = block_crcs(&piece).into();
             self.append(record, piece, crcs, Done::Write(part.op), out);
@@ -300,13 +299,14 @@ impl Controller {
 
     // ---- partial blocks ----
 
-    fn add_modify(&mut self, op: Token, from: u64, to: u64, bytes: Option<Buf>, out: Out) {
+    fn add_modify(&mut self, op: Token, head: HeadId, (from, to): (u64, u64), bytes: Option<Buf>, out: Out) {
         self.add_parts(1, op);
         let block = from / BLOCK_BYTES as u64;
         let id = self.writes.next_modify;
         self.writes.next_modify += 1;
         let modify = Modify {
             op,
+            head,
             block,
             from: (from - block * BLOCK_BYTES as u64) as usize,
             bytes,
@@ -320,20 +320,21 @@ impl Controller {
     /// Begins the read once nobody else writes the block.
     fn try_modify(&mut self, id: u64, out: Out) {
         let Some(modify) = self.writes.modifies.get(&id) else { return };
-        let block = modify.block;
+        let (head, block) = (modify.head, modify.block);
         let others =
             modify.state != ModifyState::Waiting || self.writes.modifies_any(block, 1) || self.is_being_written(block);
         if !others {
-            let size = self.root().size_bytes;
+            let size = self.head_bytes(head);
             let start = block * BLOCK_BYTES as u64;
             let modify = self.writes.modifies.get_mut(&id).expect("just seen");
             modify.state = ModifyState::Reading;
-            if start >= size {
-                // The end was cut off while it waited.
-                return self.on_modify_read(id, Err(BlockError::OutOfRange), out);
-            }
+            let Some(size) = size.filter(|size| start < *size) else {
+                // The end was cut off while it waited, or the clone was dropped.
+                let error = if size.is_some() { BlockError::OutOfRange } else { BlockError::Unavailable };
+                return self.on_modify_read(id, Err(error), out);
+            };
             let len = (size - start).min(BLOCK_BYTES as u64);
-            self.start_read(Reader::Modify(id), None, ByteRange::new(start, len), out);
+            self.start_read(Reader::Modify(id), Target::Head(head), ByteRange::new(start, len), out);
         }
     }
 
@@ -370,10 +371,13 @@ impl Controller {
             None => target.fill(0),
         }
         modify.state = ModifyState::Writing;
-        let (op, number) = (modify.op, modify.block);
+        let (op, head, number) = (modify.op, modify.head, modify.block);
         let data = block.freeze();
         let crcs = block_crcs(&data).into();
-        let key = self.write_key(number);
+        let Some(key) = self.write_key(head, number) else {
+            self.writes.modifies.remove(&id);
+            return self.fail_write(op, BlockError::Unavailable, out);
+        };
         self.append(Record::Write { key, blocks: 1 }, data, crcs, Done::Modified { op, modify: id }, out);
     }
 

@@ -11,7 +11,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::segment::ShardHeader;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, LedgerState, LogEntry, Refusal, Reply, Request};
-use holdfast_volume::{Config, Controller, Effect, Event, State};
+use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, State, Target};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -186,6 +186,7 @@ pub struct World {
     pub rng: Prng,
     pub layout: Layout,
     pub replies: BTreeMap<u64, Result<BlockData, holdfast_base::BlockError>>,
+    pub notices: Vec<Notice>,
     pub next_token: u64,
     pub out: Effects<Effect>,
     pub queue: VecDeque<Event>,
@@ -203,6 +204,7 @@ impl World {
             rng: Prng::new(seed),
             layout,
             replies: BTreeMap::new(),
+            notices: Vec::new(),
             next_token: 1,
             out: Effects::new(),
             queue: VecDeque::new(),
@@ -291,7 +293,7 @@ impl World {
                     self.queue.push_back(Event::NodeUp { node, boot: InstanceId(1), devices });
                 }
             }
-            Effect::Notice(_) => {}
+            Effect::Notice(notice) => self.notices.push(notice),
         }
     }
 
@@ -309,10 +311,29 @@ impl World {
     }
 
     pub fn request(&mut self, op: BlockOp) -> u64 {
+        self.request_to(Target::VOLUME, op)
+    }
+
+    pub fn request_to(&mut self, target: Target, op: BlockOp) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        self.push(Event::Request(BlockRequest { token: RequestToken(token), op }));
+        self.push(Event::Request { target, request: BlockRequest { token: RequestToken(token), op } });
         token
+    }
+
+    /// What was made, or why it was refused.
+    pub fn change(&mut self, change: Change) -> Result<Option<Target>, &'static str> {
+        self.notices.clear();
+        self.push(Event::Change(change.clone()));
+        let outcome = |notices: &[Notice]| {
+            notices.iter().find_map(|notice| match notice {
+                Notice::Changed { change: of, target } if *of == change => Some(Ok(*target)),
+                Notice::Refused { change: of, why } if *of == change => Some(Err(*why)),
+                _ => None,
+            })
+        };
+        self.run_until(|w| outcome(&w.notices).is_some());
+        outcome(&self.notices).expect("just seen")
     }
 
     pub fn wait(&mut self, token: u64) -> BlockData {
@@ -321,9 +342,13 @@ impl World {
     }
 
     pub fn read(&mut self, offset: u64, len: u64) -> Vec<u8> {
-        let token = self.request(BlockOp::Read(ByteRange::new(offset, len)));
+        self.read_of(Target::VOLUME, offset, len)
+    }
+
+    pub fn read_of(&mut self, target: Target, offset: u64, len: u64) -> Vec<u8> {
+        let token = self.request_to(target, BlockOp::Read(ByteRange::new(offset, len)));
         match self.wait(token) {
-            BlockData::Data(parts) => parts.iter().flat_map(|p| p.to_vec()).collect(),
+            BlockData::Data(parts) => holdfast_base::buf::concat(&parts).to_vec(),
             other => panic!("a read answered {other:?}"),
         }
     }
