@@ -126,6 +126,7 @@ pub enum Record {
         live: ObjectId,
         /// Under which the operator's records know it.
         id: VolumeId,
+        name: String,
         size_bytes: u64,
     },
     /// The clone is not wanted any more, nor are its snapshots.
@@ -206,7 +207,14 @@ mod tests {
             Record::Free { segments: vec![commit().segment] },
             Record::Checkpoint(Checkpoint { lsn: Lsn(3), runs: vec![] }),
             Record::Noop,
-            Record::Clone { of: ObjectId(3), head: HeadId(1), live: ObjectId(9), id: VolumeId(7), size_bytes: 1 << 30 },
+            Record::Clone {
+                of: ObjectId(3),
+                head: HeadId(1),
+                live: ObjectId(9),
+                id: VolumeId(7),
+                name: "vm2".to_string(),
+                size_bytes: 1 << 30,
+            },
             Record::Rollback { head: HeadId::VOLUME, to: ObjectId(3), live: ObjectId(10) },
         ] {
             assert_eq!(Record::decode(&record.encode()), Ok(record));

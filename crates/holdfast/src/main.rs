@@ -49,9 +49,9 @@ struct Cli {
 enum Command {
     /// Bring a grid on this machine up and down
     Grid(cli::status::GridArgs),
-    /// Make, list, resize, delete and export volumes
+    /// Make, clone, list, resize, delete and export volumes
     Volume(cli::volume::VolumeArgs),
-    /// Take, list and delete snapshots of volumes
+    /// Take, list and delete snapshots of volumes, and roll back to them
     Snapshot(cli::snapshot::SnapshotArgs),
     /// What the grid does right now
     #[command(

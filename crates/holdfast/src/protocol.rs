@@ -49,6 +49,18 @@ pub enum Request {
         volume: String,
         name: String,
     },
+    /// The volume becomes what its snapshot is.
+    SnapshotRollback {
+        volume: String,
+        name: String,
+    },
+    VolumeClone {
+        /// `VOLUME@SNAPSHOT`
+        source: String,
+        name: String,
+        /// The snapshot's where it is missing.
+        size_bytes: Option<u64>,
+    },
     /// Black-hole the links to a node: see `holdfast node cut --help`.
     NodeCut {
         node: u32,
@@ -134,6 +146,9 @@ pub struct DeviceInfo {
 pub struct VolumeInfo {
     pub name: String,
     pub id: String,
+    /// Of a clone: the volume that it is a part of, and whose figures it shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clone_of: Option<String>,
     pub size_bytes: u64,
     pub layout: String,
     pub exported: bool,

@@ -405,3 +405,64 @@ fn a_snapshot_stays_as_it_was() {
     grid.ok("volume unexport v1");
     assert!(grid.fails("snapshot create v1 again").contains("volume export v1"));
 }
+
+#[test]
+fn clones_begin_with_a_snapshot_and_go_their_own_ways() {
+    let grid = Grid::new(10);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create golden --size 16MiB");
+    let (first, second, scratch) = (grid.path("first"), grid.path("second"), grid.path("scratch"));
+    pattern(&first, 16 << 20);
+    fs::write(&second, vec![7; 16 << 20]).unwrap();
+    let copies = has_nbdcopy();
+    let copy = |file: &Path, name: &str| {
+        if copies {
+            nbdcopy(file.to_str().unwrap(), &grid.uri(name));
+        }
+    };
+    let holds = |uri: &str, file: &Path| {
+        if copies {
+            assert_volume_holds(uri, file, &scratch);
+        }
+    };
+    copy(&first, "golden");
+    assert!(grid.fails("volume clone golden vm1").contains("snapshot create golden"));
+    assert!(grid.fails("volume clone golden@v1 vm1").contains("no snapshot"));
+    grid.ok("snapshot create golden v1");
+    assert!(grid.fails("volume clone golden@v1 golden").contains("already"));
+    assert!(grid.fails("volume clone golden@v1 small --size 8MiB").contains("at least as large"));
+    let made = grid.json("volume clone golden@v1 vm1");
+    assert_eq!((&made["clone_of"], &made["size_bytes"]), (&"golden".into(), &(16_u64 << 20).into()), "{made}");
+    let large = grid.json("volume clone golden@v1 vm2 --size 32MiB");
+    assert_eq!(large["size_bytes"], 32_u64 << 20, "{large}");
+    copy(&second, "vm1");
+    holds(&grid.uri("vm1"), &second);
+    holds(&grid.uri("golden"), &first);
+    // A clone has snapshots of its own, and clones of these.
+    grid.ok("snapshot create vm1 v1");
+    grid.ok("volume clone vm1@v1 vm3");
+    copy(&first, "vm1");
+    holds(&grid.uri("vm3"), &second);
+    grid.ok("snapshot rollback vm1 v1");
+    holds(&grid.uri("vm1"), &second);
+    grid.ok("volume resize vm1 --size 24MiB");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert_eq!(grid.json("volume show vm1")["size_bytes"], 24_u64 << 20);
+    grid.ok("snapshot rollback vm1 v1");
+    assert_eq!(grid.json("volume show vm1")["size_bytes"], 16_u64 << 20, "the size is rolled back, too");
+    grid.ok("node kill 2");
+    holds(&grid.uri("vm1"), &second);
+    holds(&grid.uri("vm3"), &second);
+    // In any order.
+    assert!(grid.fails("volume delete golden").contains("vm1, vm2, vm3"));
+    assert!(grid.fails("volume unexport vm1").contains("unexport golden"));
+    grid.ok("snapshot delete golden v1");
+    grid.ok("volume delete vm1");
+    assert!(grid.fails("volume show vm1").contains("no volume vm1"));
+    holds(&grid.uri("vm3"), &second);
+    grid.ok("volume delete vm2");
+    grid.ok("volume delete vm3");
+    holds(&grid.uri("golden"), &first);
+    grid.ok("volume delete golden");
+}

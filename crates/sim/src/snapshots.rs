@@ -125,7 +125,12 @@ impl Run {
         let clone = KnownClone { snapshot, layer, asked_at: at, made: None, drop_asked: false, gone: false };
         self.snapshots.clones.push(clone);
         let number = self.snapshots.clones.len();
-        let change = Change::Clone { of: layer, id: id_of(number), size_bytes: self.guests.size_bytes() };
+        let change = Change::Clone {
+            of: layer,
+            id: id_of(number),
+            name: format!("clone{number}"),
+            size_bytes: self.guests.size_bytes(),
+        };
         self.world.tell(at, Event::Change(change));
         number
     }

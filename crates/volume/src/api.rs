@@ -174,6 +174,7 @@ pub enum Change {
     Clone {
         of: ObjectId,
         id: VolumeId,
+        name: String,
         /// At least the snapshot's.
         size_bytes: u64,
     },

@@ -37,8 +37,8 @@ impl Controller {
                 self.apply_snapshot(frozen, live, Snapshot { name, head, created_ms, size_bytes });
             }
             Record::DropSnapshot { layer } => self.apply_drop(layer),
-            Record::Clone { of, head, live, id, size_bytes } => {
-                self.apply_clone(head, of, live, CloneInfo { id, size_bytes });
+            Record::Clone { of, head, live, id, name, size_bytes } => {
+                self.apply_clone(head, of, live, CloneInfo { id, name, size_bytes });
             }
             Record::DropClone { head } => self.apply_drop_clone(head),
             Record::ResizeClone { head, size_bytes } => self.layers.resize_clone(head, size_bytes),

@@ -57,7 +57,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Guests' requests in flight and waiting; frontends bound their sessions below this.
-pub const REQUESTS_MAX: usize = 16_384;
+pub const REQUESTS_MAX: usize = 65_536;
 
 /// While anything is in flight, deadlines are looked at this often: the finest hedge bound.
 const TICK_BUSY: Duration = Duration::from_millis(2);

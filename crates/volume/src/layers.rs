@@ -44,6 +44,7 @@ pub struct Snapshot {
 pub struct CloneInfo {
     /// Under which the operator's records know it.
     pub id: VolumeId,
+    pub name: String,
     pub size_bytes: u64,
 }
 

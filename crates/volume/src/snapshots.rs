@@ -9,7 +9,7 @@
 //!
 //! States of each: asked for -> its record is in the log -> applied -> told.
 
-use crate::api::{Change, Notice};
+use crate::api::{Change, Notice, Target};
 use crate::controller::{Controller, Out};
 use crate::layers::{CloneInfo, Snapshot};
 use crate::log::Done;
@@ -30,6 +30,25 @@ struct Asked {
     layer: Option<ObjectId>,
     lsn: Lsn,
 }
+
+/// What a change comes to.
+struct Planned {
+    record: Record,
+    /// The layer that a head writes to behind it.
+    writing: Option<(HeadId, ObjectId)>,
+    /// Of a snapshot, its layer.
+    frozen: Option<ObjectId>,
+    /// Follows the record.
+    hidden: Option<Record>,
+}
+
+impl Planned {
+    fn new(record: Record) -> Planned {
+        Planned { record, writing: None, frozen: None, hidden: None }
+    }
+}
+
+const NO_CLONE: &str = "the clone is not there";
 
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
@@ -76,22 +95,30 @@ impl Controller {
     }
 
     pub(crate) fn on_change(&mut self, change: Change, out: Out) {
-        let result = match change.clone() {
-            Change::Snapshot { head, name, created_ms } => self.take_snapshot(change, head, name, created_ms, out),
-            Change::DropSnapshot { head, name } => self.drop_snapshot(change, head, &name, out),
-            Change::Clone { of, id, size_bytes } => self.make_clone(change, of, id, size_bytes, out),
-            Change::DropClone { head } => self.drop_clone(change, head, out),
-            Change::ResizeClone { head, size_bytes } => self.resize_clone(change, head, size_bytes, out),
-            Change::Rollback { head, name } => self.roll_back(change, head, &name, out),
+        let planned = match &change {
+            Change::Snapshot { head, name, created_ms } => self.plan_snapshot(*head, name, *created_ms),
+            Change::DropSnapshot { head, name } => {
+                self.settled(*head, name).map(|layer| Planned::new(Record::DropSnapshot { layer }))
+            }
+            Change::Clone { of, id, name, size_bytes } => self.plan_clone(*of, *id, name, *size_bytes),
+            Change::DropClone { head } => {
+                self.is_clone(*head).map(|()| Planned::new(Record::DropClone { head: *head }))
+            }
+            Change::ResizeClone { head, size_bytes } => self.plan_resize(*head, *size_bytes),
+            Change::Rollback { head, name } => self.plan_rollback(*head, name),
         };
-        if let Err((change, why)) = result {
-            self.notice(Notice::Refused { change, why }, out);
+        let planned = match planned {
+            Ok(planned) => planned,
+            Err(why) => return self.notice(Notice::Refused { change, why }, out),
+        };
+        // What bulk writes have been collected so far lies in front of it.
+        self.flush_bypass(out);
+        self.changes.writing.extend(planned.writing);
+        let lsn = self.append(planned.record, Buf::empty(), Arc::from([]), Done::Nothing, out);
+        self.changes.asked.push(Asked { change, layer: planned.frozen, lsn });
+        if let Some(hidden) = planned.hidden {
+            self.append(hidden, Buf::empty(), Arc::from([]), Done::Nothing, out);
         }
-    }
-
-    fn log_change(&mut self, change: Change, record: Record, layer: Option<ObjectId>, out: Out) {
-        let lsn = self.append(record, Buf::empty(), Arc::from([]), Done::Nothing, out);
-        self.changes.asked.push(Asked { change, layer, lsn });
     }
 
     fn next_layer(&mut self) -> Result<ObjectId, &'static str> {
@@ -101,43 +128,24 @@ impl Controller {
         Ok(next)
     }
 
-    fn take_snapshot(
-        &mut self,
-        change: Change,
-        head: HeadId,
-        name: String,
-        created_ms: u64,
-        out: Out,
-    ) -> Result<(), (Change, &'static str)> {
-        let refuse = |why| Err((change.clone(), why));
-        let is_asked = |asked: &Asked| matches!(&asked.change, Change::Snapshot { .. });
-        let taking = self.changes.asked.iter().filter(|a| is_asked(a)).count();
-        let is_taken =
-            self.layers.named(head, &name).is_some()
-                || self.changes.asked.iter().any(
-                    |a| matches!(&a.change, Change::Snapshot { head: h, name: n, .. } if *h == head && *n == name),
-                );
-        let (Some(frozen), Some(size_bytes)) = (self.writing_layer(head), self.head_bytes(head)) else {
-            return refuse("the clone is not there");
+    fn plan_snapshot(&mut self, head: HeadId, name: &str, created_ms: u64) -> Result<Planned, &'static str> {
+        let taking = |asked: &Asked| match &asked.change {
+            Change::Snapshot { head, name, .. } => Some((*head, name.clone())),
+            _ => None,
         };
-        if is_taken {
-            return refuse("the volume has a snapshot of that name");
+        let taking: Vec<(HeadId, String)> = self.changes.asked.iter().filter_map(taking).collect();
+        let frozen = self.writing_layer(head).ok_or(NO_CLONE)?;
+        if self.layers.named(head, name).is_some() || taking.iter().any(|(of, n)| *of == head && n == name) {
+            return Err("the volume has a snapshot of that name");
         }
-        if self.layers.snapshots().count() + taking >= SNAPSHOTS_MAX {
-            return refuse("the volume has 1024 snapshots");
+        if self.layers.snapshots().count() + taking.len() >= SNAPSHOTS_MAX {
+            return Err("the volume has 1024 snapshots");
         }
-        let live = match self.next_layer() {
-            Ok(live) => live,
-            Err(why) => return refuse(why),
-        };
-        // What bulk writes have been collected so far lies in front of the snapshot.
-        self.flush_bypass(out);
-        let record = Record::Snapshot { head, frozen, live, name, created_ms, size_bytes };
-        if !self.config.mutations.snapshot_stays_live {
-            self.changes.writing.insert(head, live);
-        }
-        self.log_change(change, record, Some(frozen), out);
-        Ok(())
+        let live = self.next_layer()?;
+        let size_bytes = self.head_bytes(head).expect("a head that is there");
+        let record = Record::Snapshot { head, frozen, live, name: name.to_string(), created_ms, size_bytes };
+        let writing = (!self.config.mutations.snapshot_stays_live).then_some((head, live));
+        Ok(Planned { writing, frozen: Some(frozen), ..Planned::new(record) })
     }
 
     /// The layer of a snapshot that is complete and stays.
@@ -147,123 +155,64 @@ impl Controller {
         if self.changes.is_in_between(layer, snapshot) { Err("the snapshot is coming or going") } else { Ok(layer) }
     }
 
-    fn drop_snapshot(
-        &mut self,
-        change: Change,
-        head: HeadId,
-        name: &str,
-        out: Out,
-    ) -> Result<(), (Change, &'static str)> {
-        match self.settled(head, name) {
-            Ok(layer) => self.log_change(change, Record::DropSnapshot { layer }, None, out),
-            Err(why) => return Err((change, why)),
-        }
-        Ok(())
-    }
-
-    fn make_clone(
-        &mut self,
-        change: Change,
-        of: ObjectId,
-        id: VolumeId,
-        size_bytes: u64,
-        out: Out,
-    ) -> Result<(), (Change, &'static str)> {
-        let Some(snapshot) = self.snapshots().find(|(layer, _)| *layer == of).map(|(_, s)| s.clone()) else {
-            return Err((change, "there is no such snapshot"));
-        };
+    fn plan_clone(&mut self, of: ObjectId, id: VolumeId, name: &str, size_bytes: u64) -> Result<Planned, &'static str> {
+        let snapshot = self.snapshots().find(|(layer, _)| *layer == of).map(|(_, s)| s.clone());
+        let snapshot = snapshot.ok_or("there is no such snapshot")?;
         let is_asked = |asked: &Asked| matches!(&asked.change, Change::Clone { id: other, .. } if *other == id);
         if self.layers.clones().any(|(_, clone)| clone.id == id) || self.changes.asked.iter().any(is_asked) {
-            return Err((change, "the clone is there"));
+            return Err("the clone is there");
         }
         if self.layers.clones().count() >= CLONES_MAX {
-            return Err((change, "the volume has 1024 clones"));
+            return Err("the volume has 1024 clones");
         }
         if size_bytes < snapshot.size_bytes {
-            return Err((change, "a clone is at least as large as its snapshot; make it smaller later"));
+            return Err("a clone is at least as large as its snapshot; make it smaller later");
         }
-        let live = match self.next_layer() {
-            Ok(live) => live,
-            Err(why) => return Err((change, why)),
-        };
+        let live = self.next_layer()?;
         let head = self.layers.head_after(self.changes.newest_head);
         self.changes.newest_head = head;
-        self.log_change(change, Record::Clone { of, head, live, id, size_bytes }, None, out);
-        self.hide_beyond(live, of, snapshot.size_bytes, out);
-        Ok(())
+        let record = Record::Clone { of, head, live, id, name: name.to_string(), size_bytes };
+        Ok(Planned { hidden: self.hide_beyond(live, of, snapshot.size_bytes), ..Planned::new(record) })
     }
 
     /// What `below` says behind the end of a snapshot is not part of it: a layer over it says zeroes there.
-    fn hide_beyond(&mut self, live: ObjectId, below: ObjectId, size_bytes: u64, out: Out) {
+    fn hide_beyond(&mut self, live: ObjectId, below: ObjectId, size_bytes: u64) -> Option<Record> {
         let (end, mapped_end) = (size_bytes.div_ceil(BLOCK_BYTES as u64), self.mapped_end(below));
-        if mapped_end > end {
-            let record = Record::Discard { key: Key::new(live, Lba(end)), blocks: mapped_end - end };
-            self.append(record, Buf::empty(), Arc::from([]), Done::Nothing, out);
-        }
+        (mapped_end > end).then(|| Record::Discard { key: Key::new(live, Lba(end)), blocks: mapped_end - end })
     }
 
     fn is_clone(&self, head: HeadId) -> Result<(), &'static str> {
         let is_there = self.layers.clone_of(head).is_some() && !self.changes.is_dropping(head);
-        is_there.then_some(()).ok_or("the clone is not there")
+        is_there.then_some(()).ok_or(NO_CLONE)
     }
 
-    fn drop_clone(&mut self, change: Change, head: HeadId, out: Out) -> Result<(), (Change, &'static str)> {
-        if let Err(why) = self.is_clone(head) {
-            return Err((change, why));
+    fn plan_resize(&mut self, head: HeadId, size_bytes: u64) -> Result<Planned, &'static str> {
+        self.is_clone(head)?;
+        if self.changes.asked.iter().any(|a| matches!(a.change, Change::ResizeClone { head: of, .. } if of == head)) {
+            return Err("the clone is being resized");
         }
-        self.flush_bypass(out);
-        self.log_change(change, Record::DropClone { head }, None, out);
-        Ok(())
-    }
-
-    fn resize_clone(
-        &mut self,
-        change: Change,
-        head: HeadId,
-        size_bytes: u64,
-        out: Out,
-    ) -> Result<(), (Change, &'static str)> {
-        if let Err(why) = self.is_clone(head) {
-            return Err((change, why));
-        }
-        if self.changes.asked.iter().any(|a| matches!(a.change, Change::ResizeClone { head: h, .. } if h == head)) {
-            return Err((change, "the clone is being resized"));
-        }
+        let record = Record::ResizeClone { head, size_bytes };
         // What lies behind the end was cut off, if it was ever there; a snapshot may say more there than it shows.
         let shown = self.head_bytes(head).expect("a clone that is there").min(size_bytes);
-        self.log_change(change, Record::ResizeClone { head, size_bytes }, None, out);
-        let (live, below) = (self.writing_layer(head), self.layers.live(head));
-        if let (Some(live), Some(below)) = (live, below) {
-            self.hide_beyond(live, below, shown, out);
-        }
-        Ok(())
+        let live = self.writing_layer(head).expect("a clone that is there");
+        let below = self.layers.live(head).expect("a clone that is there");
+        Ok(Planned { hidden: self.hide_beyond(live, below, shown), ..Planned::new(record) })
     }
 
-    fn roll_back(&mut self, change: Change, head: HeadId, name: &str, out: Out) -> Result<(), (Change, &'static str)> {
-        let Some(size_bytes) = self.head_bytes(head) else { return Err((change, "the clone is not there")) };
-        let to = match self.settled(head, name) {
-            Ok(to) => to,
-            Err(why) => return Err((change, why)),
-        };
+    fn plan_rollback(&mut self, head: HeadId, name: &str) -> Result<Planned, &'static str> {
+        let size_bytes = self.head_bytes(head).ok_or(NO_CLONE)?;
+        let to = self.settled(head, name)?;
         let snapshot = self.layers.snapshot(to).expect("just found").clone();
         if size_bytes < snapshot.size_bytes {
-            return Err((
-                change,
-                "the volume is smaller than the snapshot was; resize it to the snapshot's size first",
-            ));
+            return Err("the volume is smaller than the snapshot was; resize it to the snapshot's size first");
         }
         // A write of a part of a block would put back the rest of it as it was.
         if self.is_writing(head) {
-            return Err((change, "the volume is being written to; disconnect its clients first"));
+            return Err("the volume is being written to; disconnect its clients first");
         }
-        let live = match self.next_layer() {
-            Ok(live) => live,
-            Err(why) => return Err((change, why)),
-        };
-        self.changes.writing.insert(head, live);
-        self.log_change(change, Record::Rollback { head, to, live }, None, out);
-        self.hide_beyond(live, to, snapshot.size_bytes, out);
-        Ok(())
+        let live = self.next_layer()?;
+        let hidden = self.hide_beyond(live, to, snapshot.size_bytes);
+        Ok(Planned { writing: Some((head, live)), hidden, ..Planned::new(Record::Rollback { head, to, live }) })
     }
 
     /// Tells of changes that are complete: their record is applied, and of snapshots every bulk write of their layer and
@@ -285,10 +234,10 @@ impl Controller {
 
     fn tell_of(&mut self, asked: Asked, out: Out) {
         let target = match &asked.change {
-            Change::Snapshot { .. } => asked.layer.map(crate::api::Target::Snapshot),
+            Change::Snapshot { .. } => asked.layer.map(Target::Snapshot),
             Change::Clone { id, .. } => {
                 let made = self.layers.clones().find(|(_, clone)| clone.id == *id);
-                made.map(|(head, _)| crate::api::Target::Head(head))
+                made.map(|(head, _)| Target::Head(head))
             }
             _ => None,
         };

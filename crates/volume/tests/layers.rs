@@ -119,7 +119,8 @@ impl Model {
         let more = if self.prng.chance(300) { self.prng.below(1000) } else { 0 };
         array.resize(array.len() + more as usize, 0);
         let id = VolumeId(u128::from(self.fresh()));
-        let made = self.change(Change::Clone { of, id, size_bytes: array.len() as u64 * BLOCK });
+        let made =
+            self.change(Change::Clone { of, id, name: "clone".to_string(), size_bytes: array.len() as u64 * BLOCK });
         let Some(Target::Head(head)) = made else { panic!("{made:?} is no clone") };
         assert!(self.heads.insert(head, array).is_none(), "{head:?} was there before");
     }
@@ -259,7 +260,7 @@ fn clones_of_clones_read_through_a_hundred_generations() {
         let Some(Target::Snapshot(of)) = made else { panic!("{made:?} is no snapshot") };
         let array = model.heads[&head].clone();
         let id = VolumeId(u128::from(generation) + 100);
-        let made = model.change(Change::Clone { of, id, size_bytes: BLOCKS * BLOCK });
+        let made = model.change(Change::Clone { of, id, name: "clone".to_string(), size_bytes: BLOCKS * BLOCK });
         model.snapshots.insert(of, Frozen { head, name, array: array.clone() });
         let Some(Target::Head(clone)) = made else { panic!("{made:?} is no clone") };
         model.heads.insert(clone, array);
@@ -282,7 +283,7 @@ fn what_can_not_be_done_is_refused_with_a_reason() {
     let Some(Target::Snapshot(of)) = made else { panic!("{made:?} is no snapshot") };
     let why = refused(&mut model, Change::Snapshot { head, name: name(), created_ms: 0 });
     assert!(why.contains("of that name"), "{why}");
-    let why = refused(&mut model, Change::Clone { of, id: VolumeId(5), size_bytes: BLOCK });
+    let why = refused(&mut model, Change::Clone { of, id: VolumeId(5), name: name(), size_bytes: BLOCK });
     assert!(why.contains("at least as large"), "{why}");
     let why = refused(&mut model, Change::DropClone { head });
     assert!(why.contains("not there"), "{why}");
@@ -294,8 +295,8 @@ fn what_can_not_be_done_is_refused_with_a_reason() {
     // Nobody has read the outcome of this write yet.
     let write = model.world.request(BlockOp::Write { offset: 1, data: Buf::copy_from(&[1]) });
     model.world.wait(write);
-    let clone = model.change(Change::Clone { of, id: VolumeId(5), size_bytes: BLOCKS * BLOCK });
-    let why = refused(&mut model, Change::Clone { of, id: VolumeId(5), size_bytes: BLOCKS * BLOCK });
+    let clone = model.change(Change::Clone { of, id: VolumeId(5), name: name(), size_bytes: BLOCKS * BLOCK });
+    let why = refused(&mut model, Change::Clone { of, id: VolumeId(5), name: name(), size_bytes: BLOCKS * BLOCK });
     assert!(why.contains("is there"), "{why}");
     // What is asked of a clone that is gone is answered.
     let Some(Target::Head(clone)) = clone else { panic!("{clone:?} is no clone") };

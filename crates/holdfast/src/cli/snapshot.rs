@@ -1,4 +1,4 @@
-//! `holdfast snapshot`: take, list, delete.
+//! `holdfast snapshot`: take, list, delete, roll back.
 
 use super::format::{print, print_json, print_table, table};
 use crate::client;
@@ -15,6 +15,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
     holdfast snapshot create vm1 monday\n  \
     holdfast snapshot list vm1\n  \
     qemu-img convert -n \"nbd+unix:///vm1@monday?socket=…\" backup.raw     read it, like any export\n  \
+    holdfast snapshot rollback vm1 monday      with nobody connected to vm1\n  \
+    holdfast volume clone vm1@monday vm2       writable, and begins with what the snapshot holds\n  \
     holdfast snapshot delete vm1 monday\n\n\
     A snapshot holds what was completed when it was taken, in order, as a power cut would leave it.\n\
     It costs the space of what is overwritten from then on.")]
@@ -29,6 +31,8 @@ enum SnapshotAction {
     Create { volume: String, name: String },
     /// The snapshots of a volume in service, oldest first
     List { volume: String },
+    /// Make a volume what its snapshot is; what was written since is lost, other snapshots stay
+    Rollback { volume: String, name: String },
     /// Delete a snapshot; the space that only it holds returns in the background
     Delete { volume: String, name: String },
 }
@@ -49,6 +53,12 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
             let volume = client::volume(dir, &Request::VolumeShow { name: volume })?;
             let snapshots = snapshots(&volume)?;
             if json { print_json(&snapshots) } else { print_list(&volume.name, snapshots) }
+        }
+        SnapshotAction::Rollback { volume, name } => {
+            let request = Request::SnapshotRollback { volume, name: name.clone() };
+            let volume = client::volume(dir, &request)?;
+            let text = format!("volume {} is as it was at snapshot {name}", volume.name);
+            if json { print_json(&volume) } else { print(text) }
         }
         SnapshotAction::Delete { volume, name } => {
             client::done(dir, &Request::SnapshotDelete { volume: volume.clone(), name: name.clone() })?;

@@ -17,6 +17,7 @@ use serde_json::json;
     holdfast volume list\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
+    holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
     #[command(subcommand)]
@@ -38,6 +39,15 @@ enum VolumeAction {
         #[arg(long)]
         no_export: bool,
     },
+    /// Make a writable clone of a snapshot, at once, whatever its size; both share what neither overwrites
+    Clone {
+        /// VOLUME@SNAPSHOT
+        source: String,
+        name: String,
+        /// Larger than the snapshot, for example 40GiB; the file system on it has to be grown by the guest
+        #[arg(long)]
+        size: Option<Size>,
+    },
     /// All volumes of the grid
     List,
     /// One volume, with its counters
@@ -51,7 +61,7 @@ enum VolumeAction {
         #[arg(long)]
         shrink: bool,
     },
-    /// Delete a volume with its data and its snapshots
+    /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
         name: String,
         /// Cut off clients that are connected
@@ -78,6 +88,12 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
+        }
+        VolumeAction::Clone { source, name, size } => {
+            let request = Request::VolumeClone { source: source.clone(), name, size_bytes: size.map(|s| s.0) };
+            let volume = client::volume(dir, &request)?;
+            let size = Size(volume.size_bytes);
+            show(&volume, format!("clone {} of {source} ({size}) is made{}", volume.name, how_to_use(&volume)))
         }
         VolumeAction::List => {
             let volumes = client::volumes(dir)?;
@@ -135,9 +151,11 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
         &[2, 4, 5, 6, 7, 8],
     );
     for volume in volumes {
-        let live = |f: &dyn Fn(&crate::protocol::VolumeLive) -> String| volume.live.as_ref().map_or("-".to_string(), f);
+        // A clone's figures are its volume's.
+        let own = volume.live.as_ref().filter(|_| volume.clone_of.is_none());
+        let live = |f: &dyn Fn(&crate::protocol::VolumeLive) -> String| own.map_or("-".to_string(), f);
         rows.add_row([
-            volume.name.clone(),
+            volume.clone_of.as_ref().map_or(volume.name.clone(), |of| format!("{} (clone in {of})", volume.name)),
             volume.state.clone(),
             Size(volume.size_bytes).to_string(),
             volume.layout.clone(),
@@ -165,6 +183,9 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     };
     row("volume", volume.name.clone());
     row("id", volume.id.clone());
+    if let Some(of) = &volume.clone_of {
+        row("clone in", format!("{of}, whose figures these are"));
+    }
     row("state", volume.state.clone());
     if let Some(why) = &volume.waits {
         row("waits", why.clone());

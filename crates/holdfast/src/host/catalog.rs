@@ -1,8 +1,9 @@
 //! The operator's records in the metadata store: names, exports, deletions. Roots are the controllers' own.
 //!
 //! ```text
-//! name/NAME              which volume has the name; made first, so that names are unique
+//! name/NAME              which volume or clone has the name; made first, so that names are unique
 //! volume/ID/root         the root record
+//! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/export       there while the volume is exported, for the next start
 //! deleting/ID            there until every device has returned the volume's space
 //! ```
@@ -36,6 +37,15 @@ struct NameRecord {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ExportRecord {}
 
+/// A clone, as far as it is known while its volume is not in service.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CloneRecord {
+    pub name: String,
+    /// The volume that it is a part of.
+    pub origin: String,
+    pub size_bytes: u64,
+}
+
 /// A volume whose space is being returned.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeletingRecord {
@@ -43,14 +53,29 @@ pub struct DeletingRecord {
     pub name: String,
 }
 
-/// A volume as its records show it.
+/// A volume or clone as its records show it.
 #[derive(Clone, Debug)]
 pub struct Entry {
+    /// Of a clone, the root of the volume that it is a part of.
     pub root: Root,
     pub exported: bool,
+    pub clone: Option<(VolumeId, CloneRecord)>,
 }
 
 impl Entry {
+    pub fn name(&self) -> &str {
+        self.clone.as_ref().map_or(&self.root.name, |(_, clone)| &clone.name)
+    }
+
+    pub fn id(&self) -> VolumeId {
+        self.clone.as_ref().map_or(self.root.volume, |(id, _)| *id)
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.clone.as_ref().map_or(self.root.size_bytes, |(_, clone)| clone.size_bytes)
+    }
+
+    /// Of the volume, also for a clone of it.
     pub fn spec(&self) -> OpenSpec {
         let Root { volume, name, size_bytes, layout, .. } = &self.root;
         OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout }
@@ -69,6 +94,10 @@ fn name_key(name: &str) -> String {
 
 fn export_key(volume: VolumeId) -> String {
     format!("volume/{volume}/export")
+}
+
+fn clone_key(clone: VolumeId) -> String {
+    format!("volume/{clone}/clone")
 }
 
 fn deleting_key(volume: &str) -> String {
@@ -133,8 +162,14 @@ impl Catalog {
         value.map(|bytes| Root::decode(&bytes).with_context(|| format!("metadata record {key} is damaged"))).transpose()
     }
 
-    /// Makes a volume. A name whose volume was never completed is taken over.
-    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout) -> Result<Entry> {
+    fn clone(&self, id: VolumeId) -> Result<Option<CloneRecord>> {
+        let key = clone_key(id);
+        let (_, value) = self.get(&key)?;
+        value.map(|bytes| decode(&key, &bytes)).transpose()
+    }
+
+    /// Gives a name to something that is about to be made. One whose making was never completed is taken over.
+    fn take_name(&self, name: &str) -> Result<VolumeId> {
         check_name(name)?;
         let key = name_key(name);
         let fresh = VolumeId(uuid::Uuid::new_v4().as_u128());
@@ -145,7 +180,7 @@ impl Catalog {
                 return Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string() }))));
             };
             chosen = decode::<NameRecord>(&key, found)?.volume.parse()?;
-            if self.root(chosen)?.is_some() {
+            if self.root(chosen)?.is_some() || self.clone(chosen)?.is_some() {
                 bail!(
                     "there is a volume {name} already; choose another name, or look at it with `holdfast volume show \
                      {name}`"
@@ -153,12 +188,56 @@ impl Catalog {
             }
             Ok(None)
         })?;
+        Ok(chosen)
+    }
+
+    /// Makes a volume.
+    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout) -> Result<Entry> {
+        let chosen = self.take_name(name)?;
         let root = Root::new(self.grid, chosen, name, size_bytes, layout);
         self.update(&root_key(chosen), |found| match found {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
         })?;
-        Ok(Entry { root, exported: false })
+        Ok(Entry { root, exported: false, clone: None })
+    }
+
+    /// The first step of making a clone: its name, and the id that its volume shall know it by.
+    pub fn begin_clone(&self, name: &str) -> Result<VolumeId> {
+        self.take_name(name)
+    }
+
+    /// The last step, and what follows a change of size: its volume has it.
+    pub fn set_clone(&self, id: VolumeId, record: &CloneRecord) -> Result<()> {
+        self.set(&clone_key(id), Some(encode(record)))
+    }
+
+    /// Its volume has let go of it.
+    pub fn forget_clone(&self, id: VolumeId, name: &str) -> Result<()> {
+        self.set(&clone_key(id), None)?;
+        self.free_name(name, &id.to_string())
+    }
+
+    /// Names of the clones that are parts of a volume.
+    pub fn clones_of(&self, volume: VolumeId) -> Result<Vec<String>> {
+        let is_clone = |entry: &Entry| entry.clone.is_some() && entry.root.volume == volume;
+        Ok(self.all()?.iter().filter(|entry| is_clone(entry)).map(|entry| entry.name().to_string()).collect())
+    }
+
+    fn free_name(&self, name: &str, volume: &str) -> Result<()> {
+        self.update(&name_key(name), |found| {
+            let is_ours = |bytes| decode::<NameRecord>(name, bytes).is_ok_and(|n| n.volume == volume);
+            Ok(found.is_some_and(is_ours).then_some(None))
+        })
+    }
+
+    /// `None` where neither volume nor clone was completed.
+    fn entry(&self, id: VolumeId) -> Result<Option<Entry>> {
+        let clone = self.clone(id)?;
+        let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
+        let Some(root) = self.root(volume)? else { return Ok(None) };
+        let exported = self.get(&export_key(volume))?.1.is_some();
+        Ok(Some(Entry { root, exported, clone: clone.map(|clone| (id, clone)) }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -166,25 +245,20 @@ impl Catalog {
         let (_, value) = self.get(&key)?;
         let missing = || format!("there is no volume {name}; `holdfast volume list` shows what there is");
         let record: NameRecord = decode(&key, &value.with_context(missing)?)?;
-        let volume: VolumeId = record.volume.parse()?;
-        let root = self.root(volume)?.with_context(missing)?;
-        Ok(Entry { exported: self.get(&export_key(volume))?.1.is_some(), root })
+        self.entry(record.volume.parse()?)?.with_context(missing)
     }
 
     pub fn all(&self) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for listed in self.meta.list(NAME_PREFIX)?.records {
             let record: NameRecord = decode(&listed.key, &listed.value)?;
-            let volume: VolumeId = record.volume.parse()?;
-            if let Some(root) = self.root(volume)?.filter(|r| !r.deleted) {
-                entries.push(Entry { exported: self.get(&export_key(volume))?.1.is_some(), root });
-            }
+            entries.extend(self.entry(record.volume.parse()?)?.filter(|entry| !entry.root.deleted));
         }
         Ok(entries)
     }
 
     pub fn exported(&self) -> Result<Vec<OpenSpec>> {
-        Ok(self.all()?.iter().filter(|e| e.exported).map(Entry::spec).collect())
+        Ok(self.all()?.iter().filter(|e| e.exported && e.clone.is_none()).map(Entry::spec).collect())
     }
 
     pub fn set_exported(&self, volume: VolumeId, exported: bool) -> Result<()> {
@@ -218,10 +292,7 @@ impl Catalog {
             root.instance = instance;
             Ok(Some(Some(root.encode())))
         })?;
-        self.update(&name_key(&record.name), |found| {
-            let is_ours = |bytes| decode::<NameRecord>(&record.name, bytes).is_ok_and(|n| n.volume == record.volume);
-            Ok(found.is_some_and(is_ours).then_some(None))
-        })?;
+        self.free_name(&record.name, &record.volume)?;
         self.set_exported(volume, false)?;
         self.root(volume)
     }

@@ -6,10 +6,10 @@
 use super::Host;
 use super::volumes::OpenSpec;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
-use holdfast_base::{Instant, NodeId, Slab, Token};
+use holdfast_base::{HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Reply, Request};
 use holdfast_runtime::reactor::Io;
-use holdfast_volume::{Event as VolumeEvent, State};
+use holdfast_volume::{Change, Event as VolumeEvent, State, Target};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -47,12 +47,11 @@ pub enum Command {
         size_bytes: u64,
         answer: Answer<Option<u64>>,
     },
-    /// Takes a snapshot of a volume in service, or drops one.
-    Snapshot {
+    /// Of a volume in service, or a clone.
+    Change {
         volume: String,
-        name: String,
-        drop: bool,
-        answer: Answer<SnapshotOutcome>,
+        wanted: Wanted,
+        answer: Answer<ChangeOutcome>,
     },
     Cut {
         node: NodeId,
@@ -76,14 +75,54 @@ pub enum CloseOutcome {
     InUse(usize),
 }
 
+/// What shall become of a volume's snapshots or of a clone.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum SnapshotOutcome {
+pub enum Wanted {
+    Snapshot {
+        name: String,
+    },
+    DropSnapshot {
+        name: String,
+    },
+    Rollback {
+        snapshot: String,
+    },
+    Clone {
+        snapshot: String,
+        id: VolumeId,
+        name: String,
+        /// The snapshot's where it is missing.
+        size_bytes: Option<u64>,
+    },
+    DropClone {
+        /// Disconnect clients rather than refuse.
+        force: bool,
+    },
+    ResizeClone {
+        size_bytes: u64,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ChangeOutcome {
     Done,
     /// The volume is not in service, or went out of it.
     NotOpen,
-    /// So many clients read it.
+    /// So many clients use it.
     InUse(usize),
     Refused(&'static str),
+}
+
+/// For the log.
+pub fn change_text(change: &Change) -> String {
+    match change {
+        Change::Snapshot { name, .. } => format!("snapshot {name} is taken"),
+        Change::DropSnapshot { name, .. } => format!("snapshot {name} is deleted; its space returns"),
+        Change::Clone { name, .. } => format!("clone {name} is made"),
+        Change::DropClone { head } => format!("clone {head} is deleted; its space returns"),
+        Change::ResizeClone { head, size_bytes } => format!("clone {head} has {size_bytes} bytes now"),
+        Change::Rollback { name, .. } => format!("rolled back to snapshot {name}"),
+    }
 }
 
 /// The part of `status` that the reactor knows.
@@ -97,13 +136,12 @@ pub struct Waiters {
     calls: Slab<Answer<Option<Reply>>>,
     resizes: Vec<(Token, u64, Answer<Option<u64>>)>,
     closes: Vec<(Token, Answer<CloseOutcome>)>,
-    /// (volume, snapshot)
-    snapshots: Vec<(Token, String, Answer<SnapshotOutcome>)>,
+    changes: Vec<(Token, Change, Answer<ChangeOutcome>)>,
 }
 
 impl Default for Waiters {
     fn default() -> Waiters {
-        Waiters { calls: Slab::new(WAITERS_MAX), resizes: Vec::new(), closes: Vec::new(), snapshots: Vec::new() }
+        Waiters { calls: Slab::new(WAITERS_MAX), resizes: Vec::new(), closes: Vec::new(), changes: Vec::new() }
     }
 }
 
@@ -125,21 +163,21 @@ impl Waiters {
         }
     }
 
-    pub fn on_snapshot(&mut self, at: Token, name: &str, outcome: &SnapshotOutcome) {
-        for (_, _, answer) in self.snapshots.extract_if(.., |(volume, of, _)| *volume == at && of == name) {
+    pub fn on_change(&mut self, at: Token, change: &Change, outcome: &ChangeOutcome) {
+        for (_, _, answer) in self.changes.extract_if(.., |(volume, of, _)| *volume == at && of == change) {
             tell(&answer, outcome.clone());
         }
     }
 
-    /// The volume went out of service: whether the snapshots that were asked for are there, its next owner knows.
-    pub fn on_snapshots_lost(&mut self, at: Token) {
-        for (_, _, answer) in self.snapshots.extract_if(.., |(volume, _, _)| *volume == at) {
-            tell(&answer, SnapshotOutcome::NotOpen);
+    /// The volume went out of service: what became of the changes that were asked for, its next owner knows.
+    pub fn on_changes_lost(&mut self, at: Token) {
+        for (_, _, answer) in self.changes.extract_if(.., |(volume, _, _)| *volume == at) {
+            tell(&answer, ChangeOutcome::NotOpen);
         }
     }
 
     pub fn on_closed(&mut self, at: Token) {
-        self.on_snapshots_lost(at);
+        self.on_changes_lost(at);
         for (_, answer) in self.closes.extract_if(.., |(volume, _)| *volume == at) {
             tell(&answer, CloseOutcome::Closed);
         }
@@ -157,8 +195,9 @@ impl Host {
         match command {
             Command::Status { answer } => tell(&answer, self.live_status(now)),
             Command::Volume { name, answer } => {
-                let volume = self.volumes.find_open(&name).and_then(|at| self.volumes.table.get(at));
-                tell(&answer, volume.map(|v| v.info(|export| self.volumes.uris(export))));
+                let found = self.volumes.find_open(&name);
+                let volume = found.and_then(|(at, head)| Some((self.volumes.table.get(at)?, head)));
+                tell(&answer, volume.map(|(v, head)| v.info(&name, head, |export| self.volumes.uris(export))));
             }
             Command::Open { spec, answer } => {
                 self.open_if_closed(now, spec, io);
@@ -166,7 +205,7 @@ impl Host {
             }
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
             Command::Resize { name, size_bytes, answer } => self.resize(now, &name, size_bytes, answer, io),
-            Command::Snapshot { volume, name, drop, answer } => self.snapshot(now, &volume, name, drop, answer, io),
+            Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
             Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => {
                 if self.waiters.calls.is_full() {
@@ -184,7 +223,7 @@ impl Host {
         if self.is_stopping() {
             return;
         }
-        if let Some(at) = self.volumes.find_open(&spec.name) {
+        if let Some((at, _)) = self.volumes.find_open(&spec.name) {
             let state = self.volumes.table.get(at).map(|v| v.controller.state());
             if !matches!(state, Some(State::Deposed | State::Closed)) {
                 return;
@@ -204,10 +243,10 @@ impl Host {
         answer: Answer<CloseOutcome>,
         io: &mut Io,
     ) {
-        let found = self.volumes.find_open(name).and_then(|at| Some((at, self.volumes.table.get(at)?)));
+        let found = self.volumes.find_open(name).and_then(|(at, _)| Some((at, self.volumes.table.get(at)?)));
         let Some((at, volume)) = found else { return tell(&answer, CloseOutcome::NotOpen) };
-        if volume.sessions > 0 && !force {
-            return tell(&answer, CloseOutcome::InUse(volume.sessions));
+        if volume.sessions() > 0 && !force {
+            return tell(&answer, CloseOutcome::InUse(volume.sessions()));
         }
         let is_over = matches!(volume.controller.state(), State::Deposed | State::Closed);
         for session in self.clients.of_volume(at) {
@@ -222,39 +261,62 @@ impl Host {
     }
 
     fn resize(&mut self, now: Instant, name: &str, size_bytes: u64, answer: Answer<Option<u64>>, io: &mut Io) {
-        let Some(at) = self.volumes.find_open(name) else { return tell(&answer, None) };
-        if self.volumes.table.get(at).is_some_and(|v| v.size_bytes() == size_bytes) {
+        let Some((at, head)) = self.volumes.find_open(name) else { return tell(&answer, None) };
+        if self.volumes.table.get(at).is_some_and(|v| v.size_bytes(head) == size_bytes) {
             return tell(&answer, Some(size_bytes));
         }
         self.waiters.resizes.push((at, size_bytes, answer));
         self.drive(now, at, VolumeEvent::Resize { size_bytes }, io);
     }
 
-    fn snapshot(
-        &mut self,
-        now: Instant,
-        volume: &str,
-        name: String,
-        drop: bool,
-        answer: Answer<SnapshotOutcome>,
-        io: &mut Io,
-    ) {
-        let found = self.volumes.find_open(volume).and_then(|at| Some((at, self.volumes.table.get(at)?)));
-        let Some((at, open)) = found.filter(|(_, v)| v.controller.state() == State::Open) else {
-            return tell(&answer, SnapshotOutcome::NotOpen);
-        };
-        let readers = open.snapshot_export(&name).map_or(0, |(layer, _)| self.clients.of_snapshot(at, layer));
-        if drop && readers > 0 {
-            return tell(&answer, SnapshotOutcome::InUse(readers));
+    fn change(&mut self, now: Instant, volume: &str, wanted: Wanted, answer: Answer<ChangeOutcome>, io: &mut Io) {
+        let found = self.volumes.find_open(volume);
+        let found =
+            found.filter(|(at, _)| self.volumes.table.get(*at).is_some_and(|v| v.controller.state() == State::Open));
+        let Some((at, head)) = found else { return tell(&answer, ChangeOutcome::NotOpen) };
+        if matches!(wanted, Wanted::DropClone { force: true }) {
+            for session in self.clients.of_head(at, head) {
+                self.abort_client(session, io);
+            }
         }
-        self.waiters.snapshots.push((at, name.clone(), answer));
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let event = if drop {
-            VolumeEvent::DropSnapshot { name }
-        } else {
-            VolumeEvent::Snapshot { name, created_ms: since_1970.as_millis() as u64 }
-        };
-        self.drive(now, at, event, io);
+        match self.change_for(at, head, wanted) {
+            Ok(change) => {
+                self.waiters.changes.push((at, change.clone(), answer));
+                self.drive(now, at, VolumeEvent::Change(change), io);
+            }
+            Err(outcome) => tell(&answer, outcome),
+        }
+    }
+
+    /// What the controller is asked for, or why not.
+    fn change_for(&self, at: Token, head: HeadId, wanted: Wanted) -> Result<Change, ChangeOutcome> {
+        let volume = self.volumes.table.get(at).expect("a volume in service");
+        let unused = |clients: usize| if clients > 0 { Err(ChangeOutcome::InUse(clients)) } else { Ok(()) };
+        match wanted {
+            Wanted::Snapshot { name } => {
+                let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                Ok(Change::Snapshot { head, name, created_ms: since_1970.as_millis() as u64 })
+            }
+            Wanted::DropSnapshot { name } => {
+                let found = volume.snapshot(head, &name);
+                unused(found.map_or(0, |(layer, _)| self.clients.of_target(at, Target::Snapshot(layer))))?;
+                Ok(Change::DropSnapshot { head, name })
+            }
+            Wanted::Rollback { snapshot } => {
+                unused(self.clients.of_target(at, Target::Head(head)))?;
+                Ok(Change::Rollback { head, name: snapshot })
+            }
+            Wanted::Clone { snapshot, id, name, size_bytes } => {
+                let found = volume.snapshot(head, &snapshot);
+                let (of, found) = found.ok_or(ChangeOutcome::Refused("the volume has no snapshot of that name"))?;
+                Ok(Change::Clone { of, id, name, size_bytes: size_bytes.unwrap_or(found.size_bytes) })
+            }
+            Wanted::DropClone { .. } => {
+                unused(self.clients.of_head(at, head).len())?;
+                Ok(Change::DropClone { head })
+            }
+            Wanted::ResizeClone { size_bytes } => Ok(Change::ResizeClone { head, size_bytes }),
+        }
     }
 
     fn live_status(&self, now: Instant) -> LiveStatus {

@@ -5,10 +5,11 @@
 //!
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
-use super::catalog::{Catalog, Entry, check_name};
-use super::commands::{CloseOutcome, Command, LiveStatus, SnapshotOutcome};
+use super::catalog::{Catalog, CloneRecord, Entry, check_name};
+use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
+use super::volumes::split_export;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
@@ -38,7 +39,7 @@ const OPEN_MAX: Duration = Duration::from_secs(10);
 const CLOSE_MAX: Duration = Duration::from_secs(120);
 
 /// How long a snapshot may take: bulk writes that are part of it are waited for.
-const SNAPSHOT_MAX: Duration = Duration::from_secs(30);
+const CHANGE_MAX: Duration = Duration::from_secs(30);
 
 const RESIZE_MAX: Duration = Duration::from_secs(10);
 
@@ -150,6 +151,8 @@ impl ControlPlane {
                 | Request::VolumeResize { .. }
                 | Request::SnapshotCreate { .. }
                 | Request::SnapshotDelete { .. }
+                | Request::SnapshotRollback { .. }
+                | Request::VolumeClone { .. }
         );
         // The lock guards no data: after a panic it is as good as before.
         let _alone = changes.then(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner));
@@ -168,7 +171,11 @@ impl ControlPlane {
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
             Request::SnapshotDelete { volume, name } => {
-                self.snapshot_command(&volume, &name, true).map(|()| Response::Done)
+                self.change(&volume, Wanted::DropSnapshot { name }).map(|()| Response::Done)
+            }
+            Request::SnapshotRollback { volume, name } => self.roll_back(&volume, &name).map(Response::from),
+            Request::VolumeClone { source, name, size_bytes } => {
+                self.clone_snapshot(&source, &name, size_bytes).map(Response::from)
             }
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
@@ -186,7 +193,7 @@ impl ControlPlane {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         let mut volumes = live.volumes;
         for entry in self.catalog.all()? {
-            if volumes.iter().all(|v| v.name != entry.root.name) {
+            if volumes.iter().all(|v| v.name != entry.name()) {
                 volumes.push(closed_info(&entry));
             }
         }
@@ -235,9 +242,13 @@ impl ControlPlane {
         let patience = Instant::now() + OPEN_MAX;
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
-            let info = info.context("the host is stopping, or has as many volumes open as it can")?;
-            if info.state == "open" || Instant::now() >= patience {
-                return Ok(info);
+            match info {
+                Some(info) if info.state == "open" || Instant::now() >= patience => return Ok(info),
+                // A clone is known when its volume is open.
+                None if entry.clone.is_none() || Instant::now() >= patience => {
+                    bail!("volume {name} is not served: the host is stopping, or has as many volumes open as it can");
+                }
+                _ => {}
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -256,6 +267,13 @@ impl ControlPlane {
 
     fn unexport(&self, name: &str, force: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
+        if entry.clone.is_some() {
+            bail!(
+                "{name} is a clone, a part of volume {0}, and in service with it; `holdfast volume unexport {0}` takes \
+                 both out",
+                entry.root.name
+            );
+        }
         self.close(name, force, false, &format!("volume {name} stays exported"))?;
         self.catalog.set_exported(entry.root.volume, false)?;
         Ok(closed_info(&self.catalog.find(name)?))
@@ -264,11 +282,16 @@ impl ControlPlane {
     fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let entry = self.catalog.find(name)?;
-        if size_bytes < entry.root.size_bytes && !shrink {
+        if size_bytes < entry.size_bytes() && !shrink {
             bail!(
                 "volume {name} has {} and would lose its end; shrink the file system on it first, then add --shrink",
-                Size(entry.root.size_bytes)
+                Size(entry.size_bytes())
             );
+        }
+        if let Some((id, record)) = entry.clone {
+            self.change(name, Wanted::ResizeClone { size_bytes })?;
+            self.catalog.set_clone(id, &CloneRecord { size_bytes, ..record })?;
+            return self.show(name);
         }
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         if live.is_none() {
@@ -289,30 +312,75 @@ impl ControlPlane {
 
     fn snapshot(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
         check_name(name)?;
-        self.snapshot_command(volume, name, false)?;
+        self.change(volume, Wanted::Snapshot { name: name.to_string() })?;
         self.show(volume)
     }
 
-    fn snapshot_command(&self, volume: &str, name: &str, drop: bool) -> Result<()> {
-        self.catalog.find(volume)?;
-        let command = |answer| Command::Snapshot { volume: volume.to_string(), name: name.to_string(), drop, answer };
-        match ask(&self.reactor, SNAPSHOT_MAX, command)? {
-            SnapshotOutcome::Done => Ok(()),
-            SnapshotOutcome::NotOpen => {
-                bail!("volume {volume} is not in service; `holdfast volume export {volume}`, then try again")
+    fn change(&self, volume: &str, wanted: Wanted) -> Result<()> {
+        let entry = self.catalog.find(volume)?;
+        let command = |answer| Command::Change { volume: volume.to_string(), wanted: wanted.clone(), answer };
+        match ask(&self.reactor, CHANGE_MAX, command)? {
+            ChangeOutcome::Done => Ok(()),
+            ChangeOutcome::NotOpen => {
+                let origin = &entry.root.name;
+                bail!("volume {volume} is not in service; `holdfast volume export {origin}`, then try again")
             }
-            SnapshotOutcome::InUse(count) => {
-                let clients = if count == 1 { "one client reads" } else { "clients read" };
-                bail!("snapshot {name} stays: {clients} it ({count}); disconnect first")
+            ChangeOutcome::InUse(count) => {
+                let clients = if count == 1 { "one client is" } else { "clients are" };
+                bail!("nothing is changed: {clients} connected ({count}); disconnect first")
             }
-            SnapshotOutcome::Refused(why) => {
-                bail!("{why} ({name}); `holdfast snapshot list {volume}` shows what there is")
-            }
+            ChangeOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
         }
+    }
+
+    fn roll_back(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
+        let before = self.show(volume)?;
+        let snapshots = before.live.as_ref().map_or(&[][..], |live| &live.snapshots);
+        let then_bytes = snapshots.iter().find(|s| s.name == name).map_or(before.size_bytes, |s| s.size_bytes);
+        if then_bytes > before.size_bytes {
+            self.resize(volume, then_bytes, false)?;
+        }
+        self.change(volume, Wanted::Rollback { snapshot: name.to_string() })?;
+        if then_bytes < before.size_bytes {
+            self.resize(volume, then_bytes, true)?;
+        }
+        self.show(volume)
+    }
+
+    /// Each step can be repeated: a clone that a crash left without its record is found by the next attempt.
+    fn clone_snapshot(&self, source: &str, name: &str, size_bytes: Option<u64>) -> Result<VolumeInfo> {
+        let (volume, Some(snapshot)) = split_export(source) else {
+            bail!(
+                "{source} is a volume, and clones are made of snapshots; `holdfast snapshot create {source} NAME`, then \
+                 `holdfast volume clone {source}@NAME {name}`"
+            );
+        };
+        size_bytes.map_or(Ok(()), check_size)?;
+        let origin = self.catalog.find(volume)?.root;
+        let id = self.catalog.begin_clone(name)?;
+        let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+        if made.is_none_or(|made| made.id != id.to_string()) {
+            let (snapshot, name) = (snapshot.to_string(), name.to_string());
+            self.change(volume, Wanted::Clone { snapshot, id, name, size_bytes })?;
+        }
+        let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+        let made = made.with_context(|| format!("volume {volume} was closed meanwhile; try again"))?;
+        let record =
+            CloneRecord { name: name.to_string(), origin: origin.volume.to_string(), size_bytes: made.size_bytes };
+        self.catalog.set_clone(id, &record)?;
+        Ok(made)
     }
 
     fn delete(&self, name: &str, force: bool) -> Result<()> {
         let entry = self.catalog.find(name)?;
+        if let Some((id, record)) = &entry.clone {
+            self.change(name, Wanted::DropClone { force })?;
+            return self.catalog.forget_clone(*id, &record.name);
+        }
+        let clones = self.catalog.clones_of(entry.root.volume)?;
+        if !clones.is_empty() {
+            bail!("volume {name} has clones ({}); delete them first", clones.join(", "));
+        }
         self.close(name, force, true, &format!("volume {name} is not deleted"))?;
         self.catalog.begin_deleting(&entry)?;
         for record in self.catalog.deleting()? {
@@ -336,9 +404,10 @@ impl ControlPlane {
 /// A volume that is not in service here.
 fn closed_info(entry: &Entry) -> VolumeInfo {
     VolumeInfo {
-        name: entry.root.name.clone(),
-        id: entry.root.volume.to_string(),
-        size_bytes: entry.root.size_bytes,
+        name: entry.name().to_string(),
+        id: entry.id().to_string(),
+        clone_of: entry.clone.as_ref().map(|_| entry.root.name.clone()),
+        size_bytes: entry.size_bytes(),
         layout: entry.root.layout.to_string(),
         exported: entry.exported,
         state: "closed".to_string(),

@@ -24,7 +24,7 @@ use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use anyhow::{Context, Result};
-use commands::{Command, SnapshotOutcome, Waiters};
+use commands::{ChangeOutcome, Command, Waiters};
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockReply, BlockRequest, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
@@ -184,12 +184,14 @@ impl Host {
                 logger::error(format_args!(
                     "volume {name}: another host has taken it over; `holdfast volume export {name}` takes it back"
                 ));
-                self.waiters.on_snapshots_lost(at);
+                self.waiters.on_changes_lost(at);
             }
             Notice::StateChanged(state) => {
                 logger::info(format_args!("volume {name} is {}", volumes::state_text(*state)));
-                if *state == State::Closed {
-                    self.closed.push_back(at);
+                match state {
+                    State::Closed => self.closed.push_back(at),
+                    State::Open => self.volumes.refresh_clones(at),
+                    _ => {}
                 }
             }
             // Told when it lasts: at the start of a host every volume waits until nodes have greeted.
@@ -207,17 +209,12 @@ impl Host {
                 logger::info(format_args!("volume {name} has {size_bytes} bytes now"));
                 self.waiters.on_resized(at, *size_bytes);
             }
-            Notice::SnapshotTaken { name: snapshot, .. } => {
-                logger::info(format_args!("volume {name}: snapshot {snapshot} is taken"));
-                self.waiters.on_snapshot(at, snapshot, &SnapshotOutcome::Done);
+            Notice::Changed { change, .. } => {
+                logger::info(format_args!("volume {name}: {}", commands::change_text(change)));
+                self.volumes.refresh_clones(at);
+                self.waiters.on_change(at, change, &ChangeOutcome::Done);
             }
-            Notice::SnapshotDropped { name: snapshot } => {
-                logger::info(format_args!("volume {name}: snapshot {snapshot} is deleted; its space returns"));
-                self.waiters.on_snapshot(at, snapshot, &SnapshotOutcome::Done);
-            }
-            Notice::SnapshotRefused { name: snapshot, why } => {
-                self.waiters.on_snapshot(at, snapshot, &SnapshotOutcome::Refused(why));
-            }
+            Notice::Refused { change, why } => self.waiters.on_change(at, change, &ChangeOutcome::Refused(why)),
             Notice::ShardDamaged { node, device } => logger::warn(format_args!(
                 "volume {name}: a shard on device {device} of node {node} is damaged; it is being repaired"
             )),

@@ -13,12 +13,12 @@ use super::tls::Secured;
 use super::volumes::{Asker, SESSIONS_MAX, split_export};
 use crate::logger;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, Instant, ObjectId, RequestToken, Slab, Token,
+    BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, HeadId, Instant, RequestToken, Slab, Token,
 };
 use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::TlsServer;
-use holdfast_volume::{Event as VolumeEvent, State};
+use holdfast_volume::{Event as VolumeEvent, State, Target};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -37,8 +37,9 @@ pub struct Client {
     session: Session,
     secured: Option<Box<Secured>>,
     volume: Option<Token>,
-    /// The snapshot of it that the client reads.
-    layer: Option<ObjectId>,
+    /// What of it the client uses, and the head that it counts to.
+    target: Target,
+    head: HeadId,
     /// Bytes given to the reactor that the session has not been told to have left.
     unsent_bytes: u64,
     paused: bool,
@@ -72,9 +73,14 @@ impl Clients {
         self.table.tokens()
     }
 
-    /// Clients that read this snapshot.
-    pub fn of_snapshot(&self, volume: Token, layer: ObjectId) -> usize {
-        self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.layer == Some(layer)).count()
+    /// Clients of the volume, a clone or a snapshot.
+    pub fn of_target(&self, volume: Token, target: Target) -> usize {
+        self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.target == target).count()
+    }
+
+    /// Clients of a volume's head, and of its snapshots.
+    pub fn of_head(&self, volume: Token, head: HeadId) -> Vec<Token> {
+        self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.head == head).map(|(t, _)| t).collect()
     }
 
     pub fn of_volume(&self, volume: Token) -> Vec<Token> {
@@ -139,7 +145,8 @@ impl Host {
             session,
             secured: None,
             volume: None,
-            layer: None,
+            target: Target::VOLUME,
+            head: HeadId::VOLUME,
             unsent_bytes: 0,
             paused: false,
             give_up_at: now + HANDSHAKE_MAX,
@@ -195,17 +202,13 @@ impl Host {
 
     /// A session's request goes to its volume.
     pub(super) fn submit(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
-        let Some((volume, layer)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.layer))) else {
+        let Some((volume, target)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.target))) else {
             return;
         };
         let Some(open) = self.volumes.table.get_mut(volume) else { return };
         let token = open.askers.insert(Asker { session, token: request.token });
         let request = BlockRequest { token: RequestToken(token.0), op: request.op };
-        let event = match layer {
-            Some(layer) => VolumeEvent::SnapshotRequest { layer, request },
-            None => VolumeEvent::Request(request),
-        };
-        self.drive(now, volume, event, io);
+        self.drive(now, volume, VolumeEvent::Request { target, request }, io);
     }
 
     /// Carries out what a session pushed, and what follows from it. Requests gather for [`Host::submit`].
@@ -263,19 +266,21 @@ impl Host {
             return refuse(RefusalKind::ShuttingDown, "this host is stopping; connect again later".to_string());
         }
         let (name, snapshot) = split_export(export);
-        let at = self.volumes.find_open(name);
-        let Some((at, volume)) = at.and_then(|at| Some((at, self.volumes.table.get_mut(at)?))) else {
+        let found = self.volumes.find_open(name);
+        let Some((at, head, volume)) = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get_mut(at)?)))
+        else {
             return refuse(RefusalKind::Unknown, format!("volume {export} is not exported; `holdfast volume list`"));
         };
         if !volume.serves() {
             return refuse(RefusalKind::ShuttingDown, format!("volume {export} is closing; connect again later"));
         }
-        if volume.sessions >= SESSIONS_MAX {
-            let message = format!("volume {export} has {SESSIONS_MAX} clients, which is the bound; close one first");
+        if volume.sessions() >= SESSIONS_MAX {
+            let message =
+                format!("volume {} has {SESSIONS_MAX} clients, which is the bound; close one first", volume.name);
             return refuse(RefusalKind::Forbidden, message);
         }
-        let found = snapshot.map(|snapshot| volume.snapshot_export(snapshot));
-        let (layer, info) = match found {
+        let found = snapshot.map(|snapshot| volume.snapshot_export(name, head, snapshot));
+        let (target, info) = match found {
             Some(None) if volume.controller.state() == State::Opening => {
                 let message = format!("volume {name} is opening; connect again in a moment");
                 return refuse(RefusalKind::ShuttingDown, message);
@@ -284,13 +289,13 @@ impl Host {
                 let message = format!("there is no {export}; `holdfast snapshot list {name}`");
                 return refuse(RefusalKind::Unknown, message);
             }
-            Some(Some((layer, info))) => (Some(layer), info),
-            None => (None, volume.export()),
+            Some(Some((layer, info))) => (Target::Snapshot(layer), info),
+            None => (Target::Head(head), volume.export(name, head)),
         };
-        volume.sessions += 1;
+        volume.add_session(head);
         self.share_memory();
         let client = self.clients.table.get_mut(session).expect("it has just asked");
-        (client.volume, client.layer) = (Some(at), layer);
+        (client.volume, client.target, client.head) = (Some(at), target, head);
         logger::info(format_args!("client {} opens {export}", client.peer));
         Ok(info)
     }
@@ -299,7 +304,7 @@ impl Host {
         let Some(client) = self.clients.table.remove(token) else { return };
         self.clients.by_conn.remove(&client.conn);
         if let Some(volume) = client.volume.and_then(|at| self.volumes.table.get_mut(at)) {
-            volume.sessions -= 1;
+            volume.remove_session(client.head);
         }
         self.share_memory();
     }

@@ -2,14 +2,14 @@
 //!
 //! Role: keeps the table. The host drives the controllers, since their effects touch links, sessions and metadata.
 //!
-//! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each, so that requests stay below what a
+//! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each with its clones, so that requests stay below what a
 //! controller takes.
 
 use crate::logger;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use holdfast_base::Instant;
-use holdfast_base::{ExportInfo, GridId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
+use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
@@ -19,8 +19,8 @@ use std::time::Duration;
 
 pub const VOLUMES_MAX: usize = 4096;
 
-/// Clients of one volume at a time.
-pub const SESSIONS_MAX: usize = 64;
+/// Clients of one volume and its clones at a time.
+pub const SESSIONS_MAX: usize = 256;
 
 /// Smallest share of the write-back budget and of the map cache: below, a volume could not keep a segment in the
 /// making.
@@ -59,7 +59,8 @@ pub struct Volume {
     pub name: String,
     pub controller: Controller,
     pub askers: Slab<Asker>,
-    pub sessions: usize,
+    /// By head; clients of snapshots count, too.
+    sessions: BTreeMap<HeadId, usize>,
     pub waits: Option<Wait>,
     pub deadline: Option<Instant>,
     opened_at: Instant,
@@ -76,7 +77,7 @@ pub struct Budget {
 
 pub struct Volumes {
     pub table: Slab<Volume>,
-    by_name: BTreeMap<String, Token>,
+    by_name: BTreeMap<String, (Token, HeadId)>,
     grid: GridId,
     host: String,
     budget: Budget,
@@ -99,7 +100,8 @@ impl Volumes {
         }
     }
 
-    pub fn find_open(&self, name: &str) -> Option<Token> {
+    /// The volume in service that has the name, or a clone of that name.
+    pub fn find_open(&self, name: &str) -> Option<(Token, HeadId)> {
         self.by_name.get(name).copied()
     }
 
@@ -120,21 +122,28 @@ impl Volumes {
             name: spec.name.clone(),
             controller: Controller::new(config),
             askers: Slab::new(REQUESTS_MAX),
-            sessions: 0,
+            sessions: BTreeMap::new(),
             waits: None,
             deadline: None,
             opened_at: now,
             size_at_open: spec.size_bytes,
             layout: spec.layout,
         });
-        self.by_name.insert(spec.name, token);
+        self.by_name.insert(spec.name, (token, HeadId::VOLUME));
         token
     }
 
     pub fn remove(&mut self, at: Token) -> Option<Volume> {
         let volume = self.table.remove(at)?;
-        self.by_name.remove(&volume.name);
+        self.by_name.retain(|_, (of, _)| *of != at);
         Some(volume)
+    }
+
+    /// The clones of a volume are what its controller says.
+    pub fn refresh_clones(&mut self, at: Token) {
+        self.by_name.retain(|_, (of, head)| *of != at || *head == HeadId::VOLUME);
+        let Some(volume) = self.table.get(at) else { return };
+        self.by_name.extend(volume.controller.clones().map(|(head, clone)| (clone.name.clone(), (at, head))));
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
@@ -142,7 +151,8 @@ impl Volumes {
     }
 
     pub fn infos(&self) -> Vec<VolumeInfo> {
-        self.by_name.values().filter_map(|at| self.table.get(*at)).map(|v| v.info(|export| self.uris(export))).collect()
+        let named = self.by_name.iter().filter_map(|(name, (at, head))| Some((name, self.table.get(*at)?, *head)));
+        named.map(|(name, v, head)| v.info(name, head, |export| self.uris(export))).collect()
     }
 
     pub fn tokens(&self) -> Vec<Token> {
@@ -151,15 +161,34 @@ impl Volumes {
 }
 
 impl Volume {
-    pub fn size_bytes(&self) -> u64 {
-        self.controller.size_bytes().unwrap_or(self.size_at_open)
+    pub fn size_bytes(&self, head: HeadId) -> u64 {
+        let clone = self.controller.clones().find(|(of, _)| *of == head).map(|(_, clone)| clone.size_bytes);
+        clone.unwrap_or_else(|| self.controller.size_bytes().unwrap_or(self.size_at_open))
     }
 
-    pub fn export(&self) -> ExportInfo {
-        let size_bytes = self.size_bytes();
+    /// Clients of the volume, its clones, and snapshots of both.
+    pub fn sessions(&self) -> usize {
+        self.sessions.values().sum()
+    }
+
+    pub fn sessions_of(&self, head: HeadId) -> usize {
+        self.sessions.get(&head).copied().unwrap_or(0)
+    }
+
+    pub fn add_session(&mut self, head: HeadId) {
+        *self.sessions.entry(head).or_default() += 1;
+    }
+
+    pub fn remove_session(&mut self, head: HeadId) {
+        *self.sessions.get_mut(&head).expect("it was counted") -= 1;
+    }
+
+    pub fn export(&self, name: &str, head: HeadId) -> ExportInfo {
+        let size_bytes = self.size_bytes(head);
+        let what = if head == HeadId::VOLUME { "volume" } else { "clone" };
         ExportInfo {
-            name: self.name.clone(),
-            description: format!("Holdfast volume, {}, {}", Size(size_bytes), self.layout),
+            name: name.to_string(),
+            description: format!("Holdfast {what}, {}, {}", Size(size_bytes), self.layout),
             size_bytes,
             read_only: false,
         }
@@ -179,20 +208,24 @@ impl Volume {
         }
     }
 
-    fn snapshot_info(&self, snapshot: Snapshot, uris_of: &impl Fn(&str) -> Vec<String>) -> SnapshotInfo {
+    fn snapshot_info(of: &str, snapshot: Snapshot, uris_of: &impl Fn(&str) -> Vec<String>) -> SnapshotInfo {
         SnapshotInfo {
-            uris: uris_of(&export_of(&self.name, &snapshot.name)),
+            uris: uris_of(&export_of(of, &snapshot.name)),
             name: snapshot.name,
             created_ms: snapshot.created_ms,
             size_bytes: snapshot.size_bytes,
         }
     }
 
-    /// The snapshot of this name: its layer, and what clients are told of it.
-    pub fn snapshot_export(&self, name: &str) -> Option<(ObjectId, ExportInfo)> {
-        let (layer, snapshot) = self.controller.snapshots().find(|(_, s)| s.name == name)?;
+    pub fn snapshot(&self, head: HeadId, name: &str) -> Option<(ObjectId, &Snapshot)> {
+        self.controller.snapshots().find(|(_, s)| s.head == head && s.name == name)
+    }
+
+    /// A snapshot of the volume or clone `of`: its layer, and what clients are told of it.
+    pub fn snapshot_export(&self, of: &str, head: HeadId, name: &str) -> Option<(ObjectId, ExportInfo)> {
+        let (layer, snapshot) = self.snapshot(head, name)?;
         let export = ExportInfo {
-            name: export_of(&self.name, name),
+            name: export_of(of, name),
             description: format!("Holdfast snapshot, {}", Size(snapshot.size_bytes)),
             size_bytes: snapshot.size_bytes,
             read_only: true,
@@ -201,20 +234,23 @@ impl Volume {
     }
 
     /// `uris_of` tells where clients find an export.
-    pub fn info(&self, uris_of: impl Fn(&str) -> Vec<String>) -> VolumeInfo {
+    pub fn info(&self, name: &str, head: HeadId, uris_of: impl Fn(&str) -> Vec<String>) -> VolumeInfo {
         let status = self.controller.status();
         let is_open = matches!(status.state, State::Open | State::Closing);
+        let clone = status.clones.iter().find(|(of, _)| *of == head).map(|(_, clone)| clone.id);
+        let snapshots = status.snapshots.into_iter().filter(|(_, s)| s.head == head);
         VolumeInfo {
-            name: self.name.clone(),
-            id: self.id.to_string(),
-            size_bytes: self.size_bytes(),
+            name: name.to_string(),
+            id: clone.unwrap_or(self.id).to_string(),
+            clone_of: clone.map(|_| self.name.clone()),
+            size_bytes: self.size_bytes(head),
             layout: self.layout.to_string(),
             exported: true,
             state: state_text(status.state).to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
-            uris: uris_of(&self.name),
-            sessions: self.sessions,
+            uris: uris_of(name),
+            sessions: self.sessions_of(head),
             live: is_open.then(|| VolumeLive {
                 log_bytes: status.log_bytes,
                 mapped_bytes: status.mapped_blocks * holdfast_base::BLOCK_BYTES as u64,
@@ -222,7 +258,7 @@ impl Volume {
                 degraded_segments: status.degraded_segments,
                 at_risk_entries: status.at_risk_entries,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
-                snapshots: status.snapshots.into_iter().map(|(_, s)| self.snapshot_info(s, &uris_of)).collect(),
+                snapshots: snapshots.map(|(_, s)| Self::snapshot_info(name, s, &uris_of)).collect(),
                 counters: status.counters.into(),
             }),
         }
@@ -253,19 +289,24 @@ pub fn split_export(export: &str) -> (&str, Option<&str>) {
 
 impl Exports for Volumes {
     fn list(&self) -> Vec<ExportInfo> {
-        let serving = self.by_name.values().filter_map(|at| self.table.get(*at)).filter(|v| v.serves());
-        let snapshots = |v: &Volume| -> Vec<ExportInfo> {
-            v.controller.snapshots().filter_map(|(_, s)| Some(v.snapshot_export(&s.name)?.1)).collect()
+        let named = self.by_name.iter().filter_map(|(name, (at, head))| Some((name, self.table.get(*at)?, *head)));
+        let snapshots = |v: &Volume, of: &str, head: HeadId| -> Vec<ExportInfo> {
+            let names = v.controller.snapshots().filter(|(_, s)| s.head == head).map(|(_, s)| &s.name);
+            names.filter_map(|name| Some(v.snapshot_export(of, head, name)?.1)).collect()
         };
-        serving.flat_map(|v| std::iter::once(v.export()).chain(snapshots(v))).collect()
+        let serving = named.filter(|(_, v, _)| v.serves());
+        serving
+            .flat_map(|(name, v, head)| std::iter::once(v.export(name, head)).chain(snapshots(v, name, head)))
+            .collect()
     }
 
     fn find(&self, name: &str) -> Option<ExportInfo> {
         let (name, snapshot) = split_export(name);
-        let volume = self.find_open(name).and_then(|at| self.table.get(at)).filter(|v| v.serves())?;
+        let (at, head) = self.find_open(name)?;
+        let volume = self.table.get(at).filter(|v| v.serves())?;
         match snapshot {
-            Some(snapshot) => volume.snapshot_export(snapshot).map(|(_, export)| export),
-            None => Some(volume.export()),
+            Some(snapshot) => volume.snapshot_export(name, head, snapshot).map(|(_, export)| export),
+            None => Some(volume.export(name, head)),
         }
     }
 }
