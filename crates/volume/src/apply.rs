@@ -55,6 +55,7 @@ impl Controller {
             self.segments.add_live(*segment, blocks);
         }
         self.overlaid.insert(Key(start).object());
+        self.forget_flat(start, blocks);
         let mut replaced = Vec::new();
         self.overlay.insert(start, blocks, Mapped { place, stamp }, |_, len, old| replaced.push((len, old.place)));
         for (len, old) in replaced {

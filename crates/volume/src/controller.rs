@@ -86,6 +86,9 @@ pub struct Controller {
     pub(crate) overlaid: BTreeSet<ObjectId>,
     pub(crate) directory: Directory,
     pub(crate) leaves: LeafCache,
+    /// What frozen layers say together with those below them, by their leaf; the layers that there are such leaves of.
+    pub(crate) flats: LeafCache,
+    pub(crate) flat_layers: BTreeSet<ObjectId>,
     pub(crate) leaf_loads: BTreeMap<LeafNo, LeafLoad>,
     pub(crate) segments: SegmentTable,
     pub(crate) next_segment: u64,
@@ -141,6 +144,8 @@ impl Controller {
             overlaid: BTreeSet::new(),
             directory: Directory::default(),
             leaves: LeafCache::new(config.map_cache_bytes_max),
+            flats: LeafCache::new(config.map_cache_bytes_max / 4),
+            flat_layers: BTreeSet::new(),
             leaf_loads: BTreeMap::new(),
             segments: SegmentTable::default(),
             next_segment: 0,

@@ -73,6 +73,8 @@ pub(crate) struct LayerTable {
     /// A layer, its parent, and so on.
     #[serde(skip)]
     chains: BTreeMap<ObjectId, Arc<[ObjectId]>>,
+    #[serde(skip)]
+    live: BTreeSet<ObjectId>,
     /// Layers that nobody needs as they are, with less than two others on them.
     #[serde(skip)]
     going: BTreeMap<ObjectId, Fate>,
@@ -94,6 +96,7 @@ impl Default for LayerTable {
             newest_layer: live,
             newest_head: HeadId::VOLUME,
             chains: BTreeMap::new(),
+            live: BTreeSet::from([live]),
             going: BTreeMap::new(),
         }
     }
@@ -134,6 +137,11 @@ impl LayerTable {
 
     pub(crate) fn clones(&self) -> impl Iterator<Item = (HeadId, &CloneInfo)> {
         self.heads.iter().filter_map(|(id, head)| Some((*id, head.clone.as_ref()?)))
+    }
+
+    /// Whether a head writes to it.
+    pub(crate) fn is_live(&self, layer: ObjectId) -> bool {
+        self.live.contains(&layer)
     }
 
     pub(crate) fn has(&self, layer: ObjectId) -> bool {
@@ -228,8 +236,8 @@ impl LayerTable {
                 children.entry(parent).or_insert((*id, 0)).1 += 1;
             }
         }
-        let live: BTreeSet<ObjectId> = self.heads.values().map(|head| head.live).collect();
-        let unneeded = self.layers.iter().filter(|(id, layer)| layer.snapshot.is_none() && !live.contains(id));
+        self.live = self.heads.values().map(|head| head.live).collect();
+        let unneeded = self.layers.iter().filter(|(id, layer)| layer.snapshot.is_none() && !self.live.contains(id));
         self.going = unneeded
             .filter_map(|(id, _)| match children.get(id) {
                 None => Some((*id, Fate::Dropped)),

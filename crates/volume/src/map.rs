@@ -331,6 +331,15 @@ impl LeafCache {
         LeafCache { leaves: BTreeMap::new(), queue: VecDeque::new(), bytes: 0, bytes_max: bytes_max as usize }
     }
 
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// From the next leaf on.
+    pub fn limit(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
+    }
+
     pub fn get(&mut self, no: LeafNo) -> Option<Arc<Leaf>> {
         let cached = self.leaves.get_mut(&no)?;
         cached.used = true;

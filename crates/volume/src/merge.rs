@@ -105,6 +105,8 @@ impl Controller {
                 self.forget_runs(gone);
                 self.layers.on_merged(gone, into);
             } else {
+                let layers = &self.layers;
+                self.flat_layers.retain(|layer| layers.has(*layer));
                 return;
             }
         }
@@ -117,13 +119,13 @@ impl Controller {
     /// Whether what the overlay says of the layer are zeroes where the other layer has no leaves.
     fn only_zeroes_are_left(&self, gone: ObjectId, into: ObjectId) -> bool {
         let keys = keys_of(gone);
-        let runs = self.overlay.iter_from(keys.start).take_while(|(start, _, _)| *start < keys.end);
+        let mut runs = self.overlay.iter_from(keys.start).take_while(|(start, _, _)| *start < keys.end);
         let is_free = |(start, len, mapped): (u64, u64, &Mapped)| {
             let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
             let mut theirs = self.directory.range(leaf_in(first, into)..=leaf_in(last, into));
             mapped.place == Place::Zero && theirs.next().is_none()
         };
-        runs.map(is_free).all(|free| free)
+        runs.all(is_free)
     }
 
     /// Where the other layer says nothing it says zeroes from now on, if there is a layer below that says something else.

@@ -1,15 +1,16 @@
 //! Looking places up: in one layer, and through the layers below it.
 
 use crate::controller::Controller;
-use crate::layers::{keys_of, leaves_of};
+use crate::layers::{keys_of, leaf_in, leaves_of};
 use crate::leafload::Pins;
-use crate::map::{LEAF_BLOCKS, LeafNo, Place};
-use crate::rangemap::Piece;
+use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, Place};
+use crate::rangemap::{Piece, Sliceable};
 use holdfast_base::{Key, Lba, ObjectId};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-/// With so few layers each is asked; with more, those that say something of the blocks are looked for first.
-const ASKED_MAX: usize = 3;
+/// So few layers are asked one after the other. More are asked once, and what they say is kept.
+const ASKED_MAX: usize = 2;
 
 impl Controller {
     /// Places of `blocks` blocks from `start` on, without holes in the answer; or the leaves that must be loaded first.
@@ -74,39 +75,55 @@ impl Controller {
             // A volume without snapshots: a key is a block number.
             return self.resolve(first, blocks, pins);
         }
-        let mut found = Vec::new();
-        let mut missing = Vec::new();
-        let mut gaps = vec![(first, blocks)];
-        for layer in self.layers_to_ask(layer, first, blocks) {
-            let mut left = Vec::new();
-            for (start, len) in gaps {
-                let key = Key::new(layer, Lba(start)).0;
-                match self.resolve(key, len, pins) {
-                    Ok(pieces) => {
-                        for piece in pieces {
-                            let piece = Piece { start: start + (piece.start - key), ..piece };
-                            match piece.value {
-                                Some(_) => found.push(piece),
-                                None => push_gap(&mut left, piece.start, piece.len),
-                            }
-                        }
-                    }
-                    Err(leaves) => missing.extend(leaves),
-                }
-            }
-            gaps = left;
-            if gaps.is_empty() {
-                break;
+        let mut search = Search::new(first, blocks);
+        if self.layers.is_live(layer) {
+            search.ask(self, layer, pins);
+        }
+        let frozen = if self.layers.is_live(layer) { self.layers.parent(layer) } else { Some(layer) };
+        if let Some(frozen) = frozen {
+            if self.layers.chain(frozen).len() <= ASKED_MAX {
+                search.ask_all(self, frozen, pins);
+            } else {
+                search.ask_flat(self, frozen, pins);
             }
         }
-        if !missing.is_empty() {
-            missing.sort_unstable();
-            missing.dedup();
-            return Err(missing);
+        search.outcome()
+    }
+
+    /// What a frozen layer and those below it say of the blocks of a leaf, as one leaf. Kept until any of it is moved.
+    fn flat_leaf(&mut self, frozen: ObjectId, place: u64, pins: &Pins) -> Result<Flat, Vec<LeafNo>> {
+        let first = place * LEAF_BLOCKS;
+        let no = LeafNo::of(Key::new(frozen, Lba(first)));
+        if let Some(leaf) = self.flats.get(no) {
+            return Ok(Flat::Leaf(leaf));
         }
-        found.extend(gaps.into_iter().map(|(start, len)| Piece { start, len, value: None }));
-        found.sort_unstable_by_key(|piece| piece.start);
-        Ok(found)
+        let mut search = Search::new(first, LEAF_BLOCKS);
+        search.ask_all(self, frozen, pins);
+        let mut pieces = search.outcome()?;
+        if pieces.iter().any(|piece| matches!(piece.value, Some(Place::Log { .. }))) {
+            return Ok(Flat::Pieces(pieces));
+        }
+        pieces.iter_mut().for_each(|piece| piece.start -= first);
+        let leaf = Arc::new(Leaf::default().merged(&pieces, false));
+        self.flats.insert(no, Arc::clone(&leaf));
+        self.flat_layers.insert(frozen);
+        // Together they stay in the budget.
+        let left = (self.config.map_cache_bytes_max as usize).saturating_sub(self.flats.bytes());
+        self.leaves.limit(left);
+        Ok(Flat::Leaf(leaf))
+    }
+
+    /// Blocks of a layer get another place.
+    pub(crate) fn forget_flat(&mut self, start: u64, blocks: u64) {
+        if self.flat_layers.is_empty() || self.layers.is_live(Key(start).object()) {
+            return;
+        }
+        let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + blocks - 1)));
+        for layer in &self.flat_layers {
+            for no in leaf_in(first, *layer).0..=leaf_in(last, *layer).0 {
+                self.flats.remove(LeafNo(no));
+            }
+        }
     }
 
     /// The layer and those below it that may say something of the blocks, nearest first.
@@ -181,10 +198,98 @@ impl Controller {
     }
 }
 
-/// Gaps that touch become one.
-fn push_gap(gaps: &mut Vec<(u64, u64)>, start: u64, len: u64) {
-    match gaps.last_mut() {
-        Some((last, last_len)) if *last + *last_len == start => *last_len += len,
-        _ => gaps.push((start, len)),
+enum Flat {
+    Leaf(Arc<Leaf>),
+    Pieces(Vec<Piece<Place>>),
+}
+
+/// A search for places through layers: what was found, and what no layer has said anything of yet.
+struct Search {
+    found: Vec<Piece<Place>>,
+    gaps: Vec<(u64, u64)>,
+    missing: Vec<LeafNo>,
+}
+
+impl Search {
+    fn new(first: u64, blocks: u64) -> Search {
+        Search { found: Vec::new(), gaps: vec![(first, blocks)], missing: Vec::new() }
     }
+
+    fn ask(&mut self, controller: &mut Controller, layer: ObjectId, pins: &Pins) {
+        for (start, len) in std::mem::take(&mut self.gaps) {
+            let key = Key::new(layer, Lba(start)).0;
+            match controller.resolve(key, len, pins) {
+                Ok(pieces) => self.take_in(pieces, key - start),
+                Err(leaves) => self.missing.extend(leaves),
+            }
+        }
+    }
+
+    /// The layer and those below it.
+    fn ask_all(&mut self, controller: &mut Controller, layer: ObjectId, pins: &Pins) {
+        let Some((first, end)) = self.span() else { return };
+        for layer in controller.layers_to_ask(layer, first, end - first) {
+            if !self.gaps.is_empty() {
+                self.ask(controller, layer, pins);
+            }
+        }
+    }
+
+    /// The layer and those below it, by leaves that say what all of them say.
+    fn ask_flat(&mut self, controller: &mut Controller, frozen: ObjectId, pins: &Pins) {
+        for (start, len) in std::mem::take(&mut self.gaps) {
+            let mut at = start;
+            while at < start + len {
+                let base = at / LEAF_BLOCKS * LEAF_BLOCKS;
+                let count = (base + LEAF_BLOCKS).min(start + len) - at;
+                match controller.flat_leaf(frozen, at / LEAF_BLOCKS, pins) {
+                    Ok(Flat::Leaf(leaf)) => {
+                        let pieces = leaf.lookup(at - base, count);
+                        self.found.extend(pieces.into_iter().map(|p| Piece { start: p.start + base, ..p }));
+                    }
+                    Ok(Flat::Pieces(pieces)) => {
+                        let cut = pieces.into_iter().filter_map(|piece| cut(piece, at, at + count));
+                        self.found.extend(cut);
+                    }
+                    Err(leaves) => self.missing.extend(leaves),
+                }
+                at += count;
+            }
+        }
+    }
+
+    fn span(&self) -> Option<(u64, u64)> {
+        let (last, len) = self.gaps.last()?;
+        Some((self.gaps[0].0, last + len))
+    }
+
+    fn take_in(&mut self, pieces: Vec<Piece<Place>>, base: u64) {
+        for piece in pieces {
+            let start = piece.start - base;
+            match (piece.value, self.gaps.last_mut()) {
+                (Some(place), _) => self.found.push(Piece { start, len: piece.len, value: Some(place) }),
+                // Gaps that touch become one.
+                (None, Some((last, last_len))) if *last + *last_len == start => *last_len += piece.len,
+                (None, _) => self.gaps.push((start, piece.len)),
+            }
+        }
+    }
+
+    /// Every block once, in order; or the leaves that must be loaded first.
+    fn outcome(mut self) -> Result<Vec<Piece<Place>>, Vec<LeafNo>> {
+        if !self.missing.is_empty() {
+            self.missing.sort_unstable();
+            self.missing.dedup();
+            return Err(self.missing);
+        }
+        self.found.extend(self.gaps.into_iter().map(|(start, len)| Piece { start, len, value: None }));
+        self.found.sort_unstable_by_key(|piece| piece.start);
+        Ok(self.found)
+    }
+}
+
+fn cut(piece: Piece<Place>, from: u64, to: u64) -> Option<Piece<Place>> {
+    let (start, end) = (piece.start.max(from), (piece.start + piece.len).min(to));
+    let value = |place: Place| place.slice(start - piece.start, end - start);
+    (start < end).then(|| Piece { start, len: end - start, value: piece.value.map(value) })
 }

@@ -37,9 +37,14 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Model {
-        let layout = if seed % 2 == 0 { Layout::Mirror { copies: 2 } } else { Layout::Parity { data: 2, parity: 1 } };
+        let layout =
+            if seed.is_multiple_of(2) { Layout::Mirror { copies: 2 } } else { Layout::Parity { data: 2, parity: 1 } };
+        let mut world = World::new(seed, 3, layout, BLOCKS * BLOCK);
+        // The cleaner moves what snapshots hold.
+        world.clean_dead_per_mille = 100;
+        world.open();
         Model {
-            world: World::new(seed, 3, layout, BLOCKS * BLOCK),
+            world,
             prng: Prng::new(seed),
             heads: BTreeMap::from([(HeadId::VOLUME, vec![0; BLOCKS as usize])]),
             snapshots: BTreeMap::new(),

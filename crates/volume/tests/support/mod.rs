@@ -188,6 +188,8 @@ pub struct World {
     pub replies: BTreeMap<u64, Result<BlockData, holdfast_base::BlockError>>,
     pub notices: Vec<Notice>,
     pub next_token: u64,
+    /// From the next opening on.
+    pub clean_dead_per_mille: u32,
     pub out: Effects<Effect>,
     pub queue: VecDeque<Event>,
 }
@@ -206,6 +208,7 @@ impl World {
             replies: BTreeMap::new(),
             notices: Vec::new(),
             next_token: 1,
+            clean_dead_per_mille: 850,
             out: Effects::new(),
             queue: VecDeque::new(),
         };
@@ -220,7 +223,9 @@ impl World {
             node.waiting.iter_mut().for_each(|w| w.3 = false);
             node.up = node.up && !node.hung;
         }
-        self.controller = Controller::new(config(self.rng.next_u64(), self.openings));
+        let mut config = config(self.rng.next_u64(), self.openings);
+        config.clean_dead_per_mille = self.clean_dead_per_mille;
+        self.controller = Controller::new(config);
         self.push(Event::Open);
         for i in 0..self.nodes.len() {
             if self.nodes[i].up && !self.nodes[i].hung {
