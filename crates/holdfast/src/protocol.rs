@@ -209,6 +209,8 @@ pub struct Counters {
     pub segments_freed: u64,
     pub shards_deleted: u64,
     pub shards_rebuilt: u64,
+    #[serde(default)]
+    pub shards_moved: u64,
     pub checkpoints: u64,
     pub checkpoint_bytes: u64,
     pub folds: u64,
@@ -235,6 +237,7 @@ impl From<holdfast_volume::Counters> for Counters {
             segments_freed: c.segments_freed,
             shards_deleted: c.shards_deleted,
             shards_rebuilt: c.shards_rebuilt,
+            shards_moved: c.shards_moved,
             checkpoints: c.checkpoints,
             checkpoint_bytes: c.checkpoint_bytes,
             folds: c.folds,

@@ -84,6 +84,8 @@ pub struct Plan {
     pub snapshots_max: usize,
     /// Most clones of snapshots in a run.
     pub clones_max: usize,
+    /// Disks are drained now and then.
+    pub drains: bool,
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
@@ -135,6 +137,7 @@ impl Plan {
             clean_dead_per_mille: prng.between(150, 600) as u32,
             snapshots_max: *Prng::new(seed ^ 0x0a11).pick(&[0, 0, 1, 3]),
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
+            drains: Prng::new(seed ^ 0xd5a1).chance(300),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             fold_runs: 8 << prng.below(6),
@@ -151,6 +154,7 @@ impl Plan {
             store_mutations: store::Mutations::default(),
         };
         plan.apply_profile(&mut prng);
+        plan.drains &= plan.nodes > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
         if plan.profile != Profile::Full {
             // Each may hold the whole volume once more.
             plan.disk_bytes += 3 * (plan.snapshots_max + plan.clones_max) as u64 * plan.volume_bytes;

@@ -31,7 +31,7 @@ impl Scenery {
         let mut plan = Plan::from_seed(0);
         plan.seed = seed;
         plan.profile = Profile::Calm;
-        (plan.snapshots_max, plan.clones_max) = (0, 4);
+        (plan.snapshots_max, plan.clones_max, plan.drains) = (0, 4, false);
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
@@ -314,6 +314,17 @@ impl Stage {
             self.run.world.forget_disk(node, slot);
         }
         self.start_node(node);
+    }
+
+    /// What lies on this disk shall go elsewhere; without one, nothing any more.
+    pub fn drain(&mut self, disk: Option<(usize, usize)>) {
+        self.run.drain(disk);
+    }
+
+    /// Shards held by the disks of a node.
+    pub fn held_by(&self, node: usize) -> u64 {
+        let machine = self.run.world.nodes[node].machine();
+        machine.map_or(0, |node| node.stats().iter().map(|device| device.shard_count).sum())
     }
 
     /// The owner is told to let go of the volume; whoever follows it opens it.

@@ -10,7 +10,7 @@ use crate::snapshots::Snapshots;
 use crate::workload::{Area, Guests, What};
 use crate::world::{MachineAt, Output, World};
 use holdfast_base::{
-    Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId,
+    DeviceId, Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId,
 };
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
@@ -71,6 +71,8 @@ pub struct Run {
     healing: bool,
     discarded_all: bool,
     pub(crate) snapshots: Snapshots,
+    draining: BTreeSet<DeviceId>,
+    drain_prng: Prng,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
     held_twice: Vec<String>,
     failure: Option<String>,
@@ -108,9 +110,12 @@ impl Run {
         let mut guests =
             Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.bypass_bytes), plan.clones_max as u64);
         guests.space_may_end = plan.space_may_end();
+        let drain_prng = Prng::new(plan.seed ^ 0xd5a1);
         let snapshots = Snapshots::new(plan.seed, plan.snapshots_max, plan.clones_max);
         let mut run = Run {
             snapshots,
+            draining: BTreeSet::new(),
+            drain_prng,
             plan,
             world,
             guests,
@@ -170,6 +175,9 @@ impl Run {
         }
         let controller = Controller::new(self.config(host));
         let at = self.world.attach(host, controller);
+        if !self.draining.is_empty() {
+            self.world.tell(at, Event::Drain { devices: self.draining.clone() });
+        }
         self.current = Some(at);
         self.openings.push(at);
     }
@@ -287,6 +295,25 @@ impl Run {
         self.world.wake_at(next, WAKE_FAULTS);
     }
 
+    /// The operator empties a disk, or none.
+    pub(crate) fn drain(&mut self, disk: Option<(usize, usize)>) {
+        let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats().get(slot)?.device));
+        self.draining = device.into_iter().collect();
+        if let Some(at) = self.current {
+            self.world.tell(at, Event::Drain { devices: self.draining.clone() });
+        }
+    }
+
+    /// Now and then, where there are nodes to spare.
+    fn act_on_drains(&mut self) {
+        if self.plan.drains && self.drain_prng.chance(15) {
+            let node = self.drain_prng.below(self.plan.nodes as u64) as usize;
+            let disk = (node, self.drain_prng.below(self.plan.disks as u64) as usize);
+            let disk = self.drain_prng.chance(600).then_some(disk);
+            self.drain(disk);
+        }
+    }
+
     fn take_over(&mut self, host: usize) {
         match self.current {
             Some(at) if self.prng.chance(300) && !self.world.hosts[at.host].is_paused() => {
@@ -333,6 +360,7 @@ impl Run {
             }
         }
         self.act_on_snapshots(current);
+        self.act_on_drains();
         if self.prng.chance(100)
             && let Some(old) = self.openings.iter().find(|m| **m != current).copied()
             && self.guests.waiting_on(old) < 4
@@ -435,6 +463,7 @@ impl Run {
     fn heal(&mut self) -> Result<(), String> {
         self.healing = true;
         self.nemesis.heal_all(&mut self.world);
+        self.drain(None);
         for host in 0..self.plan.hosts {
             if !self.world.hosts[host].is_up() {
                 self.world.start_host(host);

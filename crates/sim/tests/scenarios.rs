@@ -928,3 +928,70 @@ fn bulk_writes_on_their_way_to_a_clone_that_is_dropped_do_no_harm() {
     assert_eq!(stage.status().mapped_blocks, 200);
     stage.finish();
 }
+
+#[test]
+fn a_disk_is_drained_while_it_is_written_to() {
+    for (seed, layout, disks) in [(220, "parity:2+1", 1), (221, "mirror:2", 1), (222, "parity:2+1", 2)] {
+        let mut stage = Scenery::new(seed).nodes(4).disks(disks).layout(layout).raise();
+        stage.write_segments(12);
+        stage.drain(Some((0, 0)));
+        let mut at = 0;
+        while stage.status().left_to_drain[0].1 > 0 {
+            stage.write(at % 250, 3);
+            stage.read(at % 200, 16);
+            at += 7;
+            assert!(at < 70_000, "{:?}", stage.status());
+        }
+        if disks == 1 {
+            stage.until("what lay there is deleted", |s| s.held_by(0) == 0);
+            // It is not missed.
+            stage.crash_node(0);
+            stage.pass_ms(2000);
+            assert_eq!((stage.status().degraded_segments, stage.status().at_risk_entries), (0, 0));
+            stage.read(0, 256);
+        }
+        // Another owner knows where things are now, and what is being drained.
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        assert_eq!(stage.status().left_to_drain[0].1, 0);
+        stage.read(0, 256);
+        if disks == 1 {
+            stage.start_node(0);
+        }
+        stage.finish();
+    }
+}
+
+#[test]
+fn a_drained_node_that_dies_is_not_waited_for() {
+    let mut stage = Scenery::new(223).nodes(4).layout("parity:2+1").raise();
+    stage.write_segments(30);
+    stage.drain(Some((0, 0)));
+    stage.crash_node(0);
+    stage.until("what lay there is made again", |s| {
+        let status = s.status();
+        status.left_to_drain[0].1 == 0 && status.degraded_segments == 0
+    });
+    stage.start_node(0);
+    stage.finish();
+}
+
+#[test]
+fn a_new_node_takes_its_share() {
+    let scenery = Scenery::new(224).nodes(4).layout("parity:2+1").with(|plan| {
+        plan.volume_bytes = 8 << 20;
+        plan.disk_bytes = 24 << 20;
+    });
+    let mut stage = scenery.raise();
+    stage.crash_node(3);
+    for block in (0..2048).step_by(16) {
+        stage.write(block, 16);
+    }
+    stage.start_node(3);
+    let fill = |s: &Stage, node: usize| s.held_by(node);
+    stage.until("shards are moved to it", |s| fill(s, 3) * 2 > fill(s, 0) && s.status().counters.shards_moved > 10);
+    for block in (0..2048).step_by(256) {
+        stage.read(block, 256);
+    }
+    stage.finish();
+}

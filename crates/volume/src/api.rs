@@ -7,6 +7,7 @@ use holdfast_base::{
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Settings of one controller. Sizes are bounds: memory, log and recovery never exceed what they say.
@@ -135,6 +136,10 @@ pub enum Event {
     },
     /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
     Change(Change),
+    /// These devices are being drained, and no others.
+    Drain {
+        devices: BTreeSet<DeviceId>,
+    },
     /// Change the volume's size.
     Resize {
         size_bytes: u64,
@@ -297,6 +302,8 @@ pub struct Status {
     /// By layer, oldest first.
     pub snapshots: Vec<(ObjectId, Snapshot)>,
     pub clones: Vec<(HeadId, CloneInfo)>,
+    /// Shards and logs that are still on devices which are being drained.
+    pub left_to_drain: Vec<(DeviceId, u64)>,
     pub counters: Counters,
 }
 
@@ -318,6 +325,7 @@ pub struct Counters {
     pub segments_freed: u64,
     pub shards_deleted: u64,
     pub shards_rebuilt: u64,
+    pub shards_moved: u64,
     pub checkpoints: u64,
     pub checkpoint_bytes: u64,
     pub folds: u64,

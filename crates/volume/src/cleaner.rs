@@ -162,7 +162,7 @@ impl Controller {
             if info.live == 0 || left_alone {
                 continue;
             }
-            let recode = self.wants_recode(&info.geometry);
+            let recode = self.wants_recode(&info.geometry) || self.is_drained_by_cleaning(info);
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
                 let age = count - rank as u64;

@@ -32,6 +32,7 @@ use crate::layers::{CloneInfo, LayerTable, Snapshot};
 use crate::leafload::LeafLoad;
 use crate::log::{Log, WriteOp};
 use crate::map::{LeafCache, LeafNo, Overlay};
+use crate::moves::Mover;
 use crate::nodes::Nodes;
 use crate::opening::Opening;
 use crate::pressure::Pressure;
@@ -112,6 +113,7 @@ pub struct Controller {
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
+    pub(crate) mover: Mover,
     pub(crate) scrubber: Scrubber,
     pub(crate) counters: Counters,
     pub(crate) last_activity: Instant,
@@ -167,6 +169,7 @@ impl Controller {
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
+            mover: Mover::default(),
             scrubber: Scrubber::default(),
             counters: Counters::default(),
             last_activity: Instant::ZERO,
@@ -191,6 +194,7 @@ impl Controller {
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
+            Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
             }
@@ -463,6 +467,7 @@ impl Controller {
             suspect_nodes: self.nodes.suspects(),
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
+            left_to_drain: self.left_to_drain(),
             counters: self.counters,
         }
     }

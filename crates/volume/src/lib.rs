@@ -20,6 +20,7 @@ mod leafload;
 mod log;
 mod map;
 mod merge;
+mod moves;
 mod nodes;
 mod opening;
 mod placement;

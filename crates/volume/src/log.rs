@@ -25,8 +25,12 @@ pub enum Done {
     /// A segment became part of the volume.
     Committed(Token),
     Checkpointed(Checkpoint),
-    /// A shard that was made again is named where it lies now.
-    Rehomed(Token),
+    /// A shard that was made again, or moved, is named where it lies now.
+    Rehomed {
+        repair: Token,
+        shard: (SegmentNo, u8),
+        former: Leg,
+    },
     /// These segments' shards may be deleted.
     Freed(Vec<SegmentNo>),
 }

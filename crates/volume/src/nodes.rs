@@ -9,7 +9,7 @@ use crate::call::Class;
 use holdfast_base::{DeviceId, Instant, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Smoothed latency and its deviation, as TCP's retransmission timer keeps them (RFC 6298).
@@ -82,6 +82,8 @@ pub struct Nodes {
     nodes: BTreeMap<NodeId, Node>,
     /// Shortest shard that a device had no room for since it was last asked for its state.
     refused_bytes: BTreeMap<Leg, u64>,
+    /// Nothing new goes there.
+    pub draining: BTreeSet<DeviceId>,
 }
 
 impl Nodes {
@@ -206,7 +208,13 @@ impl Nodes {
     }
 
     pub fn usable_count(&self) -> usize {
-        self.nodes.iter().filter(|(_, n)| n.up && !n.suspect && serves_any(n)).count()
+        let takes_any = |n: &Node| n.devices.values().any(|d| self.takes_shards(d));
+        self.nodes.iter().filter(|(_, n)| n.up && !n.suspect && takes_any(n)).count()
+    }
+
+    /// Whether anything new may go to the device.
+    pub fn takes_shards(&self, device: &DeviceStat) -> bool {
+        device.health == DeviceHealth::Serving && !self.draining.contains(&device.device)
     }
 
     pub fn record(&mut self, now: Instant, id: NodeId, class: Class, sent_at: Instant) {
@@ -251,8 +259,4 @@ impl Nodes {
             device.free_bytes = device.free_bytes.saturating_sub(bytes);
         }
     }
-}
-
-fn serves_any(node: &Node) -> bool {
-    node.devices.values().any(|d| d.health == DeviceHealth::Serving)
 }

@@ -6,7 +6,7 @@ use crate::space::Keep;
 use holdfast_base::NodeId;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
-use holdfast_format::wire::{DeviceHealth, DeviceStat};
+use holdfast_format::wire::DeviceStat;
 
 impl Controller {
     /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
@@ -16,8 +16,7 @@ impl Controller {
             if !node.up || node.suspect {
                 continue;
             }
-            let mut serving: Vec<&DeviceStat> =
-                node.devices.values().filter(|d| d.health == DeviceHealth::Serving).collect();
+            let mut serving: Vec<&DeviceStat> = node.devices.values().filter(|d| self.nodes.takes_shards(d)).collect();
             serving.sort_by_key(|d| std::cmp::Reverse(score(d)));
             let legs: Vec<Leg> = serving.iter().map(|d| Leg { node: id, device: d.device }).collect();
             if !legs.is_empty() {
@@ -56,8 +55,9 @@ impl Controller {
         let wanted = 2 * usize::from(failures) + 1;
         let usable_nodes = self.nodes.usable_count();
         let usable = self.usable_legs();
-        let mut domains: Vec<NodeId> =
-            open.legs.iter().enumerate().filter(|(i, _)| usable >> i & 1 == 1).map(|(_, l)| l.node).collect();
+        let stays = |leg: &Leg| !self.nodes.draining.contains(&leg.device);
+        let legs = open.legs.iter().enumerate().filter(|(i, leg)| usable >> i & 1 == 1 && stays(leg));
+        let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
         domains.sort_unstable();
         domains.dedup();
         domains.len() < wanted.min(usable_nodes)
@@ -81,9 +81,7 @@ impl Controller {
             let best = node
                 .devices
                 .values()
-                .filter(|d| {
-                    d.health == DeviceHealth::Serving && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes
-                })
+                .filter(|d| self.nodes.takes_shards(d) && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes)
                 .filter(|d| self.nodes.may_hold(Leg { node: id, device: d.device }, shard_bytes))
                 .max_by_key(|d| d.free_bytes);
             if let Some(device) = best {

@@ -49,10 +49,14 @@ struct Repair {
     index: u8,
     target: Leg,
     header: Option<ShardHeader>,
-    header_tried: u8,
+    /// Shards whose header was asked for, and the last of them.
+    header_tried: u64,
+    header_from: u8,
     got: BTreeMap<u8, Buf>,
     asked: u64,
     bad: u64,
+    /// The shard is where it belongs, and goes elsewhere.
+    is_move: bool,
     /// The shard that may be there, damaged, has been deleted.
     cleared: bool,
     putting: bool,
@@ -110,6 +114,16 @@ impl Repairer {
         self.degraded = true;
     }
 
+    /// Repairs come first.
+    pub(crate) fn may_move(&self) -> bool {
+        !self.running.is_full() && self.rebuild.is_empty()
+    }
+
+    pub(crate) fn is_under_repair(&self, segment: SegmentNo) -> bool {
+        self.running.iter().any(|(_, r)| r.segment == segment)
+            || self.queue.range((segment, 0)..=(segment, u8::MAX)).next().is_some()
+    }
+
     pub(crate) fn is_repairing(&self, segment: SegmentNo, index: u8) -> bool {
         self.running.iter().any(|(_, r)| r.segment == segment && r.index == index)
     }
@@ -129,6 +143,7 @@ impl Controller {
         self.take_inventories(out);
         self.delete_strays(out);
         self.start_repairs(out);
+        self.drive_moves(out);
         if self.repairer.degraded && self.now.since(self.repairer.looked_at) >= LOOK_EVERY {
             self.repairer.looked_at = self.now;
             let inventoried = self.nodes.iter().all(|(_, n)| !n.up || n.inventoried);
@@ -178,7 +193,7 @@ impl Controller {
                 info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
                     || info.homes.iter().any(|home| !self.nodes.leg_usable(*home))
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
-                    || self.repairer.running.iter().any(|(_, r)| r.segment == *no)
+                    || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
             .count() as u64
     }
@@ -414,7 +429,7 @@ impl Controller {
             let Some((segment, index)) = self.repairer.rebuild.pop() else { return };
             let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
             let is_queued = self.repairer.queue.contains(&(segment, index));
-            if !is_queued && home.is_some_and(|home| self.is_lost(home.node)) {
+            if !is_queued && home.is_some_and(|home| self.is_given_up(home)) {
                 self.start_repair(segment, index, out);
             }
         }
@@ -430,6 +445,11 @@ impl Controller {
         self.now.since(out_since) >= self.config.rebuild_after
     }
 
+    /// What was there is made again elsewhere.
+    fn is_given_up(&self, home: Leg) -> bool {
+        self.is_lost(home.node) || self.nodes.draining.contains(&home.device) && !self.nodes.leg_usable(home)
+    }
+
     /// Shards of lost nodes, those of the segments that lack most last.
     fn list_rebuild(&mut self) {
         let pace = REBUILD_EVERY.min(self.config.rebuild_after / 4);
@@ -437,14 +457,14 @@ impl Controller {
             return;
         }
         self.repairer.rebuild_listed_at = self.now;
-        let homes = self.segments.iter().flat_map(|(_, info)| info.homes.iter().map(|home| home.node));
-        let lost: BTreeSet<NodeId> = homes.collect::<BTreeSet<_>>().into_iter().filter(|n| self.is_lost(*n)).collect();
+        let homes: BTreeSet<Leg> = self.segments.iter().flat_map(|(_, info)| info.homes.iter().copied()).collect();
+        let lost: BTreeSet<Leg> = homes.into_iter().filter(|home| self.is_given_up(*home)).collect();
         if lost.is_empty() {
             return;
         }
         let mut found: Vec<(usize, SegmentNo, u8)> = Vec::new();
         for (no, info) in self.segments.iter().filter(|(_, info)| info.live > 0 || info.kind == Kind::Run) {
-            let missing = info.homes.iter().enumerate().filter(|(_, home)| lost.contains(&home.node));
+            let missing = info.homes.iter().enumerate().filter(|(_, home)| lost.contains(home));
             let count = missing.clone().count();
             found.extend(missing.map(|(index, _)| (count, no, index as u8)));
         }
@@ -460,7 +480,8 @@ impl Controller {
         let mut target = homes[usize::from(index)];
         if !self.nodes.leg_usable(target) {
             let is_away = !self.nodes.is_up(target.node) || self.nodes.device_serves(target);
-            if is_away && !self.is_lost(target.node) {
+            let is_drained = self.nodes.draining.contains(&target.device);
+            if is_away && !self.is_lost(target.node) && !is_drained {
                 // It may come back with the shard.
                 return false;
             }
@@ -475,32 +496,51 @@ impl Controller {
             let Some(new) = self.place_shards(1, bytes, &avoid, Keep::HalfReserve) else { return false };
             target = new[0];
         }
+        self.run_repair(segment, index, target, false, out);
+        true
+    }
+
+    /// Copies a shard that is where it belongs to a device where it shall be.
+    pub(crate) fn begin_move(&mut self, segment: SegmentNo, index: u8, target: Leg, out: Out) {
+        self.run_repair(segment, index, target, true, out);
+    }
+
+    fn run_repair(&mut self, segment: SegmentNo, index: u8, target: Leg, is_move: bool, out: Out) {
         let token = self.repairer.running.insert(Repair {
             segment,
             index,
             target,
             header: None,
             header_tried: 0,
+            header_from: index,
             got: BTreeMap::new(),
             asked: 0,
-            bad: 1 << index,
+            bad: if is_move { 0 } else { 1 << index },
+            is_move,
             cleared: false,
             putting: false,
         });
         self.ask_repair_header(token, out);
         self.ask_repair_shards(token, out);
-        true
     }
 
     fn ask_repair_header(&mut self, token: Token, out: Out) {
         let Some(repair) = self.repairer.running.get(token) else { return };
         let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
-        let next = (repair.header_tried..info.geometry.shard_count())
-            .find(|i| *i != repair.index && self.nodes.leg_usable(info.homes[usize::from(*i)]));
+        // Of a shard that is moved, its own.
+        let others = (0..info.geometry.shard_count()).filter(|i| *i != repair.index);
+        let next = repair
+            .is_move
+            .then_some(repair.index)
+            .into_iter()
+            .chain(others)
+            .find(|i| repair.header_tried >> i & 1 == 0 && self.nodes.leg_usable(info.homes[usize::from(*i)]));
         let Some(index) = next else { return self.end_repair(token, true) };
         let leg = info.homes[usize::from(index)];
         let shard = ShardId { segment: repair.segment.of(self.config.volume), index };
-        self.repairer.running.get_mut(token).expect("just seen").header_tried = index + 1;
+        let repair = self.repairer.running.get_mut(token).expect("just seen");
+        repair.header_tried |= 1 << index;
+        repair.header_from = index;
         let request = Request::ReadShardHeader { device: leg.device, shard };
         if self.send(leg.node, Lane::Bulk, Purpose::RepairHeader { repair: token }, request, Vec::new(), out).is_none()
         {
@@ -513,11 +553,13 @@ impl Controller {
         let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let (width, position) = (geometry.code_width(), repair.index % geometry.code_width());
-        let needed = usize::from(geometry.data);
+        // In a mirror any other copy; in a code the shards of the same copy; itself, if it is there.
+        let is_there = repair.is_move && repair.bad >> repair.index & 1 == 0;
+        let needed = if is_there { 1 } else { usize::from(geometry.data) };
         let mut coming = repair.got.len() + repair.asked.count_ones() as usize;
-        // In a mirror any other copy; in a code the shards of the same copy.
         let sources: Vec<u8> = (0..geometry.shard_count())
             .filter(|i| if geometry.parity == 0 { i % width == position } else { i / width == repair.index / width })
+            .filter(|i| !is_there || *i == repair.index)
             .filter(|i| (repair.bad | repair.asked) >> i & 1 == 0 && !repair.got.contains_key(i))
             .filter(|i| self.nodes.leg_usable(homes[usize::from(*i)]))
             .collect();
@@ -542,7 +584,7 @@ impl Controller {
 
     pub(crate) fn on_repair_header(&mut self, token: Token, reply: &Reply, payload: &Buf, out: Out) {
         let Some(repair) = self.repairer.running.get_mut(token) else { return };
-        let shard = ShardId { segment: repair.segment.of(self.config.volume), index: repair.header_tried - 1 };
+        let shard = ShardId { segment: repair.segment.of(self.config.volume), index: repair.header_from };
         let header = match reply {
             Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
             _ => None,
@@ -575,13 +617,23 @@ impl Controller {
         let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
         let geometry = info.geometry;
         let (Some(header), false) = (&repair.header, repair.putting) else { return };
-        if repair.got.len() < usize::from(geometry.data) {
+        let itself = repair.got.get(&repair.index);
+        if itself.is_some_and(|bytes| header.shard.index != repair.index || block_crcs(bytes) != header.block_crcs) {
+            // It is not what it was: it is made again from the others.
+            let repair = self.repairer.running.get_mut(token).expect("just seen");
+            repair.bad |= 1 << repair.index;
+            repair.got.remove(&repair.index);
+            return self.ask_repair_shards(token, out);
+        }
+        if itself.is_none() && repair.got.len() < usize::from(geometry.data) {
             return;
         }
         if !repair.cleared {
             return self.clear_damaged(token, out);
         }
-        let data = if geometry.parity == 0 {
+        let data = if let Some(itself) = itself {
+            itself.clone()
+        } else if geometry.parity == 0 {
             repair.got.values().next().expect("one copy is there").clone()
         } else {
             let width = geometry.code_width();
@@ -640,31 +692,36 @@ impl Controller {
         if *reply != Reply::Done {
             return self.end_repair(token, true);
         }
-        self.counters.shards_rebuilt += 1;
+        match repair.is_move {
+            true => self.counters.shards_moved += 1,
+            false => self.counters.shards_rebuilt += 1,
+        }
         let (segment, index, target) = (repair.segment, repair.index, repair.target);
         let home = self.segments.get(segment).map(|i| i.homes[usize::from(index)]);
-        if home.is_some_and(|home| home != target) {
+        if let Some(former) = home.filter(|home| *home != target) {
             // Until this is complete the shard is where nothing names it: the repair goes on, which exempts it.
             let record = Record::Rehome { segment, homes: vec![(index, target)] };
-            self.append_control(record, Done::Rehomed(token), out);
+            self.append_control(record, Done::Rehomed { repair: token, shard: (segment, index), former }, out);
         } else {
             self.end_repair(token, false);
         }
     }
 
-    pub(crate) fn on_rehomed(&mut self, token: Token) {
+    pub(crate) fn on_rehomed(&mut self, token: Token, (segment, index): (SegmentNo, u8), former: Leg) {
         self.end_repair(token, false);
+        // Nothing names it there any more.
+        self.repairer.note_stray((former, segment, index));
     }
 
     fn end_repair(&mut self, token: Token, again: bool) {
         let Some(repair) = self.repairer.running.remove(token) else { return };
-        let Repair { segment, index, target, .. } = repair;
+        let Repair { segment, index, target, is_move, .. } = repair;
         let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
         if repair.cleared && repair.putting && home != Some(target) {
             // Lost on the way, or the segment died meanwhile: it may lie there, or arrive yet.
             self.repairer.note_stray((target, segment, index));
         }
-        if again {
+        if again && !is_move {
             self.repairer.queue.insert((segment, index));
             let waited = self.repairer.paused.get(&(segment, index)).map_or(REPAIR_PAUSE_MIN / 2, |(_, span)| *span);
             let pause = (waited * 2).min(REPAIR_PAUSE_MAX);

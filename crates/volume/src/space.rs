@@ -11,7 +11,7 @@ use crate::api::{Config, Lane};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use holdfast_base::{Instant, NodeId};
-use holdfast_format::wire::{DeviceHealth, DeviceStat, Request};
+use holdfast_format::wire::{DeviceStat, Request};
 use std::time::Duration;
 
 /// Free share that guests' writes leave on a device: cleaning needs somewhere to write to.
@@ -122,7 +122,7 @@ impl Controller {
         let layout = self.layout_now()?;
         let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
         let emptiest = usable.filter_map(|(_, n)| {
-            let serving = n.devices.values().filter(|d| d.health == DeviceHealth::Serving);
+            let serving = n.devices.values().filter(|d| self.nodes.takes_shards(d));
             serving.max_by_key(|d| d.free_bytes)
         });
         let mut devices: Vec<(u64, &DeviceStat)> =

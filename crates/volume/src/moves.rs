@@ -1,0 +1,154 @@
+//! Moving shards that could stay: off devices that are being drained, and from full devices to empty ones.
+//!
+//! A move is a repair whose source is the shard itself: it is copied, its segment's homes are changed by a record in the
+//! log, and then the old one is garbage. Parts of checkpoints are not moved but written anew.
+//!
+//! Drains come first. Balancing begins when the fullest device is [`TILT_PER_MILLE`] fuller than the emptiest, and moves
+//! part of the difference before it looks again: others do the same with their volumes.
+
+use crate::controller::{Controller, Out};
+use crate::segments::Kind;
+use crate::space::Keep;
+use holdfast_base::{BLOCK_BYTES, DeviceId, Instant, NodeId};
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::SegmentNo;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// The table is searched for shards to move this often while devices are drained.
+const DRAIN_EVERY: Duration = Duration::from_secs(1);
+
+/// And this often for balancing: what was moved shows in what nodes tell of their devices by then.
+const BALANCE_EVERY: Duration = Duration::from_secs(6);
+
+/// Difference of fill, in 1/1000 of a device, from which on shards are moved.
+const TILT_PER_MILLE: u64 = 100;
+
+/// Share of the bytes that would even two devices out which is moved at a time.
+const TILT_PART: u64 = 4;
+
+#[derive(Debug, Default)]
+pub(crate) struct Mover {
+    /// Next last.
+    list: Vec<(SegmentNo, u8, Option<Leg>)>,
+    drain_listed_at: Instant,
+    balance_listed_at: Instant,
+}
+
+impl Controller {
+    /// Nothing new goes to these devices, and what lies there leaves them.
+    pub(crate) fn on_drain(&mut self, devices: BTreeSet<DeviceId>, out: Out) {
+        self.nodes.draining = devices;
+        self.mover = Mover::default();
+        self.on_legs_changed(out);
+    }
+
+    /// Shards, and logs, of this volume on each device that is being drained.
+    pub fn left_to_drain(&self) -> Vec<(DeviceId, u64)> {
+        let legs = self.root.is_known().then(|| self.root().ledgers.iter().flat_map(|l| &l.legs));
+        let homes = self.segments.iter().flat_map(|(_, info)| &info.homes).chain(legs.into_iter().flatten());
+        let mut left: std::collections::BTreeMap<DeviceId, u64> =
+            self.nodes.draining.iter().map(|device| (*device, 0)).collect();
+        for home in homes {
+            if let Some(count) = left.get_mut(&home.device) {
+                *count += 1;
+            }
+        }
+        left.into_iter().collect()
+    }
+
+    pub(crate) fn drive_moves(&mut self, out: Out) {
+        if self.mover.list.is_empty() {
+            self.list_moves();
+        }
+        while self.repairer.may_move()
+            && let Some((segment, index, target)) = self.mover.list.pop()
+        {
+            self.start_move(segment, index, target, out);
+        }
+    }
+
+    fn list_moves(&mut self) {
+        if !self.nodes.draining.is_empty() {
+            if self.now.since(self.mover.drain_listed_at) >= DRAIN_EVERY {
+                self.mover.drain_listed_at = self.now;
+                self.list_drain();
+            }
+        } else if self.now.since(self.mover.balance_listed_at) >= BALANCE_EVERY {
+            self.mover.balance_listed_at = self.now;
+            self.list_balance();
+        }
+    }
+
+    fn list_drain(&mut self) {
+        let mut list = Vec::new();
+        let mut rewrite = false;
+        for (no, info) in self.segments.iter() {
+            for (index, home) in info.homes.iter().enumerate().filter(|(_, h)| self.nodes.draining.contains(&h.device))
+            {
+                match info.kind {
+                    Kind::Run => rewrite = true,
+                    _ if info.live > 0 && self.nodes.leg_usable(*home) => list.push((no, index as u8, None)),
+                    _ => {}
+                }
+            }
+        }
+        self.mover.list = list;
+        self.checkpointer.rewrite_wanted |= rewrite && self.meta_layout_now().is_some();
+    }
+
+    /// Whether it is better to clean the segment than to move its shards: most of it is dead.
+    pub(crate) fn is_drained_by_cleaning(&self, info: &crate::segments::SegmentInfo) -> bool {
+        let leaves = info.homes.iter().any(|home| self.nodes.draining.contains(&home.device));
+        leaves && info.dead_blocks() * 2 > info.capacity_blocks()
+    }
+
+    fn list_balance(&mut self) {
+        let Some((fullest, emptiest, bytes)) = self.tilt() else { return };
+        let mut left = bytes / TILT_PART;
+        for (no, info) in self.segments.iter().filter(|(_, info)| info.kind == Kind::Data && info.live > 0) {
+            let Some(index) = info.homes.iter().position(|home| *home == fullest) else { continue };
+            let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
+            let is_apart = |(i, home): (usize, &Leg)| i == index || home.node != emptiest.node;
+            if bytes <= left && info.homes.iter().enumerate().all(is_apart) {
+                self.mover.list.push((no, index as u8, Some(emptiest)));
+                left -= bytes;
+            }
+        }
+    }
+
+    /// The fullest device, the emptiest one, and the bytes that would make them equal, if they differ much.
+    fn tilt(&self) -> Option<(Leg, Leg, u64)> {
+        let usable = self.nodes.iter().filter(|(_, node)| node.up && !node.suspect);
+        let devices = usable.flat_map(|(id, node)| node.devices.values().map(move |d| (id, d)));
+        let fill = |d: &holdfast_format::wire::DeviceStat| {
+            (d.capacity_bytes.saturating_sub(d.free_bytes)) * 1000 / d.capacity_bytes.max(1)
+        };
+        let mut by_fill: Vec<(u64, Leg, u64)> = devices
+            .filter(|(_, d)| self.nodes.takes_shards(d))
+            .map(|(node, d)| (fill(d), Leg { node, device: d.device }, d.capacity_bytes))
+            .collect();
+        by_fill.sort_unstable();
+        let ((low, emptiest, room), (high, fullest, _)) = (*by_fill.first()?, *by_fill.last()?);
+        (high >= low + TILT_PER_MILLE).then(|| (fullest, emptiest, (high - low) * room / 2000))
+    }
+
+    fn start_move(&mut self, segment: SegmentNo, index: u8, target: Option<Leg>, out: Out) {
+        let Some(info) = self.segments.get(segment) else { return };
+        let (geometry, homes) = (info.geometry, info.homes.clone());
+        let home = homes[usize::from(index)];
+        let is_busy = self.repairer.is_under_repair(segment);
+        if is_busy || info.live == 0 || !self.nodes.leg_usable(home) {
+            return;
+        }
+        let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
+        let target = target.or_else(|| {
+            let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
+            let avoid: Vec<NodeId> = others.map(|(_, leg)| leg.node).collect();
+            Some(self.place_shards(1, bytes, &avoid, Keep::HalfReserve)?[0])
+        });
+        if let Some(target) = target.filter(|target| *target != home && self.nodes.leg_usable(*target)) {
+            self.begin_move(segment, index, target, out);
+        }
+    }
+}
