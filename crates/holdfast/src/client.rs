@@ -1,7 +1,7 @@
 //! The command line's end of the control socket.
 
 use crate::grid::layout::GridDir;
-use crate::protocol::{HostStatus, Request, Response, VolumeInfo};
+use crate::protocol::{HostStatus, Request, Response, TaskInfo, VolumeInfo};
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -64,6 +64,13 @@ pub fn volume(dir: &GridDir, request: &Request) -> Result<VolumeInfo> {
     let patience = if matches!(request, Request::VolumeShow { .. }) { UNHURRIED } else { PATIENT };
     match ask(dir, request, patience)? {
         Response::Volume(volume) => Ok(*volume),
+        other => unexpected(&other),
+    }
+}
+
+pub fn tasks(dir: &GridDir) -> Result<Vec<TaskInfo>> {
+    match ask(dir, &Request::Tasks, UNHURRIED)? {
+        Response::Tasks { tasks } => Ok(tasks),
         other => unexpected(&other),
     }
 }

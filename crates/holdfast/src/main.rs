@@ -60,7 +60,11 @@ enum Command {
         does not wait for nodes."
     )]
     Status,
-    /// Make nodes of a local grid fail and come back; or run a storage node
+    /// Add, drain and remove what data lies on
+    Device(cli::device::DeviceArgs),
+    /// What is done in the background, and how it gets on
+    Task(cli::task::TaskArgs),
+    /// Add, drain and remove nodes of a local grid, make them fail and come back; or run a storage node
     Node(cli::node::NodeArgs),
     /// Lose a node under load, bring it back, and verify everything
     Drill(drill::DrillArgs),
@@ -94,6 +98,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Snapshot(args) => cli::snapshot::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Device(args) => cli::device::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Host(args) => {
             daemon::begin(args.daemon)?;

@@ -61,6 +61,20 @@ pub enum Request {
         /// The snapshot's where it is missing.
         size_bytes: Option<u64>,
     },
+    /// Empty devices (or let them take data again).
+    Drain {
+        devices: Vec<String>,
+        cancel: bool,
+        force: bool,
+    },
+    /// Done where these devices hold nothing that is needed.
+    CheckRemovable {
+        devices: Vec<String>,
+        force: bool,
+    },
+    /// grid.json has changed.
+    GridReload,
+    Tasks,
     /// Black-hole the links to a node: see `holdfast node cut --help`.
     NodeCut {
         node: u32,
@@ -78,6 +92,9 @@ pub enum Response {
     Volume(Box<VolumeInfo>),
     Volumes {
         volumes: Vec<VolumeInfo>,
+    },
+    Tasks {
+        tasks: Vec<TaskInfo>,
     },
     /// What, why, and the next command.
     Error {
@@ -140,6 +157,25 @@ pub struct DeviceInfo {
     pub journal_bytes: u64,
     pub journal_used_bytes: u64,
     pub shards: u64,
+    /// It is being emptied.
+    #[serde(default)]
+    pub draining: bool,
+    /// Then: shards and logs of volumes in service that are still to be moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<u64>,
+}
+
+/// Something that is done in the background.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TaskInfo {
+    pub name: String,
+    pub left: u64,
+    /// Of `left`.
+    pub unit: String,
+    /// Done in the last half minute, on average.
+    pub per_second: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -174,6 +210,9 @@ pub struct VolumeLive {
     pub degraded_segments: u64,
     pub at_risk_entries: u64,
     pub suspect_nodes: Vec<u32>,
+    /// States of the volume that nobody needs any more, on their way to be merged or dropped.
+    #[serde(default)]
+    pub layers_going: u64,
     /// Oldest first.
     #[serde(default)]
     pub snapshots: Vec<SnapshotInfo>,

@@ -466,3 +466,49 @@ fn clones_begin_with_a_snapshot_and_go_their_own_ways() {
     holds(&grid.uri("golden"), &first);
     grid.ok("volume delete golden");
 }
+
+#[test]
+fn nodes_and_devices_come_and_go_with_the_data_on_them_safe() {
+    let grid = Grid::new(11);
+    grid.up("--nodes 4 --devices 1");
+    grid.ok("volume create v1 --size 32MiB");
+    let (pattern_file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&pattern_file, 32 << 20);
+    let copies = has_nbdcopy();
+    if copies {
+        nbdcopy(pattern_file.to_str().unwrap(), &grid.uri("v1"));
+    }
+    let holds = || {
+        if copies {
+            assert_volume_holds(&grid.uri("v1"), &pattern_file, &scratch);
+        }
+    };
+    assert!(grid.fails("node remove 4").contains("device drain"));
+    assert!(grid.fails("device drain 9/0").contains("no node 9"));
+    grid.ok("node drain 4");
+    grid.ok("task watch");
+    assert!(grid.ok("device list").contains("drained"));
+    assert!(grid.fails("node drain 3").contains("needs 3 nodes"), "with node 4 and node 3 gone");
+    grid.ok("node remove 4");
+    assert!(grid.fails("node kill 4").contains("no node 4"));
+    holds();
+    grid.ok("device add 3");
+    grid.ok("device drain 3/0");
+    grid.ok("task watch");
+    grid.ok("device remove 3/0");
+    holds();
+    grid.ok("node add --devices 2");
+    assert_eq!(grid.json("device list").as_array().unwrap().len(), 5);
+    // A node that never comes back is not waited for.
+    grid.ok("node kill 1");
+    assert!(grid.fails("node remove 1").contains("drain"));
+    grid.ok("node drain 1 --force");
+    grid.ok("task watch");
+    grid.ok("node remove 1 --force");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    holds();
+    let status = grid.json("status");
+    assert_eq!(status["nodes"].as_array().unwrap().len(), 3, "{status}");
+    grid.ok("volume delete v1");
+}

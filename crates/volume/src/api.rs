@@ -302,6 +302,8 @@ pub struct Status {
     /// By layer, oldest first.
     pub snapshots: Vec<(ObjectId, Snapshot)>,
     pub clones: Vec<(HeadId, CloneInfo)>,
+    /// Layers that are being merged or dropped.
+    pub layers_going: u64,
     /// Shards and logs that are still on devices which are being drained.
     pub left_to_drain: Vec<(DeviceId, u64)>,
     pub counters: Counters,

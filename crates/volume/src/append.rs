@@ -166,7 +166,7 @@ impl Controller {
             Done::Modified { op, modify } => self.on_modified(op, modify, out),
             Done::Committed(job) => self.on_committed(job, out),
             Done::Checkpointed(checkpoint) => self.on_checkpointed(lsn, checkpoint, out),
-            Done::Rehomed { repair, shard, former } => self.on_rehomed(repair, shard, former),
+            Done::Rehomed { repair, shard, former } => self.on_rehomed(repair, shard, former, out),
             Done::Freed(segments) => self.on_freed(segments, out),
         }
     }

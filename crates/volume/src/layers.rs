@@ -198,6 +198,10 @@ impl LayerTable {
         layer
     }
 
+    pub(crate) fn going_count(&self) -> u64 {
+        self.going.len() as u64
+    }
+
     /// Whether any layer is to go.
     pub(crate) fn any_goes(&self) -> bool {
         !self.going.is_empty()

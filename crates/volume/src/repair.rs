@@ -704,13 +704,23 @@ impl Controller {
             self.append_control(record, Done::Rehomed { repair: token, shard: (segment, index), former }, out);
         } else {
             self.end_repair(token, false);
+            self.go_on_repairing(out);
         }
     }
 
-    pub(crate) fn on_rehomed(&mut self, token: Token, (segment, index): (SegmentNo, u8), former: Leg) {
+    pub(crate) fn on_rehomed(&mut self, token: Token, (segment, index): (SegmentNo, u8), former: Leg, out: Out) {
         self.end_repair(token, false);
         // Nothing names it there any more.
         self.repairer.note_stray((former, segment, index));
+        self.go_on_repairing(out);
+    }
+
+    /// One is done: the next is not put off to the next tick.
+    fn go_on_repairing(&mut self, out: Out) {
+        if self.state == State::Open {
+            self.start_repairs(out);
+            self.drive_moves(out);
+        }
     }
 
     fn end_repair(&mut self, token: Token, again: bool) {

@@ -1,7 +1,9 @@
 //! The command line: what can be asked, and how answers look.
 
+pub mod device;
 pub mod format;
 pub mod node;
 pub mod snapshot;
 pub mod status;
+pub mod task;
 pub mod volume;

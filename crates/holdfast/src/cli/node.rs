@@ -1,11 +1,13 @@
 //! `holdfast node`: the storage process itself, and the faults that a local grid can be given.
 
+use super::device::drain;
 use super::format::{print, print_json};
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
-use crate::grid::{self};
+use crate::grid::{self, grow};
 use crate::node_shell::{self, NodeOptions};
 use crate::protocol::Request;
+use crate::size::Size;
 use crate::{client, daemon};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -25,7 +27,9 @@ use std::time::Duration;
         holdfast node start 2     and comes back\n  \
         holdfast node hang 3      node 3 stands still: its connections stay, nothing answers\n  \
         holdfast node resume 3    and goes on\n  \
-        holdfast node cut 4       the network between host and node 4 swallows everything\n\n  \
+        holdfast node cut 4       the network between host and node 4 swallows everything\n  \
+        holdfast node add         another node; data is moved there by itself\n  \
+        holdfast node drain 1     everything leaves node 1; then `holdfast node remove 1`\n\n  \
         holdfast node --id 1 --grid 0f9e… --listen 10.0.0.1:7500 --device /dev/nvme0n1 --format-blank\n                            \
         runs a storage node in the foreground, on a machine of its own"
 )]
@@ -59,6 +63,32 @@ pub struct NodeArgs {
 
 #[derive(Subcommand, Debug)]
 enum NodeAction {
+    /// Add a node to the local grid; data is moved there by itself
+    Add {
+        /// By default as many as the last node has
+        #[arg(long)]
+        devices: Option<u32>,
+        /// By default as large as the last node's first
+        #[arg(long)]
+        device_size: Option<Size>,
+    },
+    /// Move everything off a node's devices; nothing new goes there
+    Drain {
+        node: u32,
+        /// Let it take data again
+        #[arg(long)]
+        cancel: bool,
+        /// Although volumes would be less redundant, or the others may have too little room
+        #[arg(long)]
+        force: bool,
+    },
+    /// Stop a node that was drained, take it out of the local grid, and delete its devices' files
+    Remove {
+        node: u32,
+        /// Although it is not empty, or down: what lay there is made again from the others
+        #[arg(long)]
+        force: bool,
+    },
     /// Kill a node of the local grid at once (SIGKILL)
     Kill { node: u32 },
     /// Make a node of the local grid stand still (SIGSTOP)
@@ -91,7 +121,26 @@ pub fn run(args: NodeArgs, dir: Option<&std::path::Path>, json: bool) -> Result<
 
 fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
     let config = dir.load()?;
+    let devices_of = |node: u32| -> Result<Vec<String>> {
+        Ok(config.node(node)?.devices.iter().map(|d| d.device.clone()).collect())
+    };
     let (id, text) = match *action {
+        NodeAction::Add { devices, device_size } => {
+            let node = grow::add_node(dir, devices, device_size)?;
+            (node.id, format!("node {} is added, and up at {}; data is moved there by itself", node.id, node.address))
+        }
+        NodeAction::Drain { node, cancel, force } => {
+            drain(dir, &devices_of(node)?, cancel, force)?;
+            let text = match cancel {
+                true => format!("node {node} takes data again"),
+                false => format!("node {node} is being emptied; `holdfast task watch` shows how it gets on"),
+            };
+            (node, text)
+        }
+        NodeAction::Remove { node, force } => {
+            grow::remove_devices(dir, &devices_of(node)?, force)?;
+            (node, format!("node {node} is not a part of the grid any more; its devices' files are deleted"))
+        }
         NodeAction::Kill { node } => {
             config.node(node)?;
             let role = Role::Node(node);

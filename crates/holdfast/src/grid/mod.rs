@@ -3,6 +3,7 @@
 //! Faults: nothing is written before everything that could be checked was checked; a grid that could not be completed
 //! is removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
 
+pub mod grow;
 pub mod layout;
 pub mod ownership;
 pub mod processes;
@@ -126,7 +127,11 @@ pub fn start_node(dir: &GridDir, id: u32, options: &[&str]) -> Result<()> {
     let _lock = Lock::take(dir)?;
     check_startable(dir, &config, role)?;
     role.start(dir, options)?;
-    let address = config.node(id)?.address;
+    wait_until_serves(dir, &config, id)
+}
+
+fn wait_until_serves(dir: &GridDir, config: &GridConfig, id: u32) -> Result<()> {
+    let (role, address) = (Role::Node(id), config.node(id)?.address);
     let mut died = false;
     let serves = wait(UP_MAX, || {
         died = role.find(dir).is_none();

@@ -6,6 +6,7 @@
 //! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/export       there while the volume is exported, for the next start
 //! deleting/ID            there until every device has returned the volume's space
+//! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
@@ -13,12 +14,13 @@
 use super::meta::Meta;
 use super::volumes::OpenSpec;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{GridId, InstanceId, MetaVersion, VolumeId};
+use holdfast_base::{DeviceId, GridId, InstanceId, MetaVersion, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::meta::Swap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Attempts at a swap that others race for.
 const SWAPS_MAX: usize = 64;
@@ -28,6 +30,7 @@ const NAME_BYTES_MAX: usize = 64;
 
 const NAME_PREFIX: &str = "name/";
 const DELETING_PREFIX: &str = "deleting/";
+const DRAINING_PREFIX: &str = "draining/";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct NameRecord {
@@ -263,6 +266,15 @@ impl Catalog {
 
     pub fn set_exported(&self, volume: VolumeId, exported: bool) -> Result<()> {
         self.set(&export_key(volume), exported.then(|| encode(&ExportRecord {})))
+    }
+
+    pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {
+        let listed = self.meta.list(DRAINING_PREFIX)?.records;
+        listed.iter().map(|l| Ok(l.key[DRAINING_PREFIX.len()..].parse()?)).collect()
+    }
+
+    pub fn set_draining(&self, device: DeviceId, draining: bool) -> Result<()> {
+        self.set(&format!("{DRAINING_PREFIX}{device}"), draining.then(|| encode(&ExportRecord {})))
     }
 
     /// From here on the volume is being deleted, whatever happens to this process.

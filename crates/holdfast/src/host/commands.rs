@@ -6,10 +6,12 @@
 use super::Host;
 use super::volumes::OpenSpec;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
-use holdfast_base::{HeadId, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Reply, Request};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Change, Event as VolumeEvent, State, Target};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -57,6 +59,20 @@ pub enum Command {
         node: NodeId,
         cut: bool,
         answer: Answer<bool>,
+    },
+    /// Volumes leave these devices, and no others.
+    Drain {
+        devices: BTreeSet<DeviceId>,
+        answer: Answer<()>,
+    },
+    /// By device that is being drained: shards and logs of volumes in service that are still there.
+    LeftToDrain {
+        answer: Answer<BTreeMap<DeviceId, u64>>,
+    },
+    /// The grid has these nodes from here on.
+    Nodes {
+        nodes: Vec<(NodeId, SocketAddr)>,
+        answer: Answer<()>,
     },
     /// `None` where the node is out of reach, or the connection is lost on the way.
     Call {
@@ -206,6 +222,18 @@ impl Host {
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
             Command::Resize { name, size_bytes, answer } => self.resize(now, &name, size_bytes, answer, io),
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
+            Command::Drain { devices, answer } => {
+                self.draining = devices.clone();
+                for at in self.volumes.tokens() {
+                    self.drive(now, at, VolumeEvent::Drain { devices: devices.clone() }, io);
+                }
+                tell(&answer, ());
+            }
+            Command::LeftToDrain { answer } => tell(&answer, self.left_to_drain()),
+            Command::Nodes { nodes, answer } => {
+                self.links.set_nodes(&nodes, now, io);
+                tell(&answer, ());
+            }
             Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => {
                 if self.waiters.calls.is_full() {
@@ -319,7 +347,18 @@ impl Host {
         }
     }
 
+    fn left_to_drain(&self) -> BTreeMap<DeviceId, u64> {
+        let mut left: BTreeMap<DeviceId, u64> = self.draining.iter().map(|device| (*device, 0)).collect();
+        for (_, volume) in self.volumes.table.iter() {
+            for (device, count) in volume.controller.left_to_drain() {
+                *left.entry(device).or_default() += count;
+            }
+        }
+        left
+    }
+
     fn live_status(&self, now: Instant) -> LiveStatus {
+        let left = self.left_to_drain();
         let mut suspects: Vec<u32> = Vec::new();
         let volumes = self.volumes.infos();
         for volume in &volumes {
@@ -339,14 +378,14 @@ impl Host {
                 cut: link.cut,
                 silent_ms: now.since(link.last_heard).as_millis() as u64,
                 trouble: link.trouble.filter(|_| !link.up).map(str::to_string),
-                devices: link.devices.iter().map(device_info).collect(),
+                devices: link.devices.iter().map(|stat| device_info(stat, left.get(&stat.device).copied())).collect(),
             }
         });
         LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes }
     }
 }
 
-fn device_info(stat: &DeviceStat) -> DeviceInfo {
+fn device_info(stat: &DeviceStat, left: Option<u64>) -> DeviceInfo {
     let health = match stat.health {
         DeviceHealth::Opening => "opening",
         DeviceHealth::Serving => "serving",
@@ -360,5 +399,7 @@ fn device_info(stat: &DeviceStat) -> DeviceInfo {
         journal_bytes: stat.journal_bytes,
         journal_used_bytes: stat.journal_used_bytes,
         shards: stat.shard_count,
+        draining: left.is_some(),
+        left,
     }
 }

@@ -7,6 +7,7 @@
 
 use super::catalog::{Catalog, CloneRecord, Entry, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
+use super::devices::{TaskHistory, watch_tasks};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
 use super::volumes::split_export;
@@ -24,7 +25,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const CONNECTIONS_MAX: usize = 256;
@@ -59,11 +60,13 @@ pub fn ask<T>(
     answered.recv_timeout(patience).context("the host did not answer in time; `holdfast status` shows what it does")
 }
 
-struct ControlPlane {
-    catalog: Catalog,
+pub(super) struct ControlPlane {
+    pub(super) catalog: Catalog,
     reactor: Sender<Command>,
     bell: JanitorBell,
-    config: GridConfig,
+    pub(super) dir: GridDir,
+    config: Mutex<GridConfig>,
+    history: Mutex<TaskHistory>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
     changes: Mutex<()>,
 }
@@ -72,7 +75,16 @@ struct ControlPlane {
 pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Command>) -> Result<()> {
     let catalog = Catalog::new(meta, config.grid_id()?);
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
-    let plane = Arc::new(ControlPlane { catalog, reactor, bell, config: config.clone(), changes: Mutex::new(()) });
+    let plane = Arc::new(ControlPlane {
+        catalog,
+        reactor,
+        bell,
+        dir: dir.clone(),
+        config: Mutex::new(config.clone()),
+        history: Mutex::default(),
+        changes: Mutex::new(()),
+    });
+    watch_tasks(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -153,6 +165,9 @@ impl ControlPlane {
                 | Request::SnapshotDelete { .. }
                 | Request::SnapshotRollback { .. }
                 | Request::VolumeClone { .. }
+                | Request::Drain { .. }
+                | Request::CheckRemovable { .. }
+                | Request::GridReload
         );
         // The lock guards no data: after a panic it is as good as before.
         let _alone = changes.then(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner));
@@ -177,18 +192,40 @@ impl ControlPlane {
             Request::VolumeClone { source, name, size_bytes } => {
                 self.clone_snapshot(&source, &name, size_bytes).map(Response::from)
             }
+            Request::Drain { devices, cancel, force } => self.drain(&devices, cancel, force).map(|()| Response::Done),
+            Request::CheckRemovable { devices, force } => {
+                self.check_removable(&devices, force).map(|()| Response::Done)
+            }
+            Request::GridReload => self.reload().map(|()| Response::Done),
+            Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
         result.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") })
     }
 
-    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T> {
+    // What these locks guard is replaced whole: after a panic it is as good as before.
+
+    pub(super) fn config(&self) -> GridConfig {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_config(&self, config: GridConfig) {
+        self.bell.set_places(config.devices());
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+    }
+
+    pub(super) fn history(&self) -> MutexGuard<'_, TaskHistory> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T> {
         ask(&self.reactor, ANSWER_MAX, command)
     }
 
     fn status(&self) -> Result<HostStatus> {
         let live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
+        let config = self.config();
         let own = process::own_stats().unwrap_or_default();
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         let mut volumes = live.volumes;
@@ -199,8 +236,8 @@ impl ControlPlane {
         }
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
-            grid: self.config.grid.clone(),
-            host: self.config.host.name.clone(),
+            grid: config.grid,
+            host: config.host.name,
             pid: std::process::id(),
             uptime_ms: live.uptime.as_millis() as u64,
             cpu_ms: own.cpu().as_millis() as u64,
@@ -224,7 +261,7 @@ impl ControlPlane {
     fn create(&self, name: &str, size_bytes: u64, layout: &str, export: bool) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout: Layout = layout.parse()?;
-        let nodes = self.config.nodes.len();
+        let nodes = self.config().nodes.len();
         if usize::from(layout.width()) > nodes {
             bail!(
                 "layout {layout} wants {} nodes and this grid has {nodes}; choose a narrower one, for example mirror:2",
@@ -393,7 +430,7 @@ impl ControlPlane {
     }
 
     fn cut(&self, node: u32, cut: bool) -> Result<()> {
-        self.config.node(node)?;
+        self.config().node(node)?;
         match self.ask(|answer| Command::Cut { node: NodeId(node), cut, answer })? {
             true => Ok(()),
             false => bail!("the host knows no node {node}; restart the grid with `holdfast grid down` and `grid up`"),

@@ -14,6 +14,7 @@ use holdfast_format::wire::{Reply, Request};
 use holdfast_runtime::mailbox::Sender;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Between two rounds while something is left to do.
@@ -24,12 +25,21 @@ const CALL_MAX: Duration = Duration::from_secs(10);
 
 /// Wakes the janitor; more than one wake-up waiting means nothing.
 #[derive(Clone)]
-pub struct JanitorBell(SyncSender<()>);
+pub struct JanitorBell {
+    bell: SyncSender<()>,
+    places: Arc<Mutex<Vec<Place>>>,
+}
 
 impl JanitorBell {
     pub fn ring(&self) {
         // Full: it will look anyway.
-        let _ = self.0.try_send(());
+        let _ = self.bell.try_send(());
+    }
+
+    /// The grid has these devices from here on.
+    pub fn set_places(&self, places: Vec<Place>) {
+        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = places;
+        self.ring();
     }
 }
 
@@ -38,22 +48,17 @@ type Place = (NodeId, DeviceId);
 struct Janitor {
     catalog: Catalog,
     reactor: Sender<Command>,
-    places: Vec<Place>,
+    places: Arc<Mutex<Vec<Place>>>,
     /// By volume: who has dropped it already. Lost with the process; dropping twice is harmless.
     dropped: BTreeMap<String, BTreeSet<Place>>,
 }
 
 pub fn start(config: &GridConfig, catalog: Catalog, reactor: Sender<Command>) -> Result<JanitorBell> {
     let (bell, rings) = sync_channel(1);
-    let mut places = Vec::new();
-    for node in &config.nodes {
-        for device in &node.devices {
-            places.push((NodeId(node.id), device.device.parse()?));
-        }
-    }
-    let janitor = Janitor { catalog, reactor, places, dropped: BTreeMap::new() };
+    let places = Arc::new(Mutex::new(config.devices()));
+    let janitor = Janitor { catalog, reactor, places: Arc::clone(&places), dropped: BTreeMap::new() };
     std::thread::Builder::new().name("janitor".to_string()).spawn(move || janitor.run(&rings))?;
-    let bell = JanitorBell(bell);
+    let bell = JanitorBell { bell, places };
     bell.ring();
     Ok(bell)
 }
@@ -91,7 +96,8 @@ impl Janitor {
             self.catalog.finish_deleting(record)?;
             return Ok(true);
         };
-        for &(node, device) in &self.places {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for &(node, device) in &places {
             let done = self.dropped.entry(record.volume.clone()).or_default();
             if done.contains(&(node, device)) {
                 continue;
@@ -102,7 +108,7 @@ impl Janitor {
                 done.insert((node, device));
             }
         }
-        let is_done = self.dropped.get(&record.volume).is_some_and(|d| d.len() == self.places.len());
+        let is_done = self.dropped.get(&record.volume).is_some_and(|d| places.iter().all(|p| d.contains(p)));
         if is_done {
             self.catalog.finish_deleting(record)?;
             self.dropped.remove(&record.volume);

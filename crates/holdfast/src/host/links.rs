@@ -130,6 +130,8 @@ struct Link {
     boot: InstanceId,
     devices: Vec<DeviceStat>,
     cut: bool,
+    /// Its node is not in the grid any more.
+    retired: bool,
     held: Vec<Held>,
     /// Connections given up while the link was cut: to the other side they are still there.
     orphans: Vec<ConnId>,
@@ -172,6 +174,29 @@ impl Links {
         }
     }
 
+    /// The grid has these nodes from here on.
+    pub fn set_nodes(&mut self, nodes: &[(NodeId, SocketAddr)], now: Instant, io: &mut Io) {
+        for index in 0..self.links.len() {
+            let link = &mut self.links[index];
+            let is_wanted = nodes.contains(&(link.node, link.address));
+            if link.retired == is_wanted {
+                link.retired = !is_wanted;
+                link.trouble = Some("it was taken out of the grid".to_string());
+                self.drop_link(index, now, io);
+            }
+        }
+        // Places in the table are known to connections: what is new comes behind.
+        for (node, address) in nodes {
+            let is_known = self.links.iter().any(|l| l.node == *node && l.address == *address);
+            let is_last = self.links.last().is_none_or(|l| l.node < *node);
+            if !is_known && is_last {
+                self.links.push(Link::new(*node, *address));
+            } else if !is_known {
+                logger::error(format_args!("node {node} at {address} is used after a restart of the host"));
+            }
+        }
+    }
+
     fn index(&self, node: NodeId) -> Option<usize> {
         self.links.binary_search_by_key(&node, |l| l.node).ok()
     }
@@ -182,7 +207,7 @@ impl Links {
     }
 
     pub fn views(&self) -> impl Iterator<Item = LinkView<'_>> {
-        self.links.iter().map(|l| LinkView {
+        self.links.iter().filter(|l| !l.retired).map(|l| LinkView {
             node: l.node,
             address: l.address,
             up: l.state == State::Up,
@@ -393,7 +418,7 @@ impl Links {
         for index in 0..self.links.len() {
             let link = &mut self.links[index];
             match link.state {
-                State::Waiting { retry_at } if retry_at <= now => self.connect(index, now, io),
+                State::Waiting { retry_at } if retry_at <= now && !link.retired => self.connect(index, now, io),
                 State::Greeting { give_up_at } if give_up_at <= now => {
                     link.trouble = Some("it does not answer".to_string());
                     self.drop_link(index, now, io);
@@ -495,6 +520,7 @@ impl Link {
             boot: InstanceId(0),
             devices: Vec::new(),
             cut: false,
+            retired: false,
             held: Vec::new(),
             orphans: Vec::new(),
             polls_missed: 0,

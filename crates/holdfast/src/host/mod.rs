@@ -13,6 +13,7 @@
 mod catalog;
 mod commands;
 mod control;
+mod devices;
 mod janitor;
 mod links;
 pub mod meta;
@@ -26,7 +27,7 @@ use crate::logger;
 use anyhow::{Context, Result};
 use commands::{ChangeOutcome, Command, Waiters};
 use holdfast_base::time::earliest;
-use holdfast_base::{BlockReply, BlockRequest, Effects, Instant, NodeId, Slab, Token};
+use holdfast_base::{BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
@@ -34,7 +35,7 @@ use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use volumes::{Budget, OpenSpec, Volumes, Wait};
 
@@ -61,6 +62,8 @@ pub struct Host {
     /// Which volume's controller waits for the answer, and its name for the call.
     meta_calls: Slab<(Token, u64)>,
     commands: Receiver<Command>,
+    /// Devices that volumes leave.
+    draining: BTreeSet<DeviceId>,
     waiters: Waiters,
     nbd_listeners: Vec<ListenerId>,
     effects: Effects<Effect>,
@@ -79,7 +82,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     dir.check_socket_paths()?;
     let grid = config.grid_id()?;
     let meta = meta::open(&dir.meta_path())?;
-    let exported = catalog::Catalog::new(meta.clone(), grid).exported()?;
+    let catalog = catalog::Catalog::new(meta.clone(), grid);
+    let (exported, draining) = (catalog.exported()?, catalog.draining()?);
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
     let (listeners, uris) = listen(&mut reactor, dir, &config)?;
@@ -94,6 +98,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
+        draining,
         waiters: Waiters::default(),
         nbd_listeners: listeners,
         effects: Effects::new(),
@@ -147,6 +152,9 @@ impl Host {
         let up: Vec<_> = self.links.up().map(|(node, boot, devices)| (node, boot, devices.to_vec())).collect();
         for (node, boot, devices) in up {
             self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices }, io);
+        }
+        if !self.draining.is_empty() {
+            self.drive(now, at, VolumeEvent::Drain { devices: self.draining.clone() }, io);
         }
         self.drive(now, at, VolumeEvent::Open, io);
         at

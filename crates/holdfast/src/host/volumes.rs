@@ -258,6 +258,7 @@ impl Volume {
                 degraded_segments: status.degraded_segments,
                 at_risk_entries: status.at_risk_entries,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
+                layers_going: status.layers_going,
                 snapshots: snapshots.map(|(_, s)| Self::snapshot_info(name, s, &uris_of)).collect(),
                 counters: status.counters.into(),
             }),

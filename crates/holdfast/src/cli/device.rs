@@ -1,0 +1,138 @@
+//! `holdfast device`: what the grid's data lies on.
+
+use super::format::{percent_used, print, print_json, print_table, table};
+use super::status::gather;
+use crate::client;
+use crate::grid::grow;
+use crate::grid::layout::GridDir;
+use crate::protocol::Request;
+use crate::size::Size;
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    holdfast device list\n  \
+    holdfast device add 2 --size 8GiB       a new device for node 2, which is restarted\n  \
+    holdfast device drain 2/0               by node and place in the list, or by its id\n  \
+    holdfast task watch                     how it gets on\n  \
+    holdfast device remove 2/0              once it is empty\n\n\
+    Data is moved from full devices to empty ones by itself.")]
+pub struct DeviceArgs {
+    #[command(subcommand)]
+    action: DeviceAction,
+}
+
+#[derive(Subcommand, Debug)]
+enum DeviceAction {
+    /// All devices, with their fill
+    List,
+    /// Add a device to a node of a local grid
+    Add {
+        node: u32,
+        /// By default as large as the node's first
+        #[arg(long)]
+        size: Option<Size>,
+    },
+    /// Move everything off a device; nothing new goes there
+    Drain {
+        /// NODE/PLACE, for example 2/0, or the device's id
+        device: String,
+        /// Let it take data again
+        #[arg(long)]
+        cancel: bool,
+        /// Although volumes would be less redundant, or the others may have too little room
+        #[arg(long)]
+        force: bool,
+    },
+    /// Take a device that was drained out of a local grid, and delete its file
+    Remove {
+        device: String,
+        /// Although it is not empty: what lay there is made again from the others
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
+    match args.action {
+        DeviceAction::List => list(dir, json),
+        DeviceAction::Add { node, size } => {
+            let device = grow::add_device(dir, node, size)?;
+            let text = format!("device {} ({}) is added to node {node}", device.device, Size(device.size_bytes));
+            if json { print_json(&device) } else { print(text) }
+        }
+        DeviceAction::Drain { device, cancel, force } => {
+            let device = find(dir, &device)?;
+            drain(dir, &[device.clone()], cancel, force)?;
+            let text = match cancel {
+                true => format!("device {device} takes data again"),
+                false => format!("device {device} is being emptied; `holdfast task watch` shows how it gets on"),
+            };
+            if json { print_json(&json!({ "device": device, "draining": !cancel })) } else { print(text) }
+        }
+        DeviceAction::Remove { device, force } => {
+            let device = find(dir, &device)?;
+            let node = grow::remove_devices(dir, &[device.clone()], force)?;
+            let text = format!("device {device} is not a part of node {node} any more; its file is deleted");
+            if json { print_json(&json!({ "device": device, "removed": true })) } else { print(text) }
+        }
+    }
+}
+
+/// Has devices emptied, or ends that.
+pub fn drain(dir: &GridDir, devices: &[String], cancel: bool, force: bool) -> Result<()> {
+    client::done(dir, &Request::Drain { devices: devices.to_vec(), cancel, force })
+}
+
+/// The id of a device that is named by node and place, or by its id.
+fn find(dir: &GridDir, name: &str) -> Result<String> {
+    let config = dir.load()?;
+    if let Some((node, place)) = name.split_once('/') {
+        let node: u32 = node.parse().with_context(|| format!("`{name}` is no device: write NODE/PLACE, as 2/0"))?;
+        let place: usize = place.parse().with_context(|| format!("`{name}` is no device: write NODE/PLACE, as 2/0"))?;
+        let devices = &config.node(node)?.devices;
+        let found =
+            devices.get(place).with_context(|| format!("node {node} has {} devices, from 0 on", devices.len()))?;
+        return Ok(found.device.clone());
+    }
+    let mut ids = config.nodes.iter().flat_map(|n| &n.devices).map(|d| &d.device);
+    match ids.find(|id| *id == name) {
+        Some(id) => Ok(id.clone()),
+        None => bail!("this grid has no device {name}; `holdfast device list` shows them"),
+    }
+}
+
+fn list(dir: &GridDir, json: bool) -> Result<()> {
+    let (status, config) = (gather(dir)?, dir.load()?);
+    if json {
+        let devices: Vec<_> = status.nodes.iter().flat_map(|n| n.devices.iter().map(|d| (n.id, d))).collect();
+        let rows: Vec<_> = devices.iter().map(|(node, d)| json!({ "node": node, "device": d })).collect();
+        return print_json(&rows);
+    }
+    let mut rows = table(&["DEVICE", "STATE", "CAPACITY", "USED", "SHARDS", "JOURNAL", "ID"], &[2, 3, 4, 5]);
+    for node in &config.nodes {
+        let told = status.nodes.iter().find(|n| n.id == node.id);
+        for (place, device) in node.devices.iter().enumerate() {
+            let found = told.and_then(|n| n.devices.iter().find(|d| d.device == device.device));
+            let state = match found {
+                None => "unknown".to_string(),
+                Some(d) if d.draining && d.shards == 0 && d.left == Some(0) => "drained".to_string(),
+                Some(d) if d.draining => format!("draining ({} left)", d.left.unwrap_or(0)),
+                Some(d) => d.health.clone(),
+            };
+            let figure = |f: &dyn Fn(&crate::protocol::DeviceInfo) -> String| found.map_or("-".to_string(), f);
+            rows.add_row([
+                format!("{}/{place}", node.id),
+                state,
+                figure(&|d| Size(d.capacity_bytes).to_string()),
+                figure(&|d| percent_used(d.capacity_bytes, d.free_bytes)),
+                figure(&|d| d.shards.to_string()),
+                figure(&|d| percent_used(d.journal_bytes, d.journal_bytes.saturating_sub(d.journal_used_bytes))),
+                device.device.clone(),
+            ]);
+        }
+    }
+    print_table(&rows)
+}

@@ -1,0 +1,234 @@
+//! Taking devices and nodes into use and out of it, and what goes on in the background: the control plane's part.
+//!
+//! ```text
+//! draining/DEVICE        (metadata) there while a device is to be emptied, and until nothing is missing that was there
+//! ```
+//! A device is taken out in three steps, each of which can be repeated: drained (volumes move everything off it), found
+//! empty, removed from grid.json by the command line, which then has the host read that anew.
+
+use super::commands::{Command, LiveStatus};
+use super::control::ControlPlane;
+use crate::grid::layout::GridConfig;
+use crate::logger;
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo, VolumeInfo};
+use crate::size::Size;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{DeviceId, NodeId};
+use holdfast_format::geometry::Layout;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Share of the free space of other devices that a drain may fill.
+const FILL_PER_MILLE: u64 = 900;
+
+/// Rates are of this span.
+const RATE_SPAN: Duration = Duration::from_secs(30);
+
+/// What is left of each task, as it was seen.
+#[derive(Default)]
+pub struct TaskHistory {
+    seen: BTreeMap<String, VecDeque<(Instant, u64)>>,
+}
+
+impl TaskHistory {
+    /// Units a second that were done lately, and seconds that the rest takes at that rate.
+    fn note(&mut self, now: Instant, task: &str, left: u64) -> (f64, Option<u64>) {
+        let seen = self.seen.entry(task.to_string()).or_default();
+        seen.push_back((now, left));
+        while seen.front().is_some_and(|(at, _)| now.duration_since(*at) > RATE_SPAN) {
+            seen.pop_front();
+        }
+        let (since, before) = *seen.front().expect("just pushed");
+        let span = now.duration_since(since).as_secs_f64();
+        let rate = if span > 0.0 { before.saturating_sub(left) as f64 / span } else { 0.0 };
+        (rate, (rate > 0.0).then(|| (left as f64 / rate).ceil() as u64))
+    }
+
+    fn forget_others(&mut self, tasks: &[TaskInfo]) {
+        self.seen.retain(|name, _| tasks.iter().any(|task| task.name == *name));
+    }
+}
+
+impl ControlPlane {
+    fn live(&self) -> Result<LiveStatus> {
+        self.ask(|answer| Command::Status { answer })
+    }
+
+    /// Empties devices, or lets them take data again.
+    pub(super) fn drain(&self, devices: &[String], cancel: bool, force: bool) -> Result<()> {
+        let wanted: BTreeSet<DeviceId> = devices.iter().map(|d| d.parse()).collect::<Result<_, _>>()?;
+        let known = self.config().devices();
+        if let Some(device) = wanted.iter().find(|device| !known.iter().any(|(_, d)| d == *device)) {
+            bail!("this grid has no device {device}; `holdfast device list` shows them");
+        }
+        let before = self.catalog.draining()?;
+        let after: BTreeSet<DeviceId> = if cancel {
+            before.difference(&wanted).copied().collect()
+        } else {
+            before.union(&wanted).copied().collect()
+        };
+        if !cancel && !force {
+            self.check_drain(&after)?;
+        }
+        for device in &wanted {
+            self.catalog.set_draining(*device, !cancel)?;
+        }
+        self.ask(|answer| Command::Drain { devices: after, answer })
+    }
+
+    /// What remains must be able to hold what leaves.
+    fn check_drain(&self, draining: &BTreeSet<DeviceId>) -> Result<()> {
+        let live = self.live()?;
+        let stays = |d: &&DeviceInfo| {
+            let is_drained = d.device.parse().is_ok_and(|id: DeviceId| draining.contains(&id));
+            d.health == "serving" && !is_drained
+        };
+        let takers = live.nodes.iter().filter(|node| node.devices.iter().any(|d| stays(&d))).count();
+        for entry in self.catalog.all()?.iter().filter(|entry| entry.clone.is_none()) {
+            let layout: Layout = entry.root.layout;
+            if takers < usize::from(layout.width()) {
+                bail!(
+                    "volume {} ({layout}) needs {} nodes that take data, and {takers} would be left; add a node first, or \
+                     --force to have it with less redundancy",
+                    entry.name(),
+                    layout.width()
+                );
+            }
+        }
+        let devices = || live.nodes.iter().flat_map(|node| &node.devices);
+        let leaves: u64 = devices().filter(|d| !stays(d)).map(|d| d.capacity_bytes - d.free_bytes).sum();
+        let free: u64 = devices().filter(stays).map(|d| d.free_bytes).sum();
+        if leaves > free / 1000 * FILL_PER_MILLE {
+            bail!(
+                "{} would have to move, and the other devices have {} free; add a device first, or free space",
+                Size(leaves),
+                Size(free)
+            );
+        }
+        Ok(())
+    }
+
+    /// Says why these devices can't be removed from the grid yet, if so.
+    pub(super) fn check_removable(&self, devices: &[String], force: bool) -> Result<()> {
+        let draining = self.catalog.draining()?;
+        let live = self.live()?;
+        for name in devices {
+            let device: DeviceId = name.parse()?;
+            if !draining.contains(&device) {
+                bail!("device {name} is in use; `holdfast device drain {name}` empties it first");
+            }
+            let found = live.nodes.iter().flat_map(|node| &node.devices).find(|d| d.device == *name);
+            let told = found.map(|d| (d.shards, d.left.unwrap_or(0)));
+            match told {
+                Some((0, 0)) => {}
+                _ if force => logger::warn(format_args!("device {name} is removed although it is not empty")),
+                Some((shards, left)) => bail!(
+                    "device {name} still holds {shards} shards, and {left} are still to be moved; `holdfast task watch` shows \
+                     how it gets on. {}",
+                    self.closed_volumes()?
+                ),
+                None => {
+                    bail!("nothing is known of device {name}: its node is down; add --force if it will not be back")
+                }
+            }
+        }
+        let weak = |v: &&VolumeInfo| v.live.as_ref().is_some_and(|l| l.degraded_segments + l.at_risk_entries > 0);
+        match live.volumes.iter().find(weak).filter(|_| !force) {
+            Some(volume) => bail!(
+                "volume {} is not fully redundant now; wait until `holdfast status` shows no degraded segments, or --force",
+                volume.name
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Volumes that nobody moves anything of.
+    fn closed_volumes(&self) -> Result<String> {
+        let closed = self.catalog.all()?.into_iter().filter(|entry| !entry.exported && entry.clone.is_none());
+        let names: Vec<String> = closed.map(|entry| entry.root.name).collect();
+        Ok(match names.is_empty() {
+            true => String::new(),
+            false => format!(
+                "Volumes that are not in service are not moved ({}); `holdfast volume export` them meanwhile",
+                names.join(", ")
+            ),
+        })
+    }
+
+    /// Reads grid.json anew: nodes and devices have come or gone.
+    pub(super) fn reload(&self) -> Result<()> {
+        let config: GridConfig = self.dir.load()?;
+        let nodes = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
+        self.ask(|answer| Command::Nodes { nodes, answer })?;
+        let known: BTreeSet<DeviceId> = config.devices().into_iter().map(|(_, device)| device).collect();
+        self.set_config(config);
+        // Of a device that is gone nothing may be missing any more before it is forgotten.
+        let left = self.ask(|answer| Command::LeftToDrain { answer })?;
+        let mut draining = self.catalog.draining()?;
+        for (device, count) in left.into_iter().filter(|(device, _)| !known.contains(device)) {
+            if count == 0 {
+                self.catalog.set_draining(device, false)?;
+                draining.remove(&device);
+            }
+        }
+        self.ask(|answer| Command::Drain { devices: draining, answer })
+    }
+
+    /// What is done in the background, with what is left of it.
+    pub(super) fn tasks(&self) -> Result<Vec<TaskInfo>> {
+        let live = self.live()?;
+        let mut tasks: Vec<TaskInfo> = Vec::new();
+        let mut add = |name: String, left: u64, unit: &str| {
+            tasks.push(TaskInfo { name, left, unit: unit.to_string(), per_second: 0.0, seconds_left: None });
+        };
+        for NodeInfo { id, devices, link, .. } in &live.nodes {
+            for device in devices.iter().filter(|d| d.draining) {
+                // What a node that is down held is made again elsewhere.
+                let held = if *link == LinkState::Down { 0 } else { device.shards };
+                let left = device.left.unwrap_or(0).max(held);
+                if left == 0 {
+                    continue;
+                }
+                add(format!("drain device {} of node {id}", device.device), left, "shards");
+            }
+        }
+        for volume in live.volumes.iter().filter(|v| v.clone_of.is_none()) {
+            let Some(figures) = &volume.live else { continue };
+            if figures.degraded_segments > 0 {
+                add(format!("repair volume {}", volume.name), figures.degraded_segments, "segments");
+            }
+            if figures.layers_going > 0 {
+                add(format!("merge deleted snapshots of volume {}", volume.name), figures.layers_going, "layers");
+            }
+        }
+        for record in self.catalog.deleting()? {
+            add(format!("return the space of volume {}", record.name), 1, "volume");
+        }
+        let mut history = self.history();
+        let now = Instant::now();
+        for task in &mut tasks {
+            (task.per_second, task.seconds_left) = history.note(now, &task.name, task.left);
+        }
+        history.forget_others(&tasks);
+        Ok(tasks)
+    }
+}
+
+impl GridConfig {
+    /// All devices, with their nodes.
+    pub fn devices(&self) -> Vec<(NodeId, DeviceId)> {
+        let devices = self.nodes.iter().flat_map(|n| n.devices.iter().map(move |d| (NodeId(n.id), d.device.parse())));
+        devices.filter_map(|(node, device)| Some((node, device.ok()?))).collect()
+    }
+}
+
+/// Keeps rates of tasks up to date while nobody asks.
+pub fn watch_tasks(plane: std::sync::Arc<ControlPlane>) -> Result<()> {
+    let look = move || loop {
+        std::thread::sleep(Duration::from_secs(2));
+        // While the reactor is busy or stops it answers later, or never.
+        let _ = plane.tasks();
+    };
+    std::thread::Builder::new().name("tasks".to_string()).spawn(look).context("no thread for the list of tasks")?;
+    Ok(())
+}
