@@ -28,6 +28,11 @@ pub enum Request {
         /// Allow the end of the volume to be cut off.
         shrink: bool,
     },
+    /// Write a volume in another layout.
+    VolumeSet {
+        name: String,
+        layout: String,
+    },
     VolumeDelete {
         name: String,
         /// Disconnect clients.

@@ -499,6 +499,12 @@ fn nodes_and_devices_come_and_go_with_the_data_on_them_safe() {
     holds();
     grid.ok("node add --devices 2");
     assert_eq!(grid.json("device list").as_array().unwrap().len(), 5);
+    assert!(grid.fails("volume set v1 --layout parity:4+2").contains("wants 6 nodes"));
+    grid.ok("volume set v1 --layout mirror:2");
+    grid.ok("task watch");
+    let set = grid.json("volume show v1");
+    assert_eq!((&set["layout"], &set["live"]["degraded_segments"]), (&"mirror:2".into(), &0.into()), "{set}");
+    holds();
     // A node that never comes back is not waited for.
     grid.ok("node kill 1");
     assert!(grid.fails("node remove 1").contains("drain"));

@@ -86,6 +86,8 @@ pub struct Plan {
     pub clones_max: usize,
     /// Disks are drained now and then.
     pub drains: bool,
+    /// The layout is changed now and then.
+    pub relayouts: bool,
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
@@ -138,6 +140,7 @@ impl Plan {
             snapshots_max: *Prng::new(seed ^ 0x0a11).pick(&[0, 0, 1, 3]),
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
+            relayouts: Prng::new(seed ^ 0x1a70).chance(250),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             fold_runs: 8 << prng.below(6),
@@ -154,6 +157,11 @@ impl Plan {
             store_mutations: store::Mutations::default(),
         };
         plan.apply_profile(&mut prng);
+        plan.relayouts &= plan.profile != Profile::Full;
+        if plan.relayouts {
+            // For a while it lies there twice.
+            plan.disk_bytes += 3 * plan.volume_bytes;
+        }
         plan.drains &= plan.nodes > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
         if plan.profile != Profile::Full {
             // Each may hold the whole volume once more.

@@ -31,7 +31,8 @@ impl Scenery {
         let mut plan = Plan::from_seed(0);
         plan.seed = seed;
         plan.profile = Profile::Calm;
-        (plan.snapshots_max, plan.clones_max, plan.drains) = (0, 4, false);
+        (plan.snapshots_max, plan.clones_max) = (0, 4);
+        (plan.drains, plan.relayouts) = (false, false);
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
@@ -314,6 +315,12 @@ impl Stage {
             self.run.world.forget_disk(node, slot);
         }
         self.start_node(node);
+    }
+
+    pub fn set_layout(&mut self, layout: &str) {
+        let layout = layout.parse().expect("a layout");
+        self.run.world.tell(self.owner(), Event::SetLayout { layout });
+        self.until("the layout is set", |s| s.root().layout == layout);
     }
 
     /// What lies on this disk shall go elsewhere; without one, nothing any more.

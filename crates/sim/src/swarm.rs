@@ -12,6 +12,7 @@ use crate::world::{MachineAt, Output, World};
 use holdfast_base::{
     DeviceId, Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId,
 };
+use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
 use holdfast_store as store;
@@ -20,6 +21,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 pub const VOLUME: VolumeId = VolumeId(0x0a_b1e5);
+
+const LAYOUTS: [Layout; 6] = [
+    Layout::Mirror { copies: 2 },
+    Layout::Mirror { copies: 3 },
+    Layout::Parity { data: 2, parity: 1 },
+    Layout::Parity { data: 3, parity: 1 },
+    Layout::Parity { data: 2, parity: 2 },
+    Layout::Parity { data: 4, parity: 2 },
+];
 
 const WAKE_FAULTS: u64 = 1;
 const WAKE_GUESTS: u64 = 2;
@@ -304,6 +314,18 @@ impl Run {
         }
     }
 
+    /// Now and then the volume is to be written in another layout that bears as many losses.
+    fn act_on_layout(&mut self, at: MachineAt) {
+        if self.plan.relayouts && self.drain_prng.chance(10) && !self.is_late(at) {
+            let fits = |layout: &Layout| {
+                layout.failures() == self.plan.layout.failures() && usize::from(layout.width()) <= self.plan.nodes
+            };
+            let fitting: Vec<Layout> = LAYOUTS.into_iter().filter(fits).collect();
+            let layout = *self.drain_prng.pick(&fitting);
+            self.world.tell(at, Event::SetLayout { layout });
+        }
+    }
+
     /// Now and then, where there are nodes to spare.
     fn act_on_drains(&mut self) {
         if self.plan.drains && self.drain_prng.chance(15) {
@@ -361,6 +383,7 @@ impl Run {
         }
         self.act_on_snapshots(current);
         self.act_on_drains();
+        self.act_on_layout(current);
         if self.prng.chance(100)
             && let Some(old) = self.openings.iter().find(|m| **m != current).copied()
             && self.guests.waiting_on(old) < 4

@@ -995,3 +995,35 @@ fn a_new_node_takes_its_share() {
     }
     stage.finish();
 }
+
+#[test]
+fn a_volume_is_written_in_another_layout_while_it_is_used() {
+    let mut stage = Scenery::new(225).nodes(6).layout("parity:2+1").raise();
+    stage.write_segments(30);
+    let snapshot = stage.snapshot();
+    let mut at = 0;
+    for layout in ["mirror:2", "parity:4+2", "mirror:3", "parity:2+1"] {
+        stage.set_layout(layout);
+        while stage.status().degraded_segments > 0 {
+            stage.write(at % 250, 3);
+            stage.read(at % 200, 16);
+            at += 7;
+            assert!(at < 200_000, "{layout}: {:?}", stage.status());
+        }
+        // It bears what the layout promises: data, map and log.
+        let failures = usize::from(stage.status().layout.failures());
+        (0..failures).for_each(|node| stage.crash_node(node));
+        stage.pass_ms(1000);
+        stage.read(0, 256);
+        stage.read_snapshot(&snapshot, 0, 256);
+        stage.write(0, 8);
+        (0..failures).for_each(|node| stage.start_node(node));
+        stage.pass_ms(2000);
+        let other = (stage.owner().host + 1) % 2;
+        stage.crash_host(1 - other);
+        stage.take_over_on(other);
+        stage.start_host(1 - other);
+        stage.read(0, 256);
+    }
+    stage.finish();
+}

@@ -144,6 +144,10 @@ pub enum Event {
     Resize {
         size_bytes: u64,
     },
+    /// Change how the volume is written; what is there is written anew in the background.
+    SetLayout {
+        layout: Layout,
+    },
     /// A deadline passed.
     Tick,
 }
@@ -263,6 +267,9 @@ pub enum Notice {
     RedundancyRestored,
     Resized {
         size_bytes: u64,
+    },
+    LayoutSet {
+        layout: Layout,
     },
     /// The change is complete and stays.
     Changed {

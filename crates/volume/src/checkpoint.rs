@@ -43,6 +43,10 @@ const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
 /// A fold by age alone happens at most this often.
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 
+/// Metadata of too few copies is looked for this often; so many of its leaves are written anew with a fold.
+const NARROW_EVERY: Duration = Duration::from_secs(1);
+const NARROW_LEAVES_MAX: usize = 128;
+
 /// Segments whose shards are to be deleted: how many, and where they are.
 pub(crate) type Condemned = BTreeMap<SegmentNo, Vec<Leg>>;
 
@@ -89,6 +93,8 @@ struct Fold {
     leaves: BTreeMap<LeafNo, Option<Arc<Leaf>>>,
     pending: BTreeSet<LeafNo>,
     going: Going,
+    /// Written anew although nothing of them changes.
+    narrow: BTreeSet<LeafNo>,
     /// Set once merged: LSN of the state that the new leaves contain.
     captured: Lsn,
     merged: Vec<MergedLeaf>,
@@ -132,6 +138,7 @@ pub(crate) struct Checkpointer {
     /// The overlay may hold runs that a fold would take in.
     pub(crate) unfolded: bool,
     folded_last: Instant,
+    looked_at: Instant,
     pub(crate) captured: Lsn,
     journal_fill: u8,
     bytes_at_capture: u64,
@@ -209,15 +216,47 @@ impl Controller {
         self.checkpointer.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
     }
 
+    /// Metadata that was written while nodes were away, or before the layout was changed, is written anew.
+    pub(crate) fn look_for_narrow_metadata(&mut self) {
+        if self.now.since(self.checkpointer.looked_at) < NARROW_EVERY {
+            return;
+        }
+        self.checkpointer.looked_at = self.now;
+        let copies = self.meta_layout_now().map_or(0, |layout| layout.width());
+        if copies <= self.root().layout.failures() {
+            return;
+        }
+        for (_, info) in self.segments.iter().filter(|(_, info)| info.live > 0 && info.kind != Kind::Data) {
+            if self.is_narrow_metadata(&info.geometry) {
+                self.checkpointer.fold_wanted |= info.kind == Kind::Meta;
+                self.checkpointer.rewrite_wanted |= info.kind == Kind::Run;
+            }
+        }
+    }
+
+    /// Some of the leaves that lie in segments of too few copies.
+    fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
+        let is_narrow = |no: &SegmentNo| self.segments.get(*no).is_some_and(|s| self.is_narrow_metadata(&s.geometry));
+        let metas = self.segments.iter().filter(|(_, info)| info.kind == Kind::Meta);
+        let narrow: BTreeSet<SegmentNo> = metas.map(|(no, _)| no).filter(is_narrow).collect();
+        if narrow.is_empty() {
+            return BTreeSet::new();
+        }
+        let lies_there = |(_, pointer): &(LeafNo, LeafPointer)| narrow.contains(&pointer.segment);
+        self.directory.iter().filter(lies_there).map(|(no, _)| no).take(NARROW_LEAVES_MAX).collect()
+    }
+
     // ---- folding ----
 
     fn begin_fold(&mut self, out: Out) {
         self.checkpointer.fold_wanted = false;
         self.checkpointer.folded_last = self.now;
-        let chosen = self.choose_leaves();
+        let mut chosen = self.choose_leaves();
+        let narrow = self.narrow_leaves();
+        chosen.extend(narrow.iter().copied());
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
         self.checkpointer.unfolded = chosen.len() >= FOLD_LEAVES_MAX;
-        let mut fold = Fold { going: self.choose_leaves_that_go(), ..Fold::default() };
+        let mut fold = Fold { going: self.choose_leaves_that_go(), narrow, ..Fold::default() };
         let mut missing = Vec::new();
         for no in chosen.into_iter().chain(fold.going.leaves()).collect::<BTreeSet<LeafNo>>() {
             let leaf = if self.directory.contains(no) {
@@ -311,7 +350,7 @@ impl Controller {
         for (no, old) in leaves {
             let changes = self.foldable(no);
             let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
-            if changes.is_empty() && under.is_none() {
+            if changes.is_empty() && under.is_none() && !fold.narrow.contains(&no) {
                 continue;
             }
             let new = self.new_leaf(no, old.as_deref(), under.as_ref(), &changes);

@@ -78,6 +78,8 @@ pub(crate) struct Cleaner {
     next_id: u64,
     /// Candidates of the last search, best first, and when it was or the next may be.
     found: VecDeque<SegmentNo>,
+    /// Some of them are to be written in another layout, or elsewhere.
+    recodes: bool,
     searched_at: Instant,
     /// Emptied already; the map's base says so after the next fold.
     emptied: BTreeSet<SegmentNo>,
@@ -103,8 +105,9 @@ impl Controller {
             return;
         }
         let is_short = self.room_per_mille() < ROOM_WANTED_PER_MILLE;
-        if self.cleaner.found.is_empty() || !is_short {
-            let pace = if is_short { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
+        let is_pressed = is_short || self.cleaner.recodes;
+        if self.cleaner.found.is_empty() || !is_pressed {
+            let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
             if self.now.since(self.cleaner.searched_at) < pace {
                 return;
             }
@@ -174,6 +177,7 @@ impl Controller {
         let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         let mut total = 0;
         self.cleaner.found.clear();
+        self.cleaner.recodes = candidates.first().is_some_and(|(recode, ..)| *recode);
         for (_, _, no, live) in candidates {
             total += live;
             self.cleaner.found.push_back(no);
@@ -366,12 +370,16 @@ impl Controller {
         self.start_job(work, out);
     }
 
-    pub(crate) fn on_cleaned(&mut self, blocks: u64, _out: Out) {
+    pub(crate) fn on_cleaned(&mut self, blocks: u64, out: Out) {
         let pass = self.cleaner.pass.take().expect("a pass was written");
         self.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
         self.checkpointer.fold_wanted = true;
+        if self.cleaner.recodes && !self.cleaner.found.is_empty() {
+            // The next is not put off to the next tick.
+            self.drive_cleaner(out);
+        }
     }
 
     /// No room for what lives: the victims stay as they are, and folds look for dead segments first.

@@ -194,6 +194,7 @@ impl Controller {
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
+            Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
@@ -241,6 +242,10 @@ impl Controller {
 
     pub fn size_bytes(&self) -> Option<u64> {
         self.root.is_known().then(|| self.root().size_bytes)
+    }
+
+    pub fn layout(&self) -> Option<holdfast_format::geometry::Layout> {
+        self.root.is_known().then(|| self.root().layout)
     }
 
     pub(crate) fn set_state(&mut self, state: State, out: Out) {
@@ -442,6 +447,7 @@ impl Controller {
     fn background(&mut self, out: Out) {
         self.look_for_room();
         self.checkpointer.fold_wanted |= self.layers.any_goes();
+        self.look_for_narrow_metadata();
         self.ask_for_room(out);
         self.drive_roll(out);
         self.drive_destage(out);

@@ -121,6 +121,11 @@ impl Controller {
         (copies > 1).then_some(Layout::Mirror { copies: copies as u8 })
     }
 
+    /// Whether metadata of this shape has fewer copies than the volume's policy asks for.
+    pub(crate) fn is_narrow_metadata(&self, geometry: &Geometry) -> bool {
+        geometry.shard_count() <= self.root().layout.failures()
+    }
+
     /// Whether a segment of this shape is narrower than the volume's policy asks, and could be written better now.
     pub(crate) fn wants_recode(&self, geometry: &Geometry) -> bool {
         let layout = self.root().layout;

@@ -191,6 +191,7 @@ impl Controller {
             .iter()
             .filter(|(no, info)| {
                 info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
+                    || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(|home| !self.nodes.leg_usable(*home))
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)

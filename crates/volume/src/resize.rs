@@ -1,4 +1,4 @@
-//! Changing a volume's size.
+//! Changing a volume's size and layout.
 //!
 //! What lies beyond the end reads as zeroes if the volume ever reaches there again: the end is discarded when it is cut
 //! off, when an opening finds something behind it (its predecessor died in between), and before a volume grows over it.
@@ -9,6 +9,7 @@ use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::root::Change;
 use holdfast_base::{BLOCK_BYTES, Buf, HeadId, Lsn};
+use holdfast_format::geometry::Layout;
 use holdfast_format::record::Record;
 use holdfast_format::root::Root;
 use std::sync::Arc;
@@ -16,13 +17,14 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct Resizer {
     wanted_bytes: Option<u64>,
+    wanted_layout: Option<Layout>,
     /// The discard that a growing volume waits for.
     cutting: Option<Lsn>,
 }
 
 impl Resizer {
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted_bytes.is_some()
+        self.wanted_bytes.is_some() || self.wanted_layout.is_some()
     }
 }
 
@@ -31,8 +33,18 @@ impl Controller {
         self.resizer.wanted_bytes = Some(size_bytes);
     }
 
-    /// The next step of a change of size; no root swap is under way.
+    /// From the swap on everything is written in the new layout; the cleaner writes anew what is there (see
+    /// [`Controller::wants_recode`]), folds the map, and the ledger is rolled if it tolerates less.
+    pub(crate) fn on_set_layout(&mut self, layout: Layout) {
+        self.resizer.wanted_layout = Some(layout);
+    }
+
+    /// The next step of a change of size or layout; no root swap is under way.
     pub(crate) fn drive_resize(&mut self, out: Out) {
+        if let Some(layout) = self.resizer.wanted_layout.take() {
+            let root = Root { layout, ..self.root().clone() };
+            return self.swap_root(root, Change::Layout, out);
+        }
         let Some(size_bytes) = self.resizer.wanted_bytes else { return };
         if self.resizer.cutting.is_some_and(|lsn| lsn > self.log.completed) {
             return;
@@ -43,7 +55,7 @@ impl Controller {
                 return;
             }
         }
-        self.resizer = Resizer::default();
+        (self.resizer.wanted_bytes, self.resizer.cutting) = (None, None);
         let root = Root { size_bytes, ..self.root().clone() };
         self.swap_root(root, Change::Resize, out);
     }

@@ -21,6 +21,7 @@ pub(crate) enum Change {
     /// Refresh the checkpoint and drop ledgers that hold nothing any more.
     Tidy,
     Resize,
+    Layout,
 }
 
 #[derive(Debug)]
@@ -115,6 +116,10 @@ impl Controller {
             Change::Serve => self.on_serving(out),
             Change::Roll => self.on_rolled(out),
             Change::Tidy => {}
+            Change::Layout => {
+                self.repairer.note_degraded();
+                out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
+            }
             Change::Resize => {
                 self.cut_off_end(out);
                 out.push(Effect::Notice(Notice::Resized { size_bytes: self.root().size_bytes }));

@@ -18,6 +18,7 @@ use serde_json::json;
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
+    holdfast volume set vm1 --layout mirror:3  in any direction that the nodes allow\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
     #[command(subcommand)]
@@ -60,6 +61,13 @@ enum VolumeAction {
         /// Cut off the end of the volume, with the data there
         #[arg(long)]
         shrink: bool,
+    },
+    /// Write a volume in another layout, what is there as well, while it is used
+    Set {
+        name: String,
+        /// As for `volume create`
+        #[arg(long)]
+        layout: Layout,
     },
     /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
@@ -109,6 +117,14 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
                 "volume {} has {} now; clients see it when they connect anew",
                 volume.name,
                 Size(volume.size_bytes)
+            );
+            show(&volume, text)
+        }
+        VolumeAction::Set { name, layout } => {
+            let volume = client::volume(dir, &Request::VolumeSet { name, layout: layout.to_string() })?;
+            let text = format!(
+                "volume {} is written as {layout} from here on; what is there follows (`holdfast task watch`)",
+                volume.name
             );
             show(&volume, text)
         }

@@ -63,6 +63,10 @@ pub struct HostConfig {
     pub writeback_bytes: u64,
     /// Clean map pages in memory, over all volumes.
     pub map_cache_bytes: u64,
+    /// Seconds after which what an absent node held is made again elsewhere.
+    pub rebuild_after_s: u64,
+    /// Seconds in which every shard is read and checked once.
+    pub scrub_every_s: u64,
 }
 
 impl Default for HostConfig {
@@ -73,6 +77,8 @@ impl Default for HostConfig {
             tls_dir: None,
             writeback_bytes: 256 << 20,
             map_cache_bytes: 64 << 20,
+            rebuild_after_s: 600,
+            scrub_every_s: 14 * 24 * 3600,
         }
     }
 }

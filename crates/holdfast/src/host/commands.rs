@@ -7,6 +7,7 @@ use super::Host;
 use super::volumes::OpenSpec;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Reply, Request};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Change, Event as VolumeEvent, State, Target};
@@ -48,6 +49,12 @@ pub enum Command {
         name: String,
         size_bytes: u64,
         answer: Answer<Option<u64>>,
+    },
+    /// Answered when everything new is written in the layout; false where the volume is not in service.
+    SetLayout {
+        name: String,
+        layout: Layout,
+        answer: Answer<bool>,
     },
     /// Of a volume in service, or a clone.
     Change {
@@ -151,13 +158,20 @@ pub struct LiveStatus {
 pub struct Waiters {
     calls: Slab<Answer<Option<Reply>>>,
     resizes: Vec<(Token, u64, Answer<Option<u64>>)>,
+    layouts: Vec<(Token, Layout, Answer<bool>)>,
     closes: Vec<(Token, Answer<CloseOutcome>)>,
     changes: Vec<(Token, Change, Answer<ChangeOutcome>)>,
 }
 
 impl Default for Waiters {
     fn default() -> Waiters {
-        Waiters { calls: Slab::new(WAITERS_MAX), resizes: Vec::new(), closes: Vec::new(), changes: Vec::new() }
+        Waiters {
+            calls: Slab::new(WAITERS_MAX),
+            resizes: Vec::new(),
+            layouts: Vec::new(),
+            closes: Vec::new(),
+            changes: Vec::new(),
+        }
     }
 }
 
@@ -179,6 +193,12 @@ impl Waiters {
         }
     }
 
+    pub fn on_layout_set(&mut self, at: Token, layout: Layout) {
+        for (_, _, answer) in self.layouts.extract_if(.., |(volume, wanted, _)| *volume == at && *wanted == layout) {
+            tell(&answer, true);
+        }
+    }
+
     pub fn on_change(&mut self, at: Token, change: &Change, outcome: &ChangeOutcome) {
         for (_, _, answer) in self.changes.extract_if(.., |(volume, of, _)| *volume == at && of == change) {
             tell(&answer, outcome.clone());
@@ -194,6 +214,9 @@ impl Waiters {
 
     pub fn on_closed(&mut self, at: Token) {
         self.on_changes_lost(at);
+        for (_, _, answer) in self.layouts.extract_if(.., |(volume, _, _)| *volume == at) {
+            tell(&answer, false);
+        }
         for (_, answer) in self.closes.extract_if(.., |(volume, _)| *volume == at) {
             tell(&answer, CloseOutcome::Closed);
         }
@@ -221,6 +244,11 @@ impl Host {
             }
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
             Command::Resize { name, size_bytes, answer } => self.resize(now, &name, size_bytes, answer, io),
+            Command::SetLayout { name, layout, answer } => {
+                let Some((at, _)) = self.volumes.find_open(&name) else { return tell(&answer, false) };
+                self.waiters.layouts.push((at, layout, answer));
+                self.drive(now, at, VolumeEvent::SetLayout { layout }, io);
+            }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
             Command::Drain { devices, answer } => {
                 self.draining = devices.clone();

@@ -161,6 +161,7 @@ impl ControlPlane {
                 | Request::VolumeExport { .. }
                 | Request::VolumeUnexport { .. }
                 | Request::VolumeResize { .. }
+                | Request::VolumeSet { .. }
                 | Request::SnapshotCreate { .. }
                 | Request::SnapshotDelete { .. }
                 | Request::SnapshotRollback { .. }
@@ -181,6 +182,7 @@ impl ControlPlane {
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
+            Request::VolumeSet { name, layout } => self.set_layout(&name, &layout).map(Response::from),
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
             Request::VolumeExport { name } => self.export(&name).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
@@ -260,6 +262,12 @@ impl ControlPlane {
 
     fn create(&self, name: &str, size_bytes: u64, layout: &str, export: bool) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
+        let layout = self.check_layout(layout)?;
+        let entry = self.catalog.create(name, size_bytes, layout)?;
+        if export { self.export(name) } else { Ok(closed_info(&entry)) }
+    }
+
+    fn check_layout(&self, layout: &str) -> Result<Layout> {
         let layout: Layout = layout.parse()?;
         let nodes = self.config().nodes.len();
         if usize::from(layout.width()) > nodes {
@@ -268,8 +276,23 @@ impl ControlPlane {
                 layout.width()
             );
         }
-        let entry = self.catalog.create(name, size_bytes, layout)?;
-        if export { self.export(name) } else { Ok(closed_info(&entry)) }
+        Ok(layout)
+    }
+
+    fn set_layout(&self, name: &str, layout: &str) -> Result<VolumeInfo> {
+        let layout = self.check_layout(layout)?;
+        let entry = self.catalog.find(name)?;
+        if entry.clone.is_some() {
+            bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
+        }
+        let command = |answer| Command::SetLayout { name: name.to_string(), layout, answer };
+        match ask(&self.reactor, RESIZE_MAX, command) {
+            Ok(true) => self.show(name),
+            Ok(false) => bail!("volume {name} is not in service; `holdfast volume export {name}`, then try again"),
+            Err(error) => {
+                Err(error.context(format!("the layout of volume {name} is not changed yet; it may still be")))
+            }
+        }
     }
 
     fn export(&self, name: &str) -> Result<VolumeInfo> {

@@ -37,7 +37,7 @@ use meta::MetaClient;
 use nbd::Clients;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
-use volumes::{Budget, OpenSpec, Volumes, Wait};
+use volumes::{Budget, Care, OpenSpec, Volumes, Wait};
 
 /// Commands that may wait: one a control connection.
 const COMMANDS_MAX: usize = 1024;
@@ -89,11 +89,15 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let (listeners, uris) = listen(&mut reactor, dir, &config)?;
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
+    let care = Care {
+        rebuild_after: Duration::from_secs(config.host.rebuild_after_s.max(1)),
+        scrub_every: Duration::from_secs(config.host.scrub_every_s.max(1)),
+    };
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, &nodes),
-        volumes: Volumes::new(grid, &config.host.name, budget, exported.len(), uris),
+        volumes: Volumes::new(grid, &config.host.name, (budget, care), exported.len(), uris),
         clients: Clients::new(config.host.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
@@ -216,6 +220,10 @@ impl Host {
             Notice::Resized { size_bytes } => {
                 logger::info(format_args!("volume {name} has {size_bytes} bytes now"));
                 self.waiters.on_resized(at, *size_bytes);
+            }
+            Notice::LayoutSet { layout } => {
+                logger::info(format_args!("volume {name} is written as {layout} from here on"));
+                self.waiters.on_layout_set(at, *layout);
             }
             Notice::Changed { change, .. } => {
                 logger::info(format_args!("volume {name}: {}", commands::change_text(change)));

@@ -65,7 +65,7 @@ pub struct Volume {
     pub deadline: Option<Instant>,
     opened_at: Instant,
     size_at_open: u64,
-    layout: Layout,
+    layout_at_open: Layout,
 }
 
 /// What all volumes of a host share.
@@ -75,12 +75,22 @@ pub struct Budget {
     pub map_cache_bytes: u64,
 }
 
+/// How volumes are looked after.
+#[derive(Clone, Copy, Debug)]
+pub struct Care {
+    /// What a node that is away for longer held is made again elsewhere.
+    pub rebuild_after: Duration,
+    /// Every shard is read and checked once in this time.
+    pub scrub_every: Duration,
+}
+
 pub struct Volumes {
     pub table: Slab<Volume>,
     by_name: BTreeMap<String, (Token, HeadId)>,
     grid: GridId,
     host: String,
     budget: Budget,
+    care: Care,
     /// Volumes that the budget is divided by: all exported ones, as far as known.
     expected: usize,
     /// Where clients connect, with `{}` for the name.
@@ -88,13 +98,20 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    pub fn new(grid: GridId, host: &str, budget: Budget, expected: usize, uri_patterns: Vec<String>) -> Volumes {
+    pub fn new(
+        grid: GridId,
+        host: &str,
+        (budget, care): (Budget, Care),
+        expected: usize,
+        uri_patterns: Vec<String>,
+    ) -> Volumes {
         Volumes {
             table: Slab::new(VOLUMES_MAX),
             by_name: BTreeMap::new(),
             grid,
             host: host.to_string(),
             budget,
+            care,
             expected,
             uri_patterns,
         }
@@ -117,6 +134,8 @@ impl Volumes {
         let shares = self.expected.max(self.table.len() + 1) as u64;
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
+        config.rebuild_after = self.care.rebuild_after;
+        config.scrub_every = self.care.scrub_every;
         let token = self.table.insert(Volume {
             id: spec.volume,
             name: spec.name.clone(),
@@ -127,7 +146,7 @@ impl Volumes {
             deadline: None,
             opened_at: now,
             size_at_open: spec.size_bytes,
-            layout: spec.layout,
+            layout_at_open: spec.layout,
         });
         self.by_name.insert(spec.name, (token, HeadId::VOLUME));
         token
@@ -161,6 +180,10 @@ impl Volumes {
 }
 
 impl Volume {
+    fn layout(&self) -> Layout {
+        self.controller.layout().unwrap_or(self.layout_at_open)
+    }
+
     pub fn size_bytes(&self, head: HeadId) -> u64 {
         let clone = self.controller.clones().find(|(of, _)| *of == head).map(|(_, clone)| clone.size_bytes);
         clone.unwrap_or_else(|| self.controller.size_bytes().unwrap_or(self.size_at_open))
@@ -188,7 +211,7 @@ impl Volume {
         let what = if head == HeadId::VOLUME { "volume" } else { "clone" };
         ExportInfo {
             name: name.to_string(),
-            description: format!("Holdfast {what}, {}, {}", Size(size_bytes), self.layout),
+            description: format!("Holdfast {what}, {}, {}", Size(size_bytes), self.layout()),
             size_bytes,
             read_only: false,
         }
@@ -244,7 +267,7 @@ impl Volume {
             id: clone.unwrap_or(self.id).to_string(),
             clone_of: clone.map(|_| self.name.clone()),
             size_bytes: self.size_bytes(head),
-            layout: self.layout.to_string(),
+            layout: self.layout().to_string(),
             exported: true,
             state: state_text(status.state).to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
