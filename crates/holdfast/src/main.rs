@@ -53,6 +53,8 @@ enum Command {
     Volume(cli::volume::VolumeArgs),
     /// Take, list and delete snapshots of volumes, and roll back to them
     Snapshot(cli::snapshot::SnapshotArgs),
+    /// What can still be written, and where the bytes are
+    Space(cli::space::SpaceArgs),
     /// What the grid does right now
     #[command(
         after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \
@@ -96,6 +98,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Grid(args) => cli::status::run_grid(args, &GridDir::choose(dir)?, cli.json),
         Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Snapshot(args) => cli::snapshot::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Device(args) => cli::device::run(args, &GridDir::choose(dir)?, cli.json),

@@ -159,6 +159,9 @@ pub struct DeviceInfo {
     pub health: String,
     pub capacity_bytes: u64,
     pub free_bytes: u64,
+    /// Of these: what guests' data leaves for cleaning, deleting and metadata.
+    #[serde(default)]
+    pub reserve_bytes: u64,
     pub journal_bytes: u64,
     pub journal_used_bytes: u64,
     pub shards: u64,
@@ -215,6 +218,8 @@ pub struct VolumeLive {
     pub degraded_segments: u64,
     pub at_risk_entries: u64,
     pub suspect_nodes: Vec<u32>,
+    #[serde(default)]
+    pub space: SpaceUse,
     /// States of the volume that nobody needs any more, on their way to be merged or dropped.
     #[serde(default)]
     pub layers_going: u64,
@@ -222,6 +227,26 @@ pub struct VolumeLive {
     #[serde(default)]
     pub snapshots: Vec<SnapshotInfo>,
     pub counters: Counters,
+}
+
+/// Bytes of devices that a volume's segments take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SpaceUse {
+    pub data_bytes: u64,
+    pub dead_bytes: u64,
+    pub redundancy_bytes: u64,
+    pub metadata_bytes: u64,
+}
+
+impl From<holdfast_volume::SpaceUse> for SpaceUse {
+    fn from(s: holdfast_volume::SpaceUse) -> SpaceUse {
+        SpaceUse {
+            data_bytes: s.data_bytes,
+            dead_bytes: s.dead_bytes,
+            redundancy_bytes: s.redundancy_bytes,
+            metadata_bytes: s.metadata_bytes,
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

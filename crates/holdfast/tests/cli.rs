@@ -518,3 +518,38 @@ fn nodes_and_devices_come_and_go_with_the_data_on_them_safe() {
     assert_eq!(status["nodes"].as_array().unwrap().len(), 3, "{status}");
     grid.ok("volume delete v1");
 }
+
+#[test]
+fn space_adds_up_and_comes_back() {
+    let grid = Grid::new(12);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 64MiB");
+    let adds_up = |space: &serde_json::Value| {
+        let bytes = |value: &serde_json::Value| value.as_i64().unwrap();
+        let used = &space["used"];
+        let data: i64 = used["data"].as_array().unwrap().iter().map(|row| bytes(&row[1])).sum();
+        let parts =
+            data + bytes(&used["dead_bytes"]) + bytes(&used["redundancy_bytes"]) + bytes(&used["metadata_bytes"]);
+        assert_eq!(parts + bytes(&used["other_bytes"]), bytes(&space["used_bytes"]), "{space}");
+        let raw = bytes(&space["overhead_bytes"]) + bytes(&space["used_bytes"]) + bytes(&space["reserve_bytes"]);
+        assert_eq!(raw + bytes(&space["free_bytes"]), bytes(&space["raw_bytes"]), "{space}");
+        (data, bytes(&space["used_bytes"]))
+    };
+    let (data, before) = adds_up(&grid.json("space"));
+    assert_eq!(data, 0);
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 64 << 20);
+    if has_nbdcopy() {
+        nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
+        let (data, full) = adds_up(&grid.json("space why"));
+        assert_eq!(data, 64 << 20, "bulk writes are in segments at once");
+        assert!(full > before + (96 << 20), "with parity: {before} to {full}");
+        assert_volume_holds(&grid.uri("v1"), &file, &scratch);
+    }
+    assert!(grid.ok("space").contains("parity:2+1"));
+    assert!(grid.ok("space why").contains("copies and parity"));
+    grid.ok("volume delete v1");
+    grid.ok("task watch");
+    let (data, after) = adds_up(&grid.json("space"));
+    assert_eq!((data, after), (0, before), "everything is back");
+}

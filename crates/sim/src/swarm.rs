@@ -237,7 +237,10 @@ impl Run {
             State::Deposed => {
                 self.deposed.insert(at);
                 if self.current == Some(at) {
-                    self.current = self.openings.iter().rfind(|m| !self.deposed.contains(m)).copied();
+                    // An older one may not have heard yet that it has successors.
+                    let is_there = |m: &MachineAt| !self.deposed.contains(m) && self.openings.contains(m);
+                    let newest = self.openings.iter().rfind(|m| !self.deposed.contains(m)).copied();
+                    self.current = self.serving.filter(is_there).or(newest);
                     // While it closed for a hand-over, say, and its deposer is gone.
                     if self.healing && self.current.is_none() {
                         self.open_somewhere();
@@ -309,7 +312,7 @@ impl Run {
     pub(crate) fn drain(&mut self, disk: Option<(usize, usize)>) {
         let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats().get(slot)?.device));
         self.draining = device.into_iter().collect();
-        if let Some(at) = self.current {
+        for at in self.openings.clone() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
         }
     }

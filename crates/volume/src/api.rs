@@ -309,11 +309,25 @@ pub struct Status {
     /// By layer, oldest first.
     pub snapshots: Vec<(ObjectId, Snapshot)>,
     pub clones: Vec<(HeadId, CloneInfo)>,
+    pub space: SpaceUse,
     /// Layers that are being merged or dropped.
     pub layers_going: u64,
     /// Shards and logs that are still on devices which are being drained.
     pub left_to_drain: Vec<(DeviceId, u64)>,
     pub counters: Counters,
+}
+
+/// What a volume's segments take of devices, in bytes, without the headers of their shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceUse {
+    /// Of the volume, its clones and snapshots: named by the map as far as it is folded.
+    pub data_bytes: u64,
+    /// Overwritten, discarded or moved: the cleaner returns it.
+    pub dead_bytes: u64,
+    /// Copies beyond the first, parity, and what fills stripes up.
+    pub redundancy_bytes: u64,
+    /// Leaves of the map and checkpoints, with their copies.
+    pub metadata_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

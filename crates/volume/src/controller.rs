@@ -473,6 +473,7 @@ impl Controller {
             suspect_nodes: self.nodes.suspects(),
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
+            space: self.space_use(),
             layers_going: self.layers.going_count(),
             left_to_drain: self.left_to_drain(),
             counters: self.counters,

@@ -38,6 +38,7 @@ mod snapshots;
 mod space;
 mod write;
 
-pub use api::{Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, State, Status, Target};
+pub use api::{Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, SpaceUse, State, Status, Target};
 pub use controller::Controller;
 pub use layers::{CloneInfo, Snapshot};
+pub use space::reserve_bytes;

@@ -7,10 +7,11 @@
 //! Room is what the devices told last ([`ask_for_room`](Controller::ask_for_room)), less what was placed there since, less
 //! what the log holds and will need.
 
-use crate::api::{Config, Lane};
+use crate::api::{Config, Lane, SpaceUse};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
-use holdfast_base::{Instant, NodeId};
+use crate::segments::Kind;
+use holdfast_base::{BLOCK_BYTES, Instant, NodeId};
 use holdfast_format::wire::{DeviceStat, Request};
 use std::time::Duration;
 
@@ -104,11 +105,37 @@ impl Keep {
 }
 
 fn reserve(config: &Config, stat: &DeviceStat) -> u64 {
+    reserve_bytes(config, stat.capacity_bytes)
+}
+
+/// What guests' writes leave free on a device of so many bytes.
+pub fn reserve_bytes(config: &Config, capacity_bytes: u64) -> u64 {
     let segments = RESERVE_SEGMENTS * u64::from(config.segment_payload_bytes);
-    (stat.capacity_bytes * RESERVE_PER_MILLE / 1000).max(segments.min(stat.capacity_bytes / 4))
+    (capacity_bytes * RESERVE_PER_MILLE / 1000).max(segments.min(capacity_bytes / 4))
 }
 
 impl Controller {
+    /// What the volume's segments are made of.
+    pub(crate) fn space_use(&self) -> SpaceUse {
+        let block = BLOCK_BYTES as u64;
+        let mut space = SpaceUse::default();
+        for (_, info) in self.segments.iter() {
+            let geometry = &info.geometry;
+            let shards = u64::from(geometry.shard_blocks()) * block * u64::from(geometry.shard_count());
+            if info.kind != Kind::Data {
+                space.metadata_bytes += shards;
+                continue;
+            }
+            let payload = info.capacity_blocks() * block;
+            // While a fold is due a block may be named by base and overlay, and is counted for both.
+            let live = (info.live * block).min(payload);
+            space.data_bytes += live;
+            space.dead_bytes += payload - live;
+            space.redundancy_bytes += shards - payload;
+        }
+        space
+    }
+
     /// Looks at the device that decides: of as many nodes as a segment is wide, those with the most room, the fullest one's
     /// emptiest device. Where no segment can be written the log takes what it can.
     pub(crate) fn look_for_room(&mut self) {

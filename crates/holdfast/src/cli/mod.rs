@@ -4,6 +4,7 @@ pub mod device;
 pub mod format;
 pub mod node;
 pub mod snapshot;
+pub mod space;
 pub mod status;
 pub mod task;
 pub mod volume;

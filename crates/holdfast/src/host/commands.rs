@@ -406,28 +406,33 @@ impl Host {
                 cut: link.cut,
                 silent_ms: now.since(link.last_heard).as_millis() as u64,
                 trouble: link.trouble.filter(|_| !link.up).map(str::to_string),
-                devices: link.devices.iter().map(|stat| device_info(stat, left.get(&stat.device).copied())).collect(),
+                devices: link
+                    .devices
+                    .iter()
+                    .map(|stat| self.device_info(stat, left.get(&stat.device).copied()))
+                    .collect(),
             }
         });
         LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes }
     }
-}
 
-fn device_info(stat: &DeviceStat, left: Option<u64>) -> DeviceInfo {
-    let health = match stat.health {
-        DeviceHealth::Opening => "opening",
-        DeviceHealth::Serving => "serving",
-        DeviceHealth::Failed => "failed",
-    };
-    DeviceInfo {
-        device: stat.device.to_string(),
-        health: health.to_string(),
-        capacity_bytes: stat.capacity_bytes,
-        free_bytes: stat.free_bytes,
-        journal_bytes: stat.journal_bytes,
-        journal_used_bytes: stat.journal_used_bytes,
-        shards: stat.shard_count,
-        draining: left.is_some(),
-        left,
+    fn device_info(&self, stat: &DeviceStat, left: Option<u64>) -> DeviceInfo {
+        let health = match stat.health {
+            DeviceHealth::Opening => "opening",
+            DeviceHealth::Serving => "serving",
+            DeviceHealth::Failed => "failed",
+        };
+        DeviceInfo {
+            device: stat.device.to_string(),
+            health: health.to_string(),
+            capacity_bytes: stat.capacity_bytes,
+            free_bytes: stat.free_bytes,
+            reserve_bytes: self.volumes.reserve_bytes(stat.capacity_bytes).min(stat.free_bytes),
+            journal_bytes: stat.journal_bytes,
+            journal_used_bytes: stat.journal_used_bytes,
+            shards: stat.shard_count,
+            draining: left.is_some(),
+            left,
+        }
     }
 }

@@ -32,6 +32,7 @@ use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
 use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
+pub use links::POLL_PACE;
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;

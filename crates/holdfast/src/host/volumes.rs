@@ -165,6 +165,12 @@ impl Volumes {
         self.by_name.extend(volume.controller.clones().map(|(head, clone)| (clone.name.clone(), (at, head))));
     }
 
+    /// What guests' data leaves free of a device.
+    pub fn reserve_bytes(&self, capacity_bytes: u64) -> u64 {
+        let config = Config::new(self.grid, VolumeId(0), &self.host, InstanceId(0), 0);
+        holdfast_volume::reserve_bytes(&config, capacity_bytes)
+    }
+
     pub fn next_deadline(&self) -> Option<Instant> {
         self.table.iter().filter_map(|(_, v)| v.deadline).min()
     }
@@ -281,6 +287,7 @@ impl Volume {
                 degraded_segments: status.degraded_segments,
                 at_risk_entries: status.at_risk_entries,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
+                space: status.space.into(),
                 layers_going: status.layers_going,
                 snapshots: snapshots.map(|(_, s)| Self::snapshot_info(name, s, &uris_of)).collect(),
                 counters: status.counters.into(),

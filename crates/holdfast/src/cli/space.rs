@@ -1,0 +1,175 @@
+//! `holdfast space`: where the grid's bytes are.
+
+use super::format::{print, print_json, print_table, table};
+use super::status::{GridStatus, gather};
+use crate::grid::layout::GridDir;
+use crate::host::POLL_PACE;
+use crate::size::Size;
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use holdfast_format::geometry::Layout;
+use serde::Serialize;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    holdfast space          what can still be written\n  \
+    holdfast space why      where every byte is; the lines of a part add up to it\n\n\
+    Takes a second: devices are asked anew. While data is written the last line may be below zero.")]
+pub struct SpaceArgs {
+    #[command(subcommand)]
+    action: Option<SpaceAction>,
+}
+
+#[derive(Subcommand, Debug)]
+enum SpaceAction {
+    /// Where every byte is
+    Why,
+}
+
+/// Bytes of all devices together. `raw` is the sum of what stands below it, and so is `used`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Space {
+    pub raw_bytes: u64,
+    /// Journals, tables and superblocks.
+    pub overhead_bytes: u64,
+    pub used_bytes: u64,
+    pub reserve_bytes: u64,
+    pub free_bytes: u64,
+    pub used: Used,
+    /// Of `free`, what guests can write in a layout, by its name.
+    pub writable: Vec<(String, u64)>,
+}
+
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Used {
+    /// By volume, with its clones and snapshots.
+    pub data: Vec<(String, u64)>,
+    pub dead_bytes: u64,
+    pub redundancy_bytes: u64,
+    pub metadata_bytes: u64,
+    /// Headers of shards, volumes that are not in service, and what is on its way to or from devices.
+    pub other_bytes: i64,
+}
+
+pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
+    let state = gather(dir)?.host.state;
+    if state != "up" {
+        bail!("the host is {state}, and only it knows; `holdfast grid up`");
+    }
+    // What nodes told of their devices until now may be older than what volumes tell.
+    std::thread::sleep(POLL_PACE + POLL_PACE / 4);
+    let status = gather(dir)?;
+    let raw_bytes = dir.load()?.nodes.iter().flat_map(|n| &n.devices).map(|d| d.size_bytes).sum();
+    let space = account(&status, raw_bytes);
+    match (json, &args.action) {
+        (true, _) => print_json(&space),
+        (false, Some(SpaceAction::Why)) => print_why(&space),
+        (false, None) => print_short(&space),
+    }
+}
+
+fn account(status: &GridStatus, raw_bytes: u64) -> Space {
+    let devices = || status.nodes.iter().flat_map(|n| &n.devices);
+    let sum = |f: fn(&crate::protocol::DeviceInfo) -> u64| devices().map(f).sum::<u64>();
+    let (capacity, free) = (sum(|d| d.capacity_bytes), sum(|d| d.free_bytes));
+    let reserve_bytes = sum(|d| d.reserve_bytes);
+    let mut used = Used::default();
+    for volume in status.volumes.iter().filter(|v| v.clone_of.is_none()) {
+        let Some(live) = &volume.live else { continue };
+        used.data.push((volume.name.clone(), live.space.data_bytes));
+        used.dead_bytes += live.space.dead_bytes;
+        used.redundancy_bytes += live.space.redundancy_bytes;
+        used.metadata_bytes += live.space.metadata_bytes;
+    }
+    let data: u64 = used.data.iter().map(|(_, bytes)| bytes).sum();
+    let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes;
+    used.other_bytes = (capacity - free) as i64 - known as i64;
+    let by_node: Vec<u64> = status
+        .nodes
+        .iter()
+        .map(|n| {
+            let takes = n.devices.iter().filter(|d| d.health == "serving" && !d.draining);
+            takes.map(|d| d.free_bytes - d.reserve_bytes).sum()
+        })
+        .collect();
+    let layouts = ["mirror:2", "mirror:3", "parity:2+1", "parity:3+1", "parity:4+2"];
+    let layouts = layouts.map(|layout| layout.parse::<Layout>().expect("a layout"));
+    let fitting = layouts.into_iter().filter(|layout| usize::from(layout.width()) <= by_node.len());
+    Space {
+        raw_bytes,
+        overhead_bytes: raw_bytes.saturating_sub(capacity),
+        used_bytes: capacity - free,
+        reserve_bytes,
+        free_bytes: free - reserve_bytes,
+        used,
+        writable: fitting.map(|layout| (layout.to_string(), writable(&by_node, layout))).collect(),
+    }
+}
+
+/// Bytes of guests' data that fit: each stripe takes a shard of as many different nodes as the layout is wide.
+fn writable(free_by_node: &[u64], layout: Layout) -> u64 {
+    let width = u128::from(layout.width());
+    let fits = |shard_bytes: u64| {
+        let placed: u128 = free_by_node.iter().map(|free| u128::from((*free).min(shard_bytes))).sum();
+        placed >= width * u128::from(shard_bytes)
+    };
+    // The most that one place of all stripes together may hold.
+    let (mut low, mut high) = (0, free_by_node.iter().max().copied().unwrap_or(0) + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    low * u64::from(layout.data_shards())
+}
+
+fn print_short(space: &Space) -> Result<()> {
+    print(format_args!(
+        "{} on devices: {} in use, {} free above a reserve of {}",
+        Size(space.raw_bytes),
+        Size(space.used_bytes),
+        Size(space.free_bytes),
+        Size(space.reserve_bytes)
+    ))?;
+    let mut rows = table(&["LAYOUT", "CAN BE WRITTEN"], &[1]);
+    for (layout, bytes) in &space.writable {
+        rows.add_row([layout.clone(), Size(*bytes).to_string()]);
+    }
+    print_table(&rows)
+}
+
+fn print_why(space: &Space) -> Result<()> {
+    let mut rows = table(&["", "BYTES", ""], &[1, 2]);
+    let mut row = |name: String, bytes: i64| {
+        let size = if bytes < 0 { "-".to_string() } else { Size(bytes as u64).to_string() };
+        rows.add_row([name, bytes.to_string(), size]);
+    };
+    row("all devices".to_string(), space.raw_bytes as i64);
+    row("  journals, tables, superblocks".to_string(), space.overhead_bytes as i64);
+    row("  in use".to_string(), space.used_bytes as i64);
+    for (name, bytes) in &space.used.data {
+        row(format!("    data of volume {name}, its clones and snapshots"), *bytes as i64);
+    }
+    row("    copies and parity".to_string(), space.used.redundancy_bytes as i64);
+    row("    dead, until it is cleaned".to_string(), space.used.dead_bytes as i64);
+    row("    maps and checkpoints".to_string(), space.used.metadata_bytes as i64);
+    row("    headers, volumes not in service, on the way".to_string(), space.used.other_bytes);
+    row("  reserve for cleaning and deleting".to_string(), space.reserve_bytes as i64);
+    row("  free".to_string(), space.free_bytes as i64);
+    print_table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_written_is_bound_by_nodes_and_not_by_their_sum() {
+        let parity: Layout = "parity:2+1".parse().unwrap();
+        let mirror: Layout = "mirror:2".parse().unwrap();
+        assert_eq!(writable(&[100, 100, 100], parity), 200);
+        assert_eq!(writable(&[100, 100, 1000], parity), 200, "the third shard needs a third node");
+        assert_eq!(writable(&[100, 100, 1000], mirror), 200);
+        assert_eq!(writable(&[100, 100], parity), 0);
+        assert_eq!(writable(&[60, 60, 60, 60], mirror), 120);
+    }
+}
