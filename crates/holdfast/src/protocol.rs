@@ -2,6 +2,7 @@
 //!
 //! Role: types only. A request is answered by exactly one line; a connection may carry any number, one after the other.
 
+use crate::host::schedule::Schedule;
 use serde::{Deserialize, Serialize};
 
 /// Longest line that either side takes.
@@ -32,6 +33,11 @@ pub enum Request {
     VolumeSet {
         name: String,
         layout: String,
+    },
+    /// Take snapshots by schedule, or no more.
+    VolumeSchedule {
+        name: String,
+        schedule: Option<Schedule>,
     },
     VolumeDelete {
         name: String,

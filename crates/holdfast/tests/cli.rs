@@ -402,6 +402,22 @@ fn a_snapshot_stays_as_it_was() {
     if copies {
         assert_volume_holds(&grid.uri("v1"), &second, &scratch);
     }
+    // By schedule, with old ones deleted.
+    assert!(grid.fails("snapshot schedule v1 --every often").contains("for example 1h"));
+    grid.ok("snapshot create v1 mine");
+    grid.ok("snapshot schedule v1 --every 1s --keep 2s");
+    let names = || -> Vec<String> {
+        let list = grid.json("snapshot list v1");
+        list.as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap().to_string()).collect()
+    };
+    let first = loop {
+        if let Some(auto) = names().into_iter().find(|name| name.starts_with("auto-")) {
+            break auto;
+        }
+    };
+    while names().contains(&first) {}
+    assert!(names().contains(&"mine".to_string()), "it deletes only its own");
+    grid.ok("snapshot schedule v1 --off");
     grid.ok("volume unexport v1");
     assert!(grid.fails("snapshot create v1 again").contains("volume export v1"));
 }

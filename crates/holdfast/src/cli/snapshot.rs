@@ -3,6 +3,7 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
+use crate::host::schedule::{Keep, Schedule, Span};
 use crate::protocol::{Request, SnapshotInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Result, bail};
@@ -17,6 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
     qemu-img convert -n \"nbd+unix:///vm1@monday?socket=…\" backup.raw     read it, like any export\n  \
     holdfast snapshot rollback vm1 monday      with nobody connected to vm1\n  \
     holdfast volume clone vm1@monday vm2       writable, and begins with what the snapshot holds\n  \
+    holdfast snapshot schedule vm1 --every 1h --keep 24h,7d,4w\n  \
     holdfast snapshot delete vm1 monday\n\n\
     A snapshot holds what was completed when it was taken, in order, as a power cut would leave it.\n\
     It costs the space of what is overwritten from then on.")]
@@ -33,6 +35,19 @@ enum SnapshotAction {
     List { volume: String },
     /// Make a volume what its snapshot is; what was written since is lost, other snapshots stay
     Rollback { volume: String, name: String },
+    /// Take snapshots of a volume in service by schedule, as auto-DATE-TIME (UTC)
+    Schedule {
+        volume: String,
+        /// Between two snapshots: a number and s, m, h, d or w
+        #[arg(long, required_unless_present = "off")]
+        every: Option<Span>,
+        /// What is kept of them: of each of the last 24 hours, 7 days and 4 weeks that have any, the newest
+        #[arg(long, default_value = "24h,7d,4w")]
+        keep: Keep,
+        /// Take no more; those that are there stay
+        #[arg(long, conflicts_with = "every")]
+        off: bool,
+    },
     /// Delete a snapshot; the space that only it holds returns in the background
     Delete { volume: String, name: String },
 }
@@ -59,6 +74,15 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} is as it was at snapshot {name}", volume.name);
             if json { print_json(&volume) } else { print(text) }
+        }
+        SnapshotAction::Schedule { volume, every, keep, off: _ } => {
+            let schedule = every.map(|every| Schedule { every, keep });
+            let text = match &schedule {
+                Some(s) => format!("volume {volume} gets a snapshot every {}; kept are {}", s.every, s.keep),
+                None => format!("volume {volume} gets no more snapshots by schedule"),
+            };
+            client::done(dir, &Request::VolumeSchedule { name: volume, schedule: schedule.clone() })?;
+            if json { print_json(&schedule) } else { print(text) }
         }
         SnapshotAction::Delete { volume, name } => {
             client::done(dir, &Request::SnapshotDelete { volume: volume.clone(), name: name.clone() })?;

@@ -6,12 +6,14 @@
 //! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/export       there while the volume is exported, for the next start
 //! deleting/ID            there until every device has returned the volume's space
+//! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
 use super::meta::Meta;
+use super::schedule::Schedule;
 use super::volumes::OpenSpec;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, GridId, InstanceId, MetaVersion, VolumeId};
@@ -30,6 +32,7 @@ const NAME_BYTES_MAX: usize = 64;
 
 const NAME_PREFIX: &str = "name/";
 const DELETING_PREFIX: &str = "deleting/";
+const SCHEDULE_PREFIX: &str = "schedule/";
 const DRAINING_PREFIX: &str = "draining/";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -217,6 +220,7 @@ impl Catalog {
 
     /// Its volume has let go of it.
     pub fn forget_clone(&self, id: VolumeId, name: &str) -> Result<()> {
+        self.set_schedule(id, None)?;
         self.set(&clone_key(id), None)?;
         self.free_name(name, &id.to_string())
     }
@@ -235,7 +239,7 @@ impl Catalog {
     }
 
     /// `None` where neither volume nor clone was completed.
-    fn entry(&self, id: VolumeId) -> Result<Option<Entry>> {
+    pub fn entry(&self, id: VolumeId) -> Result<Option<Entry>> {
         let clone = self.clone(id)?;
         let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
         let Some(root) = self.root(volume)? else { return Ok(None) };
@@ -266,6 +270,16 @@ impl Catalog {
 
     pub fn set_exported(&self, volume: VolumeId, exported: bool) -> Result<()> {
         self.set(&export_key(volume), exported.then(|| encode(&ExportRecord {})))
+    }
+
+    /// Snapshots by schedule, by the id of a volume or clone.
+    pub fn schedules(&self) -> Result<Vec<(VolumeId, Schedule)>> {
+        let listed = self.meta.list(SCHEDULE_PREFIX)?.records;
+        listed.iter().map(|l| Ok((l.key[SCHEDULE_PREFIX.len()..].parse()?, decode(&l.key, &l.value)?))).collect()
+    }
+
+    pub fn set_schedule(&self, volume: VolumeId, schedule: Option<&Schedule>) -> Result<()> {
+        self.set(&format!("{SCHEDULE_PREFIX}{volume}"), schedule.map(encode))
     }
 
     pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {
@@ -306,6 +320,7 @@ impl Catalog {
         })?;
         self.free_name(&record.name, &record.volume)?;
         self.set_exported(volume, false)?;
+        self.set_schedule(volume, None)?;
         self.root(volume)
     }
 

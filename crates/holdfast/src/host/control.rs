@@ -10,6 +10,7 @@ use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
+use super::schedule;
 use super::volumes::split_export;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
@@ -85,6 +86,7 @@ pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Com
         changes: Mutex::new(()),
     });
     watch_tasks(Arc::clone(&plane))?;
+    schedule::start(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -162,6 +164,7 @@ impl ControlPlane {
                 | Request::VolumeUnexport { .. }
                 | Request::VolumeResize { .. }
                 | Request::VolumeSet { .. }
+                | Request::VolumeSchedule { .. }
                 | Request::SnapshotCreate { .. }
                 | Request::SnapshotDelete { .. }
                 | Request::SnapshotRollback { .. }
@@ -170,8 +173,7 @@ impl ControlPlane {
                 | Request::CheckRemovable { .. }
                 | Request::GridReload
         );
-        // The lock guards no data: after a panic it is as good as before.
-        let _alone = changes.then(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner));
+        let _alone = changes.then(|| self.alone());
         let result = match request {
             Request::Status => self.status().map(Response::Status),
             Request::VolumeCreate { name, size_bytes, layout, export } => {
@@ -183,6 +185,9 @@ impl ControlPlane {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
             Request::VolumeSet { name, layout } => self.set_layout(&name, &layout).map(Response::from),
+            Request::VolumeSchedule { name, schedule } => {
+                self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
+            }
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
             Request::VolumeExport { name } => self.export(&name).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
@@ -204,6 +209,11 @@ impl ControlPlane {
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
         result.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") })
+    }
+
+    /// The lock guards no data: after a panic it is as good as before.
+    pub(super) fn alone(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // What these locks guard is replaced whole: after a panic it is as good as before.
@@ -254,7 +264,7 @@ impl ControlPlane {
         Ok(self.status()?.volumes)
     }
 
-    fn show(&self, name: &str) -> Result<VolumeInfo> {
+    pub(super) fn show(&self, name: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         Ok(live.unwrap_or_else(|| closed_info(&entry)))
@@ -376,7 +386,7 @@ impl ControlPlane {
         self.show(volume)
     }
 
-    fn change(&self, volume: &str, wanted: Wanted) -> Result<()> {
+    pub(super) fn change(&self, volume: &str, wanted: Wanted) -> Result<()> {
         let entry = self.catalog.find(volume)?;
         let command = |answer| Command::Change { volume: volume.to_string(), wanted: wanted.clone(), answer };
         match ask(&self.reactor, CHANGE_MAX, command)? {

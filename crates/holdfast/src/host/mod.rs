@@ -18,6 +18,7 @@ mod janitor;
 mod links;
 pub mod meta;
 mod nbd;
+pub mod schedule;
 mod tls;
 mod volumes;
 
