@@ -65,7 +65,7 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         DeviceAction::Drain { device, cancel, force } => {
             let device = find(dir, &device)?;
-            drain(dir, &[device.clone()], cancel, force)?;
+            drain(dir, std::slice::from_ref(&device), cancel, force)?;
             let text = match cancel {
                 true => format!("device {device} takes data again"),
                 false => format!("device {device} is being emptied; `holdfast task watch` shows how it gets on"),
@@ -74,7 +74,7 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         DeviceAction::Remove { device, force } => {
             let device = find(dir, &device)?;
-            let node = grow::remove_devices(dir, &[device.clone()], force)?;
+            let node = grow::remove_devices(dir, std::slice::from_ref(&device), force)?;
             let text = format!("device {device} is not a part of node {node} any more; its file is deleted");
             if json { print_json(&json!({ "device": device, "removed": true })) } else { print(text) }
         }
