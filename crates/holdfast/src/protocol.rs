@@ -202,7 +202,7 @@ pub struct VolumeInfo {
     pub size_bytes: u64,
     pub layout: String,
     pub exported: bool,
-    /// `open`, `opening`, `closing`, `deposed`, `closed` (not exported).
+    /// `open`, `opening`, `closing`, `deposed`; of one that is not exported `closed`, or `in care` while the caretaker has it.
     pub state: String,
     /// What opening waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -224,6 +224,9 @@ pub struct VolumeLive {
     pub degraded_segments: u64,
     pub at_risk_entries: u64,
     pub suspect_nodes: Vec<u32>,
+    /// Shards and logs on devices that are being emptied.
+    #[serde(default)]
+    pub left_to_drain: u64,
     #[serde(default)]
     pub space: SpaceUse,
     /// States of the volume that nobody needs any more, on their way to be merged or dropped.

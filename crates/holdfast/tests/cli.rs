@@ -501,9 +501,12 @@ fn nodes_and_devices_come_and_go_with_the_data_on_them_safe() {
     };
     assert!(grid.fails("node remove 4").contains("device drain"));
     assert!(grid.fails("device drain 9/0").contains("no node 9"));
+    // The caretaker moves what is not in service.
+    grid.ok("volume unexport v1");
     grid.ok("node drain 4");
     grid.ok("task watch");
     assert!(grid.ok("device list").contains("drained"));
+    grid.ok("volume export v1");
     assert!(grid.fails("node drain 3").contains("needs 3 nodes"), "with node 4 and node 3 gone");
     grid.ok("node remove 4");
     assert!(grid.fails("node kill 4").contains("no node 4"));

@@ -33,7 +33,14 @@ pub enum Command {
     /// Puts a volume into service; harmless where it is already.
     Open {
         spec: OpenSpec,
+        /// For clients; otherwise for the caretaker.
+        exported: bool,
         answer: Answer<()>,
+    },
+    /// Closes a volume that only the caretaker has open.
+    EndCare {
+        name: String,
+        answer: Answer<CloseOutcome>,
     },
     /// Takes a volume out of service; answered when it is closed.
     Close {
@@ -238,8 +245,15 @@ impl Host {
                 let volume = found.and_then(|(at, head)| Some((self.volumes.table.get(at)?, head)));
                 tell(&answer, volume.map(|(v, head)| v.info(&name, head, |export| self.volumes.uris(export))));
             }
-            Command::Open { spec, answer } => {
-                self.open_if_closed(now, spec, io);
+            Command::EndCare { name, answer } => {
+                let found = self.volumes.find_open(&name).and_then(|(at, _)| self.volumes.table.get(at));
+                match found.is_some_and(|volume| !volume.exported) {
+                    true => self.close(now, &name, (false, false), answer, io),
+                    false => tell(&answer, CloseOutcome::NotOpen),
+                }
+            }
+            Command::Open { spec, exported, answer } => {
+                self.open_if_closed(now, spec, exported, io);
                 tell(&answer, ());
             }
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
@@ -275,19 +289,22 @@ impl Host {
         }
     }
 
-    fn open_if_closed(&mut self, now: Instant, spec: OpenSpec, io: &mut Io) {
+    fn open_if_closed(&mut self, now: Instant, spec: OpenSpec, exported: bool, io: &mut Io) {
         if self.is_stopping() {
             return;
         }
         if let Some((at, _)) = self.volumes.find_open(&spec.name) {
             let state = self.volumes.table.get(at).map(|v| v.controller.state());
             if !matches!(state, Some(State::Deposed | State::Closed)) {
+                if let Some(volume) = self.volumes.table.get_mut(at) {
+                    volume.exported |= exported;
+                }
                 return;
             }
             self.on_volume_closed(at, io);
         }
         if !self.volumes.table.is_full() {
-            self.open_volume(now, spec, io);
+            self.open_volume(now, spec, exported, io);
         }
     }
 

@@ -5,6 +5,7 @@
 //!
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
+use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
@@ -38,7 +39,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 const OPEN_MAX: Duration = Duration::from_secs(10);
 
 /// How long a clean close may take: its log is destaged first.
-const CLOSE_MAX: Duration = Duration::from_secs(120);
+pub(super) const CLOSE_MAX: Duration = Duration::from_secs(120);
 
 /// How long a snapshot may take: bulk writes that are part of it are waited for.
 const CHANGE_MAX: Duration = Duration::from_secs(30);
@@ -63,7 +64,7 @@ pub fn ask<T>(
 
 pub(super) struct ControlPlane {
     pub(super) catalog: Catalog,
-    reactor: Sender<Command>,
+    pub(super) reactor: Sender<Command>,
     bell: JanitorBell,
     pub(super) dir: GridDir,
     config: Mutex<GridConfig>,
@@ -87,6 +88,7 @@ pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Com
     });
     watch_tasks(Arc::clone(&plane))?;
     schedule::start(Arc::clone(&plane))?;
+    caretaker::start(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -308,7 +310,7 @@ impl ControlPlane {
     fn export(&self, name: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         self.catalog.set_exported(entry.root.volume, true)?;
-        self.ask(|answer| Command::Open { spec: entry.spec(), answer })?;
+        self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;

@@ -142,14 +142,14 @@ impl ControlPlane {
         }
     }
 
-    /// Volumes that nobody moves anything of.
+    /// Volumes that have to wait for the caretaker.
     fn closed_volumes(&self) -> Result<String> {
         let closed = self.catalog.all()?.into_iter().filter(|entry| !entry.exported && entry.clone.is_none());
         let names: Vec<String> = closed.map(|entry| entry.root.name).collect();
         Ok(match names.is_empty() {
             true => String::new(),
             false => format!(
-                "Volumes that are not in service are not moved ({}); `holdfast volume export` them meanwhile",
+                "Volumes that are not in service are moved one after the other ({}); exported ones at once",
                 names.join(", ")
             ),
         })

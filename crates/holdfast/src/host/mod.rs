@@ -10,6 +10,7 @@
 //! Faults: a clean stop closes every volume, which empties its log; a stop that takes longer than [`STOP_MAX`] is as
 //! good as a crash, from which the next start recovers.
 
+mod caretaker;
 mod catalog;
 mod commands;
 mod control;
@@ -117,7 +118,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         life: Life::Running,
     };
     for spec in exported {
-        host.open_volume(started, spec, reactor.io());
+        host.open_volume(started, spec, true, reactor.io());
     }
     control::start(dir, &config, meta, sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
@@ -152,9 +153,9 @@ impl Host {
     }
 
     /// Opens a volume, and tells its controller what is up.
-    fn open_volume(&mut self, now: Instant, spec: OpenSpec, io: &mut Io) -> Token {
+    fn open_volume(&mut self, now: Instant, spec: OpenSpec, exported: bool, io: &mut Io) -> Token {
         logger::info(format_args!("volume {} ({}) is being opened", spec.name, spec.volume));
-        let at = self.volumes.insert(now, spec);
+        let at = self.volumes.insert(now, spec, exported);
         let up: Vec<_> = self.links.up().map(|(node, boot, devices)| (node, boot, devices.to_vec())).collect();
         for (node, boot, devices) in up {
             self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices }, io);

@@ -58,6 +58,8 @@ pub struct Volume {
     pub id: VolumeId,
     pub name: String,
     pub controller: Controller,
+    /// Clients may use it; otherwise the caretaker does.
+    pub exported: bool,
     pub askers: Slab<Asker>,
     /// By head; clients of snapshots count, too.
     sessions: BTreeMap<HeadId, usize>,
@@ -127,7 +129,7 @@ impl Volumes {
     }
 
     /// Puts a fresh controller into the table; the caller tells it about the nodes and opens it.
-    pub fn insert(&mut self, now: Instant, spec: OpenSpec) -> Token {
+    pub fn insert(&mut self, now: Instant, spec: OpenSpec, exported: bool) -> Token {
         let random = uuid::Uuid::new_v4().as_u128();
         let mut config = Config::new(self.grid, spec.volume, &self.host, InstanceId(random), random as u64);
         // A controller's bounds are fixed when it opens, so the budget is divided by what is expected to be open.
@@ -140,6 +142,7 @@ impl Volumes {
             id: spec.volume,
             name: spec.name.clone(),
             controller: Controller::new(config),
+            exported,
             askers: Slab::new(REQUESTS_MAX),
             sessions: BTreeMap::new(),
             waits: None,
@@ -225,7 +228,7 @@ impl Volume {
 
     /// Whether clients may come: while it opens their requests wait.
     pub fn serves(&self) -> bool {
-        matches!(self.controller.state(), State::Opening | State::Open)
+        self.exported && matches!(self.controller.state(), State::Opening | State::Open)
     }
 
     /// Logs, once, that the volume has not come up within a reasonable time, and why.
@@ -274,11 +277,11 @@ impl Volume {
             clone_of: clone.map(|_| self.name.clone()),
             size_bytes: self.size_bytes(head),
             layout: self.layout().to_string(),
-            exported: true,
-            state: state_text(status.state).to_string(),
+            exported: self.exported,
+            state: if self.exported { state_text(status.state) } else { "in care" }.to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
-            uris: uris_of(name),
+            uris: if self.exported { uris_of(name) } else { Vec::new() },
             sessions: self.sessions_of(head),
             live: is_open.then(|| VolumeLive {
                 log_bytes: status.log_bytes,
@@ -287,6 +290,7 @@ impl Volume {
                 degraded_segments: status.degraded_segments,
                 at_risk_entries: status.at_risk_entries,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
+                left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
                 space: status.space.into(),
                 layers_going: status.layers_going,
                 snapshots: snapshots.map(|(_, s)| Self::snapshot_info(name, s, &uris_of)).collect(),

@@ -1,0 +1,88 @@
+//! The caretaker: volumes that are not in service are opened now and then, for as long as there is something to do.
+//!
+//! Role: a thread of its own, which takes one volume after the other. While it is open its controller repairs, rebuilds,
+//! drains, merges, cleans and frees as for any other; no client gets at it. Nothing is kept: after a restart it begins anew.
+//!
+//! States of a volume: closed -> in care -> closed; from anywhere -> in service, when it is exported.
+
+use super::commands::{CloseOutcome, Command};
+use super::control::{CLOSE_MAX, ControlPlane, ask};
+use crate::logger;
+use crate::protocol::VolumeInfo;
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pace of looking.
+const PACE: Duration = Duration::from_secs(2);
+
+/// Each volume is looked after this often, and more often while devices are drained.
+const CARE_EVERY: Duration = Duration::from_secs(3600);
+const CARE_EVERY_DRAINING: Duration = Duration::from_secs(5);
+
+/// It is closed when there has been nothing to do for so long, and in any case after the longer span: others wait.
+const REST: Duration = Duration::from_secs(3);
+const CARE_MAX: Duration = Duration::from_secs(600);
+
+pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
+    let look = move || {
+        let mut cared: BTreeMap<String, Instant> = BTreeMap::new();
+        let started = Instant::now();
+        loop {
+            std::thread::sleep(PACE);
+            if let Err(error) = plane.look_after_closed(started, &mut cared) {
+                logger::warn(format_args!("looking after volumes that are not in service: {error:#}"));
+            }
+        }
+    };
+    std::thread::Builder::new().name("caretaker".to_string()).spawn(look).context("no thread for the caretaker")?;
+    Ok(())
+}
+
+impl ControlPlane {
+    /// Takes care of one volume, the one that has waited longest, if any is due.
+    fn look_after_closed(&self, started: Instant, cared: &mut BTreeMap<String, Instant>) -> Result<()> {
+        let every = if self.catalog.draining()?.is_empty() { CARE_EVERY } else { CARE_EVERY_DRAINING };
+        let closed = self.catalog.all()?.into_iter().filter(|entry| !entry.exported && entry.clone.is_none());
+        let last = |name: &str| cared.get(name).copied().unwrap_or(started);
+        let due = closed.filter(|entry| last(entry.name()).elapsed() >= every);
+        let Some(entry) = due.min_by_key(|entry| last(entry.name())) else { return Ok(()) };
+        let name = entry.name().to_string();
+        {
+            let _alone = self.alone();
+            // It may have been exported or deleted meanwhile.
+            let entry = self.catalog.find(&name)?;
+            if entry.exported {
+                return Ok(());
+            }
+            self.ask(|answer| Command::Open { spec: entry.spec(), exported: false, answer })?;
+        }
+        self.wait_for_rest(&name)?;
+        cared.insert(name.clone(), Instant::now());
+        let _alone = self.alone();
+        match ask(&self.reactor, CLOSE_MAX, |answer| Command::EndCare { name: name.clone(), answer })? {
+            CloseOutcome::Closed | CloseOutcome::NotOpen | CloseOutcome::InUse(_) => Ok(()),
+        }
+    }
+
+    fn wait_for_rest(&self, name: &str) -> Result<()> {
+        let begun = Instant::now();
+        let mut busy_at = begun;
+        while busy_at.elapsed() < REST && begun.elapsed() < CARE_MAX {
+            std::thread::sleep(Duration::from_millis(500));
+            let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+            let Some(info) = info.filter(|info| !info.exported) else { return Ok(()) };
+            if is_busy(&info) {
+                busy_at = Instant::now();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_busy(info: &VolumeInfo) -> bool {
+    info.live.as_ref().is_none_or(|live| {
+        live.degraded_segments + live.at_risk_entries + live.layers_going + live.left_to_drain + live.log_bytes > 0
+    })
+}
