@@ -237,10 +237,10 @@ impl Run {
             State::Deposed => {
                 self.deposed.insert(at);
                 if self.current == Some(at) {
-                    // An older one may not have heard yet that it has successors.
-                    let is_there = |m: &MachineAt| !self.deposed.contains(m) && self.openings.contains(m);
-                    let newest = self.openings.iter().rfind(|m| !self.deposed.contains(m)).copied();
-                    self.current = self.serving.filter(is_there).or(newest);
+                    // One that served may not have heard yet that it has a successor; one that opens will be that.
+                    let is_late = |m: &MachineAt| self.opened.contains(m) && self.serving != Some(*m);
+                    let is_gone = |m: &MachineAt| self.deposed.contains(m) || is_late(m);
+                    self.current = self.openings.iter().rfind(|m| !is_gone(m)).copied();
                     // While it closed for a hand-over, say, and its deposer is gone.
                     if self.healing && self.current.is_none() {
                         self.open_somewhere();
@@ -533,6 +533,10 @@ impl Run {
     /// Whatever fills the grid, it can be let go of.
     fn discard_all(&mut self) -> Result<(), String> {
         self.drop_all_snapshots()?;
+        // An opening that is still on its way may have requests that it will carry out when it takes over.
+        let is_quiet = |r: &Run, m: &MachineAt| r.deposed.contains(m) || r.guests.waiting_on(*m) == 0;
+        self.run_until(self.world.now() + CONVERGE_WITHIN, |r| r.openings.iter().all(|m| is_quiet(r, m)))?;
+        self.converge("settle once more")?;
         let at = self.current.expect("converged");
         let request = self.guests.ask(at, Area::VOLUME, What::Discard, 0, self.guests.size_bytes(), false);
         self.world.request(at, Target::VOLUME, request);

@@ -21,7 +21,7 @@ use crate::rangemap::Piece;
 use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, ObjectId, crc32c};
 use holdfast_format::geometry::Geometry;
-use holdfast_format::ledger::Leg;
+use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -216,12 +216,16 @@ impl Controller {
         self.checkpointer.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
     }
 
-    /// Metadata that was written while nodes were away, or before the layout was changed, is written anew.
-    pub(crate) fn look_for_narrow_metadata(&mut self) {
+    /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away, or before the layout was changed, is written anew.
+    pub(crate) fn look_for_old_metadata(&mut self) {
         if self.now.since(self.checkpointer.looked_at) < NARROW_EVERY {
             return;
         }
         self.checkpointer.looked_at = self.now;
+        // A sealed ledger whose last records no checkpoint covers would be needed for ever, with whatever legs it has left.
+        let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > self.log.trimmed);
+        let holds = self.root().ledgers.iter().any(is_held);
+        self.checkpointer.dirty |= holds && self.log.all_destaged();
         let copies = self.meta_layout_now().map_or(0, |layout| layout.width());
         if copies <= self.root().layout.failures() {
             return;
@@ -327,9 +331,10 @@ impl Controller {
             (Some(leaf), _) => {
                 fold.leaves.insert(no, Some(leaf));
             }
-            // A leaf that can't be read is left as it is; what is over it stays in the overlay.
+            // A leaf that can't be read is left as it is; what is over it stays in the overlay, for another fold.
             (None, _) => {
                 fold.leaves.remove(&no);
+                self.checkpointer.unfolded = true;
             }
         }
         if fold.pending.is_empty() {
@@ -347,7 +352,15 @@ impl Controller {
         let mut below: BTreeMap<LeafNo, Option<Arc<Leaf>>> =
             fold.going.under.values().filter_map(|gone| Some((*gone, leaves.remove(gone)?))).collect();
         fold.dropped = fold.going.dropped.iter().filter_map(|no| Some((*no, leaves.remove(no)?))).collect();
-        for (no, old) in leaves {
+        // The segment may be full before all had their turn: now these come first, now those.
+        let goes_first = |no: &LeafNo| fold.going.under.contains_key(no) || fold.narrow.contains(no);
+        let (mut ordered, others): (Vec<_>, Vec<_>) = leaves.into_iter().partition(|(no, _)| goes_first(no));
+        if self.counters.folds % 2 == 0 {
+            ordered.extend(others);
+        } else {
+            ordered.splice(0..0, others);
+        }
+        for (no, old) in ordered {
             let changes = self.foldable(no);
             let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
             if changes.is_empty() && under.is_none() && !fold.narrow.contains(&no) {

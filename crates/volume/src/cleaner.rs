@@ -16,6 +16,7 @@ use crate::map::{Crcs, Leaf, LeafNo, Place};
 use crate::segments::Kind;
 use crate::space::DEAD_PER_MILLE_MIN;
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
+use holdfast_format::ledger::Leg;
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Reply, Request};
@@ -46,6 +47,7 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 struct Victim {
     no: SegmentNo,
     tried: u8,
+    asked_at: Option<Leg>,
     index: Option<Vec<CommitExtent>>,
 }
 
@@ -126,7 +128,7 @@ impl Controller {
         let count = victims.len();
         self.cleaner.pass = Some(Pass {
             id,
-            victims: victims.into_iter().map(|no| Victim { no, tried: 0, index: None }).collect(),
+            victims: victims.into_iter().map(|no| Victim { no, tried: 0, asked_at: None, index: None }).collect(),
             pins: Pins { generation: self.checkpointer.generation, ..Pins::default() },
             leaves_pending: BTreeSet::new(),
             moves: Vec::new(),
@@ -216,7 +218,8 @@ impl Controller {
         let next = (tried..info.geometry.shard_count()).find(|i| self.nodes.leg_usable(info.homes[usize::from(*i)]));
         let Some(index) = next else { return self.give_up_pass() };
         let leg = info.homes[usize::from(index)];
-        self.cleaner.pass.as_mut().expect("checked").victims[at].tried = index + 1;
+        let victim = &mut self.cleaner.pass.as_mut().expect("checked").victims[at];
+        (victim.tried, victim.asked_at) = (index + 1, Some(leg));
         let shard = ShardId { segment: no.of(self.config.volume), index };
         let request = Request::ReadShardHeader { device: leg.device, shard };
         let purpose = Purpose::Header { cleaner: id, victim: at };
@@ -238,7 +241,11 @@ impl Controller {
             _ => None,
         };
         let Some(ShardHeader { index: SegmentIndex::Data(extents), .. }) = header else {
-            self.repairer.want(no, index);
+            let home = self.segments.get(no).map(|info| info.homes[usize::from(index)]);
+            // One that was moved meanwhile need not be there any more.
+            if home == self.pass(id).and_then(|pass| pass.victims[at].asked_at) {
+                self.repairer.want(no, index);
+            }
             return self.ask_header(id, at, out);
         };
         let pass = self.cleaner.pass.as_mut().expect("checked");

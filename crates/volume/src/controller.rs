@@ -447,7 +447,7 @@ impl Controller {
     fn background(&mut self, out: Out) {
         self.look_for_room();
         self.checkpointer.fold_wanted |= self.layers.any_goes();
-        self.look_for_narrow_metadata();
+        self.look_for_old_metadata();
         self.ask_for_room(out);
         self.drive_roll(out);
         self.drive_destage(out);

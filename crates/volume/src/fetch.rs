@@ -32,6 +32,8 @@ pub(crate) struct Fetch {
     crcs: Option<Crcs>,
     wide: bool,
     asked: u64,
+    /// Where each was asked for last.
+    asked_at: BTreeMap<u8, Leg>,
     bad: u64,
     got: BTreeMap<u8, Buf>,
     pub(crate) stalled: bool,
@@ -81,6 +83,7 @@ impl Controller {
             crcs,
             wide: false,
             asked: 0,
+            asked_at: BTreeMap::new(),
             bad: 0,
             got: BTreeMap::new(),
             stalled: false,
@@ -136,6 +139,7 @@ impl Controller {
         let sent = self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some();
         if sent && let Some(fetch) = self.fetches.get_mut(token) {
             fetch.asked |= 1 << index;
+            fetch.asked_at.insert(index, leg);
         }
         sent
     }
@@ -209,11 +213,16 @@ impl Controller {
     }
 
     fn on_bad_shard(&mut self, token: Token, index: u8, node: NodeId, reply: &Reply, out: Out) {
+        let home = self.shape_of(self.fetches.get(token).expect("checked by the caller"));
+        let device = home.map(|(_, homes)| homes[usize::from(index)]);
         let fetch = self.fetches.get_mut(token).expect("checked by the caller");
-        fetch.bad |= 1 << index;
         fetch.got.remove(&index);
+        if device.is_some() && device != fetch.asked_at.get(&index).copied() {
+            // It was moved meanwhile: where it was asked for it need not be any more.
+            return self.hedge_fetch(token, out);
+        }
+        fetch.bad |= 1 << index;
         let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
-        let device = self.shape_of(self.fetches.get(token).expect("still there")).map(|(_, h)| h[usize::from(index)]);
         if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
             self.nodes.on_device_failed(leg);
             self.repairer.note_degraded();

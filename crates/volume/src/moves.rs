@@ -33,8 +33,8 @@ const TILT_PART: u64 = 4;
 
 #[derive(Debug, Default)]
 pub(crate) struct Mover {
-    /// Next last.
-    list: Vec<(SegmentNo, u8, Option<Leg>)>,
+    /// Shard, where it is, and where it shall be; next last.
+    list: Vec<(SegmentNo, u8, Leg, Option<Leg>)>,
     /// While guests are at work each move takes its time.
     not_before: Instant,
     drain_listed_at: Instant,
@@ -69,9 +69,9 @@ impl Controller {
         }
         while self.repairer.may_move()
             && self.mover.not_before <= self.now
-            && let Some((segment, index, target)) = self.mover.list.pop()
+            && let Some((segment, index, home, target)) = self.mover.list.pop()
         {
-            self.start_move(segment, index, target, out);
+            self.start_move(segment, index, home, target, out);
         }
     }
 
@@ -83,7 +83,10 @@ impl Controller {
             }
         } else if self.now.since(self.mover.balance_listed_at) >= BALANCE_EVERY {
             self.mover.balance_listed_at = self.now;
-            self.list_balance();
+            self.list_together();
+            if self.mover.list.is_empty() {
+                self.list_balance();
+            }
         }
     }
 
@@ -95,7 +98,7 @@ impl Controller {
             {
                 match info.kind {
                     Kind::Run => rewrite = true,
-                    _ if info.live > 0 && self.nodes.leg_usable(*home) => list.push((no, index as u8, None)),
+                    _ if info.live > 0 && self.nodes.leg_usable(*home) => list.push((no, index as u8, *home, None)),
                     _ => {}
                 }
             }
@@ -110,6 +113,17 @@ impl Controller {
         leaves && info.dead_blocks() * 2 > info.capacity_blocks()
     }
 
+    /// Shards of one segment on one node, which a repair in a hurry may leave: one loss would take both.
+    fn list_together(&mut self) {
+        let mut list = Vec::new();
+        for (no, info) in self.segments.iter().filter(|(_, info)| info.kind != Kind::Run && info.live > 0) {
+            if let Some(index) = shares_a_node(&info.homes) {
+                list.push((no, index, info.homes[usize::from(index)], None));
+            }
+        }
+        self.mover.list = list;
+    }
+
     fn list_balance(&mut self) {
         let Some((fullest, emptiest, bytes)) = self.tilt() else { return };
         let mut left = bytes / TILT_PART;
@@ -118,7 +132,7 @@ impl Controller {
             let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
             let is_apart = |(i, home): (usize, &Leg)| i == index || home.node != emptiest.node;
             if bytes <= left && info.homes.iter().enumerate().all(is_apart) {
-                self.mover.list.push((no, index as u8, Some(emptiest)));
+                self.mover.list.push((no, index as u8, fullest, Some(emptiest)));
                 left -= bytes;
             }
         }
@@ -140,25 +154,31 @@ impl Controller {
         (high >= low + TILT_PER_MILLE).then(|| (fullest, emptiest, (high - low) * room / 2000))
     }
 
-    fn start_move(&mut self, segment: SegmentNo, index: u8, target: Option<Leg>, out: Out) {
+    fn start_move(&mut self, segment: SegmentNo, index: u8, listed: Leg, target: Option<Leg>, out: Out) {
         let Some(info) = self.segments.get(segment) else { return };
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let home = homes[usize::from(index)];
         let is_busy = self.repairer.is_under_repair(segment);
-        if is_busy || info.live == 0 || !self.nodes.leg_usable(home) {
+        if is_busy || info.live == 0 || home != listed || !self.nodes.leg_usable(home) {
             return;
         }
+        let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
+        let avoid: Vec<NodeId> = others.map(|(_, leg)| leg.node).collect();
         let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-        let target = target.or_else(|| {
-            let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
-            let avoid: Vec<NodeId> = others.map(|(_, leg)| leg.node).collect();
-            Some(self.place_shards(1, bytes, &avoid, Keep::HalfReserve)?[0])
-        });
-        if let Some(target) = target.filter(|target| *target != home && self.nodes.leg_usable(*target)) {
+        let target = target.or_else(|| Some(self.place_shards(1, bytes, &avoid, Keep::HalfReserve)?[0]));
+        // The list may be old: the others may have been made again there.
+        let fits = |target: &Leg| *target != home && self.nodes.leg_usable(*target) && !avoid.contains(&target.node);
+        if let Some(target) = target.filter(fits) {
             if self.now.since(self.last_activity) < GUESTS_REST {
                 self.mover.not_before = self.now + Duration::from_micros(bytes * 1_000_000 / MOVED_PER_SECOND);
             }
             self.begin_move(segment, index, target, out);
         }
     }
+}
+
+/// The first shard whose node holds another of the same segment.
+pub(crate) fn shares_a_node(homes: &[Leg]) -> Option<u8> {
+    let shares = |(i, home): &(usize, &Leg)| homes[i + 1..].iter().any(|other| other.node == home.node);
+    homes.iter().enumerate().find(shares).map(|(i, _)| i as u8)
 }

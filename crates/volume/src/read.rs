@@ -61,6 +61,9 @@ pub(crate) struct ReadQueue {
     reading_bytes: u64,
 }
 
+/// Leaves that one look-up asks for at a time.
+const LEAVES_MAX: usize = 256;
+
 /// A read whose segments are freed under it this often has met a bug.
 const RESTARTS_MAX: u32 = 1000;
 
@@ -83,11 +86,11 @@ impl Controller {
             admitted_bytes: 0,
         });
         match reader {
-            Reader::Guest(_) => {
+            Reader::Guest(_) | Reader::Status(_) => {
                 self.read_queue.waiting.push_back(op);
                 self.admit_reads(out);
             }
-            Reader::Status(_) | Reader::Modify(_) => self.look_up(op, out),
+            Reader::Modify(_) => self.look_up(op, out),
         }
     }
 
@@ -142,7 +145,8 @@ impl Controller {
         match resolved {
             Ok(places) if matches!(op.reader, Reader::Status(_)) => self.answer_status(token, &places, out),
             Ok(places) => self.fetch_places(token, places, out),
-            Err(missing) => {
+            Err(mut missing) => {
+                missing.truncate(LEAVES_MAX);
                 op.leaves_pending = missing.len() as u32;
                 for no in missing {
                     self.load_leaf(no, LeafWaiter::Read(token), out);

@@ -74,6 +74,8 @@ pub(crate) struct Repairer {
     /// Shards that may lie where a segment's final homes are not: (where, segment, index).
     strays: BTreeSet<(Leg, SegmentNo, u8)>,
     listing: BTreeMap<(NodeId, DeviceId), BTreeSet<ShardId>>,
+    /// Shards that were put while lists were on the way: those may lack them.
+    put_meanwhile: BTreeSet<(SegmentNo, u8)>,
     /// Something may be less redundant than it should be.
     degraded: bool,
     looked_at: Instant,
@@ -91,6 +93,7 @@ impl Default for Repairer {
             rebuild_listed_at: Instant::ZERO,
             strays: BTreeSet::new(),
             listing: BTreeMap::new(),
+            put_meanwhile: BTreeSet::new(),
             degraded: false,
             looked_at: Instant::ZERO,
             stat_at: Instant::ZERO,
@@ -193,6 +196,7 @@ impl Controller {
                 info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(|home| !self.nodes.leg_usable(*home))
+                    || info.live > 0 && info.kind != Kind::Run && crate::moves::shares_a_node(&info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
@@ -287,7 +291,14 @@ impl Controller {
             }
         }
         for (no, index) in missing {
-            self.repairer.want(no, index);
+            if self.repairer.put_meanwhile.contains(&(no, index)) {
+                self.recheck(leg.node);
+            } else {
+                self.repairer.want(no, index);
+            }
+        }
+        if self.repairer.listing.is_empty() {
+            self.repairer.put_meanwhile.clear();
         }
         let mut garbage = Vec::new();
         for shard in held {
@@ -477,6 +488,10 @@ impl Controller {
     /// False where it can't be done now.
     fn start_repair(&mut self, segment: SegmentNo, index: u8, out: Out) -> bool {
         let Some(info) = self.segments.get(segment) else { return true };
+        if self.repairer.running.iter().any(|(_, r)| r.segment == segment) {
+            // Both might choose the same node.
+            return false;
+        }
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let mut target = homes[usize::from(index)];
         if !self.nodes.leg_usable(target) {
@@ -698,6 +713,9 @@ impl Controller {
             false => self.counters.shards_rebuilt += 1,
         }
         let (segment, index, target) = (repair.segment, repair.index, repair.target);
+        if !self.repairer.listing.is_empty() {
+            self.repairer.put_meanwhile.insert((segment, index));
+        }
         let home = self.segments.get(segment).map(|i| i.homes[usize::from(index)]);
         if let Some(former) = home.filter(|home| *home != target) {
             // Until this is complete the shard is where nothing names it: the repair goes on, which exempts it.

@@ -17,12 +17,12 @@ pub(crate) struct Scrubber {
     cursor: Option<(SegmentNo, u8)>,
     /// When the shard after it is due.
     due: Option<Instant>,
-    reading: bool,
+    reading: Option<Leg>,
 }
 
 impl Controller {
     pub(crate) fn drive_scrub(&mut self, out: Out) {
-        if self.state != State::Open || self.scrubber.reading {
+        if self.state != State::Open || self.scrubber.reading.is_some() {
             return;
         }
         let due = self.scrubber.due.unwrap_or_else(|| self.now + self.scrub_pause());
@@ -40,7 +40,7 @@ impl Controller {
         let shard = ShardId { segment: segment.of(self.config.volume), index };
         let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks };
         let sent = self.send(leg.node, Lane::Bulk, Purpose::Scrub { segment, index }, request, Vec::new(), out);
-        self.scrubber.reading = sent.is_some();
+        self.scrubber.reading = sent.map(|_| leg);
     }
 
     /// Between two shards, so that a tour takes the set time.
@@ -70,13 +70,13 @@ impl Controller {
     }
 
     pub(crate) fn on_scrubbed(&mut self, node: NodeId, segment: SegmentNo, index: u8, reply: &Reply, out: Out) {
-        self.scrubber.reading = false;
+        let asked_at = self.scrubber.reading.take();
         let Some(leg) = self.segments.get(segment).map(|info| info.homes[usize::from(index)]) else { return };
         match reply {
             Reply::Shard { .. } => self.counters.shards_scrubbed += 1,
             // While it is being made again it may be gone for a moment.
             Reply::Refused(_) if self.repairer.is_repairing(segment, index) => {}
-            Reply::Refused(Refusal::Checksum | Refusal::UnknownShard) if leg.node == node => {
+            Reply::Refused(Refusal::Checksum | Refusal::UnknownShard) if asked_at == Some(leg) => {
                 self.counters.shards_scrubbed += 1;
                 self.counters.checksum_errors += 1;
                 out.push(crate::api::Effect::Notice(Notice::ShardDamaged { node, device: leg.device }));
@@ -88,6 +88,6 @@ impl Controller {
     }
 
     pub(crate) fn on_scrub_lost(&mut self) {
-        self.scrubber.reading = false;
+        self.scrubber.reading = None;
     }
 }

@@ -70,6 +70,12 @@ impl Changes {
         })
     }
 
+    /// What a head reads is not what it writes over: for a moment.
+    pub(crate) fn is_rolling_back(&self, head: HeadId) -> bool {
+        let is_it = |asked: &Asked| matches!(asked.change, Change::Rollback { head: of, .. } if of == head);
+        self.asked.iter().any(is_it)
+    }
+
     fn is_dropping(&self, head: HeadId) -> bool {
         self.asked.iter().any(|asked| asked.change == Change::DropClone { head })
     }

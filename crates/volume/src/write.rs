@@ -140,7 +140,10 @@ impl Controller {
     /// Whether a write to the head was let in, or waits to be.
     pub(crate) fn is_writing(&self, head: HeadId) -> bool {
         let waits = self.writes.queue.iter().any(|(of, _)| *of == head);
-        waits || self.write_ops.iter().any(|(_, op)| op.head == head)
+        // Parts of a write that has failed may still be at work.
+        let parts = self.writes.modifies.values().any(|modify| modify.head == head)
+            || self.writes.blocked.iter().any(|part| part.head == head);
+        waits || parts || self.write_ops.iter().any(|(_, op)| op.head == head)
     }
 
     /// Lets queued writes in, as far as budget and curve allow.
@@ -321,8 +324,10 @@ impl Controller {
     fn try_modify(&mut self, id: u64, out: Out) {
         let Some(modify) = self.writes.modifies.get(&id) else { return };
         let (head, block) = (modify.head, modify.block);
-        let others =
-            modify.state != ModifyState::Waiting || self.writes.modifies_any(block, 1) || self.is_being_written(block);
+        let others = modify.state != ModifyState::Waiting
+            || self.changes.is_rolling_back(head)
+            || self.writes.modifies_any(block, 1)
+            || self.is_being_written(block);
         if !others {
             let size = self.head_bytes(head);
             let start = block * BLOCK_BYTES as u64;

@@ -114,7 +114,7 @@ fn writable(free_by_node: &[u64], layout: Layout) -> u64 {
         placed >= width * u128::from(shard_bytes)
     };
     // The most that one place of all stripes together may hold.
-    let (mut low, mut high) = (0, free_by_node.iter().max().copied().unwrap_or(0) + 1);
+    let (mut low, mut high) = (0, free_by_node.iter().sum::<u64>() / u64::from(layout.width()) + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) { low = middle } else { high = middle }

@@ -82,7 +82,7 @@ impl ControlPlane {
 }
 
 fn is_busy(info: &VolumeInfo) -> bool {
-    info.live.as_ref().is_none_or(|live| {
-        live.degraded_segments + live.at_risk_entries + live.layers_going + live.left_to_drain + live.log_bytes > 0
-    })
+    info.live
+        .as_ref()
+        .is_none_or(|live| live.degraded_segments + live.at_risk_entries + live.layers_going + live.left_to_drain > 0)
 }

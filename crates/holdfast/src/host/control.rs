@@ -275,6 +275,7 @@ impl ControlPlane {
     fn create(&self, name: &str, size_bytes: u64, layout: &str, export: bool) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
+        self.drop_orphan(name)?;
         let entry = self.catalog.create(name, size_bytes, layout)?;
         if export { self.export(name) } else { Ok(closed_info(&entry)) }
     }
@@ -388,6 +389,20 @@ impl ControlPlane {
         self.show(volume)
     }
 
+    /// A clone that no record names: its making was cut short, or its deletion. Nobody can have used it.
+    fn drop_orphan(&self, name: &str) -> Result<()> {
+        let found = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+        if found.is_none_or(|found| found.clone_of.is_none()) || self.catalog.find(name).is_ok() {
+            return Ok(());
+        }
+        let wanted = Wanted::DropClone { force: true };
+        let command = |answer| Command::Change { volume: name.to_string(), wanted, answer };
+        match ask(&self.reactor, CHANGE_MAX, command)? {
+            ChangeOutcome::Done => Ok(()),
+            other => bail!("what is left of an earlier {name} can't be deleted now ({other:?}); try again"),
+        }
+    }
+
     pub(super) fn change(&self, volume: &str, wanted: Wanted) -> Result<()> {
         let entry = self.catalog.find(volume)?;
         let command = |answer| Command::Change { volume: volume.to_string(), wanted: wanted.clone(), answer };
@@ -419,7 +434,7 @@ impl ControlPlane {
         self.show(volume)
     }
 
-    /// Each step can be repeated: a clone that a crash left without its record is found by the next attempt.
+    /// A clone that a crash left without its record is dropped by the next attempt, which may be for another one.
     fn clone_snapshot(&self, source: &str, name: &str, size_bytes: Option<u64>) -> Result<VolumeInfo> {
         let (volume, Some(snapshot)) = split_export(source) else {
             bail!(
@@ -429,12 +444,10 @@ impl ControlPlane {
         };
         size_bytes.map_or(Ok(()), check_size)?;
         let origin = self.catalog.find(volume)?.root;
+        self.drop_orphan(name)?;
         let id = self.catalog.begin_clone(name)?;
-        let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
-        if made.is_none_or(|made| made.id != id.to_string()) {
-            let (snapshot, name) = (snapshot.to_string(), name.to_string());
-            self.change(volume, Wanted::Clone { snapshot, id, name, size_bytes })?;
-        }
+        let wanted = Wanted::Clone { snapshot: snapshot.to_string(), id, name: name.to_string(), size_bytes };
+        self.change(volume, wanted)?;
         let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let made = made.with_context(|| format!("volume {volume} was closed meanwhile; try again"))?;
         let record =
@@ -446,7 +459,13 @@ impl ControlPlane {
     fn delete(&self, name: &str, force: bool) -> Result<()> {
         let entry = self.catalog.find(name)?;
         if let Some((id, record)) = &entry.clone {
-            self.change(name, Wanted::DropClone { force })?;
+            let origin = self.ask(|answer| Command::Volume { name: entry.root.name.clone(), answer })?;
+            let clone = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+            // Where its volume is open and has it no more an earlier deletion was cut short.
+            let is_gone = origin.is_some_and(|v| v.state == "open") && clone.is_none_or(|c| c.id != id.to_string());
+            if !is_gone {
+                self.change(name, Wanted::DropClone { force })?;
+            }
             return self.catalog.forget_clone(*id, &record.name);
         }
         let clones = self.catalog.clones_of(entry.root.volume)?;

@@ -132,6 +132,16 @@ impl ControlPlane {
                 }
             }
         }
+        let is_leaving = |device: DeviceId| devices.iter().any(|name| name.parse() == Ok(device));
+        for entry in self.catalog.all()?.iter().filter(|entry| entry.clone.is_none() && !force) {
+            if entry.root.ledgers.iter().flat_map(|ledger| &ledger.legs).any(|leg| is_leaving(leg.device)) {
+                bail!(
+                    "the log of volume {} still has a leg there; `holdfast task watch` shows how it gets on. {}",
+                    entry.name(),
+                    self.closed_volumes()?
+                );
+            }
+        }
         let weak = |v: &&VolumeInfo| v.live.as_ref().is_some_and(|l| l.degraded_segments + l.at_risk_entries > 0);
         match live.volumes.iter().find(weak).filter(|_| !force) {
             Some(volume) => bail!(

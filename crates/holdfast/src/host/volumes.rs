@@ -165,7 +165,10 @@ impl Volumes {
     pub fn refresh_clones(&mut self, at: Token) {
         self.by_name.retain(|_, (of, head)| *of != at || *head == HeadId::VOLUME);
         let Some(volume) = self.table.get(at) else { return };
-        self.by_name.extend(volume.controller.clones().map(|(head, clone)| (clone.name.clone(), (at, head))));
+        for (head, clone) in volume.controller.clones() {
+            // One whose making or deleting was cut short may bear the name of another.
+            self.by_name.entry(clone.name.clone()).or_insert((at, head));
+        }
     }
 
     /// What guests' data leaves free of a device.
