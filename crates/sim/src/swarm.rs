@@ -536,6 +536,9 @@ impl Run {
         // An opening that is still on its way may have requests that it will carry out when it takes over.
         let is_quiet = |r: &Run, m: &MachineAt| r.deposed.contains(m) || r.guests.waiting_on(*m) == 0;
         self.run_until(self.world.now() + CONVERGE_WITHIN, |r| r.openings.iter().all(|m| is_quiet(r, m)))?;
+        if self.current.is_some_and(|at| self.is_late(at)) {
+            self.current = self.serving;
+        }
         self.converge("settle once more")?;
         let at = self.current.expect("converged");
         let request = self.guests.ask(at, Area::VOLUME, What::Discard, 0, self.guests.size_bytes(), false);
