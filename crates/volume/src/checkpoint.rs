@@ -355,7 +355,7 @@ impl Controller {
         // The segment may be full before all had their turn: now these come first, now those.
         let goes_first = |no: &LeafNo| fold.going.under.contains_key(no) || fold.narrow.contains(no);
         let (mut ordered, others): (Vec<_>, Vec<_>) = leaves.into_iter().partition(|(no, _)| goes_first(no));
-        if self.counters.folds % 2 == 0 {
+        if self.counters.folds.is_multiple_of(2) {
             ordered.extend(others);
         } else {
             ordered.splice(0..0, others);
