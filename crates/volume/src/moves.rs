@@ -51,6 +51,9 @@ impl Controller {
 
     /// Shards, and logs, of this volume on each device that is being drained.
     pub fn left_to_drain(&self) -> Vec<(DeviceId, u64)> {
+        if self.nodes.draining.is_empty() {
+            return Vec::new();
+        }
         let legs = self.root.is_known().then(|| self.root().ledgers.iter().flat_map(|l| &l.legs));
         let homes = self.segments.iter().flat_map(|(_, info)| &info.homes).chain(legs.into_iter().flatten());
         let mut left: std::collections::BTreeMap<DeviceId, u64> =
