@@ -1,6 +1,7 @@
 //! Requests and replies between a frontend (NBD, iSCSI …) and the controller of a volume.
 
 use crate::buf::Buf;
+use crate::ids::ObjectId;
 use std::fmt;
 
 /// Names one request of one session; the reply carries it back.
@@ -42,6 +43,11 @@ pub enum BlockOp {
     Prefetch(ByteRange),
     /// Which parts are mapped.
     Status(ByteRange),
+    /// Which parts may differ from what this snapshot holds.
+    Changes {
+        range: ByteRange,
+        since: ObjectId,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -50,12 +56,12 @@ pub struct BlockRequest {
     pub op: BlockOp,
 }
 
-/// One run of a status reply, in order from the start of the requested range.
+/// One run of the answer to [`BlockOp::Status`] or [`BlockOp::Changes`], in order from the start of the requested range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatusExtent {
     pub len: u64,
-    /// False for a hole, which reads as zeroes.
-    pub mapped: bool,
+    /// Mapped, where false is a hole that reads as zeroes; or changed.
+    pub set: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -9,7 +9,8 @@
 //! arrive together are answered newest first, as a real volume may: NBD clients match replies by cookie.
 
 use holdfast_base::{
-    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, BufMut, ByteRange, Effects, ExportInfo, StatusExtent,
+    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, BufMut, ByteRange, Effects, ExportInfo, ObjectId,
+    StatusExtent,
 };
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig};
 use std::io::{self, BufWriter, Read, Write};
@@ -89,11 +90,13 @@ impl Volume {
             BlockOp::Status(range) => {
                 let extent = |(index, part): (usize, std::ops::Range<usize>)| StatusExtent {
                     len: part.len() as u64,
-                    mapped: chunks[index].is_some(),
+                    set: chunks[index].is_some(),
                 };
                 Ok(BlockData::Status(parts(range).map(extent).collect()))
             }
             BlockOp::Flush | BlockOp::Prefetch(_) => Ok(BlockData::Done),
+            // There are no snapshots.
+            BlockOp::Changes { .. } => Err(BlockError::Invalid),
         }
     }
 }
@@ -115,6 +118,10 @@ impl Exports for Catalog {
 
     fn find(&self, name: &str) -> Option<ExportInfo> {
         self.volume(name).map(|volume| volume.info.clone())
+    }
+
+    fn snapshots(&self, _export: &str) -> Vec<(String, ObjectId)> {
+        Vec::new()
     }
 }
 

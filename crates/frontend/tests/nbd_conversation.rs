@@ -1,7 +1,8 @@
 //! Whole conversations: however the connection cuts them and whenever the volume answers, they mean the same.
 
 use holdfast_base::{
-    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, ByteRange, Effects, ExportInfo, Prng, StatusExtent,
+    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, ByteRange, Effects, ExportInfo, ObjectId, Prng,
+    StatusExtent,
 };
 use holdfast_frontend::nbd::{Effect, Exports, Session, SessionConfig};
 use proptest::prelude::*;
@@ -18,6 +19,10 @@ impl Exports for OneExport {
 
     fn find(&self, name: &str) -> Option<ExportInfo> {
         self.list().into_iter().find(|export| export.name == name)
+    }
+
+    fn snapshots(&self, _export: &str) -> Vec<(String, ObjectId)> {
+        vec![("monday".to_owned(), ObjectId(5))]
     }
 }
 
@@ -66,7 +71,8 @@ fn opening(structured: bool) -> Vec<u8> {
     bytes.extend(option(6, &vec![0; 100_000]));
     if structured {
         bytes.extend(option(8, b""));
-        bytes.extend(option(10, b"\0\0\0\x02vm\0\0\0\x01\0\0\0\x0fbase:allocation"));
+        let queries = b"\0\0\0\x0fbase:allocation\0\0\0\x17holdfast:changed:monday";
+        bytes.extend(option(10, &[&b"\0\0\0\x02vm\0\0\0\x02"[..], queries].concat()));
     }
     bytes.extend(option(7, b"\0\0\0\x02vm\0\x03\0\x01\0\x02\0\x03"));
     bytes
@@ -168,8 +174,8 @@ impl Shell {
         let BlockRequest { token, op } = self.requests.swap_remove(at);
         let result = match op {
             BlockOp::Read(range) => Ok(BlockData::Data(contents(range))),
-            BlockOp::Status(range) => {
-                Ok(BlockData::Status(vec![StatusExtent { len: range.len, mapped: range.offset % 2 == 0 }]))
+            BlockOp::Status(range) | BlockOp::Changes { range, .. } => {
+                Ok(BlockData::Status(vec![StatusExtent { len: range.len, set: range.offset % 2 == 0 }]))
             }
             BlockOp::Discard(range) if range.len == 4096 => Err(BlockError::Unavailable),
             _ => Ok(BlockData::Done),
@@ -186,7 +192,7 @@ fn contents(range: ByteRange) -> Vec<Buf> {
     vec![Buf::copy_from(first), Buf::copy_from(second)]
 }
 
-/// Splits what the session sent in the transmission phase into replies; returns their cookies. Checks what reads say.
+/// Splits what the session sent in the transmission phase into replies; returns the cookies of complete ones. Checks what reads say.
 fn replies(mut bytes: &[u8], asked: &[Asked]) -> Vec<u64> {
     let mut cookies = Vec::new();
     while !bytes.is_empty() {
@@ -213,7 +219,11 @@ fn replies(mut bytes: &[u8], asked: &[Asked]) -> Vec<u64> {
             }
             len
         };
-        cookies.push(cookie);
+        let is_last = word(0) == 0x6744_6698 || word(4) >> 16 == 1;
+        assert!(is_last || asked.command == 7, "only a status has several chunks");
+        if is_last {
+            cookies.push(cookie);
+        }
         bytes = &bytes[len..];
     }
     cookies

@@ -2,7 +2,8 @@
 //! limits say. This file has one test, since it counts what the process allocates.
 
 use holdfast_base::{
-    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, Prng, StatusExtent,
+    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, ObjectId, Prng,
+    StatusExtent,
 };
 use holdfast_frontend::nbd::{
     DRAIN_BYTES_MAX, Effect, Exports, OPTION_DATA_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, RefusalKind, Session,
@@ -72,6 +73,10 @@ impl Exports for Two {
             size_bytes: EXPORT_BYTES,
             read_only,
         })
+    }
+
+    fn snapshots(&self, _export: &str) -> Vec<(String, ObjectId)> {
+        vec![("monday".to_owned(), ObjectId(5))]
     }
 }
 
@@ -154,9 +159,9 @@ fn answer(prng: &mut Prng, op: &BlockOp) -> Result<BlockData, BlockError> {
     }
     Ok(match op {
         BlockOp::Read(range) => BlockData::Data(vec![BufMut::new(range.len as usize).freeze()]),
-        BlockOp::Status(range) => {
-            let half = StatusExtent { len: range.len.div_ceil(2), mapped: true };
-            BlockData::Status(vec![half, StatusExtent { mapped: false, ..half }])
+        BlockOp::Status(range) | BlockOp::Changes { range, .. } => {
+            let half = StatusExtent { len: range.len.div_ceil(2), set: true };
+            BlockData::Status(vec![half, StatusExtent { set: false, ..half }])
         }
         _ => BlockData::Done,
     })

@@ -318,7 +318,7 @@ impl Guests {
         let mut offset = asked.offset;
         for extent in extents {
             // Sub-sector parts would have no register of their own.
-            if !extent.mapped && extent.len.is_multiple_of(SECTOR) && offset.is_multiple_of(SECTOR) && extent.len > 0 {
+            if !extent.set && extent.len.is_multiple_of(SECTOR) && offset.is_multiple_of(SECTOR) && extent.len > 0 {
                 let op = asked.op.expect("in the history");
                 self.history.hole_seen(op, asked.area.base + offset, extent.len);
             }

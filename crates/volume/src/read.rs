@@ -10,7 +10,7 @@ use crate::fetch::FetchError;
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Leaf, LeafNo, Place};
 use crate::rangemap::Piece;
-use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, RequestToken, StatusExtent, Token};
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, ObjectId, RequestToken, StatusExtent, Token};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ pub(crate) enum Reader {
     Guest(RequestToken),
     /// Asks which parts are mapped, not for bytes.
     Status(RequestToken),
+    /// Asks which parts may differ from what a snapshot holds.
+    Changes(RequestToken, ObjectId),
     /// A write of part of a block needs the rest of it.
     Modify(u64),
 }
@@ -44,9 +46,14 @@ impl ReadOp {
     /// The guest's request that is answered by this, if it is one's.
     pub(crate) fn guest(&self) -> Option<RequestToken> {
         match self.reader {
-            Reader::Guest(token) | Reader::Status(token) => Some(token),
+            Reader::Guest(token) | Reader::Status(token) | Reader::Changes(token, _) => Some(token),
             Reader::Modify(_) => None,
         }
+    }
+
+    /// It is answered from the map alone.
+    fn is_status(&self) -> bool {
+        matches!(self.reader, Reader::Status(_) | Reader::Changes(..))
     }
 }
 
@@ -86,7 +93,7 @@ impl Controller {
             admitted_bytes: 0,
         });
         match reader {
-            Reader::Guest(_) | Reader::Status(_) => {
+            Reader::Guest(_) | Reader::Status(_) | Reader::Changes(..) => {
                 self.read_queue.waiting.push_back(op);
                 self.admit_reads(out);
             }
@@ -121,7 +128,9 @@ impl Controller {
 
     fn refuse_read(&mut self, reader: Reader, error: BlockError, out: Out) {
         match reader {
-            Reader::Guest(token) | Reader::Status(token) => self.reply(token, Err(error), out),
+            Reader::Guest(token) | Reader::Status(token) | Reader::Changes(token, _) => {
+                self.reply(token, Err(error), out);
+            }
             Reader::Modify(id) => self.on_modify_read(id, Err(error), out),
         }
     }
@@ -133,17 +142,25 @@ impl Controller {
             Target::Head(head) => self.layers.live(head),
             Target::Snapshot(layer) => self.layers.snapshot(layer).map(|_| layer),
         };
-        let Some(layer) = layer else {
+        let since = match op.reader {
+            Reader::Changes(_, since) => Some(since),
+            _ => None,
+        };
+        let is_gone = |snapshot: ObjectId| self.layers.snapshot(snapshot).is_none();
+        let Some(layer) = layer.filter(|_| !since.is_some_and(is_gone)) else {
             // It was dropped meanwhile.
             op.failed = Some(FetchError::Gone);
             return self.finish_read(token, out);
         };
         let pins = std::mem::take(&mut op.pins);
-        let resolved = self.resolve_through(layer, first, blocks, &pins);
+        let resolved = match since {
+            Some(since) => self.resolve_changes(layer, since, first, blocks, &pins),
+            None => self.resolve_through(layer, first, blocks, &pins),
+        };
         let op = self.reads.get_mut(token).expect("still reading");
         op.pins = pins;
         match resolved {
-            Ok(places) if matches!(op.reader, Reader::Status(_)) => self.answer_status(token, &places, out),
+            Ok(places) if op.is_status() => self.answer_status(token, &places, out),
             Ok(places) => self.fetch_places(token, places, out),
             Err(mut missing) => {
                 missing.truncate(LEAVES_MAX);
@@ -273,7 +290,7 @@ impl Controller {
         };
         match op.reader {
             Reader::Modify(id) => self.on_modify_read(id, result, out),
-            Reader::Guest(request) | Reader::Status(request) => {
+            Reader::Guest(request) | Reader::Status(request) | Reader::Changes(request, _) => {
                 self.counters.reads += 1;
                 self.counters.read_bytes += op.range.len;
                 self.reply(request, result.map(BlockData::Data), out);
@@ -291,7 +308,7 @@ impl Controller {
             return;
         }
         for token in std::mem::take(&mut self.awaiting_grant) {
-            let status = self.reads.get(token).is_some_and(|op| matches!(op.reader, Reader::Status(_)));
+            let status = self.reads.get(token).is_some_and(ReadOp::is_status);
             if status { self.look_up(token, out) } else { self.finish_read(token, out) }
         }
     }
@@ -308,10 +325,14 @@ impl Controller {
             let from = (piece.start * BLOCK_BYTES as u64).max(op.range.offset);
             let to = ((piece.start + piece.len) * BLOCK_BYTES as u64).min(end);
             assert!(piece.start >= first && to > from, "pieces lie in the range");
-            let mapped = !matches!(piece.value, None | Some(Place::Zero));
+            let set = match (op.reader, &piece.value) {
+                (_, None) => false,
+                (Reader::Changes(..), Some(_)) => true,
+                (_, Some(place)) => *place != Place::Zero,
+            };
             match extents.last_mut() {
-                Some(last) if last.mapped == mapped => last.len += to - from,
-                _ => extents.push(StatusExtent { len: to - from, mapped }),
+                Some(last) if last.set == set => last.len += to - from,
+                _ => extents.push(StatusExtent { len: to - from, set }),
             }
         }
         let token = op.guest().expect("only guests ask for a status");

@@ -90,6 +90,27 @@ impl Controller {
         search.outcome()
     }
 
+    /// What may differ between two states: pieces with a value where a layer that only one of them stands on says
+    /// something.
+    pub(crate) fn resolve_changes(
+        &mut self,
+        layer: ObjectId,
+        since: ObjectId,
+        first: u64,
+        blocks: u64,
+        pins: &Pins,
+    ) -> Result<Vec<Piece<Place>>, Vec<LeafNo>> {
+        let (now, then) = (self.layers.chain(layer), self.layers.chain(since));
+        let mut between = self.layers_to_ask(layer, first, blocks);
+        between.extend(self.layers_to_ask(since, first, blocks));
+        between.retain(|layer| now.contains(layer) != then.contains(layer));
+        let mut search = Search::new(first, blocks);
+        for layer in between {
+            search.ask(self, layer, pins);
+        }
+        search.outcome()
+    }
+
     /// What a frozen layer and those below it say of the blocks of a leaf, as one leaf. Kept until any of it is moved.
     fn flat_leaf(&mut self, frozen: ObjectId, place: u64, pins: &Pins) -> Result<Flat, Vec<LeafNo>> {
         let first = place * LEAF_BLOCKS;

@@ -94,7 +94,8 @@ fn range_of(op: &BlockOp) -> ByteRange {
         | BlockOp::Discard(range)
         | BlockOp::WriteZeroes(range)
         | BlockOp::Prefetch(range)
-        | BlockOp::Status(range) => *range,
+        | BlockOp::Status(range)
+        | BlockOp::Changes { range, .. } => *range,
     }
 }
 
@@ -121,12 +122,17 @@ impl Controller {
             return self.reply(request.token, Err(BlockError::OutOfRange), out);
         }
         match (request.op, target) {
-            (BlockOp::Status(_), _) if range.len == 0 => self.reply(request.token, Err(BlockError::Invalid), out),
+            (BlockOp::Status(_) | BlockOp::Changes { .. }, _) if range.len == 0 => {
+                self.reply(request.token, Err(BlockError::Invalid), out);
+            }
             (BlockOp::Read(_), _) if range.len == 0 => {
                 self.reply(request.token, Ok(BlockData::Data(Vec::new())), out);
             }
             (BlockOp::Read(_), of) => self.start_read(Reader::Guest(request.token), of, range, out),
             (BlockOp::Status(_), of) => self.start_read(Reader::Status(request.token), of, range, out),
+            (BlockOp::Changes { since, .. }, of) => {
+                self.start_read(Reader::Changes(request.token, since), of, range, out);
+            }
             (BlockOp::Prefetch(_) | BlockOp::Flush, _) => self.reply(request.token, Ok(BlockData::Done), out),
             (_, Target::Snapshot(_)) => self.reply(request.token, Err(BlockError::Invalid), out),
             _ if range.len == 0 => self.reply(request.token, Ok(BlockData::Done), out),

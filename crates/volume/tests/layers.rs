@@ -3,7 +3,7 @@
 
 mod support;
 
-use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, HeadId, ObjectId, Prng, VolumeId};
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, HeadId, ObjectId, Prng, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_volume::{Change, Event, Target};
@@ -182,6 +182,36 @@ impl Model {
         }
     }
 
+    /// Blocks of a state that may differ from what a snapshot holds.
+    fn changes(&mut self, target: Target, since: ObjectId, first: u64, blocks: u64) -> Vec<u64> {
+        let range = ByteRange::new(first * BLOCK, blocks * BLOCK);
+        let token = self.world.request_to(target, BlockOp::Changes { range, since });
+        let answer = self.world.answer(token, Duration::from_secs(10)).1.expect("answered").expect("done");
+        let BlockData::Status(extents) = answer else { panic!("{answer:?} is no status") };
+        let each = extents.iter().flat_map(|extent| (0..extent.len / BLOCK).map(|_| extent.set));
+        let set: Vec<bool> = each.collect();
+        assert_eq!(set.len() as u64, blocks, "every block is told of once");
+        (first..).zip(set).filter_map(|(block, is_set)| is_set.then_some(block)).collect()
+    }
+
+    /// What is not told as changed is the same, of any two states.
+    fn check_changes(&mut self) {
+        let Some(since) = self.any_snapshot() else { return };
+        let then = self.snapshots[&since].array.clone();
+        let (target, now) = match self.any_snapshot() {
+            Some(layer) if self.prng.chance(500) => (Target::Snapshot(layer), self.snapshots[&layer].array.clone()),
+            _ => {
+                let head = self.any_head();
+                (Target::Head(head), self.heads[&head].clone())
+            }
+        };
+        let changed = self.changes(target, since, 0, now.len() as u64);
+        let is_same = |block: &usize| now[*block] == then.get(*block).copied().unwrap_or(0);
+        let told = |block: &usize| changed.binary_search(&(*block as u64)).is_ok();
+        let untold = (0..now.len()).find(|block| !is_same(block) && !told(block));
+        assert_eq!(untold, None, "{target:?} since {since:?}: a change is not told");
+    }
+
     fn step(&mut self) {
         match self.prng.below(100) {
             0..45 => self.write(),
@@ -244,6 +274,7 @@ fn maps_with_layers_read_like_arrays() {
             model.step();
             if model.prng.chance(150) {
                 model.check();
+                model.check_changes();
             }
         }
         model.world.open();
@@ -276,6 +307,61 @@ fn clones_of_clones_read_through_a_hundred_generations() {
     model.world.open();
     model.check();
     model.empty();
+}
+
+#[test]
+fn changes_are_what_was_written_between_and_no_more() {
+    let mut model = Model::new(4);
+    let head = HeadId::VOLUME;
+    let take = |model: &mut Model, name: &str| {
+        let made = model.change(Change::Snapshot { head, name: name.to_string(), created_ms: 0 });
+        let Some(Target::Snapshot(layer)) = made else { panic!("{made:?} is no snapshot") };
+        layer
+    };
+    let write = |model: &mut Model, at: u64, count: usize| {
+        model.do_to(head, BlockOp::Write { offset: at * BLOCK, data: Buf::copy_from(&bytes_of(&vec![7; count])) });
+    };
+    write(&mut model, 0, 600);
+    let a = take(&mut model, "a");
+    write(&mut model, 510, 4);
+    model.do_to(head, BlockOp::Discard(ByteRange::new(20 * BLOCK, 2 * BLOCK)));
+    let b = take(&mut model, "b");
+    write(&mut model, 1000, 1);
+    let c = take(&mut model, "c");
+    write(&mut model, 511, 1);
+    let (of_b, of_c) = (vec![20, 21, 510, 511, 512, 513], vec![20, 21, 510, 511, 512, 513, 1000]);
+    let check = |model: &mut Model, b: Option<ObjectId>| {
+        for (target, since, expected) in [
+            (b.map(Target::Snapshot), Some(a), &of_b),
+            // Backwards it is the same.
+            (Some(Target::Snapshot(a)), b, &of_b),
+            (Some(Target::Snapshot(c)), Some(a), &of_c),
+            (Some(Target::VOLUME), b, &vec![511, 1000]),
+            (Some(Target::VOLUME), Some(c), &vec![511]),
+            (Some(Target::VOLUME), Some(a), &of_c),
+            (Some(Target::Snapshot(c)), Some(c), &vec![]),
+        ] {
+            let (Some(target), Some(since)) = (target, since) else { continue };
+            assert_eq!(&model.changes(target, since, 0, BLOCKS), expected, "{target:?} since {since:?}");
+        }
+    };
+    check(&mut model, Some(b));
+    model.world.span(Duration::from_secs(30));
+    model.world.open();
+    check(&mut model, Some(b));
+    // What lies between is merged, and told of all the same.
+    model.change(Change::DropSnapshot { head, name: "b".to_string() });
+    check(&mut model, None);
+    model.world.span(Duration::from_secs(30));
+    check(&mut model, None);
+    assert_eq!(model.world.controller.status().layers_going, 0, "merged by now");
+    // From another branch: what either has written.
+    model.change(Change::Rollback { head, name: "a".to_string() });
+    write(&mut model, 5, 1);
+    let expected: Vec<u64> = [5].into_iter().chain(of_c.iter().copied()).collect();
+    assert_eq!(model.changes(Target::VOLUME, c, 0, BLOCKS), expected);
+    assert_eq!(model.changes(Target::VOLUME, a, 0, BLOCKS), [5]);
+    assert_eq!(model.changes(Target::VOLUME, c, 15, 500), [20, 21, 510, 511, 512, 513]);
 }
 
 #[test]

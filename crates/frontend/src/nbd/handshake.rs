@@ -13,10 +13,11 @@
 #[cfg(test)]
 mod tests;
 
+use super::contexts::{self, Context, SELECTED_MAX};
 use super::transmission::{PAYLOAD_BYTES_MAX, Terms};
 use super::wire::{
-    self, ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, BASE_WILDCARD, ContextRequest, Head, InfoRequest, OptionHeader,
-    STRING_BYTES_MAX, bounded, handshake_flag, info, option, put_option_reply, reply, transmission_flag,
+    self, ContextRequest, Head, InfoRequest, OptionHeader, STRING_BYTES_MAX, bounded, handshake_flag, info, option,
+    put_option_reply, reply, transmission_flag,
 };
 use super::{Effect, Exports, Outbox, Refusal, RefusalKind, SessionConfig, Step, TlsPolicy, gather};
 use holdfast_base::{Buf, ExportInfo};
@@ -67,8 +68,15 @@ struct Wanted {
 #[derive(Default)]
 struct Agreed {
     structured: bool,
-    /// The export for which the client selected `base:allocation`.
-    allocation_of: Option<String>,
+    /// The export for which the client selected metadata contexts, and those; their ids are their places, from 1 on.
+    contexts_of: Option<String>,
+    contexts: Vec<Context>,
+}
+
+impl Agreed {
+    fn forget_contexts(&mut self) {
+        (self.contexts_of, self.contexts) = (None, Vec::new());
+    }
 }
 
 pub(super) enum Opened {
@@ -215,7 +223,7 @@ impl Handshake {
             | option::LIST_META_CONTEXT
             | option::SET_META_CONTEXT => {
                 if option == option::SET_META_CONTEXT {
-                    self.agreed.allocation_of = None;
+                    self.agreed.forget_contexts();
                 }
                 Verdict::Error(reply::ERR_TOO_BIG, "the option carries more data than the server takes")
             }
@@ -385,12 +393,9 @@ impl Handshake {
             return needs_structured();
         }
         let Some(request) = ContextRequest::decode(data) else { return malformed() };
-        if resolve(request.name, config, exports).is_none() {
-            return unknown_export();
-        }
-        let lists = |query| query == ALLOCATION_CONTEXT || query == BASE_WILDCARD;
-        if request.query_count == 0 || request.queries().any(lists) {
-            answer.put(reply::META_CONTEXT, &[&0u32.to_be_bytes(), ALLOCATION_CONTEXT.as_bytes()]);
+        let Some(export) = resolve(request.name, config, exports) else { return unknown_export() };
+        for name in contexts::listed(request.queries(), &exports.snapshots(&export.name)) {
+            answer.put(reply::META_CONTEXT, &[&0u32.to_be_bytes(), name.as_bytes()]);
         }
         Verdict::Ack
     }
@@ -403,16 +408,22 @@ impl Handshake {
         answer: &mut Answer,
     ) -> Verdict {
         // Also a request that fails replaces what was selected before.
-        self.agreed.allocation_of = None;
+        self.agreed.forget_contexts();
         if !self.agreed.structured {
             return needs_structured();
         }
         let Some(request) = ContextRequest::decode(data) else { return malformed() };
         let Some(export) = resolve(request.name, config, exports) else { return unknown_export() };
-        if request.queries().any(|query| query == ALLOCATION_CONTEXT) {
-            self.agreed.allocation_of = Some(export.name);
-            answer.put(reply::META_CONTEXT, &[&ALLOCATION_CONTEXT_ID.to_be_bytes(), ALLOCATION_CONTEXT.as_bytes()]);
+        let snapshots = exports.snapshots(&export.name);
+        for query in request.queries() {
+            let Some(context) = contexts::named(query, &snapshots) else { continue };
+            if !self.agreed.contexts.contains(&context) && self.agreed.contexts.len() < SELECTED_MAX {
+                self.agreed.contexts.push(context);
+                let id = self.agreed.contexts.len() as u32;
+                answer.put(reply::META_CONTEXT, &[&id.to_be_bytes(), query.as_bytes()]);
+            }
         }
+        self.agreed.contexts_of = Some(export.name);
         Verdict::Ack
     }
 
@@ -449,11 +460,12 @@ impl Handshake {
     }
 
     fn terms(&self, opened_as: &str, export: &ExportInfo) -> Terms {
+        let is_selected = self.agreed.contexts_of.as_deref() == Some(opened_as);
         Terms {
             size_bytes: export.size_bytes,
             read_only: export.read_only,
             structured: self.agreed.structured,
-            allocation: self.agreed.allocation_of.as_deref() == Some(opened_as),
+            contexts: if is_selected { self.agreed.contexts.clone() } else { Vec::new() },
         }
     }
 

@@ -44,6 +44,7 @@
 //! with it. A failed request is an answer to the client (`transmission::errno_of` is the table) and no end of the
 //! session. A reply of the volume that does not fit its request is a bug, and asserted.
 
+mod contexts;
 mod handshake;
 #[cfg(test)]
 mod harness;
@@ -55,7 +56,7 @@ pub use transmission::{DRAIN_BYTES_MAX, PAYLOAD_BYTES_MAX, STATUS_EXTENTS_MAX};
 pub use wire::Head;
 
 use handshake::{Handshake, Opened};
-use holdfast_base::{BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo};
+use holdfast_base::{BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, ObjectId};
 use std::fmt;
 use transmission::Transmission;
 
@@ -81,6 +82,8 @@ pub enum Effect {
 pub trait Exports {
     fn list(&self) -> Vec<ExportInfo>;
     fn find(&self, name: &str) -> Option<ExportInfo>;
+    /// The snapshots from which changes of an export can be counted, with the names that clients know them by.
+    fn snapshots(&self, export: &str) -> Vec<(String, ObjectId)>;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -17,7 +17,8 @@
 #[cfg(test)]
 mod tests;
 
-use super::wire::{self, Command, Cookie, Errno, REQUEST_HEADER_BYTES, RequestHeader, STATE_HOLE_ZERO, command_flag};
+use super::contexts::Context;
+use super::wire::{self, Command, Cookie, Errno, REQUEST_HEADER_BYTES, RequestHeader, command_flag};
 use super::{Effect, Outbox, Step, gather};
 use holdfast_base::buf::total_len;
 use holdfast_base::stream::SINK_BYTES_MIN;
@@ -36,13 +37,13 @@ pub const DRAIN_BYTES_MAX: u32 = 64 << 20;
 pub const STATUS_EXTENTS_MAX: usize = 64 << 10;
 
 /// What the session agreed to serve.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub size_bytes: u64,
     pub read_only: bool,
     pub structured: bool,
-    /// The client selected `base:allocation` for this export.
-    pub allocation: bool,
+    /// The metadata contexts that the client selected for this export.
+    pub contexts: Vec<Context>,
 }
 
 /// A request that the volume holds.
@@ -53,12 +54,14 @@ struct Pending {
     offset: u64,
     len: u32,
     req_one: bool,
+    /// Of a block status: which of the contexts is asked for.
+    context: usize,
 }
 
 impl Pending {
     fn new(command: Command, header: RequestHeader) -> Pending {
         let RequestHeader { flags, cookie, offset, len, .. } = header;
-        Pending { command, cookie, offset, len, req_one: flags & command_flag::REQ_ONE != 0 }
+        Pending { command, cookie, offset, len, req_one: flags & command_flag::REQ_ONE != 0, context: 0 }
     }
 
     /// Memory that the request or its reply takes until it is answered.
@@ -307,7 +310,7 @@ impl Transmission {
             Command::Trim => BlockOp::Discard(range),
             Command::Cache => BlockOp::Prefetch(range),
             Command::WriteZeroes => BlockOp::WriteZeroes(range),
-            Command::BlockStatus => BlockOp::Status(range),
+            Command::BlockStatus => self.terms.contexts[0].op(range),
             Command::Write | Command::Disconnect => unreachable!("dealt with above"),
         };
         self.pass_on(Pending::new(command, header), op, out);
@@ -328,7 +331,7 @@ impl Transmission {
         if changes && self.terms.read_only {
             return Err(Refusal::ReadOnly);
         }
-        if command == Command::BlockStatus && !self.terms.allocation {
+        if command == Command::BlockStatus && self.terms.contexts.is_empty() {
             return Err(Refusal::NoContext);
         }
         if ByteRange::new(offset, u64::from(len)).end().is_none_or(|end| end > self.terms.size_bytes) {
@@ -382,12 +385,22 @@ impl Transmission {
         match (command, reply.result) {
             (_, Err(error)) => self.fail(cookie, errno_of(command, error), &error.to_string(), out),
             (Command::Read, Ok(BlockData::Data(data))) => self.send_data(pending, data, out),
-            (Command::BlockStatus, Ok(BlockData::Status(extents))) => send_status(pending, &extents, out),
+            (Command::BlockStatus, Ok(BlockData::Status(extents))) => self.on_status(pending, &extents, out),
             (Command::Read | Command::BlockStatus, Ok(other)) => panic!("{other:?} answers a {command:?}"),
             (_, Ok(BlockData::Done)) => out.send(wire::simple_reply(cookie, None)),
             (_, Ok(other)) => panic!("{other:?} answers a {command:?}"),
         }
         self.end_of_draining().unwrap_or(Step::Taken(0))
+    }
+
+    /// The next of the contexts is asked for when the one before it is told.
+    fn on_status(&mut self, pending: Pending, extents: &[StatusExtent], out: &mut Outbox<'_>) {
+        let next = Pending { context: pending.context + 1, ..pending };
+        let following = self.terms.contexts.get(next.context).copied();
+        send_status(pending, self.terms.contexts[pending.context], following.is_none(), extents, out);
+        if let Some(context) = following {
+            self.pass_on(next, context.op(ByteRange::new(pending.offset, u64::from(pending.len))), out);
+        }
     }
 
     pub(super) fn on_shutdown(&mut self) -> Step {
@@ -441,13 +454,19 @@ impl Transmission {
 }
 
 /// Sends the extents as far as the request reaches: neighbours of one state as one, a single one if that was asked for.
-fn send_status(pending: Pending, extents: &[StatusExtent], out: &mut Outbox<'_>) {
+fn send_status(
+    pending: Pending,
+    context: Context,
+    is_last: bool,
+    extents: &[StatusExtent],
+    out: &mut Outbox<'_>,
+) {
     let Pending { cookie, len, req_one, .. } = pending;
     let mut rest = u64::from(len);
     let mut descriptors: Vec<(u32, u32)> = Vec::new();
     for extent in extents {
         let count = extent.len.min(rest) as u32;
-        let state = if extent.mapped { 0 } else { STATE_HOLE_ZERO };
+        let state = context.state(extent.set);
         rest -= u64::from(count);
         if count == 0 {
             continue;
@@ -460,7 +479,7 @@ fn send_status(pending: Pending, extents: &[StatusExtent], out: &mut Outbox<'_>)
         }
     }
     assert!(!descriptors.is_empty(), "the status of {len} bytes describes at least one");
-    let head = wire::status_chunk(cookie, descriptors.len() as u32);
+    let head = wire::status_chunk(cookie, pending.context as u32 + 1, is_last, descriptors.len() as u32);
     if let [(extent_len, state)] = descriptors[..] {
         out.send(head.u32(extent_len).u32(state));
         return;

@@ -95,19 +95,8 @@ mod chunk {
     pub const ERROR: u16 = (1 << 15) + 1;
 }
 
-/// Set on the last chunk of a reply; all replies here have one chunk.
+/// Set on the last chunk of a reply. All replies but those to a block status have one chunk.
 const CHUNK_DONE: u16 = 1;
-
-/// What `base:allocation` says of a hole: not allocated, and reads as zeroes.
-pub(super) const STATE_HOLE_ZERO: u32 = 0b11;
-
-pub(super) const ALLOCATION_CONTEXT: &str = "base:allocation";
-
-/// The id under which a client that selected it finds its chunks.
-pub(super) const ALLOCATION_CONTEXT_ID: u32 = 1;
-
-/// Names all contexts of the `base` namespace in a query of `LIST_META_CONTEXT`.
-pub(super) const BASE_WILDCARD: &str = "base:";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Command {
@@ -268,7 +257,6 @@ impl<'a> InfoRequest<'a> {
 #[derive(Debug)]
 pub(super) struct ContextRequest<'a> {
     pub name: &'a str,
-    pub query_count: u32,
     queries: Fields<'a>,
 }
 
@@ -281,7 +269,7 @@ impl<'a> ContextRequest<'a> {
         for _ in 0..query_count {
             rest.string()?;
         }
-        rest.0.is_empty().then_some(ContextRequest { name, query_count, queries: fields })
+        rest.0.is_empty().then_some(ContextRequest { name, queries: fields })
     }
 
     pub(super) fn queries(&self) -> impl Iterator<Item = &'a str> {
@@ -345,7 +333,11 @@ pub(super) fn simple_reply(cookie: Cookie, error: Option<Errno>) -> Head {
 }
 
 fn chunk_head(cookie: Cookie, kind: u16, payload_len: u32) -> Head {
-    Head::new().u32(STRUCTURED_REPLY_MAGIC).u16(CHUNK_DONE).u16(kind).u64(cookie.0).u32(payload_len)
+    chunk_head_of(cookie, CHUNK_DONE, kind, payload_len)
+}
+
+fn chunk_head_of(cookie: Cookie, flags: u16, kind: u16, payload_len: u32) -> Head {
+    Head::new().u32(STRUCTURED_REPLY_MAGIC).u16(flags).u16(kind).u64(cookie.0).u32(payload_len)
 }
 
 /// The whole answer to a read of nothing: a content chunk may not be empty.
@@ -364,10 +356,11 @@ pub(super) fn hole_chunk(cookie: Cookie, offset: u64, len: u32) -> Head {
     chunk_head(cookie, chunk::OFFSET_HOLE, 12).u64(offset).u32(len)
 }
 
-/// The head of a chunk of the allocation context; `extent_count` pairs of length and state follow.
-pub(super) fn status_chunk(cookie: Cookie, extent_count: u32) -> Head {
+/// The head of a chunk of a metadata context; `extent_count` pairs of length and state follow.
+pub(super) fn status_chunk(cookie: Cookie, context_id: u32, is_last: bool, extent_count: u32) -> Head {
     assert!(extent_count > 0, "a status chunk describes at least one extent");
-    chunk_head(cookie, chunk::BLOCK_STATUS, 4 + 8 * extent_count).u32(ALLOCATION_CONTEXT_ID)
+    let flags = if is_last { CHUNK_DONE } else { 0 };
+    chunk_head_of(cookie, flags, chunk::BLOCK_STATUS, 4 + 8 * extent_count).u32(context_id)
 }
 
 /// The head of an error chunk; its text follows.
@@ -412,14 +405,15 @@ mod tests {
         assert_eq!(*hole_chunk(cookie, 0x1000, 0x200), *hole);
         assert_eq!(*none_chunk(cookie), *b"\x66\x8e\x33\xef\0\x01\0\0\x01\x02\x03\x04\x05\x06\x07\x08\0\0\0\0");
         assert_eq!(
-            *status_chunk(cookie, 2),
+            *status_chunk(cookie, 1, true, 2),
             *b"\x66\x8e\x33\xef\0\x01\0\x05\x01\x02\x03\x04\x05\x06\x07\x08\0\0\0\x14\0\0\0\x01"
         );
         assert_eq!(
             *error_chunk(cookie, Errno::Inval, "no"),
             *b"\x66\x8e\x33\xef\0\x01\x80\x01\x01\x02\x03\x04\x05\x06\x07\x08\0\0\0\x08\0\0\0\x16\0\x02"
         );
-        assert_eq!(status_chunk(cookie, 1).u32(4096).u32(STATE_HOLE_ZERO).len(), HEAD_BYTES_MAX);
+        assert_eq!(status_chunk(cookie, 1, false, 1)[4..6], [0, 0]);
+        assert_eq!(status_chunk(cookie, 1, true, 1).u32(4096).u32(3).len(), HEAD_BYTES_MAX);
     }
 
     #[test]
@@ -453,7 +447,7 @@ mod tests {
     fn context_requests_must_fit_exactly() {
         let data = meta("vm", 2, &["base:", "x:y"]);
         let request = ContextRequest::decode(&data).unwrap();
-        assert_eq!((request.name, request.query_count), ("vm", 2));
+        assert_eq!(request.name, "vm");
         assert_eq!(request.queries().collect::<Vec<_>>(), ["base:", "x:y"]);
         for len in 0..data.len() {
             assert!(ContextRequest::decode(&data[..len]).is_none(), "cut at {len}");

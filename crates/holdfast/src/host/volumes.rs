@@ -347,4 +347,13 @@ impl Exports for Volumes {
             None => Some(volume.export(name, head)),
         }
     }
+
+    /// Of the volume or clone, also for a snapshot of it.
+    fn snapshots(&self, export: &str) -> Vec<(String, ObjectId)> {
+        let (name, _) = split_export(export);
+        let found = self.find_open(name).and_then(|(at, head)| Some((self.table.get(at)?, head)));
+        let Some((volume, head)) = found else { return Vec::new() };
+        let own = volume.controller.snapshots().filter(|(_, s)| s.head == head);
+        own.map(|(layer, s)| (s.name.clone(), layer)).collect()
+    }
 }

@@ -212,20 +212,27 @@ fn contexts_are_listed_and_selected_by_query() {
         assert_eq!(kinds(&client.option(option, &contexts("vm", &[]))), [reply::ERR_INVALID], "not structured");
     }
     client.option(option::STRUCTURED_REPLY, b"");
-    let listed = [(reply::META_CONTEXT, b"\0\0\0\0base:allocation".to_vec()), ACK];
-    let selected = [(reply::META_CONTEXT, b"\0\0\0\x01base:allocation".to_vec()), ACK];
+    let replies = |names: &[&str], is_selected: bool| -> Vec<OptionReply> {
+        let id = |at: usize| if is_selected { at as u32 + 1 } else { 0 };
+        let one = |(at, name): (usize, &&str)| [&id(at).to_be_bytes(), name.as_bytes()].concat();
+        let named = names.iter().enumerate().map(|named| (reply::META_CONTEXT, one(named)));
+        named.chain([ACK]).collect()
+    };
+    const ALLOCATION: &str = "base:allocation";
+    const CHANGED: [&str; 2] = ["holdfast:changed:monday", "holdfast:changed:tuesday"];
     for (queries, lists, selects) in [
-        (&[][..], true, false),
-        (&["base:"], true, false),
-        (&["base:allocation"], true, true),
-        (&["x-other:y", "base:allocation", "base:allocation"], true, true),
-        (&["base:other", "qemu:dirty-bitmap:b", "nonsense", ""], false, false),
+        (&[][..], &[ALLOCATION, CHANGED[0], CHANGED[1]][..], &[][..]),
+        (&["base:"], &[ALLOCATION], &[]),
+        (&["holdfast:"], &CHANGED, &[]),
+        (&["holdfast:changed:"], &CHANGED, &[]),
+        (&[ALLOCATION], &[ALLOCATION], &[ALLOCATION]),
+        (&["x-other:y", ALLOCATION, ALLOCATION], &[ALLOCATION], &[ALLOCATION]),
+        (&[CHANGED[1], ALLOCATION], &[ALLOCATION, CHANGED[1]], &[CHANGED[1], ALLOCATION]),
+        (&["base:other", "qemu:dirty-bitmap:b", "holdfast:changed:sunday", "nonsense", ""], &[], &[]),
     ] {
         let data = contexts("vm", queries);
-        let expected = if lists { &listed[..] } else { &listed[1..] };
-        assert_eq!(client.option(option::LIST_META_CONTEXT, &data), expected, "{queries:?}");
-        let expected = if selects { &selected[..] } else { &selected[1..] };
-        assert_eq!(client.option(option::SET_META_CONTEXT, &data), expected, "{queries:?}");
+        assert_eq!(client.option(option::LIST_META_CONTEXT, &data), replies(lists, false), "{queries:?}");
+        assert_eq!(client.option(option::SET_META_CONTEXT, &data), replies(selects, true), "{queries:?}");
     }
     for option in [option::LIST_META_CONTEXT, option::SET_META_CONTEXT] {
         assert_eq!(kinds(&client.option(option, &contexts("other", &[]))), [reply::ERR_UNKNOWN]);

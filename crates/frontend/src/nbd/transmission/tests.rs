@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::nbd::SessionConfig;
-use crate::nbd::harness::{COOKIE, Client, SIZE_BYTES, request_bytes};
+use crate::nbd::harness::{COOKIE, Client, SIZE_BYTES, contexts, info_data, request_bytes};
+use holdfast_base::ObjectId;
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -305,7 +306,7 @@ fn errors_of_the_volume_have_their_numbers() {
 }
 
 fn status(extents: &[(u64, bool)]) -> Result<BlockData, BlockError> {
-    Ok(BlockData::Status(extents.iter().map(|&(len, mapped)| StatusExtent { len, mapped }).collect()))
+    Ok(BlockData::Status(extents.iter().map(|&(len, set)| StatusExtent { len, set }).collect()))
 }
 
 fn described(extents: &[(u32, u32)]) -> Vec<u8> {
@@ -332,6 +333,52 @@ fn a_status_describes_what_was_asked() {
     }
     client.request(0, BLOCK_STATUS, 0, 4096, b"");
     assert_eq!(error_of(&client.answer(Err(BlockError::Unavailable))), 5);
+}
+
+/// Serving with both kinds of context.
+fn with_changes() -> Client {
+    let mut client = Client::new(SessionConfig::default(), &["vm"]);
+    client.option(8, b"");
+    let queries = ["holdfast:changed:tuesday", "base:allocation"];
+    assert_eq!(client.option(10, &contexts("vm", &queries)).len(), 3);
+    client.option(7, &info_data("vm", &[]));
+    client
+}
+
+#[test]
+fn a_status_of_two_contexts_is_two_chunks() {
+    let mut client = with_changes();
+    assert!(client.request(0, BLOCK_STATUS, 4096, 16384, b"").is_empty());
+    let range = ByteRange::new(4096, 16384);
+    assert!(matches!(client.operation(), BlockOp::Changes { range: r, since: ObjectId(7) } if *r == range));
+    let first = client.answer(status(&[(4096, false), (12288, true)]));
+    assert_eq!(first[4..8], [0, 0, 0, 5], "more follows");
+    assert_eq!(first[20..], [&1u32, &4096, &0, &12288, &1].map(|word| word.to_be_bytes()).concat());
+    assert!(matches!(client.operation(), BlockOp::Status(r) if *r == range));
+    let second = client.answer(status(&[(16384, false)]));
+    assert_eq!(second[4..8], [0, 1, 0, 5], "the last");
+    assert_eq!(second[20..], [&2u32, &16384, &3].map(|word| word.to_be_bytes()).concat());
+    assert_eq!(client.session.in_flight(), 0);
+}
+
+#[test]
+fn a_status_that_fails_half_way_ends_with_the_error() {
+    let mut client = with_changes();
+    client.request(0, BLOCK_STATUS, 0, 4096, b"");
+    client.answer(status(&[(4096, true)]));
+    assert_eq!(error_of(&client.answer(Err(BlockError::Unavailable))), 5);
+    assert_eq!((client.requests.len(), client.session.in_flight()), (0, 0));
+}
+
+#[test]
+fn a_goodbye_waits_for_all_chunks_of_a_status() {
+    let mut client = with_changes();
+    client.request(0, BLOCK_STATUS, 0, 4096, b"");
+    client.request(0, DISCONNECT, 0, 0, b"");
+    client.answer(status(&[(4096, true)]));
+    assert!(!client.closed);
+    client.answer(status(&[(4096, true)]));
+    assert!(client.closed);
 }
 
 #[test]
