@@ -9,6 +9,7 @@ pub mod ledger;
 pub mod record;
 pub mod root;
 pub mod segment;
+pub mod stream;
 pub mod wire;
 
 use std::fmt;

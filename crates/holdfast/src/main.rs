@@ -10,6 +10,7 @@ mod drill;
 mod grid;
 mod host;
 mod logger;
+mod nbd_client;
 mod node_shell;
 mod protocol;
 mod size;
@@ -53,6 +54,12 @@ enum Command {
     Volume(cli::volume::VolumeArgs),
     /// Take, list and delete snapshots of volumes, and roll back to them
     Snapshot(cli::snapshot::SnapshotArgs),
+    /// Write a snapshot, or what changed since another one, to standard output
+    Send(cli::transfer::SendArgs),
+    /// Take what `holdfast send` writes in from standard input
+    Receive(cli::transfer::ReceiveArgs),
+    /// Which blocks of a volume or snapshot were written since another snapshot
+    Changes(cli::transfer::ChangesArgs),
     /// What can still be written, and where the bytes are
     Space(cli::space::SpaceArgs),
     /// What the grid does right now
@@ -98,6 +105,9 @@ fn run(cli: Cli) -> Result<()> {
         Command::Grid(args) => cli::status::run_grid(args, &GridDir::choose(dir)?, cli.json),
         Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Snapshot(args) => cli::snapshot::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Send(args) => cli::transfer::send(args, &GridDir::choose(dir)?, cli.json),
+        Command::Receive(args) => cli::transfer::receive(&args, &GridDir::choose(dir)?, cli.json),
+        Command::Changes(args) => cli::transfer::changes(&args, &GridDir::choose(dir)?, cli.json),
         Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),

@@ -3,6 +3,7 @@
 //! Role: types only. A request is answered by exactly one line; a connection may carry any number, one after the other.
 
 use crate::host::schedule::Schedule;
+use holdfast_format::stream::Begin;
 use serde::{Deserialize, Serialize};
 
 /// Longest line that either side takes.
@@ -72,6 +73,38 @@ pub enum Request {
         /// The snapshot's where it is missing.
         size_bytes: Option<u64>,
     },
+    /// What a stream of a snapshot begins with.
+    SendBegin {
+        volume: String,
+        snapshot: String,
+        /// The snapshot that the receiver has.
+        from: Option<String>,
+        /// What lies before it the receiver has, too.
+        start: u64,
+    },
+    /// A volume is to take in a stream that begins so; answered by [`Response::Receiving`].
+    ReceiveBegin {
+        name: String,
+        begin: Box<Begin>,
+        /// For a volume that is made for it.
+        layout: Option<String>,
+    },
+    /// Everything before the offset is in the volume.
+    ReceiveProgress {
+        name: String,
+        ticket: String,
+        offset: u64,
+    },
+    /// The stream came to its end, or no further.
+    ReceiveEnd {
+        name: String,
+        ticket: String,
+        complete: bool,
+    },
+    /// How to go on with a stream that was cut off.
+    ReceiveState {
+        name: String,
+    },
     /// Empty devices (or let them take data again).
     Drain {
         devices: Vec<String>,
@@ -106,6 +139,16 @@ pub enum Response {
     },
     Tasks {
         tasks: Vec<TaskInfo>,
+    },
+    Begin(Box<Begin>),
+    Receiving {
+        /// Under which name the volume takes writes meanwhile.
+        export: String,
+        ticket: String,
+    },
+    /// The rest of a stream: what `holdfast send --resume` takes.
+    Resume {
+        token: Option<String>,
     },
     /// What, why, and the next command.
     Error {
@@ -261,6 +304,9 @@ impl From<holdfast_volume::SpaceUse> for SpaceUse {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SnapshotInfo {
     pub name: String,
+    /// Its number in the volume: no other ever has it.
+    #[serde(default)]
+    pub layer: u32,
     /// Milliseconds since 1970.
     pub created_ms: u64,
     pub size_bytes: u64,

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A grid of one test: brought down, whatever happens.
@@ -571,4 +571,134 @@ fn space_adds_up_and_comes_back() {
     grid.ok("task watch");
     let (data, after) = adds_up(&grid.json("space"));
     assert_eq!((data, after), (0, before), "everything is back");
+}
+
+/// Pipes what one command writes into another, on another grid; returns what both say.
+fn pipe(from: &Grid, send: &str, to: &Grid, receive: &str) -> (Output, Output) {
+    let command = |grid: &Grid, line: &str| {
+        let mut command = holdfast();
+        command.args(line.split_whitespace()).arg("--json").arg("--dir").arg(grid.dir.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let mut sender = command(from, send).spawn().unwrap();
+    let receiver = command(to, receive).stdin(sender.stdout.take().unwrap()).output().unwrap();
+    (sender.wait_with_output().unwrap(), receiver)
+}
+
+fn piped(from: &Grid, send: &str, to: &Grid, receive: &str) -> Value {
+    let (sent, received) = pipe(from, send, to, receive);
+    let said = [text(&sent.stderr), text(&received.stderr)].concat();
+    assert!(sent.status.success() && received.status.success(), "{send} | {receive}: {said}");
+    serde_json::from_slice(&received.stdout).unwrap()
+}
+
+fn pipe_fails(from: &Grid, send: &str, to: &Grid, receive: &str) -> String {
+    let (_, received) = pipe(from, send, to, receive);
+    assert!(!received.status.success(), "{send} | {receive} succeeded");
+    text(&received.stderr)
+}
+
+#[test]
+fn snapshots_are_sent_from_grid_to_grid_whole_and_by_what_changed() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let (here, there) = (Grid::new(20), Grid::new(21));
+    here.up("--nodes 3 --devices 1");
+    there.up("--nodes 2 --devices 1");
+    here.ok("volume create v1 --size 32MiB --layout mirror:2");
+    let (first, second, scratch) = (here.path("first"), here.path("second"), here.path("scratch"));
+    pattern(&first, 16 << 20);
+    fs::write(&second, vec![7; 4 << 20]).unwrap();
+    let write = |grid: &Grid, volume: &str, file: &Path| nbdcopy(file.to_str().unwrap(), &grid.uri(volume));
+    let mixed = here.path("mixed");
+    fs::write(&mixed, [fs::read(&second).unwrap(), fs::read(&first).unwrap()[4 << 20..].to_vec()].concat()).unwrap();
+    write(&here, "v1", &first);
+    here.ok("snapshot create v1 monday");
+    write(&here, "v1", &second);
+    here.ok("snapshot create v1 tuesday");
+    let sent = piped(&here, "send v1@monday", &there, "receive copy");
+    assert_eq!((&sent["snapshot"], &sent["data_bytes"]), (&"monday".into(), &(16_u64 << 20).into()), "{sent}");
+    assert_eq!(there.json("volume show copy")["exported"], false);
+    let changed = here.json("changes v1@tuesday --from monday");
+    assert_eq!(changed, serde_json::json!([{ "offset": 0, "length": 4 << 20 }]));
+    let refused = pipe_fails(&here, "send --from monday v1@tuesday", &there, "receive other");
+    assert!(refused.contains("send v1@monday"), "{refused}");
+    let sent = piped(&here, "send --from monday v1@tuesday", &there, "receive copy");
+    assert_eq!(sent["data_bytes"], 4 << 20, "only what changed: {sent}");
+    let refused = pipe_fails(&here, "send --from monday v1@tuesday", &there, "receive copy");
+    assert!(refused.contains("already"), "{refused}");
+    there.ok("volume export copy");
+    assert_volume_holds(&there.uri("copy"), &mixed, &scratch);
+    assert_volume_holds(&there.uri("copy").replace("copy", "copy@monday"), &first, &scratch);
+    let refused = pipe_fails(&here, "send v1@tuesday", &there, "receive copy");
+    assert!(refused.contains("volume unexport copy"), "{refused}");
+
+    // What was written there since is not lost without a word.
+    write(&there, "copy", &first);
+    there.ok("volume unexport copy");
+    here.ok("snapshot create v1 wednesday");
+    let refused = pipe_fails(&here, "send --from tuesday v1@wednesday", &there, "receive copy");
+    assert!(refused.contains("snapshot rollback copy tuesday"), "{refused}");
+    there.ok("volume export copy");
+    assert_volume_holds(&there.uri("copy"), &first, &scratch);
+    there.ok("snapshot rollback copy tuesday");
+    there.ok("volume unexport copy");
+    piped(&here, "send --from tuesday v1@wednesday", &there, "receive copy");
+
+    // And back again, what changed there, with another size.
+    there.ok("volume export copy");
+    there.ok("volume resize copy --size 48MiB");
+    write(&there, "copy", &first);
+    there.ok("snapshot create copy thursday");
+    here.ok("volume unexport v1");
+    piped(&there, "send --from wednesday copy@thursday", &here, "receive v1");
+    here.ok("volume export v1");
+    assert_eq!(here.json("volume show v1")["size_bytes"], 48 << 20);
+    assert_volume_holds(&here.uri("v1"), &first, &scratch);
+}
+
+#[test]
+fn a_stream_that_breaks_off_is_gone_on_with() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let grid = Grid::new(22);
+    grid.up("--nodes 2 --devices 1");
+    grid.ok("volume create v1 --size 32MiB --layout mirror:2");
+    let (first, scratch) = (grid.path("first"), grid.path("scratch"));
+    pattern(&first, 16 << 20);
+    nbdcopy(first.to_str().unwrap(), &grid.uri("v1"));
+    grid.ok("snapshot create v1 monday");
+    let stream = grid.run("send v1@monday").stdout;
+    let receive = |stream: &[u8], name: &str| {
+        let file = grid.path("stream");
+        fs::write(&file, stream).unwrap();
+        let mut command = holdfast();
+        command.args(["receive", name, "--dir"]).arg(grid.dir.path()).stdin(fs::File::open(&file).unwrap());
+        command.output().unwrap()
+    };
+    assert!(text(&receive(&stream[..20], "v2").stderr).contains("ends before its end"));
+    assert!(text(&receive(b"something else, and long enough to be a head", "v2").stderr).contains("is no stream"));
+    assert!(grid.fails("volume show v2").contains("no volume v2"));
+    let cut = receive(&stream[..stream.len() / 2], "v2");
+    assert!(text(&cut.stderr).contains("receive --resume-token v2"), "{}", text(&cut.stderr));
+    let refused = grid.fails("volume export v2");
+    assert!(refused.contains("send --resume v1@monday/at="), "{refused}");
+    let token = grid.ok("receive --resume-token v2");
+    let mut rest = grid.run(&format!("send --resume {token}")).stdout;
+    assert!(rest.len() < stream.len() / 2 + (2 << 20), "only the rest is sent");
+    // Damage is found, and nothing of what had come is lost.
+    let at = rest.len() / 2;
+    rest[at] ^= 1;
+    assert!(text(&receive(&rest, "v2").stderr).contains("was damaged"));
+    grid.ok("grid down");
+    grid.ok("grid up");
+    let token = grid.ok("receive --resume-token v2");
+    piped(&grid, &format!("send --resume {}", token.trim()), &grid, "receive v2");
+    assert!(grid.fails("receive --resume-token v2").contains("no part of a stream"));
+    grid.ok("volume export v2");
+    assert_volume_holds(&grid.uri("v2"), &first, &scratch);
+    assert_volume_holds(&grid.uri("v2").replace("v2", "v2@monday"), &first, &scratch);
 }

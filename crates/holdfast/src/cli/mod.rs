@@ -7,4 +7,5 @@ pub mod snapshot;
 pub mod space;
 pub mod status;
 pub mod task;
+pub mod transfer;
 pub mod volume;

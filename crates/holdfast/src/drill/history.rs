@@ -11,7 +11,7 @@
 //! Invariants: (1) a block is right only if its address, number, time and both checksums are; (2) a block that nobody
 //! wrote is all zeroes.
 
-use super::nbd::Client;
+use crate::nbd_client::Client;
 use anyhow::{Context, Result, bail};
 use holdfast_base::crc32c;
 use serde::Serialize;

@@ -8,7 +8,7 @@ use super::fio::{Job, Outcome, Pattern, RunningJob, read_latency_log};
 use super::grid::{Grid, node_of_log, uri};
 use super::history::{BLOCK_BYTES, History, Verdict};
 use super::machine::{Machine, Watch};
-use super::nbd::Client;
+use crate::nbd_client::Client;
 use super::rejoin::{Loss, Rejoin, Volumes, unix_ms};
 use super::stats::{Figures, Sample, Timeline, Window, rounded};
 use super::tools::{WorkDir, sleep, sleep_until};

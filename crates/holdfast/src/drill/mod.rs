@@ -15,7 +15,6 @@ mod grid;
 mod history;
 mod load;
 mod machine;
-mod nbd;
 mod rejoin;
 mod report;
 mod stats;

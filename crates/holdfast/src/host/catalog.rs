@@ -7,12 +7,14 @@
 //! volume/ID/export       there while the volume is exported, for the next start
 //! deleting/ID            there until every device has returned the volume's space
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
+//! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
 use super::meta::Meta;
+use super::receive::Received;
 use super::schedule::Schedule;
 use super::volumes::OpenSpec;
 use anyhow::{Context, Result, bail};
@@ -33,6 +35,7 @@ const NAME_BYTES_MAX: usize = 64;
 const NAME_PREFIX: &str = "name/";
 const DELETING_PREFIX: &str = "deleting/";
 const SCHEDULE_PREFIX: &str = "schedule/";
+const RECEIVED_PREFIX: &str = "received/";
 const DRAINING_PREFIX: &str = "draining/";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -282,6 +285,15 @@ impl Catalog {
         self.set(&format!("{SCHEDULE_PREFIX}{volume}"), schedule.map(encode))
     }
 
+    pub fn received(&self, volume: VolumeId) -> Result<Received> {
+        let key = format!("{RECEIVED_PREFIX}{volume}");
+        self.get(&key)?.1.map_or_else(|| Ok(Received::default()), |bytes| decode(&key, &bytes))
+    }
+
+    pub fn set_received(&self, volume: VolumeId, received: Option<&Received>) -> Result<()> {
+        self.set(&format!("{RECEIVED_PREFIX}{volume}"), received.map(encode))
+    }
+
     pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {
         let listed = self.meta.list(DRAINING_PREFIX)?.records;
         listed.iter().map(|l| Ok(l.key[DRAINING_PREFIX.len()..].parse()?)).collect()
@@ -321,6 +333,7 @@ impl Catalog {
         self.free_name(&record.name, &record.volume)?;
         self.set_exported(volume, false)?;
         self.set_schedule(volume, None)?;
+        self.set_received(volume, None)?;
         self.root(volume)
     }
 

@@ -42,6 +42,13 @@ pub enum Command {
         name: String,
         answer: Answer<CloseOutcome>,
     },
+    /// A volume that is open, but not for clients, takes in a stream from who knows the ticket, and from nobody else any
+    /// more; false where there is no such volume.
+    Receive {
+        name: String,
+        ticket: Option<String>,
+        answer: Answer<bool>,
+    },
     /// Takes a volume out of service; answered when it is closed.
     Close {
         name: String,
@@ -252,6 +259,7 @@ impl Host {
                     false => tell(&answer, CloseOutcome::NotOpen),
                 }
             }
+            Command::Receive { name, ticket, answer } => tell(&answer, self.set_receiver(&name, ticket, io)),
             Command::Open { spec, exported, answer } => {
                 self.open_if_closed(now, spec, exported, io);
                 tell(&answer, ());
@@ -287,6 +295,18 @@ impl Host {
                 }
             }
         }
+    }
+
+    fn set_receiver(&mut self, name: &str, ticket: Option<String>, io: &mut Io) -> bool {
+        let Some((at, HeadId::VOLUME)) = self.volumes.find_open(name) else { return false };
+        match self.volumes.table.get_mut(at).filter(|volume| !volume.exported) {
+            Some(volume) => volume.receiver = ticket,
+            None => return false,
+        }
+        for session in self.clients.of_volume(at) {
+            self.abort_client(session, io);
+        }
+        true
     }
 
     fn open_if_closed(&mut self, now: Instant, spec: OpenSpec, exported: bool, io: &mut Io) {

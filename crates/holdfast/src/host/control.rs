@@ -171,6 +171,8 @@ impl ControlPlane {
                 | Request::SnapshotDelete { .. }
                 | Request::SnapshotRollback { .. }
                 | Request::VolumeClone { .. }
+                | Request::ReceiveBegin { .. }
+                | Request::ReceiveEnd { .. }
                 | Request::Drain { .. }
                 | Request::CheckRemovable { .. }
                 | Request::GridReload
@@ -201,6 +203,18 @@ impl ControlPlane {
             Request::VolumeClone { source, name, size_bytes } => {
                 self.clone_snapshot(&source, &name, size_bytes).map(Response::from)
             }
+            Request::SendBegin { volume, snapshot, from, start } => {
+                let begin = self.send_begin(&volume, &snapshot, from.as_deref(), start);
+                begin.map(|begin| Response::Begin(Box::new(begin)))
+            }
+            Request::ReceiveBegin { name, begin, layout } => self.receive_begin(&name, &begin, layout.as_deref()),
+            Request::ReceiveProgress { name, ticket, offset } => {
+                self.receive_progress(&name, &ticket, offset).map(|()| Response::Done)
+            }
+            Request::ReceiveEnd { name, ticket, complete } => {
+                self.receive_end(&name, &ticket, complete).map(|()| Response::Done)
+            }
+            Request::ReceiveState { name } => self.receive_state(&name).map(|token| Response::Resume { token }),
             Request::Drain { devices, cancel, force } => self.drain(&devices, cancel, force).map(|()| Response::Done),
             Request::CheckRemovable { devices, force } => {
                 self.check_removable(&devices, force).map(|()| Response::Done)
@@ -280,7 +294,7 @@ impl ControlPlane {
         if export { self.export(name) } else { Ok(closed_info(&entry)) }
     }
 
-    fn check_layout(&self, layout: &str) -> Result<Layout> {
+    pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
         let layout: Layout = layout.parse()?;
         let nodes = self.config().nodes.len();
         if usize::from(layout.width()) > nodes {
@@ -310,6 +324,9 @@ impl ControlPlane {
 
     fn export(&self, name: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
+        if let Some(partial) = self.catalog.received(entry.root.volume)?.partial {
+            bail!("volume {name} holds a part of a stream; {}", partial.how_to_go_on(name));
+        }
         self.catalog.set_exported(entry.root.volume, true)?;
         self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
@@ -352,7 +369,7 @@ impl ControlPlane {
         Ok(closed_info(&self.catalog.find(name)?))
     }
 
-    fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<VolumeInfo> {
+    pub(super) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let entry = self.catalog.find(name)?;
         if size_bytes < entry.size_bytes() && !shrink {

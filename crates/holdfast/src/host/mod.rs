@@ -18,6 +18,7 @@ mod devices;
 mod janitor;
 mod links;
 pub mod meta;
+pub mod receive;
 mod nbd;
 pub mod schedule;
 mod tls;

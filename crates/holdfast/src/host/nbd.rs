@@ -10,7 +10,7 @@
 
 use super::Host;
 use super::tls::Secured;
-use super::volumes::{Asker, SESSIONS_MAX, split_export};
+use super::volumes::{Asker, SESSIONS_MAX, split_export, split_ticket};
 use crate::logger;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, HeadId, Instant, RequestToken, Slab, Token,
@@ -265,14 +265,15 @@ impl Host {
         if self.is_stopping() {
             return refuse(RefusalKind::ShuttingDown, "this host is stopping; connect again later".to_string());
         }
-        let (name, snapshot) = split_export(export);
+        let (shown, ticket) = split_ticket(export);
+        let (name, snapshot) = split_export(shown);
         let found = self.volumes.find_open(name);
         let Some((at, head, volume)) = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get_mut(at)?)))
         else {
-            return refuse(RefusalKind::Unknown, format!("volume {export} is not exported; `holdfast volume list`"));
+            return refuse(RefusalKind::Unknown, format!("volume {shown} is not exported; `holdfast volume list`"));
         };
-        if !volume.serves() {
-            return refuse(RefusalKind::ShuttingDown, format!("volume {export} is closing; connect again later"));
+        if !volume.admits(ticket) {
+            return refuse(RefusalKind::ShuttingDown, format!("volume {shown} is closing; connect again later"));
         }
         if volume.sessions() >= SESSIONS_MAX {
             let message =
@@ -286,17 +287,17 @@ impl Host {
                 return refuse(RefusalKind::ShuttingDown, message);
             }
             Some(None) => {
-                let message = format!("there is no {export}; `holdfast snapshot list {name}`");
+                let message = format!("there is no {shown}; `holdfast snapshot list {name}`");
                 return refuse(RefusalKind::Unknown, message);
             }
             Some(Some((layer, info))) => (Target::Snapshot(layer), info),
-            None => (Target::Head(head), volume.export(name, head)),
+            None => (Target::Head(head), volume.export(export, head)),
         };
         volume.add_session(head);
         self.share_memory();
         let client = self.clients.table.get_mut(session).expect("it has just asked");
         (client.volume, client.target, client.head) = (Some(at), target, head);
-        logger::info(format_args!("client {} opens {export}", client.peer));
+        logger::info(format_args!("client {} opens {shown}", client.peer));
         Ok(info)
     }
 

@@ -60,6 +60,8 @@ pub struct Volume {
     pub controller: Controller,
     /// Clients may use it; otherwise the caretaker does.
     pub exported: bool,
+    /// It takes in a stream, from the client that knows this.
+    pub receiver: Option<String>,
     pub askers: Slab<Asker>,
     /// By head; clients of snapshots count, too.
     sessions: BTreeMap<HeadId, usize>,
@@ -143,6 +145,7 @@ impl Volumes {
             name: spec.name.clone(),
             controller: Controller::new(config),
             exported,
+            receiver: None,
             askers: Slab::new(REQUESTS_MAX),
             sessions: BTreeMap::new(),
             waits: None,
@@ -234,6 +237,14 @@ impl Volume {
         self.exported && matches!(self.controller.state(), State::Opening | State::Open)
     }
 
+    /// Whether this client may come.
+    pub fn admits(&self, ticket: Option<&str>) -> bool {
+        match ticket {
+            None => self.serves(),
+            ticket => self.receiver.as_deref() == ticket && self.controller.state() == State::Open,
+        }
+    }
+
     /// Logs, once, that the volume has not come up within a reasonable time, and why.
     pub fn tell_waiting(&mut self, now: Instant) {
         let is_late = now.since(self.opened_at) >= WAIT_TOLD_AFTER && self.controller.state() == State::Opening;
@@ -243,8 +254,13 @@ impl Volume {
         }
     }
 
-    fn snapshot_info(of: &str, snapshot: Snapshot, uris_of: &impl Fn(&str) -> Vec<String>) -> SnapshotInfo {
+    fn snapshot_info(
+        of: &str,
+        (layer, snapshot): (ObjectId, Snapshot),
+        uris_of: &impl Fn(&str) -> Vec<String>,
+    ) -> SnapshotInfo {
         SnapshotInfo {
+            layer: layer.0,
             uris: uris_of(&export_of(of, &snapshot.name)),
             name: snapshot.name,
             created_ms: snapshot.created_ms,
@@ -296,7 +312,7 @@ impl Volume {
                 left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
                 space: status.space.into(),
                 layers_going: status.layers_going,
-                snapshots: snapshots.map(|(_, s)| Self::snapshot_info(name, s, &uris_of)).collect(),
+                snapshots: snapshots.map(|s| Self::snapshot_info(name, s, &uris_of)).collect(),
                 counters: status.counters.into(),
             }),
         }
@@ -320,6 +336,19 @@ fn export_of(volume: &str, snapshot: &str) -> String {
     format!("{volume}{OF}{snapshot}")
 }
 
+/// Between the name of a volume that takes in a stream and the ticket of who brings it, in the name of an export.
+const TO: char = '!';
+
+/// Under which a volume takes in a stream.
+pub fn receiving_export(volume: &str, ticket: &str) -> String {
+    format!("{volume}{TO}{ticket}")
+}
+
+/// An export's name without the ticket that may follow it, and that.
+pub fn split_ticket(export: &str) -> (&str, Option<&str>) {
+    export.split_once(TO).map_or((export, None), |(export, ticket)| (export, Some(ticket)))
+}
+
 /// The volume that an export's name names, and the snapshot of it.
 pub fn split_export(export: &str) -> (&str, Option<&str>) {
     export.split_once(OF).map_or((export, None), |(volume, snapshot)| (volume, Some(snapshot)))
@@ -339,18 +368,19 @@ impl Exports for Volumes {
     }
 
     fn find(&self, name: &str) -> Option<ExportInfo> {
-        let (name, snapshot) = split_export(name);
-        let (at, head) = self.find_open(name)?;
-        let volume = self.table.get(at).filter(|v| v.serves())?;
+        let (export, ticket) = split_ticket(name);
+        let (volume_name, snapshot) = split_export(export);
+        let (at, head) = self.find_open(volume_name)?;
+        let volume = self.table.get(at).filter(|v| v.admits(ticket))?;
         match snapshot {
-            Some(snapshot) => volume.snapshot_export(name, head, snapshot).map(|(_, export)| export),
+            Some(snapshot) => volume.snapshot_export(volume_name, head, snapshot).map(|(_, export)| export),
             None => Some(volume.export(name, head)),
         }
     }
 
     /// Of the volume or clone, also for a snapshot of it.
     fn snapshots(&self, export: &str) -> Vec<(String, ObjectId)> {
-        let (name, _) = split_export(export);
+        let (name, _) = split_export(split_ticket(export).0);
         let found = self.find_open(name).and_then(|(at, head)| Some((self.table.get(at)?, head)));
         let Some((volume, head)) = found else { return Vec::new() };
         let own = volume.controller.snapshots().filter(|(_, s)| s.head == head);

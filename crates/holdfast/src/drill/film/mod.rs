@@ -12,7 +12,7 @@ mod proof;
 use super::NodeLossArgs;
 use super::grid::{Grid, node_of_segments, uri};
 use super::machine::{Machine, Watch};
-use super::nbd::{Client, REQUEST_BYTES_MAX};
+use crate::nbd_client::{Client, REQUEST_BYTES_MAX};
 use super::rejoin::{Loss, Rejoin, Volumes};
 use super::tools::{WorkDir, check_interrupt, sleep, sleep_until};
 use anyhow::{Context, Result, bail};

@@ -1,0 +1,330 @@
+//! Snapshots as streams: what begins one, and volumes that take one in.
+//!
+//! A volume that takes in a stream is open, but not exported: one client, who knows a ticket, writes to it as the stream
+//! says. At the end a snapshot is taken, which is a copy of the sender's. How far a stream has come is kept, so that it can
+//! be gone on with after anything. What it may build on is found by the snapshot's id, never by its name.
+//!
+//! States of a volume: as it was -> takes in a stream <-> holds a part of one -> has the snapshot.
+
+use super::commands::{CloseOutcome, Command, Wanted};
+use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::volumes::receiving_export;
+use crate::nbd_client::Client;
+use crate::protocol::{Response, SnapshotInfo, VolumeInfo};
+use anyhow::{Context, Result, bail};
+use holdfast_base::{ObjectId, VolumeId};
+use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+
+/// How long a volume may take to open.
+const OPEN_MAX: Duration = Duration::from_secs(30);
+
+/// Bytes of a volume that are asked about at a time.
+const ASKED_BYTES: u64 = 1 << 30;
+
+/// Which snapshots of a volume are copies of which, and what is being received.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Received {
+    copies: Vec<Copy>,
+    pub partial: Option<Partial>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Copy {
+    layer: u32,
+    of: SnapshotId,
+}
+
+/// A part of a stream.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Partial {
+    begin: Begin,
+    /// Everything before it has been received.
+    offset: u64,
+    /// Of who brings it.
+    ticket: String,
+}
+
+impl Partial {
+    fn token(&self) -> String {
+        let from = self.begin.from.as_ref().map_or(String::new(), |(name, _)| format!("/from={name}"));
+        format!("{}@{}{from}/at={}", self.begin.volume, self.begin.snapshot, self.offset)
+    }
+
+    pub fn how_to_go_on(&self, name: &str) -> String {
+        let token = self.token();
+        format!(
+            "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`, or delete the \
+             volume"
+        )
+    }
+
+    fn is_of(&self, begin: &Begin) -> bool {
+        let base = |begin: &Begin| begin.from.as_ref().map(|(_, id)| *id);
+        self.begin.id == begin.id && base(&self.begin) == base(begin)
+    }
+}
+
+impl ControlPlane {
+    pub(super) fn send_begin(&self, volume: &str, snapshot: &str, from: Option<&str>, start: u64) -> Result<Begin> {
+        let entry = self.catalog.find(volume)?;
+        let info = self.show(volume)?;
+        let snapshots = snapshots(&info)?;
+        let received = self.catalog.received(entry.root.volume)?;
+        let id = |name: &str| {
+            let found = snapshots.iter().find(|s| s.name == name);
+            let found = found.with_context(|| format!("there is no {volume}@{name}; `holdfast snapshot list {volume}`"));
+            found.map(|snapshot| (snapshot, id_of(entry.root.volume, &received, snapshot)))
+        };
+        let (found, of) = id(snapshot)?;
+        if start > found.size_bytes {
+            bail!("{volume}@{snapshot} has {} bytes, and {start} lies behind its end", found.size_bytes);
+        }
+        let from = from.map(|name| id(name).map(|(_, id)| (name.to_string(), id))).transpose()?;
+        if from.as_ref().is_some_and(|(_, id)| *id == of) {
+            bail!("a stream from a snapshot to itself has nothing to tell; choose an earlier one");
+        }
+        Ok(Begin {
+            version: STREAM_VERSION,
+            volume: volume.to_string(),
+            snapshot: snapshot.to_string(),
+            id: of,
+            from,
+            size_bytes: found.size_bytes,
+            layout: entry.root.layout,
+            start,
+        })
+    }
+
+    /// Gets a volume ready for a stream, and says under which export it is to be written.
+    pub(super) fn receive_begin(&self, name: &str, begin: &Begin, layout: Option<&str>) -> Result<Response> {
+        let existing = self.catalog.all()?.into_iter().find(|entry| entry.name() == name);
+        let volume = match &existing {
+            Some(entry) if entry.clone.is_some() => {
+                bail!("{name} is a clone, a part of volume {}; receive into a volume", entry.root.name)
+            }
+            Some(entry) if entry.exported => bail!(
+                "volume {name} is in service, and what clients see would change under them; `holdfast volume unexport \
+                 {name}`, then again"
+            ),
+            Some(entry) => entry.root.volume,
+            None => self.make_for(name, begin, layout)?,
+        };
+        let mut received = self.catalog.received(volume)?;
+        let ticket = uuid::Uuid::new_v4().simple().to_string();
+        self.open_for_stream(name, &ticket)?;
+        let ready = self.check_stream(name, volume, begin, &mut received, &ticket);
+        let ready = ready.and_then(|()| self.fit_size(name, begin.size_bytes));
+        if let Err(error) = ready {
+            self.close_after_stream(name)?;
+            return Err(error);
+        }
+        Ok(Response::Receiving { export: receiving_export(name, &ticket), ticket })
+    }
+
+    fn make_for(&self, name: &str, begin: &Begin, layout: Option<&str>) -> Result<VolumeId> {
+        if let Some((from, _)) = &begin.from {
+            bail!(
+                "the stream builds on {0}@{from}, and there is no volume {name} that has it; receive the whole of it first: \
+                 `holdfast send {0}@{from}`",
+                begin.volume
+            );
+        }
+        check_start(name, begin)?;
+        let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
+        Ok(self.catalog.create(name, begin.size_bytes, layout)?.root.volume)
+    }
+
+    fn open_for_stream(&self, name: &str, ticket: &str) -> Result<()> {
+        let spec = self.catalog.find(name)?.spec();
+        self.ask(|answer| Command::Open { spec, exported: false, answer })?;
+        let patience = Instant::now() + OPEN_MAX;
+        loop {
+            let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+            match info {
+                Some(info) if info.state == "in care" && info.live.is_some() => break,
+                Some(info) if Instant::now() >= patience => {
+                    let why = info.waits.unwrap_or_else(|| "it is still opening".to_string());
+                    bail!("volume {name} can't be opened: {why}; try again later");
+                }
+                None if Instant::now() >= patience => bail!("volume {name} was closed meanwhile; try again"),
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        let ticket = Some(ticket.to_string());
+        match self.ask(|answer| Command::Receive { name: name.to_string(), ticket, answer })? {
+            true => Ok(()),
+            false => bail!("volume {name} was closed or exported meanwhile; try again"),
+        }
+    }
+
+    /// Whether the stream is what comes next for the volume; then it is noted.
+    fn check_stream(
+        &self,
+        name: &str,
+        volume: VolumeId,
+        begin: &Begin,
+        received: &mut Received,
+        ticket: &str,
+    ) -> Result<()> {
+        let info = self.show(name)?;
+        let snapshots = snapshots(&info)?;
+        received.copies.retain(|copy| snapshots.iter().any(|s| s.layer == copy.layer));
+        let of_that_name = snapshots.iter().find(|s| s.name == begin.snapshot);
+        match (&mut received.partial, of_that_name) {
+            (Some(partial), _) if !partial.is_of(begin) => {
+                bail!("volume {name} holds a part of another stream; {}", partial.how_to_go_on(name));
+            }
+            (Some(partial), _) if begin.start > partial.offset => bail!(
+                "the stream begins at {}, and volume {name} has only what lies before {}; {}",
+                begin.start,
+                partial.offset,
+                partial.how_to_go_on(name)
+            ),
+            (Some(_), Some(_)) => {
+                self.finish_stream(volume, name, received)?;
+                bail!("volume {name} has received {} already", begin.snapshot);
+            }
+            (Some(partial), None) => partial.ticket = ticket.to_string(),
+            (None, Some(_)) => {
+                bail!("volume {name} has a snapshot {} already; receive into another volume", begin.snapshot)
+            }
+            (None, None) => {
+                check_start(name, begin)?;
+                self.check_base(name, volume, begin, received, snapshots, ticket)?;
+                let begin = Begin { start: 0, ..begin.clone() };
+                received.partial = Some(Partial { begin, offset: 0, ticket: ticket.to_string() });
+            }
+        }
+        self.catalog.set_received(volume, Some(received))
+    }
+
+    /// The volume must be what the stream builds on, to the block.
+    fn check_base(
+        &self,
+        name: &str,
+        volume: VolumeId,
+        begin: &Begin,
+        received: &Received,
+        snapshots: &[SnapshotInfo],
+        ticket: &str,
+    ) -> Result<()> {
+        let Some((from, id)) = &begin.from else {
+            if snapshots.is_empty() && self.is_unwritten(name, ticket, "base:allocation", 3)? {
+                return Ok(());
+            }
+            bail!("volume {name} is there, and a whole stream makes a new one; give another name, or delete it first");
+        };
+        let Some(base) = snapshots.iter().find(|s| id_of(volume, received, s) == *id) else {
+            bail!(
+                "the stream builds on {0}@{from}, and volume {name} has no copy of that; `holdfast snapshot list` on both \
+                 grids shows what they have in common, or send the whole: `holdfast send {0}@{1}`",
+                begin.volume,
+                begin.snapshot
+            );
+        };
+        if !self.is_unwritten(name, ticket, &format!("holdfast:changed:{}", base.name), 0)? {
+            bail!(
+                "volume {name} was written to since its snapshot {0}, which the stream builds on; to give up what was \
+                 written: `holdfast volume export {name}`, `holdfast snapshot rollback {name} {0}`, `holdfast volume \
+                 unexport {name}`, then again",
+                base.name
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether a metadata context says the same of the whole volume.
+    fn is_unwritten(&self, name: &str, ticket: &str, context: &str, flags: u32) -> Result<bool> {
+        let export = receiving_export(name, ticket);
+        let client = Client::connect_for_status(&self.dir.nbd_socket(), &export, &[context]);
+        let mut client = client.with_context(|| format!("cannot look into volume {name}"))?;
+        let mut at = 0;
+        while at < client.size_bytes() {
+            let len = ASKED_BYTES.min(client.size_bytes() - at) as u32;
+            let told = client.status(at, len).with_context(|| format!("cannot look into volume {name}"))?;
+            if told[0].iter().any(|(_, said)| *said != flags) {
+                return Ok(false);
+            }
+            at += told[0].iter().map(|(len, _)| len).sum::<u64>();
+        }
+        Ok(true)
+    }
+
+    fn fit_size(&self, name: &str, size_bytes: u64) -> Result<()> {
+        if self.show(name)?.size_bytes == size_bytes { Ok(()) } else { self.resize(name, size_bytes, true).map(drop) }
+    }
+
+    pub(super) fn receive_progress(&self, name: &str, ticket: &str, offset: u64) -> Result<()> {
+        let volume = self.catalog.find(name)?.root.volume;
+        let mut received = self.catalog.received(volume)?;
+        partial_of(name, &mut received, ticket)?.offset = offset;
+        self.catalog.set_received(volume, Some(&received))
+    }
+
+    pub(super) fn receive_end(&self, name: &str, ticket: &str, complete: bool) -> Result<()> {
+        let volume = self.catalog.find(name)?.root.volume;
+        let mut received = self.catalog.received(volume)?;
+        let snapshot = partial_of(name, &mut received, ticket)?.begin.snapshot.clone();
+        if complete {
+            self.change(name, Wanted::Snapshot { name: snapshot })?;
+            self.finish_stream(volume, name, &mut received)?;
+        }
+        self.close_after_stream(name)
+    }
+
+    /// The snapshot is there: it is a copy from here on.
+    fn finish_stream(&self, volume: VolumeId, name: &str, received: &mut Received) -> Result<()> {
+        let info = self.show(name)?;
+        if let Some(partial) = received.partial.take() {
+            let made = snapshots(&info)?.iter().find(|s| s.name == partial.begin.snapshot);
+            let made = made.with_context(|| format!("the snapshot of volume {name} was deleted meanwhile"))?;
+            received.copies.push(Copy { layer: made.layer, of: partial.begin.id });
+        }
+        self.catalog.set_received(volume, Some(received))
+    }
+
+    fn close_after_stream(&self, name: &str) -> Result<()> {
+        self.ask(|answer| Command::Receive { name: name.to_string(), ticket: None, answer })?;
+        match ask(&self.reactor, CLOSE_MAX, |answer| Command::EndCare { name: name.to_string(), answer })? {
+            CloseOutcome::Closed | CloseOutcome::NotOpen | CloseOutcome::InUse(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn receive_state(&self, name: &str) -> Result<Option<String>> {
+        let volume = self.catalog.find(name)?.root.volume;
+        Ok(self.catalog.received(volume)?.partial.map(|partial| partial.token()))
+    }
+}
+
+/// A copy keeps the id of what it is a copy of.
+fn id_of(volume: VolumeId, received: &Received, snapshot: &SnapshotInfo) -> SnapshotId {
+    let copy = received.copies.iter().find(|copy| copy.layer == snapshot.layer);
+    copy.map_or(SnapshotId { volume, layer: ObjectId(snapshot.layer) }, |copy| copy.of)
+}
+
+fn check_start(name: &str, begin: &Begin) -> Result<()> {
+    if begin.start > 0 {
+        bail!(
+            "the stream begins at {}, and volume {name} has nothing of what lies before; send it from its start: \
+             `holdfast send {}@{}`",
+            begin.start,
+            begin.volume,
+            begin.snapshot
+        );
+    }
+    Ok(())
+}
+
+fn partial_of<'a>(name: &str, received: &'a mut Received, ticket: &str) -> Result<&'a mut Partial> {
+    let ours = received.partial.as_mut().filter(|partial| partial.ticket == ticket);
+    ours.with_context(|| format!("somebody else has begun to send to volume {name}, or it was deleted and made anew"))
+}
+
+fn snapshots(info: &VolumeInfo) -> Result<&[SnapshotInfo]> {
+    match &info.live {
+        Some(live) => Ok(&live.snapshots),
+        None => bail!("volume {0} is not in service; `holdfast volume export {0}`, then try again", info.name),
+    }
+}
