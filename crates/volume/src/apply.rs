@@ -56,6 +56,7 @@ impl Controller {
         }
         self.overlaid.insert(Key(start).object());
         self.forget_flat(start, blocks);
+        self.hide(start, blocks);
         let mut replaced = Vec::new();
         self.overlay.insert(start, blocks, Mapped { place, stamp }, |_, len, old| replaced.push((len, old.place)));
         for (len, old) in replaced {
@@ -78,7 +79,8 @@ impl Controller {
     }
 
     fn apply_commit(&mut self, commit: &SegmentCommit, lsn: Lsn) {
-        let info = SegmentInfo { kind: Kind::Data, geometry: commit.geometry, homes: commit.homes.clone(), live: 0 };
+        let (geometry, homes) = (commit.geometry, commit.homes.clone());
+        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0 };
         self.segments.insert(commit.segment, info);
         self.unsettled.remove(&commit.segment);
         let crcs = Crcs::new(commit.crcs.as_slice());
@@ -119,7 +121,7 @@ impl Controller {
     fn apply_free(&mut self, segments: &[SegmentNo]) {
         for no in segments {
             if let Some(info) = self.segments.get(*no) {
-                assert_eq!(info.live, 0, "{no:?} is freed while the map names it");
+                assert_eq!(info.visible(), 0, "{no:?} is freed while the map names it");
                 self.segments.remove(*no);
             }
             self.unsettled.remove(no);

@@ -40,8 +40,15 @@ const AGE_MAX: Duration = Duration::from_secs(3);
 /// A fold that the cleaner waits for begins this soon.
 const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
 
-/// A fold by age alone happens at most this often.
+/// A fold by age alone happens at most this often: while it is not known what is hidden, and else.
 const FOLD_EVERY: Duration = Duration::from_secs(5);
+const FOLD_EVERY_KNOWN: Duration = Duration::from_secs(30);
+
+/// Runs of the overlay that a leaf waits for until it is written anew: one of many short runs takes 14 KiB.
+const RUNS_A_LEAF: usize = 24;
+
+/// Memory that a run of the overlay takes; all of them may take half of what leaves may.
+const RUN_BYTES: usize = 160;
 
 /// Metadata of too few copies is looked for this often; so many of its leaves are written anew with a fold.
 const NARROW_EVERY: Duration = Duration::from_secs(1);
@@ -95,6 +102,8 @@ struct Fold {
     going: Going,
     /// Written anew although nothing of them changes.
     narrow: BTreeSet<LeafNo>,
+    /// Where the round has come to: from here on, and then from the start.
+    from: LeafNo,
     /// Set once merged: LSN of the state that the new leaves contain.
     captured: Lsn,
     merged: Vec<MergedLeaf>,
@@ -133,6 +142,10 @@ pub(crate) struct Checkpointer {
     /// Something was applied that the newest run does not contain.
     pub(crate) dirty: bool,
     pub(crate) fold_wanted: bool,
+    /// Segments are dead that the next checkpoint frees.
+    pub(crate) free_wanted: bool,
+    /// The cleaner waits for that.
+    pub(crate) hurries: bool,
     /// A part of the durable checkpoint lost a shard for good: everything is written anew, elsewhere.
     pub(crate) rewrite_wanted: bool,
     /// The overlay may hold runs that a fold would take in.
@@ -188,9 +201,7 @@ impl Controller {
             return;
         }
         self.checkpointer.started_at = self.now;
-        let many = self.overlay.run_count() >= self.config.fold_runs_min
-            || self.checkpointer.fold_wanted
-            || self.fold_is_due();
+        let many = self.overlay.run_count() >= self.fold_runs() || self.checkpointer.fold_wanted || self.fold_is_due();
         if many && self.cleaner.is_idle() && self.state == State::Open {
             self.begin_fold(out);
         } else {
@@ -198,21 +209,30 @@ impl Controller {
         }
     }
 
+    /// So many runs of the overlay are folded: in proportion to the map, so that a leaf takes in many at a time.
+    fn fold_runs(&self) -> usize {
+        let fits = self.config.map_cache_bytes_max as usize / 2 / RUN_BYTES;
+        (self.directory.len() * RUNS_A_LEAF).min(fits).max(self.config.fold_runs_min)
+    }
+
     fn wants_checkpoint(&self) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
         let since = self.now.since(self.checkpointer.started_at);
-        let age_max = if self.checkpointer.fold_wanted && self.cleaner.is_idle() { FOLD_AGE_MAX } else { AGE_MAX };
+        let is_awaited = self.checkpointer.fold_wanted && self.cleaner.is_idle() || self.checkpointer.free_wanted;
+        let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
         let idle = self.state == State::Closing || since >= age_max || self.checkpointer.rewrite_wanted;
-        let pressed = self.checkpointer.journal_fill > 110 && since >= Duration::from_millis(100);
+        let is_urgent = self.checkpointer.journal_fill > 110 || self.checkpointer.hurries;
+        let pressed = is_urgent && since >= Duration::from_millis(100);
         // Nothing is folded while the volume closes.
         let fold_wanted = self.checkpointer.fold_wanted && self.state == State::Open;
         (self.checkpointer.dirty || fold_wanted || self.checkpointer.rewrite_wanted || self.fold_is_due())
             && (idle || pressed || grown >= self.config.writeback_bytes_max / 8)
     }
 
-    /// What has lain in the overlay for a while is folded even if it is little: only then are dead segments known.
+    /// What has lain in the overlay for a while is folded even if it is little: only then are all dead segments known.
     fn fold_is_due(&self) -> bool {
-        let rested = self.now.since(self.checkpointer.folded_last) >= FOLD_EVERY;
+        let every = if self.hidden.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
+        let rested = self.now.since(self.checkpointer.folded_last) >= every;
         self.checkpointer.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
     }
 
@@ -255,12 +275,16 @@ impl Controller {
     fn begin_fold(&mut self, out: Out) {
         self.checkpointer.fold_wanted = false;
         self.checkpointer.folded_last = self.now;
+        let from = LeafNo::of(Key(self.checkpointer.fold_cursor));
         let mut chosen = self.choose_leaves();
         let narrow = self.narrow_leaves();
         chosen.extend(narrow.iter().copied());
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
         self.checkpointer.unfolded = chosen.len() >= FOLD_LEAVES_MAX;
-        let mut fold = Fold { going: self.choose_leaves_that_go(), narrow, ..Fold::default() };
+        if !self.checkpointer.unfolded {
+            self.hidden.on_all_folded();
+        }
+        let mut fold = Fold { going: self.choose_leaves_that_go(), narrow, from, ..Fold::default() };
         let mut missing = Vec::new();
         for no in chosen.into_iter().chain(fold.going.leaves()).collect::<BTreeSet<LeafNo>>() {
             let leaf = if self.directory.contains(no) {
@@ -354,7 +378,9 @@ impl Controller {
         fold.dropped = fold.going.dropped.iter().filter_map(|no| Some((*no, leaves.remove(no)?))).collect();
         // The segment may be full before all had their turn: now these come first, now those.
         let goes_first = |no: &LeafNo| fold.going.under.contains_key(no) || fold.narrow.contains(no);
-        let (mut ordered, others): (Vec<_>, Vec<_>) = leaves.into_iter().partition(|(no, _)| goes_first(no));
+        let (mut ordered, mut others): (Vec<_>, Vec<_>) = leaves.into_iter().partition(|(no, _)| goes_first(no));
+        let behind = others.partition_point(|(no, _)| *no < fold.from);
+        others.rotate_left(behind);
         if self.counters.folds.is_multiple_of(2) {
             ordered.extend(others);
         } else {
@@ -370,6 +396,11 @@ impl Controller {
             let encoded = new.encode();
             if bytes.len() + encoded.len() > bytes_max {
                 self.checkpointer.unfolded = true;
+                // The round goes on here: so leaves are written anew in the order in which they were written, and segments
+                // with leaves of one age die together.
+                if !goes_first(&no) {
+                    self.checkpointer.fold_cursor = no.first_key();
+                }
                 break;
             }
             let new = if new.runs.is_empty() {
@@ -456,10 +487,11 @@ impl Controller {
     }
 
     fn install_leaf(&mut self, merged: &MergedLeaf, segment: Option<SegmentNo>, captured: Lsn) {
+        self.forget_hidden(merged.no);
         if let Some((new, offset, len, crc)) = &merged.new {
             let segment = segment.expect("leaves with bytes lie in a segment");
             for (no, blocks) in new.blocks_by_segment() {
-                self.segments.add_live(no, blocks);
+                self.segments.add_named(no, blocks);
             }
             self.segments.add_live(segment, u64::from(*len));
             let pointer = LeafPointer { segment, offset_bytes: *offset, len_bytes: *len, crc: *crc };
@@ -475,7 +507,7 @@ impl Controller {
         }
         if let Some(old) = &merged.old {
             for (no, blocks) in old.blocks_by_segment() {
-                self.segments.sub_live(no, blocks);
+                self.segments.sub_named(no, blocks);
             }
         }
         // What the new leaf contains leaves the overlay.
@@ -486,6 +518,9 @@ impl Controller {
                 self.unmap(piece.len, &mapped.place);
             }
         }
+        if let Some((new, ..)) = &merged.new {
+            self.recount_hidden(merged.no, new);
+        }
     }
 
     /// What this leaf and the overlay over it say is not wanted, or said elsewhere.
@@ -494,8 +529,9 @@ impl Controller {
             self.segments.sub_live(old.segment, u64::from(old.len_bytes));
         }
         self.leaves.remove(gone);
+        self.forget_hidden(gone);
         for (no, blocks) in leaf.iter().flat_map(|leaf| leaf.blocks_by_segment()) {
-            self.segments.sub_live(no, blocks);
+            self.segments.sub_named(no, blocks);
         }
         let mut replaced = Vec::new();
         self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));
@@ -526,6 +562,8 @@ impl Controller {
         checkpointer.captured = self.log.completed;
         checkpointer.bytes_at_capture = self.log.total_bytes;
         checkpointer.dirty = false;
+        (checkpointer.free_wanted, checkpointer.hurries) = (false, false);
+        self.cleaner.on_captured();
         checkpointer.journal_fill = 0;
         self.write_runs(full, &parts, out);
     }
@@ -535,7 +573,7 @@ impl Controller {
         let dead: Vec<SegmentNo> = self
             .segments
             .iter()
-            .filter(|(no, s)| s.live == 0 && !self.unsettled.contains(no))
+            .filter(|(no, s)| s.visible() == 0 && !self.unsettled.contains(no))
             .map(|(no, _)| no)
             .collect();
         for no in dead {
@@ -809,6 +847,7 @@ impl Controller {
             self.overlay = crate::map::Overlay::default();
             self.directory.clear();
             self.segments = crate::segments::SegmentTable::default();
+            self.nothing_is_counted();
         }
         if let Some(layers) = part.layers {
             self.layers = layers;

@@ -13,7 +13,7 @@ use crate::fetch::FetchError;
 use crate::job::{JobKind, Work};
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Crcs, Leaf, LeafNo, Place};
-use crate::segments::Kind;
+use crate::segments::{Kind, SegmentInfo};
 use crate::space::DEAD_PER_MILLE_MIN;
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
 use holdfast_format::ledger::Leg;
@@ -33,9 +33,6 @@ const SEARCH_EVERY_CALM: Duration = Duration::from_millis(500);
 
 /// Payload of the candidates that one search finds, in segments: as many passes follow at once while room is short.
 const PASSES_FOUND: u64 = 8;
-
-/// Below this share of room the cleaner makes some; above it only what is next to empty is worth a guest's time.
-const ROOM_WANTED_PER_MILLE: u64 = 210;
 
 /// How long a segment that could not be read is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);
@@ -83,8 +80,10 @@ pub(crate) struct Cleaner {
     /// Some of them are to be written in another layout, or elsewhere.
     recodes: bool,
     searched_at: Instant,
-    /// Emptied already; the map's base says so after the next fold.
+    /// Emptied already; freed with the next checkpoint, or when a fold has told that they are empty.
     emptied: BTreeSet<SegmentNo>,
+    /// Moved since the last checkpoint: so much more is taken until that frees what was emptied.
+    owed_bytes: u64,
     /// Segments that could not be read, and when to try again: shards may have been lost that are re-created since.
     unreadable: BTreeMap<SegmentNo, Instant>,
 }
@@ -92,6 +91,11 @@ pub(crate) struct Cleaner {
 impl Cleaner {
     pub(crate) fn is_idle(&self) -> bool {
         self.pass.is_none()
+    }
+
+    /// What was emptied is about to be freed.
+    pub(crate) fn on_captured(&mut self) {
+        self.owed_bytes = 0;
     }
 
     /// The base has changed: what it names is counted anew.
@@ -106,7 +110,11 @@ impl Controller {
         if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() {
             return;
         }
-        let is_short = self.room_per_mille() < ROOM_WANTED_PER_MILLE;
+        if self.cleaner.owed_bytes > self.reserved_payload_bytes() / 2 {
+            self.checkpointer.hurries = true;
+            return;
+        }
+        let is_short = self.wants_room();
         let is_pressed = is_short || self.cleaner.recodes;
         if self.cleaner.found.is_empty() || !is_pressed {
             let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
@@ -114,8 +122,8 @@ impl Controller {
                 return;
             }
             self.cleaner.searched_at = self.now;
-            // What is dead is known only of what was folded.
-            let is_hidden = self.overlay.run_count() > 64 || !self.has_room() && self.checkpointer.unfolded;
+            // Of leaves that are not in memory, what is dead is known only when they are folded.
+            let is_hidden = !self.hidden.is_known() || !self.has_room() && self.checkpointer.unfolded;
             self.checkpointer.fold_wanted |= is_short && is_hidden;
             self.search_victims();
         }
@@ -145,11 +153,10 @@ impl Controller {
     /// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
     /// average: there always are some.
     fn dead_threshold(&self) -> u64 {
-        let room = self.room_per_mille();
-        if room < ROOM_WANTED_PER_MILLE {
+        if self.wants_room() {
             return self.segments.dead_per_mille().max(DEAD_PER_MILLE_MIN);
         }
-        u64::from(self.config.clean_dead_per_mille).min(room.max(450))
+        u64::from(self.config.clean_dead_per_mille).min(self.room_per_mille().max(450))
     }
 
     /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age: what
@@ -164,15 +171,15 @@ impl Controller {
         let count = data().count() as u64;
         for (rank, (no, info)) in data().enumerate() {
             let left_alone = self.cleaner.unreadable.contains_key(&no) || self.cleaner.emptied.contains(&no);
-            if info.live == 0 || left_alone {
+            if info.visible() == 0 || left_alone {
                 continue;
             }
             let recode = self.wants_recode(&info.geometry) || self.is_drained_by_cleaning(info);
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
                 let age = count - rank as u64;
-                let benefit = info.dead_blocks() * age * 1000 / (info.capacity_blocks() + info.live);
-                candidates.push((recode, benefit, no, info.live));
+                let benefit = info.dead_blocks() * age * 1000 / (info.capacity_blocks() + info.visible());
+                candidates.push((recode, benefit, no, info.visible()));
             }
         }
         candidates.sort_unstable_by(|a, b| b.cmp(a));
@@ -197,7 +204,7 @@ impl Controller {
         while let Some(no) = self.cleaner.found.front().copied()
             && victims.len() < VICTIMS_MAX
         {
-            let live = self.segments.get(no).map_or(0, |info| info.live);
+            let live = self.segments.get(no).map_or(0, SegmentInfo::visible);
             if total + live > room && !victims.is_empty() {
                 break;
             }
@@ -382,7 +389,9 @@ impl Controller {
         self.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
-        self.checkpointer.fold_wanted = true;
+        self.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
+        self.checkpointer.free_wanted = true;
+        self.checkpointer.fold_wanted |= !self.hidden.is_known();
         if self.cleaner.recodes && !self.cleaner.found.is_empty() {
             // The next is not put off to the next tick.
             self.drive_cleaner(out);

@@ -27,6 +27,7 @@ use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
 use crate::directory::Directory;
 use crate::fetch::Fetch;
+use crate::hidden::Hidden;
 use crate::job::SegmentJob;
 use crate::layers::{CloneInfo, LayerTable, Snapshot};
 use crate::leafload::LeafLoad;
@@ -86,6 +87,7 @@ pub struct Controller {
     /// Layers that may have runs in the overlay.
     pub(crate) overlaid: BTreeSet<ObjectId>,
     pub(crate) directory: Directory,
+    pub(crate) hidden: Hidden,
     pub(crate) leaves: LeafCache,
     /// What frozen layers say together with those below them, by their leaf; the layers that there are such leaves of.
     pub(crate) flats: LeafCache,
@@ -145,6 +147,7 @@ impl Controller {
             overlay: Overlay::default(),
             overlaid: BTreeSet::new(),
             directory: Directory::default(),
+            hidden: Hidden::default(),
             leaves: LeafCache::new(config.map_cache_bytes_max),
             flats: LeafCache::new(config.map_cache_bytes_max / 4),
             flat_layers: BTreeSet::new(),
@@ -482,7 +485,7 @@ impl Controller {
 
     fn mapped_blocks(&self) -> u64 {
         let in_segments: u64 =
-            self.segments.iter().filter(|(_, s)| s.kind == crate::segments::Kind::Data).map(|(_, s)| s.live).sum();
+            self.segments.iter().filter(|(_, s)| s.kind == crate::segments::Kind::Data).map(|(_, s)| s.visible()).sum();
         let in_log: u64 = self.log.iter_from(Lsn(0)).map(|(_, e)| e.live_blocks).sum();
         in_segments + in_log
     }

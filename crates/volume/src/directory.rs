@@ -22,6 +22,10 @@ impl Directory {
         self.pointers.get(&no).copied()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.pointers.len()
+    }
+
     pub(crate) fn contains(&self, no: LeafNo) -> bool {
         self.pointers.contains_key(&no)
     }

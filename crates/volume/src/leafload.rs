@@ -78,6 +78,7 @@ impl Controller {
         let leaf = leaf.map(Arc::new);
         if let (Some(leaf), true) = (&leaf, current) {
             self.leaves.insert(no, Arc::clone(leaf));
+            self.recount_hidden(no, leaf);
         }
         let error = if current { error } else { Some(FetchError::Gone) };
         for waiter in load.waiters {

@@ -14,6 +14,7 @@ mod destage;
 mod directory;
 mod fetch;
 mod health;
+mod hidden;
 mod job;
 mod layers;
 mod leafload;

@@ -12,6 +12,7 @@ use crate::rangemap::{Piece, RangeMap, Sliceable};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Key, Lsn, crc32c};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// Blocks that one leaf covers: 2 MiB of a volume.
@@ -333,6 +334,11 @@ impl LeafCache {
 
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Which of these are here.
+    pub fn cached(&self, range: impl RangeBounds<LeafNo>) -> Vec<LeafNo> {
+        self.leaves.range(range).map(|(no, _)| *no).collect()
     }
 
     /// From the next leaf on.

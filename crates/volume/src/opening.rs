@@ -597,6 +597,7 @@ impl Controller {
                 geometry: run.pointer.geometry,
                 homes: run.pointer.homes.clone(),
                 live: 1,
+                hidden: 0,
             };
             self.segments.insert(run.pointer.segment, info);
         }

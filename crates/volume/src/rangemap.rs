@@ -109,6 +109,24 @@ impl<V: Sliceable> RangeMap<V> {
         pieces
     }
 
+    /// The parts of `start..start + len` that no run covers: (start, end).
+    pub fn gaps(&self, start: u64, len: u64) -> Vec<(u64, u64)> {
+        let end = start + len;
+        let mut gaps = Vec::new();
+        let mut at = start;
+        let from = self.first_overlap(start, end).unwrap_or(end).min(end);
+        for (run_start, run) in self.runs.range(from..end) {
+            if at < *run_start {
+                gaps.push((at, *run_start));
+            }
+            at = at.max(run_start + run.len);
+        }
+        if at < end {
+            gaps.push((at, end));
+        }
+        gaps
+    }
+
     /// All runs that start at or after `from`, in order.
     pub fn iter_from(&self, from: u64) -> impl Iterator<Item = (u64, u64, &V)> {
         self.runs.range(from..).map(|(at, run)| (*at, run.len, &run.value))

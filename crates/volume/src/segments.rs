@@ -1,7 +1,8 @@
 //! The segment table: shape, homes and live count of every segment of the volume.
 //!
 //! Invariant: `live` of a segment is the number of blocks (of leaf bytes, for metadata) by which base and overlay of the
-//! map name it, counted apart; a segment at zero, once a durable checkpoint says so, may be freed.
+//! map name it, counted apart. One of which everything is hidden (see `hidden`), once a durable checkpoint says so, may be
+//! freed.
 
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -24,6 +25,9 @@ pub struct SegmentInfo {
     pub geometry: Geometry,
     pub homes: Vec<Leg>,
     pub live: u64,
+    /// Of these: blocks that leaves name and the overlay hides, as far as known.
+    #[serde(skip)]
+    pub hidden: u64,
 }
 
 impl SegmentInfo {
@@ -31,9 +35,14 @@ impl SegmentInfo {
         u64::from(self.geometry.payload_blocks)
     }
 
-    /// Blocks of a data segment that nothing names any more, as far as that was folded.
+    /// What of `live` can be read.
+    pub fn visible(&self) -> u64 {
+        self.live - self.hidden
+    }
+
+    /// Blocks of a data segment that nobody can read any more, as far as known.
     pub fn dead_blocks(&self) -> u64 {
-        self.capacity_blocks().saturating_sub(self.live)
+        self.capacity_blocks().saturating_sub(self.visible())
     }
 }
 
@@ -90,21 +99,53 @@ impl SegmentTable {
     }
 
     pub fn add_live(&mut self, no: SegmentNo, count: u64) {
-        self.change_live(no, |live| live + count);
+        let is_there = self.change(no, |info| info.live += count);
+        assert!(is_there, "a named segment is in the table");
+        self.dirty.insert(no);
     }
 
     pub fn sub_live(&mut self, no: SegmentNo, count: u64) {
-        self.change_live(no, |live| live.checked_sub(count).expect("no segment has less than nothing live"));
+        let is_there = self.change(no, |info| {
+            info.live = info.live.checked_sub(count).expect("no segment has less than nothing live");
+        });
+        assert!(is_there, "a named segment is in the table");
+        self.dirty.insert(no);
     }
 
-    fn change_live(&mut self, no: SegmentNo, change: impl FnOnce(u64) -> u64) {
-        let info = self.segments.get_mut(&no).expect("a named segment is in the table");
+    /// A leaf names these blocks from now on. Of a segment that is gone they are hidden.
+    pub fn add_named(&mut self, no: SegmentNo, count: u64) {
+        if self.segments.contains_key(&no) {
+            self.add_live(no, count);
+        }
+    }
+
+    /// A leaf names these blocks no more.
+    pub fn sub_named(&mut self, no: SegmentNo, count: u64) {
+        if self.segments.contains_key(&no) {
+            self.sub_live(no, count);
+        }
+    }
+
+    /// False where the segment is gone.
+    pub fn add_hidden(&mut self, no: SegmentNo, count: u64) -> bool {
+        self.change(no, |info| info.hidden += count)
+    }
+
+    pub fn sub_hidden(&mut self, no: SegmentNo, count: u64) {
+        self.change(no, |info| {
+            info.hidden = info.hidden.checked_sub(count).expect("what is not hidden any more was counted");
+        });
+    }
+
+    fn change(&mut self, no: SegmentNo, change: impl FnOnce(&mut SegmentInfo)) -> bool {
+        let Some(info) = self.segments.get_mut(&no) else { return false };
         let before = info.dead_blocks();
-        info.live = change(info.live);
+        change(info);
+        assert!(info.hidden <= info.live, "{no:?}: of {} blocks {} are hidden", info.live, info.hidden);
         if info.kind == Kind::Data {
             self.dead_blocks = self.dead_blocks + info.dead_blocks() - before;
         }
-        self.dirty.insert(no);
+        true
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {

@@ -39,8 +39,10 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 /// Dead share from which cleaning is expected to free space: with less, moving costs more than it gives.
 pub(crate) const DEAD_PER_MILLE_MIN: u64 = 50;
 
-/// Share of room from half of which on writes are slowed for the cleaner.
-const TIGHT_PER_MILLE: u64 = 110;
+/// Share of a device, and shards of full segments, of which the greater is the room that the cleaner keeps: what is dead and
+/// left alone makes cleaning cheap, and what is free does not. From half of it on writes are slowed.
+const WANTED_PER_MILLE: u64 = 20;
+const WANTED_SHARDS: u64 = 16;
 
 #[derive(Debug, Default)]
 pub(crate) struct Space {
@@ -60,11 +62,13 @@ struct Room {
     bytes: u64,
     /// Of its capacity, in 1/1000.
     per_mille: u64,
+    /// So much the cleaner keeps.
+    wanted_bytes: u64,
 }
 
 impl Default for Room {
     fn default() -> Room {
-        Room { bytes: u64::MAX, per_mille: 1000 }
+        Room { bytes: u64::MAX, per_mille: 1000, wanted_bytes: 0 }
     }
 }
 
@@ -128,7 +132,7 @@ impl Controller {
             }
             let payload = info.capacity_blocks() * block;
             // While a fold is due a block may be named by base and overlay, and is counted for both.
-            let live = (info.live * block).min(payload);
+            let live = (info.visible() * block).min(payload);
             space.data_bytes += live;
             space.dead_bytes += payload - live;
             space.redundancy_bytes += shards - payload;
@@ -159,12 +163,29 @@ impl Controller {
         let (above_reserve, decisive) = *devices.get(width as usize - 1)?;
         let of_data = self.log.bytes * width / (width - u64::from(layout.failures()));
         let bytes = above_reserve.saturating_sub(of_data / devices.len() as u64);
-        Some(Room { bytes, per_mille: bytes * 1000 / decisive.capacity_bytes.max(1) })
+        let capacity = decisive.capacity_bytes;
+        let shard = u64::from(self.config.segment_payload_bytes) / (width - u64::from(layout.failures())).max(1);
+        let wanted_bytes = (capacity * WANTED_PER_MILLE / 1000).max((WANTED_SHARDS * shard).min(capacity / 8));
+        Some(Room { bytes, per_mille: bytes * 1000 / capacity.max(1), wanted_bytes })
+    }
+
+    /// Payload that fits what guests' writes leave free, of all usable devices together.
+    pub(crate) fn reserved_payload_bytes(&self) -> u64 {
+        let Some(layout) = self.layout_now() else { return 0 };
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect).flat_map(|(_, n)| n.devices.values());
+        let reserved: u64 = usable.filter(|d| self.nodes.takes_shards(d)).map(|d| reserve(&self.config, d)).sum();
+        let width = u64::from(layout.width());
+        reserved * (width - u64::from(layout.failures())) / width
     }
 
     /// Whether guests' writes still fit above the reserve.
     pub(crate) fn has_room(&self) -> bool {
         self.space.room.bytes > 0
+    }
+
+    /// Whether the cleaner is to make room.
+    pub(crate) fn wants_room(&self) -> bool {
+        self.space.room.bytes < self.space.room.wanted_bytes
     }
 
     /// Free share above the reserve of the device that decides, in 1/1000.
@@ -206,13 +227,13 @@ impl Controller {
         if self.segments.dead_per_mille() < DEAD_PER_MILLE_MIN {
             return 0;
         }
-        let short_by = TIGHT_PER_MILLE.saturating_sub(self.room_per_mille());
-        short_by * 1000 / TIGHT_PER_MILLE
+        let Room { bytes, wanted_bytes, .. } = self.space.room;
+        wanted_bytes.saturating_sub(bytes) * 1000 / wanted_bytes.max(1)
     }
 
     /// While room is tight a second is too long to wait for word of what was freed.
     pub(crate) fn ask_for_room(&mut self, out: Out) {
-        if self.now.since(self.space.asked_at) < ASK_EVERY || self.room_per_mille() >= TIGHT_PER_MILLE {
+        if self.now.since(self.space.asked_at) < ASK_EVERY || !self.wants_room() {
             return;
         }
         self.space.asked_at = self.now;

@@ -454,13 +454,7 @@ impl Transmission {
 }
 
 /// Sends the extents as far as the request reaches: neighbours of one state as one, a single one if that was asked for.
-fn send_status(
-    pending: Pending,
-    context: Context,
-    is_last: bool,
-    extents: &[StatusExtent],
-    out: &mut Outbox<'_>,
-) {
+fn send_status(pending: Pending, context: Context, is_last: bool, extents: &[StatusExtent], out: &mut Outbox<'_>) {
     let Pending { cookie, len, req_one, .. } = pending;
     let mut rest = u64::from(len);
     let mut descriptors: Vec<(u32, u32)> = Vec::new();

@@ -98,7 +98,8 @@ impl FromStr for Wanted {
     fn from_str(text: &str) -> Result<Wanted, String> {
         let mut parts = text.split('/');
         let of = parts.next().and_then(|of| of.split_once('@'));
-        let Some((volume, snapshot)) = of.filter(|(volume, snapshot)| !volume.is_empty() && !snapshot.is_empty()) else {
+        let Some((volume, snapshot)) = of.filter(|(volume, snapshot)| !volume.is_empty() && !snapshot.is_empty())
+        else {
             return Err("expected VOLUME@SNAPSHOT, for example vm1@monday".to_string());
         };
         let mut wanted = Wanted { volume: volume.to_string(), snapshot: snapshot.to_string(), from: None, start: 0 };
@@ -144,7 +145,8 @@ pub fn send(args: SendArgs, dir: &GridDir, json: bool) -> Result<()> {
 
 fn told(totals: Totals, took: Duration) -> String {
     let data = Size(totals.data_bytes);
-    let zeroes = if totals.zeroes_bytes > 0 { format!(", {} of zeroes", Size(totals.zeroes_bytes)) } else { String::new() };
+    let zeroes =
+        if totals.zeroes_bytes > 0 { format!(", {} of zeroes", Size(totals.zeroes_bytes)) } else { String::new() };
     format!("{data} of data{zeroes} in {:.1} s", took.as_secs_f64())
 }
 
@@ -246,7 +248,9 @@ pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
     let begun = Instant::now();
     let mut input = std::io::stdin().lock();
     let mut stream = Frames { input: &mut input, receiver: Receiver::default() };
-    let Part::Begin(begin) = stream.next(&mut Vec::new())? else { bail!("the stream does not begin with its beginning") };
+    let Part::Begin(begin) = stream.next(&mut Vec::new())? else {
+        bail!("the stream does not begin with its beginning")
+    };
     let layout = args.layout.map(|layout| layout.to_string());
     let request = Request::ReceiveBegin { name: args.name.clone(), begin: Box::new(begin.clone()), layout };
     let (export, ticket) = match client::ask(dir, &request, client::PATIENT)? {

@@ -7,8 +7,8 @@
 //! Limits: [`RATE`] requests a second, so that it takes nothing worth mentioning from the load.
 //! Faults: a request that failed is an error; what a failed write left is then unknown, and either version is accepted.
 
-use crate::nbd_client::Client;
 use super::stats::ns_to_ms;
+use crate::nbd_client::Client;
 use anyhow::{Context, Result};
 use holdfast_base::{Prng, crc32c};
 use serde::Serialize;

@@ -74,7 +74,8 @@ impl ControlPlane {
         let received = self.catalog.received(entry.root.volume)?;
         let id = |name: &str| {
             let found = snapshots.iter().find(|s| s.name == name);
-            let found = found.with_context(|| format!("there is no {volume}@{name}; `holdfast snapshot list {volume}`"));
+            let found =
+                found.with_context(|| format!("there is no {volume}@{name}; `holdfast snapshot list {volume}`"));
             found.map(|snapshot| (snapshot, id_of(entry.root.volume, &received, snapshot)))
         };
         let (found, of) = id(snapshot)?;

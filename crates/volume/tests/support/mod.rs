@@ -9,7 +9,7 @@ use holdfast_base::{
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
-use holdfast_format::segment::ShardHeader;
+use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, LedgerState, LogEntry, Refusal, Reply, Request};
 use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, State, Target};
 use std::collections::{BTreeMap, VecDeque};
@@ -26,6 +26,44 @@ pub struct Ledger {
     pub trimmed: Lsn,
 }
 
+/// Shards with their headers' blocks; knows their bytes.
+#[derive(Default)]
+pub struct Shards {
+    held: BTreeMap<ShardId, (u32, Buf)>,
+    bytes: u64,
+}
+
+impl std::ops::Deref for Shards {
+    type Target = BTreeMap<ShardId, (u32, Buf)>;
+    fn deref(&self) -> &Self::Target {
+        &self.held
+    }
+}
+
+impl Shards {
+    fn insert(&mut self, shard: ShardId, header_blocks: u32, bytes: Buf) {
+        self.bytes += bytes.len() as u64;
+        if let Some((_, old)) = self.held.insert(shard, (header_blocks, bytes)) {
+            self.bytes -= old.len() as u64;
+        }
+    }
+
+    fn remove(&mut self, shard: &ShardId) {
+        if let Some((_, old)) = self.held.remove(shard) {
+            self.bytes -= old.len() as u64;
+        }
+    }
+
+    pub fn retain(&mut self, keep: impl Fn(&ShardId, &(u32, Buf)) -> bool) {
+        self.held.retain(|shard, held| keep(shard, held));
+        self.bytes = self.held.values().map(|(_, bytes)| bytes.len() as u64).sum();
+    }
+
+    pub fn clear(&mut self) {
+        *self = Shards::default();
+    }
+}
+
 /// A node with one device that does at once, and for ever, what it is asked.
 pub struct IdealNode {
     pub id: NodeId,
@@ -36,7 +74,7 @@ pub struct IdealNode {
     pub waiting: Vec<(u64, Request, Buf, bool)>,
     pub promised: Epoch,
     pub ledgers: BTreeMap<LedgerId, Ledger>,
-    pub shards: BTreeMap<ShardId, (u32, Buf)>,
+    pub shards: Shards,
     /// Bytes that others take.
     pub extra_used: u64,
     /// In 1/255.
@@ -45,6 +83,9 @@ pub struct IdealNode {
     pub refuse_above: usize,
     /// Appends wait; other requests don't.
     pub hang_appends: bool,
+    pub capacity_bytes: u64,
+    /// Of shards that were ever put here: of data, and of the map and checkpoints.
+    pub put_bytes: (u64, u64),
 }
 
 impl IdealNode {
@@ -56,21 +97,23 @@ impl IdealNode {
             waiting: Vec::new(),
             promised: Epoch(0),
             ledgers: BTreeMap::new(),
-            shards: BTreeMap::new(),
+            shards: Shards::default(),
             extra_used: 0,
             journal_fill: 0,
             refuse_above: usize::MAX,
             hang_appends: false,
+            capacity_bytes: CAPACITY,
+            put_bytes: (0, 0),
         }
     }
 
     pub fn stat(&self) -> DeviceStat {
-        let used: u64 = self.shards.values().map(|(_, b)| b.len() as u64).sum::<u64>() + self.extra_used;
+        let used = self.shards.bytes + self.extra_used;
         DeviceStat {
             device: DeviceId(u128::from(self.id.0)),
             health: DeviceHealth::Serving,
-            capacity_bytes: CAPACITY,
-            free_bytes: CAPACITY.saturating_sub(used),
+            capacity_bytes: self.capacity_bytes,
+            free_bytes: self.capacity_bytes.saturating_sub(used),
             journal_bytes: 16 << 20,
             journal_used_bytes: (16_u64 << 20) * u64::from(self.journal_fill) / 255,
             shard_count: self.shards.len() as u64,
@@ -149,7 +192,10 @@ impl IdealNode {
                 if let Some((_, old)) = self.shards.get(&shard) {
                     assert_eq!(old[..], payload[..], "a shard is never written twice with different bytes");
                 }
-                self.shards.insert(shard, (header_blocks, payload));
+                let is_data = matches!(header.index, SegmentIndex::Data(_));
+                let put = if is_data { &mut self.put_bytes.0 } else { &mut self.put_bytes.1 };
+                *put += payload.len() as u64;
+                self.shards.insert(shard, header_blocks, payload);
                 (Reply::Done, none)
             }
             Request::ReadShard { shard, block, blocks, .. } => match self.shards.get(&shard) {
@@ -164,7 +210,7 @@ impl IdealNode {
                 Some((header, bytes)) => (Reply::ShardHeader, bytes.slice(0..*header as usize * BLOCK_BYTES)),
             },
             Request::DeleteShards { shards, .. } => {
-                self.shards.retain(|s, _| !shards.contains(s));
+                shards.iter().for_each(|shard| self.shards.remove(shard));
                 (Reply::Done, none)
             }
             Request::ListShards { .. } => {
@@ -188,7 +234,8 @@ pub struct World {
     pub replies: BTreeMap<u64, Result<BlockData, holdfast_base::BlockError>>,
     pub notices: Vec<Notice>,
     pub next_token: u64,
-    /// From the next opening on.
+    /// From the next opening on: its bounds, without ids.
+    pub config: Option<Config>,
     pub clean_dead_per_mille: u32,
     pub out: Effects<Effect>,
     pub queue: VecDeque<Event>,
@@ -208,6 +255,7 @@ impl World {
             replies: BTreeMap::new(),
             notices: Vec::new(),
             next_token: 1,
+            config: None,
             clean_dead_per_mille: 850,
             out: Effects::new(),
             queue: VecDeque::new(),
@@ -225,6 +273,9 @@ impl World {
         }
         let mut config = config(self.rng.next_u64(), self.openings);
         config.clean_dead_per_mille = self.clean_dead_per_mille;
+        if let Some(bounds) = &self.config {
+            config = Config { instance: config.instance, seed: config.seed, ..bounds.clone() };
+        }
         self.controller = Controller::new(config);
         self.push(Event::Open);
         for i in 0..self.nodes.len() {

@@ -1,0 +1,102 @@
+//! What leaves of the map name although the overlay says something newer: dead, but not folded yet.
+//!
+//! Of leaves that are in memory it is counted as it happens, of others when they are loaded or folded. So a segment is free
+//! as soon as a durable checkpoint holds the overlay that hides what leaves still name of it, and no fold is waited for.
+//!
+//! Invariants: (1) what is counted as hidden is hidden; there may be more. (2) A leaf may name segments that are gone; then
+//! the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted).
+
+use crate::controller::Controller;
+use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, Place};
+use holdfast_base::Key;
+use holdfast_format::record::SegmentNo;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Default)]
+pub(crate) struct Hidden {
+    /// Blocks of segments that each leaf names and the overlay hides.
+    counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, u64>>,
+    /// Leaves of which more may be hidden than is counted.
+    uncounted: BTreeSet<LeafNo>,
+    /// So are more than are worth listing.
+    is_vague: bool,
+}
+
+/// Leaves that one run of the overlay hides: of more, only those in memory are looked at.
+const LEAVES_MAX: usize = 1024;
+
+impl Hidden {
+    /// Whether all that is hidden is known.
+    pub(crate) fn is_known(&self) -> bool {
+        self.uncounted.is_empty() && !self.is_vague
+    }
+
+    /// Everything that could be folded was.
+    pub(crate) fn on_all_folded(&mut self) {
+        self.is_vague = false;
+    }
+}
+
+impl Controller {
+    /// The overlay is about to say something of these blocks.
+    pub(crate) fn hide(&mut self, start: u64, blocks: u64) {
+        for (from, to) in self.overlay.gaps(start, blocks) {
+            let (first, last) = (LeafNo::of(Key(from)), LeafNo::of(Key(to - 1)));
+            let mut leaves: Vec<LeafNo> = self.directory.range(first..=last).take(LEAVES_MAX + 1).collect();
+            if leaves.len() > LEAVES_MAX {
+                self.hidden.is_vague = true;
+                leaves = self.leaves.cached(first..=last);
+            }
+            for no in leaves {
+                let Some(leaf) = self.leaves.get(no) else {
+                    self.hidden.uncounted.insert(no);
+                    continue;
+                };
+                let base = no.first_key();
+                let (from, to) = (from.max(base), to.min(base + LEAF_BLOCKS));
+                self.count_hidden(no, &leaf, from - base, to - from);
+            }
+        }
+    }
+
+    fn count_hidden(&mut self, no: LeafNo, leaf: &Leaf, start: u64, blocks: u64) {
+        for piece in leaf.lookup(start, blocks) {
+            let Some(Place::Segment { segment, .. }) = piece.value else { continue };
+            if self.segments.add_hidden(segment, piece.len) {
+                *self.hidden.counted.entry(no).or_default().entry(segment).or_default() += piece.len;
+            }
+        }
+    }
+
+    /// A leaf is in memory, or has changed: what the overlay hides of it is counted anew.
+    pub(crate) fn recount_hidden(&mut self, no: LeafNo, leaf: &Leaf) {
+        self.forget_hidden(no);
+        let base = no.first_key();
+        let gaps = self.overlay.gaps(base, LEAF_BLOCKS);
+        let mut at = base;
+        for (from, to) in gaps.into_iter().chain([(base + LEAF_BLOCKS, base + LEAF_BLOCKS)]) {
+            if at < from {
+                self.count_hidden(no, leaf, at - base, from - at);
+            }
+            for piece in leaf.lookup(from - base, to - from) {
+                if let Some(Place::Segment { segment, .. }) = piece.value {
+                    assert!(self.segments.get(segment).is_some(), "{no:?} shows blocks of {segment:?}, which is gone");
+                }
+            }
+            at = to;
+        }
+    }
+
+    /// After a checkpoint was loaded: nothing is counted yet.
+    pub(crate) fn nothing_is_counted(&mut self) {
+        self.hidden = Hidden { is_vague: true, ..Hidden::default() };
+    }
+
+    /// The leaf is to be replaced, or is gone.
+    pub(crate) fn forget_hidden(&mut self, no: LeafNo) {
+        self.hidden.uncounted.remove(&no);
+        for (segment, blocks) in self.hidden.counted.remove(&no).unwrap_or_default() {
+            self.segments.sub_hidden(segment, blocks);
+        }
+    }
+}
