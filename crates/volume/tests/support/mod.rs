@@ -67,13 +67,12 @@ impl IdealNode {
     pub fn stat(&self) -> DeviceStat {
         let used: u64 = self.shards.values().map(|(_, b)| b.len() as u64).sum::<u64>() + self.extra_used;
         DeviceStat {
-            device: DeviceId(u128::from(self.id.0)),
-            health: DeviceHealth::Serving,
             capacity_bytes: CAPACITY,
             free_bytes: CAPACITY.saturating_sub(used),
             journal_bytes: 16 << 20,
             journal_used_bytes: (16_u64 << 20) * u64::from(self.journal_fill) / 255,
             shard_count: self.shards.len() as u64,
+            ..DeviceStat::unknown(DeviceId(u128::from(self.id.0)), DeviceHealth::Serving)
         }
     }
 
