@@ -35,6 +35,7 @@ use crate::map::{LeafCache, LeafNo, Overlay};
 use crate::moves::Mover;
 use crate::nodes::Nodes;
 use crate::opening::Opening;
+use crate::outliers::Outliers;
 use crate::pressure::Pressure;
 use crate::read::{ReadOp, ReadQueue};
 use crate::repair::Repairer;
@@ -75,6 +76,7 @@ pub struct Controller {
     pub(crate) now: Instant,
     pub(crate) rng: Prng,
     pub(crate) nodes: Nodes,
+    pub(crate) outliers: Outliers,
     pub(crate) calls: Slab<Call>,
     pub(crate) root: RootWriter,
     pub(crate) resizer: Resizer,
@@ -135,6 +137,7 @@ impl Controller {
             now: Instant::ZERO,
             rng: Prng::new(config.seed),
             nodes: Nodes::default(),
+            outliers: Outliers::default(),
             calls: Slab::new(CALLS_MAX),
             root: RootWriter::default(),
             resizer: Resizer::default(),
@@ -365,6 +368,7 @@ impl Controller {
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
                     self.nodes.on_stat(node, devices);
+                    self.judge_devices(out);
                     self.on_legs_changed(out);
                 }
             }
