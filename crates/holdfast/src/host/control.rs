@@ -173,6 +173,7 @@ impl ControlPlane {
                 | Request::VolumeClone { .. }
                 | Request::Drain { .. }
                 | Request::CheckRemovable { .. }
+                | Request::CheckStop { .. }
                 | Request::GridReload
         );
         let _alone = changes.then(|| self.alone());
@@ -205,6 +206,7 @@ impl ControlPlane {
             Request::CheckRemovable { devices, force } => {
                 self.check_removable(&devices, force).map(|()| Response::Done)
             }
+            Request::CheckStop { node } => self.check_stop(node).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
