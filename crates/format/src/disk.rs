@@ -172,6 +172,8 @@ pub struct Superblock {
     pub sequence: u64,
     /// Bytes that are ours: the device's size when it was formatted, in whole blocks.
     pub size_bytes: u64,
+    /// What one durable write of a block took when the device was formatted; zero where nobody measured.
+    pub flush_us: u32,
     pub areas: Areas,
 }
 
@@ -187,7 +189,8 @@ impl Superblock {
         let a = &self.areas;
         let mut out = Out::new(&mut bytes);
         out.put(&SUPERBLOCK_MAGIC).u16(DISK_VERSION).u16(0);
-        out.u128(self.grid.0).u128(self.device.0).u32(self.node.0).u32(0).u64(self.sequence).u64(self.size_bytes);
+        out.u128(self.grid.0).u128(self.device.0).u32(self.node.0).u32(self.flush_us);
+        out.u64(self.sequence).u64(self.size_bytes);
         out.u64(a.unit_table_offset).u32(a.unit_table_bytes).u32(a.unit_bytes).u64(a.journal_offset);
         out.u32(a.unit_count).u32(a.slot_count).u64(a.slot_table_offset).u64(a.data_offset).u64(a.data_blocks);
         out.seal(&[]);
@@ -209,7 +212,7 @@ impl Superblock {
         }
         input.u16();
         let (grid, device, node) = (GridId(input.u128()), DeviceId(input.u128()), NodeId(input.u32()));
-        input.u32();
+        let flush_us = input.u32();
         let (sequence, size_bytes) = (input.u64(), input.u64());
         let areas = Areas {
             unit_table_offset: input.u64(),
@@ -225,7 +228,7 @@ impl Superblock {
         if size_bytes < BLOCK_BYTES as u64 || !areas.is_valid(size_bytes) {
             return Err(FormatError::Field("areas"));
         }
-        Ok(Superblock { grid, node, device, sequence, size_bytes, areas })
+        Ok(Superblock { grid, node, device, sequence, size_bytes, flush_us, areas })
     }
 }
 
@@ -483,7 +486,7 @@ mod tests {
             data_blocks: 100,
         };
         let size_bytes = areas.data_offset + 101 * 4096;
-        Superblock { grid: GridId(0x11), node: NodeId(3), device: DEVICE, sequence: 9, size_bytes, areas }
+        Superblock { grid: GridId(0x11), node: NodeId(3), device: DEVICE, sequence: 9, size_bytes, flush_us: 0, areas }
     }
 
     fn slot() -> Slot {

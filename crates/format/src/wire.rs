@@ -153,6 +153,14 @@ pub enum DeviceHealth {
     Failed,
 }
 
+/// How long operations of one kind took: those of the last seconds, without the large ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct OpTimes {
+    /// 99 of 100 took no longer; zero where there were none.
+    pub p99_us: u32,
+    pub samples: u32,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeviceStat {
     pub device: DeviceId,
@@ -164,6 +172,32 @@ pub struct DeviceStat {
     pub journal_bytes: u64,
     pub journal_used_bytes: u64,
     pub shard_count: u64,
+    pub reads: OpTimes,
+    /// Durable ones.
+    pub writes: OpTimes,
+    /// Operations that ended with an error since the node's process was started.
+    pub io_errors: u64,
+    /// What one durable write of a block took when the device was formatted; zero where nobody measured.
+    pub flush_us: u32,
+}
+
+impl DeviceStat {
+    /// A device of which nothing else is known.
+    pub fn unknown(device: DeviceId, health: DeviceHealth) -> DeviceStat {
+        DeviceStat {
+            device,
+            health,
+            capacity_bytes: 0,
+            free_bytes: 0,
+            journal_bytes: 0,
+            journal_used_bytes: 0,
+            shard_count: 0,
+            reads: OpTimes::default(),
+            writes: OpTimes::default(),
+            io_errors: 0,
+            flush_us: 0,
+        }
+    }
 }
 
 /// What a leg knows of one ledger.

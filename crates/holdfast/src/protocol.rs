@@ -116,6 +116,10 @@ pub enum Request {
         devices: Vec<String>,
         force: bool,
     },
+    /// Done where a node may be stopped: nothing would be less redundant than its absence alone makes it.
+    CheckStop {
+        node: u32,
+    },
     /// grid.json has changed.
     GridReload,
     Tasks,
@@ -220,6 +224,23 @@ pub struct DeviceInfo {
     /// Then: shards and logs of volumes in service that are still to be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<u64>,
+    /// 99 of 100 small operations of the last seconds took no longer; missing where there were none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_p99_us: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_p99_us: Option<u32>,
+    /// Operations that ended with an error since its node was started.
+    #[serde(default)]
+    pub io_errors: u64,
+    /// What a durable write of a block took when the device was added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flush_us: Option<u32>,
+    /// It is an outlier among its peers: for so many seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_s: Option<u64>,
+    /// Then: a volume does without it.
+    #[serde(default)]
+    pub bypassed: bool,
 }
 
 /// Something that is done in the background.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use std::fs;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -16,7 +17,7 @@ struct Grid {
 impl Drop for Grid {
     fn drop(&mut self) {
         if self.path("grid.json").exists() {
-            let _ = holdfast().args(["grid", "down", "--dir"]).arg(self.dir.path()).output();
+            let _ = holdfast().args(["grid", "down", "--force", "--dir"]).arg(self.dir.path()).output();
         }
     }
 }
@@ -701,4 +702,107 @@ fn a_stream_that_breaks_off_is_gone_on_with() {
     grid.ok("volume export v2");
     assert_volume_holds(&grid.uri("v2"), &first, &scratch);
     assert_volume_holds(&grid.uri("v2").replace("v2", "v2@monday"), &first, &scratch);
+}
+
+/// Waits until the command goes through, which may be refused for a while.
+fn until_ok(grid: &Grid, line: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let output = grid.run(line);
+        if output.status.success() {
+            return;
+        }
+        assert!(Instant::now() < end, "{line}: {}", text(&output.stderr));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_node_is_stopped_only_while_nothing_else_is_missing() {
+    let grid = Grid::new(13);
+    grid.up("--nodes 3 --devices 1");
+    // Without a volume there is nothing to lose.
+    grid.ok("node stop 3");
+    assert!(grid.fails("node stop 3").contains("not running"));
+    grid.ok("node start 3");
+    grid.ok("volume create v1 --size 32MiB --layout mirror:2");
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 32 << 20);
+    let copies = has_nbdcopy();
+    if copies {
+        nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
+    }
+    until_ok(&grid, "node stop 2");
+    assert_eq!(grid.node_state(2), "down");
+    let refusal = grid.fails("node stop 3");
+    for part in ["node 2 is down", "volume v1", " s: what it held", "--force"] {
+        assert!(refusal.contains(part), "{part}: {refusal}");
+    }
+    assert_eq!(grid.node_state(3), "up");
+    grid.ok("node start 2");
+    until_ok(&grid, "node stop 3");
+    grid.ok("node start 3");
+    grid.wait_for_node(3, "up");
+    grid.ok("node hang 1");
+    assert!(grid.fails("node stop 2").contains("node 1 is down or hangs"), "seen at once");
+    grid.ok("node stop 2 --force");
+    assert_eq!(grid.node_state(2), "down");
+    grid.ok("node resume 1");
+    grid.ok("node start 2");
+    if copies {
+        assert_volume_holds(&grid.uri("v1"), &file, &scratch);
+    }
+}
+
+#[test]
+fn a_grid_is_not_stopped_under_the_hands_of_clients() {
+    let grid = Grid::new(14);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 16MiB");
+    let client = greeted_client(&grid, "v1");
+    let refusal = grid.fails("grid down");
+    assert!(refusal.contains("v1 (1)") && refusal.contains("--force"), "{refusal}");
+    assert_eq!(grid.json("status")["host"]["state"], "up");
+    grid.ok("grid down --force");
+    drop(client);
+    grid.ok("grid up");
+    grid.ok("grid down");
+}
+
+/// A client of a volume that has come to the end of the handshake of the oldest kind, and does nothing more.
+fn greeted_client(grid: &Grid, volume: &str) -> std::os::unix::net::UnixStream {
+    let mut stream = std::os::unix::net::UnixStream::connect(grid.path("nbd.sock")).unwrap();
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+    // Fixed newstyle, no zeroes; then NBD_OPT_EXPORT_NAME, which ends the handshake.
+    stream.write_all(&3_u32.to_be_bytes()).unwrap();
+    stream.write_all(b"IHAVEOPT").unwrap();
+    stream.write_all(&1_u32.to_be_bytes()).unwrap();
+    stream.write_all(&(volume.len() as u32).to_be_bytes()).unwrap();
+    stream.write_all(volume.as_bytes()).unwrap();
+    let mut export = [0; 10];
+    stream.read_exact(&mut export).unwrap();
+    assert_eq!(export[..8], (16_u64 << 20).to_be_bytes());
+    stream
+}
+
+#[test]
+fn what_a_flush_costs_is_measured_when_a_device_is_added_and_shown() {
+    let grid = Grid::new(15);
+    grid.up("--nodes 2 --devices 1");
+    grid.ok("device add 2");
+    let measured = || -> Vec<u64> {
+        let devices = grid.json("device list");
+        devices.as_array().unwrap().iter().map(|row| row["device"]["flush_us"].as_u64().unwrap()).collect()
+    };
+    let costs = measured();
+    assert_eq!(costs.len(), 3);
+    assert!(costs.iter().all(|us| *us > 0), "{costs:?}");
+    let list = grid.ok("device list");
+    assert!(list.contains("FLUSH") && list.contains(" ms"), "{list}");
+    // It stands on the device.
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert_eq!(measured(), costs);
 }

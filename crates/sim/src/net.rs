@@ -216,6 +216,10 @@ impl Net {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         for lane in 0..LANES.len() {
             let pipe = conn.pipe(Stream { conn: id, lane, toward });
+            if pipe.ended {
+                // The end is on its way, and arrives: whoever waits for it would never hear otherwise.
+                continue;
+            }
             let keep = prng.below(pipe.queue.len() as u64 + 1) as usize;
             pipe.queue.truncate(keep);
         }

@@ -80,6 +80,8 @@ pub struct Plan {
     pub destage_age: Duration,
     pub clean_dead_per_mille: u32,
     pub scrub_every: Duration,
+    /// How long a disk must be slow to be bypassed: disks are slow for up to 0.8 s.
+    pub slow_after: Duration,
     /// Most snapshots at a time.
     pub snapshots_max: usize,
     /// Most clones of snapshots in a run.
@@ -143,6 +145,7 @@ impl Plan {
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
+            slow_after: *Prng::new(seed ^ 0x510).pick(&[Duration::from_millis(60), Duration::from_secs(30)]),
             fold_runs: 8 << prng.below(6),
             batch_records_max: *prng.pick(&[1, 4, 512]),
             requests: prng.between(120, 320) as u32,

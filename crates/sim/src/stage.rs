@@ -8,7 +8,7 @@ use crate::plan::{Plan, Profile};
 use crate::swarm::{Outcome, Run};
 use crate::workload::{Area, What};
 use crate::world::{MachineAt, World};
-use holdfast_base::{Instant, RequestToken};
+use holdfast_base::{DeviceId, Instant, RequestToken};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_volume::{Controller, Event, State, Status};
@@ -41,6 +41,7 @@ impl Scenery {
         (plan.destage_age, plan.fold_runs, plan.clean_dead_per_mille) = (Duration::from_millis(200), 32, 300);
         (plan.batch_records_max, plan.requests) = (512, 0);
         (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
+        plan.slow_after = Duration::from_secs(30);
         plan.weights = crate::faults::Weights::default();
         (plan.rotten, plan.greet_early) = (None, false);
         Scenery { plan }
@@ -331,7 +332,18 @@ impl Stage {
     /// Shards held by the disks of a node.
     pub fn held_by(&self, node: usize) -> u64 {
         let machine = self.run.world.nodes[node].machine();
-        machine.map_or(0, |node| node.stats().iter().map(|device| device.shard_count).sum())
+        machine.map_or(0, |node| node.stats(self.now()).iter().map(|device| device.shard_count).sum())
+    }
+
+    pub fn device(&self, node: usize, slot: usize) -> DeviceId {
+        let machine = self.run.world.nodes[node].machine().expect("the node runs");
+        machine.stats(self.now())[slot].device
+    }
+
+    /// What the newest opening finds slow, and whether it does without it.
+    pub fn slow_devices(&self) -> Vec<(DeviceId, bool)> {
+        let owner = self.run.world.machine(self.owner()).expect("the owner runs");
+        owner.slow_devices().into_iter().map(|(device, _, bypassed)| (device, bypassed)).collect()
     }
 
     /// The owner is told to let go of the volume; whoever follows it opens it.

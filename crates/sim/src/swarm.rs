@@ -167,6 +167,7 @@ impl Run {
         config.fold_runs_min = plan.fold_runs;
         config.rebuild_after = plan.rebuild_after;
         config.scrub_every = plan.scrub_every;
+        config.slow_after = plan.slow_after;
         config.mutations = plan.volume_mutations;
         config
     }
@@ -310,7 +311,8 @@ impl Run {
 
     /// The operator empties a disk, or none.
     pub(crate) fn drain(&mut self, disk: Option<(usize, usize)>) {
-        let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats().get(slot)?.device));
+        let now = self.world.now();
+        let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats(now).get(slot)?.device));
         self.draining = device.into_iter().collect();
         for at in self.openings.clone() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
@@ -571,7 +573,8 @@ impl Run {
         self.held.clear();
         self.held_twice.clear();
         for node in 0..self.world.nodes.len() {
-            let stats = self.world.nodes[node].machine().map(store::Node::stats).unwrap_or_default();
+            let now = self.world.now();
+            let stats = self.world.nodes[node].machine().map(|n| n.stats(now)).unwrap_or_default();
             for device in stats.into_iter().map(|s| s.device) {
                 let request = Request::ListShards { device, volume: VOLUME, after: None, count_max: 100_000 };
                 self.world.probe(node, request);

@@ -378,7 +378,8 @@ fn rule_25_a_failed_device_is_alone() {
         stage.write(i * 4, 4);
     }
     stage.pass_ms(500);
-    let stats = stage.world().nodes[0].machine().expect("it runs").stats();
+    let now = stage.now();
+    let stats = stage.world().nodes[0].machine().expect("it runs").stats(now);
     let health: Vec<DeviceHealth> = stats.iter().map(|s| s.health).collect();
     assert!(health.contains(&DeviceHealth::Serving), "the other device serves on: {health:?}");
     stage.read(0, 160);
@@ -1025,5 +1026,108 @@ fn a_volume_is_written_in_another_layout_while_it_is_used() {
         stage.start_host(1 - other);
         stage.read(0, 256);
     }
+    stage.finish();
+}
+
+// ---- devices that are slow, not dead ----
+
+/// A guest at work: a write and two reads twenty times a second. Returns the longest time that one of them took.
+fn work(stage: &mut Stage, seconds: u64) -> Duration {
+    let mut longest = Duration::ZERO;
+    for i in 0..seconds * 20 {
+        let start = stage.now();
+        stage.write(i * 7 % 400, 2);
+        let written = stage.now();
+        stage.read(i * 13 % 400, 2);
+        stage.read((i * 29 + 200) % 400, 1);
+        longest = longest.max(written.since(start)).max(stage.now().since(written));
+        stage.pass_ms(50);
+    }
+    longest
+}
+
+/// Its reads take 18 ms and more, its durable writes 36 ms and more.
+const SLOWNESS: u32 = 300;
+
+#[test]
+fn a_slow_device_is_bypassed_and_trusted_again_when_it_has_recovered() {
+    for layout in ["mirror:2", "parity:2+1"] {
+        let mut stage = Scenery::new(31).nodes(4).layout(layout).raise();
+        stage.write_segments(12);
+        let slow = leg_nodes(&stage)[0];
+        let device = stage.device(slow, 0);
+        stage.world().nodes[slow].disks[0].slowness = SLOWNESS;
+        work(&mut stage, 20);
+        assert!(stage.slow_devices().is_empty(), "it may be a moment's trouble");
+        work(&mut stage, 40);
+        assert_eq!(stage.slow_devices(), [(device, true)], "{layout}");
+        stage.pass_ms(2000);
+        assert!(!leg_nodes(&stage).contains(&slow), "its log is elsewhere");
+        let held = stage.held_by(slow);
+        let longest = work(&mut stage, 20);
+        assert!(longest < Duration::from_millis(10), "{layout}: {longest:?}");
+        assert!(stage.held_by(slow) <= held, "{layout}: nothing new goes there");
+        assert_eq!(stage.slow_devices(), [(device, true)], "it does little, and that little is slow");
+        stage.world().nodes[slow].disks[0].slowness = 1;
+        work(&mut stage, 60);
+        assert!(stage.slow_devices().is_empty());
+        work(&mut stage, 20);
+        assert!(stage.held_by(slow) > 0, "{layout}: it is used again");
+        stage.finish();
+    }
+}
+
+#[test]
+fn where_all_devices_are_slow_none_is_bypassed() {
+    let mut stage = Scenery::new(32).nodes(4).raise();
+    for node in 0..4 {
+        stage.world().nodes[node].disks[0].slowness = SLOWNESS;
+    }
+    work(&mut stage, 90);
+    assert!(stage.slow_devices().is_empty(), "{:?}", stage.slow_devices());
+    stage.finish();
+}
+
+#[test]
+fn a_slow_device_is_used_while_another_node_is_lost() {
+    let mut stage = Scenery::new(33).raise();
+    stage.write_segments(12);
+    let (slow, lost) = (leg_nodes(&stage)[0], leg_nodes(&stage)[1]);
+    let device = stage.device(slow, 0);
+    stage.world().nodes[slow].disks[0].slowness = SLOWNESS;
+    work(&mut stage, 60);
+    assert_eq!(stage.slow_devices(), [(device, true)], "two nodes suffice for two copies");
+    stage.crash_node(lost);
+    work(&mut stage, 2);
+    assert_eq!(stage.slow_devices(), [(device, false)], "every copy is needed");
+    stage.until("no entry is at risk", |s| s.status().at_risk_entries == 0);
+    stage.start_node(lost);
+    work(&mut stage, 5);
+    assert_eq!(stage.slow_devices(), [(device, true)]);
+    stage.finish();
+}
+
+#[test]
+fn devices_of_one_node_are_bypassed_at_a_time() {
+    let mut stage = Scenery::new(34).nodes(5).raise();
+    stage.write_segments(12);
+    for node in [0, 1] {
+        stage.world().nodes[node].disks[0].slowness = SLOWNESS;
+    }
+    work(&mut stage, 120);
+    let slow = stage.slow_devices();
+    assert!(!slow.is_empty() && slow.iter().filter(|(_, bypassed)| *bypassed).count() == 1, "{slow:?}");
+    stage.finish();
+}
+
+#[test]
+fn a_device_with_many_errors_is_bypassed() {
+    let mut stage = Scenery::new(35).nodes(4).raise();
+    stage.write_segments(12);
+    let bad = (0..4).find(|node| stage.held_by(*node) > 4).expect("some node holds shards");
+    let device = stage.device(bad, 0);
+    stage.world().nodes[bad].disks[0].faults = DiskFaults { read_error: 300, ..DiskFaults::default() };
+    work(&mut stage, 20);
+    assert_eq!(stage.slow_devices(), [(device, true)]);
     stage.finish();
 }

@@ -5,10 +5,12 @@
 //! 25); the node's other devices serve on.
 
 use crate::api::{DeviceSlot, DiskError, Effect, FailReason, NodeConfig, Notice};
-use crate::io::{Client, Ctx, IO_MAX, Io, client_of};
+use crate::io::{Client, Ctx, IO_MAX, Io, Started, client_of};
+use crate::meter::Meter;
 use crate::open::{Opening, Progress};
 use crate::serving::Serving;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, Slab, Token};
+use holdfast_format::disk::SUPERBLOCK_BYTES;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Refusal, Request};
 
 enum State {
@@ -21,7 +23,8 @@ pub(crate) struct Device {
     slot: DeviceSlot,
     /// Known once the superblock was read.
     id: Option<DeviceId>,
-    io: Slab<Io>,
+    io: Slab<Started>,
+    meter: Meter,
     state: State,
 }
 
@@ -32,13 +35,14 @@ pub(crate) struct Surroundings<'a> {
     pub out: &'a mut Effects<Effect>,
 }
 
-fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, io: &'a mut Slab<Io>, s: &'a mut Surroundings<'_>) -> Ctx<'a> {
+fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, io: &'a mut Slab<Started>, s: &'a mut Surroundings<'_>) -> Ctx<'a> {
     Ctx { now: s.now, slot, device: id.unwrap_or_default(), config: s.config, io, out: s.out }
 }
 
 impl Device {
     pub fn open(slot: DeviceSlot, size_bytes: u64, around: &mut Surroundings) -> Device {
-        let mut device = Device { slot, id: None, io: Slab::new(IO_MAX), state: State::Failed };
+        let meter = Meter::new(around.now);
+        let mut device = Device { slot, id: None, io: Slab::new(IO_MAX), meter, state: State::Failed };
         match Opening::start(&mut ctx(slot, None, &mut device.io, around), size_bytes) {
             Ok(opening) => device.state = State::Opening(Box::new(opening)),
             Err(reason) => device.fail(reason, around),
@@ -84,7 +88,8 @@ impl Device {
         result: Result<Buf, DiskError>,
     ) -> Option<DeviceId> {
         // What was under way when the device failed is answered already.
-        let io = self.io.remove(token)?;
+        let Started { io, kind, at } = self.io.remove(token)?;
+        self.meter.on_done(around.now, kind, at, result.is_err());
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
         let outcome = match (&mut self.state, io) {
             (State::Failed, _) => return None,
@@ -127,7 +132,7 @@ impl Device {
     /// The device is out: everything that waits for it is answered, and all later requests are refused.
     pub fn fail(&mut self, reason: FailReason, around: &mut Surroundings) {
         let state = std::mem::replace(&mut self.state, State::Failed);
-        let mut clients: Vec<Client> = self.io.iter().filter_map(|(_, io)| client_of(io)).collect();
+        let mut clients: Vec<Client> = self.io.iter().filter_map(|(_, started)| client_of(&started.io)).collect();
         if let State::Serving(serving) = state {
             clients.extend(serving.waiting_clients());
         }
@@ -152,15 +157,29 @@ impl Device {
     }
 
     /// What is told of the device; nothing until its id is known.
-    pub fn stat(&self) -> Option<DeviceStat> {
+    pub fn stat(&self, now: Instant) -> Option<DeviceStat> {
         let device = self.id?;
-        let health = match &self.state {
-            State::Serving(serving) => return Some(serving.stat()),
-            State::Opening(_) => DeviceHealth::Opening,
-            State::Failed => DeviceHealth::Failed,
+        let mut stat = match &self.state {
+            State::Serving(serving) => serving.stat(),
+            State::Opening(_) => DeviceStat::unknown(device, DeviceHealth::Opening),
+            State::Failed => DeviceStat::unknown(device, DeviceHealth::Failed),
         };
-        let (capacity_bytes, free_bytes, journal_bytes, journal_used_bytes, shard_count) = (0, 0, 0, 0, 0);
-        Some(DeviceStat { device, health, capacity_bytes, free_bytes, journal_bytes, journal_used_bytes, shard_count })
+        (stat.reads, stat.writes) =
+            self.meter.times(now, self.io.iter().map(|(_, started)| (started.kind, started.at)));
+        stat.io_errors = self.meter.io_errors;
+        Some(stat)
+    }
+
+    /// Somebody asks how the device does: where it has had little to do lately, a block is read to see.
+    pub fn probe(&mut self, around: &mut Surroundings) {
+        let State::Serving(serving) = &self.state else { return };
+        let under_way = self.io.iter().any(|(_, started)| matches!(started.io, Io::Probe));
+        if serving.is_ready && self.meter.wants_probe(around.now, under_way) {
+            let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+            if ctx.has_io_room() {
+                ctx.read(0, SUPERBLOCK_BYTES as u32, Io::Probe);
+            }
+        }
     }
 
     /// Asserts what must hold between events (tests and the simulator).

@@ -1,6 +1,7 @@
 //! What handlers of one device share: its operations in flight, and the out-tray.
 
 use crate::api::{DeviceSlot, DiskToken, Effect, NodeConfig, Notice, PeerId};
+use crate::meter::Kind;
 use crate::shards::{HeaderRead, ShardRead};
 use holdfast_base::{Buf, DeviceId, Effects, Instant, ShardId, Slab, Token};
 use holdfast_format::wire::{Refusal, Reply};
@@ -64,6 +65,16 @@ pub(crate) enum Io {
         shard: ShardId,
     },
     SuperblockRepair,
+    /// How the device does; nobody waits for it.
+    Probe,
+}
+
+/// A disk operation that is under way.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub io: Io,
+    pub kind: Kind,
+    pub at: Instant,
 }
 
 /// One event's surroundings, passed to every handler of a device.
@@ -73,30 +84,31 @@ pub(crate) struct Ctx<'a> {
     /// Zero until the superblock was read.
     pub device: DeviceId,
     pub config: &'a NodeConfig,
-    pub io: &'a mut Slab<Io>,
+    pub io: &'a mut Slab<Started>,
     pub out: &'a mut Effects<Effect>,
 }
 
 impl Ctx<'_> {
-    fn start(&mut self, io: Io) -> DiskToken {
-        DiskToken(self.io.insert(io).0 | (self.slot.0 as u64) << INDEX_BITS)
+    fn start(&mut self, kind: Kind, io: Io) -> DiskToken {
+        DiskToken(self.io.insert(Started { io, kind, at: self.now }).0 | (self.slot.0 as u64) << INDEX_BITS)
     }
 
     pub fn read(&mut self, offset: u64, len: u32, io: Io) {
         assert!(len > 0 && offset.is_multiple_of(4096) && len.is_multiple_of(4096), "read of {len} at {offset}");
-        let token = self.start(io);
+        let token = self.start(Kind::of_read(len), io);
         self.out.push(Effect::Read { slot: self.slot, offset, len, token });
     }
 
     pub fn write(&mut self, offset: u64, data: Vec<Buf>, durable: bool, io: Io) {
         debug_assert!(data.iter().all(|b| (b.as_ptr() as usize).is_multiple_of(4096)), "pieces are aligned");
-        assert!(offset.is_multiple_of(4096) && holdfast_base::buf::total_len(&data).is_multiple_of(4096));
-        let token = self.start(io);
+        let len = holdfast_base::buf::total_len(&data);
+        assert!(offset.is_multiple_of(4096) && len.is_multiple_of(4096));
+        let token = self.start(Kind::of_write(len as u64, durable), io);
         self.out.push(Effect::Write { slot: self.slot, offset, data, durable, token });
     }
 
     pub fn flush(&mut self, io: Io) {
-        let token = self.start(io);
+        let token = self.start(Kind::Other, io);
         self.out.push(Effect::Flush { slot: self.slot, token });
     }
 

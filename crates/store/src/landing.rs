@@ -55,6 +55,8 @@ impl Serving {
                 }
             }
             Io::Compaction { unit, generation } => self.on_unit_read(ctx, unit, generation, result.ok()),
+            // How long it took has been noted, and so has an error.
+            Io::Probe => {}
             Io::Opening { .. } => unreachable!("the opening is over"),
         }
         Ok(())

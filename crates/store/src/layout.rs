@@ -156,11 +156,20 @@ pub fn format_device(
     second.copy_from_slice(first);
     writes.push((areas.unit_table_offset, copies.freeze()));
     let size_bytes = size_bytes / BLOCK * BLOCK;
-    let superblock = Superblock { grid, node, device, sequence: 1, size_bytes, areas };
+    let superblock = Superblock { grid, node, device, sequence: 1, size_bytes, flush_us: 0, areas };
     let bytes = Buf::copy_from(&superblock.encode());
     writes.push((Superblock::second_offset(size_bytes), bytes.clone()));
     writes.push((0, bytes));
     Ok(writes)
+}
+
+/// Notes in the superblocks, the last two of these writes, what a durable write of a block takes on the device.
+pub fn note_flush_cost(writes: &mut [(u64, Buf)], flush_us: u32) {
+    let start = writes.len().checked_sub(2).expect("formatting ends with two superblocks");
+    for (_, bytes) in &mut writes[start..] {
+        let superblock = Superblock::decode(bytes).expect("just made");
+        *bytes = Buf::copy_from(&Superblock { flush_us, ..superblock }.encode());
+    }
 }
 
 /// What the first block of a device may hold instead of a superblock.
@@ -236,6 +245,17 @@ mod tests {
             }
         }
         assert_eq!(covered, superblock.areas.data_offset);
+    }
+
+    #[test]
+    fn the_cost_of_a_flush_is_kept_in_both_superblocks() {
+        let size = 4 << 20;
+        let mut writes =
+            format_device(GridId(1), NodeId(2), DeviceId(3), size, JournalSizing::for_device(size)).expect("room");
+        let before = probe_superblock(&writes.last().expect("there are writes").1).expect("its own superblock");
+        note_flush_cost(&mut writes, 730);
+        let noted = Superblock { flush_us: 730, ..before };
+        assert!(writes.iter().rev().take(2).all(|(_, bytes)| probe_superblock(bytes) == Ok(noted)));
     }
 
     #[test]

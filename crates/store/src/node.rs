@@ -62,8 +62,8 @@ impl Node {
     }
 
     /// Fill and state of all devices whose superblock has been read.
-    pub fn stats(&self) -> Vec<DeviceStat> {
-        self.devices.values().filter_map(Device::stat).collect()
+    pub fn stats(&self, now: Instant) -> Vec<DeviceStat> {
+        self.devices.values().filter_map(|device| device.stat(now)).collect()
     }
 
     /// Asserts what must hold between events: space adds up, and every unit's account agrees with the index. Slow: for
@@ -74,7 +74,7 @@ impl Node {
 
     fn on_request(&mut self, now: Instant, client: Client, request: Request, payload: Buf, out: &mut Effects<Effect>) {
         let refusal = match device_of(&request) {
-            None => return self.on_node_request(client, &request, out),
+            None => return self.on_node_request(now, client, &request, out),
             Some(id) => match self.find(id) {
                 Ok(slot) => {
                     let mut around = Surroundings { now, config: &self.config, out };
@@ -97,17 +97,21 @@ impl Node {
         Err(if may_come { Refusal::Busy } else { Refusal::UnknownDevice })
     }
 
-    fn on_node_request(&self, client: Client, request: &Request, out: &mut Effects<Effect>) {
+    fn on_node_request(&mut self, now: Instant, client: Client, request: &Request, out: &mut Effects<Effect>) {
         let reply = match request {
             Request::Hello { version, grid, .. } => {
                 if self.config.accepts_version(*version) && *grid == self.config.grid {
                     let (node, boot) = (self.config.node, self.config.boot);
-                    Reply::Hello { version: WIRE_VERSION, node, boot, devices: self.stats() }
+                    Reply::Hello { version: WIRE_VERSION, node, boot, devices: self.stats(now) }
                 } else {
                     Reply::Refused(Refusal::Invalid)
                 }
             }
-            Request::Stat => Reply::Stat { devices: self.stats() },
+            Request::Stat => {
+                let mut around = Surroundings { now, config: &self.config, out };
+                self.devices.values_mut().for_each(|device| device.probe(&mut around));
+                Reply::Stat { devices: self.stats(now) }
+            }
             _ => Reply::Pong,
         };
         out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });

@@ -114,13 +114,13 @@ impl Serving {
 
     pub fn stat(&self) -> DeviceStat {
         DeviceStat {
-            device: self.superblock.device,
-            health: self.health(),
             capacity_bytes: self.shards.capacity_bytes(),
             free_bytes: self.shards.free_bytes(),
             journal_bytes: self.journal.usable_bytes(),
             journal_used_bytes: self.journal.units.used_bytes(),
             shard_count: self.shards.live_count(),
+            flush_us: self.superblock.flush_us,
+            ..DeviceStat::unknown(self.superblock.device, self.health())
         }
     }
 

@@ -2,7 +2,7 @@
 
 mod support;
 
-use holdfast_base::{BLOCK_BYTES, Buf, Epoch, Lsn, VolumeId};
+use holdfast_base::{BLOCK_BYTES, Buf, Epoch, Instant, Lsn, VolumeId};
 use holdfast_format::disk::{BatchHeader, BatchPlace, SLOT_BYTES, UnitTable};
 use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request};
 use holdfast_store::{Mutations, Notice};
@@ -57,7 +57,7 @@ fn ledger_of_single_batches(rig: &mut Rig, lsns: u64) -> Vec<(BatchHeader, u64)>
 }
 
 fn health(rig: &Rig) -> DeviceHealth {
-    rig.node.as_ref().unwrap().stats()[0].health
+    rig.node.as_ref().unwrap().stats(Instant::ZERO)[0].health
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod support;
 
-use holdfast_base::{Buf, Epoch, GridId, InstanceId, Lsn, VolumeId};
+use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, VolumeId};
 use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE_VERSION};
 use holdfast_store::{DeviceSlot, Event, Notice};
 use std::time::Duration;
@@ -271,7 +271,7 @@ fn foreign_and_doubled_devices_are_not_opened() {
     rig.settle();
     let failed = rig.notices.iter().filter(|n| matches!(n, Notice::DeviceFailed { .. })).count();
     assert_eq!(failed, 2, "{:?}", rig.notices);
-    assert_eq!(rig.node.as_ref().unwrap().stats().len(), 1);
+    assert_eq!(rig.node.as_ref().unwrap().stats(Instant::ZERO).len(), 1);
     let mut config = rig.config.clone();
     config.grid = GridId(99);
     config.boot = InstanceId(5);
@@ -280,7 +280,7 @@ fn foreign_and_doubled_devices_are_not_opened() {
     rig2.config = config;
     rig2.start();
     rig2.settle();
-    assert!(rig2.node.as_ref().unwrap().stats().is_empty());
+    assert!(rig2.node.as_ref().unwrap().stats(Instant::ZERO).is_empty());
     rig2.event(Event::Tick);
 }
 

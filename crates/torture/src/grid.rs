@@ -90,7 +90,7 @@ impl Grid {
     }
 
     pub fn down(&self) -> Result<()> {
-        self.run(&["grid", "down"]).map(drop)
+        self.run(&["grid", "down", "--force"]).map(drop)
     }
 
     pub fn create_volume(&self, name: &str, size_bytes: u64, layout: &str) -> Result<()> {

@@ -8,6 +8,7 @@ use holdfast_base::{
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Duration;
 
 /// Settings of one controller. Sizes are bounds: memory, log and recovery never exceed what they say.
@@ -42,6 +43,8 @@ pub struct Config {
     pub rebuild_after: Duration,
     /// How long a scrub of all shards takes.
     pub scrub_every: Duration,
+    /// How long a device must be slow against its peers to be bypassed, and behave to be trusted again.
+    pub slow_after: Duration,
     pub append_hedge_min: Duration,
     pub append_hedge_max: Duration,
     pub read_hedge_min: Duration,
@@ -67,6 +70,7 @@ impl Config {
             fold_runs_min: 4096,
             rebuild_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(14 * 24 * 3600),
+            slow_after: Duration::from_secs(30),
             append_hedge_min: Duration::from_millis(10),
             append_hedge_max: Duration::from_millis(150),
             read_hedge_min: Duration::from_millis(2),
@@ -242,6 +246,27 @@ pub enum State {
     Closed,
 }
 
+/// Why a device is bypassed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlowBecause {
+    /// 99 of 100 operations take so long, and so long on its peers.
+    Latency { p99_us: u32, peers_us: u32 },
+    /// Operations on it failed, so many since its node was started.
+    Errors { count: u64 },
+}
+
+impl fmt::Display for SlowBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |us: u32| f64::from(us) / 1000.0;
+        match *self {
+            SlowBecause::Latency { p99_us, peers_us } => {
+                write!(f, "99 % of its operations take {:.1} ms, its peers' {:.1} ms", ms(p99_us), ms(peers_us))
+            }
+            SlowBecause::Errors { count } => write!(f, "it has reported {count} I/O errors"),
+        }
+    }
+}
+
 /// What happened, for logs and people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
@@ -262,6 +287,16 @@ pub enum Notice {
     },
     NodeTrusted {
         node: NodeId,
+    },
+    /// The device is an outlier among its peers: nothing new goes there where the volume can do without it.
+    DeviceSlow {
+        node: NodeId,
+        device: DeviceId,
+        because: SlowBecause,
+    },
+    DeviceTrusted {
+        node: NodeId,
+        device: DeviceId,
     },
     /// All shards of all segments are where they belong again.
     RedundancyRestored,

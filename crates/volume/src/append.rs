@@ -6,7 +6,7 @@ use crate::api::{Effect, Lane, Notice, State};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::{Done, Entry};
-use holdfast_base::{BlockCrc, BlockData, Buf, Instant, LedgerId, Lsn};
+use holdfast_base::{BlockCrc, BlockData, Buf, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::Record;
 use holdfast_format::wire::{GRANT_MS, Refusal, Reply, Request};
@@ -194,11 +194,21 @@ impl Controller {
         mask & !open.gone
     }
 
+    fn bypassed_legs(&self) -> u8 {
+        let Some(open) = &self.log.open else { return 0 };
+        let bypassed = open.legs.iter().enumerate().filter(|(_, leg)| self.nodes.bypassed.contains(&leg.device));
+        bypassed.fold(0, |mask, (i, _)| mask | 1 << i)
+    }
+
     /// A leg became usable or stopped being it: choose again, and bring entries in flight to where they can complete.
     pub(crate) fn on_legs_changed(&mut self, out: Out) {
-        let usable = self.usable_legs();
+        self.settle_bypass();
+        let (usable, bypassed) = (self.usable_legs(), self.bypassed_legs());
         let Some(open) = &mut self.log.open else { return };
-        let preferred = open.choose_preferred(usable);
+        let preferred = match open.choose_preferred(usable & !bypassed) {
+            0 => open.choose_preferred(usable),
+            without_bypassed => without_bypassed,
+        };
         if preferred == 0 {
             open.preferred = 0;
             self.want_roll(out);
@@ -217,7 +227,7 @@ impl Controller {
 
     /// The bound of an append has passed: the same entry goes to a leg that was not asked.
     pub(crate) fn hedge_append(&mut self, ledger: LedgerId, lsn: Lsn, out: Out) {
-        let usable = self.usable_legs();
+        let (usable, bypassed) = (self.usable_legs(), self.bypassed_legs());
         let Some(open) = &self.log.open else { return };
         if open.id != ledger {
             return;
@@ -227,6 +237,7 @@ impl Controller {
             return;
         }
         let standby = usable & !entry.sent;
+        let standby = if standby & !bypassed != 0 { standby & !bypassed } else { standby };
         if standby != 0 {
             self.counters.append_hedges += 1;
             self.send_entry(lsn, 1 << standby.trailing_zeros(), out);
@@ -302,20 +313,29 @@ impl Controller {
 
     /// Acknowledged entries that fewer usable legs hold than their rule asks.
     pub(crate) fn at_risk_entries(&self) -> u64 {
+        self.at_risk_apart_from(None)
+    }
+
+    /// The same, as if one node were there.
+    pub(crate) fn at_risk_apart_from(&self, node: Option<NodeId>) -> u64 {
         self.log
             .iter_from(self.log.trimmed.next())
-            .filter(|(lsn, e)| *lsn <= self.log.completed && self.is_at_risk(e))
+            .filter(|(lsn, e)| *lsn <= self.log.completed && self.lacks_copies(e, node))
             .count() as u64
     }
 
     pub(crate) fn is_at_risk(&self, entry: &Entry) -> bool {
+        self.lacks_copies(entry, None)
+    }
+
+    fn lacks_copies(&self, entry: &Entry, given: Option<NodeId>) -> bool {
         if !self.root.is_known() {
             return false;
         }
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
         let mut held = 0;
         for (i, leg) in ledger.legs.iter().enumerate() {
-            if entry.have >> i & 1 == 1 && self.nodes.leg_usable(*leg) {
+            if entry.have >> i & 1 == 1 && (Some(leg.node) == given || self.nodes.leg_usable(*leg)) {
                 held |= 1 << i;
             }
         }

@@ -36,6 +36,7 @@ use crate::map::{LeafCache, LeafNo, Overlay};
 use crate::moves::Mover;
 use crate::nodes::Nodes;
 use crate::opening::Opening;
+use crate::outliers::Outliers;
 use crate::pressure::Pressure;
 use crate::read::{ReadOp, ReadQueue};
 use crate::repair::Repairer;
@@ -76,6 +77,7 @@ pub struct Controller {
     pub(crate) now: Instant,
     pub(crate) rng: Prng,
     pub(crate) nodes: Nodes,
+    pub(crate) outliers: Outliers,
     pub(crate) calls: Slab<Call>,
     pub(crate) root: RootWriter,
     pub(crate) resizer: Resizer,
@@ -137,6 +139,7 @@ impl Controller {
             now: Instant::ZERO,
             rng: Prng::new(config.seed),
             nodes: Nodes::default(),
+            outliers: Outliers::default(),
             calls: Slab::new(CALLS_MAX),
             root: RootWriter::default(),
             resizer: Resizer::default(),
@@ -368,6 +371,7 @@ impl Controller {
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
                     self.nodes.on_stat(node, devices);
+                    self.judge_devices(out);
                     self.on_legs_changed(out);
                 }
             }

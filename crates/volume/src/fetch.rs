@@ -103,7 +103,8 @@ impl Controller {
         }
     }
 
-    /// Asks one holder of the run itself: of several copies, one that is usable, spread by address.
+    /// Asks one holder of the run itself: of several copies, one that is usable, spread by address. Where that would be a
+    /// device that is bypassed, enough others are asked instead.
     fn ask_direct(&mut self, token: Token, out: Out) {
         let Some(fetch) = self.fetches.get(token) else { return };
         let Some((geometry, homes)) = self.shape_of(fetch) else {
@@ -111,15 +112,29 @@ impl Controller {
         };
         let width = geometry.code_width();
         let first = (fetch.block >> 4) % u32::from(geometry.copies);
-        let mut choice = None;
-        for i in 0..u32::from(geometry.copies) {
-            let index = ((first + i) % u32::from(geometry.copies)) as u8 * width + fetch.position;
-            if self.nodes.leg_usable(homes[usize::from(index)]) {
-                choice = Some(index);
-                break;
+        let copies = (0..u32::from(geometry.copies)).map(|i| (first + i) % u32::from(geometry.copies));
+        let usable: Vec<u8> = copies
+            .map(|copy| copy as u8 * width + fetch.position)
+            .filter(|index| self.nodes.leg_usable(homes[usize::from(*index)]))
+            .collect();
+        let preferable = |index: &u8| self.nodes.leg_preferable(homes[usize::from(*index)]);
+        let choice = usable.iter().copied().find(preferable);
+        if choice.is_none() && !usable.is_empty() {
+            let enough: Vec<u8> = (0..width)
+                .filter(|index| *index != fetch.position && preferable(index))
+                .take(geometry.data.into())
+                .collect();
+            let mask = enough.iter().fold(0, |mask, index| mask | 1 << index);
+            if adds_up(&geometry, fetch.position, mask) {
+                self.fetches.get_mut(token).expect("just seen").wide = true;
+                let asked = enough.into_iter().filter(|index| self.ask_shard(token, *index, out)).count();
+                if asked < usize::from(geometry.data) {
+                    self.ask_wide(token, out);
+                }
+                return;
             }
         }
-        match choice {
+        match choice.or(usable.first().copied()) {
             Some(index) => {
                 if !self.ask_shard(token, index, out) {
                     self.hedge_fetch(token, out);

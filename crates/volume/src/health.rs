@@ -153,7 +153,7 @@ impl Controller {
         let now = self.now;
         // With fewer nodes than copies are needed on, nothing is gained by using fewer still.
         let needed = usize::from(if self.root.is_known() { self.root().layout.failures() } else { 0 }) + 1;
-        let spare = self.nodes.usable_count() > needed;
+        let spare = self.nodes.usable_count_in_need() > needed;
         let Some(state) = self.nodes.get_mut(node) else { return };
         if !state.up || state.suspect || !spare {
             return;

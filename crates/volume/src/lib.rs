@@ -24,6 +24,7 @@ mod merge;
 mod moves;
 mod nodes;
 mod opening;
+mod outliers;
 mod placement;
 mod pressure;
 mod rangemap;
@@ -39,7 +40,9 @@ mod snapshots;
 mod space;
 mod write;
 
-pub use api::{Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, SpaceUse, State, Status, Target};
+pub use api::{
+    Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, SlowBecause, SpaceUse, State, Status, Target,
+};
 pub use controller::Controller;
 pub use layers::{CloneInfo, Snapshot};
 pub use space::reserve_bytes;

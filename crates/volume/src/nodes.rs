@@ -84,6 +84,8 @@ pub struct Nodes {
     refused_bytes: BTreeMap<Leg, u64>,
     /// Nothing new goes there.
     pub draining: BTreeSet<DeviceId>,
+    /// Slow ones that the volume does without: nothing new goes there, and what can be read elsewhere is.
+    pub bypassed: BTreeSet<DeviceId>,
 }
 
 impl Nodes {
@@ -169,6 +171,11 @@ impl Nodes {
         self.is_usable(leg.node) && self.device_serves(leg)
     }
 
+    /// That, and it is not bypassed.
+    pub fn leg_preferable(&self, leg: Leg) -> bool {
+        self.leg_usable(leg) && !self.bypassed.contains(&leg.device)
+    }
+
     /// The device was serving when last heard of.
     pub fn device_serves(&self, leg: Leg) -> bool {
         self.device(leg).is_some_and(|d| d.health == DeviceHealth::Serving)
@@ -214,7 +221,29 @@ impl Nodes {
 
     /// Whether anything new may go to the device.
     pub fn takes_shards(&self, device: &DeviceStat) -> bool {
+        self.may_take(device) && !self.bypassed.contains(&device.device)
+    }
+
+    /// Whether anything new may go to the device if need be.
+    fn may_take(&self, device: &DeviceStat) -> bool {
         device.health == DeviceHealth::Serving && !self.draining.contains(&device.device)
+    }
+
+    /// Usable nodes if no device were bypassed.
+    pub fn usable_count_in_need(&self) -> usize {
+        let may_take_any = |n: &Node| n.devices.values().any(|d| self.may_take(d));
+        self.nodes.iter().filter(|(_, n)| n.up && !n.suspect && may_take_any(n)).count()
+    }
+
+    /// Bypassed devices that could take something new, one of each usable node that has no better one.
+    pub fn last_resorts(&self) -> Vec<Leg> {
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        let without = usable.filter(|(_, n)| !n.devices.values().any(|d| self.takes_shards(d)));
+        let leg = |(id, n): (&NodeId, &Node)| {
+            let device = n.devices.values().find(|d| self.may_take(d))?.device;
+            Some(Leg { node: *id, device })
+        };
+        without.filter_map(leg).collect()
     }
 
     pub fn record(&mut self, now: Instant, id: NodeId, class: Class, sent_at: Instant) {

@@ -39,7 +39,9 @@ impl Controller {
         }
         let wanted = 2 * usize::from(failures) + 1;
         if nodes.len() > usize::from(failures) {
-            let legs = nodes.iter().take(wanted.min(LEGS_MAX)).map(|(_, legs)| legs[0]).collect();
+            // A slow standby is better than none.
+            let standbys = self.nodes.last_resorts();
+            let legs = nodes.iter().map(|(_, legs)| legs[0]).chain(standbys).take(wanted.min(LEGS_MAX)).collect();
             return Some((legs, AckRule::flat(failures)));
         }
         let domains = nodes.len() as u8;
@@ -55,7 +57,8 @@ impl Controller {
         let wanted = 2 * usize::from(failures) + 1;
         let usable_nodes = self.nodes.usable_count();
         let usable = self.usable_legs();
-        let stays = |leg: &Leg| !self.nodes.draining.contains(&leg.device);
+        let stays =
+            |leg: &Leg| !self.nodes.draining.contains(&leg.device) && !self.nodes.bypassed.contains(&leg.device);
         let legs = open.legs.iter().enumerate().filter(|(i, leg)| usable >> i & 1 == 1 && stays(leg));
         let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
         domains.sort_unstable();

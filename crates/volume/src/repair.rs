@@ -189,18 +189,32 @@ impl Controller {
 
     /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
     pub(crate) fn degraded_segments(&self) -> u64 {
+        self.degraded_apart_from(None)
+    }
+
+    /// The same, without counting what is out with one node.
+    fn degraded_apart_from(&self, node: Option<NodeId>) -> u64 {
         let layout = self.root().layout;
+        let is_out = |home: &Leg| Some(home.node) != node && !self.nodes.leg_usable(*home);
         self.segments
             .iter()
             .filter(|(no, info)| {
                 info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
-                    || info.homes.iter().any(|home| !self.nodes.leg_usable(*home))
+                    || info.homes.iter().any(is_out)
                     || info.live > 0 && info.kind != Kind::Run && crate::moves::shares_a_node(&info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
             .count() as u64
+    }
+
+    /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack more.
+    pub fn weak_apart_from(&self, node: NodeId) -> (u64, u64) {
+        if !self.root.is_known() {
+            return (0, 0);
+        }
+        (self.degraded_apart_from(Some(node)), self.at_risk_apart_from(Some(node)))
     }
 
     // ---- inventory ----

@@ -72,7 +72,7 @@ impl Drop for Bench {
             let _ = qemu.kill();
             let _ = qemu.wait();
         }
-        let _ = self.holdfast(&["grid", "down"]).stdout(Stdio::null()).status();
+        let _ = self.holdfast(&["grid", "down", "--force"]).stdout(Stdio::null()).status();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

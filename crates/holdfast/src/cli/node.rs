@@ -23,6 +23,7 @@ use std::time::Duration;
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     after_help = "Examples:\n  \
+        holdfast node stop 2      for maintenance: refused while data would be less redundant than it is to be\n  \
         holdfast node kill 2      node 2 of the local grid dies, as in a crash\n  \
         holdfast node start 2     and comes back\n  \
         holdfast node hang 3      node 3 stands still: its connections stay, nothing answers\n  \
@@ -89,6 +90,13 @@ enum NodeAction {
         #[arg(long)]
         force: bool,
     },
+    /// Stop a node of the local grid in good order; `holdfast node start` brings it back
+    Stop {
+        node: u32,
+        /// Although data that is not fully redundant now would be less so without it
+        #[arg(long)]
+        force: bool,
+    },
     /// Kill a node of the local grid at once (SIGKILL)
     Kill { node: u32 },
     /// Make a node of the local grid stand still (SIGSTOP)
@@ -140,6 +148,10 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
         NodeAction::Remove { node, force } => {
             grow::remove_devices(dir, &devices_of(node)?, force)?;
             (node, format!("node {node} is not a part of the grid any more; its devices' files are deleted"))
+        }
+        NodeAction::Stop { node, force } => {
+            grid::stop_node(dir, node, force)?;
+            (node, format!("node {node} is stopped; `holdfast node start {node}` brings it back"))
         }
         NodeAction::Kill { node } => {
             config.node(node)?;

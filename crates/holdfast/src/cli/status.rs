@@ -52,7 +52,11 @@ enum GridAction {
         tls_dir: Option<PathBuf>,
     },
     /// Stop all processes of the grid; its data stays
-    Down,
+    Down {
+        /// Although clients are connected
+        #[arg(long)]
+        force: bool,
+    },
     /// Processes and devices of the grid
     Status,
 }
@@ -78,8 +82,8 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
             }
             print("next: `holdfast volume create NAME --size 4GiB`, `holdfast status`")
         }
-        GridAction::Down => {
-            let stopped = grid::down(dir)?;
+        GridAction::Down { force } => {
+            let stopped = grid::down(dir, force)?;
             if json {
                 return print_json(&serde_json::json!({ "stopped": stopped }));
             }
@@ -251,6 +255,14 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     for node in &status.nodes {
         if let Some(trouble) = &node.trouble {
             print(format_args!("node {}: {trouble}", node.id))?;
+        }
+        for device in &node.devices {
+            let Some(seconds) = device.slow_s else { continue };
+            let and = if device.bypassed { "bypassed" } else { "still needed" };
+            print(format_args!(
+                "node {}: device {} has been slow for {seconds} s, and is {and}",
+                node.id, device.device
+            ))?;
         }
         for device in node.devices.iter().filter(|d| d.health == "failed") {
             print(format_args!("node {}: device {} has failed; its log says why", node.id, device.device))?;

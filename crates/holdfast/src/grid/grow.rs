@@ -152,7 +152,8 @@ fn make_device(dir: &GridDir, config: &GridConfig, node: u32, size: Size) -> Res
     Ok(device)
 }
 
-fn stop(dir: &GridDir, node: u32) -> Result<()> {
+/// Ends the node's process in good order, or by force if that takes too long.
+pub(super) fn stop(dir: &GridDir, node: u32) -> Result<()> {
     let role = Role::Node(node);
     if role.find(dir).is_some() {
         role.signal(dir, Signal::CONT)?;

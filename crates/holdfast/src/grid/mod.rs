@@ -130,6 +130,22 @@ pub fn start_node(dir: &GridDir, id: u32, options: &[&str]) -> Result<()> {
     wait_until_serves(dir, &config, id)
 }
 
+/// Stops a node in good order, where nothing would be less redundant than its absence alone makes it.
+pub fn stop_node(dir: &GridDir, id: u32, force: bool) -> Result<()> {
+    let config = dir.load()?;
+    config.node(id)?;
+    let role = Role::Node(id);
+    if role.find(dir).is_none() {
+        bail!("node {id} is not running; `holdfast grid status` shows what is");
+    }
+    let _lock = Lock::take(dir)?;
+    // Without its host no volume is in service, and what lies on devices stays there.
+    if !force && Role::Host.find(dir).is_some() {
+        client::done(dir, &crate::protocol::Request::CheckStop { node: id })?;
+    }
+    grow::stop(dir, id)
+}
+
 fn wait_until_serves(dir: &GridDir, config: &GridConfig, id: u32) -> Result<()> {
     let (role, address) = (Role::Node(id), config.node(id)?.address);
     let mut died = false;
@@ -143,9 +159,13 @@ fn wait_until_serves(dir: &GridDir, config: &GridConfig, id: u32) -> Result<()> 
     Ok(())
 }
 
-pub fn down(dir: &GridDir) -> Result<Vec<String>> {
+/// Stops everything; not under the hands of clients, unless that is forced.
+pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
     let config = dir.load()?;
     let _lock = Lock::take(dir)?;
+    if !force {
+        check_unused(dir)?;
+    }
     let mut stopped = Vec::new();
     // The host first: it empties its log into the nodes.
     for (role, patience) in roles(&config).into_iter().rev().map(|role| (role, patience_of(role))) {
@@ -169,6 +189,22 @@ pub fn down(dir: &GridDir) -> Result<Vec<String>> {
         role.forget(dir);
     }
     Ok(stopped.iter().map(Role::to_string).collect())
+}
+
+/// A host that does not answer has no clients that get any.
+fn check_unused(dir: &GridDir) -> Result<()> {
+    let is_up = Role::Host.find(dir).is_some_and(|host| !host.stopped);
+    let Some(Ok(status)) = is_up.then(|| client::status(dir)) else { return Ok(()) };
+    let used = status.volumes.iter().filter(|v| v.sessions > 0);
+    let used: Vec<String> = used.map(|v| format!("{} ({})", v.name, v.sessions)).collect();
+    if !used.is_empty() {
+        bail!(
+            "the grid is not stopped: clients are connected to {}, and would get errors. Disconnect them first; or `holdfast \
+             grid down --force`, which loses nothing that was acknowledged",
+            used.join(", ")
+        );
+    }
+    Ok(())
 }
 
 fn patience_of(role: Role) -> Duration {

@@ -3,13 +3,19 @@
 use crate::node_shell::{NodeOptions, fresh_device_id};
 use anyhow::{Context, Result, bail};
 use holdfast_base::buf::ALIGN_BYTES;
-use holdfast_base::{BLOCK_BYTES, BufMut, DeviceId, GridId, NodeId};
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, GridId, NodeId};
 use holdfast_format::disk::Superblock;
 use holdfast_runtime::device::Device;
-use holdfast_store::{JournalSizing, ProbeError, format_device, probe_superblock};
+use holdfast_store::{JournalSizing, ProbeError, format_device, note_flush_cost, probe_superblock};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::ReadWriteFlags;
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Instant;
+
+/// Durable writes of a block that tell what one costs: the one in the middle counts.
+const FLUSHES_MEASURED: usize = 33;
 
 /// What the first and last block of a device say.
 pub fn probe(path: &Path, size_bytes: u64) -> Result<Result<Superblock, ProbeError>> {
@@ -95,22 +101,47 @@ pub fn check_owner(path: &Path, found: &Superblock, grid: GridId, node: NodeId) 
     Ok(())
 }
 
-/// Writes an empty device's tables: last of all, behind a flush, the superblocks.
+/// Writes an empty device's tables: last of all, behind a flush, the superblocks, which keep what a flush cost here.
+///
+/// Faults: as for [`format_device`]; what is written to measure lies in a journal of which nothing is read.
 pub fn format(path: &Path, size_bytes: u64, grid: GridId, node: NodeId, device: DeviceId) -> Result<()> {
-    let writes = format_device(grid, node, device, size_bytes, JournalSizing::for_device(size_bytes))
+    let mut writes = format_device(grid, node, device, size_bytes, JournalSizing::for_device(size_bytes))
         .with_context(|| format!("cannot format {}", path.display()))?;
+    let (_, last) = writes.last().context("formatting ends with a superblock")?;
+    let journal_offset = probe_superblock(last).context("a superblock that was just made")?.areas.journal_offset;
     let fd = open_unlocked(path, OFlags::RDWR)?;
     let failed = || format!("cannot format {}; check `dmesg`", path.display());
     let superblocks = writes.len() - 2;
-    for (index, (offset, bytes)) in writes.iter().enumerate() {
+    write_all(&fd, &writes[..superblocks]).with_context(failed)?;
+    rustix::fs::fsync(&fd).with_context(failed)?;
+    let flush_us = measure_flush(&fd, journal_offset).with_context(failed)?;
+    note_flush_cost(&mut writes, flush_us);
+    write_all(&fd, &writes[superblocks..]).with_context(failed)?;
+    rustix::fs::fsync(&fd).with_context(failed)
+}
+
+fn write_all(fd: &OwnedFd, writes: &[(u64, Buf)]) -> rustix::io::Result<()> {
+    for (offset, bytes) in writes {
         assert!(bytes.as_ptr().addr().is_multiple_of(ALIGN_BYTES), "format writes are aligned");
-        if index == superblocks {
-            rustix::fs::fsync(&fd).with_context(failed)?;
-        }
         let mut done = 0;
         while done < bytes.len() {
-            done += rustix::io::pwrite(&fd, &bytes[done..], offset + done as u64).with_context(failed)?;
+            done += rustix::io::pwrite(fd, &bytes[done..], offset + done as u64)?;
         }
     }
-    rustix::fs::fsync(&fd).with_context(failed)
+    Ok(())
+}
+
+/// Microseconds that a durable write of a block takes, one after the other, in a journal that holds nothing yet.
+fn measure_flush(fd: &OwnedFd, journal_offset: u64) -> rustix::io::Result<u32> {
+    let block = BufMut::zeroed(BLOCK_BYTES);
+    let mut took: Vec<u32> = Vec::with_capacity(FLUSHES_MEASURED);
+    for i in 0..FLUSHES_MEASURED {
+        // A journal has at least six units of 32 KiB.
+        let offset = journal_offset + (i * BLOCK_BYTES) as u64;
+        let start = Instant::now();
+        rustix::io::pwritev2(fd, &[IoSlice::new(&block)], offset, ReadWriteFlags::DSYNC)?;
+        took.push(start.elapsed().as_micros().clamp(1, u128::from(u32::MAX)) as u32);
+    }
+    took.sort_unstable();
+    Ok(took[FLUSHES_MEASURED / 2])
 }

@@ -8,7 +8,7 @@ use super::volumes::OpenSpec;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
-use holdfast_format::wire::{DeviceHealth, DeviceStat, Reply, Request};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Change, Event as VolumeEvent, State, Target};
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,6 +90,11 @@ pub enum Command {
     LeftToDrain {
         answer: Answer<BTreeMap<DeviceId, u64>>,
     },
+    /// Volumes in service that lack something for another reason than this node's absence, or can't tell yet.
+    Weak {
+        node: NodeId,
+        answer: Answer<Vec<Weakness>>,
+    },
     /// The grid has these nodes from here on.
     Nodes {
         nodes: Vec<(NodeId, SocketAddr)>,
@@ -101,6 +106,16 @@ pub enum Command {
         request: Box<Request>,
         answer: Answer<Option<Reply>>,
     },
+}
+
+/// What a volume in service lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Weakness {
+    pub volume: String,
+    /// It is not open yet, or not any more: nobody knows.
+    pub unknown: bool,
+    pub segments: u64,
+    pub entries: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -279,6 +294,7 @@ impl Host {
                 }
                 tell(&answer, ());
             }
+            Command::Weak { node, answer } => tell(&answer, self.weak_volumes(node)),
             Command::LeftToDrain { answer } => tell(&answer, self.left_to_drain()),
             Command::Nodes { nodes, answer } => {
                 self.links.set_nodes(&nodes, now, io);
@@ -422,8 +438,28 @@ impl Host {
         left
     }
 
+    fn weak_volumes(&self, node: NodeId) -> Vec<Weakness> {
+        let weakness = |volume: &super::volumes::Volume| {
+            let (segments, entries) = volume.controller.weak_apart_from(node);
+            let unknown = matches!(volume.controller.state(), State::Opening | State::Closing);
+            Weakness { volume: volume.name.clone(), unknown, segments, entries }
+        };
+        let all = self.volumes.table.iter().map(|(_, volume)| weakness(volume));
+        all.filter(|w| w.unknown || w.segments + w.entries > 0).collect()
+    }
+
+    /// Devices that volumes find slow: since when, and whether one does without them.
+    fn slow_devices(&self) -> BTreeMap<DeviceId, (Instant, bool)> {
+        let mut slow = BTreeMap::new();
+        for (device, since, bypassed) in self.volumes.table.iter().flat_map(|(_, v)| v.controller.slow_devices()) {
+            let (first, any) = slow.entry(device).or_insert((since, false));
+            (*first, *any) = (since.min(*first), *any | bypassed);
+        }
+        slow
+    }
+
     fn live_status(&self, now: Instant) -> LiveStatus {
-        let left = self.left_to_drain();
+        let (left, slow) = (self.left_to_drain(), self.slow_devices());
         let mut suspects: Vec<u32> = Vec::new();
         let volumes = self.volumes.infos();
         for volume in &volumes {
@@ -446,14 +482,18 @@ impl Host {
                 devices: link
                     .devices
                     .iter()
-                    .map(|stat| self.device_info(stat, left.get(&stat.device).copied()))
+                    .map(|stat| {
+                        let slow = slow.get(&stat.device).map(|(since, bypassed)| (now.since(*since), *bypassed));
+                        self.device_info(stat, left.get(&stat.device).copied(), slow)
+                    })
                     .collect(),
             }
         });
         LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes }
     }
 
-    fn device_info(&self, stat: &DeviceStat, left: Option<u64>) -> DeviceInfo {
+    fn device_info(&self, stat: &DeviceStat, left: Option<u64>, slow: Option<(Duration, bool)>) -> DeviceInfo {
+        let told = |times: OpTimes| (times.samples > 0).then_some(times.p99_us);
         let health = match stat.health {
             DeviceHealth::Opening => "opening",
             DeviceHealth::Serving => "serving",
@@ -470,6 +510,12 @@ impl Host {
             shards: stat.shard_count,
             draining: left.is_some(),
             left,
+            read_p99_us: told(stat.reads),
+            write_p99_us: told(stat.writes),
+            io_errors: stat.io_errors,
+            flush_us: (stat.flush_us > 0).then_some(stat.flush_us),
+            slow_s: slow.map(|(span, _)| span.as_secs()),
+            bypassed: slow.is_some_and(|(_, bypassed)| bypassed),
         }
     }
 }

@@ -175,6 +175,7 @@ impl ControlPlane {
                 | Request::ReceiveEnd { .. }
                 | Request::Drain { .. }
                 | Request::CheckRemovable { .. }
+                | Request::CheckStop { .. }
                 | Request::GridReload
         );
         let _alone = changes.then(|| self.alone());
@@ -219,6 +220,7 @@ impl ControlPlane {
             Request::CheckRemovable { devices, force } => {
                 self.check_removable(&devices, force).map(|()| Response::Done)
             }
+            Request::CheckStop { node } => self.check_stop(node).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),

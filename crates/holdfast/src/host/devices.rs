@@ -49,8 +49,32 @@ impl TaskHistory {
     }
 }
 
+/// What the list of tasks calls the repair of a volume.
+pub(super) fn repair_task(volume: &str) -> String {
+    format!("repair volume {volume}")
+}
+
+/// What was done about slow devices, so that it is done and told once.
+#[derive(Default)]
+struct SlowDevices {
+    drained: BTreeSet<String>,
+    refused: BTreeMap<String, String>,
+}
+
+impl SlowDevices {
+    /// Devices that have been bypassed for so long that they are to be emptied; what has recovered is forgotten.
+    fn due(&mut self, devices: &[DeviceInfo], patience_s: u64) -> Vec<(String, u64)> {
+        let is_slow = |name: &str| devices.iter().any(|d| d.device == name && d.slow_s.is_some());
+        self.drained.retain(|name| is_slow(name));
+        self.refused.retain(|name, _| is_slow(name));
+        let bypassed = devices.iter().filter(|d| d.bypassed && !d.draining && !self.drained.contains(&d.device));
+        let since = bypassed.filter_map(|d| Some((d.device.clone(), d.slow_s?)));
+        since.filter(|(_, seconds)| *seconds >= patience_s).collect()
+    }
+}
+
 impl ControlPlane {
-    fn live(&self) -> Result<LiveStatus> {
+    pub(super) fn live(&self) -> Result<LiveStatus> {
         self.ask(|answer| Command::Status { answer })
     }
 
@@ -184,6 +208,33 @@ impl ControlPlane {
         self.ask(|answer| Command::Drain { devices: draining, answer })
     }
 
+    /// Has devices emptied that have been bypassed for as long as an absent node is waited for, if that may be.
+    fn drain_slow(&self, slow: &mut SlowDevices) -> Result<()> {
+        let devices: Vec<DeviceInfo> = self.live()?.nodes.into_iter().flat_map(|node| node.devices).collect();
+        for (name, seconds) in slow.due(&devices, self.config().host.rebuild_after_s) {
+            let _alone = self.alone();
+            match self.drain(std::slice::from_ref(&name), false, false) {
+                Ok(()) => {
+                    logger::warn(format_args!(
+                        "device {name} has been slow for {seconds} s and is being emptied; then replace it, or `holdfast device \
+                         drain {name} --cancel` to go on with it"
+                    ));
+                    slow.drained.insert(name);
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    if slow.refused.get(&name) != Some(&why) {
+                        logger::warn(format_args!(
+                            "device {name} has been slow for {seconds} s, and can't be emptied: {why}"
+                        ));
+                    }
+                    slow.refused.insert(name, why);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// What is done in the background, with what is left of it.
     pub(super) fn tasks(&self) -> Result<Vec<TaskInfo>> {
         let live = self.live()?;
@@ -205,7 +256,7 @@ impl ControlPlane {
         for volume in live.volumes.iter().filter(|v| v.clone_of.is_none()) {
             let Some(figures) = &volume.live else { continue };
             if figures.degraded_segments > 0 {
-                add(format!("repair volume {}", volume.name), figures.degraded_segments, "segments");
+                add(repair_task(&volume.name), figures.degraded_segments, "segments");
             }
             if figures.layers_going > 0 {
                 add(format!("merge deleted snapshots of volume {}", volume.name), figures.layers_going, "layers");
@@ -232,13 +283,63 @@ impl GridConfig {
     }
 }
 
-/// Keeps rates of tasks up to date while nobody asks.
+/// Keeps rates of tasks up to date while nobody asks, and has devices emptied that stay slow.
 pub fn watch_tasks(plane: std::sync::Arc<ControlPlane>) -> Result<()> {
-    let look = move || loop {
-        std::thread::sleep(Duration::from_secs(2));
-        // While the reactor is busy or stops it answers later, or never.
-        let _ = plane.tasks();
+    let look = move || {
+        let mut slow = SlowDevices::default();
+        loop {
+            std::thread::sleep(Duration::from_secs(2));
+            // While the reactor is busy or stops it answers later, or never.
+            let _ = plane.tasks();
+            let _ = plane.drain_slow(&mut slow);
+        }
     };
     std::thread::Builder::new().name("tasks".to_string()).spawn(look).context("no thread for the list of tasks")?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, slow_s: Option<u64>, bypassed: bool, draining: bool) -> DeviceInfo {
+        DeviceInfo {
+            device: name.to_string(),
+            health: "serving".to_string(),
+            capacity_bytes: 1 << 30,
+            free_bytes: 1 << 29,
+            reserve_bytes: 0,
+            journal_bytes: 1 << 26,
+            journal_used_bytes: 0,
+            shards: 7,
+            draining,
+            left: None,
+            read_p99_us: None,
+            write_p99_us: None,
+            io_errors: 0,
+            flush_us: None,
+            slow_s,
+            bypassed,
+        }
+    }
+
+    #[test]
+    fn what_stays_bypassed_is_emptied_once_until_it_has_recovered() {
+        let mut slow = SlowDevices::default();
+        let mut devices = vec![
+            device("late", Some(599), true, false),
+            device("needed", Some(900), false, false),
+            device("leaving", Some(900), true, true),
+            device("well", None, false, false),
+        ];
+        assert!(slow.due(&devices, 600).is_empty());
+        devices[0].slow_s = Some(600);
+        assert_eq!(slow.due(&devices, 600), [("late".to_string(), 600)]);
+        slow.drained.insert("late".to_string());
+        assert!(slow.due(&devices, 600).is_empty(), "an operator may have ended that");
+        devices[0].slow_s = None;
+        assert!(slow.due(&devices, 600).is_empty());
+        devices[0].slow_s = Some(601);
+        assert_eq!(slow.due(&devices, 600).len(), 1);
+    }
 }

@@ -21,6 +21,7 @@ pub mod meta;
 mod nbd;
 pub mod receive;
 pub mod schedule;
+mod stop;
 mod tls;
 mod volumes;
 
@@ -220,6 +221,12 @@ impl Host {
                 logger::warn(format_args!("volume {name}: node {node} is late, and avoided"));
             }
             Notice::NodeTrusted { node } => logger::info(format_args!("volume {name}: node {node} is used again")),
+            Notice::DeviceSlow { node, device, because } => logger::warn(format_args!(
+                "volume {name}: device {device} of node {node} is slow, and bypassed where that can be: {because}"
+            )),
+            Notice::DeviceTrusted { node, device } => {
+                logger::info(format_args!("volume {name}: device {device} of node {node} behaves again, and is used"));
+            }
             Notice::RedundancyRestored => logger::info(format_args!("volume {name}: full redundancy")),
             Notice::Resized { size_bytes } => {
                 logger::info(format_args!("volume {name} has {size_bytes} bytes now"));

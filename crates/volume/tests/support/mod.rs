@@ -110,13 +110,12 @@ impl IdealNode {
     pub fn stat(&self) -> DeviceStat {
         let used = self.shards.bytes + self.extra_used;
         DeviceStat {
-            device: DeviceId(u128::from(self.id.0)),
-            health: DeviceHealth::Serving,
             capacity_bytes: self.capacity_bytes,
             free_bytes: self.capacity_bytes.saturating_sub(used),
             journal_bytes: 16 << 20,
             journal_used_bytes: (16_u64 << 20) * u64::from(self.journal_fill) / 255,
             shard_count: self.shards.len() as u64,
+            ..DeviceStat::unknown(DeviceId(u128::from(self.id.0)), DeviceHealth::Serving)
         }
     }
 

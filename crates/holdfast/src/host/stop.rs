@@ -1,0 +1,156 @@
+//! Whether a node may be stopped: not while something lacks redundancy already, since its absence would come on top.
+//!
+//! Role: asks the volumes in service, and the other nodes whether they answer. It changes nothing: the
+//! command line stops the node when it hears no refusal.
+
+use super::commands::{Command, LiveStatus, Weakness};
+use super::control::{ControlPlane, ask};
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo};
+use anyhow::{Result, bail};
+use holdfast_base::NodeId;
+use holdfast_format::wire::{Reply, Request};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// A node that is well answers in a millisecond; a loaded one is not to be called gone.
+const PING_MAX: Duration = Duration::from_secs(2);
+
+/// With fewer devices than this nothing can be acknowledged.
+const DEVICES_MIN: usize = 2;
+
+impl ControlPlane {
+    /// Says why this node can't be stopped now, and how long to wait, if so.
+    pub(super) fn check_stop(&self, node: u32) -> Result<()> {
+        let live = self.live()?;
+        let entries = self.catalog.all()?;
+        let volumes: Vec<&str> = entries.iter().filter(|e| e.clone.is_none()).map(|e| e.root.name.as_str()).collect();
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        let force = format!("`holdfast node stop {node} --force` stops it all the same");
+        if let Some((what, wait)) = self.missing_besides(&live, node) {
+            bail!(
+                "node {node} is not stopped: {what}, and without both the data of {} may be out of reach, or without a \
+                 spare copy. {wait}. {force}",
+                names(&volumes)
+            );
+        }
+        let others = live.nodes.iter().filter(|n| n.id != node && n.link == LinkState::Up);
+        let devices = others.flat_map(|n| &n.devices).filter(|d| d.health == "serving").count();
+        if devices < DEVICES_MIN {
+            bail!(
+                "node {node} is not stopped: {devices} device would be left, and what {} write is acknowledged when it is on \
+                 {DEVICES_MIN}: they would wait until the node is back. {force}",
+                names(&volumes)
+            );
+        }
+        let weak = self.ask(|answer| Command::Weak { node: NodeId(node), answer })?;
+        if weak.is_empty() {
+            return Ok(());
+        }
+        let tasks = self.tasks()?;
+        let mut text = format!("node {node} is not stopped: ");
+        for weakness in &weak {
+            let _ = write!(text, "{}; ", describe(weakness, &tasks));
+        }
+        bail!("{text}without this node they would lack more. `holdfast status` shows when they are whole. {force}");
+    }
+
+    /// What of the rest of the grid is not there, and what to do.
+    fn missing_besides(&self, live: &LiveStatus, node: u32) -> Option<(String, String)> {
+        let rebuild_after_s = self.config().host.rebuild_after_s;
+        let others = || live.nodes.iter().filter(|other| other.id != node);
+        let is_gone = |other: &&NodeInfo| is_missing(other, rebuild_after_s) || !self.answers(other);
+        if let Some(other) = others().find(is_gone) {
+            let left_s = rebuild_after_s.saturating_sub(other.silent_ms / 1000);
+            let state = if other.cut { "cut off" } else { "down or hangs" };
+            let wait = format!(
+                "Bring node {} back (`holdfast status` shows how it is), or wait {left_s} s: what it held is made again on \
+                 others from then on",
+                other.id
+            );
+            return Some((format!("node {} is {state}", other.id), wait));
+        }
+        let is_out = |d: &&DeviceInfo| d.health != "serving" && !d.draining;
+        let up = || others().filter(|other| other.link == LinkState::Up);
+        let (other, device) = up().find_map(|other| Some((other, other.devices.iter().find(is_out)?)))?;
+        let what = format!("device {} of node {} is {}", device.device, other.id, device.health);
+        let wait = match device.health.as_str() {
+            "opening" => "That takes seconds".to_string(),
+            _ => format!("`holdfast device drain {}` has what it held made again", device.device),
+        };
+        Some((what, wait))
+    }
+}
+
+impl ControlPlane {
+    /// Whether the node answers now: one that hangs since a moment ago is not missed by anybody yet.
+    fn answers(&self, node: &NodeInfo) -> bool {
+        if node.link == LinkState::Down {
+            // It was given up.
+            return true;
+        }
+        let (node, request) = (NodeId(node.id), Box::new(Request::Ping));
+        matches!(ask(&self.reactor, PING_MAX, |answer| Command::Call { node, request, answer }), Ok(Some(Reply::Pong)))
+    }
+}
+
+/// Whether the node is out of reach and nobody has given it up yet. What it held is made again once it is; then the
+/// volumes know best what they lack.
+fn is_missing(node: &NodeInfo, rebuild_after_s: u64) -> bool {
+    let is_given_up = node.link == LinkState::Down && node.silent_ms / 1000 >= rebuild_after_s;
+    node.cut || node.link != LinkState::Up && !is_given_up
+}
+
+fn names(volumes: &[&str]) -> String {
+    match volumes {
+        [one] => format!("volume {one}"),
+        all => format!("volumes {}", all.join(", ")),
+    }
+}
+
+fn describe(weakness: &Weakness, tasks: &[TaskInfo]) -> String {
+    let Weakness { volume, unknown, segments, entries } = weakness;
+    if *unknown {
+        return format!("volume {volume} is being opened or closed, which takes seconds");
+    }
+    let name = super::devices::repair_task(volume);
+    let wait = match tasks.iter().find(|task| task.name == name).and_then(|task| task.seconds_left) {
+        Some(seconds) => format!("about {seconds} s at the present rate"),
+        None => "nobody knows yet for how long".to_string(),
+    };
+    format!("volume {volume} has {segments} segments and {entries} log entries below their redundancy ({wait})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(seconds_left: Option<u64>) -> TaskInfo {
+        let name = super::super::devices::repair_task("vm");
+        TaskInfo { name, left: 40, unit: "segments".to_string(), per_second: 2.0, seconds_left }
+    }
+
+    fn node(link: LinkState, silent_ms: u64, cut: bool) -> NodeInfo {
+        let (address, trouble, devices) = (String::new(), None, Vec::new());
+        NodeInfo { id: 1, address, link, suspect: false, cut, silent_ms, trouble, devices }
+    }
+
+    #[test]
+    fn a_node_is_missing_until_it_is_given_up() {
+        assert!(!is_missing(&node(LinkState::Up, 0, false), 600));
+        assert!(is_missing(&node(LinkState::Up, 0, true), 600));
+        assert!(is_missing(&node(LinkState::Silent, 700_000, false), 600));
+        assert!(is_missing(&node(LinkState::Down, 599_000, false), 600));
+        assert!(!is_missing(&node(LinkState::Down, 600_000, false), 600));
+    }
+
+    #[test]
+    fn a_refusal_says_how_long_where_that_is_known() {
+        let weakness = Weakness { volume: "vm".to_string(), unknown: false, segments: 40, entries: 2 };
+        assert!(describe(&weakness, &[task(Some(20))]).contains("40 segments and 2 log entries"));
+        assert!(describe(&weakness, &[task(Some(20))]).contains("about 20 s"));
+        assert!(describe(&weakness, &[task(None)]).contains("nobody knows"));
+        assert!(describe(&Weakness { unknown: true, ..weakness }, &[]).contains("opened or closed"));
+    }
+}
