@@ -19,6 +19,8 @@ pub enum Request {
         size_bytes: u64,
         layout: String,
         export: bool,
+        /// Capacity is set aside for all of it.
+        fixed: bool,
     },
     VolumeList,
     VolumeShow {
@@ -30,10 +32,11 @@ pub enum Request {
         /// Allow the end of the volume to be cut off.
         shrink: bool,
     },
-    /// Write a volume in another layout.
+    /// Change what is given.
     VolumeSet {
         name: String,
-        layout: String,
+        layout: Option<String>,
+        fixed: Option<bool>,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
@@ -222,6 +225,12 @@ pub struct DeviceInfo {
     pub left: Option<u64>,
 }
 
+/// What guests can still write to a node with these devices.
+pub fn free_of(devices: &[DeviceInfo]) -> u64 {
+    let takes = devices.iter().filter(|d| d.health == "serving" && !d.draining);
+    takes.map(|d| d.free_bytes - d.reserve_bytes).sum()
+}
+
 /// Something that is done in the background.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskInfo {
@@ -244,6 +253,12 @@ pub struct VolumeInfo {
     pub clone_of: Option<String>,
     pub size_bytes: u64,
     pub layout: String,
+    /// `thin`, or `fixed`: capacity is set aside for all of it.
+    #[serde(default)]
+    pub provisioning: String,
+    /// Of all devices: what a fixed volume owns and has not used yet.
+    #[serde(default)]
+    pub set_aside_bytes: u64,
     pub exported: bool,
     /// `open`, `opening`, `closing`, `deposed`; of one that is not exported `closed`, or `in care` while the caretaker has it.
     pub state: String,
@@ -262,6 +277,9 @@ pub struct VolumeInfo {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VolumeLive {
     pub log_bytes: u64,
+    /// Written by guests, and in no segment yet.
+    #[serde(default)]
+    pub unplaced_bytes: u64,
     pub mapped_bytes: u64,
     pub segments: u64,
     pub degraded_segments: u64,

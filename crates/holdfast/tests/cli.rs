@@ -538,22 +538,25 @@ fn nodes_and_devices_come_and_go_with_the_data_on_them_safe() {
     grid.ok("volume delete v1");
 }
 
+/// The lines of `holdfast space why` add up. Returns bytes of data, and in use.
+fn adds_up(space: &Value) -> (i64, i64) {
+    let bytes = |value: &Value| value.as_i64().unwrap();
+    let rows = |rows: &Value| rows.as_array().unwrap().iter().map(|row| bytes(&row[1])).sum::<i64>();
+    let used = &space["used"];
+    let data = rows(&used["data"]);
+    let parts = data + bytes(&used["dead_bytes"]) + bytes(&used["redundancy_bytes"]) + bytes(&used["metadata_bytes"]);
+    assert_eq!(parts + bytes(&used["other_bytes"]), bytes(&space["used_bytes"]), "{space}");
+    let raw = bytes(&space["overhead_bytes"]) + bytes(&space["used_bytes"]) + bytes(&space["reserve_bytes"]);
+    let free = bytes(&space["free_bytes"]) + rows(&space["set_aside"]);
+    assert_eq!(raw + free, bytes(&space["raw_bytes"]), "{space}");
+    (data, bytes(&space["used_bytes"]))
+}
+
 #[test]
 fn space_adds_up_and_comes_back() {
     let grid = Grid::new(12);
     grid.up("--nodes 3 --devices 1");
     grid.ok("volume create v1 --size 64MiB");
-    let adds_up = |space: &serde_json::Value| {
-        let bytes = |value: &serde_json::Value| value.as_i64().unwrap();
-        let used = &space["used"];
-        let data: i64 = used["data"].as_array().unwrap().iter().map(|row| bytes(&row[1])).sum();
-        let parts =
-            data + bytes(&used["dead_bytes"]) + bytes(&used["redundancy_bytes"]) + bytes(&used["metadata_bytes"]);
-        assert_eq!(parts + bytes(&used["other_bytes"]), bytes(&space["used_bytes"]), "{space}");
-        let raw = bytes(&space["overhead_bytes"]) + bytes(&space["used_bytes"]) + bytes(&space["reserve_bytes"]);
-        assert_eq!(raw + bytes(&space["free_bytes"]), bytes(&space["raw_bytes"]), "{space}");
-        (data, bytes(&space["used_bytes"]))
-    };
     let (data, before) = adds_up(&grid.json("space"));
     assert_eq!(data, 0);
     let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
@@ -701,4 +704,62 @@ fn a_stream_that_breaks_off_is_gone_on_with() {
     grid.ok("volume export v2");
     assert_volume_holds(&grid.uri("v2"), &first, &scratch);
     assert_volume_holds(&grid.uri("v2").replace("v2", "v2@monday"), &first, &scratch);
+}
+
+#[test]
+fn a_fixed_volume_can_be_written_to_its_end_when_thin_ones_find_no_more_room() {
+    let grid = Grid::new(13);
+    grid.up("--nodes 3 --devices 1");
+    let made = grid.json("volume create db --size 96MiB --provisioning fixed");
+    let owned = (96 << 20) / 16 * 17 / 2 * 3_u64;
+    assert_eq!((&made["provisioning"], &made["set_aside_bytes"]), (&"fixed".into(), &owned.into()), "{made}");
+    let refused = grid.fails("volume create more --size 512MiB --provisioning fixed");
+    assert!(refused.contains("is free beside") && refused.contains("--provisioning thin"), "{refused}");
+    assert!(grid.ok("volume list").contains("db") && !grid.ok("volume list").contains("more"));
+    assert!(grid.fails("volume resize db --size 600MiB").contains("device add"));
+    adds_up(&grid.json("space why"));
+    assert!(grid.ok("space why").contains("set aside for volume db"));
+
+    grid.ok("volume create thin --size 1GiB");
+    assert!(grid.fails("volume set thin --provisioning fixed").contains("set aside in layout parity:2+1"));
+    assert!(grid.fails("volume set thin").contains("--layout"));
+    let (file, large, scratch) = (grid.path("pattern"), grid.path("large"), grid.path("scratch"));
+    pattern(&file, 96 << 20);
+    if has_nbdcopy() {
+        pattern(&large, 768 << 20);
+        let copied = Command::new("nbdcopy").args([large.to_str().unwrap(), &grid.uri("thin")]).output().unwrap();
+        assert!(!copied.status.success() && text(&copied.stderr).contains("No space"), "{}", text(&copied.stderr));
+        adds_up(&grid.json("space why"));
+        nbdcopy(file.to_str().unwrap(), &grid.uri("db"));
+        // Again, and again: what is overwritten is cleaned.
+        nbdcopy(file.to_str().unwrap(), &grid.uri("db"));
+        nbdcopy(file.to_str().unwrap(), &grid.uri("db"));
+        assert_volume_holds(&grid.uri("db"), &file, &scratch);
+        let left = grid.json("volume show db")["set_aside_bytes"].as_u64().unwrap();
+        assert!(left < owned / 2, "what is written is not set aside any more: {left} of {owned}");
+        adds_up(&grid.json("space why"));
+        assert!(grid.fails("snapshot create db monday").contains("after a snapshot"));
+    }
+    grid.ok("volume unexport db");
+    let closed = grid.json("volume show db");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    let after = grid.json("volume show db");
+    assert_eq!(after["provisioning"], "fixed");
+    assert_eq!(after["set_aside_bytes"], closed["set_aside_bytes"], "it stands while the volume is not in service");
+    grid.ok("volume delete thin");
+    grid.ok("task watch");
+    grid.ok("volume export db");
+    let taken = grid.json("snapshot create db monday");
+    assert!(taken["set_aside_bytes"].as_u64() == Some(owned), "all of it can be written once more: {taken}");
+    assert!(grid.fails("volume clone db@monday db2").contains("--provisioning thin"));
+    grid.ok("volume set db --provisioning thin");
+    let thin = grid.json("volume show db");
+    assert_eq!((&thin["provisioning"], &thin["set_aside_bytes"]), (&"thin".into(), &0.into()), "{thin}");
+    grid.ok("volume clone db@monday db2");
+    assert!(grid.fails("volume set db --provisioning fixed").contains("has clones"));
+    grid.ok("volume delete db2");
+    let fixed = grid.json("volume set db --provisioning fixed");
+    assert_eq!(fixed["set_aside_bytes"], owned, "{fixed}");
+    adds_up(&grid.json("space why"));
 }

@@ -1,5 +1,6 @@
 //! What goes into a controller and what comes out.
 
+use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId,
@@ -139,6 +140,10 @@ pub enum Event {
     /// These devices are being drained, and no others.
     Drain {
         devices: BTreeSet<DeviceId>,
+    },
+    /// What others own of the room that nodes have, and have not used yet; instead of what was told before.
+    SetAside {
+        claims: Vec<Claim>,
     },
     /// Change the volume's size.
     Resize {

@@ -195,6 +195,7 @@ impl Controller {
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
             Event::SetLayout { layout } => self.on_set_layout(layout),
+            Event::SetAside { claims } => self.on_set_aside(claims),
             Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);

@@ -6,7 +6,7 @@ use crate::grid::layout::GridDir;
 use crate::protocol::{Request, VolumeInfo};
 use crate::size::Size;
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::geometry::Layout;
 use serde_json::json;
 
@@ -14,6 +14,7 @@ use serde_json::json;
 #[command(after_help = "Examples:\n  \
     holdfast volume create vm1 --size 4GiB\n  \
     holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
+    holdfast volume create db --size 2GiB --provisioning fixed   others never take the space that it has yet to write\n  \
     holdfast volume list\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
@@ -36,6 +37,9 @@ enum VolumeAction {
         /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node
         #[arg(long, default_value_t = Layout::DEFAULT)]
         layout: Layout,
+        /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
+        #[arg(long, default_value = "thin")]
+        provisioning: Provisioning,
         /// Only make it; `holdfast volume export` offers it to clients later
         #[arg(long)]
         no_export: bool,
@@ -62,12 +66,16 @@ enum VolumeAction {
         #[arg(long)]
         shrink: bool,
     },
-    /// Write a volume in another layout, what is there as well, while it is used
+    /// Change how a volume is kept, while it is used
+    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
     Set {
         name: String,
+        /// As for `volume create`; what is there is written anew in the background
+        #[arg(long, group = "change")]
+        layout: Option<Layout>,
         /// As for `volume create`
-        #[arg(long)]
-        layout: Layout,
+        #[arg(long, group = "change")]
+        provisioning: Option<Provisioning>,
     },
     /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
@@ -87,12 +95,19 @@ enum VolumeAction {
     },
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Provisioning {
+    Thin,
+    Fixed,
+}
+
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, no_export } => {
+        VolumeAction::Create { name, size, layout, provisioning, no_export } => {
             let layout = layout.to_string();
-            let request = Request::VolumeCreate { name, size_bytes: size.0, layout, export: !no_export };
+            let fixed = provisioning == Provisioning::Fixed;
+            let request = Request::VolumeCreate { name, size_bytes: size.0, layout, export: !no_export, fixed };
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
@@ -120,13 +135,11 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
-        VolumeAction::Set { name, layout } => {
-            let volume = client::volume(dir, &Request::VolumeSet { name, layout: layout.to_string() })?;
-            let text = format!(
-                "volume {} is written as {layout} from here on; what is there follows (`holdfast task watch`)",
-                volume.name
-            );
-            show(&volume, text)
+        VolumeAction::Set { name, layout, provisioning } => {
+            let fixed = provisioning.map(|p| p == Provisioning::Fixed);
+            let request = Request::VolumeSet { name, layout: layout.map(|l| l.to_string()), fixed };
+            let volume = client::volume(dir, &request)?;
+            show(&volume, what_was_set(&volume, layout, fixed))
         }
         VolumeAction::Delete { name, force } => {
             client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
@@ -145,6 +158,18 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             )
         }
     }
+}
+
+fn what_was_set(volume: &VolumeInfo, layout: Option<Layout>, fixed: Option<bool>) -> String {
+    let name = &volume.name;
+    let layout = layout.map(|layout| {
+        format!("volume {name} is written as {layout} from here on; what is there follows (`holdfast task watch`)")
+    });
+    let fixed = fixed.map(|is_fixed| match is_fixed {
+        true => format!("volume {name} is fixed: {} of devices are set aside for it", Size(volume.set_aside_bytes)),
+        false => format!("volume {name} is thin: it takes space as it is written"),
+    });
+    layout.into_iter().chain(fixed).collect::<Vec<_>>().join("\n")
 }
 
 fn how_to_use(volume: &VolumeInfo) -> String {
@@ -208,6 +233,13 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("size", Size(volume.size_bytes).to_string());
     row("layout", volume.layout.clone());
+    row(
+        "provisioning",
+        match volume.provisioning.as_str() {
+            "fixed" => format!("fixed ({} of devices are set aside)", Size(volume.set_aside_bytes)),
+            other => other.to_string(),
+        },
+    );
     row("exported", if volume.exported { "yes".to_string() } else { "no".to_string() });
     for uri in &volume.uris {
         row("connect to", uri.clone());

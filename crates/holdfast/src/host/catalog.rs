@@ -6,6 +6,7 @@
 //! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/export       there while the volume is exported, for the next start
 //! deleting/ID            there until every device has returned the volume's space
+//! settings/ID            of a volume: how it is provisioned (see `fixed`)
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
@@ -13,6 +14,7 @@
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
+use super::fixed::{Fixed, FixedVolume};
 use super::meta::Meta;
 use super::receive::Received;
 use super::schedule::Schedule;
@@ -24,7 +26,7 @@ use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::meta::Swap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Attempts at a swap that others race for.
 const SWAPS_MAX: usize = 64;
@@ -55,6 +57,13 @@ pub struct CloneRecord {
     pub size_bytes: u64,
 }
 
+/// What an operator has chosen for a volume, besides size and layout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Settings {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed: Option<Fixed>,
+}
+
 /// A volume whose space is being returned.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeletingRecord {
@@ -69,6 +78,8 @@ pub struct Entry {
     pub root: Root,
     pub exported: bool,
     pub clone: Option<(VolumeId, CloneRecord)>,
+    /// Of the volume, also for a clone of it.
+    pub settings: Settings,
 }
 
 impl Entry {
@@ -111,6 +122,10 @@ fn clone_key(clone: VolumeId) -> String {
 
 fn deleting_key(volume: &str) -> String {
     format!("{DELETING_PREFIX}{volume}")
+}
+
+fn settings_key(volume: VolumeId) -> String {
+    format!("settings/{volume}")
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
@@ -201,14 +216,40 @@ impl Catalog {
     }
 
     /// Makes a volume.
-    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout) -> Result<Entry> {
+    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout, settings: Settings) -> Result<Entry> {
         let chosen = self.take_name(name)?;
+        self.change_settings(chosen, |found| *found = settings)?;
         let root = Root::new(self.grid, chosen, name, size_bytes, layout);
         self.update(&root_key(chosen), |found| match found {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
         })?;
-        Ok(Entry { root, exported: false, clone: None })
+        Ok(Entry { root, exported: false, clone: None, settings })
+    }
+
+    pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
+        let key = settings_key(volume);
+        self.update(&key, |found| {
+            let before: Settings = found.map_or(Ok(Settings::default()), |bytes| decode(&key, bytes))?;
+            let mut after = before;
+            change(&mut after);
+            Ok((after != before).then(|| Some(encode(&after))))
+        })
+    }
+
+    fn settings(&self, volume: VolumeId) -> Result<Settings> {
+        let key = settings_key(volume);
+        let (_, value) = self.get(&key)?;
+        value.map_or(Ok(Settings::default()), |bytes| decode(&key, &bytes))
+    }
+
+    pub fn fixed(&self) -> Result<BTreeMap<VolumeId, FixedVolume>> {
+        let volumes = self.all()?.into_iter().filter(|entry| entry.clone.is_none());
+        let fixed = |entry: Entry| {
+            let fixed = entry.settings.fixed?;
+            Some((entry.root.volume, FixedVolume::new(entry.root.layout, fixed)))
+        };
+        Ok(volumes.filter_map(fixed).collect())
     }
 
     /// The first step of making a clone: its name, and the id that its volume shall know it by.
@@ -247,7 +288,8 @@ impl Catalog {
         let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
         let Some(root) = self.root(volume)? else { return Ok(None) };
         let exported = self.get(&export_key(volume))?.1.is_some();
-        Ok(Some(Entry { root, exported, clone: clone.map(|clone| (id, clone)) }))
+        let settings = self.settings(volume)?;
+        Ok(Some(Entry { root, exported, clone: clone.map(|clone| (id, clone)), settings }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -334,6 +376,7 @@ impl Catalog {
         self.set_exported(volume, false)?;
         self.set_schedule(volume, None)?;
         self.set_received(volume, None)?;
+        self.set(&settings_key(volume), None)?;
         self.root(volume)
     }
 

@@ -6,13 +6,14 @@
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
 use super::caretaker;
-use super::catalog::{Catalog, CloneRecord, Entry, check_name};
+use super::catalog::{Catalog, CloneRecord, Entry, Settings, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
+use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
 use super::schedule;
-use super::volumes::split_export;
+use super::volumes::{provisioning_text, split_export};
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
@@ -89,6 +90,7 @@ pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Com
     watch_tasks(Arc::clone(&plane))?;
     schedule::start(Arc::clone(&plane))?;
     caretaker::start(Arc::clone(&plane))?;
+    fixed::start(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -180,15 +182,15 @@ impl ControlPlane {
         let _alone = changes.then(|| self.alone());
         let result = match request {
             Request::Status => self.status().map(Response::Status),
-            Request::VolumeCreate { name, size_bytes, layout, export } => {
-                self.create(&name, size_bytes, &layout, export).map(Response::from)
+            Request::VolumeCreate { name, size_bytes, layout, export, fixed } => {
+                self.create(&name, (size_bytes, &layout), export, fixed).map(Response::from)
             }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
-            Request::VolumeSet { name, layout } => self.set_layout(&name, &layout).map(Response::from),
+            Request::VolumeSet { name, layout, fixed } => self.set(&name, layout.as_deref(), fixed).map(Response::from),
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
@@ -286,11 +288,25 @@ impl ControlPlane {
         Ok(live.unwrap_or_else(|| closed_info(&entry)))
     }
 
-    fn create(&self, name: &str, size_bytes: u64, layout: &str, export: bool) -> Result<VolumeInfo> {
+    fn create(
+        &self,
+        name: &str,
+        (size_bytes, layout): (u64, &str),
+        export: bool,
+        is_fixed: bool,
+    ) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
+        let left_bytes = owned_bytes(size_bytes);
+        if is_fixed {
+            self.check_owned(&format!("volume {name}"), None, layout, left_bytes)?;
+        }
         self.drop_orphan(name)?;
-        let entry = self.catalog.create(name, size_bytes, layout)?;
+        let settings = Settings { fixed: is_fixed.then_some(Fixed { base_bytes: 0, left_bytes }) };
+        let entry = self.catalog.create(name, size_bytes, layout, settings)?;
+        if is_fixed {
+            self.set_fixed_anew(&entry)?;
+        }
         if export { self.export(name) } else { Ok(closed_info(&entry)) }
     }
 
@@ -306,15 +322,27 @@ impl ControlPlane {
         Ok(layout)
     }
 
-    fn set_layout(&self, name: &str, layout: &str) -> Result<VolumeInfo> {
-        let layout = self.check_layout(layout)?;
+    fn set(&self, name: &str, layout: Option<&str>, fixed: Option<bool>) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if entry.clone.is_some() {
             bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
         }
+        if let Some(layout) = layout {
+            self.set_layout(&entry, layout)?;
+        }
+        if let Some(fixed) = fixed {
+            self.set_provisioning(&self.catalog.find(name)?, fixed)?;
+        }
+        self.show(name)
+    }
+
+    fn set_layout(&self, entry: &Entry, layout: &str) -> Result<()> {
+        let layout = self.check_layout(layout)?;
+        let name = entry.name();
+        self.check_fixed(entry, entry.size_bytes(), layout)?;
         let command = |answer| Command::SetLayout { name: name.to_string(), layout, answer };
         match ask(&self.reactor, RESIZE_MAX, command) {
-            Ok(true) => self.show(name),
+            Ok(true) => Ok(()),
             Ok(false) => bail!("volume {name} is not in service; `holdfast volume export {name}`, then try again"),
             Err(error) => {
                 Err(error.context(format!("the layout of volume {name} is not changed yet; it may still be")))
@@ -366,6 +394,7 @@ impl ControlPlane {
         }
         self.close(name, force, false, &format!("volume {name} stays exported"))?;
         self.catalog.set_exported(entry.root.volume, false)?;
+        self.note_fixed()?;
         Ok(closed_info(&self.catalog.find(name)?))
     }
 
@@ -392,6 +421,7 @@ impl ControlPlane {
             resized?;
             return self.show(name);
         }
+        self.check_fixed(&entry, size_bytes, entry.root.layout)?;
         let command = |answer| Command::Resize { name: name.to_string(), size_bytes, answer };
         match ask(&self.reactor, RESIZE_MAX, command) {
             Ok(Some(_)) => self.show(name),
@@ -422,7 +452,15 @@ impl ControlPlane {
 
     pub(super) fn change(&self, volume: &str, wanted: Wanted) -> Result<()> {
         let entry = self.catalog.find(volume)?;
-        let command = |answer| Command::Change { volume: volume.to_string(), wanted: wanted.clone(), answer };
+        if let Wanted::Snapshot { .. } = wanted {
+            return self.snapshot_fixed(&entry, || self.do_change(&entry, wanted.clone()));
+        }
+        self.do_change(&entry, wanted)
+    }
+
+    fn do_change(&self, entry: &Entry, wanted: Wanted) -> Result<()> {
+        let volume = entry.name();
+        let command = |answer| Command::Change { volume: volume.to_string(), wanted, answer };
         match ask(&self.reactor, CHANGE_MAX, command)? {
             ChangeOutcome::Done => Ok(()),
             ChangeOutcome::NotOpen => {
@@ -460,7 +498,13 @@ impl ControlPlane {
             );
         };
         size_bytes.map_or(Ok(()), check_size)?;
-        let origin = self.catalog.find(volume)?.root;
+        let Entry { root: origin, settings, .. } = self.catalog.find(volume)?;
+        if settings.fixed.is_some() {
+            bail!(
+                "volume {volume} is fixed, and a clone would write to what is set aside for it; `holdfast volume set \
+                 {volume} --provisioning thin`, then try again"
+            );
+        }
         self.drop_orphan(name)?;
         let id = self.catalog.begin_clone(name)?;
         let wanted = Wanted::Clone { snapshot: snapshot.to_string(), id, name: name.to_string(), size_bytes };
@@ -496,6 +540,7 @@ impl ControlPlane {
                 self.catalog.mark_deleted(&record)?;
             }
         }
+        self.ask(|answer| Command::SetFixed { id: entry.root.volume, fixed: None, answer })?;
         self.bell.ring();
         Ok(())
     }
@@ -511,12 +556,16 @@ impl ControlPlane {
 
 /// A volume that is not in service here.
 fn closed_info(entry: &Entry) -> VolumeInfo {
+    let fixed = entry.settings.fixed.filter(|_| entry.clone.is_none());
+    let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
     VolumeInfo {
         name: entry.name().to_string(),
         id: entry.id().to_string(),
         clone_of: entry.clone.as_ref().map(|_| entry.root.name.clone()),
         size_bytes: entry.size_bytes(),
         layout: entry.root.layout.to_string(),
+        provisioning: provisioning_text(fixed.is_some()).to_string(),
+        set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
         exported: entry.exported,
         state: "closed".to_string(),
         waits: None,

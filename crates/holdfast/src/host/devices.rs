@@ -50,7 +50,7 @@ impl TaskHistory {
 }
 
 impl ControlPlane {
-    fn live(&self) -> Result<LiveStatus> {
+    pub(super) fn live(&self) -> Result<LiveStatus> {
         self.ask(|answer| Command::Status { answer })
     }
 

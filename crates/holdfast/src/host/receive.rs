@@ -6,6 +6,7 @@
 //!
 //! States of a volume: as it was -> takes in a stream <-> holds a part of one -> has the snapshot.
 
+use super::catalog::Settings;
 use super::commands::{CloseOutcome, Command, Wanted};
 use super::control::{CLOSE_MAX, ControlPlane, ask};
 use super::volumes::receiving_export;
@@ -74,7 +75,8 @@ impl ControlPlane {
         let received = self.catalog.received(entry.root.volume)?;
         let id = |name: &str| {
             let found = snapshots.iter().find(|s| s.name == name);
-            let found = found.with_context(|| format!("there is no {volume}@{name}; `holdfast snapshot list {volume}`"));
+            let found =
+                found.with_context(|| format!("there is no {volume}@{name}; `holdfast snapshot list {volume}`"));
             found.map(|snapshot| (snapshot, id_of(entry.root.volume, &received, snapshot)))
         };
         let (found, of) = id(snapshot)?;
@@ -133,7 +135,7 @@ impl ControlPlane {
         }
         check_start(name, begin)?;
         let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
-        Ok(self.catalog.create(name, begin.size_bytes, layout)?.root.volume)
+        Ok(self.catalog.create(name, begin.size_bytes, layout, Settings::default())?.root.volume)
     }
 
     fn open_for_stream(&self, name: &str, ticket: &str) -> Result<()> {
