@@ -116,6 +116,8 @@ pub enum Request {
         shard: ShardId,
         block: u32,
         blocks: u32,
+        /// Against the shard's checksums. Bytes that were not may be damaged.
+        checked: bool,
     },
     /// The shard's header area.
     ReadShardHeader {

@@ -21,6 +21,7 @@ pub enum Request {
         export: bool,
         /// Capacity is set aside for all of it.
         fixed: bool,
+        checked_reads: bool,
     },
     VolumeList,
     VolumeShow {
@@ -37,6 +38,7 @@ pub enum Request {
         name: String,
         layout: Option<String>,
         fixed: Option<bool>,
+        checked_reads: Option<bool>,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
@@ -173,6 +175,8 @@ pub struct HostStatus {
     pub uptime_ms: u64,
     pub cpu_ms: u64,
     pub resident_bytes: u64,
+    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
+    pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeInfo>,
     pub volumes: Vec<VolumeInfo>,
     /// Volumes whose space is still being returned.
@@ -259,6 +263,9 @@ pub struct VolumeInfo {
     /// Of all devices: what a fixed volume owns and has not used yet.
     #[serde(default)]
     pub set_aside_bytes: u64,
+    /// `on`: what guests read is checked against checksums, or `off`.
+    #[serde(default)]
+    pub integrity: String,
     pub exported: bool,
     /// `open`, `opening`, `closing`, `deposed`; of one that is not exported `closed`, or `in care` while the caretaker has it.
     pub state: String,

@@ -569,6 +569,9 @@ fn space_adds_up_and_comes_back() {
         assert_volume_holds(&grid.uri("v1"), &file, &scratch);
     }
     assert!(grid.ok("space").contains("parity:2+1"));
+    for told in [grid.json("space"), grid.json("status")] {
+        assert!(told.as_object().unwrap().contains_key("days_to_full") && told["days_to_full"].is_null(), "{told}");
+    }
     assert!(grid.ok("space why").contains("copies and parity"));
     grid.ok("volume delete v1");
     grid.ok("task watch");
@@ -762,4 +765,73 @@ fn a_fixed_volume_can_be_written_to_its_end_when_thin_ones_find_no_more_room() {
     let fixed = grid.json("volume set db --provisioning fixed");
     assert_eq!(fixed["set_aside_bytes"], owned, "{fixed}");
     adds_up(&grid.json("space why"));
+}
+
+/// Flips a bit of the first copy of the block that is found on the grid's devices; the grid is down.
+fn damage(grid: &Grid, block: &[u8]) {
+    for device in fs::read_dir(grid.path("devices")).unwrap() {
+        let path = device.unwrap().path();
+        let mut bytes = fs::read(&path).unwrap();
+        if let Some(at) = bytes.chunks_exact(4096).position(|found| found == block) {
+            bytes[at * 4096 + 77] ^= 4;
+            return fs::write(&path, &bytes).unwrap();
+        }
+    }
+    panic!("no device holds the block");
+}
+
+#[test]
+fn damage_is_read_around_or_with_integrity_off_left_to_the_scrub() {
+    let grid = Grid::new(14);
+    grid.up("--nodes 3 --devices 1");
+    let made = grid.json("volume create fast --size 32MiB --integrity off");
+    assert_eq!(made["integrity"], "off", "{made}");
+    assert_eq!(grid.json("volume create safe --size 32MiB")["integrity"], "on");
+    if !has_nbdcopy() {
+        return;
+    }
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 16 << 20);
+    let written = fs::read(&file).unwrap();
+    let read = |volume: &str| {
+        nbdcopy(&grid.uri(volume), scratch.to_str().unwrap());
+        fs::read(&scratch).unwrap()[..written.len()].to_vec()
+    };
+    let block = |i: usize| &written[i * 4096..(i + 1) * 4096];
+    let differing = |volume: &str| -> Vec<usize> {
+        let found = read(volume);
+        (0..written.len() / 4096).filter(|i| found[i * 4096..(i + 1) * 4096] != *block(*i)).collect()
+    };
+    for (volume, expected) in [("safe", &[][..]), ("fast", &[100][..])] {
+        nbdcopy(file.to_str().unwrap(), &grid.uri(volume));
+        grid.ok("grid down");
+        damage(&grid, block(100));
+        grid.ok("grid up");
+        assert_eq!(differing(volume), expected, "{volume}");
+        if volume == "safe" {
+            let counters = grid.json("volume show safe")["live"]["counters"].clone();
+            assert!(counters["checksum_errors"].as_u64() > Some(0), "{counters}");
+            grid.ok("task watch");
+            grid.ok("volume delete safe");
+            grid.ok("task watch");
+        }
+    }
+    // A tour of a few seconds.
+    grid.ok("grid down");
+    let config = fs::read_to_string(grid.path("grid.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["host"]["scrub_every_s"] = 2.into();
+    fs::write(grid.path("grid.json"), config.to_string()).unwrap();
+    grid.ok("grid up");
+    let end = Instant::now() + Duration::from_secs(60);
+    while !differing("fast").is_empty() {
+        assert!(Instant::now() < end, "no scrub has found the damage");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let shown = grid.json("volume show fast");
+    assert_eq!(shown["integrity"], "off", "over restarts: {shown}");
+    assert!(shown["live"]["counters"]["shards_rebuilt"].as_u64() > Some(0), "{shown}");
+    assert!(grid.ok("volume set fast --integrity on").contains("is checked"));
+    assert_eq!(grid.json("volume show fast")["integrity"], "on");
+    assert!(differing("fast").is_empty());
 }

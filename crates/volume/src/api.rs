@@ -24,6 +24,8 @@ pub struct Config {
     pub seed: u64,
     /// Depose a working owner whose lease has not lapsed.
     pub takeover: bool,
+    /// Guests' reads are checked against their blocks' checksums. Metadata and what is moved always are.
+    pub checked_reads: bool,
     /// Log entries that may wait for destage (protocol rule 23).
     pub writeback_bytes_max: u64,
     /// Memory of clean map pages.
@@ -59,6 +61,7 @@ impl Config {
             instance,
             seed,
             takeover: false,
+            checked_reads: true,
             writeback_bytes_max: 256 << 20,
             map_cache_bytes_max: 64 << 20,
             segment_payload_bytes: 4 << 20,
@@ -149,6 +152,8 @@ pub enum Event {
     Resize {
         size_bytes: u64,
     },
+    /// See [`Config::checked_reads`].
+    CheckReads(bool),
     /// Change how the volume is written; what is there is written anew in the background.
     SetLayout {
         layout: Layout,

@@ -247,12 +247,15 @@ impl Controller {
         }
         let op = self.reads.get_mut(token).expect("still reading");
         op.parts = parts;
+        let is_modify = matches!(op.reader, Reader::Modify(_));
         op.pending = cut.len() as u32;
         if cut.is_empty() {
             return self.finish_read(token, out);
         }
+        // What goes into a block that is written anew must be right, or its checksum would vouch for damage.
+        let checked = self.config.checked_reads || is_modify;
         for (part, segment, run, crcs) in cut {
-            self.start_fetch(Wants::Read { op: token, part }, segment, None, run, Some(crcs), out);
+            self.start_fetch(Wants::Read { op: token, part }, segment, None, run, checked.then_some(crcs), out);
         }
     }
 

@@ -8,7 +8,7 @@
 //! what the log holds and will need, less what others own and have not used yet ([`Event::SetAside`](crate::Event)). Only
 //! guests' writes stop at what others own: cleaning, destaging and metadata use all that is there.
 
-use crate::api::{Config, Lane, SpaceUse};
+use crate::api::{Config, Lane, SpaceUse, State};
 use crate::call::Purpose;
 use crate::claims::{Claim, take};
 use crate::controller::{Controller, Out};
@@ -156,7 +156,9 @@ impl Controller {
 
     pub(crate) fn on_set_aside(&mut self, claims: Vec<Claim>) {
         self.space.claims = claims;
-        self.look_for_room();
+        if matches!(self.state, State::Open | State::Closing) {
+            self.look_for_room();
+        }
     }
 
     /// Looks at the device that decides: of as many nodes as a segment is wide, those with the most room, the fullest one's

@@ -42,6 +42,8 @@ pub struct Space {
     /// What they own and is not there: devices are away, or were taken out.
     pub missing_bytes: u64,
     pub free_bytes: u64,
+    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
+    pub days_to_full: Option<f64>,
     pub used: Used,
     /// Of `free`, what guests of thin volumes can write in a layout, by its name.
     pub writable: Vec<(String, u64)>,
@@ -116,9 +118,26 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         set_aside,
         missing_bytes,
         free_bytes,
+        days_to_full: status.days_to_full,
         used,
         writable: fitting.map(|layout| (layout.to_string(), writable(&by_node, layout))).collect(),
     }
+}
+
+/// Shown from so many days on.
+const ALARM_DAYS: f64 = 30.0;
+
+pub fn full_soon(days: Option<f64>) -> Option<String> {
+    let days = days.filter(|days| *days < ALARM_DAYS)?;
+    let when = match days.round() as u64 {
+        0 => "today".to_string(),
+        1 => "in about a day".to_string(),
+        days => format!("in about {days} days"),
+    };
+    Some(format!(
+        "devices are full {when} if what is taken grows as in the last week; free space, or add devices (`holdfast device \
+         add`)"
+    ))
 }
 
 fn print_short(space: &Space) -> Result<()> {
@@ -132,6 +151,9 @@ fn print_short(space: &Space) -> Result<()> {
     let set_aside: u64 = space.set_aside.iter().map(|(_, bytes)| bytes).sum();
     if set_aside > 0 {
         print(format_args!("{} more are set aside for fixed volumes; thin ones have the rest:", Size(set_aside)))?;
+    }
+    if let Some(alarm) = full_soon(space.days_to_full) {
+        print(alarm)?;
     }
     let mut rows = table(&["LAYOUT", "CAN BE WRITTEN"], &[1]);
     for (layout, bytes) in &space.writable {
@@ -169,4 +191,18 @@ fn print_why(space: &Space) -> Result<()> {
         ))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_alarm_is_raised_in_the_last_month() {
+        assert_eq!(full_soon(None), None);
+        assert_eq!(full_soon(Some(30.5)), None);
+        assert!(full_soon(Some(12.2)).unwrap().contains("in about 12 days"));
+        assert!(full_soon(Some(1.4)).unwrap().contains("in about a day"));
+        assert!(full_soon(Some(0.0)).unwrap().contains("full today"));
+    }
 }

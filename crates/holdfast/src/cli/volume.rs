@@ -40,6 +40,10 @@ enum VolumeAction {
         /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
         #[arg(long, default_value = "thin")]
         provisioning: Provisioning,
+        /// Check what is read against its checksums; `off` saves the CPU, and hands out what disks damage until a scrub finds
+        /// it. Checksums are kept, and metadata is checked, either way
+        #[arg(long, default_value = "on")]
+        integrity: Integrity,
         /// Only make it; `holdfast volume export` offers it to clients later
         #[arg(long)]
         no_export: bool,
@@ -76,6 +80,9 @@ enum VolumeAction {
         /// As for `volume create`
         #[arg(long, group = "change")]
         provisioning: Option<Provisioning>,
+        /// As for `volume create`
+        #[arg(long, group = "change")]
+        integrity: Option<Integrity>,
     },
     /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
@@ -101,13 +108,21 @@ enum Provisioning {
     Fixed,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Integrity {
+    On,
+    Off,
+}
+
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, provisioning, no_export } => {
+        VolumeAction::Create { name, size, layout, provisioning, integrity, no_export } => {
             let layout = layout.to_string();
             let fixed = provisioning == Provisioning::Fixed;
-            let request = Request::VolumeCreate { name, size_bytes: size.0, layout, export: !no_export, fixed };
+            let checked_reads = integrity == Integrity::On;
+            let (size_bytes, export) = (size.0, !no_export);
+            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads };
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
@@ -135,11 +150,13 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
-        VolumeAction::Set { name, layout, provisioning } => {
+        VolumeAction::Set { name, layout, provisioning, integrity } => {
             let fixed = provisioning.map(|p| p == Provisioning::Fixed);
-            let request = Request::VolumeSet { name, layout: layout.map(|l| l.to_string()), fixed };
+            let checked_reads = integrity.map(|i| i == Integrity::On);
+            let layout_name = layout.map(|l| l.to_string());
+            let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads };
             let volume = client::volume(dir, &request)?;
-            show(&volume, what_was_set(&volume, layout, fixed))
+            show(&volume, what_was_set(&volume, layout, fixed, checked_reads))
         }
         VolumeAction::Delete { name, force } => {
             client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
@@ -160,7 +177,12 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     }
 }
 
-fn what_was_set(volume: &VolumeInfo, layout: Option<Layout>, fixed: Option<bool>) -> String {
+fn what_was_set(
+    volume: &VolumeInfo,
+    layout: Option<Layout>,
+    fixed: Option<bool>,
+    checked_reads: Option<bool>,
+) -> String {
     let name = &volume.name;
     let layout = layout.map(|layout| {
         format!("volume {name} is written as {layout} from here on; what is there follows (`holdfast task watch`)")
@@ -169,7 +191,11 @@ fn what_was_set(volume: &VolumeInfo, layout: Option<Layout>, fixed: Option<bool>
         true => format!("volume {name} is fixed: {} of devices are set aside for it", Size(volume.set_aside_bytes)),
         false => format!("volume {name} is thin: it takes space as it is written"),
     });
-    layout.into_iter().chain(fixed).collect::<Vec<_>>().join("\n")
+    let checked = checked_reads.map(|is_checked| match is_checked {
+        true => format!("what is read of volume {name} is checked against its checksums"),
+        false => format!("what is read of volume {name} is not checked; a scrub still finds damage"),
+    });
+    layout.into_iter().chain(fixed).chain(checked).collect::<Vec<_>>().join("\n")
 }
 
 fn how_to_use(volume: &VolumeInfo) -> String {
@@ -240,6 +266,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
             other => other.to_string(),
         },
     );
+    row("integrity", volume.integrity.clone());
     row("exported", if volume.exported { "yes".to_string() } else { "no".to_string() });
     for uri in &volume.uris {
         row("connect to", uri.clone());

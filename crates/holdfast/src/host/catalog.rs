@@ -6,9 +6,10 @@
 //! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/export       there while the volume is exported, for the next start
 //! deleting/ID            there until every device has returned the volume's space
-//! settings/ID            of a volume: how it is provisioned (see `fixed`)
+//! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
+//! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! ```
 //!
@@ -18,6 +19,7 @@ use super::fixed::{Fixed, FixedVolume};
 use super::meta::Meta;
 use super::receive::Received;
 use super::schedule::Schedule;
+use super::trend::Sample;
 use super::volumes::OpenSpec;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, GridId, InstanceId, MetaVersion, VolumeId};
@@ -39,6 +41,7 @@ const DELETING_PREFIX: &str = "deleting/";
 const SCHEDULE_PREFIX: &str = "schedule/";
 const RECEIVED_PREFIX: &str = "received/";
 const DRAINING_PREFIX: &str = "draining/";
+const TREND_KEY: &str = "trend";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct NameRecord {
@@ -62,6 +65,9 @@ pub struct CloneRecord {
 pub struct Settings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<Fixed>,
+    /// Guests' reads are not checked against checksums.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchecked_reads: bool,
 }
 
 /// A volume whose space is being returned.
@@ -98,7 +104,8 @@ impl Entry {
     /// Of the volume, also for a clone of it.
     pub fn spec(&self) -> OpenSpec {
         let Root { volume, name, size_bytes, layout, .. } = &self.root;
-        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout }
+        let checked_reads = !self.settings.unchecked_reads;
+        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout, checked_reads }
     }
 }
 
@@ -334,6 +341,15 @@ impl Catalog {
 
     pub fn set_received(&self, volume: VolumeId, received: Option<&Received>) -> Result<()> {
         self.set(&format!("{RECEIVED_PREFIX}{volume}"), received.map(encode))
+    }
+
+    pub fn trend(&self) -> Result<Vec<Sample>> {
+        let (_, value) = self.get(TREND_KEY)?;
+        value.map_or(Ok(Vec::new()), |bytes| decode(TREND_KEY, &bytes))
+    }
+
+    pub fn set_trend(&self, samples: &[Sample]) -> Result<()> {
+        self.set(TREND_KEY, Some(encode(&samples)))
     }
 
     pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {

@@ -71,6 +71,12 @@ pub enum Command {
         layout: Layout,
         answer: Answer<bool>,
     },
+    /// Whether guests' reads of a volume are checked; harmless where it is not in service.
+    CheckReads {
+        name: String,
+        checked: bool,
+        answer: Answer<()>,
+    },
     /// Of a volume in service, or a clone.
     Change {
         volume: String,
@@ -285,6 +291,12 @@ impl Host {
                 let Some((at, _)) = self.volumes.find_open(&name) else { return tell(&answer, false) };
                 self.waiters.layouts.push((at, layout, answer));
                 self.drive(now, at, VolumeEvent::SetLayout { layout }, io);
+            }
+            Command::CheckReads { name, checked, answer } => {
+                if let Some((at, _)) = self.volumes.find_open(&name) {
+                    self.drive(now, at, VolumeEvent::CheckReads(checked), io);
+                }
+                tell(&answer, ());
             }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
             Command::Drain { devices, answer } => {

@@ -13,7 +13,8 @@ use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
 use super::schedule;
-use super::volumes::{provisioning_text, split_export};
+use super::trend::{self, Trend};
+use super::volumes::{integrity_text, provisioning_text, split_export};
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
@@ -70,6 +71,7 @@ pub(super) struct ControlPlane {
     pub(super) dir: GridDir,
     config: Mutex<GridConfig>,
     history: Mutex<TaskHistory>,
+    trend: Mutex<Trend>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
     changes: Mutex<()>,
 }
@@ -78,7 +80,9 @@ pub(super) struct ControlPlane {
 pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Command>) -> Result<()> {
     let catalog = Catalog::new(meta, config.grid_id()?);
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
+    let trend = Mutex::new(Trend::new(catalog.trend()?));
     let plane = Arc::new(ControlPlane {
+        trend,
         catalog,
         reactor,
         bell,
@@ -91,6 +95,7 @@ pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Com
     schedule::start(Arc::clone(&plane))?;
     caretaker::start(Arc::clone(&plane))?;
     fixed::start(Arc::clone(&plane))?;
+    trend::start(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -182,15 +187,17 @@ impl ControlPlane {
         let _alone = changes.then(|| self.alone());
         let result = match request {
             Request::Status => self.status().map(Response::Status),
-            Request::VolumeCreate { name, size_bytes, layout, export, fixed } => {
-                self.create(&name, (size_bytes, &layout), export, fixed).map(Response::from)
+            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads } => {
+                self.create(&name, (size_bytes, &layout), export, (fixed, checked_reads)).map(Response::from)
             }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
-            Request::VolumeSet { name, layout, fixed } => self.set(&name, layout.as_deref(), fixed).map(Response::from),
+            Request::VolumeSet { name, layout, fixed, checked_reads } => {
+                self.set(&name, layout.as_deref(), fixed, checked_reads).map(Response::from)
+            }
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
@@ -249,11 +256,15 @@ impl ControlPlane {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn trend(&self) -> MutexGuard<'_, Trend> {
+        self.trend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T> {
         ask(&self.reactor, ANSWER_MAX, command)
     }
 
-    fn status(&self) -> Result<HostStatus> {
+    pub(super) fn status(&self) -> Result<HostStatus> {
         let live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
         let config = self.config();
         let own = process::own_stats().unwrap_or_default();
@@ -272,6 +283,7 @@ impl ControlPlane {
             uptime_ms: live.uptime.as_millis() as u64,
             cpu_ms: own.cpu().as_millis() as u64,
             resident_bytes: own.resident_bytes,
+            days_to_full: self.days_to_full(&live.nodes, &volumes),
             nodes: live.nodes,
             volumes,
             deleting,
@@ -293,7 +305,7 @@ impl ControlPlane {
         name: &str,
         (size_bytes, layout): (u64, &str),
         export: bool,
-        is_fixed: bool,
+        (is_fixed, checked_reads): (bool, bool),
     ) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
@@ -302,7 +314,8 @@ impl ControlPlane {
             self.check_owned(&format!("volume {name}"), None, layout, left_bytes)?;
         }
         self.drop_orphan(name)?;
-        let settings = Settings { fixed: is_fixed.then_some(Fixed { base_bytes: 0, left_bytes }) };
+        let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
+        let settings = Settings { fixed, unchecked_reads: !checked_reads };
         let entry = self.catalog.create(name, size_bytes, layout, settings)?;
         if is_fixed {
             self.set_fixed_anew(&entry)?;
@@ -322,7 +335,13 @@ impl ControlPlane {
         Ok(layout)
     }
 
-    fn set(&self, name: &str, layout: Option<&str>, fixed: Option<bool>) -> Result<VolumeInfo> {
+    fn set(
+        &self,
+        name: &str,
+        layout: Option<&str>,
+        fixed: Option<bool>,
+        checked_reads: Option<bool>,
+    ) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if entry.clone.is_some() {
             bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
@@ -332,6 +351,10 @@ impl ControlPlane {
         }
         if let Some(fixed) = fixed {
             self.set_provisioning(&self.catalog.find(name)?, fixed)?;
+        }
+        if let Some(checked) = checked_reads {
+            self.catalog.change_settings(entry.root.volume, |settings| settings.unchecked_reads = !checked)?;
+            self.ask(|answer| Command::CheckReads { name: name.to_string(), checked, answer })?;
         }
         self.show(name)
     }
@@ -566,6 +589,7 @@ fn closed_info(entry: &Entry) -> VolumeInfo {
         layout: entry.root.layout.to_string(),
         provisioning: provisioning_text(fixed.is_some()).to_string(),
         set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
+        integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
         exported: entry.exported,
         state: "closed".to_string(),
         waits: None,

@@ -23,6 +23,7 @@ pub mod receive;
 mod nbd;
 pub mod schedule;
 mod tls;
+mod trend;
 mod volumes;
 
 use crate::daemon::outwait;

@@ -45,6 +45,7 @@ pub struct OpenSpec {
     pub name: String,
     pub size_bytes: u64,
     pub layout: Layout,
+    pub checked_reads: bool,
 }
 
 /// Why a volume is not open yet.
@@ -145,6 +146,7 @@ impl Volumes {
         let shares = self.expected.max(self.table.len() + 1) as u64;
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
+        config.checked_reads = spec.checked_reads;
         config.rebuild_after = self.care.rebuild_after;
         config.scrub_every = self.care.scrub_every;
         let token = self.table.insert(Volume {
@@ -316,6 +318,7 @@ impl Volume {
             layout: self.layout().to_string(),
             provisioning: provisioning_text(false).to_string(),
             set_aside_bytes: 0,
+            integrity: integrity_text(self.controller.checks_reads()).to_string(),
             exported: self.exported,
             state: if self.exported { state_text(status.state) } else { "in care" }.to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
@@ -342,6 +345,10 @@ impl Volume {
 
 pub fn provisioning_text(is_fixed: bool) -> &'static str {
     if is_fixed { "fixed" } else { "thin" }
+}
+
+pub fn integrity_text(checked_reads: bool) -> &'static str {
+    if checked_reads { "on" } else { "off" }
 }
 
 pub fn state_text(state: State) -> &'static str {
