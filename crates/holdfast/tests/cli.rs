@@ -563,8 +563,13 @@ fn space_adds_up_and_comes_back() {
     pattern(&file, 64 << 20);
     if has_nbdcopy() {
         nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
-        let (data, full) = adds_up(&grid.json("space why"));
-        assert_eq!(data, 64 << 20, "bulk writes are in segments at once");
+        let (mut data, mut full) = adds_up(&grid.json("space why"));
+        let end = Instant::now() + Duration::from_secs(30);
+        while data < 64 << 20 {
+            assert!(Instant::now() < end, "{data} bytes are in segments");
+            (data, full) = adds_up(&grid.json("space why"));
+        }
+        assert_eq!(data, 64 << 20);
         assert!(full > before + (96 << 20), "with parity: {before} to {full}");
         assert_volume_holds(&grid.uri("v1"), &file, &scratch);
     }
@@ -753,8 +758,9 @@ fn a_fixed_volume_can_be_written_to_its_end_when_thin_ones_find_no_more_room() {
     grid.ok("volume delete thin");
     grid.ok("task watch");
     grid.ok("volume export db");
-    let taken = grid.json("snapshot create db monday");
-    assert!(taken["set_aside_bytes"].as_u64() == Some(owned), "all of it can be written once more: {taken}");
+    grid.ok("snapshot create db monday");
+    let taken = grid.json("volume show db");
+    assert_eq!(taken["set_aside_bytes"], owned, "all of it can be written once more: {taken}");
     assert!(grid.fails("volume clone db@monday db2").contains("--provisioning thin"));
     grid.ok("volume set db --provisioning thin");
     let thin = grid.json("volume show db");
@@ -767,17 +773,20 @@ fn a_fixed_volume_can_be_written_to_its_end_when_thin_ones_find_no_more_room() {
     adds_up(&grid.json("space why"));
 }
 
-/// Flips a bit of the first copy of the block that is found on the grid's devices; the grid is down.
-fn damage(grid: &Grid, block: &[u8]) {
+/// Flips a bit in what shards of the grid, which is down, hold of the block. Journals may hold it, too.
+fn damage(grid: &Grid, block: &[u8], journal_bytes: u64) {
+    let mut flipped = 0;
     for device in fs::read_dir(grid.path("devices")).unwrap() {
         let path = device.unwrap().path();
         let mut bytes = fs::read(&path).unwrap();
-        if let Some(at) = bytes.chunks_exact(4096).position(|found| found == block) {
-            bytes[at * 4096 + 77] ^= 4;
-            return fs::write(&path, &bytes).unwrap();
+        let data_area = bytes.chunks_exact_mut(4096).skip(journal_bytes as usize / 4096 + 256);
+        for found in data_area.filter(|found| **found == *block) {
+            found[77] ^= 4;
+            flipped += 1;
         }
+        fs::write(&path, &bytes).unwrap();
     }
-    panic!("no device holds the block");
+    assert!(flipped > 0, "no shard holds the block");
 }
 
 #[test]
@@ -802,19 +811,25 @@ fn damage_is_read_around_or_with_integrity_off_left_to_the_scrub() {
         let found = read(volume);
         (0..written.len() / 4096).filter(|i| found[i * 4096..(i + 1) * 4096] != *block(*i)).collect()
     };
-    for (volume, expected) in [("safe", &[][..]), ("fast", &[100][..])] {
+    let journal_bytes = grid.json("status")["nodes"][0]["devices"][0]["journal_bytes"].as_u64().unwrap();
+    let write_and_damage = |volume: &str| {
         nbdcopy(file.to_str().unwrap(), &grid.uri(volume));
         grid.ok("grid down");
-        damage(&grid, block(100));
+        damage(&grid, block(100), journal_bytes);
         grid.ok("grid up");
-        assert_eq!(differing(volume), expected, "{volume}");
-        if volume == "safe" {
-            let counters = grid.json("volume show safe")["live"]["counters"].clone();
-            assert!(counters["checksum_errors"].as_u64() > Some(0), "{counters}");
-            grid.ok("task watch");
-            grid.ok("volume delete safe");
-            grid.ok("task watch");
-        }
+    };
+    write_and_damage("safe");
+    assert!(differing("safe").is_empty());
+    let counters = grid.json("volume show safe")["live"]["counters"].clone();
+    assert!(counters["checksum_errors"].as_u64() > Some(0), "{counters}");
+    grid.ok("task watch");
+    grid.ok("volume delete safe");
+    grid.ok("task watch");
+    write_and_damage("fast");
+    // What comes late is computed from other shards, which are checked: then the block is right.
+    let end = Instant::now() + Duration::from_secs(60);
+    while differing("fast") != [100] {
+        assert!(Instant::now() < end, "the damage is not handed out");
     }
     // A tour of a few seconds.
     grid.ok("grid down");

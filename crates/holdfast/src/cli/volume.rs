@@ -3,7 +3,7 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{Request, VolumeInfo};
+use crate::protocol::{Request, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
@@ -274,45 +274,43 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     row("clients", volume.sessions.to_string());
     row("epoch", volume.epoch.to_string());
     if let Some(live) = &volume.live {
-        let c = &live.counters;
-        row("mapped", Size(live.mapped_bytes).to_string());
-        row("log", Size(live.log_bytes).to_string());
-        row("segments", format!("{} ({} degraded)", live.segments, live.degraded_segments));
-        row("at risk", format!("{} log entries", live.at_risk_entries));
-        if !live.suspect_nodes.is_empty() {
-            let nodes: Vec<String> = live.suspect_nodes.iter().map(u32::to_string).collect();
-            row("avoids nodes", nodes.join(", "));
-        }
-        row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
-        row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
-        row(
-            "hedges",
-            format!(
-                "{} appends, {} reads; {} reads reconstructed",
-                c.append_hedges, c.read_hedges, c.reconstructed_reads
-            ),
-        );
-        row(
-            "written",
-            format!(
-                "{} segments ({}), {} past the log",
-                c.segments_written,
-                Size(c.segment_bytes_written),
-                Size(c.bypass_bytes)
-            ),
-        );
-        row(
-            "cleaned",
-            format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed),
-        );
-        row(
-            "repaired",
-            format!(
-                "{} shards rebuilt, {} checksum errors, {} shards scrubbed",
-                c.shards_rebuilt, c.checksum_errors, c.shards_scrubbed
-            ),
-        );
-        row("checkpoints", format!("{} ({})", c.checkpoints, Size(c.checkpoint_bytes)));
+        live_rows(live, &mut row);
     }
     print_table(&rows)
+}
+
+fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
+    let c = &live.counters;
+    row("mapped", Size(live.mapped_bytes).to_string());
+    row("log", Size(live.log_bytes).to_string());
+    row("segments", format!("{} ({} degraded)", live.segments, live.degraded_segments));
+    row("at risk", format!("{} log entries", live.at_risk_entries));
+    if !live.suspect_nodes.is_empty() {
+        let nodes: Vec<String> = live.suspect_nodes.iter().map(u32::to_string).collect();
+        row("avoids nodes", nodes.join(", "));
+    }
+    row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
+    row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
+    row(
+        "hedges",
+        format!("{} appends, {} reads; {} reads reconstructed", c.append_hedges, c.read_hedges, c.reconstructed_reads),
+    );
+    row(
+        "written",
+        format!(
+            "{} segments ({}), {} past the log",
+            c.segments_written,
+            Size(c.segment_bytes_written),
+            Size(c.bypass_bytes)
+        ),
+    );
+    row("cleaned", format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed));
+    row(
+        "repaired",
+        format!(
+            "{} shards rebuilt, {} checksum errors, {} shards scrubbed",
+            c.shards_rebuilt, c.checksum_errors, c.shards_scrubbed
+        ),
+    );
+    row("checkpoints", format!("{} ({})", c.checkpoints, Size(c.checkpoint_bytes)));
 }

@@ -11,11 +11,11 @@
 //! A snapshot keeps what is overwritten after it. So all that is there when one is taken counts no more as written by the
 //! volume, until it has no snapshots.
 
-use super::Host;
 use super::catalog::Entry;
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::volumes::Volumes;
+use super::{Host, POLL_PACE};
 use crate::logger;
 use crate::protocol::{LinkState, VolumeInfo, free_of};
 use crate::size::Size;
@@ -245,7 +245,12 @@ impl ControlPlane {
 
     /// Refuses what would own more than there is.
     pub(super) fn check_owned(&self, what: &str, volume: Option<VolumeId>, layout: Layout, bytes: u64) -> Result<()> {
-        let free = self.free_to_own(volume, layout)?;
+        let mut free = self.free_to_own(volume, layout)?;
+        if bytes > free {
+            // What was freed a moment ago nodes have not told yet.
+            std::thread::sleep(POLL_PACE + POLL_PACE / 4);
+            free = self.free_to_own(volume, layout)?;
+        }
         if bytes > free {
             bail!(
                 "{what} needs {} set aside in layout {layout}, a sixteenth for what is overwritten included, and {} is free \
