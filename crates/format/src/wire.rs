@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Version of the messages; a greeting with another one is refused.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 pub const FRAME_HEADER_BYTES: usize = 28;
 
@@ -116,6 +116,8 @@ pub enum Request {
         shard: ShardId,
         block: u32,
         blocks: u32,
+        /// Against the shard's checksums. Bytes that were not may be damaged.
+        checked: bool,
     },
     /// The shard's header area.
     ReadShardHeader {

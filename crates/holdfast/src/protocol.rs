@@ -19,6 +19,9 @@ pub enum Request {
         size_bytes: u64,
         layout: String,
         export: bool,
+        /// Capacity is set aside for all of it.
+        fixed: bool,
+        checked_reads: bool,
     },
     VolumeList,
     VolumeShow {
@@ -30,10 +33,12 @@ pub enum Request {
         /// Allow the end of the volume to be cut off.
         shrink: bool,
     },
-    /// Write a volume in another layout.
+    /// Change what is given.
     VolumeSet {
         name: String,
-        layout: String,
+        layout: Option<String>,
+        fixed: Option<bool>,
+        checked_reads: Option<bool>,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
@@ -174,6 +179,8 @@ pub struct HostStatus {
     pub uptime_ms: u64,
     pub cpu_ms: u64,
     pub resident_bytes: u64,
+    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
+    pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeInfo>,
     pub volumes: Vec<VolumeInfo>,
     /// Volumes whose space is still being returned.
@@ -243,6 +250,12 @@ pub struct DeviceInfo {
     pub bypassed: bool,
 }
 
+/// What guests can still write to a node with these devices.
+pub fn free_of(devices: &[DeviceInfo]) -> u64 {
+    let takes = devices.iter().filter(|d| d.health == "serving" && !d.draining);
+    takes.map(|d| d.free_bytes - d.reserve_bytes).sum()
+}
+
 /// Something that is done in the background.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskInfo {
@@ -265,6 +278,15 @@ pub struct VolumeInfo {
     pub clone_of: Option<String>,
     pub size_bytes: u64,
     pub layout: String,
+    /// `thin`, or `fixed`: capacity is set aside for all of it.
+    #[serde(default)]
+    pub provisioning: String,
+    /// Of all devices: what a fixed volume owns and has not used yet.
+    #[serde(default)]
+    pub set_aside_bytes: u64,
+    /// `on`: what guests read is checked against checksums, or `off`.
+    #[serde(default)]
+    pub integrity: String,
     pub exported: bool,
     /// `open`, `opening`, `closing`, `deposed`; of one that is not exported `closed`, or `in care` while the caretaker has it.
     pub state: String,
@@ -283,6 +305,9 @@ pub struct VolumeInfo {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VolumeLive {
     pub log_bytes: u64,
+    /// Written by guests, and in no segment yet.
+    #[serde(default)]
+    pub unplaced_bytes: u64,
     pub mapped_bytes: u64,
     pub segments: u64,
     pub degraded_segments: u64,

@@ -539,34 +539,45 @@ fn nodes_and_devices_come_and_go_with_the_data_on_them_safe() {
     grid.ok("volume delete v1");
 }
 
+/// The lines of `holdfast space why` add up. Returns bytes of data, and in use.
+fn adds_up(space: &Value) -> (i64, i64) {
+    let bytes = |value: &Value| value.as_i64().unwrap();
+    let rows = |rows: &Value| rows.as_array().unwrap().iter().map(|row| bytes(&row[1])).sum::<i64>();
+    let used = &space["used"];
+    let data = rows(&used["data"]);
+    let parts = data + bytes(&used["dead_bytes"]) + bytes(&used["redundancy_bytes"]) + bytes(&used["metadata_bytes"]);
+    assert_eq!(parts + bytes(&used["other_bytes"]), bytes(&space["used_bytes"]), "{space}");
+    let raw = bytes(&space["overhead_bytes"]) + bytes(&space["used_bytes"]) + bytes(&space["reserve_bytes"]);
+    let free = bytes(&space["free_bytes"]) + rows(&space["set_aside"]);
+    assert_eq!(raw + free, bytes(&space["raw_bytes"]), "{space}");
+    (data, bytes(&space["used_bytes"]))
+}
+
 #[test]
 fn space_adds_up_and_comes_back() {
     let grid = Grid::new(12);
     grid.up("--nodes 3 --devices 1");
     grid.ok("volume create v1 --size 64MiB");
-    let adds_up = |space: &serde_json::Value| {
-        let bytes = |value: &serde_json::Value| value.as_i64().unwrap();
-        let used = &space["used"];
-        let data: i64 = used["data"].as_array().unwrap().iter().map(|row| bytes(&row[1])).sum();
-        let parts =
-            data + bytes(&used["dead_bytes"]) + bytes(&used["redundancy_bytes"]) + bytes(&used["metadata_bytes"]);
-        assert_eq!(parts + bytes(&used["other_bytes"]), bytes(&space["used_bytes"]), "{space}");
-        let raw = bytes(&space["overhead_bytes"]) + bytes(&space["used_bytes"]) + bytes(&space["reserve_bytes"]);
-        assert_eq!(raw + bytes(&space["free_bytes"]), bytes(&space["raw_bytes"]), "{space}");
-        (data, bytes(&space["used_bytes"]))
-    };
     let (data, before) = adds_up(&grid.json("space"));
     assert_eq!(data, 0);
     let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
     pattern(&file, 64 << 20);
     if has_nbdcopy() {
         nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
-        let (data, full) = adds_up(&grid.json("space why"));
-        assert_eq!(data, 64 << 20, "bulk writes are in segments at once");
+        let (mut data, mut full) = adds_up(&grid.json("space why"));
+        let end = Instant::now() + Duration::from_secs(30);
+        while data < 64 << 20 {
+            assert!(Instant::now() < end, "{data} bytes are in segments");
+            (data, full) = adds_up(&grid.json("space why"));
+        }
+        assert_eq!(data, 64 << 20);
         assert!(full > before + (96 << 20), "with parity: {before} to {full}");
         assert_volume_holds(&grid.uri("v1"), &file, &scratch);
     }
     assert!(grid.ok("space").contains("parity:2+1"));
+    for told in [grid.json("space"), grid.json("status")] {
+        assert!(told.as_object().unwrap().contains_key("days_to_full") && told["days_to_full"].is_null(), "{told}");
+    }
     assert!(grid.ok("space why").contains("copies and parity"));
     grid.ok("volume delete v1");
     grid.ok("task watch");
@@ -805,4 +816,141 @@ fn what_a_flush_costs_is_measured_when_a_device_is_added_and_shown() {
     grid.ok("grid down");
     grid.ok("grid up");
     assert_eq!(measured(), costs);
+}
+
+#[test]
+fn a_fixed_volume_can_be_written_to_its_end_when_thin_ones_find_no_more_room() {
+    let grid = Grid::new(16);
+    grid.up("--nodes 3 --devices 1");
+    let made = grid.json("volume create db --size 96MiB --provisioning fixed");
+    let owned = (96 << 20) / 16 * 17 / 2 * 3_u64;
+    assert_eq!((&made["provisioning"], &made["set_aside_bytes"]), (&"fixed".into(), &owned.into()), "{made}");
+    let refused = grid.fails("volume create more --size 512MiB --provisioning fixed");
+    assert!(refused.contains("is free beside") && refused.contains("--provisioning thin"), "{refused}");
+    assert!(grid.ok("volume list").contains("db") && !grid.ok("volume list").contains("more"));
+    assert!(grid.fails("volume resize db --size 600MiB").contains("device add"));
+    adds_up(&grid.json("space why"));
+    assert!(grid.ok("space why").contains("set aside for volume db"));
+
+    grid.ok("volume create thin --size 1GiB");
+    assert!(grid.fails("volume set thin --provisioning fixed").contains("set aside in layout parity:2+1"));
+    assert!(grid.fails("volume set thin").contains("--layout"));
+    let (file, large, scratch) = (grid.path("pattern"), grid.path("large"), grid.path("scratch"));
+    pattern(&file, 96 << 20);
+    if has_nbdcopy() {
+        pattern(&large, 768 << 20);
+        let copied = Command::new("nbdcopy").args([large.to_str().unwrap(), &grid.uri("thin")]).output().unwrap();
+        assert!(!copied.status.success() && text(&copied.stderr).contains("No space"), "{}", text(&copied.stderr));
+        adds_up(&grid.json("space why"));
+        nbdcopy(file.to_str().unwrap(), &grid.uri("db"));
+        // Again, and again: what is overwritten is cleaned.
+        nbdcopy(file.to_str().unwrap(), &grid.uri("db"));
+        nbdcopy(file.to_str().unwrap(), &grid.uri("db"));
+        assert_volume_holds(&grid.uri("db"), &file, &scratch);
+        let left = grid.json("volume show db")["set_aside_bytes"].as_u64().unwrap();
+        assert!(left < owned / 2, "what is written is not set aside any more: {left} of {owned}");
+        adds_up(&grid.json("space why"));
+        assert!(grid.fails("snapshot create db monday").contains("after a snapshot"));
+    }
+    grid.ok("volume unexport db");
+    let closed = grid.json("volume show db");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    let after = grid.json("volume show db");
+    assert_eq!(after["provisioning"], "fixed");
+    assert_eq!(after["set_aside_bytes"], closed["set_aside_bytes"], "it stands while the volume is not in service");
+    grid.ok("volume delete thin");
+    grid.ok("task watch");
+    grid.ok("volume export db");
+    grid.ok("snapshot create db monday");
+    let taken = grid.json("volume show db");
+    assert_eq!(taken["set_aside_bytes"], owned, "all of it can be written once more: {taken}");
+    assert!(grid.fails("volume clone db@monday db2").contains("--provisioning thin"));
+    grid.ok("volume set db --provisioning thin");
+    let thin = grid.json("volume show db");
+    assert_eq!((&thin["provisioning"], &thin["set_aside_bytes"]), (&"thin".into(), &0.into()), "{thin}");
+    grid.ok("volume clone db@monday db2");
+    assert!(grid.fails("volume set db --provisioning fixed").contains("has clones"));
+    grid.ok("volume delete db2");
+    let fixed = grid.json("volume set db --provisioning fixed");
+    assert_eq!(fixed["set_aside_bytes"], owned, "{fixed}");
+    adds_up(&grid.json("space why"));
+}
+
+/// Flips a bit in what shards of the grid, which is down, hold of the block. Journals may hold it, too.
+fn damage(grid: &Grid, block: &[u8], journal_bytes: u64) {
+    let mut flipped = 0;
+    for device in fs::read_dir(grid.path("devices")).unwrap() {
+        let path = device.unwrap().path();
+        let mut bytes = fs::read(&path).unwrap();
+        let data_area = bytes.chunks_exact_mut(4096).skip(journal_bytes as usize / 4096 + 256);
+        for found in data_area.filter(|found| **found == *block) {
+            found[77] ^= 4;
+            flipped += 1;
+        }
+        fs::write(&path, &bytes).unwrap();
+    }
+    assert!(flipped > 0, "no shard holds the block");
+}
+
+#[test]
+fn damage_is_read_around_or_with_integrity_off_left_to_the_scrub() {
+    let grid = Grid::new(17);
+    grid.up("--nodes 3 --devices 1");
+    let made = grid.json("volume create fast --size 32MiB --integrity off");
+    assert_eq!(made["integrity"], "off", "{made}");
+    assert_eq!(grid.json("volume create safe --size 32MiB")["integrity"], "on");
+    if !has_nbdcopy() {
+        return;
+    }
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 16 << 20);
+    let written = fs::read(&file).unwrap();
+    let read = |volume: &str| {
+        nbdcopy(&grid.uri(volume), scratch.to_str().unwrap());
+        fs::read(&scratch).unwrap()[..written.len()].to_vec()
+    };
+    let block = |i: usize| &written[i * 4096..(i + 1) * 4096];
+    let differing = |volume: &str| -> Vec<usize> {
+        let found = read(volume);
+        (0..written.len() / 4096).filter(|i| found[i * 4096..(i + 1) * 4096] != *block(*i)).collect()
+    };
+    let journal_bytes = grid.json("status")["nodes"][0]["devices"][0]["journal_bytes"].as_u64().unwrap();
+    let write_and_damage = |volume: &str| {
+        nbdcopy(file.to_str().unwrap(), &grid.uri(volume));
+        grid.ok("grid down");
+        damage(&grid, block(100), journal_bytes);
+        grid.ok("grid up");
+    };
+    write_and_damage("safe");
+    assert!(differing("safe").is_empty());
+    let counters = grid.json("volume show safe")["live"]["counters"].clone();
+    assert!(counters["checksum_errors"].as_u64() > Some(0), "{counters}");
+    grid.ok("task watch");
+    grid.ok("volume delete safe");
+    grid.ok("task watch");
+    write_and_damage("fast");
+    // What comes late is computed from other shards, which are checked: then the block is right.
+    let end = Instant::now() + Duration::from_secs(60);
+    while differing("fast") != [100] {
+        assert!(Instant::now() < end, "the damage is not handed out");
+    }
+    // A tour of a few seconds.
+    grid.ok("grid down");
+    let config = fs::read_to_string(grid.path("grid.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["host"]["scrub_every_s"] = 2.into();
+    fs::write(grid.path("grid.json"), config.to_string()).unwrap();
+    grid.ok("grid up");
+    let end = Instant::now() + Duration::from_secs(60);
+    while !differing("fast").is_empty() {
+        assert!(Instant::now() < end, "no scrub has found the damage");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let shown = grid.json("volume show fast");
+    assert_eq!(shown["integrity"], "off", "over restarts: {shown}");
+    assert!(shown["live"]["counters"]["shards_rebuilt"].as_u64() > Some(0), "{shown}");
+    assert!(grid.ok("volume set fast --integrity on").contains("is checked"));
+    assert_eq!(grid.json("volume show fast")["integrity"], "on");
+    assert!(differing("fast").is_empty());
 }

@@ -11,7 +11,7 @@ use crate::world::{MachineAt, World};
 use holdfast_base::{DeviceId, Instant, RequestToken};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
-use holdfast_volume::{Controller, Event, State, Status};
+use holdfast_volume::{Claim, Controller, Event, State, Status};
 use std::time::Duration;
 
 /// Bytes of a block.
@@ -344,6 +344,18 @@ impl Stage {
     pub fn slow_devices(&self) -> Vec<(DeviceId, bool)> {
         let owner = self.run.world.machine(self.owner()).expect("the owner runs");
         owner.slow_devices().into_iter().map(|(device, _, bypassed)| (device, bypassed)).collect()
+    }
+
+    /// So much of each of so many different nodes belongs to others, from here on; where any does, writes may be refused.
+    pub fn set_aside(&mut self, width: u8, shard_bytes: u64) {
+        let claims = if shard_bytes > 0 { vec![Claim { width, shard_bytes }] } else { Vec::new() };
+        self.run.guests.space_may_end = !claims.is_empty();
+        self.run.world.tell(self.owner(), Event::SetAside { claims });
+    }
+
+    /// Requests that were refused so far.
+    pub fn refused(&self) -> u64 {
+        self.run.guests.refused
     }
 
     /// The owner is told to let go of the volume; whoever follows it opens it.

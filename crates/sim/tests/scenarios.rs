@@ -744,6 +744,37 @@ fn a_grid_that_is_more_than_half_full_takes_overwrites_for_ever() {
 }
 
 #[test]
+fn what_is_set_aside_for_others_is_not_written_to() {
+    // Guests' writes stop at it; what was acknowledged, and what the volume does for itself, goes on.
+    for layout in ["mirror:2", "parity:2+1"] {
+        let mut stage = Scenery::new(220).nodes(4).layout(layout).raise();
+        stage.write_segments(4);
+        let owner = stage.owner();
+        let waiting: Vec<_> = (0..20).map(|i| stage.ask(owner, What::Write(0), 3 * i, 2)).collect();
+        stage.set_aside(4, 1 << 40);
+        for write in waiting {
+            stage.until("a write is answered", |s| s.is_answered(write));
+        }
+        let before = stage.refused();
+        stage.write(100, 8);
+        assert_eq!(stage.refused(), before + 1, "nothing is left for it");
+        stage.discard(0, 16);
+        stage.read(0, 64);
+        assert_eq!(stage.refused(), before + 1, "discards and reads are not held back");
+        let checkpoints = stage.status().counters.checkpoints;
+        stage.until("what was acknowledged is destaged", |s| s.status().log_bytes < BLOCK);
+        stage.until("a checkpoint is written", |s| s.status().counters.checkpoints > checkpoints);
+        // A successor learns of it anew.
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.set_aside(4, 0);
+        stage.write(100, 8);
+        assert_eq!(stage.refused(), before + 1, "the others have let go of it");
+        stage.finish();
+    }
+}
+
+#[test]
 fn a_snapshot_holds_what_was_there() {
     for layout in ["mirror:2", "parity:2+1"] {
         let mut stage = Scenery::new(210).nodes(4).layout(layout).raise();

@@ -177,7 +177,9 @@ impl Serving {
 
     fn dispatch(&mut self, ctx: &mut Ctx, client: Client, request: Request, payload: Buf) -> Result<(), Refusal> {
         match request {
-            Request::ReadShard { shard, block, blocks, .. } => self.shards.read(ctx, client, shard, block, blocks),
+            Request::ReadShard { shard, block, blocks, checked, .. } => {
+                self.shards.read(ctx, client, shard, (block, blocks), checked)
+            }
             Request::Append { volume, epoch, ledger, lsn, acked, header, crcs, .. } => {
                 let append = Append { volume, epoch, ledger, lsn, acked, header, crcs };
                 self.on_append(ctx, client, append, payload)

@@ -277,3 +277,26 @@ fn misdirected_and_stale_bytes_never_count() {
     assert!(!rig.fence(5, 1).1[0].sound);
     assert_eq!(rig.read_log(5, 1, 0, 0).0.len(), 3);
 }
+
+#[test]
+fn who_waives_the_check_gets_what_the_disk_gives() {
+    let mut rig = Rig::small(13);
+    rig.put(5, 1, 1, 4);
+    rig.settle();
+    let shard = shard_id(5, 1, 1);
+    let mut data = shard_data(shard, 4);
+    let data_at = find(rig.disks[0].media(), &data[..4096]);
+    rig.disks[0].corrupt(data_at + 4096 + 20);
+    let read = |checked| Request::ReadShard { device: device(0), shard, block: 0, blocks: 4, checked };
+    let (reply, payload) = rig.call_with(read(false), Buf::empty());
+    let bytes: Vec<u8> = payload.iter().flat_map(|buf| buf.to_vec()).collect();
+    assert_eq!(reply, Reply::Shard { blocks: 4 });
+    let differing: Vec<usize> = (0..data.len()).filter(|i| bytes[*i] != data[*i]).collect();
+    assert_eq!(differing, [4096 + 20], "the damaged byte and no other");
+    assert_eq!(rig.call_with(read(true), Buf::empty()).0, Reply::Refused(Refusal::Checksum));
+    data.truncate(4096);
+    assert_eq!(rig.read_shard(shard, 0, 1).unwrap(), data, "what is whole is served");
+    let delete = Request::DeleteShards { device: device(0), volume: VolumeId(5), epoch: Epoch(1), shards: vec![shard] };
+    assert!(is_done(&rig.call(delete)));
+    assert_eq!(rig.call_with(read(false), Buf::empty()).0, Reply::Refused(Refusal::UnknownShard));
+}

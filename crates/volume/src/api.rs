@@ -1,5 +1,6 @@
 //! What goes into a controller and what comes out.
 
+use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId,
@@ -24,6 +25,8 @@ pub struct Config {
     pub seed: u64,
     /// Depose a working owner whose lease has not lapsed.
     pub takeover: bool,
+    /// Guests' reads are checked against their blocks' checksums. Metadata and what is moved always are.
+    pub checked_reads: bool,
     /// Log entries that may wait for destage (protocol rule 23).
     pub writeback_bytes_max: u64,
     /// Memory of clean map pages.
@@ -61,6 +64,7 @@ impl Config {
             instance,
             seed,
             takeover: false,
+            checked_reads: true,
             writeback_bytes_max: 256 << 20,
             map_cache_bytes_max: 64 << 20,
             segment_payload_bytes: 4 << 20,
@@ -144,10 +148,16 @@ pub enum Event {
     Drain {
         devices: BTreeSet<DeviceId>,
     },
+    /// What others own of the room that nodes have, and have not used yet; instead of what was told before.
+    SetAside {
+        claims: Vec<Claim>,
+    },
     /// Change the volume's size.
     Resize {
         size_bytes: u64,
     },
+    /// See [`Config::checked_reads`].
+    CheckReads(bool),
     /// Change how the volume is written; what is there is written anew in the background.
     SetLayout {
         layout: Layout,

@@ -200,7 +200,9 @@ impl Controller {
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
+            Event::CheckReads(checked) => self.config.checked_reads = checked,
             Event::SetLayout { layout } => self.on_set_layout(layout),
+            Event::SetAside { claims } => self.on_set_aside(claims),
             Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
@@ -244,6 +246,10 @@ impl Controller {
 
     pub(crate) fn epoch(&self) -> Epoch {
         self.root().epoch
+    }
+
+    pub fn checks_reads(&self) -> bool {
+        self.config.checked_reads
     }
 
     pub fn size_bytes(&self) -> Option<u64> {

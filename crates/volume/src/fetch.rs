@@ -2,7 +2,8 @@
 //!
 //! States: direct (one holder asked) -> wide (late, lost or bad: every other shard of a code copy, and other copies, are
 //! asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | failed
-//! (too few holders have it). Bytes are checked against the map's checksums before anyone sees them.
+//! (too few holders have it). Bytes are checked against the map's checksums before anyone sees them, unless the volume's
+//! guests do without ([`Config::checked_reads`](crate::Config)): then a holder's own bytes go as they are, unchecked by both.
 
 use crate::api::{Effect, Lane, Notice};
 use crate::call::{Purpose, Wants};
@@ -28,7 +29,7 @@ pub(crate) struct Fetch {
     position: u8,
     block: u32,
     blocks: u32,
-    /// Checksums of the run's blocks; without them (metadata), who wants the bytes checks them.
+    /// Checksums of the run's blocks; without them (metadata), who wants the bytes checks them, or nobody (guests' reads).
     crcs: Option<Crcs>,
     wide: bool,
     asked: u64,
@@ -149,7 +150,10 @@ impl Controller {
         let Some((_, homes)) = self.shape_of(fetch) else { return false };
         let leg = homes[usize::from(index)];
         let shard = ShardId { segment: fetch.segment.of(self.config.volume), index };
-        let request = Request::ReadShard { device: leg.device, shard, block: fetch.block, blocks: fetch.blocks };
+        // What is computed from several is checked: one flipped bit would spread.
+        let checked = fetch.wide || fetch.crcs.is_some() || !matches!(fetch.wants, Wants::Read { .. });
+        let (block, blocks) = (fetch.block, fetch.blocks);
+        let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked };
         let purpose = Purpose::Fetch { fetch: token, shard: index };
         let sent = self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some();
         if sent && let Some(fetch) = self.fetches.get_mut(token) {

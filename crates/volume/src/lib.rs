@@ -8,6 +8,7 @@ mod apply;
 mod bypass;
 mod call;
 mod checkpoint;
+pub mod claims;
 mod cleaner;
 pub mod controller;
 mod destage;
@@ -43,6 +44,7 @@ mod write;
 pub use api::{
     Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, SlowBecause, SpaceUse, State, Status, Target,
 };
+pub use claims::Claim;
 pub use controller::Controller;
 pub use layers::{CloneInfo, Snapshot};
 pub use space::reserve_bytes;

@@ -247,12 +247,16 @@ impl Controller {
         }
         let op = self.reads.get_mut(token).expect("still reading");
         op.parts = parts;
+        let is_copied = matches!(op.reader, Reader::Modify(_)) || matches!(op.of, Target::Snapshot(_));
         op.pending = cut.len() as u32;
         if cut.is_empty() {
             return self.finish_read(token, out);
         }
+        // What goes into a block that is written anew, or from a snapshot into a backup or another grid, must be right: the
+        // checksum of the copy would vouch for damage.
+        let checked = self.config.checked_reads || is_copied;
         for (part, segment, run, crcs) in cut {
-            self.start_fetch(Wants::Read { op: token, part }, segment, None, run, Some(crcs), out);
+            self.start_fetch(Wants::Read { op: token, part }, segment, None, run, checked.then_some(crcs), out);
         }
     }
 

@@ -600,7 +600,13 @@ impl Controller {
             }
             let leg = homes[usize::from(index)];
             let shard = ShardId { segment, index };
-            let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks: geometry.shard_blocks() };
+            let request = Request::ReadShard {
+                device: leg.device,
+                shard,
+                block: 0,
+                blocks: geometry.shard_blocks(),
+                checked: true,
+            };
             let purpose = Purpose::RepairRead { repair: token, shard: index };
             if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_some() {
                 self.repairer.running.get_mut(token).expect("just seen").asked |= 1 << index;

@@ -38,7 +38,7 @@ impl Controller {
             return;
         }
         let shard = ShardId { segment: segment.of(self.config.volume), index };
-        let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks };
+        let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks, checked: true };
         let sent = self.send(leg.node, Lane::Bulk, Purpose::Scrub { segment, index }, request, Vec::new(), out);
         self.scrubber.reading = sent.map(|_| leg);
     }

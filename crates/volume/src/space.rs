@@ -5,13 +5,16 @@
 //! nothing to clean, or cleaning has freed nothing for [`PATIENCE`]. Discards are never held back by this: they free.
 //!
 //! Room is what the devices told last ([`ask_for_room`](Controller::ask_for_room)), less what was placed there since, less
-//! what the log holds and will need.
+//! what the log holds and will need, less what others own and have not used yet ([`Event::SetAside`](crate::Event)). Only
+//! guests' writes stop at what others own: cleaning, destaging and metadata use all that is there.
 
-use crate::api::{Config, Lane, SpaceUse};
+use crate::api::{Config, Lane, SpaceUse, State};
 use crate::call::Purpose;
+use crate::claims::{Claim, take};
 use crate::controller::{Controller, Out};
 use crate::segments::Kind;
 use holdfast_base::{BLOCK_BYTES, Instant, NodeId};
+use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Request};
 use std::time::Duration;
 
@@ -54,6 +57,10 @@ pub(crate) struct Space {
     /// After a segment found no room.
     destage_from: Instant,
     room: Room,
+    /// What others own.
+    claims: Vec<Claim>,
+    /// What the first write that waits needs of a device, where others own room.
+    needed_bytes: u64,
 }
 
 /// Free above the reserve, on the device that decides whether guests' data has room.
@@ -118,9 +125,15 @@ pub fn reserve_bytes(config: &Config, capacity_bytes: u64) -> u64 {
     (capacity_bytes * RESERVE_PER_MILLE / 1000).max(segments.min(capacity_bytes / 4))
 }
 
+/// What so many bytes of guests' data take of all nodes together.
+fn raw_bytes(layout: Layout, bytes: u64) -> u64 {
+    let width = u64::from(layout.width());
+    bytes * width / (width - u64::from(layout.failures()))
+}
+
 impl Controller {
     /// What the volume's segments are made of.
-    pub(crate) fn space_use(&self) -> SpaceUse {
+    pub fn space_use(&self) -> SpaceUse {
         let block = BLOCK_BYTES as u64;
         let mut space = SpaceUse::default();
         for (_, info) in self.segments.iter() {
@@ -140,11 +153,23 @@ impl Controller {
         space
     }
 
+    /// Guests' data that was let in and is in no segment yet.
+    pub fn unplaced_bytes(&self) -> u64 {
+        self.log.bytes + self.bypass.in_flight_bytes
+    }
+
+    pub(crate) fn on_set_aside(&mut self, claims: Vec<Claim>) {
+        self.space.claims = claims;
+        if matches!(self.state, State::Open | State::Closing) {
+            self.look_for_room();
+        }
+    }
+
     /// Looks at the device that decides: of as many nodes as a segment is wide, those with the most room, the fullest one's
     /// emptiest device. Where no segment can be written the log takes what it can.
     pub(crate) fn look_for_room(&mut self) {
         self.space.room = self.decisive_room().unwrap_or_default();
-        if self.has_room() {
+        if self.space.room.bytes > self.space.needed_bytes {
             self.space.short_since = None;
         }
     }
@@ -152,17 +177,29 @@ impl Controller {
     fn decisive_room(&self) -> Option<Room> {
         let layout = self.layout_now()?;
         let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
-        let emptiest = usable.filter_map(|(_, n)| {
-            let serving = n.devices.values().filter(|d| self.nodes.takes_shards(d));
-            serving.max_by_key(|d| d.free_bytes)
-        });
-        let mut devices: Vec<(u64, &DeviceStat)> =
-            emptiest.map(|d| (d.free_bytes.saturating_sub(reserve(&self.config, d)), d)).collect();
+        let above_reserve = |d: &DeviceStat| d.free_bytes.saturating_sub(reserve(&self.config, d));
+        // By node: what it has, and its emptiest device.
+        let nodes: Vec<(u64, &DeviceStat)> = usable
+            .filter_map(|(_, n)| {
+                let serving = || n.devices.values().filter(|d| self.nodes.takes_shards(d));
+                let emptiest = serving().max_by_key(|d| d.free_bytes)?;
+                Some((serving().map(above_reserve).sum(), emptiest))
+            })
+            .collect();
+        let mut left: Vec<u64> = nodes.iter().map(|(sum, _)| *sum).collect();
+        for claim in &self.space.claims {
+            take(&mut left, *claim);
+        }
+        // What others own of a node they own of each of its devices.
+        let ours = |left: u64, sum: u64, of: u64| (u128::from(of) * u128::from(left) / u128::from(sum.max(1))) as u64;
+        let shares = nodes.iter().zip(&left).map(|((sum, d), left)| (ours(*left, *sum, above_reserve(d)), *d));
+        let mut devices: Vec<(u64, &DeviceStat)> = shares.collect();
         devices.sort_unstable_by_key(|(above_reserve, _)| std::cmp::Reverse(*above_reserve));
         let width = u64::from(layout.width());
         let (above_reserve, decisive) = *devices.get(width as usize - 1)?;
-        let of_data = self.log.bytes * width / (width - u64::from(layout.failures()));
-        let bytes = above_reserve.saturating_sub(of_data / devices.len() as u64);
+        // Where nothing is set aside what bulk writes take is seen when they have taken it.
+        let let_in = if self.space.claims.is_empty() { self.log.bytes } else { self.unplaced_bytes() };
+        let bytes = above_reserve.saturating_sub(raw_bytes(layout, let_in) / devices.len() as u64);
         let capacity = decisive.capacity_bytes;
         let shard = u64::from(self.config.segment_payload_bytes) / (width - u64::from(layout.failures())).max(1);
         let wanted_bytes = (capacity * WANTED_PER_MILLE / 1000).max((WANTED_SHARDS * shard).min(capacity / 8));
@@ -176,6 +213,23 @@ impl Controller {
         let reserved: u64 = usable.filter(|d| self.nodes.takes_shards(d)).map(|d| reserve(&self.config, d)).sum();
         let width = u64::from(layout.width());
         reserved * (width - u64::from(layout.failures())) / width
+    }
+
+    /// Whether a guest's write fits. Where others own room all of it must, and it counts at once, not with the next look.
+    pub(crate) fn has_room_for(&mut self, len: u64) -> bool {
+        self.space.needed_bytes = self.bytes_of_a_device(len);
+        self.space.room.bytes > self.space.needed_bytes
+    }
+
+    pub(crate) fn charge_room(&mut self, len: u64) {
+        self.space.needed_bytes = 0;
+        self.space.room.bytes = self.space.room.bytes.saturating_sub(self.bytes_of_a_device(len));
+    }
+
+    fn bytes_of_a_device(&self, len: u64) -> u64 {
+        let layout = self.layout_now().filter(|_| !self.space.claims.is_empty());
+        let nodes = self.nodes.usable_count().max(1) as u64;
+        layout.map_or(0, |layout| raw_bytes(layout, len).div_ceil(nodes))
     }
 
     /// Whether guests' writes still fit above the reserve.
@@ -201,6 +255,7 @@ impl Controller {
         }
         // What comes next is waited for anew, if there is cause.
         self.space.short_since = None;
+        self.space.needed_bytes = 0;
         None
     }
 

@@ -159,7 +159,7 @@ impl Controller {
         }
         while let Some((_, request)) = self.writes.queue.front() {
             let len = data_len(&request.op);
-            if len > 0 && !self.has_room() {
+            if len > 0 && !self.has_room_for(len) {
                 if self.wait_for_room(out) {
                     return;
                 }
@@ -172,6 +172,7 @@ impl Controller {
             }
             let (head, request) = self.writes.queue.pop_front().expect("just seen");
             if len > 0 {
+                self.charge_room(len);
                 self.writes.not_before = self.curve_delay();
             }
             self.begin_if_inside(head, request, out);

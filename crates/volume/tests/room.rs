@@ -5,7 +5,7 @@ mod support;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, BlockOp, ByteRange};
 use holdfast_format::geometry::Layout;
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
-use holdfast_volume::Event;
+use holdfast_volume::{Claim, Event};
 use std::time::Duration;
 use support::*;
 
@@ -141,4 +141,53 @@ fn a_part_that_waits_for_another_write_outlives_its_own() {
     }
     assert_eq!(outcome(&mut world, modify, Duration::from_secs(2)), Ok(()));
     assert_eq!(outcome(&mut world, write, Duration::from_secs(2)), Err(BlockError::Unavailable));
+}
+
+#[test]
+fn what_others_own_is_not_written_to() {
+    let mut world = World::new(9, 3, MIRROR, 6 << 20);
+    world.write_all(0, 2 << 20);
+    world.span(Duration::from_secs(30));
+    world.free_now(12 << 20);
+    world.span(Duration::from_secs(10));
+    assert_eq!(write_one(&mut world), Ok(()));
+    // All that is above the reserve, of each node.
+    let claims = vec![Claim { width: 3, shard_bytes: 12 << 20 }];
+    world.push(Event::SetAside { claims });
+    world.drain();
+    let destaged = world.controller.status().counters.segments_written;
+    let refused = world.write_op(4 << 20, BLOCK);
+    assert_eq!(outcome(&mut world, refused, Duration::from_secs(20)), Err(BlockError::NoSpace));
+    assert!(world.controller.status().counters.segments_written > destaged, "what was acknowledged is destaged");
+    let discard = world.request(BlockOp::Discard(ByteRange::new(0, BLOCK)));
+    assert_eq!(outcome(&mut world, discard, Duration::from_millis(1)), Ok(()), "discards go on");
+    world.push(Event::SetAside { claims: Vec::new() });
+    assert_eq!(write_one(&mut world), Ok(()), "the owner has let go of it");
+}
+
+#[test]
+fn writes_stop_short_of_what_others_own() {
+    let mut world = World::new(10, 3, MIRROR, 32 << 20);
+    world.span(Duration::from_secs(1));
+    world.free_now(16 << 20);
+    world.span(Duration::from_secs(10));
+    let owned = 8 << 20;
+    world.push(Event::SetAside { claims: vec![Claim { width: 3, shard_bytes: owned }] });
+    world.drain();
+    let mut written = 0;
+    // Many at a time, long ones past the log: what is under way counts.
+    for round in 0..16 {
+        let writes: Vec<u64> = (0..2).map(|i| world.write_op((round * 2 + i) << 20, 1 << 20)).collect();
+        let done = writes.iter().filter(|w| outcome(&mut world, **w, Duration::from_secs(20)).is_ok()).count();
+        written += done as u64;
+    }
+    assert!(written > 0, "what nobody owns is written to");
+    world.span(Duration::from_secs(20));
+    let least = world.nodes.iter().map(|n| n.stat().free_bytes).min().unwrap();
+    let reserve = holdfast_volume::reserve_bytes(&config(0, 0), CAPACITY);
+    // Maps and checkpoints may take a little of it: owners own a sixteenth more than they will write.
+    assert!(
+        least + owned / 16 >= owned + reserve,
+        "{least} of {owned} and {reserve} are left, {written} MiB were written"
+    );
 }

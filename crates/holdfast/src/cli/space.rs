@@ -4,10 +4,13 @@ use super::format::{print, print_json, print_table, table};
 use super::status::{GridStatus, gather};
 use crate::grid::layout::GridDir;
 use crate::host::POLL_PACE;
+use crate::protocol::free_of;
 use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use holdfast_format::geometry::Layout;
+use holdfast_volume::Claim;
+use holdfast_volume::claims::{take, writable};
 use serde::Serialize;
 
 #[derive(Args, Debug)]
@@ -34,9 +37,15 @@ pub struct Space {
     pub overhead_bytes: u64,
     pub used_bytes: u64,
     pub reserve_bytes: u64,
+    /// What fixed volumes own and have not used yet, by volume, as far as it is there.
+    pub set_aside: Vec<(String, u64)>,
+    /// What they own and is not there: devices are away, or were taken out.
+    pub missing_bytes: u64,
     pub free_bytes: u64,
+    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
+    pub days_to_full: Option<f64>,
     pub used: Used,
-    /// Of `free`, what guests can write in a layout, by its name.
+    /// Of `free`, what guests of thin volumes can write in a layout, by its name.
     pub writable: Vec<(String, u64)>,
 }
 
@@ -84,14 +93,20 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
     let data: u64 = used.data.iter().map(|(_, bytes)| bytes).sum();
     let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes;
     used.other_bytes = (capacity - free) as i64 - known as i64;
-    let by_node: Vec<u64> = status
-        .nodes
-        .iter()
-        .map(|n| {
-            let takes = n.devices.iter().filter(|d| d.health == "serving" && !d.draining);
-            takes.map(|d| d.free_bytes - d.reserve_bytes).sum()
-        })
-        .collect();
+    let mut by_node: Vec<u64> = status.nodes.iter().map(|n| free_of(&n.devices)).collect();
+    let mut free_bytes = free - reserve_bytes;
+    let mut set_aside = Vec::new();
+    let mut missing_bytes = 0;
+    for volume in status.volumes.iter().filter(|v| v.set_aside_bytes > 0) {
+        let there = volume.set_aside_bytes.min(free_bytes);
+        free_bytes -= there;
+        missing_bytes += volume.set_aside_bytes - there;
+        set_aside.push((volume.name.clone(), there));
+        if let Ok(layout) = volume.layout.parse::<Layout>() {
+            let width = layout.width();
+            take(&mut by_node, Claim { width, shard_bytes: volume.set_aside_bytes / u64::from(width) });
+        }
+    }
     let layouts = ["mirror:2", "mirror:3", "parity:2+1", "parity:3+1", "parity:4+2"];
     let layouts = layouts.map(|layout| layout.parse::<Layout>().expect("a layout"));
     let fitting = layouts.into_iter().filter(|layout| usize::from(layout.width()) <= by_node.len());
@@ -100,26 +115,29 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         overhead_bytes: raw_bytes.saturating_sub(capacity),
         used_bytes: capacity - free,
         reserve_bytes,
-        free_bytes: free - reserve_bytes,
+        set_aside,
+        missing_bytes,
+        free_bytes,
+        days_to_full: status.days_to_full,
         used,
         writable: fitting.map(|layout| (layout.to_string(), writable(&by_node, layout))).collect(),
     }
 }
 
-/// Bytes of guests' data that fit: each stripe takes a shard of as many different nodes as the layout is wide.
-fn writable(free_by_node: &[u64], layout: Layout) -> u64 {
-    let width = u128::from(layout.width());
-    let fits = |shard_bytes: u64| {
-        let placed: u128 = free_by_node.iter().map(|free| u128::from((*free).min(shard_bytes))).sum();
-        placed >= width * u128::from(shard_bytes)
+/// Shown from so many days on.
+const ALARM_DAYS: f64 = 30.0;
+
+pub fn full_soon(days: Option<f64>) -> Option<String> {
+    let days = days.filter(|days| *days < ALARM_DAYS)?;
+    let when = match days.round() as u64 {
+        0 => "today".to_string(),
+        1 => "in about a day".to_string(),
+        days => format!("in about {days} days"),
     };
-    // The most that one place of all stripes together may hold.
-    let (mut low, mut high) = (0, free_by_node.iter().sum::<u64>() / u64::from(layout.width()) + 1);
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        if fits(middle) { low = middle } else { high = middle }
-    }
-    low * u64::from(layout.data_shards())
+    Some(format!(
+        "devices are full {when} if what is taken grows as in the last week; free space, or add devices (`holdfast device \
+         add`)"
+    ))
 }
 
 fn print_short(space: &Space) -> Result<()> {
@@ -130,6 +148,13 @@ fn print_short(space: &Space) -> Result<()> {
         Size(space.free_bytes),
         Size(space.reserve_bytes)
     ))?;
+    let set_aside: u64 = space.set_aside.iter().map(|(_, bytes)| bytes).sum();
+    if set_aside > 0 {
+        print(format_args!("{} more are set aside for fixed volumes; thin ones have the rest:", Size(set_aside)))?;
+    }
+    if let Some(alarm) = full_soon(space.days_to_full) {
+        print(alarm)?;
+    }
     let mut rows = table(&["LAYOUT", "CAN BE WRITTEN"], &[1]);
     for (layout, bytes) in &space.writable {
         rows.add_row([layout.clone(), Size(*bytes).to_string()]);
@@ -154,8 +179,18 @@ fn print_why(space: &Space) -> Result<()> {
     row("    maps and checkpoints".to_string(), space.used.metadata_bytes as i64);
     row("    headers, volumes not in service, on the way".to_string(), space.used.other_bytes);
     row("  reserve for cleaning and deleting".to_string(), space.reserve_bytes as i64);
+    for (name, bytes) in &space.set_aside {
+        row(format!("  set aside for volume {name}"), *bytes as i64);
+    }
     row("  free".to_string(), space.free_bytes as i64);
-    print_table(&rows)
+    print_table(&rows)?;
+    if space.missing_bytes > 0 {
+        print(format_args!(
+            "{} more belong to fixed volumes and are not there: bring devices back, or add some (`holdfast device add`)",
+            Size(space.missing_bytes)
+        ))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -163,13 +198,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_written_is_bound_by_nodes_and_not_by_their_sum() {
-        let parity: Layout = "parity:2+1".parse().unwrap();
-        let mirror: Layout = "mirror:2".parse().unwrap();
-        assert_eq!(writable(&[100, 100, 100], parity), 200);
-        assert_eq!(writable(&[100, 100, 1000], parity), 200, "the third shard needs a third node");
-        assert_eq!(writable(&[100, 100, 1000], mirror), 200);
-        assert_eq!(writable(&[100, 100], parity), 0);
-        assert_eq!(writable(&[60, 60, 60, 60], mirror), 120);
+    fn the_alarm_is_raised_in_the_last_month() {
+        assert_eq!(full_soon(None), None);
+        assert_eq!(full_soon(Some(30.5)), None);
+        assert!(full_soon(Some(12.2)).unwrap().contains("in about 12 days"));
+        assert!(full_soon(Some(1.4)).unwrap().contains("in about a day"));
+        assert!(full_soon(Some(0.0)).unwrap().contains("full today"));
     }
 }

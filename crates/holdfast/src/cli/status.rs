@@ -1,6 +1,7 @@
 //! `holdfast status` and `holdfast grid …`: what is there, in what state, within a second whatever hangs.
 
 use super::format::{percent_used, print, print_json, print_table, table};
+use super::space::full_soon;
 use super::volume::print_list;
 use crate::client;
 use crate::grid::layout::{GridConfig, GridDir};
@@ -105,6 +106,9 @@ pub fn run_status(dir: &GridDir, json: bool) -> Result<()> {
         return print_json(&status);
     }
     print_grid(&status)?;
+    if let Some(alarm) = full_soon(status.days_to_full) {
+        print(alarm)?;
+    }
     if status.host.state == "up" {
         print("")?;
         print_list(&status.volumes)?;
@@ -120,6 +124,8 @@ pub struct GridStatus {
     pub grid: String,
     pub dir: String,
     pub host: HostView,
+    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
+    pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeView>,
     pub volumes: Vec<VolumeInfo>,
     pub deleting: Vec<String>,
@@ -181,7 +187,15 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     });
     let nodes = nodes.collect();
     let root = dir.root().display().to_string();
-    Ok(GridStatus { grid: config.grid, dir: root, host, nodes, volumes: status.volumes, deleting: status.deleting })
+    Ok(GridStatus {
+        grid: config.grid,
+        dir: root,
+        host,
+        days_to_full: status.days_to_full,
+        nodes,
+        volumes: status.volumes,
+        deleting: status.deleting,
+    })
 }
 
 fn node_view(dir: &GridDir, id: u32, address: String, told: Option<&NodeInfo>) -> NodeView {

@@ -3,10 +3,10 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{Request, VolumeInfo};
+use crate::protocol::{Request, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::geometry::Layout;
 use serde_json::json;
 
@@ -14,6 +14,7 @@ use serde_json::json;
 #[command(after_help = "Examples:\n  \
     holdfast volume create vm1 --size 4GiB\n  \
     holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
+    holdfast volume create db --size 2GiB --provisioning fixed   others never take the space that it has yet to write\n  \
     holdfast volume list\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
@@ -36,6 +37,13 @@ enum VolumeAction {
         /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node
         #[arg(long, default_value_t = Layout::DEFAULT)]
         layout: Layout,
+        /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
+        #[arg(long, default_value = "thin")]
+        provisioning: Provisioning,
+        /// Check what is read against its checksums; `off` saves the CPU, and hands out what disks damage until a scrub finds
+        /// it. Checksums are kept, and metadata is checked, either way
+        #[arg(long, default_value = "on")]
+        integrity: Integrity,
         /// Only make it; `holdfast volume export` offers it to clients later
         #[arg(long)]
         no_export: bool,
@@ -62,12 +70,19 @@ enum VolumeAction {
         #[arg(long)]
         shrink: bool,
     },
-    /// Write a volume in another layout, what is there as well, while it is used
+    /// Change how a volume is kept, while it is used
+    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
     Set {
         name: String,
+        /// As for `volume create`; what is there is written anew in the background
+        #[arg(long, group = "change")]
+        layout: Option<Layout>,
         /// As for `volume create`
-        #[arg(long)]
-        layout: Layout,
+        #[arg(long, group = "change")]
+        provisioning: Option<Provisioning>,
+        /// As for `volume create`
+        #[arg(long, group = "change")]
+        integrity: Option<Integrity>,
     },
     /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
@@ -87,12 +102,27 @@ enum VolumeAction {
     },
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Provisioning {
+    Thin,
+    Fixed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Integrity {
+    On,
+    Off,
+}
+
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, no_export } => {
+        VolumeAction::Create { name, size, layout, provisioning, integrity, no_export } => {
             let layout = layout.to_string();
-            let request = Request::VolumeCreate { name, size_bytes: size.0, layout, export: !no_export };
+            let fixed = provisioning == Provisioning::Fixed;
+            let checked_reads = integrity == Integrity::On;
+            let (size_bytes, export) = (size.0, !no_export);
+            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads };
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
@@ -120,13 +150,13 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
-        VolumeAction::Set { name, layout } => {
-            let volume = client::volume(dir, &Request::VolumeSet { name, layout: layout.to_string() })?;
-            let text = format!(
-                "volume {} is written as {layout} from here on; what is there follows (`holdfast task watch`)",
-                volume.name
-            );
-            show(&volume, text)
+        VolumeAction::Set { name, layout, provisioning, integrity } => {
+            let fixed = provisioning.map(|p| p == Provisioning::Fixed);
+            let checked_reads = integrity.map(|i| i == Integrity::On);
+            let layout_name = layout.map(|l| l.to_string());
+            let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads };
+            let volume = client::volume(dir, &request)?;
+            show(&volume, what_was_set(&volume, layout, fixed, checked_reads))
         }
         VolumeAction::Delete { name, force } => {
             client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
@@ -145,6 +175,27 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             )
         }
     }
+}
+
+fn what_was_set(
+    volume: &VolumeInfo,
+    layout: Option<Layout>,
+    fixed: Option<bool>,
+    checked_reads: Option<bool>,
+) -> String {
+    let name = &volume.name;
+    let layout = layout.map(|layout| {
+        format!("volume {name} is written as {layout} from here on; what is there follows (`holdfast task watch`)")
+    });
+    let fixed = fixed.map(|is_fixed| match is_fixed {
+        true => format!("volume {name} is fixed: {} of devices are set aside for it", Size(volume.set_aside_bytes)),
+        false => format!("volume {name} is thin: it takes space as it is written"),
+    });
+    let checked = checked_reads.map(|is_checked| match is_checked {
+        true => format!("what is read of volume {name} is checked against its checksums"),
+        false => format!("what is read of volume {name} is not checked; a scrub still finds damage"),
+    });
+    layout.into_iter().chain(fixed).chain(checked).collect::<Vec<_>>().join("\n")
 }
 
 fn how_to_use(volume: &VolumeInfo) -> String {
@@ -208,6 +259,14 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("size", Size(volume.size_bytes).to_string());
     row("layout", volume.layout.clone());
+    row(
+        "provisioning",
+        match volume.provisioning.as_str() {
+            "fixed" => format!("fixed ({} of devices are set aside)", Size(volume.set_aside_bytes)),
+            other => other.to_string(),
+        },
+    );
+    row("integrity", volume.integrity.clone());
     row("exported", if volume.exported { "yes".to_string() } else { "no".to_string() });
     for uri in &volume.uris {
         row("connect to", uri.clone());
@@ -215,45 +274,43 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     row("clients", volume.sessions.to_string());
     row("epoch", volume.epoch.to_string());
     if let Some(live) = &volume.live {
-        let c = &live.counters;
-        row("mapped", Size(live.mapped_bytes).to_string());
-        row("log", Size(live.log_bytes).to_string());
-        row("segments", format!("{} ({} degraded)", live.segments, live.degraded_segments));
-        row("at risk", format!("{} log entries", live.at_risk_entries));
-        if !live.suspect_nodes.is_empty() {
-            let nodes: Vec<String> = live.suspect_nodes.iter().map(u32::to_string).collect();
-            row("avoids nodes", nodes.join(", "));
-        }
-        row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
-        row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
-        row(
-            "hedges",
-            format!(
-                "{} appends, {} reads; {} reads reconstructed",
-                c.append_hedges, c.read_hedges, c.reconstructed_reads
-            ),
-        );
-        row(
-            "written",
-            format!(
-                "{} segments ({}), {} past the log",
-                c.segments_written,
-                Size(c.segment_bytes_written),
-                Size(c.bypass_bytes)
-            ),
-        );
-        row(
-            "cleaned",
-            format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed),
-        );
-        row(
-            "repaired",
-            format!(
-                "{} shards rebuilt, {} checksum errors, {} shards scrubbed",
-                c.shards_rebuilt, c.checksum_errors, c.shards_scrubbed
-            ),
-        );
-        row("checkpoints", format!("{} ({})", c.checkpoints, Size(c.checkpoint_bytes)));
+        live_rows(live, &mut row);
     }
     print_table(&rows)
+}
+
+fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
+    let c = &live.counters;
+    row("mapped", Size(live.mapped_bytes).to_string());
+    row("log", Size(live.log_bytes).to_string());
+    row("segments", format!("{} ({} degraded)", live.segments, live.degraded_segments));
+    row("at risk", format!("{} log entries", live.at_risk_entries));
+    if !live.suspect_nodes.is_empty() {
+        let nodes: Vec<String> = live.suspect_nodes.iter().map(u32::to_string).collect();
+        row("avoids nodes", nodes.join(", "));
+    }
+    row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
+    row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
+    row(
+        "hedges",
+        format!("{} appends, {} reads; {} reads reconstructed", c.append_hedges, c.read_hedges, c.reconstructed_reads),
+    );
+    row(
+        "written",
+        format!(
+            "{} segments ({}), {} past the log",
+            c.segments_written,
+            Size(c.segment_bytes_written),
+            Size(c.bypass_bytes)
+        ),
+    );
+    row("cleaned", format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed));
+    row(
+        "repaired",
+        format!(
+            "{} shards rebuilt, {} checksum errors, {} shards scrubbed",
+            c.shards_rebuilt, c.checksum_errors, c.shards_scrubbed
+        ),
+    );
+    row("checkpoints", format!("{} ({})", c.checkpoints, Size(c.checkpoint_bytes)));
 }

@@ -183,7 +183,14 @@ impl Grid for LocalGrid {
 
     fn create_volume(&self, name: &str, size_bytes: u64, layout: &str) -> Result<()> {
         let (name, layout) = (name.to_string(), layout.to_string());
-        let request = Request::VolumeCreate { name: name.clone(), size_bytes, layout, export: true };
+        let request = Request::VolumeCreate {
+            name: name.clone(),
+            size_bytes,
+            layout,
+            export: true,
+            fixed: false,
+            checked_reads: true,
+        };
         let mut volume = client::volume(&self.dir, &request)?;
         let deadline = Instant::now() + OPEN_TIME_MAX;
         while volume.state != "open" {

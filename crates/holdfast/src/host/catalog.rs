@@ -6,16 +6,20 @@
 //! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/export       there while the volume is exported, for the next start
 //! deleting/ID            there until every device has returned the volume's space
+//! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
+//! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
+use super::fixed::{Fixed, FixedVolume};
 use super::meta::Meta;
 use super::receive::Received;
 use super::schedule::Schedule;
+use super::trend::Sample;
 use super::volumes::OpenSpec;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, GridId, InstanceId, MetaVersion, VolumeId};
@@ -24,7 +28,7 @@ use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::meta::Swap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Attempts at a swap that others race for.
 const SWAPS_MAX: usize = 64;
@@ -37,6 +41,7 @@ const DELETING_PREFIX: &str = "deleting/";
 const SCHEDULE_PREFIX: &str = "schedule/";
 const RECEIVED_PREFIX: &str = "received/";
 const DRAINING_PREFIX: &str = "draining/";
+const TREND_KEY: &str = "trend";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct NameRecord {
@@ -55,6 +60,16 @@ pub struct CloneRecord {
     pub size_bytes: u64,
 }
 
+/// What an operator has chosen for a volume, besides size and layout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Settings {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed: Option<Fixed>,
+    /// Guests' reads are not checked against checksums.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchecked_reads: bool,
+}
+
 /// A volume whose space is being returned.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeletingRecord {
@@ -69,6 +84,8 @@ pub struct Entry {
     pub root: Root,
     pub exported: bool,
     pub clone: Option<(VolumeId, CloneRecord)>,
+    /// Of the volume, also for a clone of it.
+    pub settings: Settings,
 }
 
 impl Entry {
@@ -87,7 +104,8 @@ impl Entry {
     /// Of the volume, also for a clone of it.
     pub fn spec(&self) -> OpenSpec {
         let Root { volume, name, size_bytes, layout, .. } = &self.root;
-        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout }
+        let checked_reads = !self.settings.unchecked_reads;
+        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout, checked_reads }
     }
 }
 
@@ -111,6 +129,10 @@ fn clone_key(clone: VolumeId) -> String {
 
 fn deleting_key(volume: &str) -> String {
     format!("{DELETING_PREFIX}{volume}")
+}
+
+fn settings_key(volume: VolumeId) -> String {
+    format!("settings/{volume}")
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
@@ -201,14 +223,40 @@ impl Catalog {
     }
 
     /// Makes a volume.
-    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout) -> Result<Entry> {
+    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout, settings: Settings) -> Result<Entry> {
         let chosen = self.take_name(name)?;
+        self.change_settings(chosen, |found| *found = settings)?;
         let root = Root::new(self.grid, chosen, name, size_bytes, layout);
         self.update(&root_key(chosen), |found| match found {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
         })?;
-        Ok(Entry { root, exported: false, clone: None })
+        Ok(Entry { root, exported: false, clone: None, settings })
+    }
+
+    pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
+        let key = settings_key(volume);
+        self.update(&key, |found| {
+            let before: Settings = found.map_or(Ok(Settings::default()), |bytes| decode(&key, bytes))?;
+            let mut after = before;
+            change(&mut after);
+            Ok((after != before).then(|| Some(encode(&after))))
+        })
+    }
+
+    fn settings(&self, volume: VolumeId) -> Result<Settings> {
+        let key = settings_key(volume);
+        let (_, value) = self.get(&key)?;
+        value.map_or(Ok(Settings::default()), |bytes| decode(&key, &bytes))
+    }
+
+    pub fn fixed(&self) -> Result<BTreeMap<VolumeId, FixedVolume>> {
+        let volumes = self.all()?.into_iter().filter(|entry| entry.clone.is_none());
+        let fixed = |entry: Entry| {
+            let fixed = entry.settings.fixed?;
+            Some((entry.root.volume, FixedVolume::new(entry.root.layout, fixed)))
+        };
+        Ok(volumes.filter_map(fixed).collect())
     }
 
     /// The first step of making a clone: its name, and the id that its volume shall know it by.
@@ -247,7 +295,8 @@ impl Catalog {
         let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
         let Some(root) = self.root(volume)? else { return Ok(None) };
         let exported = self.get(&export_key(volume))?.1.is_some();
-        Ok(Some(Entry { root, exported, clone: clone.map(|clone| (id, clone)) }))
+        let settings = self.settings(volume)?;
+        Ok(Some(Entry { root, exported, clone: clone.map(|clone| (id, clone)), settings }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -294,6 +343,15 @@ impl Catalog {
         self.set(&format!("{RECEIVED_PREFIX}{volume}"), received.map(encode))
     }
 
+    pub fn trend(&self) -> Result<Vec<Sample>> {
+        let (_, value) = self.get(TREND_KEY)?;
+        value.map_or(Ok(Vec::new()), |bytes| decode(TREND_KEY, &bytes))
+    }
+
+    pub fn set_trend(&self, samples: &[Sample]) -> Result<()> {
+        self.set(TREND_KEY, Some(encode(&samples)))
+    }
+
     pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {
         let listed = self.meta.list(DRAINING_PREFIX)?.records;
         listed.iter().map(|l| Ok(l.key[DRAINING_PREFIX.len()..].parse()?)).collect()
@@ -334,6 +392,7 @@ impl Catalog {
         self.set_exported(volume, false)?;
         self.set_schedule(volume, None)?;
         self.set_received(volume, None)?;
+        self.set(&settings_key(volume), None)?;
         self.root(volume)
     }
 

@@ -4,13 +4,14 @@
 //! in [`Waiters`] until what was asked has happened. It never blocks: a channel holds the one answer it gets.
 
 use super::Host;
+use super::fixed::FixedVolume;
 use super::volumes::OpenSpec;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
-use holdfast_volume::{Change, Event as VolumeEvent, State, Target};
+use holdfast_volume::{Change, Claim, Event as VolumeEvent, State, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
@@ -70,6 +71,12 @@ pub enum Command {
         layout: Layout,
         answer: Answer<bool>,
     },
+    /// Whether guests' reads of a volume are checked; harmless where it is not in service.
+    CheckReads {
+        name: String,
+        checked: bool,
+        answer: Answer<()>,
+    },
     /// Of a volume in service, or a clone.
     Change {
         volume: String,
@@ -94,6 +101,21 @@ pub enum Command {
     Weak {
         node: NodeId,
         answer: Answer<Vec<Weakness>>,
+    },
+    /// What is set aside for fixed volumes.
+    Fixed {
+        answer: Answer<BTreeMap<VolumeId, FixedVolume>>,
+    },
+    /// A volume is fixed from here on, or no more.
+    SetFixed {
+        id: VolumeId,
+        fixed: Option<FixedVolume>,
+        answer: Answer<()>,
+    },
+    /// What volumes own and have not used yet, beside one.
+    Claims {
+        beside: Option<VolumeId>,
+        answer: Answer<Vec<Claim>>,
     },
     /// The grid has these nodes from here on.
     Nodes {
@@ -264,8 +286,7 @@ impl Host {
             Command::Status { answer } => tell(&answer, self.live_status(now)),
             Command::Volume { name, answer } => {
                 let found = self.volumes.find_open(&name);
-                let volume = found.and_then(|(at, head)| Some((self.volumes.table.get(at)?, head)));
-                tell(&answer, volume.map(|(v, head)| v.info(&name, head, |export| self.volumes.uris(export))));
+                tell(&answer, found.and_then(|(at, head)| self.volumes.info(&name, at, head)));
             }
             Command::EndCare { name, answer } => {
                 let found = self.volumes.find_open(&name).and_then(|(at, _)| self.volumes.table.get(at));
@@ -286,6 +307,12 @@ impl Host {
                 self.waiters.layouts.push((at, layout, answer));
                 self.drive(now, at, VolumeEvent::SetLayout { layout }, io);
             }
+            Command::CheckReads { name, checked, answer } => {
+                if let Some((at, _)) = self.volumes.find_open(&name) {
+                    self.drive(now, at, VolumeEvent::CheckReads(checked), io);
+                }
+                tell(&answer, ());
+            }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
             Command::Drain { devices, answer } => {
                 self.draining = devices.clone();
@@ -295,6 +322,15 @@ impl Host {
                 tell(&answer, ());
             }
             Command::Weak { node, answer } => tell(&answer, self.weak_volumes(node)),
+            Command::Fixed { answer } => tell(&answer, self.volumes.fixed.clone()),
+            Command::SetFixed { id, fixed, answer } => {
+                let before = self.volumes.fixed.remove(&id);
+                let after = fixed.map(|fixed| before.map_or(fixed, |before| fixed.after(&before)));
+                self.volumes.fixed.extend(after.map(|fixed| (id, fixed)));
+                self.tell_claims(now, io);
+                tell(&answer, ());
+            }
+            Command::Claims { beside, answer } => tell(&answer, self.volumes.claims_beside(beside)),
             Command::LeftToDrain { answer } => tell(&answer, self.left_to_drain()),
             Command::Nodes { nodes, answer } => {
                 self.links.set_nodes(&nodes, now, io);

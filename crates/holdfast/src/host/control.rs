@@ -6,13 +6,15 @@
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
 use super::caretaker;
-use super::catalog::{Catalog, CloneRecord, Entry, check_name};
+use super::catalog::{Catalog, CloneRecord, Entry, Settings, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
+use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
 use super::meta::Meta;
 use super::schedule;
-use super::volumes::split_export;
+use super::trend::{self, Trend};
+use super::volumes::{integrity_text, provisioning_text, split_export};
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
@@ -69,6 +71,7 @@ pub(super) struct ControlPlane {
     pub(super) dir: GridDir,
     config: Mutex<GridConfig>,
     history: Mutex<TaskHistory>,
+    trend: Mutex<Trend>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
     changes: Mutex<()>,
 }
@@ -77,7 +80,9 @@ pub(super) struct ControlPlane {
 pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Command>) -> Result<()> {
     let catalog = Catalog::new(meta, config.grid_id()?);
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
+    let trend = Mutex::new(Trend::new(catalog.trend()?));
     let plane = Arc::new(ControlPlane {
+        trend,
         catalog,
         reactor,
         bell,
@@ -89,6 +94,8 @@ pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Com
     watch_tasks(Arc::clone(&plane))?;
     schedule::start(Arc::clone(&plane))?;
     caretaker::start(Arc::clone(&plane))?;
+    fixed::start(Arc::clone(&plane))?;
+    trend::start(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -181,15 +188,17 @@ impl ControlPlane {
         let _alone = changes.then(|| self.alone());
         let result = match request {
             Request::Status => self.status().map(Response::Status),
-            Request::VolumeCreate { name, size_bytes, layout, export } => {
-                self.create(&name, size_bytes, &layout, export).map(Response::from)
+            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads } => {
+                self.create(&name, (size_bytes, &layout), export, (fixed, checked_reads)).map(Response::from)
             }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
-            Request::VolumeSet { name, layout } => self.set_layout(&name, &layout).map(Response::from),
+            Request::VolumeSet { name, layout, fixed, checked_reads } => {
+                self.set(&name, layout.as_deref(), fixed, checked_reads).map(Response::from)
+            }
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
@@ -249,11 +258,15 @@ impl ControlPlane {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn trend(&self) -> MutexGuard<'_, Trend> {
+        self.trend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T> {
         ask(&self.reactor, ANSWER_MAX, command)
     }
 
-    fn status(&self) -> Result<HostStatus> {
+    pub(super) fn status(&self) -> Result<HostStatus> {
         let live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
         let config = self.config();
         let own = process::own_stats().unwrap_or_default();
@@ -272,6 +285,7 @@ impl ControlPlane {
             uptime_ms: live.uptime.as_millis() as u64,
             cpu_ms: own.cpu().as_millis() as u64,
             resident_bytes: own.resident_bytes,
+            days_to_full: self.days_to_full(&live.nodes, &volumes),
             nodes: live.nodes,
             volumes,
             deleting,
@@ -288,11 +302,26 @@ impl ControlPlane {
         Ok(live.unwrap_or_else(|| closed_info(&entry)))
     }
 
-    fn create(&self, name: &str, size_bytes: u64, layout: &str, export: bool) -> Result<VolumeInfo> {
+    fn create(
+        &self,
+        name: &str,
+        (size_bytes, layout): (u64, &str),
+        export: bool,
+        (is_fixed, checked_reads): (bool, bool),
+    ) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
+        let left_bytes = owned_bytes(size_bytes);
+        if is_fixed {
+            self.check_owned(&format!("volume {name}"), None, layout, left_bytes)?;
+        }
         self.drop_orphan(name)?;
-        let entry = self.catalog.create(name, size_bytes, layout)?;
+        let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
+        let settings = Settings { fixed, unchecked_reads: !checked_reads };
+        let entry = self.catalog.create(name, size_bytes, layout, settings)?;
+        if is_fixed {
+            self.set_fixed_anew(&entry)?;
+        }
         if export { self.export(name) } else { Ok(closed_info(&entry)) }
     }
 
@@ -308,15 +337,37 @@ impl ControlPlane {
         Ok(layout)
     }
 
-    fn set_layout(&self, name: &str, layout: &str) -> Result<VolumeInfo> {
-        let layout = self.check_layout(layout)?;
+    fn set(
+        &self,
+        name: &str,
+        layout: Option<&str>,
+        fixed: Option<bool>,
+        checked_reads: Option<bool>,
+    ) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if entry.clone.is_some() {
             bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
         }
+        if let Some(layout) = layout {
+            self.set_layout(&entry, layout)?;
+        }
+        if let Some(fixed) = fixed {
+            self.set_provisioning(&self.catalog.find(name)?, fixed)?;
+        }
+        if let Some(checked) = checked_reads {
+            self.catalog.change_settings(entry.root.volume, |settings| settings.unchecked_reads = !checked)?;
+            self.ask(|answer| Command::CheckReads { name: name.to_string(), checked, answer })?;
+        }
+        self.show(name)
+    }
+
+    fn set_layout(&self, entry: &Entry, layout: &str) -> Result<()> {
+        let layout = self.check_layout(layout)?;
+        let name = entry.name();
+        self.check_fixed(entry, entry.size_bytes(), layout)?;
         let command = |answer| Command::SetLayout { name: name.to_string(), layout, answer };
         match ask(&self.reactor, RESIZE_MAX, command) {
-            Ok(true) => self.show(name),
+            Ok(true) => Ok(()),
             Ok(false) => bail!("volume {name} is not in service; `holdfast volume export {name}`, then try again"),
             Err(error) => {
                 Err(error.context(format!("the layout of volume {name} is not changed yet; it may still be")))
@@ -368,6 +419,7 @@ impl ControlPlane {
         }
         self.close(name, force, false, &format!("volume {name} stays exported"))?;
         self.catalog.set_exported(entry.root.volume, false)?;
+        self.note_fixed()?;
         Ok(closed_info(&self.catalog.find(name)?))
     }
 
@@ -394,6 +446,7 @@ impl ControlPlane {
             resized?;
             return self.show(name);
         }
+        self.check_fixed(&entry, size_bytes, entry.root.layout)?;
         let command = |answer| Command::Resize { name: name.to_string(), size_bytes, answer };
         match ask(&self.reactor, RESIZE_MAX, command) {
             Ok(Some(_)) => self.show(name),
@@ -424,7 +477,15 @@ impl ControlPlane {
 
     pub(super) fn change(&self, volume: &str, wanted: Wanted) -> Result<()> {
         let entry = self.catalog.find(volume)?;
-        let command = |answer| Command::Change { volume: volume.to_string(), wanted: wanted.clone(), answer };
+        if let Wanted::Snapshot { .. } = wanted {
+            return self.snapshot_fixed(&entry, || self.do_change(&entry, wanted.clone()));
+        }
+        self.do_change(&entry, wanted)
+    }
+
+    fn do_change(&self, entry: &Entry, wanted: Wanted) -> Result<()> {
+        let volume = entry.name();
+        let command = |answer| Command::Change { volume: volume.to_string(), wanted, answer };
         match ask(&self.reactor, CHANGE_MAX, command)? {
             ChangeOutcome::Done => Ok(()),
             ChangeOutcome::NotOpen => {
@@ -462,7 +523,13 @@ impl ControlPlane {
             );
         };
         size_bytes.map_or(Ok(()), check_size)?;
-        let origin = self.catalog.find(volume)?.root;
+        let Entry { root: origin, settings, .. } = self.catalog.find(volume)?;
+        if settings.fixed.is_some() {
+            bail!(
+                "volume {volume} is fixed, and a clone would write to what is set aside for it; `holdfast volume set \
+                 {volume} --provisioning thin`, then try again"
+            );
+        }
         self.drop_orphan(name)?;
         let id = self.catalog.begin_clone(name)?;
         let wanted = Wanted::Clone { snapshot: snapshot.to_string(), id, name: name.to_string(), size_bytes };
@@ -498,6 +565,7 @@ impl ControlPlane {
                 self.catalog.mark_deleted(&record)?;
             }
         }
+        self.ask(|answer| Command::SetFixed { id: entry.root.volume, fixed: None, answer })?;
         self.bell.ring();
         Ok(())
     }
@@ -513,12 +581,17 @@ impl ControlPlane {
 
 /// A volume that is not in service here.
 fn closed_info(entry: &Entry) -> VolumeInfo {
+    let fixed = entry.settings.fixed.filter(|_| entry.clone.is_none());
+    let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
     VolumeInfo {
         name: entry.name().to_string(),
         id: entry.id().to_string(),
         clone_of: entry.clone.as_ref().map(|_| entry.root.name.clone()),
         size_bytes: entry.size_bytes(),
         layout: entry.root.layout.to_string(),
+        provisioning: provisioning_text(fixed.is_some()).to_string(),
+        set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
+        integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
         exported: entry.exported,
         state: "closed".to_string(),
         waits: None,

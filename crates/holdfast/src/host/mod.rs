@@ -15,6 +15,7 @@ mod catalog;
 mod commands;
 mod control;
 mod devices;
+mod fixed;
 mod janitor;
 mod links;
 pub mod meta;
@@ -23,6 +24,7 @@ pub mod receive;
 pub mod schedule;
 mod stop;
 mod tls;
+mod trend;
 mod volumes;
 
 use crate::daemon::outwait;
@@ -88,7 +90,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let grid = config.grid_id()?;
     let meta = meta::open(&dir.meta_path())?;
     let catalog = catalog::Catalog::new(meta.clone(), grid);
-    let (exported, draining) = (catalog.exported()?, catalog.draining()?);
+    let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
     let (listeners, uris) = listen(&mut reactor, dir, &config)?;
@@ -102,7 +104,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let started = reactor.io().now();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, &nodes),
-        volumes: Volumes::new(grid, &config.host.name, (budget, care), exported.len(), uris),
+        volumes: Volumes::new(grid, &config.host.name, (budget, care), fixed, exported.len(), uris),
         clients: Clients::new(config.host.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
@@ -165,6 +167,7 @@ impl Host {
         if !self.draining.is_empty() {
             self.drive(now, at, VolumeEvent::Drain { devices: self.draining.clone() }, io);
         }
+        self.tell_claims(now, io);
         self.drive(now, at, VolumeEvent::Open, io);
         at
     }
@@ -307,6 +310,7 @@ impl Host {
         if self.chores_at <= now {
             self.chores_at = now + CHORES_PACE;
             self.cut_slow_handshakes(now, io);
+            self.tell_set_aside(now, io);
             for at in self.volumes.tokens() {
                 if let Some(volume) = self.volumes.table.get_mut(at) {
                     volume.tell_waiting(now);

@@ -6,6 +6,7 @@
 //!
 //! States of a volume: as it was -> takes in a stream <-> holds a part of one -> has the snapshot.
 
+use super::catalog::Settings;
 use super::commands::{CloseOutcome, Command, Wanted};
 use super::control::{CLOSE_MAX, ControlPlane, ask};
 use super::volumes::receiving_export;
@@ -134,7 +135,7 @@ impl ControlPlane {
         }
         check_start(name, begin)?;
         let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
-        Ok(self.catalog.create(name, begin.size_bytes, layout)?.root.volume)
+        Ok(self.catalog.create(name, begin.size_bytes, layout, Settings::default())?.root.volume)
     }
 
     fn open_for_stream(&self, name: &str, ticket: &str) -> Result<()> {

@@ -5,6 +5,7 @@
 //! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each with its clones, so that requests stay below what a
 //! controller takes.
 
+use super::fixed::FixedVolume;
 use crate::logger;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
@@ -13,7 +14,7 @@ use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestTok
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
-use holdfast_volume::{Config, Controller, Snapshot, State};
+use holdfast_volume::{Claim, Config, Controller, Snapshot, State};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ pub struct OpenSpec {
     pub name: String,
     pub size_bytes: u64,
     pub layout: Layout,
+    pub checked_reads: bool,
 }
 
 /// Why a volume is not open yet.
@@ -70,6 +72,8 @@ pub struct Volume {
     opened_at: Instant,
     size_at_open: u64,
     layout_at_open: Layout,
+    /// What it knows that others own.
+    pub told_claims: Vec<Claim>,
 }
 
 /// What all volumes of a host share.
@@ -90,6 +94,8 @@ pub struct Care {
 
 pub struct Volumes {
     pub table: Slab<Volume>,
+    /// Also those that are not open.
+    pub fixed: BTreeMap<VolumeId, FixedVolume>,
     by_name: BTreeMap<String, (Token, HeadId)>,
     grid: GridId,
     host: String,
@@ -106,11 +112,13 @@ impl Volumes {
         grid: GridId,
         host: &str,
         (budget, care): (Budget, Care),
+        fixed: BTreeMap<VolumeId, FixedVolume>,
         expected: usize,
         uri_patterns: Vec<String>,
     ) -> Volumes {
         Volumes {
             table: Slab::new(VOLUMES_MAX),
+            fixed,
             by_name: BTreeMap::new(),
             grid,
             host: host.to_string(),
@@ -138,6 +146,7 @@ impl Volumes {
         let shares = self.expected.max(self.table.len() + 1) as u64;
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
+        config.checked_reads = spec.checked_reads;
         config.rebuild_after = self.care.rebuild_after;
         config.scrub_every = self.care.scrub_every;
         let token = self.table.insert(Volume {
@@ -153,6 +162,7 @@ impl Volumes {
             opened_at: now,
             size_at_open: spec.size_bytes,
             layout_at_open: spec.layout,
+            told_claims: Vec::new(),
         });
         self.by_name.insert(spec.name, (token, HeadId::VOLUME));
         token
@@ -185,8 +195,18 @@ impl Volumes {
     }
 
     pub fn infos(&self) -> Vec<VolumeInfo> {
-        let named = self.by_name.iter().filter_map(|(name, (at, head))| Some((name, self.table.get(*at)?, *head)));
-        named.map(|(name, v, head)| v.info(name, head, |export| self.uris(export))).collect()
+        self.by_name.iter().filter_map(|(name, (at, head))| self.info(name, *at, *head)).collect()
+    }
+
+    /// What is told of a volume that is open, or a clone in it.
+    pub fn info(&self, name: &str, at: Token, head: HeadId) -> Option<VolumeInfo> {
+        let volume = self.table.get(at)?;
+        let mut info = volume.info(name, head, |export| self.uris(export));
+        if let Some(fixed) = self.fixed.get(&volume.id).filter(|_| head == HeadId::VOLUME) {
+            info.provisioning = provisioning_text(true).to_string();
+            info.set_aside_bytes = fixed.set_aside_bytes();
+        }
+        Some(info)
     }
 
     pub fn tokens(&self) -> Vec<Token> {
@@ -195,7 +215,7 @@ impl Volumes {
 }
 
 impl Volume {
-    fn layout(&self) -> Layout {
+    pub fn layout(&self) -> Layout {
         self.controller.layout().unwrap_or(self.layout_at_open)
     }
 
@@ -285,7 +305,7 @@ impl Volume {
     }
 
     /// `uris_of` tells where clients find an export.
-    pub fn info(&self, name: &str, head: HeadId, uris_of: impl Fn(&str) -> Vec<String>) -> VolumeInfo {
+    fn info(&self, name: &str, head: HeadId, uris_of: impl Fn(&str) -> Vec<String>) -> VolumeInfo {
         let status = self.controller.status();
         let is_open = matches!(status.state, State::Open | State::Closing);
         let clone = status.clones.iter().find(|(of, _)| *of == head).map(|(_, clone)| clone.id);
@@ -296,6 +316,9 @@ impl Volume {
             clone_of: clone.map(|_| self.name.clone()),
             size_bytes: self.size_bytes(head),
             layout: self.layout().to_string(),
+            provisioning: provisioning_text(false).to_string(),
+            set_aside_bytes: 0,
+            integrity: integrity_text(self.controller.checks_reads()).to_string(),
             exported: self.exported,
             state: if self.exported { state_text(status.state) } else { "in care" }.to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
@@ -304,6 +327,7 @@ impl Volume {
             sessions: self.sessions_of(head),
             live: is_open.then(|| VolumeLive {
                 log_bytes: status.log_bytes,
+                unplaced_bytes: self.controller.unplaced_bytes(),
                 mapped_bytes: status.mapped_blocks * holdfast_base::BLOCK_BYTES as u64,
                 segments: status.segment_count,
                 degraded_segments: status.degraded_segments,
@@ -317,6 +341,14 @@ impl Volume {
             }),
         }
     }
+}
+
+pub fn provisioning_text(is_fixed: bool) -> &'static str {
+    if is_fixed { "fixed" } else { "thin" }
+}
+
+pub fn integrity_text(checked_reads: bool) -> &'static str {
+    if checked_reads { "on" } else { "off" }
 }
 
 pub fn state_text(state: State) -> &'static str {

@@ -381,7 +381,7 @@ impl Rig {
 
     pub fn read_shard(&mut self, shard: ShardId, block: u32, blocks: u32) -> Result<Vec<u8>, Refusal> {
         let (reply, payload) =
-            self.call_with(Request::ReadShard { device: device(0), shard, block, blocks }, Buf::empty());
+            self.call_with(Request::ReadShard { device: device(0), shard, block, blocks, checked: true }, Buf::empty());
         match reply {
             Reply::Shard { blocks: got } => {
                 assert_eq!(got, blocks);

@@ -59,6 +59,11 @@ impl Shards {
         self.bytes = self.held.values().map(|(_, bytes)| bytes.len() as u64).sum();
     }
 
+    /// Bytes may be changed, not their number.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&ShardId, &mut (u32, Buf))> {
+        self.held.iter_mut()
+    }
+
     pub fn clear(&mut self) {
         *self = Shards::default();
     }
@@ -197,11 +202,17 @@ impl IdealNode {
                 self.shards.insert(shard, header_blocks, payload);
                 (Reply::Done, none)
             }
-            Request::ReadShard { shard, block, blocks, .. } => match self.shards.get(&shard) {
+            Request::ReadShard { shard, block, blocks, checked, .. } => match self.shards.get(&shard) {
                 None => refused(Refusal::UnknownShard),
-                Some((header, bytes)) => {
-                    let from = (header + block) as usize * BLOCK_BYTES;
-                    (Reply::Shard { blocks }, bytes.slice(from..from + blocks as usize * BLOCK_BYTES))
+                Some((header_blocks, bytes)) => {
+                    let from = (header_blocks + block) as usize * BLOCK_BYTES;
+                    let data = bytes.slice(from..from + blocks as usize * BLOCK_BYTES);
+                    let header = ShardHeader::decode(shard, &bytes[..*header_blocks as usize * BLOCK_BYTES]).unwrap();
+                    let crcs = &header.block_crcs[block as usize..(block + blocks) as usize];
+                    if checked && holdfast_base::block_crcs(&data) != crcs {
+                        return refused(Refusal::Checksum);
+                    }
+                    (Reply::Shard { blocks }, data)
                 }
             },
             Request::ReadShardHeader { shard, .. } => match self.shards.get(&shard) {

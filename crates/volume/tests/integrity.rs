@@ -1,0 +1,72 @@
+//! Damage on a device: read around, or handed to a guest that asked for no checks, and never copied with a new checksum.
+
+mod support;
+
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, HeadId};
+use holdfast_format::geometry::Layout;
+use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_volume::{Change, Event};
+use std::time::Duration;
+use support::*;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const LEN: u64 = 1 << 20;
+
+/// A volume on two nodes, of which one has a flipped bit in every block of guests' data.
+fn damaged(seed: u64) -> (World, Vec<u8>) {
+    let mut world = World::new(seed, 2, Layout::Mirror { copies: 2 }, 2 << 20);
+    world.write_all(0, LEN);
+    world.span(Duration::from_secs(30));
+    let whole = world.read(0, LEN);
+    for (shard, (header_blocks, bytes)) in world.nodes[0].shards.iter_mut() {
+        let data_at = *header_blocks as usize * BLOCK_BYTES;
+        let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
+        if matches!(header.index, SegmentIndex::Meta) {
+            continue;
+        }
+        let mut flipped = bytes.to_vec();
+        flipped[data_at..].chunks_exact_mut(BLOCK_BYTES).for_each(|block| block[9] ^= 1);
+        *bytes = Buf::copy_from(&flipped);
+    }
+    (world, whole)
+}
+
+/// Bytes in which the volume differs from what was written.
+fn differing(world: &mut World, whole: &[u8]) -> Vec<usize> {
+    let found = world.read(0, LEN);
+    (0..whole.len()).filter(|i| found[*i] != whole[*i]).collect()
+}
+
+#[test]
+fn damage_is_read_around_and_repaired() {
+    let (mut world, whole) = damaged(1);
+    assert!(differing(&mut world, &whole).is_empty());
+    let counters = world.controller.status().counters;
+    assert!(counters.checksum_errors > 0, "{counters:?}");
+    world.span(Duration::from_secs(60));
+    assert!(world.controller.status().counters.shards_rebuilt > 0);
+    let errors = world.controller.status().counters.checksum_errors;
+    assert!(differing(&mut world, &whole).is_empty());
+    assert_eq!(world.controller.status().counters.checksum_errors, errors, "the damaged copies were made again");
+}
+
+#[test]
+fn without_checks_a_guest_gets_what_the_disk_gives_and_nothing_else_does() {
+    let (mut world, whole) = damaged(2);
+    world.push(Event::CheckReads(false));
+    let taken = Change::Snapshot { head: HeadId::VOLUME, name: "backup".to_string(), created_ms: 0 };
+    let Ok(Some(snapshot)) = world.change(taken) else { panic!("no snapshot is taken") };
+    let flipped = differing(&mut world, &whole);
+    assert!(world.read_of(snapshot, 0, LEN) == whole, "backups are read from snapshots, and checked");
+    assert!(!flipped.is_empty() && flipped.iter().all(|at| at % BLOCK_BYTES == 9), "{flipped:?}");
+    // A write of a few bytes puts the rest of the block back, with a checksum that would vouch for it.
+    for block in 0..LEN / BLOCK {
+        let at = block * BLOCK + 100;
+        let write = world.request(BlockOp::Write { offset: at, data: Buf::copy_from(&whole[at as usize..][..8]) });
+        assert!(matches!(world.wait(write), BlockData::Done));
+    }
+    world.span(Duration::from_secs(30));
+    assert!(differing(&mut world, &whole).is_empty(), "what was written anew is right");
+    world.push(Event::CheckReads(true));
+    assert!(differing(&mut world, &whole).is_empty());
+}
