@@ -137,6 +137,32 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Whether it changes what there is: one such request is carried out at a time.
+    pub fn changes(&self) -> bool {
+        matches!(
+            self,
+            Request::VolumeCreate { .. }
+                | Request::VolumeDelete { .. }
+                | Request::VolumeExport { .. }
+                | Request::VolumeUnexport { .. }
+                | Request::VolumeResize { .. }
+                | Request::VolumeSet { .. }
+                | Request::VolumeSchedule { .. }
+                | Request::SnapshotCreate { .. }
+                | Request::SnapshotDelete { .. }
+                | Request::SnapshotRollback { .. }
+                | Request::VolumeClone { .. }
+                | Request::ReceiveBegin { .. }
+                | Request::ReceiveEnd { .. }
+                | Request::Drain { .. }
+                | Request::CheckRemovable { .. }
+                | Request::CheckStop { .. }
+                | Request::GridReload
+        )
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "kebab-case")]
 pub enum Response {

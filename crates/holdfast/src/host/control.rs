@@ -165,27 +165,7 @@ fn check_size(size_bytes: u64) -> Result<()> {
 
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
-        let changes = matches!(
-            request,
-            Request::VolumeCreate { .. }
-                | Request::VolumeDelete { .. }
-                | Request::VolumeExport { .. }
-                | Request::VolumeUnexport { .. }
-                | Request::VolumeResize { .. }
-                | Request::VolumeSet { .. }
-                | Request::VolumeSchedule { .. }
-                | Request::SnapshotCreate { .. }
-                | Request::SnapshotDelete { .. }
-                | Request::SnapshotRollback { .. }
-                | Request::VolumeClone { .. }
-                | Request::ReceiveBegin { .. }
-                | Request::ReceiveEnd { .. }
-                | Request::Drain { .. }
-                | Request::CheckRemovable { .. }
-                | Request::CheckStop { .. }
-                | Request::GridReload
-        );
-        let _alone = changes.then(|| self.alone());
+        let _alone = request.changes().then(|| self.alone());
         let result = match request {
             Request::Status => self.status().map(Response::Status),
             Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads } => {
