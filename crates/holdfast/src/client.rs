@@ -7,6 +7,9 @@ use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+/// How long a client of a volume that has hung up may still be seen.
+pub const HANG_UP_MAX: Duration = Duration::from_millis(500);
+
 /// For what the host knows by heart.
 pub const QUICK: Duration = Duration::from_millis(900);
 

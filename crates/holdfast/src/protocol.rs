@@ -106,6 +106,10 @@ pub enum Request {
         ticket: String,
         complete: bool,
     },
+    /// Give up what has come of a stream: the volume becomes what its snapshot is that the stream builds on.
+    ReceiveAbandon {
+        name: String,
+    },
     /// How to go on with a stream that was cut off.
     ReceiveState {
         name: String,
@@ -138,6 +142,17 @@ pub enum Request {
 }
 
 impl Request {
+    /// The volume that it would change under a stream that is being received.
+    pub fn disturbs(&self) -> Option<&str> {
+        match self {
+            Request::VolumeResize { name, .. } => Some(name),
+            Request::SnapshotCreate { volume, .. }
+            | Request::SnapshotDelete { volume, .. }
+            | Request::SnapshotRollback { volume, .. } => Some(volume),
+            _ => None,
+        }
+    }
+
     /// Whether it changes what there is: one such request is carried out at a time.
     pub fn changes(&self) -> bool {
         matches!(
@@ -154,6 +169,8 @@ impl Request {
                 | Request::SnapshotRollback { .. }
                 | Request::VolumeClone { .. }
                 | Request::ReceiveBegin { .. }
+                | Request::ReceiveProgress { .. }
+                | Request::ReceiveAbandon { .. }
                 | Request::ReceiveEnd { .. }
                 | Request::Drain { .. }
                 | Request::CheckRemovable { .. }

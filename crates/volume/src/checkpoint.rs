@@ -573,7 +573,7 @@ impl Controller {
         let dead: Vec<SegmentNo> = self
             .segments
             .iter()
-            .filter(|(no, s)| s.visible() == 0 && !self.unsettled.contains(no))
+            .filter(|(no, s)| s.visible() == 0 && !self.unsettled.contains(no) && !self.cleaner.is_victim(*no))
             .map(|(no, _)| no)
             .collect();
         for no in dead {

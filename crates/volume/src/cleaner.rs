@@ -93,6 +93,11 @@ impl Cleaner {
         self.pass.is_none()
     }
 
+    /// Whether the pass that is under way reads it.
+    pub(crate) fn is_victim(&self, no: SegmentNo) -> bool {
+        self.pass.as_ref().is_some_and(|pass| pass.victims.iter().any(|victim| victim.no == no))
+    }
+
     /// What was emptied is about to be freed.
     pub(crate) fn on_captured(&mut self) {
         self.owed_bytes = 0;
@@ -409,6 +414,8 @@ impl Controller {
     fn give_up_pass(&mut self) {
         let until = self.now + UNREADABLE_PAUSE;
         let unreadable = self.cleaner.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
+        // Victims that died meanwhile were kept for the pass.
+        (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
         self.cleaner.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));
     }
 }

@@ -85,6 +85,12 @@ impl Controller {
             }
             at = to;
         }
+        let counted = self.hidden.counted.get(&no).into_iter().flatten();
+        let is_dead = |(segment, _): (&SegmentNo, &u64)| self.segments.get(*segment).is_some_and(|s| s.visible() == 0);
+        if counted.map(is_dead).any(|dead| dead) {
+            // No write may follow that would bring a checkpoint.
+            (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
+        }
     }
 
     /// After a checkpoint was loaded: nothing is counted yet.

@@ -611,6 +611,7 @@ impl Controller {
             let lsn = self.log.complete_next();
             self.apply(lsn);
         }
+        self.checkpointer.unfolded |= self.overlay.run_count() > 0;
         self.assert_no_dangling_log_places();
         self.step(Step::Creating);
         self.create_first_ledger(out);

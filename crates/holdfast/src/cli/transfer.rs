@@ -60,6 +60,9 @@ pub struct ReceiveArgs {
     /// Print what `holdfast send --resume` takes, and receive nothing
     #[arg(long)]
     resume_token: bool,
+    /// Give up the part of a stream that has come: the volume becomes the snapshot that the stream builds on
+    #[arg(long, conflicts_with_all = ["resume_token", "layout"])]
+    abandon: bool,
 }
 
 #[derive(Args, Debug)]
@@ -127,13 +130,8 @@ pub fn send(args: SendArgs, dir: &GridDir, json: bool) -> Result<()> {
         (None, None) => unreachable!("one of both is there"),
     };
     let begun = Instant::now();
-    let Wanted { volume, snapshot, from, start } = wanted.clone();
-    let request = Request::SendBegin { volume, snapshot, from, start };
-    let begin = match client::ask(dir, &request, client::UNHURRIED)? {
-        Response::Begin(begin) => *begin,
-        other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
-    };
-    let totals = write_stream(dir, &begin, &mut std::io::stdout().lock())
+    let begin = ask_begin(dir, &wanted)?;
+    let totals = write_stream(dir, &wanted, &begin, &mut std::io::stdout().lock())
         .with_context(|| format!("the stream of {}@{} broke off", begin.volume, begin.snapshot))?;
     if json {
         eprintln!("{}", json!({ "data_bytes": totals.data_bytes, "zeroes_bytes": totals.zeroes_bytes }));
@@ -157,12 +155,24 @@ enum Piece {
     Zeroes(Range<u64>),
 }
 
-fn write_stream(dir: &GridDir, begin: &Begin, out: &mut impl Write) -> Result<Totals> {
+fn ask_begin(dir: &GridDir, wanted: &Wanted) -> Result<Begin> {
+    let Wanted { volume, snapshot, from, start } = wanted.clone();
+    let request = Request::SendBegin { volume, snapshot, from, start };
+    match client::ask(dir, &request, client::UNHURRIED)? {
+        Response::Begin(begin) => Ok(*begin),
+        other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
+    }
+}
+
+fn write_stream(dir: &GridDir, wanted: &Wanted, begin: &Begin, out: &mut impl Write) -> Result<Totals> {
     let export = format!("{}@{}", begin.volume, begin.snapshot);
     let changed = begin.from.as_ref().map(|(from, _)| format!("holdfast:changed:{from}"));
     let contexts: Vec<&str> = ["base:allocation"].into_iter().chain(changed.as_deref()).collect();
     let mut asking = Client::connect_for_status(&dir.nbd_socket(), &export, &contexts)?;
     let mut reading = Client::connect(&dir.nbd_socket(), &export)?;
+    if ask_begin(dir, wanted)? != *begin {
+        bail!("a snapshot was deleted and taken anew at this very moment; try again");
+    }
     let mut sender = Sender::default();
     out.write_all(&sender.begin(begin))?;
     let mut at = begin.start;
@@ -241,6 +251,11 @@ pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
             Some(token) => print(token),
             None => bail!("volume {} holds no part of a stream; there is nothing to go on with", args.name),
         };
+    }
+    if args.abandon {
+        client::done(dir, &Request::ReceiveAbandon { name: args.name.clone() })?;
+        let text = format!("volume {} is what it was before the stream", args.name);
+        return if json { print_json(&json!({ "name": args.name, "done": true })) } else { print(text) };
     }
     if std::io::stdin().is_terminal() {
         bail!("there is no stream to receive; pipe one in: `holdfast send vm1@monday | holdfast receive vm1-copy`");

@@ -22,7 +22,7 @@ use rustix::process::Signal;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NODES_DEFAULT: u32 = 4;
 const NODES_MAX: u32 = 64;
@@ -194,9 +194,17 @@ pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
 /// A host that does not answer has no clients that get any.
 fn check_unused(dir: &GridDir) -> Result<()> {
     let is_up = Role::Host.find(dir).is_some_and(|host| !host.stopped);
-    let Some(Ok(status)) = is_up.then(|| client::status(dir)) else { return Ok(()) };
-    let used = status.volumes.iter().filter(|v| v.sessions > 0);
-    let used: Vec<String> = used.map(|v| format!("{} ({})", v.name, v.sessions)).collect();
+    // A client that has just said good-bye is gone in a moment.
+    let patience = Instant::now() + client::HANG_UP_MAX;
+    let used = loop {
+        let Some(Ok(status)) = is_up.then(|| client::status(dir)) else { return Ok(()) };
+        let used = status.volumes.iter().filter(|v| v.sessions > 0);
+        let used: Vec<String> = used.map(|v| format!("{} ({})", v.name, v.sessions)).collect();
+        if used.is_empty() || Instant::now() >= patience {
+            break used;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
     if !used.is_empty() {
         bail!(
             "the grid is not stopped: clients are connected to {}, and would get errors. Disconnect them first; or `holdfast \

@@ -15,6 +15,7 @@ use super::meta::Meta;
 use super::schedule;
 use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
+use crate::client::HANG_UP_MAX;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
@@ -151,7 +152,7 @@ fn serve(stream: &UnixStream, plane: &ControlPlane) -> Result<()> {
     }
 }
 
-fn check_size(size_bytes: u64) -> Result<()> {
+pub(super) fn check_size(size_bytes: u64) -> Result<()> {
     if !(SIZE_BYTES_MIN..=SIZE_BYTES_MAX).contains(&size_bytes) {
         bail!("a volume has from {} to {}; choose a size between", Size(SIZE_BYTES_MIN), Size(SIZE_BYTES_MAX));
     }
@@ -166,6 +167,9 @@ fn check_size(size_bytes: u64) -> Result<()> {
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
         let _alone = request.changes().then(|| self.alone());
+        if let Err(error) = request.disturbs().map_or(Ok(()), |name| self.check_no_stream(name)) {
+            return Response::Error { message: format!("{error:#}") };
+        }
         let result = match request {
             Request::Status => self.status().map(Response::Status),
             Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads } => {
@@ -204,6 +208,7 @@ impl ControlPlane {
             Request::ReceiveEnd { name, ticket, complete } => {
                 self.receive_end(&name, &ticket, complete).map(|()| Response::Done)
             }
+            Request::ReceiveAbandon { name } => self.receive_abandon(&name).map(|()| Response::Done),
             Request::ReceiveState { name } => self.receive_state(&name).map(|token| Response::Resume { token }),
             Request::Drain { devices, cancel, force } => self.drain(&devices, cancel, force).map(|()| Response::Done),
             Request::CheckRemovable { devices, force } => {
@@ -357,9 +362,7 @@ impl ControlPlane {
 
     fn export(&self, name: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
-        if let Some(partial) = self.catalog.received(entry.root.volume)?.partial {
-            bail!("volume {name} holds a part of a stream; {}", partial.how_to_go_on(name));
-        }
+        self.check_no_stream(name)?;
         self.catalog.set_exported(entry.root.volume, true)?;
         self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
@@ -379,7 +382,14 @@ impl ControlPlane {
 
     fn close(&self, name: &str, force: bool, discard: bool, why_not: &str) -> Result<()> {
         let command = |answer| Command::Close { name: name.to_string(), force, discard, answer };
-        match ask(&self.reactor, CLOSE_MAX, command)? {
+        let mut outcome = ask(&self.reactor, CLOSE_MAX, command)?;
+        // A client that has just said good-bye is gone in a moment.
+        let patience = Instant::now() + HANG_UP_MAX;
+        while matches!(outcome, CloseOutcome::InUse(_)) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(20));
+            outcome = ask(&self.reactor, CLOSE_MAX, command)?;
+        }
+        match outcome {
             CloseOutcome::Closed | CloseOutcome::NotOpen => Ok(()),
             CloseOutcome::InUse(count) => {
                 let clients = if count == 1 { "one client is" } else { "clients are" };
@@ -442,7 +452,7 @@ impl ControlPlane {
     }
 
     /// A clone that no record names: its making was cut short, or its deletion. Nobody can have used it.
-    fn drop_orphan(&self, name: &str) -> Result<()> {
+    pub(super) fn drop_orphan(&self, name: &str) -> Result<()> {
         let found = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         if found.is_none_or(|found| found.clone_of.is_none()) || self.catalog.find(name).is_ok() {
             return Ok(());
@@ -480,7 +490,7 @@ impl ControlPlane {
         }
     }
 
-    fn roll_back(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
+    pub(super) fn roll_back(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
         let before = self.show(volume)?;
         let snapshots = before.live.as_ref().map_or(&[][..], |live| &live.snapshots);
         let then_bytes = snapshots.iter().find(|s| s.name == name).map_or(before.size_bytes, |s| s.size_bytes);

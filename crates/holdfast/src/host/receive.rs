@@ -7,12 +7,13 @@
 //! States of a volume: as it was -> takes in a stream <-> holds a part of one -> has the snapshot.
 
 use super::catalog::Settings;
+use super::catalog::check_name;
 use super::commands::{CloseOutcome, Command, Wanted};
-use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::control::{CLOSE_MAX, ControlPlane, ask, check_size};
 use super::volumes::receiving_export;
 use crate::nbd_client::Client;
 use crate::protocol::{Response, SnapshotInfo, VolumeInfo};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,9 @@ pub struct Partial {
     offset: u64,
     /// Of who brings it.
     ticket: String,
+    /// All of it has come; its snapshot is being taken.
+    #[serde(default)]
+    is_ending: bool,
 }
 
 impl Partial {
@@ -56,8 +60,7 @@ impl Partial {
     pub fn how_to_go_on(&self, name: &str) -> String {
         let token = self.token();
         format!(
-            "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`, or delete the \
-             volume"
+            "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`; `holdfast receive --abandon {name}` gives up what has come"
         )
     }
 
@@ -101,6 +104,9 @@ impl ControlPlane {
 
     /// Gets a volume ready for a stream, and says under which export it is to be written.
     pub(super) fn receive_begin(&self, name: &str, begin: &Begin, layout: Option<&str>) -> Result<Response> {
+        check_size(begin.size_bytes)?;
+        check_name(&begin.snapshot)?;
+        self.drop_orphan(name)?;
         let existing = self.catalog.all()?.into_iter().find(|entry| entry.name() == name);
         let volume = match &existing {
             Some(entry) if entry.clone.is_some() => {
@@ -184,19 +190,28 @@ impl ControlPlane {
                 partial.offset,
                 partial.how_to_go_on(name)
             ),
+            (Some(partial), Some(_)) if !partial.is_ending => bail!(
+                "volume {name} has a snapshot {} that is not of this stream; `holdfast receive --abandon {name}`, then delete it",
+                begin.snapshot
+            ),
+            (Some(partial), None) if partial.offset > 0 && info.size_bytes != begin.size_bytes => bail!(
+                "volume {name} has {} bytes and had {} when the stream came; `holdfast receive --abandon {name}`, then begin anew",
+                info.size_bytes,
+                begin.size_bytes
+            ),
             (Some(_), Some(_)) => {
                 self.finish_stream(volume, name, received)?;
                 bail!("volume {name} has received {} already", begin.snapshot);
             }
-            (Some(partial), None) => partial.ticket = ticket.to_string(),
+            (Some(partial), None) => (partial.ticket, partial.is_ending) = (ticket.to_string(), false),
             (None, Some(_)) => {
                 bail!("volume {name} has a snapshot {} already; receive into another volume", begin.snapshot)
             }
             (None, None) => {
                 check_start(name, begin)?;
-                self.check_base(name, volume, begin, received, snapshots, ticket)?;
+                self.check_base((name, volume), begin, received, &info, ticket)?;
                 let begin = Begin { start: 0, ..begin.clone() };
-                received.partial = Some(Partial { begin, offset: 0, ticket: ticket.to_string() });
+                received.partial = Some(Partial { begin, offset: 0, ticket: ticket.to_string(), is_ending: false });
             }
         }
         self.catalog.set_received(volume, Some(received))
@@ -205,13 +220,13 @@ impl ControlPlane {
     /// The volume must be what the stream builds on, to the block.
     fn check_base(
         &self,
-        name: &str,
-        volume: VolumeId,
+        (name, volume): (&str, VolumeId),
         begin: &Begin,
         received: &Received,
-        snapshots: &[SnapshotInfo],
+        info: &VolumeInfo,
         ticket: &str,
     ) -> Result<()> {
+        let snapshots = snapshots(info)?;
         let Some((from, id)) = &begin.from else {
             if snapshots.is_empty() && self.is_unwritten(name, ticket, "base:allocation", 3)? {
                 return Ok(());
@@ -226,9 +241,11 @@ impl ControlPlane {
                 begin.snapshot
             );
         };
-        if !self.is_unwritten(name, ticket, &format!("holdfast:changed:{}", base.name), 0)? {
+        // What was cut off of it is changed, too.
+        let is_cut = info.size_bytes < base.size_bytes;
+        if is_cut || !self.is_unwritten(name, ticket, &format!("holdfast:changed:{}", base.name), 0)? {
             bail!(
-                "volume {name} was written to since its snapshot {0}, which the stream builds on; to give up what was \
+                "volume {name} was written to, or cut off, since its snapshot {0}, which the stream builds on; to give up what was \
                  written: `holdfast volume export {name}`, `holdfast snapshot rollback {name} {0}`, `holdfast volume \
                  unexport {name}`, then again",
                 base.name
@@ -268,8 +285,15 @@ impl ControlPlane {
     pub(super) fn receive_end(&self, name: &str, ticket: &str, complete: bool) -> Result<()> {
         let volume = self.catalog.find(name)?.root.volume;
         let mut received = self.catalog.received(volume)?;
-        let snapshot = partial_of(name, &mut received, ticket)?.begin.snapshot.clone();
+        let partial = partial_of(name, &mut received, ticket)?;
         if complete {
+            let Begin { snapshot, size_bytes, .. } = partial.begin.clone();
+            partial.is_ending = true;
+            let info = self.show(name)?;
+            if info.size_bytes != size_bytes || snapshots(&info)?.iter().any(|s| s.name == snapshot) {
+                bail!("volume {name} was changed meanwhile; `holdfast receive --abandon {name}`, then begin anew");
+            }
+            self.catalog.set_received(volume, Some(&received))?;
             self.change(name, Wanted::Snapshot { name: snapshot })?;
             self.finish_stream(volume, name, &mut received)?;
         }
@@ -285,6 +309,41 @@ impl ControlPlane {
             received.copies.push(Copy { layer: made.layer, of: partial.begin.id });
         }
         self.catalog.set_received(volume, Some(received))
+    }
+
+    /// The volume becomes what it was before the stream.
+    pub(super) fn receive_abandon(&self, name: &str) -> Result<()> {
+        let volume = self.catalog.find(name)?.root.volume;
+        let mut received = self.catalog.received(volume)?;
+        let Some(partial) = &received.partial else {
+            bail!("volume {name} holds no part of a stream; there is nothing to give up")
+        };
+        let Some((_, id)) = &partial.begin.from else {
+            bail!("volume {name} holds nothing but a part of a stream; `holdfast volume delete {name}`");
+        };
+        self.open_for_stream(name, &uuid::Uuid::new_v4().simple().to_string())?;
+        let info = self.show(name)?;
+        let base = snapshots(&info)?.iter().find(|s| id_of(volume, &received, s) == *id);
+        let rolled_back = match base {
+            Some(base) => self.roll_back(name, &base.name).map(drop),
+            None => Err(anyhow!("volume {name} has lost the snapshot that the stream builds on; delete the volume")),
+        };
+        if rolled_back.is_ok() {
+            received.partial = None;
+            self.catalog.set_received(volume, Some(&received))?;
+        }
+        self.close_after_stream(name)?;
+        rolled_back
+    }
+
+    /// Refuses what would change a volume under a stream.
+    pub(super) fn check_no_stream(&self, name: &str) -> Result<()> {
+        // One that is not there is missed by who looks for it.
+        let Ok(entry) = self.catalog.find(name) else { return Ok(()) };
+        match self.catalog.received(entry.root.volume)?.partial {
+            Some(partial) => bail!("volume {name} holds a part of a stream; {}", partial.how_to_go_on(name)),
+            None => Ok(()),
+        }
     }
 
     fn close_after_stream(&self, name: &str) -> Result<()> {

@@ -173,6 +173,10 @@ impl ControlPlane {
             let Some(entry) = self.catalog.entry(id)?.filter(|entry| !entry.root.deleted) else { continue };
             let name = entry.name().to_string();
             let _alone = self.alone();
+            // What the caretaker or a stream has open is nobody's to look at.
+            if !self.catalog.entry(id)?.is_some_and(|entry| entry.exported) {
+                continue;
+            }
             let Some(live) = self.show(&name)?.live else { continue };
             let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let now_ms = since_1970.as_millis() as u64;
