@@ -87,7 +87,7 @@ impl Controller {
         }
         let counted = self.hidden.counted.get(&no).into_iter().flatten();
         let is_dead = |(segment, _): (&SegmentNo, &u64)| self.segments.get(*segment).is_some_and(|s| s.visible() == 0);
-        if counted.map(is_dead).any(|dead| dead) {
+        if counted.into_iter().any(is_dead) {
             // No write may follow that would bring a checkpoint.
             (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
         }
