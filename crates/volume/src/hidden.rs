@@ -85,9 +85,9 @@ impl Controller {
             }
             at = to;
         }
-        let counted = self.hidden.counted.get(&no).into_iter().flatten();
+        let mut counted = self.hidden.counted.get(&no).into_iter().flatten();
         let is_dead = |(segment, _): (&SegmentNo, &u64)| self.segments.get(*segment).is_some_and(|s| s.visible() == 0);
-        if counted.into_iter().any(is_dead) {
+        if counted.any(is_dead) {
             // No write may follow that would bring a checkpoint.
             (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
         }
