@@ -361,6 +361,12 @@ pub struct VolumeLive {
     pub left_to_drain: u64,
     #[serde(default)]
     pub space: SpaceUse,
+    /// Of the volume itself, or of the clone; `None` until it was counted, in the background.
+    #[serde(default)]
+    pub shares: Option<Shares>,
+    /// Of `space.data_bytes`, what neither the volume nor a clone of it shows, when that was counted last.
+    #[serde(default)]
+    pub held_by_snapshots_bytes: u64,
     /// States of the volume that nobody needs any more, on their way to be merged or dropped.
     #[serde(default)]
     pub layers_going: u64,
@@ -401,6 +407,23 @@ pub struct SnapshotInfo {
     pub size_bytes: u64,
     /// Where clients read it.
     pub uris: Vec<String>,
+    /// `None` until it was counted, in the background.
+    #[serde(default)]
+    pub shares: Option<Shares>,
+}
+
+/// Data that a snapshot, a clone or a volume shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Shares {
+    pub referenced_bytes: u64,
+    /// Of it, what neither another snapshot nor a clone nor the volume shows.
+    pub exclusive_bytes: u64,
+}
+
+impl From<holdfast_volume::Shares> for Shares {
+    fn from(s: holdfast_volume::Shares) -> Shares {
+        Shares { referenced_bytes: s.referenced_bytes, exclusive_bytes: s.exclusive_bytes }
+    }
 }
 
 /// Counts since the volume was opened.

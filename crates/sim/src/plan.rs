@@ -80,6 +80,8 @@ pub struct Plan {
     pub destage_age: Duration,
     pub clean_dead_per_mille: u32,
     pub scrub_every: Duration,
+    /// A volume's map is counted anew this often.
+    pub mark_every: Duration,
     /// How long a disk must be slow to be bypassed: disks are slow for up to 0.8 s.
     pub slow_after: Duration,
     /// Most snapshots at a time.
@@ -143,6 +145,7 @@ impl Plan {
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
+            mark_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             slow_after: *Prng::new(seed ^ 0x510).pick(&[Duration::from_millis(60), Duration::from_secs(30)]),

@@ -41,7 +41,7 @@ impl Scenery {
         (plan.destage_age, plan.fold_runs, plan.clean_dead_per_mille) = (Duration::from_millis(200), 32, 300);
         (plan.batch_records_max, plan.requests) = (512, 0);
         (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
-        plan.slow_after = Duration::from_secs(30);
+        (plan.slow_after, plan.mark_every) = (Duration::from_secs(30), Duration::from_secs(1));
         plan.weights = crate::faults::Weights::default();
         (plan.rotten, plan.greet_early) = (None, false);
         Scenery { plan }

@@ -55,6 +55,7 @@ pub struct Outcome {
     pub segments_cleaned: u64,
     pub rolls: u64,
     pub folds: u64,
+    pub marks: u64,
     pub shards_rebuilt: u64,
 }
 
@@ -166,7 +167,7 @@ impl Run {
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         config.fold_runs_min = plan.fold_runs;
         config.rebuild_after = plan.rebuild_after;
-        config.scrub_every = plan.scrub_every;
+        (config.scrub_every, config.mark_every) = (plan.scrub_every, plan.mark_every);
         config.slow_after = plan.slow_after;
         config.mutations = plan.volume_mutations;
         config
@@ -212,6 +213,9 @@ impl Run {
             Output::NodeNote { node, notice } => self.on_node_note(node, &notice),
             Output::Notice { at, notice: Notice::Changed { change, target } } => self.on_changed(at, &change, target),
             Output::Notice { at, notice: Notice::Refused { change, .. } } => self.on_change_refused(at, &change),
+            Output::Notice { notice: Notice::Miscounted { segments, hidden }, .. } => {
+                self.fail(format!("the mark found {segments} segments miscounted; too much hidden: {hidden}"));
+            }
             Output::Notice { .. } => {}
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
@@ -617,6 +621,7 @@ impl Run {
             segments_cleaned: 0,
             rolls: 0,
             folds: 0,
+            marks: 0,
             shards_rebuilt: 0,
         };
         for controller in self.openings.iter().filter_map(|at| self.world.machine(*at)) {
@@ -625,6 +630,7 @@ impl Run {
             outcome.segments_cleaned += counters.segments_cleaned;
             outcome.rolls += counters.rolls;
             outcome.folds += counters.folds;
+            outcome.marks += counters.marks;
             outcome.shards_rebuilt += counters.shards_rebuilt;
         }
         Ok(outcome)

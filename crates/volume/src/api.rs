@@ -2,6 +2,7 @@
 
 use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
+use crate::mark::Sharing;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId,
     ObjectId, VolumeId,
@@ -10,6 +11,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Settings of one controller. Sizes are bounds: memory, log and recovery never exceed what they say.
@@ -46,6 +48,8 @@ pub struct Config {
     pub rebuild_after: Duration,
     /// How long a scrub of all shards takes.
     pub scrub_every: Duration,
+    /// How often the map is walked and what it names counted anew, if that is not a twentieth of the time and more.
+    pub mark_every: Duration,
     /// How long a device must be slow against its peers to be bypassed, and behave to be trusted again.
     pub slow_after: Duration,
     pub append_hedge_min: Duration,
@@ -74,6 +78,7 @@ impl Config {
             fold_runs_min: 4096,
             rebuild_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(14 * 24 * 3600),
+            mark_every: Duration::from_secs(600),
             slow_after: Duration::from_secs(30),
             append_hedge_min: Duration::from_millis(10),
             append_hedge_max: Duration::from_millis(150),
@@ -107,6 +112,10 @@ pub struct Mutations {
     pub snapshot_stays_live: bool,
     /// Snapshots: what a dropped one held for the layer above it is not merged into that.
     pub merge_forgets_below: bool,
+    /// A fold leaves what the old leaf named in the accounts.
+    pub fold_keeps_old_counts: bool,
+    /// What the overlay hides is counted with every write over it.
+    pub hides_twice: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
 }
@@ -330,6 +339,13 @@ pub enum Notice {
         node: NodeId,
         device: DeviceId,
     },
+    /// The background mark found accounts that were wrong, and put them right: a bug.
+    Miscounted {
+        /// Segments of which more or less was thought to live than does.
+        segments: u64,
+        /// More was thought to be hidden than is.
+        hidden: bool,
+    },
     LedgerRolled {
         ledgers: usize,
     },
@@ -355,6 +371,8 @@ pub struct Status {
     pub snapshots: Vec<(ObjectId, Snapshot)>,
     pub clones: Vec<(HeadId, CloneInfo)>,
     pub space: SpaceUse,
+    /// Who sees what, when that was counted last; `None` before.
+    pub sharing: Option<Arc<Sharing>>,
     /// Layers that are being merged or dropped.
     pub layers_going: u64,
     /// Shards and logs that are still on devices which are being drained.
@@ -397,6 +415,8 @@ pub struct Counters {
     pub checkpoints: u64,
     pub checkpoint_bytes: u64,
     pub folds: u64,
+    /// Times that the whole map was counted.
+    pub marks: u64,
     pub checksum_errors: u64,
     pub shards_scrubbed: u64,
 }

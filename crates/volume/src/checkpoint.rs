@@ -490,25 +490,23 @@ impl Controller {
         self.forget_hidden(merged.no);
         if let Some((new, offset, len, crc)) = &merged.new {
             let segment = segment.expect("leaves with bytes lie in a segment");
-            for (no, blocks) in new.blocks_by_segment() {
-                self.segments.add_named(no, blocks);
+            for (segment, blocks) in new.blocks_by_segment() {
+                self.segments.add_named(segment, blocks);
+                self.marker.on_named(merged.no, segment, blocks as i64);
             }
-            self.segments.add_live(segment, u64::from(*len));
             let pointer = LeafPointer { segment, offset_bytes: *offset, len_bytes: *len, crc: *crc };
-            if let Some(old) = self.directory.insert(merged.no, pointer) {
-                self.segments.sub_live(old.segment, u64::from(old.len_bytes));
-            }
+            self.segments.add_live(segment, u64::from(*len));
+            self.marker.on_named(merged.no, segment, i64::from(*len));
+            let old = self.directory.insert(merged.no, pointer);
+            self.forget_pointer(merged.no, old);
             self.leaves.insert(merged.no, Arc::clone(new));
         } else {
-            if let Some(old) = self.directory.remove(merged.no) {
-                self.segments.sub_live(old.segment, u64::from(old.len_bytes));
-            }
+            let old = self.directory.remove(merged.no);
+            self.forget_pointer(merged.no, old);
             self.leaves.remove(merged.no);
         }
-        if let Some(old) = &merged.old {
-            for (no, blocks) in old.blocks_by_segment() {
-                self.segments.sub_named(no, blocks);
-            }
+        if !self.config.mutations.fold_keeps_old_counts {
+            self.forget_named(merged.no, merged.old.as_deref());
         }
         // What the new leaf contains leaves the overlay.
         for piece in self.overlay.pieces(merged.no.first_key(), LEAF_BLOCKS) {
@@ -523,16 +521,29 @@ impl Controller {
         }
     }
 
+    /// The directory names a leaf no more.
+    fn forget_pointer(&mut self, no: LeafNo, old: Option<LeafPointer>) {
+        if let Some(LeafPointer { segment, len_bytes, .. }) = old {
+            self.segments.sub_live(segment, u64::from(len_bytes));
+            self.marker.on_named(no, segment, -i64::from(len_bytes));
+        }
+    }
+
+    /// What a leaf named it names no more.
+    fn forget_named(&mut self, no: LeafNo, leaf: Option<&Leaf>) {
+        for (segment, blocks) in leaf.iter().flat_map(|leaf| leaf.blocks_by_segment()) {
+            self.segments.sub_named(segment, blocks);
+            self.marker.on_named(no, segment, -(blocks as i64));
+        }
+    }
+
     /// What this leaf and the overlay over it say is not wanted, or said elsewhere.
     fn forget_leaf(&mut self, gone: LeafNo, leaf: Option<&Leaf>) {
-        if let Some(old) = self.directory.remove(gone) {
-            self.segments.sub_live(old.segment, u64::from(old.len_bytes));
-        }
+        let old = self.directory.remove(gone);
+        self.forget_pointer(gone, old);
         self.leaves.remove(gone);
         self.forget_hidden(gone);
-        for (no, blocks) in leaf.iter().flat_map(|leaf| leaf.blocks_by_segment()) {
-            self.segments.sub_named(no, blocks);
-        }
+        self.forget_named(gone, leaf);
         let mut replaced = Vec::new();
         self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));
         for (len, place) in replaced {

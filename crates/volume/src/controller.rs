@@ -33,6 +33,7 @@ use crate::layers::{CloneInfo, LayerTable, Snapshot};
 use crate::leafload::LeafLoad;
 use crate::log::{Log, WriteOp};
 use crate::map::{LeafCache, LeafNo, Overlay};
+use crate::mark::Marker;
 use crate::moves::Mover;
 use crate::nodes::Nodes;
 use crate::opening::Opening;
@@ -119,6 +120,7 @@ pub struct Controller {
     pub(crate) repairer: Repairer,
     pub(crate) mover: Mover,
     pub(crate) scrubber: Scrubber,
+    pub(crate) marker: Marker,
     pub(crate) counters: Counters,
     pub(crate) last_activity: Instant,
     /// When it first served.
@@ -177,6 +179,7 @@ impl Controller {
             repairer: Repairer::default(),
             mover: Mover::default(),
             scrubber: Scrubber::default(),
+            marker: Marker::default(),
             counters: Counters::default(),
             last_activity: Instant::ZERO,
             opened_at: Instant::ZERO,
@@ -217,7 +220,8 @@ impl Controller {
             State::Deposed | State::Closed => None,
             _ => {
                 let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
-                earliest(Some(self.last_tick + pace), earliest(self.bypass.deadline(), self.writes.deadline()))
+                let work = earliest(earliest(self.bypass.deadline(), self.writes.deadline()), self.marker.deadline());
+                earliest(Some(self.last_tick + pace), work)
             }
         }
     }
@@ -421,6 +425,7 @@ impl Controller {
             self.admit_reads(out);
             self.unblock_writes(out);
             self.admit_writes(out);
+            self.walk_map(out);
         }
         if self.state == State::Closing {
             self.progress_closing(out);
@@ -468,6 +473,7 @@ impl Controller {
         self.drive_cleaner(out);
         self.drive_repair(out);
         self.drive_scrub(out);
+        self.drive_mark();
         self.drive_root(out);
     }
 
@@ -487,6 +493,7 @@ impl Controller {
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
             space: self.space_use(),
+            sharing: self.marker.sharing(),
             layers_going: self.layers.going_count(),
             left_to_drain: self.left_to_drain(),
             counters: self.counters,

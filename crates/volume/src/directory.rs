@@ -52,6 +52,11 @@ impl Directory {
         self.pointers.range(range).map(|(no, _)| *no)
     }
 
+    /// The first place from there on of which any layer has a leaf, in leaves.
+    pub(crate) fn place_from(&self, place: u64) -> Option<u64> {
+        self.layers.range((place, ObjectId(0))..).next().map(|(place, _)| *place)
+    }
+
     /// Layers that have a leaf for any of these blocks.
     pub(crate) fn layers_at(&self, first: u64, blocks: u64) -> impl Iterator<Item = ObjectId> {
         let from = (first / LEAF_BLOCKS, ObjectId(0));

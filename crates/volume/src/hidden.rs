@@ -40,7 +40,11 @@ impl Hidden {
 impl Controller {
     /// The overlay is about to say something of these blocks.
     pub(crate) fn hide(&mut self, start: u64, blocks: u64) {
-        for (from, to) in self.overlay.gaps(start, blocks) {
+        let mut said_of_anew = self.overlay.gaps(start, blocks);
+        if self.config.mutations.hides_twice {
+            said_of_anew = vec![(start, start + blocks)];
+        }
+        for (from, to) in said_of_anew {
             let (first, last) = (LeafNo::of(Key(from)), LeafNo::of(Key(to - 1)));
             let mut leaves: Vec<LeafNo> = self.directory.range(first..=last).take(LEAVES_MAX + 1).collect();
             if leaves.len() > LEAVES_MAX {
@@ -91,6 +95,30 @@ impl Controller {
             // No write may follow that would bring a checkpoint.
             (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
         }
+    }
+
+    /// Whether more of a leaf is counted as hidden than is.
+    pub(crate) fn hides_too_much(&self, no: LeafNo, leaf: &Leaf) -> bool {
+        let Some(counted) = self.hidden.counted.get(&no) else { return false };
+        let mut hidden: BTreeMap<SegmentNo, u64> = BTreeMap::new();
+        for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS).into_iter().filter(|p| p.value.is_some()) {
+            for below in leaf.lookup(piece.start - no.first_key(), piece.len) {
+                if let Some(Place::Segment { segment, .. }) = below.value {
+                    *hidden.entry(segment).or_default() += below.len;
+                }
+            }
+        }
+        counted.iter().any(|(segment, blocks)| hidden.get(segment).is_none_or(|there| there < blocks))
+    }
+
+    /// All is counted anew as leaves are loaded and folded.
+    pub(crate) fn forget_all_hidden(&mut self) {
+        let leaves: Vec<LeafNo> = self.hidden.counted.keys().copied().collect();
+        for no in leaves {
+            self.forget_hidden(no);
+        }
+        self.nothing_is_counted();
+        self.checkpointer.unfolded = true;
     }
 
     /// After a checkpoint was loaded: nothing is counted yet.

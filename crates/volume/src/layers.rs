@@ -78,6 +78,8 @@ pub(crate) struct LayerTable {
     /// Layers that nobody needs as they are, with less than two others on them.
     #[serde(skip)]
     going: BTreeMap<ObjectId, Fate>,
+    #[serde(skip)]
+    changes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +100,7 @@ impl Default for LayerTable {
             chains: BTreeMap::new(),
             live: BTreeSet::from([live]),
             going: BTreeMap::new(),
+            changes: 0,
         }
     }
 }
@@ -124,6 +127,16 @@ impl LayerTable {
     /// Rows, for the size of what is saved.
     pub(crate) fn len(&self) -> usize {
         self.layers.len() + self.merged.len() + self.heads.len()
+    }
+
+    /// With their parents, which come first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, Option<ObjectId>)> {
+        self.layers.iter().map(|(id, layer)| (*id, layer.parent))
+    }
+
+    /// Another number after every change.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The layer that a head writes to; `None` where the head is not there.
@@ -234,6 +247,7 @@ impl LayerTable {
     /// Finds anew what follows from the table.
     pub(crate) fn refresh(&mut self) {
         self.chains.clear();
+        self.changes += 1;
         let mut children: BTreeMap<ObjectId, (ObjectId, u32)> = BTreeMap::new();
         for (id, layer) in &self.layers {
             if let Some(parent) = layer.parent {

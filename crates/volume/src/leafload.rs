@@ -20,6 +20,7 @@ pub(crate) enum LeafWaiter {
     Read(Token),
     Cleaner,
     Fold,
+    Mark,
 }
 
 #[derive(Debug)]
@@ -77,7 +78,10 @@ impl Controller {
         };
         let leaf = leaf.map(Arc::new);
         if let (Some(leaf), true) = (&leaf, current) {
-            self.leaves.insert(no, Arc::clone(leaf));
+            // A walk through all of them would push out those that are used.
+            if load.waiters != [LeafWaiter::Mark] {
+                self.leaves.insert(no, Arc::clone(leaf));
+            }
             self.recount_hidden(no, leaf);
         }
         let error = if current { error } else { Some(FetchError::Gone) };
@@ -87,6 +91,7 @@ impl Controller {
                 LeafWaiter::Read(op) => self.on_read_leaf(op, no, leaf, error, out),
                 LeafWaiter::Cleaner => self.on_cleaner_leaf(no, leaf, error, out),
                 LeafWaiter::Fold => self.on_fold_leaf(no, leaf, error, out),
+                LeafWaiter::Mark => self.on_mark_leaf(no, leaf, error),
             }
         }
     }

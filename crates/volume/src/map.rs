@@ -352,6 +352,11 @@ impl LeafCache {
         Some(Arc::clone(&cached.leaf))
     }
 
+    /// Without keeping it for longer.
+    pub fn peek(&self, no: LeafNo) -> Option<Arc<Leaf>> {
+        self.leaves.get(&no).map(|cached| Arc::clone(&cached.leaf))
+    }
+
     pub fn insert(&mut self, no: LeafNo, leaf: Arc<Leaf>) {
         self.bytes += leaf.memory_bytes();
         if let Some(old) = self.leaves.insert(no, Cached { leaf, used: false }) {

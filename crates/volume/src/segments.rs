@@ -112,6 +112,13 @@ impl SegmentTable {
         self.dirty.insert(no);
     }
 
+    /// What the map names was counted anew.
+    pub fn set_live(&mut self, no: SegmentNo, live: u64) {
+        let is_there = self.change(no, |info| info.live = live);
+        assert!(is_there, "a counted segment is in the table");
+        self.dirty.insert(no);
+    }
+
     /// A leaf names these blocks from now on. Of a segment that is gone they are hidden.
     pub fn add_named(&mut self, no: SegmentNo, count: u64) {
         if self.segments.contains_key(&no) {

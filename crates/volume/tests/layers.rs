@@ -6,7 +6,7 @@ mod support;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, HeadId, ObjectId, Prng, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
-use holdfast_volume::{Change, Event, Target};
+use holdfast_volume::{Change, Event, Notice, Shares, Target};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use support::*;
@@ -33,6 +33,8 @@ struct Model {
     heads: BTreeMap<HeadId, Array>,
     snapshots: BTreeMap<ObjectId, Frozen>,
     next: u32,
+    /// Something was deleted.
+    dropped: bool,
 }
 
 impl Model {
@@ -49,6 +51,7 @@ impl Model {
             heads: BTreeMap::from([(HeadId::VOLUME, vec![0; BLOCKS as usize])]),
             snapshots: BTreeMap::new(),
             next: 1,
+            dropped: false,
         }
     }
 
@@ -182,6 +185,45 @@ impl Model {
         }
     }
 
+    /// What is told of sharing, once it was counted, is what counting in the arrays gives.
+    fn check_shares(&mut self) {
+        // A round, a rest of at most ten minutes, and another.
+        self.world.span(Duration::from_secs(700));
+        let sharing = self.world.controller.status().sharing.expect("counted");
+        let heads = self.heads.iter().map(|(head, array)| (Target::Head(*head), array));
+        let snapshots = self.snapshots.iter().map(|(layer, frozen)| (Target::Snapshot(*layer), &frozen.array));
+        let all: Vec<(Target, &Array)> = heads.chain(snapshots).collect();
+        let is_data = |array: &Array, block: usize| array[block] != 0;
+        for (target, array) in &all {
+            // No two writes have the same value.
+            let sees = |other: &Array, block: usize| other.get(block) == Some(&array[block]);
+            let alone = |block: usize| !all.iter().any(|(of, other)| of != target && sees(other, block));
+            let data: Vec<usize> = (0..array.len()).filter(|block| is_data(array, *block)).collect();
+            let exclusive = data.iter().filter(|block| alone(**block)).count();
+            let expected =
+                Shares { referenced_bytes: data.len() as u64 * BLOCK, exclusive_bytes: exclusive as u64 * BLOCK };
+            let told = match target {
+                Target::Head(head) => sharing.heads[head],
+                Target::Snapshot(layer) => sharing.snapshots[layer],
+            };
+            assert_eq!(told, expected, "{target:?}");
+        }
+        let of_heads = |block: usize, value: u32| self.heads.values().any(|array| array.get(block) == Some(&value));
+        let mut held: Vec<(usize, u32)> = Vec::new();
+        for frozen in self.snapshots.values() {
+            let data = (0..frozen.array.len()).filter(|block| is_data(&frozen.array, *block));
+            held.extend(
+                data.map(|block| (block, frozen.array[block])).filter(|(block, value)| !of_heads(*block, *value)),
+            );
+        }
+        held.sort_unstable();
+        held.dedup();
+        let (told, held) = (sharing.held_by_snapshots_bytes, held.len() as u64 * BLOCK);
+        // A state that others branch off keeps what nobody sees of it.
+        let is_right = if self.dropped { told >= held } else { told == held };
+        assert!(is_right, "held by snapshots alone: {told} instead of {held}");
+    }
+
     /// Blocks of a state that may differ from what a snapshot holds.
     fn changes(&mut self, target: Target, since: ObjectId, first: u64, blocks: u64) -> Vec<u64> {
         let range = ByteRange::new(first * BLOCK, blocks * BLOCK);
@@ -281,6 +323,55 @@ fn maps_with_layers_read_like_arrays() {
         model.check();
         model.empty();
     }
+}
+
+#[test]
+fn sharing_is_told_as_it_is() {
+    for seed in 0..12 {
+        let mut model = Model::new(seed);
+        for round in 0..3 {
+            for _ in 0..60 {
+                let below = if round == 0 { 88 } else { 100 };
+                model.dropped |= round > 0;
+                match model.prng.below(below) {
+                    0..55 => model.write(),
+                    55..62 => model.discard(),
+                    62..74 => model.snapshot(),
+                    74..79 => model.clone_snapshot(),
+                    79..88 => model.world.span(Duration::from_secs(2)),
+                    88..94 => model.drop_snapshot(),
+                    94..97 => model.drop_clone(),
+                    _ => model.roll_back(),
+                }
+            }
+            if round == 1 {
+                model.world.open();
+            }
+            model.check_shares();
+        }
+        assert!(model.world.controller.status().counters.marks > 0);
+        model.empty();
+    }
+}
+
+#[test]
+fn the_mark_finds_what_is_miscounted_and_puts_it_right() {
+    let layout = Layout::Mirror { copies: 2 };
+    let mut world = World::new(3, 3, layout, BLOCKS * BLOCK);
+    (world.clean_dead_per_mille, world.miscounts) = (1000, true);
+    let mut config = config(1, 1);
+    config.mutations.fold_keeps_old_counts = true;
+    world.config = Some(config);
+    world.open();
+    for _ in 0..3 {
+        world.write_all(0, BLOCKS * BLOCK);
+        world.span(Duration::from_secs(20));
+    }
+    let space = |world: &World| world.controller.status().space;
+    assert!(space(&world).data_bytes > BLOCKS * BLOCK, "what was overwritten counts as data: {:?}", space(&world));
+    world.span(Duration::from_secs(1300));
+    assert!(world.notices.iter().any(|n| matches!(n, Notice::Miscounted { .. })), "{:?}", world.notices);
+    assert_eq!(space(&world).data_bytes, BLOCKS * BLOCK);
 }
 
 #[test]

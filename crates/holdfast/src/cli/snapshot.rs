@@ -4,7 +4,7 @@ use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::host::schedule::{Keep, Schedule, Span};
-use crate::protocol::{Request, SnapshotInfo, VolumeInfo};
+use crate::protocol::{Request, Shares, SnapshotInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -21,7 +21,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
     holdfast snapshot schedule vm1 --every 1h --keep 24h,7d,4w\n  \
     holdfast snapshot delete vm1 monday\n\n\
     A snapshot holds what was completed when it was taken, in order, as a power cut would leave it.\n\
-    It costs the space of what is overwritten from then on.")]
+    It costs the space of what is overwritten from then on. `list` tells what each shows (referenced) and what nobody else\n\
+    does (exclusive: about what its deletion returns). Both are counted in the background, when snapshots change and every\n\
+    ten minutes.")]
 pub struct SnapshotArgs {
     #[command(subcommand)]
     action: SnapshotAction,
@@ -109,12 +111,23 @@ fn print_list(volume: &str, snapshots: &[SnapshotInfo]) -> Result<()> {
             "no snapshots of {volume} yet; take one with `holdfast snapshot create {volume} NAME`"
         ));
     }
-    let mut rows = table(&["SNAPSHOT", "AGE", "SIZE", "READ AT"], &[1, 2]);
+    let mut rows = table(&["SNAPSHOT", "AGE", "SIZE", "REFERENCED", "EXCLUSIVE", "READ AT"], &[1, 2, 3, 4]);
     for snapshot in snapshots {
-        let uri = snapshot.uris.first().cloned().unwrap_or_default();
-        rows.add_row([snapshot.name.clone(), age(snapshot.created_ms), Size(snapshot.size_bytes).to_string(), uri]);
+        rows.add_row([
+            snapshot.name.clone(),
+            age(snapshot.created_ms),
+            Size(snapshot.size_bytes).to_string(),
+            share(snapshot.shares, |s| s.referenced_bytes),
+            share(snapshot.shares, |s| s.exclusive_bytes),
+            snapshot.uris.first().cloned().unwrap_or_default(),
+        ]);
     }
     print_table(&rows)
+}
+
+/// Counted in the background: not there yet for what was just made.
+pub fn share(shares: Option<Shares>, of: fn(&Shares) -> u64) -> String {
+    shares.map_or("-".to_string(), |shares| Size(of(&shares)).to_string())
 }
 
 fn age(created_ms: u64) -> String {

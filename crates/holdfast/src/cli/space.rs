@@ -51,8 +51,10 @@ pub struct Space {
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Used {
-    /// By volume, with its clones and snapshots.
+    /// What a volume and its clones show, by volume.
     pub data: Vec<(String, u64)>,
+    /// What of them only snapshots show, or did until they were deleted, by volume.
+    pub snapshots: Vec<(String, u64)>,
     pub dead_bytes: u64,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
@@ -85,12 +87,16 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
     let mut used = Used::default();
     for volume in status.volumes.iter().filter(|v| v.clone_of.is_none()) {
         let Some(live) = &volume.live else { continue };
-        used.data.push((volume.name.clone(), live.space.data_bytes));
+        let held_bytes = live.held_by_snapshots_bytes;
+        used.data.push((volume.name.clone(), live.space.data_bytes - held_bytes));
+        if held_bytes > 0 {
+            used.snapshots.push((volume.name.clone(), held_bytes));
+        }
         used.dead_bytes += live.space.dead_bytes;
         used.redundancy_bytes += live.space.redundancy_bytes;
         used.metadata_bytes += live.space.metadata_bytes;
     }
-    let data: u64 = used.data.iter().map(|(_, bytes)| bytes).sum();
+    let data: u64 = used.data.iter().chain(&used.snapshots).map(|(_, bytes)| bytes).sum();
     let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes;
     used.other_bytes = (capacity - free) as i64 - known as i64;
     let mut by_node: Vec<u64> = status.nodes.iter().map(|n| free_of(&n.devices)).collect();
@@ -172,7 +178,10 @@ fn print_why(space: &Space) -> Result<()> {
     row("  journals, tables, superblocks".to_string(), space.overhead_bytes as i64);
     row("  in use".to_string(), space.used_bytes as i64);
     for (name, bytes) in &space.used.data {
-        row(format!("    data of volume {name}, its clones and snapshots"), *bytes as i64);
+        row(format!("    data of volume {name} and its clones"), *bytes as i64);
+    }
+    for (name, bytes) in &space.used.snapshots {
+        row(format!("    held by snapshots of volume {name} alone"), *bytes as i64);
     }
     row("    copies and parity".to_string(), space.used.redundancy_bytes as i64);
     row("    dead, until it is cleaned".to_string(), space.used.dead_bytes as i64);

@@ -1,6 +1,7 @@
 //! `holdfast volume`: make, show, resize, delete, export.
 
 use super::format::{print, print_json, print_table, table};
+use super::snapshot::share;
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::protocol::{Request, VolumeInfo, VolumeLive};
@@ -282,6 +283,10 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
 fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
     let c = &live.counters;
     row("mapped", Size(live.mapped_bytes).to_string());
+    if live.shares.is_some() {
+        row("referenced", share(live.shares, |s| s.referenced_bytes));
+        row("exclusive", share(live.shares, |s| s.exclusive_bytes));
+    }
     row("log", Size(live.log_bytes).to_string());
     row("segments", format!("{} ({} degraded)", live.segments, live.degraded_segments));
     row("at risk", format!("{} log entries", live.at_risk_entries));

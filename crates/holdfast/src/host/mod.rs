@@ -248,6 +248,11 @@ impl Host {
             Notice::ShardDamaged { node, device } => logger::warn(format_args!(
                 "volume {name}: a shard on device {device} of node {node} is damaged; it is being repaired"
             )),
+            Notice::Miscounted { segments, hidden } => logger::error(format_args!(
+                "volume {name}: what lives was miscounted in {segments} segments{}, and is put right: this is a bug, please \
+                 report it with this log",
+                if *hidden { ", and what is hidden in leaves of the map" } else { "" }
+            )),
             Notice::LedgerRolled { .. } => logger::info(format_args!("volume {name}: a new ledger is open")),
         }
     }

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     fn at(created_ms: u64) -> SnapshotInfo {
-        SnapshotInfo { name: name_at(created_ms), layer: 1, created_ms, size_bytes: 1, uris: Vec::new() }
+        SnapshotInfo { name: name_at(created_ms), layer: 1, created_ms, size_bytes: 1, uris: Vec::new(), shares: None }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestTok
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
-use holdfast_volume::{Claim, Config, Controller, Snapshot, State};
+use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -277,10 +277,12 @@ impl Volume {
     fn snapshot_info(
         of: &str,
         (layer, snapshot): (ObjectId, Snapshot),
+        sharing: Option<&Sharing>,
         uris_of: &impl Fn(&str) -> Vec<String>,
     ) -> SnapshotInfo {
         SnapshotInfo {
             layer: layer.0,
+            shares: sharing.and_then(|s| s.snapshots.get(&layer)).map(|s| (*s).into()),
             uris: uris_of(&export_of(of, &snapshot.name)),
             name: snapshot.name,
             created_ms: snapshot.created_ms,
@@ -310,6 +312,7 @@ impl Volume {
         let is_open = matches!(status.state, State::Open | State::Closing);
         let clone = status.clones.iter().find(|(of, _)| *of == head).map(|(_, clone)| clone.id);
         let snapshots = status.snapshots.into_iter().filter(|(_, s)| s.head == head);
+        let sharing = status.sharing.as_deref();
         VolumeInfo {
             name: name.to_string(),
             id: clone.unwrap_or(self.id).to_string(),
@@ -335,8 +338,10 @@ impl Volume {
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
                 left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
                 space: status.space.into(),
+                shares: sharing.and_then(|s| s.heads.get(&head)).map(|s| (*s).into()),
+                held_by_snapshots_bytes: sharing.map_or(0, |s| s.held_by_snapshots_bytes).min(status.space.data_bytes),
                 layers_going: status.layers_going,
-                snapshots: snapshots.map(|s| Self::snapshot_info(name, s, &uris_of)).collect(),
+                snapshots: snapshots.map(|s| Self::snapshot_info(name, s, sharing, &uris_of)).collect(),
                 counters: status.counters.into(),
             }),
         }
