@@ -34,6 +34,7 @@ impl Controller {
             sent: 0,
             appended_at: self.now,
             live_blocks: 0,
+            is_hot: false,
             destaging: false,
         };
         let lsn = self.log.push(entry);
@@ -177,6 +178,7 @@ impl Controller {
         if op.parts == 0 {
             let op = self.write_ops.remove(token).expect("just seen");
             self.counters.writes += 1;
+            self.governor.on_answered(self.now.since(op.began_at));
             self.counters.write_bytes += op.bytes;
             self.reply(op.token, Ok(BlockData::Done), out);
         }

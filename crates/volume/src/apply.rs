@@ -27,6 +27,8 @@ impl Controller {
                     data: entry.payload.clone(),
                     crcs: Crcs::new(std::sync::Arc::clone(&entry.crcs)),
                 };
+                let is_hot = self.judge_heat(key.0, u64::from(blocks));
+                self.log.get_mut(lsn).expect("just seen").is_hot = is_hot;
                 self.map_to(key.0, u64::from(blocks), place, lsn);
             }
             Record::Discard { key, blocks } => self.map_to(key.0, blocks, Place::Zero, lsn),
@@ -80,7 +82,8 @@ impl Controller {
 
     fn apply_commit(&mut self, commit: &SegmentCommit, lsn: Lsn) {
         let (geometry, homes) = (commit.geometry, commit.homes.clone());
-        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0 };
+        let info =
+            SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0, born: self.born(&commit.extents) };
         self.segments.insert(commit.segment, info);
         self.unsettled.remove(&commit.segment);
         let crcs = Crcs::new(commit.crcs.as_slice());

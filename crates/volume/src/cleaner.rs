@@ -132,6 +132,9 @@ impl Controller {
             self.checkpointer.fold_wanted |= is_short && is_hidden;
             self.search_victims();
         }
+        if self.cleaner.recodes && !is_short && !self.may_move_data() {
+            return;
+        }
         let victims = self.take_victims();
         if victims.is_empty() {
             return;
@@ -201,25 +204,31 @@ impl Controller {
         }
     }
 
-    /// The next victims: what lives in them fills one segment.
+    /// The next victims: what lives in them fills one segment, half of it at least with data of about one age.
     fn take_victims(&mut self) -> Vec<SegmentNo> {
         let room = u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         let mut total = 0;
         let mut victims = Vec::new();
-        while let Some(no) = self.cleaner.found.front().copied()
-            && victims.len() < VICTIMS_MAX
-        {
+        // Some may have died and been freed since.
+        self.cleaner.found.retain(|no| self.segments.get(*no).is_some_and(|info| info.visible() > 0));
+        let class_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| self.heat.class(info.born));
+        let Some(class) = self.cleaner.found.front().map(class_of) else { return victims };
+        let (mut ordered, others): (Vec<SegmentNo>, Vec<SegmentNo>) =
+            self.cleaner.found.iter().partition(|no| class_of(no) == class);
+        let alike: u64 = ordered.iter().filter_map(|no| Some(self.segments.get(*no)?.visible())).sum();
+        if alike < room / 2 {
+            ordered.extend(others);
+        }
+        for no in ordered {
             let live = self.segments.get(no).map_or(0, SegmentInfo::visible);
-            if total + live > room && !victims.is_empty() {
+            let is_full = total + live > room && !victims.is_empty();
+            if is_full || victims.len() >= VICTIMS_MAX {
                 break;
             }
-            self.cleaner.found.pop_front();
-            // It may have died and been freed since.
-            if live > 0 {
-                total += live;
-                victims.push(no);
-            }
+            total += live;
+            victims.push(no);
         }
+        self.cleaner.found.retain(|no| !victims.contains(no));
         victims
     }
 
@@ -395,6 +404,9 @@ impl Controller {
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
         self.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
+        if self.cleaner.recodes {
+            self.charge_moved(blocks * BLOCK_BYTES as u64);
+        }
         self.checkpointer.free_wanted = true;
         self.checkpointer.fold_wanted |= !self.hidden.is_known();
         if self.cleaner.recodes && !self.cleaner.found.is_empty() {

@@ -27,6 +27,8 @@ use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
 use crate::directory::Directory;
 use crate::fetch::Fetch;
+use crate::governor::{GUESTS_REST, Governor};
+use crate::heat::Heat;
 use crate::hidden::Hidden;
 use crate::job::SegmentJob;
 use crate::layers::{CloneInfo, LayerTable, Snapshot};
@@ -91,6 +93,8 @@ pub struct Controller {
     pub(crate) overlaid: BTreeSet<ObjectId>,
     pub(crate) directory: Directory,
     pub(crate) hidden: Hidden,
+    pub(crate) heat: Heat,
+    pub(crate) governor: Governor,
     pub(crate) leaves: LeafCache,
     /// What frozen layers say together with those below them, by their leaf; the layers that there are such leaves of.
     pub(crate) flats: LeafCache,
@@ -153,6 +157,8 @@ impl Controller {
             overlaid: BTreeSet::new(),
             directory: Directory::default(),
             hidden: Hidden::default(),
+            heat: Heat::default(),
+            governor: Governor::default(),
             leaves: LeafCache::new(config.map_cache_bytes_max),
             flats: LeafCache::new(config.map_cache_bytes_max / 4),
             flat_layers: BTreeSet::new(),
@@ -302,6 +308,22 @@ impl Controller {
             }
             (State::Deposed, _) => self.reply(request.token, Err(BlockError::Deposed), out),
             (State::Closing | State::Closed, _) => self.reply(request.token, Err(BlockError::ShuttingDown), out),
+        }
+    }
+
+    /// Guests' requests come before work that can wait.
+    pub(crate) fn guests_are_at_work(&self) -> bool {
+        self.now.since(self.last_activity) < GUESTS_REST
+    }
+
+    /// Whether a shard may be made again, moved or re-coded now.
+    pub(crate) fn may_move_data(&self) -> bool {
+        !self.guests_are_at_work() || self.governor.admits(self.now)
+    }
+
+    pub(crate) fn charge_moved(&mut self, bytes: u64) {
+        if self.guests_are_at_work() {
+            self.governor.charge(self.now, bytes);
         }
     }
 
@@ -464,6 +486,7 @@ impl Controller {
     /// Everything that is done by the way while the volume is open.
     fn background(&mut self, out: Out) {
         self.look_for_room();
+        self.governor.look(self.now, self.repairer.is_at_work());
         self.checkpointer.fold_wanted |= self.layers.any_goes();
         self.look_for_old_metadata();
         self.ask_for_room(out);

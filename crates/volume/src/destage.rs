@@ -13,6 +13,9 @@ use holdfast_format::record::{CommitExtent, Source};
 /// Segments being destaged at a time.
 const JOBS_MAX: usize = 4;
 
+/// So many segments' worth of log is searched for what belongs together.
+const SEGMENTS_LOOKED_AT: usize = 8;
+
 /// Journal fill (in 1/255) from which the log is emptied whatever its budget says.
 const JOURNAL_PRESSURE: u8 = 110;
 
@@ -63,22 +66,25 @@ impl Controller {
                 .is_some_and(|e| self.now.since(e.appended_at) >= self.config.destage_age_max || self.is_at_risk(e))
     }
 
-    /// Live extents of the oldest entries that nobody destages yet, up to one segment.
+    /// Live extents of the oldest entry that nobody destages yet and of those that are as likely to die soon, up to one
+    /// segment; of others what fills it up.
     fn collect_extents(&mut self, bytes_max: u64) -> (Vec<Lsn>, Vec<Extent>) {
         let mut entries = Vec::new();
         let mut extents = Vec::new();
         let mut bytes = 0;
         let from = self.log.next_to_destage();
-        let candidates: Vec<(Lsn, Key, u32, u64)> = self
+        let is_hot = self.log.get(from).is_some_and(|e| e.is_hot);
+        let candidates = self
             .log
             .iter_from(from)
             .take_while(|(lsn, _)| *lsn <= self.log.completed)
             .filter(|(_, e)| e.live_blocks > 0 && !e.destaging)
-            .filter_map(|(lsn, e)| e.extent().map(|(key, blocks)| (lsn, key, blocks, e.live_blocks)))
-            .take(bytes_max as usize / BLOCK_BYTES + 1)
-            .collect();
-        for (lsn, key, blocks, live) in candidates {
-            let live_bytes = live * BLOCK_BYTES as u64;
+            .filter_map(|(lsn, e)| e.extent().map(|(key, blocks)| (lsn, key, blocks, e.live_blocks, e.is_hot)))
+            .take(SEGMENTS_LOOKED_AT * bytes_max as usize / BLOCK_BYTES + 1);
+        let (mut ordered, others): (Vec<_>, Vec<_>) = candidates.partition(|(.., hot)| *hot == is_hot);
+        ordered.extend(others);
+        for (lsn, key, blocks, live_blocks, _) in ordered {
+            let live_bytes = live_blocks * BLOCK_BYTES as u64;
             if bytes + live_bytes > bytes_max && bytes > 0 {
                 break;
             }

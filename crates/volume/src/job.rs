@@ -320,7 +320,7 @@ impl Controller {
             _ => (Kind::Meta, 0),
         };
         self.unsettled.remove(&placed.no);
-        let info = SegmentInfo { kind, geometry: placed.geometry, homes: placed.homes, live, hidden: 0 };
+        let info = SegmentInfo { kind, geometry: placed.geometry, homes: placed.homes, live, hidden: 0, born: 0 };
         self.segments.insert(placed.no, info);
         match job.work.kind {
             JobKind::Leaves => self.on_leaves_durable(placed.no, out),

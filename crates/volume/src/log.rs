@@ -49,6 +49,8 @@ pub struct Entry {
     pub appended_at: Instant,
     /// Blocks of a write that the map still takes from the log.
     pub live_blocks: u64,
+    /// It is likely to be overwritten soon.
+    pub is_hot: bool,
     /// A segment job is writing it out.
     pub destaging: bool,
 }
@@ -295,6 +297,7 @@ impl Log {
 pub struct WriteOp {
     pub head: HeadId,
     pub token: RequestToken,
+    pub began_at: Instant,
     pub parts: u32,
     pub bytes: u64,
 }

@@ -36,9 +36,8 @@ const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// A round is followed by a rest of so many times its length.
 const REST: u32 = 20;
 
-/// Between two places while guests are at work, and how long they rest then.
+/// Between two places while guests are at work.
 const PACE_BUSY: Duration = Duration::from_millis(5);
-const GUESTS_REST: Duration = Duration::from_secs(1);
 
 /// Layers looked at in one go: well under a millisecond.
 const LAYERS_AT_ONCE: usize = 2048;
@@ -215,7 +214,7 @@ impl Controller {
     }
 
     pub(crate) fn on_mark_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>) {
-        let generation = self.checkpointer.generation;
+        let (generation, guests_work) = (self.checkpointer.generation, self.guests_are_at_work());
         let Some(round) = &mut self.marker.round else { return };
         if !round.pending.remove(&no) {
             return;
@@ -227,7 +226,7 @@ impl Controller {
             None if error == Some(FetchError::Gone) => {}
             None => return self.give_up_round(),
         }
-        if self.now.since(self.last_activity) < GUESTS_REST {
+        if guests_work {
             round.not_before = self.now + PACE_BUSY;
         }
     }

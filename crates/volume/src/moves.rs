@@ -24,10 +24,6 @@ const BALANCE_EVERY: Duration = Duration::from_secs(6);
 /// Difference of fill, in 1/1000 of a device, from which on shards are moved.
 const TILT_PER_MILLE: u64 = 100;
 
-/// Bytes a second that are moved of a volume whose guests are at work. When they have rested for a while there is no bound.
-const MOVED_PER_SECOND: u64 = 32 << 20;
-const GUESTS_REST: Duration = Duration::from_secs(1);
-
 /// Share of the bytes that would even two devices out which is moved at a time.
 const TILT_PART: u64 = 4;
 
@@ -35,8 +31,6 @@ const TILT_PART: u64 = 4;
 pub(crate) struct Mover {
     /// Shard, where it is, and where it shall be; next last.
     list: Vec<(SegmentNo, u8, Leg, Option<Leg>)>,
-    /// While guests are at work each move takes its time.
-    not_before: Instant,
     drain_listed_at: Instant,
     balance_listed_at: Instant,
 }
@@ -71,7 +65,7 @@ impl Controller {
             self.list_moves();
         }
         while self.repairer.may_move()
-            && self.mover.not_before <= self.now
+            && self.may_move_data()
             && let Some((segment, index, home, target)) = self.mover.list.pop()
         {
             self.start_move(segment, index, home, target, out);
@@ -172,9 +166,6 @@ impl Controller {
         // The list may be old: the others may have been made again there.
         let fits = |target: &Leg| *target != home && self.nodes.leg_usable(*target) && !avoid.contains(&target.node);
         if let Some(target) = target.filter(fits) {
-            if self.now.since(self.last_activity) < GUESTS_REST {
-                self.mover.not_before = self.now + Duration::from_micros(bytes * 1_000_000 / MOVED_PER_SECOND);
-            }
             self.begin_move(segment, index, target, out);
         }
     }

@@ -520,6 +520,7 @@ impl Controller {
                 sent: 0,
                 appended_at: self.now,
                 live_blocks: 0,
+                is_hot: false,
                 destaging: false,
             });
             assert_eq!(pushed, lsn, "recovered LSNs are consecutive");
@@ -598,6 +599,7 @@ impl Controller {
                 homes: run.pointer.homes.clone(),
                 live: 1,
                 hidden: 0,
+                born: 0,
             };
             self.segments.insert(run.pointer.segment, info);
         }

@@ -10,7 +10,9 @@ use crate::fetch::FetchError;
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Leaf, LeafNo, Place};
 use crate::rangemap::Piece;
-use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, ObjectId, RequestToken, StatusExtent, Token};
+use holdfast_base::{
+    BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,6 +31,7 @@ pub(crate) enum Reader {
 #[derive(Debug)]
 pub(crate) struct ReadOp {
     reader: Reader,
+    began_at: Instant,
     /// A head is read as it is when places are looked up.
     of: Target,
     range: ByteRange,
@@ -82,6 +85,7 @@ impl Controller {
         }
         let op = self.reads.insert(ReadOp {
             reader,
+            began_at: self.now,
             of,
             range,
             pins: Pins::default(),
@@ -296,6 +300,7 @@ impl Controller {
             Reader::Modify(id) => self.on_modify_read(id, result, out),
             Reader::Guest(request) | Reader::Status(request) | Reader::Changes(request, _) => {
                 self.counters.reads += 1;
+                self.governor.on_answered(self.now.since(op.began_at));
                 self.counters.read_bytes += op.range.len;
                 self.reply(request, result.map(BlockData::Data), out);
             }

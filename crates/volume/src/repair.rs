@@ -122,6 +122,10 @@ impl Repairer {
         !self.running.is_full() && self.rebuild.is_empty()
     }
 
+    pub(crate) fn is_at_work(&self) -> bool {
+        !self.running.is_empty()
+    }
+
     pub(crate) fn is_under_repair(&self, segment: SegmentNo) -> bool {
         self.running.iter().any(|(_, r)| r.segment == segment)
             || self.queue.range((segment, 0)..=(segment, u8::MAX)).next().is_some()
@@ -439,7 +443,7 @@ impl Controller {
         // Each is tried once a tick: one that can't be read now is queued again by itself.
         let waiting: Vec<(SegmentNo, u8)> = self.repairer.queue.iter().copied().collect();
         for (segment, index) in waiting {
-            if self.repairer.running.is_full() {
+            if self.repairer.running.is_full() || !self.may_move_data() {
                 return;
             }
             if self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.now) {
@@ -451,7 +455,7 @@ impl Controller {
             }
         }
         self.list_rebuild();
-        while !self.repairer.running.is_full() {
+        while !self.repairer.running.is_full() && self.may_move_data() {
             let Some((segment, index)) = self.repairer.rebuild.pop() else { return };
             let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
             let is_queued = self.repairer.queue.contains(&(segment, index));
@@ -536,6 +540,8 @@ impl Controller {
     }
 
     fn run_repair(&mut self, segment: SegmentNo, index: u8, target: Leg, is_move: bool, out: Out) {
+        let blocks = self.segments.get(segment).map_or(0, |info| info.geometry.shard_blocks());
+        self.charge_moved(u64::from(blocks) * BLOCK_BYTES as u64);
         let token = self.repairer.running.insert(Repair {
             segment,
             index,

@@ -28,6 +28,9 @@ pub struct SegmentInfo {
     /// Of these: blocks that leaves name and the overlay hides, as far as known.
     #[serde(skip)]
     pub hidden: u64,
+    /// When its data was written (see `heat`).
+    #[serde(skip)]
+    pub born: u64,
 }
 
 impl SegmentInfo {

@@ -245,7 +245,7 @@ impl Controller {
         let end = range.offset + range.len;
         let (whole_first, whole_end) = (range.offset.div_ceil(block), end / block);
         let bytes = if data.is_some() { range.len } else { 0 };
-        let op = self.write_ops.insert(WriteOp { token: request.token, head, parts: 1, bytes });
+        let op = self.write_ops.insert(WriteOp { token: request.token, head, began_at: self.now, parts: 1, bytes });
         let part_of = |from: u64, to: u64| {
             data.as_ref().map(|d| d.slice((from - range.offset) as usize..(to - range.offset) as usize))
         };
