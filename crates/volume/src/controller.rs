@@ -318,7 +318,7 @@ impl Controller {
 
     /// Whether a shard may be made again, moved or re-coded now.
     pub(crate) fn may_move_data(&self) -> bool {
-        !self.guests_are_at_work() || self.governor.admits(self.now)
+        !self.guests_are_at_work() || self.repairer.has_few_at_work() && self.governor.admits(self.now)
     }
 
     pub(crate) fn charge_moved(&mut self, bytes: u64) {

@@ -132,7 +132,6 @@ impl Governor {
             self.rate = (self.rate + self.rate / 8).min(CEILING);
         }
     }
-
 }
 
 #[cfg(test)]

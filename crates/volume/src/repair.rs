@@ -24,8 +24,9 @@ use std::time::Duration;
 /// Shards listed by one request.
 const LIST_COUNT: u32 = 4096;
 
-/// Shards being made again at a time.
-const REPAIRS_MAX: usize = 2;
+/// Shards being made again at a time, and while guests are at work.
+const REPAIRS_MAX: usize = 8;
+const REPAIRS_BESIDE_GUESTS: usize = 2;
 
 /// What was sent over a connection that broke has been acted on, or never will be, after this long.
 const RECHECK_AFTER: Duration = Duration::from_secs(3);
@@ -120,6 +121,10 @@ impl Repairer {
     /// Repairs come first.
     pub(crate) fn may_move(&self) -> bool {
         !self.running.is_full() && self.rebuild.is_empty()
+    }
+
+    pub(crate) fn has_few_at_work(&self) -> bool {
+        self.running.len() < REPAIRS_BESIDE_GUESTS
     }
 
     pub(crate) fn is_at_work(&self) -> bool {
