@@ -3,8 +3,8 @@
 use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId,
-    ObjectId, VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
+    NodeId, ObjectId, VolumeId,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
@@ -107,6 +107,8 @@ pub struct Mutations {
     pub snapshot_stays_live: bool,
     /// Snapshots: what a dropped one held for the layer above it is not merged into that.
     pub merge_forgets_below: bool,
+    /// Groups of snapshots: answers are told while they should be held back.
+    pub hold_tells: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
 }
@@ -144,6 +146,14 @@ pub enum Event {
     },
     /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
     Change(Change),
+    /// Hold back the answers of guests' writes: see [`crate::hold`]. Answered by [`Notice::Held`], or at once by the end.
+    Hold {
+        hold: HoldId,
+    },
+    /// Tell what was held back; answered by [`Notice::HoldEnded`], unless that was told before.
+    Release {
+        hold: HoldId,
+    },
     /// These devices are being drained, and no others.
     Drain {
         devices: BTreeSet<DeviceId>,
@@ -325,6 +335,16 @@ pub enum Notice {
     Refused {
         change: Change,
         why: &'static str,
+    },
+    /// From here on answers of writes are held back.
+    Held {
+        hold: HoldId,
+    },
+    /// Told once for every hold that was asked for.
+    HoldEnded {
+        hold: HoldId,
+        /// No write was answered from [`Notice::Held`] to [`Event::Release`], by this owner or another one.
+        whole: bool,
     },
     ShardDamaged {
         node: NodeId,

@@ -14,8 +14,10 @@ pub mod controller;
 mod destage;
 mod directory;
 mod fetch;
+pub mod group;
 mod health;
 mod hidden;
+pub mod hold;
 mod job;
 mod layers;
 mod leafload;
@@ -46,5 +48,6 @@ pub use api::{
 };
 pub use claims::Claim;
 pub use controller::Controller;
+pub use group::{Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Why};
 pub use layers::{CloneInfo, Snapshot};
 pub use space::reserve_bytes;
