@@ -30,6 +30,7 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(volume_mutations.absent_leg_counts_as_lacking, "rule 1"),
     mutation!(volume_mutations.snapshot_stays_live, "decision 0009"),
     mutation!(volume_mutations.merge_forgets_below, "decision 0009"),
+    mutation!(volume_mutations.hold_tells, "rule 14"),
     mutation!(store_mutations.skip_fence_check, "rule 6"),
     mutation!(store_mutations.ack_before_durable, "invariant 1, rule 11"),
     mutation!(store_mutations.promise_not_persisted, "rule 6"),
