@@ -108,6 +108,11 @@ id_int!(
     HeadId, u32, "h"
 );
 
+id_int!(
+    /// A span in which a controller holds back answers. Never reused by one host process.
+    HoldId, u64, "hold"
+);
+
 impl HeadId {
     /// The volume itself.
     pub const VOLUME: HeadId = HeadId(0);

@@ -22,7 +22,7 @@ pub use buf::{Buf, BufMut};
 pub use checksum::{BlockCrc, block_crcs, crc32c, seeded_crc32c};
 pub use effects::Effects;
 pub use ids::{
-    DeviceId, Epoch, GridId, HeadId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, SegmentId, ShardId, VolumeId,
+    DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, SegmentId, ShardId, VolumeId,
 };
 pub use meta::{MetaReply, MetaRequest, MetaVersion};
 pub use prng::Prng;

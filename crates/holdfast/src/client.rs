@@ -85,6 +85,14 @@ pub fn volumes(dir: &GridDir) -> Result<Vec<VolumeInfo>> {
     }
 }
 
+/// The members, with their snapshots.
+pub fn snapshot_group(dir: &GridDir, request: &Request) -> Result<Vec<VolumeInfo>> {
+    match ask(dir, request, PATIENT)? {
+        Response::Volumes { volumes } => Ok(volumes),
+        other => unexpected(&other),
+    }
+}
+
 pub fn done(dir: &GridDir, request: &Request) -> Result<()> {
     match ask(dir, request, PATIENT)? {
         Response::Done => Ok(()),

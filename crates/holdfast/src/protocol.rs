@@ -62,6 +62,11 @@ pub enum Request {
         volume: String,
         name: String,
     },
+    /// Consistent snapshots of several volumes, of all or of none; answered by [`Response::Volumes`].
+    SnapshotGroup {
+        volumes: Vec<String>,
+        name: String,
+    },
     SnapshotDelete {
         volume: String,
         name: String,
@@ -142,14 +147,15 @@ pub enum Request {
 }
 
 impl Request {
-    /// The volume that it would change under a stream that is being received.
-    pub fn disturbs(&self) -> Option<&str> {
+    /// The volumes that it would change under a stream that is being received.
+    pub fn disturbs(&self) -> &[String] {
         match self {
-            Request::VolumeResize { name, .. } => Some(name),
+            Request::VolumeResize { name, .. } => std::slice::from_ref(name),
             Request::SnapshotCreate { volume, .. }
             | Request::SnapshotDelete { volume, .. }
-            | Request::SnapshotRollback { volume, .. } => Some(volume),
-            _ => None,
+            | Request::SnapshotRollback { volume, .. } => std::slice::from_ref(volume),
+            Request::SnapshotGroup { volumes, .. } => volumes,
+            _ => &[],
         }
     }
 
@@ -165,6 +171,7 @@ impl Request {
                 | Request::VolumeSet { .. }
                 | Request::VolumeSchedule { .. }
                 | Request::SnapshotCreate { .. }
+                | Request::SnapshotGroup { .. }
                 | Request::SnapshotDelete { .. }
                 | Request::SnapshotRollback { .. }
                 | Request::VolumeClone { .. }

@@ -430,6 +430,55 @@ fn a_snapshot_stays_as_it_was() {
 }
 
 #[test]
+fn a_group_of_snapshots_is_taken_of_all_volumes_or_of_none() {
+    let grid = Grid::new(23);
+    grid.up("--nodes 3 --devices 1");
+    for volume in ["db", "log", "temp"] {
+        grid.ok(&format!("volume create {volume} --size 32MiB"));
+    }
+    let names = |volume: &str| -> Vec<String> {
+        let list = grid.json(&format!("snapshot list {volume}"));
+        list.as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap().to_string()).collect()
+    };
+    let (first, scratch) = (grid.path("first"), grid.path("scratch"));
+    pattern(&first, 4 << 20);
+    if has_nbdcopy() {
+        nbdcopy(first.to_str().unwrap(), &grid.uri("log"));
+    }
+    let taken = grid.json("snapshot create db monday --with log");
+    assert_eq!((&taken[0]["volume"], &taken[1]["volume"]), (&"db".into(), &"log".into()), "{taken}");
+    assert_eq!(taken[0]["snapshot"]["created_ms"], taken[1]["snapshot"]["created_ms"], "{taken}");
+    assert_eq!((names("db"), names("log")), (vec!["monday".to_string()], vec!["monday".to_string()]));
+    assert!(grid.ok("snapshot list db").contains("monday") && grid.ok("snapshot list log").contains("monday"));
+    if has_nbdcopy() {
+        assert_volume_holds(taken[1]["snapshot"]["uris"][0].as_str().unwrap(), &first, &scratch);
+    }
+    // One of them can't have it: then nobody has.
+    let refused = grid.fails("snapshot create temp monday --with log");
+    assert!(refused.contains("nothing is taken: volume log") && refused.contains("delete log monday"), "{refused}");
+    assert_eq!(names("temp"), Vec::<String>::new());
+    assert!(grid.fails("snapshot create temp tuesday --with temp").contains("named twice"));
+    assert!(grid.fails("snapshot create temp tuesday --with v9").contains("volume list"));
+    grid.ok("volume unexport log");
+    let refused = grid.fails("snapshot create temp tuesday --with log");
+    assert!(refused.contains("volume export log"), "{refused}");
+    assert_eq!(names("temp"), Vec::<String>::new());
+    // A clone is a member like any other, also beside its volume.
+    grid.ok("volume clone db@monday copy");
+    let text = grid.ok("snapshot create db tuesday --with copy --with temp");
+    assert_eq!(text.lines().count(), 3, "{text}");
+    assert_eq!(
+        (names("db"), names("copy"), names("temp")),
+        (vec!["monday".to_string(), "tuesday".to_string()], vec!["tuesday".to_string()], vec!["tuesday".to_string()])
+    );
+    // Answers are not held back any more.
+    if has_nbdcopy() {
+        nbdcopy(first.to_str().unwrap(), &grid.uri("copy"));
+        assert_volume_holds(&grid.uri("copy"), &first, &scratch);
+    }
+}
+
+#[test]
 fn clones_begin_with_a_snapshot_and_go_their_own_ways() {
     let grid = Grid::new(10);
     grid.up("--nodes 3 --devices 1");

@@ -7,6 +7,7 @@
 pub mod checker;
 pub mod disk;
 pub mod faults;
+mod groups;
 pub mod host;
 pub mod ledger_client;
 pub mod ledger_recovery;

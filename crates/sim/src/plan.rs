@@ -88,6 +88,8 @@ pub struct Plan {
     pub snapshots_max: usize,
     /// Most clones of snapshots in a run.
     pub clones_max: usize,
+    /// Groups of snapshots are taken now and then.
+    pub groups: bool,
     /// Disks are drained now and then.
     pub drains: bool,
     /// The layout is changed now and then.
@@ -143,6 +145,7 @@ impl Plan {
             clean_dead_per_mille: prng.between(150, 600) as u32,
             snapshots_max: *Prng::new(seed ^ 0x0a11).pick(&[0, 0, 1, 3]),
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
+            groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
             mark_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
@@ -169,9 +172,11 @@ impl Plan {
             plan.disk_bytes += 3 * plan.volume_bytes;
         }
         plan.drains &= plan.nodes > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
+        plan.groups &= plan.snapshots_max > 0 && plan.profile != Profile::Full;
         if plan.profile != Profile::Full {
             // Each may hold the whole volume once more.
-            plan.disk_bytes += 3 * (plan.snapshots_max + plan.clones_max) as u64 * plan.volume_bytes;
+            let at_once = if plan.groups { 1 + plan.clones_max } else { 0 };
+            plan.disk_bytes += 3 * (plan.snapshots_max + plan.clones_max + at_once) as u64 * plan.volume_bytes;
         }
         plan
     }

@@ -72,7 +72,7 @@ fn id_of(number: usize) -> VolumeId {
 }
 
 impl Run {
-    fn head(&self, number: usize) -> HeadId {
+    pub(crate) fn head(&self, number: usize) -> HeadId {
         if number == 0 {
             HeadId::VOLUME
         } else {
@@ -101,13 +101,41 @@ impl Run {
 
     /// Asks for a snapshot of the volume (0) or a clone; returns its name.
     pub(crate) fn ask_snapshot(&mut self, at: MachineAt, of: usize) -> String {
-        let name = format!("s{}", self.snapshots.next);
-        self.snapshots.next += 1;
-        let known = Known { asked: self.guests.history.now(), of, taken: None, drop_asked: false };
-        self.snapshots.known.insert(name.clone(), known);
+        let name = self.next_snapshot_name();
+        self.know_snapshot(&name, self.head(of));
         let change = Change::Snapshot { head: self.head(of), name: name.clone(), created_ms: 1 };
         self.world.tell(at, Event::Change(change));
         name
+    }
+
+    pub(crate) fn next_snapshot_name(&mut self) -> String {
+        self.snapshots.next += 1;
+        format!("s{}", self.snapshots.next - 1)
+    }
+
+    /// A snapshot is being asked for.
+    pub(crate) fn know_snapshot(&mut self, name: &str, head: HeadId) {
+        let clone = self.snapshots.clones.iter().position(|clone| clone.made == Some(head));
+        let of = clone.map_or(0, |at| at + 1);
+        let known = Known { asked: self.guests.history.now(), of, taken: None, drop_asked: false };
+        self.snapshots.known.insert(name.to_string(), known);
+    }
+
+    pub(crate) fn expect_drop(&mut self, name: &str) {
+        self.snapshots.known.get_mut(name).into_iter().for_each(|known| known.drop_asked = true);
+    }
+
+    /// It is not told of, and nobody let it go.
+    pub(crate) fn is_missed(&self, name: &str) -> bool {
+        self.snapshots.known.get(name).is_some_and(|known| known.taken.is_none())
+    }
+
+    /// The volume and all clones, where there is room for a snapshot of each.
+    pub(crate) fn numbers_for_group(&self) -> Vec<usize> {
+        let numbers: Vec<usize> = std::iter::once(0).chain(self.snapshots.usable()).collect();
+        let there = self.snapshots.known.values().filter(|known| !known.drop_asked).count();
+        let fits = there < self.snapshots.max && self.snapshots.next as usize + numbers.len() <= ALL_MAX as usize;
+        if fits { numbers } else { Vec::new() }
     }
 
     pub(crate) fn ask_drop(&mut self, at: MachineAt, name: &str) {

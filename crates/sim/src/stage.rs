@@ -11,7 +11,7 @@ use crate::world::{MachineAt, World};
 use holdfast_base::{DeviceId, Instant, RequestToken};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
-use holdfast_volume::{Claim, Controller, Event, State, Status};
+use holdfast_volume::{Claim, Controller, Event, GroupEnd, State, Status};
 use std::time::Duration;
 
 /// Bytes of a block.
@@ -32,7 +32,7 @@ impl Scenery {
         plan.seed = seed;
         plan.profile = Profile::Calm;
         (plan.snapshots_max, plan.clones_max) = (0, 4);
-        (plan.drains, plan.relayouts) = (false, false);
+        (plan.groups, plan.drains, plan.relayouts) = (false, false, false);
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
@@ -234,6 +234,17 @@ impl Stage {
         let name = self.run.ask_snapshot(owner, number);
         self.until("the snapshot is taken", |s| s.run.is_taken(&name));
         name
+    }
+
+    /// Begins a group of snapshots of the volume (0) and clones; returns their names.
+    pub fn begin_group(&mut self, numbers: &[usize]) -> Vec<String> {
+        let owner = self.owner();
+        self.run.ask_group(owner, numbers)
+    }
+
+    /// What the last group came to, if it has.
+    pub fn group_end(&self) -> Option<GroupEnd> {
+        self.run.groups.end.clone()
     }
 
     pub fn drop_snapshot(&mut self, name: &str) {

@@ -5,6 +5,7 @@
 
 use crate::disk::Crash;
 use crate::faults::{HostAct, Nemesis};
+use crate::groups::Groups;
 use crate::plan::Plan;
 use crate::snapshots::Snapshots;
 use crate::workload::{Area, Guests, What};
@@ -33,6 +34,7 @@ const LAYOUTS: [Layout; 6] = [
 
 const WAKE_FAULTS: u64 = 1;
 const WAKE_GUESTS: u64 = 2;
+pub(crate) const WAKE_GROUP: u64 = 3;
 /// From here on: the host with that number comes back.
 const WAKE_HOST: u64 = 100;
 
@@ -82,6 +84,7 @@ pub struct Run {
     healing: bool,
     discarded_all: bool,
     pub(crate) snapshots: Snapshots,
+    pub(crate) groups: Groups,
     draining: BTreeSet<DeviceId>,
     drain_prng: Prng,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
@@ -125,6 +128,7 @@ impl Run {
         let snapshots = Snapshots::new(plan.seed, plan.snapshots_max, plan.clones_max);
         let mut run = Run {
             snapshots,
+            groups: Groups::new(plan.seed, plan.groups),
             draining: BTreeSet::new(),
             drain_prng,
             plan,
@@ -185,6 +189,7 @@ impl Run {
             self.world.detach(at);
             self.guests.on_gone(|m| m == at);
         }
+        self.on_group_loss();
         let controller = Controller::new(self.config(host));
         let at = self.world.attach(host, controller);
         if !self.draining.is_empty() {
@@ -199,10 +204,22 @@ impl Run {
     }
 
     fn on_output(&mut self, output: Output) {
+        let heard = match &output {
+            Output::Notice { at, notice } => Some((*at, notice.clone())),
+            _ => None,
+        };
+        self.take_output(output);
+        if let Some((at, notice)) = heard {
+            self.on_group_notice(at, &notice);
+        }
+    }
+
+    fn take_output(&mut self, output: Output) {
         match output {
             // Its host crashed in the same instant: nobody hears this.
             Output::Reply { at, .. } if self.world.machine(at).is_none() => {}
-            Output::Reply { reply, .. } => {
+            Output::Reply { at, reply } => {
+                self.check_held(at, &reply);
                 self.guests.overwhelmed = self.world.now() < self.nemesis.overwhelmed_until + Duration::from_secs(1);
                 if let Err(why) = self.guests.on_reply(reply) {
                     self.fail(why);
@@ -219,6 +236,7 @@ impl Run {
             Output::Notice { .. } => {}
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
+            Output::Wake(WAKE_GROUP) => self.on_group_time(),
             Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
             Output::Wake(_) => {}
         }
@@ -358,6 +376,7 @@ impl Run {
     pub(crate) fn crash_host(&mut self, host: usize) {
         self.world.crash_host(host);
         self.guests.on_gone(|at| at.host == host);
+        self.on_group_loss();
         self.openings.retain(|at| at.host != host);
         self.current = self.current.filter(|at| at.host != host);
     }
@@ -391,6 +410,7 @@ impl Run {
             }
         }
         self.act_on_snapshots(current);
+        self.act_on_groups(current);
         self.act_on_drains();
         self.act_on_layout(current);
         if self.prng.chance(100)

@@ -145,6 +145,10 @@ impl Guests {
         self.asked.contains_key(&token)
     }
 
+    pub fn is_write(&self, token: RequestToken) -> bool {
+        self.asked.get(&token).is_some_and(|asked| asked.what.is_write())
+    }
+
     /// A random request for a controller. `late` where its successor serves already.
     pub fn draw(&mut self, at: MachineAt, area: Area, late: bool) -> BlockRequest {
         let mix = self.mix;

@@ -8,7 +8,7 @@ use holdfast_format::wire::DeviceHealth;
 use holdfast_sim::disk::DiskFaults;
 use holdfast_sim::stage::{BLOCK, Scenery, Stage};
 use holdfast_sim::workload::What;
-use holdfast_volume::State;
+use holdfast_volume::{GroupEnd, State, Why};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -881,6 +881,35 @@ fn a_snapshot_waits_for_bulk_writes_that_are_part_of_it() {
     stage.crash_host(0);
     stage.take_over_on(1);
     stage.read_snapshot(&name, 0, 256);
+    stage.finish();
+}
+
+#[test]
+fn a_group_of_snapshots_is_taken_while_answers_wait_or_undone() {
+    let mut stage = Scenery::new(250).raise();
+    stage.write(0, 64);
+    let base = stage.snapshot();
+    stage.read_snapshot(&base, 0, 512);
+    let clone = stage.clone_snapshot(&base);
+    let names = stage.begin_group(&[0, clone]);
+    let owner = stage.owner();
+    let writes = [stage.ask(owner, What::Write(0), 3, 2), stage.ask_clone(clone, What::Write(0), 5, 2)];
+    stage.until("the group is over", |s| s.group_end().is_some());
+    assert_eq!(stage.group_end(), Some(GroupEnd::Taken));
+    stage.until("what was held back is told", |s| writes.iter().all(|write| s.is_answered(*write)));
+    names.iter().for_each(|name| stage.read_snapshot(name, 0, 256));
+    // Nobody to take the records: after a while the guests hear again, and what is taken later is dropped.
+    stage.crash_node(1);
+    stage.crash_node(2);
+    let undone = stage.begin_group(&[0, clone]);
+    stage.pass_ms(3_000);
+    assert_eq!(stage.group_end(), None);
+    stage.start_node(1);
+    stage.start_node(2);
+    stage.until("the group is undone", |s| s.group_end().is_some());
+    assert_eq!(stage.group_end(), Some(GroupEnd::Failed { member: 0, why: Why::Late, left: Vec::new() }));
+    let there: Vec<String> = stage.status().snapshots.into_iter().map(|(_, s)| s.name).collect();
+    assert!(names.iter().all(|name| there.contains(name)) && !undone.iter().any(|name| there.contains(name)));
     stage.finish();
 }
 

@@ -4,8 +4,8 @@ use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
 use crate::mark::Sharing;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest, NodeId,
-    ObjectId, VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
+    NodeId, ObjectId, VolumeId,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
@@ -116,6 +116,8 @@ pub struct Mutations {
     pub fold_keeps_old_counts: bool,
     /// What the overlay hides is counted with every write over it.
     pub hides_twice: bool,
+    /// Groups of snapshots: answers are told while they should be held back.
+    pub hold_tells: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
 }
@@ -153,6 +155,14 @@ pub enum Event {
     },
     /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
     Change(Change),
+    /// Hold back the answers of guests' writes: see [`crate::hold`]. Answered by [`Notice::Held`], or at once by the end.
+    Hold {
+        hold: HoldId,
+    },
+    /// Tell what was held back; answered by [`Notice::HoldEnded`], unless that was told before.
+    Release {
+        hold: HoldId,
+    },
     /// These devices are being drained, and no others.
     Drain {
         devices: BTreeSet<DeviceId>,
@@ -334,6 +344,16 @@ pub enum Notice {
     Refused {
         change: Change,
         why: &'static str,
+    },
+    /// From here on answers of writes are held back.
+    Held {
+        hold: HoldId,
+    },
+    /// Told once for every hold that was asked for.
+    HoldEnded {
+        hold: HoldId,
+        /// No write was answered from [`Notice::Held`] to [`Event::Release`], by this owner or another one.
+        whole: bool,
     },
     ShardDamaged {
         node: NodeId,

@@ -6,7 +6,7 @@ use crate::api::{Effect, Lane, Notice, State};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::{Done, Entry};
-use holdfast_base::{BlockCrc, BlockData, Buf, Instant, LedgerId, Lsn, NodeId};
+use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::Record;
 use holdfast_format::wire::{GRANT_MS, Refusal, Reply, Request};
@@ -180,7 +180,7 @@ impl Controller {
             self.counters.writes += 1;
             self.governor.on_answered(self.now.since(op.began_at));
             self.counters.write_bytes += op.bytes;
-            self.reply(op.token, Ok(BlockData::Done), out);
+            self.tell_written(op.token, out);
         }
     }
 

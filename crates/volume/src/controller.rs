@@ -30,6 +30,7 @@ use crate::fetch::Fetch;
 use crate::governor::{GUESTS_REST, Governor};
 use crate::heat::Heat;
 use crate::hidden::Hidden;
+use crate::hold::Hold;
 use crate::job::SegmentJob;
 use crate::layers::{CloneInfo, LayerTable, Snapshot};
 use crate::leafload::LeafLoad;
@@ -119,6 +120,7 @@ pub struct Controller {
     pub(crate) space: Space,
     pub(crate) layers: LayerTable,
     pub(crate) changes: Changes,
+    pub(crate) hold: Option<Hold>,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
@@ -180,6 +182,7 @@ impl Controller {
             space: Space::default(),
             layers: LayerTable::default(),
             changes: Changes::default(),
+            hold: None,
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
@@ -217,6 +220,8 @@ impl Controller {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
             }
             Event::Change(change) => self.on_change(change, out),
+            Event::Hold { hold } => self.on_hold(hold, out),
+            Event::Release { hold } => self.on_release(hold, out),
             Event::Tick => self.on_tick(out),
         }
     }
@@ -226,8 +231,9 @@ impl Controller {
             State::Deposed | State::Closed => None,
             _ => {
                 let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
-                let work = earliest(earliest(self.bypass.deadline(), self.writes.deadline()), self.marker.deadline());
-                earliest(Some(self.last_tick + pace), work)
+                let writes = earliest(self.bypass.deadline(), self.writes.deadline());
+                let others = earliest(self.marker.deadline(), self.hold_deadline());
+                earliest(Some(self.last_tick + pace), earliest(writes, others))
             }
         }
     }
@@ -342,6 +348,7 @@ impl Controller {
     /// Ends for good: whatever guests wait for is answered by the error. What was acknowledged lies in segments and log.
     pub(crate) fn leave(&mut self, end: State, error: BlockError, out: Out) {
         self.set_state(end, out);
+        self.abandon_hold(error, out);
         self.opening = None;
         self.roll = None;
         for token in self.reads.tokens() {
@@ -444,6 +451,7 @@ impl Controller {
         if matches!(self.state, State::Open | State::Closing) {
             self.complete_entries(out);
             self.tell_of_changes(out);
+            self.progress_hold(out);
             self.admit_reads(out);
             self.unblock_writes(out);
             self.admit_writes(out);

@@ -786,6 +786,7 @@ impl Controller {
             State::Open => {
                 self.close_by = Some(self.now + CLOSING_MAX);
                 self.set_state(State::Closing, out);
+                self.end_hold(false, out);
                 self.progress(out);
             }
             State::Opening => self.leave(State::Closed, BlockError::ShuttingDown, out),

@@ -6,7 +6,7 @@ use crate::grid::layout::GridDir;
 use crate::host::schedule::{Keep, Schedule, Span};
 use crate::protocol::{Request, Shares, SnapshotInfo, VolumeInfo};
 use crate::size::Size;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     holdfast snapshot create vm1 monday\n  \
+    holdfast snapshot create db monday --with db-log --with db-temp     of all three as at one instant\n  \
     holdfast snapshot list vm1\n  \
     qemu-img convert -n \"nbd+unix:///vm1@monday?socket=…\" backup.raw     read it, like any export\n  \
     holdfast snapshot rollback vm1 monday      with nobody connected to vm1\n  \
@@ -23,7 +24,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
     A snapshot holds what was completed when it was taken, in order, as a power cut would leave it.\n\
     It costs the space of what is overwritten from then on. `list` tells what each shows (referenced) and what nobody else\n\
     does (exclusive: about what its deletion returns). Both are counted in the background, when snapshots change and every\n\
-    ten minutes.")]
+    ten minutes.\n\
+    Snapshots of a group (--with) hold together what could have been at one instant: of two writes, the second issued when\n\
+    the first was answered, never only the second, on whatever volume. For that moment answers to writes wait.\n\
+    Either all are taken, or none.")]
 pub struct SnapshotArgs {
     #[command(subcommand)]
     action: SnapshotAction,
@@ -32,7 +36,13 @@ pub struct SnapshotArgs {
 #[derive(Subcommand, Debug)]
 enum SnapshotAction {
     /// Take a snapshot of a volume in service; clients read it as the export VOLUME@NAME
-    Create { volume: String, name: String },
+    Create {
+        volume: String,
+        name: String,
+        /// Take one of this volume, too, as at the same instant; may be given several times
+        #[arg(long, value_name = "VOLUME")]
+        with: Vec<String>,
+    },
     /// The snapshots of a volume in service, oldest first
     List { volume: String },
     /// Make a volume what its snapshot is; what was written since is lost, other snapshots stay
@@ -56,16 +66,8 @@ enum SnapshotAction {
 
 pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
-        SnapshotAction::Create { volume, name } => {
-            let request = Request::SnapshotCreate { volume: volume.clone(), name: name.clone() };
-            let volume = client::volume(dir, &request)?;
-            let Some(snapshot) = snapshots(&volume)?.iter().find(|s| s.name == name) else {
-                bail!("snapshot {name} of volume {} was deleted by somebody meanwhile", volume.name);
-            };
-            let uri = snapshot.uris.first().map_or(String::new(), |uri| format!("; read it at {uri}"));
-            let text = format!("snapshot {name} of volume {} is taken{uri}", volume.name);
-            if json { print_json(snapshot) } else { print(text) }
-        }
+        SnapshotAction::Create { volume, name, with } if with.is_empty() => create(dir, volume, &name, json),
+        SnapshotAction::Create { volume, name, with } => create_group(dir, volume, with, &name, json),
         SnapshotAction::List { volume } => {
             let volume = client::volume(dir, &Request::VolumeShow { name: volume })?;
             let snapshots = snapshots(&volume)?;
@@ -92,6 +94,44 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
         }
     }
+}
+
+fn create(dir: &GridDir, volume: String, name: &str, json: bool) -> Result<()> {
+    let volume = client::volume(dir, &Request::SnapshotCreate { volume, name: name.to_string() })?;
+    let snapshot = taken(&volume, name)?;
+    if json { print_json(snapshot) } else { print(taken_text(&volume, snapshot)) }
+}
+
+fn create_group(dir: &GridDir, volume: String, with: Vec<String>, name: &str, json: bool) -> Result<()> {
+    let volumes = std::iter::once(volume).chain(with).collect();
+    let volumes = client::snapshot_group(dir, &Request::SnapshotGroup { volumes, name: name.to_string() })?;
+    let mut shown = Vec::with_capacity(volumes.len());
+    for volume in &volumes {
+        shown.push((volume, taken(volume, name)?));
+    }
+    if json {
+        let objects: Vec<_> = shown.iter().map(|(v, s)| json!({ "volume": v.name, "snapshot": s })).collect();
+        print_json(&objects)
+    } else {
+        let lines: Vec<String> = shown.iter().map(|(volume, snapshot)| taken_text(volume, snapshot)).collect();
+        print(lines.join("\n"))
+    }
+}
+
+fn taken<'a>(volume: &'a VolumeInfo, name: &str) -> Result<&'a SnapshotInfo> {
+    let found = snapshots(volume)?.iter().find(|s| s.name == name);
+    found.with_context(|| {
+        format!(
+            "snapshot {name} of volume {0} was deleted by somebody meanwhile; `holdfast snapshot list {0}` shows what \
+             there is",
+            volume.name
+        )
+    })
+}
+
+fn taken_text(volume: &VolumeInfo, snapshot: &SnapshotInfo) -> String {
+    let uri = snapshot.uris.first().map_or(String::new(), |uri| format!("; read it at {uri}"));
+    format!("snapshot {} of volume {} is taken{uri}", snapshot.name, volume.name)
 }
 
 fn snapshots(volume: &VolumeInfo) -> Result<&[SnapshotInfo]> {

@@ -5,6 +5,7 @@
 
 use super::Host;
 use super::fixed::FixedVolume;
+use super::groups::GroupOutcome;
 use super::volumes::OpenSpec;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
@@ -82,6 +83,12 @@ pub enum Command {
         volume: String,
         wanted: Wanted,
         answer: Answer<ChangeOutcome>,
+    },
+    /// Consistent snapshots of several volumes in service, or clones.
+    SnapshotGroup {
+        volumes: Vec<String>,
+        name: String,
+        answer: Answer<GroupOutcome>,
     },
     Cut {
         node: NodeId,
@@ -227,7 +234,7 @@ impl Default for Waiters {
 }
 
 /// Who asked may have given up waiting; then nobody is told.
-fn tell<T>(answer: &Answer<T>, value: T) {
+pub(super) fn tell<T>(answer: &Answer<T>, value: T) {
     let _ = answer.try_send(value);
 }
 
@@ -314,6 +321,7 @@ impl Host {
                 tell(&answer, ());
             }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
+            Command::SnapshotGroup { volumes, name, answer } => self.begin_group(now, volumes, &name, answer, io),
             Command::Drain { devices, answer } => {
                 self.draining = devices.clone();
                 for at in self.volumes.tokens() {

@@ -45,7 +45,7 @@ const OPEN_MAX: Duration = Duration::from_secs(10);
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(120);
 
 /// How long a snapshot may take: bulk writes that are part of it are waited for.
-const CHANGE_MAX: Duration = Duration::from_secs(30);
+pub(super) const CHANGE_MAX: Duration = Duration::from_secs(30);
 
 const RESIZE_MAX: Duration = Duration::from_secs(10);
 
@@ -167,7 +167,7 @@ pub(super) fn check_size(size_bytes: u64) -> Result<()> {
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
         let _alone = request.changes().then(|| self.alone());
-        if let Err(error) = request.disturbs().map_or(Ok(()), |name| self.check_no_stream(name)) {
+        if let Err(error) = request.disturbs().iter().try_for_each(|name| self.check_no_stream(name)) {
             return Response::Error { message: format!("{error:#}") };
         }
         let result = match request {
@@ -190,6 +190,9 @@ impl ControlPlane {
             Request::VolumeExport { name } => self.export(&name).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
+            Request::SnapshotGroup { volumes, name } => {
+                self.snapshot_group(&volumes, &name).map(|volumes| Response::Volumes { volumes })
+            }
             Request::SnapshotDelete { volume, name } => {
                 self.change(&volume, Wanted::DropSnapshot { name }).map(|()| Response::Done)
             }

@@ -16,6 +16,7 @@ mod commands;
 mod control;
 mod devices;
 mod fixed;
+mod groups;
 mod janitor;
 mod links;
 pub mod meta;
@@ -72,6 +73,7 @@ pub struct Host {
     /// Devices that volumes leave.
     draining: BTreeSet<DeviceId>,
     waiters: Waiters,
+    groups: groups::Groups,
     nbd_listeners: Vec<ListenerId>,
     effects: Effects<Effect>,
     replies: VecDeque<(Token, BlockReply)>,
@@ -111,6 +113,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         commands,
         draining,
         waiters: Waiters::default(),
+        groups: groups::Groups::new(),
         nbd_listeners: listeners,
         effects: Effects::new(),
         replies: VecDeque::new(),
@@ -190,7 +193,10 @@ impl Host {
                     self.meta.service.request(MetaTicket(ticket.0), request);
                 }
                 Effect::Reconnect { node } => self.reconnects.push_back(node),
-                Effect::Notice(notice) => self.on_notice(at, &notice),
+                Effect::Notice(notice) => {
+                    self.groups.on_notice(at, &notice);
+                    self.on_notice(at, &notice);
+                }
             }
         }
         self.effects = effects;
@@ -253,6 +259,10 @@ impl Host {
                  report it with this log",
                 if *hidden { ", and what is hidden in leaves of the map" } else { "" }
             )),
+            Notice::Held { .. } | Notice::HoldEnded { whole: true, .. } => {}
+            Notice::HoldEnded { whole: false, .. } => {
+                logger::info(format_args!("volume {name}: answers could not be held back for a group of snapshots"));
+            }
             Notice::LedgerRolled { .. } => logger::info(format_args!("volume {name}: a new ledger is open")),
         }
     }
@@ -260,7 +270,9 @@ impl Host {
     /// Works off everything that machines pushed, and what follows from that.
     fn settle(&mut self, now: Instant, io: &mut Io) {
         loop {
-            if let Some(event) = self.links.events.pop_front() {
+            if self.settle_groups(now, io) {
+                // It may have pushed more.
+            } else if let Some(event) = self.links.events.pop_front() {
                 self.on_link_event(now, event, io);
             } else if let Some((at, reply)) = self.replies.pop_front() {
                 self.on_volume_reply(at, reply, io);
@@ -301,6 +313,7 @@ impl Host {
             self.abort_client(session, io);
         }
         self.volumes.remove(at);
+        self.groups.on_gone(at);
         self.waiters.on_closed(at);
     }
 
@@ -312,6 +325,7 @@ impl Host {
                 self.drive(now, at, VolumeEvent::Tick, io);
             }
         }
+        self.tick_groups(now, io);
         if self.chores_at <= now {
             self.chores_at = now + CHORES_PACE;
             self.cut_slow_handshakes(now, io);
@@ -418,6 +432,7 @@ impl App for Host {
             Life::Running => self.chores_at,
             Life::Stopping { give_up_at } => self.chores_at.min(give_up_at),
         };
-        earliest(earliest(self.links.next_deadline(), self.volumes.next_deadline()), Some(own))
+        let machines = earliest(self.volumes.next_deadline(), self.groups.next_deadline());
+        earliest(earliest(self.links.next_deadline(), machines), Some(own))
     }
 }

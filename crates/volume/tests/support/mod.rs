@@ -251,6 +251,9 @@ pub struct World {
     pub miscounts: bool,
     pub out: Effects<Effect>,
     pub queue: VecDeque<Event>,
+    /// Answers of nodes take time, drawn from here, and wait in `later`; those of one node stay in order.
+    pub slow: Option<Prng>,
+    later: BTreeMap<(Instant, u64), Event>,
 }
 
 impl World {
@@ -272,6 +275,8 @@ impl World {
             miscounts: false,
             out: Effects::new(),
             queue: VecDeque::new(),
+            slow: None,
+            later: BTreeMap::new(),
         };
         world.open();
         world
@@ -329,7 +334,7 @@ impl World {
                     return;
                 }
                 let (reply, payload) = target.answer(request, payload);
-                self.queue.push_back(Event::Node { node, token, reply, payload });
+                self.answer_later(node, Event::Node { node, token, reply, payload });
             }
             Effect::Meta { token, request } => {
                 let reply = match request {
@@ -351,6 +356,7 @@ impl World {
                 self.replies.insert(reply.token.0, reply.result);
             }
             Effect::Reconnect { node } => {
+                self.later.retain(|_, event| !matches!(event, Event::Node { node: of, .. } if *of == node));
                 let target = self.nodes.iter_mut().find(|n| n.id == node).unwrap();
                 target.up = !target.hung;
                 for waiting in &mut target.waiting {
@@ -364,6 +370,42 @@ impl World {
             }
             Effect::Notice(notice @ Notice::Miscounted { .. }) if !self.miscounts => panic!("{notice:?}"),
             Effect::Notice(notice) => self.notices.push(notice),
+        }
+    }
+
+    fn answer_later(&mut self, node: NodeId, answer: Event) {
+        let Some(prng) = &mut self.slow else { return self.queue.push_back(answer) };
+        let us_max = if prng.chance(30) { 3000 } else { 300 };
+        let due = self.now + Duration::from_micros(prng.between(20, us_max));
+        let is_its = |event: &Event| matches!(event, Event::Node { node: of, .. } if *of == node);
+        let last = self.later.iter().rfind(|(_, event)| is_its(event)).map(|((at, _), _)| *at);
+        let number = self.later.keys().map(|(_, number)| *number).max().unwrap_or(0) + 1;
+        self.later.insert((last.map_or(due, |last| last.max(due)), number), answer);
+    }
+
+    /// When something happens next by itself.
+    pub fn next_at(&self) -> Instant {
+        let tick = self.controller.next_deadline().unwrap_or(self.now + Duration::from_millis(1));
+        self.later.first_key_value().map_or(tick, |((at, _), _)| tick.min(*at))
+    }
+
+    /// Lets time pass up to an instant before which nothing happens by itself.
+    pub fn step_to(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+        while let Some(first) = self.later.first_entry().filter(|first| first.key().0 <= now) {
+            let event = first.remove();
+            self.push(event);
+        }
+        if self.controller.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.push(Event::Tick);
+        }
+    }
+
+    /// From here on nodes answer at once, as they do at first.
+    pub fn end_slow(&mut self) {
+        self.slow = None;
+        while let Some((_, event)) = self.later.pop_first() {
+            self.push(event);
         }
     }
 

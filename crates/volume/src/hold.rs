@@ -1,0 +1,97 @@
+//! Holding back answers: for a moment no guest hears that a write is done, so that snapshots of several volumes hold a
+//! state that could have been at one instant (see [`crate::group`]).
+//!
+//! Role: keeps the answers of writes, discards and zeroings of all heads, from [`crate::Event::Hold`] until [`crate::Event::Release`].
+//! The writes themselves go on. Not held back: answers that say that a request failed, since nothing follows from them;
+//! those of reads; and those of flushes. A flush speaks of writes that were answered before, which are durable. It says
+//! nothing about writes that were not, so nobody can conclude from it that one of these is done.
+//!
+//! States: none -> held -> released -> ended. A released hold ends when this controller is known to own the volume still,
+//! by its grants for reading: otherwise a successor may have answered writes meanwhile.
+//!
+//! Invariants: (1) a hold that was asked for ends once, and that is told; (2) it ends `whole` only where no owner
+//! answered a write between [`Notice::Held`] and [`crate::Event::Release`].
+//!
+//! Limits: one hold at a time, [`HOLD_MAX`]; answers by what guests may have in flight.
+//!
+//! Faults: a host that forgets a hold gets it ended by the deadline, and not whole, as does a close. A deposed owner
+//! answers what it held back by an error, like everything else.
+
+use crate::api::{Notice, State};
+use crate::controller::{Controller, Out};
+use holdfast_base::{BlockData, BlockError, HoldId, Instant, RequestToken};
+use std::time::Duration;
+
+/// Longest time that a guest waits for an answer because of a hold: longer than a group of snapshots takes to give up.
+pub const HOLD_MAX: Duration = Duration::from_millis(2500);
+
+/// Grants are asked for to last so much longer than now.
+const GRANT_MIN: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+pub(crate) struct Hold {
+    id: HoldId,
+    until: Instant,
+    is_released: bool,
+    /// Whose writes are done.
+    answers: Vec<RequestToken>,
+}
+
+impl Controller {
+    pub(crate) fn on_hold(&mut self, id: HoldId, out: Out) {
+        if self.state != State::Open || self.hold.is_some() {
+            return self.notice(Notice::HoldEnded { hold: id, whole: false }, out);
+        }
+        self.hold = Some(Hold { id, until: self.now + HOLD_MAX, is_released: false, answers: Vec::new() });
+        self.notice(Notice::Held { hold: id }, out);
+    }
+
+    pub(crate) fn on_release(&mut self, id: HoldId, out: Out) {
+        if let Some(hold) = self.hold.as_mut().filter(|hold| hold.id == id) {
+            hold.is_released = true;
+            self.progress_hold(out);
+        }
+    }
+
+    pub(crate) fn hold_deadline(&self) -> Option<Instant> {
+        self.hold.as_ref().map(|hold| hold.until)
+    }
+
+    /// Tells a guest that its write is done, now or when answers are told again.
+    pub(crate) fn tell_written(&mut self, token: RequestToken, out: Out) {
+        match &mut self.hold {
+            Some(hold) if !self.config.mutations.hold_tells => hold.answers.push(token),
+            _ => self.reply(token, Ok(BlockData::Done), out),
+        }
+    }
+
+    /// Ends a hold that was released, or has lasted too long.
+    pub(crate) fn progress_hold(&mut self, out: Out) {
+        let Some(hold) = &self.hold else { return };
+        if hold.is_released && self.may_read() {
+            self.end_hold(true, out);
+        } else if hold.until <= self.now {
+            self.end_hold(false, out);
+        } else if hold.is_released {
+            self.ask_grants(self.now + GRANT_MIN, out);
+        }
+    }
+
+    /// What was held back is told.
+    pub(crate) fn end_hold(&mut self, whole: bool, out: Out) {
+        let Some(hold) = self.hold.take() else { return };
+        self.notice(Notice::HoldEnded { hold: hold.id, whole }, out);
+        for token in hold.answers {
+            self.reply(token, Ok(BlockData::Done), out);
+        }
+    }
+
+    /// This controller answers nothing any more.
+    pub(crate) fn abandon_hold(&mut self, error: BlockError, out: Out) {
+        let Some(hold) = self.hold.take() else { return };
+        self.notice(Notice::HoldEnded { hold: hold.id, whole: false }, out);
+        for token in hold.answers {
+            self.reply(token, Err(error), out);
+        }
+    }
+}
