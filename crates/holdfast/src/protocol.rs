@@ -367,6 +367,8 @@ pub struct VolumeLive {
     #[serde(default)]
     pub left_to_drain: u64,
     #[serde(default)]
+    pub left_to_balance_bytes: u64,
+    #[serde(default)]
     pub space: SpaceUse,
     /// Of the volume itself, or of the clone; `None` until it was counted, in the background.
     #[serde(default)]

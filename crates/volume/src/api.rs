@@ -397,6 +397,8 @@ pub struct Status {
     pub layers_going: u64,
     /// Shards and logs that are still on devices which are being drained.
     pub left_to_drain: Vec<(DeviceId, u64)>,
+    /// Bytes that would even out the fullest device and the emptiest, while they are moved.
+    pub left_to_balance_bytes: u64,
     pub counters: Counters,
 }
 

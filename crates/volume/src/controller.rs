@@ -527,6 +527,7 @@ impl Controller {
             sharing: self.marker.sharing(),
             layers_going: self.layers.going_count(),
             left_to_drain: self.left_to_drain(),
+            left_to_balance_bytes: self.left_to_balance_bytes(),
             counters: self.counters,
         }
     }

@@ -33,6 +33,8 @@ pub(crate) struct Mover {
     list: Vec<(SegmentNo, u8, Leg, Option<Leg>)>,
     drain_listed_at: Instant,
     balance_listed_at: Instant,
+    /// The last look at the devices' fill gave something to move.
+    balances: bool,
 }
 
 impl Controller {
@@ -122,6 +124,7 @@ impl Controller {
     }
 
     fn list_balance(&mut self) {
+        self.mover.balances = false;
         let Some((fullest, emptiest, bytes)) = self.tilt() else { return };
         let mut left = bytes / TILT_PART;
         for (no, info) in self.segments.iter().filter(|(_, info)| info.kind == Kind::Data && info.live > 0) {
@@ -133,6 +136,13 @@ impl Controller {
                 left -= bytes;
             }
         }
+        self.mover.balances = !self.mover.list.is_empty();
+    }
+
+    /// Bytes between the fullest device and the emptiest, while shards are moved from one to the other.
+    pub(crate) fn left_to_balance_bytes(&self) -> u64 {
+        let tilt = self.tilt().filter(|_| self.mover.balances && self.nodes.draining.is_empty());
+        tilt.map_or(0, |(_, _, bytes)| bytes)
     }
 
     /// The fullest device, the emptiest one, and the bytes that would make them equal, if they differ much.

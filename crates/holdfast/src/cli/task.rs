@@ -20,7 +20,7 @@ pub struct TaskArgs {
 
 #[derive(Subcommand, Debug)]
 enum TaskAction {
-    /// What is done now: repairs, drains, merges of deleted snapshots, deletions
+    /// What is done now: repairs, drains, evening devices out, merges of deleted snapshots, deletions
     List,
     /// The list every two seconds, until it is empty
     Watch,

@@ -258,6 +258,10 @@ impl ControlPlane {
             if figures.degraded_segments > 0 {
                 add(repair_task(&volume.name), figures.degraded_segments, "segments");
             }
+            if figures.left_to_balance_bytes > 0 {
+                let mib = figures.left_to_balance_bytes.div_ceil(1 << 20);
+                add(format!("even devices out with volume {}", volume.name), mib, "MiB");
+            }
             if figures.layers_going > 0 {
                 add(format!("merge deleted snapshots of volume {}", volume.name), figures.layers_going, "layers");
             }

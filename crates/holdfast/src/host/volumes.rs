@@ -337,6 +337,7 @@ impl Volume {
                 at_risk_entries: status.at_risk_entries,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
                 left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
+                left_to_balance_bytes: status.left_to_balance_bytes,
                 space: status.space.into(),
                 shares: sharing.and_then(|s| s.heads.get(&head)).map(|s| (*s).into()),
                 held_by_snapshots_bytes: sharing.map_or(0, |s| s.held_by_snapshots_bytes).min(status.space.data_bytes),
