@@ -1,19 +1,19 @@
-//! `./x bench`: the same fio jobs on the raw file, on qemu-nbd over a file, and on volumes of a grid, in one run.
+//! What guests get: the same fio jobs on the raw file, on qemu-nbd over a file, and on volumes of a grid, in one run.
 //!
 //! On a shared machine figures drift by the minute: targets take turns job by job, every job runs several rounds, and medians
 //! are printed. What counts are ratios within a run, and CPU for each request.
 
+use super::fio;
+use super::grid::Grid;
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 const VOLUME_MIB: u64 = 1536;
-const NODES: &str = "4";
-const DEVICES: &str = "2";
-const DEVICE_SIZE: &str = "2GiB";
+const DEVICE_MIB: u64 = 2048;
 
 struct Job {
     name: &'static str,
@@ -23,12 +23,8 @@ struct Job {
 }
 
 const JOBS: &[Job] = &[
-    Job { name: "8k random read, 16 deep", arguments: &["--rw=randread", "--bs=8k", "--iodepth=16"], is_bulk: false },
-    Job {
-        name: "oltp-8k, 16 deep",
-        arguments: &["--rw=randrw", "--rwmixread=60", "--percentage_random=90", "--bs=8k", "--iodepth=16"],
-        is_bulk: false,
-    },
+    Job { name: "8k random read, 16 deep", arguments: fio::RANDOM_READ_8K, is_bulk: false },
+    Job { name: "oltp-8k, 16 deep", arguments: fio::OLTP_8K, is_bulk: false },
     Job { name: "8k random write, 16 deep", arguments: &["--rw=randwrite", "--bs=8k", "--iodepth=16"], is_bulk: false },
     Job { name: "8k random write, 1 deep", arguments: &["--rw=randwrite", "--bs=8k", "--iodepth=1"], is_bulk: false },
     Job { name: "64k sequential read, 16 deep", arguments: &["--rw=read", "--bs=64k", "--iodepth=16"], is_bulk: true },
@@ -43,6 +39,7 @@ struct Target {
 }
 
 struct Options {
+    binary: Option<PathBuf>,
     seconds: u64,
     rounds: usize,
 }
@@ -61,8 +58,7 @@ struct Figures {
 
 /// The grid and qemu-nbd, gone when this is dropped.
 struct Bench {
-    binary: PathBuf,
-    dir: PathBuf,
+    grid: Grid,
     qemu: Option<Child>,
 }
 
@@ -72,24 +68,24 @@ impl Drop for Bench {
             let _ = qemu.kill();
             let _ = qemu.wait();
         }
-        let _ = self.holdfast(&["grid", "down", "--force"]).stdout(Stdio::null()).status();
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
 pub fn run(arguments: &[String]) -> Result<()> {
     let options = parse(arguments)?;
-    let binary = tools::build_release()?;
+    let binary = match &options.binary {
+        Some(binary) => std::path::absolute(binary)?,
+        None => tools::build_release()?,
+    };
     let dir = std::env::temp_dir().join(format!("holdfast-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let mut bench = Bench { binary, dir, qemu: None };
+    let mut bench = Bench { grid: Grid::make(&binary, dir, DEVICE_MIB)?, qemu: None };
     let targets = bench.set_up()?;
     println!(
         "{} s a job, median of {} rounds, {} MiB each; in {}\n",
         options.seconds,
         options.rounds,
         VOLUME_MIB,
-        bench.dir.display()
+        bench.grid.dir().display()
     );
     bench.idle()?;
     for job in JOBS {
@@ -99,79 +95,66 @@ pub fn run(arguments: &[String]) -> Result<()> {
 }
 
 fn parse(arguments: &[String]) -> Result<Options> {
-    let mut options = Options { seconds: 10, rounds: 3 };
+    let mut options = Options { binary: None, seconds: 10, rounds: 3 };
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
+        if word == "--binary" {
+            options.binary = Some(words.next().context("--binary needs a file")?.into());
+            continue;
+        }
         let mut number = || words.next().and_then(|w| w.parse::<u64>().ok()).filter(|n| *n > 0);
         match word.as_str() {
             "--seconds" => options.seconds = number().context("--seconds needs a number")?,
             "--rounds" => options.rounds = number().context("--rounds needs a number")? as usize,
-            _ => bail!("usage: ./x bench [--seconds N] [--rounds N]"),
+            _ => bail!("usage: ./x bench [--seconds N] [--rounds N] [--binary FILE], or ./x bench --care [OPTIONS]"),
         }
     }
     Ok(options)
 }
 
 impl Bench {
-    fn holdfast(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.binary);
-        command.args(arguments).env("HOLDFAST_DIR", self.dir.join("grid"));
-        command
-    }
-
     /// Makes what is measured, and writes all of it once.
     fn set_up(&mut self) -> Result<Vec<Target>> {
-        let up = ["grid", "up", "--nodes", NODES, "--devices", DEVICES, "--device-size", DEVICE_SIZE];
-        tools::output_of(&mut self.holdfast(&up))?;
         let size = format!("{VOLUME_MIB}MiB");
         for (name, layout) in [("parity", "parity:2+1"), ("mirror", "mirror:2")] {
-            tools::output_of(&mut self.holdfast(&["volume", "create", name, "--size", &size, "--layout", layout]))?;
+            self.grid.create_volume(name, VOLUME_MIB, layout)?;
         }
-        let (raw, qemu) = (self.dir.join("raw.img"), self.dir.join("qemu.img"));
-        let socket = self.dir.join("qemu.sock");
+        let dir = self.grid.dir();
+        let (raw, qemu) = (dir.join("raw.img"), dir.join("qemu.img"));
+        let socket = dir.join("qemu.sock");
         for file in [&raw, &qemu] {
             tools::output_of(Command::new("fallocate").args(["-l", &size]).arg(file))?;
         }
         self.qemu = Some(start_qemu_nbd(&qemu, &socket)?);
-        let nbd = |name: &str, socket: &Path| {
-            vec!["--ioengine=nbd".to_string(), format!("--uri=nbd+unix:///{name}?socket={}", socket.display())]
-        };
         let file = |more: &[&str]| {
             let mut arguments = vec!["--ioengine=io_uring".to_string(), format!("--filename={}", raw.display())];
             arguments.extend(more.iter().map(ToString::to_string));
             arguments
         };
-        let grid = self.dir.join("grid/nbd.sock");
+        let ours = |name: &str| fio::nbd(&self.grid.uri(name)).to_vec();
+        let theirs = fio::nbd(&format!("nbd+unix:///?socket={}", socket.display())).to_vec();
         let targets = vec![
             Target { name: "raw file", arguments: file(&[]), is_ours: false },
             Target { name: "raw, writes durable", arguments: file(&["--sync=dsync"]), is_ours: false },
-            Target { name: "qemu-nbd", arguments: nbd("", &socket), is_ours: false },
-            Target { name: "parity:2+1", arguments: nbd("parity", &grid), is_ours: true },
-            Target { name: "mirror:2", arguments: nbd("mirror", &grid), is_ours: true },
+            Target { name: "qemu-nbd", arguments: theirs, is_ours: false },
+            Target { name: "parity:2+1", arguments: ours("parity"), is_ours: true },
+            Target { name: "mirror:2", arguments: ours("mirror"), is_ours: true },
         ];
         for target in targets.iter().filter(|t| t.name != "raw, writes durable") {
             eprintln!("bench: writing all of {}", target.name);
-            self.fio(target, &["--rw=write", "--bs=1m", "--iodepth=4"], None)?;
+            self.fio(target, fio::FILL, None)?;
         }
         Ok(targets)
     }
 
     /// Runs fio for some seconds, or once over everything.
     fn fio(&self, target: &Target, job: &[&str], seconds: Option<u64>) -> Result<Figures> {
-        let before = self.cpu_ms()?;
-        let mut command = Command::new("fio");
-        command.args(["--name=bench", "--output-format=json", "--direct=1", "--randrepeat=0", "--norandommap=1"]);
-        command.arg(format!("--size={VOLUME_MIB}m")).args(&target.arguments).args(job);
-        if let Some(seconds) = seconds {
-            command.args(["--time_based=1", &format!("--runtime={seconds}")]);
-        }
-        let report = tools::json_of(&mut command)?;
-        let after = self.cpu_ms()?;
-        let job = &report["jobs"][0];
-        if job["error"].as_i64() != Some(0) {
-            bail!("fio on {} ended with error {}", target.name, job["error"]);
-        }
-        let sum = |key: &str| ["read", "write"].iter().filter_map(|d| job[d][key].as_f64()).sum::<f64>();
+        let before = self.grid.cpu_ms()?;
+        let mut command = fio::command(VOLUME_MIB);
+        command.args(&target.arguments).args(job).args(seconds.iter().flat_map(|s| fio::timed(*s)));
+        let job = fio::report_of(&mut command, target.name)?;
+        let after = self.grid.cpu_ms()?;
+        let sum = |key: &str| fio::sum(&job, key);
         let ios = sum("total_ios").max(1.0);
         // Of two directions the mean is weighted; the slower one's percentile is the one that is felt.
         let weighted =
@@ -224,25 +207,13 @@ impl Bench {
         Ok(())
     }
 
-    fn status(&self) -> Result<Value> {
-        tools::json_of(&mut self.holdfast(&["status", "--json"]))
-    }
-
-    /// CPU time so far: the host's, and all nodes'.
-    fn cpu_ms(&self) -> Result<(f64, f64)> {
-        let status = self.status()?;
-        let nodes = status["nodes"].as_array().context("status lists no nodes")?;
-        let nodes = nodes.iter().filter_map(|n| n["cpu_ms"].as_f64()).sum();
-        Ok((status["host"]["cpu_ms"].as_f64().context("status tells no CPU time")?, nodes))
-    }
-
     fn idle(&self) -> Result<()> {
         const IDLE: Duration = Duration::from_secs(15);
         // What the filling left to do in the background is not idleness.
         std::thread::sleep(Duration::from_secs(15));
-        let (before, since) = (self.cpu_ms()?, Instant::now());
+        let (before, since) = (self.grid.cpu_ms()?, Instant::now());
         std::thread::sleep(IDLE);
-        let after = self.cpu_ms()?;
+        let after = self.grid.cpu_ms()?;
         let spent = after.0 - before.0 + after.1 - before.1;
         println!(
             "idle: all processes together take {:.2} % of a core\n",
@@ -252,7 +223,7 @@ impl Bench {
     }
 
     fn memory(&self) -> Result<()> {
-        let status = self.status()?;
+        let status = self.grid.status()?;
         let mib = |v: &Value| v["resident_bytes"].as_f64().unwrap_or(0.0) / 1048576.0;
         let nodes = status["nodes"].as_array().map(|n| n.iter().map(mib).fold(0.0, f64::max)).unwrap_or(0.0);
         println!("resident memory afterwards: host {:.0} MiB, largest node {nodes:.0} MiB", mib(&status["host"]));
