@@ -1,9 +1,17 @@
-//! `./x bench`: what guests get, beside the raw file and qemu-nbd.
+//! `./x bench`: what guests get, beside the raw file and qemu-nbd; with `--care`, what background care costs and takes.
 //!
-//! Every run makes a grid of its own, and takes it down with all its files, however it ends.
+//! Every run makes grids of its own, and takes them down with all their files, however it ends.
 
+mod care;
 mod fio;
 mod grid;
 mod guests;
 
-pub use guests::run;
+use anyhow::Result;
+
+pub fn run(arguments: &[String]) -> Result<()> {
+    match arguments.split_first() {
+        Some((first, rest)) if first == "--care" => care::run(rest),
+        _ => guests::run(arguments),
+    }
+}
