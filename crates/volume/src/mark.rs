@@ -9,8 +9,9 @@
 //!
 //! Invariant: accounts and counts agree. A difference is told and put right: the count is true, since it forgets nothing.
 //!
-//! Limits: one place at a time, so a read a leaf; of a volume whose guests are at work, [`PACE_BUSY`] lies between two. A
-//! round is followed by a rest of twenty times its length.
+//! Limits: one leaf is read at a time; after each, or after [`PLACES_AT_ONCE`] that are in memory, there is a pause. The end
+//! of a round goes through overlay and segment table in one go, as a checkpoint does. A round is followed by a rest of
+//! twenty times its length.
 
 use crate::api::{Notice, State};
 use crate::controller::{Controller, Out};
@@ -36,11 +37,13 @@ const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// A round is followed by a rest of so many times its length.
 const REST: u32 = 20;
 
-/// Between two places while guests are at work.
-const PACE_BUSY: Duration = Duration::from_millis(5);
+/// Pauses: while guests are at work, and else, when guests of other volumes may be.
+const PAUSE_BUSY: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(2);
 
-/// Layers looked at in one go: well under a millisecond.
-const LAYERS_AT_ONCE: usize = 2048;
+/// Places looked at in one go: well under a millisecond. Of many layers fewer are.
+const PLACES_AT_ONCE: usize = 16;
+const LAYERS_A_PLACE: usize = 16;
 
 /// What the last whole round found of who sees what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -141,14 +144,12 @@ impl Controller {
         let mut looked_at = 0;
         while let Some(round) = self.marker.round.as_ref().filter(|r| r.pending.is_empty() && r.not_before <= self.now)
         {
-            if looked_at >= LAYERS_AT_ONCE {
-                // With the next event, or a moment later.
-                self.marker.round.as_mut().expect("just seen").not_before = self.now + Duration::from_micros(100);
-                return;
+            if looked_at >= PLACES_AT_ONCE {
+                return self.pause_mark();
             }
             let Some(place) = self.next_place(round.place) else { return self.finish_round(out) };
             let layers = self.layers_at(place);
-            looked_at += layers.len() + self.marker_layers() / 16 + 1;
+            looked_at += 1 + (layers.len() + self.marker_layers()) / LAYERS_A_PLACE;
             let leaves: Vec<LeafNo> = layers.iter().map(|layer| leaf_in(LeafNo(place), *layer)).collect();
             let missing = self.missing_for_mark(&leaves);
             if missing.is_empty() {
@@ -214,7 +215,7 @@ impl Controller {
     }
 
     pub(crate) fn on_mark_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>) {
-        let (generation, guests_work) = (self.checkpointer.generation, self.guests_are_at_work());
+        let generation = self.checkpointer.generation;
         let Some(round) = &mut self.marker.round else { return };
         if !round.pending.remove(&no) {
             return;
@@ -226,8 +227,15 @@ impl Controller {
             None if error == Some(FetchError::Gone) => {}
             None => return self.give_up_round(),
         }
-        if guests_work {
-            round.not_before = self.now + PACE_BUSY;
+        if round.pending.is_empty() && self.guests_are_at_work() {
+            self.pause_mark();
+        }
+    }
+
+    fn pause_mark(&mut self) {
+        let pause = if self.guests_are_at_work() { PAUSE_BUSY } else { PAUSE };
+        if let Some(round) = &mut self.marker.round {
+            round.not_before = self.now + pause;
         }
     }
 
