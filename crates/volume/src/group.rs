@@ -32,7 +32,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// A group that takes longer is undone: guests wait meanwhile. Shorter than [`crate::hold::HOLD_MAX`].
-pub const GROUP_MAX: Duration = Duration::from_secs(2);
+pub const GROUP_MAX: Duration = Duration::from_millis(500);
 
 /// How long the end of a failed group is put off until all of it is undone.
 const UNDO_MAX: Duration = Duration::from_secs(10);

@@ -23,7 +23,7 @@ use holdfast_base::{BlockData, BlockError, HoldId, Instant, RequestToken};
 use std::time::Duration;
 
 /// Longest time that a guest waits for an answer because of a hold: longer than a group of snapshots takes to give up.
-pub const HOLD_MAX: Duration = Duration::from_millis(2500);
+pub const HOLD_MAX: Duration = Duration::from_millis(700);
 
 /// Grants are asked for to last so much longer than now.
 const GRANT_MIN: Duration = Duration::from_millis(20);

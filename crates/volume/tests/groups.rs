@@ -310,9 +310,9 @@ fn a_hold_of_an_owner_that_may_have_a_successor_is_not_whole() {
         world.push(Event::Hold { hold: HoldId(1) });
         (0..3).for_each(|i| world.node_hangs(i));
         // Grants have run out.
-        world.settle(Duration::from_millis(400));
+        world.settle(HOLD_MAX * 3 / 7);
         world.push(Event::Release { hold: HoldId(1) });
-        world.settle(Duration::from_millis(400));
+        world.settle(HOLD_MAX * 3 / 7);
         assert_eq!(hold_ends(&world), [false; 0]);
         if comes_back {
             (0..3).for_each(|i| world.node_resumes(i));
