@@ -258,9 +258,12 @@ impl Controller {
         }
     }
 
-    /// Some of the leaves that lie in segments of too few copies.
+    /// Some of the leaves that lie in segments of too few copies, or too damaged ones.
     fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
-        let is_narrow = |no: &SegmentNo| self.segments.get(*no).is_some_and(|s| self.is_narrow_metadata(&s.geometry));
+        let is_narrow = |no: &SegmentNo| {
+            let is_narrow = self.segments.get(*no).is_some_and(|s| self.is_narrow_metadata(&s.geometry));
+            is_narrow || self.repairer.is_stuck(*no)
+        };
         let metas = self.segments.iter().filter(|(_, info)| info.kind == Kind::Meta);
         let narrow: BTreeSet<SegmentNo> = metas.map(|(no, _)| no).filter(is_narrow).collect();
         if narrow.is_empty() {

@@ -182,7 +182,8 @@ impl Controller {
             if info.visible() == 0 || left_alone {
                 continue;
             }
-            let recode = self.wants_recode(&info.geometry) || self.is_drained_by_cleaning(info);
+            let must_move = self.is_drained_by_cleaning(info) || self.repairer.is_stuck(no);
+            let recode = self.wants_recode(&info.geometry) || must_move;
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
                 let age = count - rank as u64;
@@ -353,7 +354,9 @@ impl Controller {
             let geometry = self.segments.get(at.segment).expect("a named segment is in the table").geometry;
             let mut done = 0;
             while done < at.blocks {
-                let run = geometry.run_from(at.block + done).min(at.blocks - done);
+                // Of what is damaged in several places, each block may be there, but not several at once.
+                let run_max = if self.repairer.is_stuck(at.segment) { 1 } else { geometry.run_from(at.block + done) };
+                let run = run_max.min(at.blocks - done);
                 let crcs = at.crcs.slice(u64::from(done), u64::from(run));
                 fetches.push((at.segment, (at.block + done, run), crcs));
                 done += run;

@@ -232,7 +232,8 @@ impl Controller {
             _ => {
                 let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
                 let writes = earliest(self.bypass.deadline(), self.writes.deadline());
-                let others = earliest(self.marker.deadline(), self.hold_deadline());
+                let scrub = self.scrubber.deadline().filter(|_| self.state == State::Open);
+                let others = earliest(earliest(self.marker.deadline(), self.hold_deadline()), scrub);
                 earliest(Some(self.last_tick + pace), earliest(writes, others))
             }
         }

@@ -320,6 +320,11 @@ impl Controller {
     }
 
     fn publish(&mut self, tally: &Tally) {
+        if tally.layer_count() < 2 {
+            // Nobody shares anything, and it was not counted.
+            self.marker.sharing = None;
+            return;
+        }
         let (mut shares, held_by_snapshots_bytes) = tally.outcome();
         let heads = self.clones().map(|(head, _)| head).chain([HeadId::VOLUME]);
         let heads: BTreeMap<HeadId, Shares> =

@@ -72,6 +72,9 @@ pub(crate) struct Repairer {
     /// Shards to make again because their node has been away for long: next last.
     rebuild: Vec<(SegmentNo, u8)>,
     rebuild_listed_at: Instant,
+    /// Segments of which too many shards are damaged, in whatever places, to make one again from whole ones. What they hold is
+    /// moved, block by block, since of each block enough may be there.
+    stuck: BTreeSet<SegmentNo>,
     /// Shards that may lie where a segment's final homes are not: (where, segment, index).
     strays: BTreeSet<(Leg, SegmentNo, u8)>,
     listing: BTreeMap<(NodeId, DeviceId), BTreeSet<ShardId>>,
@@ -92,6 +95,7 @@ impl Default for Repairer {
             paused: BTreeMap::new(),
             rebuild: Vec::new(),
             rebuild_listed_at: Instant::ZERO,
+            stuck: BTreeSet::new(),
             strays: BTreeSet::new(),
             listing: BTreeMap::new(),
             put_meanwhile: BTreeSet::new(),
@@ -140,7 +144,12 @@ impl Repairer {
         self.running.iter().any(|(_, r)| r.segment == segment && r.index == index)
     }
 
+    pub(crate) fn is_stuck(&self, segment: SegmentNo) -> bool {
+        self.stuck.contains(&segment)
+    }
+
     pub(crate) fn forget(&mut self, segment: SegmentNo) {
+        self.stuck.remove(&segment);
         self.queue.retain(|(no, _)| *no != segment);
         self.paused.retain(|(no, _), _| *no != segment);
     }
@@ -625,8 +634,21 @@ impl Controller {
             }
         }
         if coming < needed {
+            self.note_stuck(token);
             self.end_repair(token, true);
         }
+    }
+
+    /// A repair finds too few whole shards: if others are damaged, not away, it never will.
+    fn note_stuck(&mut self, token: Token) {
+        let Some(Repair { segment, index, bad, .. }) = self.repairer.running.get(token) else { return };
+        let Some(info) = self.segments.get(*segment).filter(|_| bad & !(1 << index) != 0) else { return };
+        match info.kind {
+            Kind::Data => {}
+            Kind::Meta => self.checkpointer.fold_wanted = true,
+            Kind::Run => self.checkpointer.rewrite_wanted = true,
+        }
+        self.repairer.stuck.insert(*segment);
     }
 
     pub(crate) fn on_repair_header(&mut self, token: Token, reply: &Reply, payload: &Buf, out: Out) {

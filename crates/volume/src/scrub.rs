@@ -11,6 +11,9 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::wire::{Refusal, Reply, Request};
 
+/// Between two shards at least, while their tour is behind.
+const PACE_MIN: std::time::Duration = std::time::Duration::from_millis(1);
+
 #[derive(Debug, Default)]
 pub(crate) struct Scrubber {
     /// The shard that was read last.
@@ -18,6 +21,12 @@ pub(crate) struct Scrubber {
     /// When the shard after it is due.
     due: Option<Instant>,
     reading: Option<Leg>,
+}
+
+impl Scrubber {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.due.filter(|_| self.reading.is_none())
+    }
 }
 
 impl Controller {
@@ -31,7 +40,7 @@ impl Controller {
             return;
         }
         // After a pause of this process the tour goes on from here, and is not made up for at once.
-        self.scrubber.due = Some((due + self.scrub_pause()).max(self.now));
+        self.scrubber.due = Some((due + self.scrub_pause()).max(self.now + PACE_MIN));
         let Some((segment, index, leg, blocks)) = self.next_to_scrub() else { return };
         self.scrubber.cursor = Some((segment, index));
         if !self.nodes.leg_usable(leg) {

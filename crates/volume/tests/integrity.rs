@@ -70,3 +70,48 @@ fn without_checks_a_guest_gets_what_the_disk_gives_and_nothing_else_does() {
     world.push(Event::CheckReads(true));
     assert!(differing(&mut world, &whole).is_empty());
 }
+
+/// Shards with a block that is not what it was.
+fn damaged_shards(world: &World) -> usize {
+    let is_damaged = |(shard, (header_blocks, bytes)): (&holdfast_base::ShardId, &(u32, Buf))| {
+        let data_at = *header_blocks as usize * BLOCK_BYTES;
+        let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
+        holdfast_base::block_crcs(&bytes.slice(data_at..bytes.len())) != header.block_crcs
+    };
+    world.nodes.iter().map(|node| node.shards.iter().filter(|held| is_damaged(*held)).count()).sum()
+}
+
+#[test]
+fn segments_damaged_in_two_shards_are_repaired_where_each_block_can_be() {
+    for seed in 0..4 {
+        let mut world = World::new(seed, 4, Layout::Parity { data: 2, parity: 1 }, 2 << 20);
+        // Shards of several stripes.
+        let mut bounds = config(seed, 1);
+        (bounds.segment_payload_bytes, bounds.bypass_bytes_min) = (512 << 10, 256 << 10);
+        world.config = Some(bounds);
+        world.open();
+        world.write_all(0, LEN);
+        world.span(Duration::from_secs(30));
+        let whole = world.read(0, LEN);
+        for node in &mut world.nodes {
+            for (shard, (header_blocks, bytes)) in node.shards.iter_mut() {
+                let data_at = *header_blocks as usize * BLOCK_BYTES;
+                let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
+                let blocks = (bytes.len() - data_at) / BLOCK_BYTES;
+                // The first block of one, the last of the other.
+                let at = [0, blocks.saturating_sub(1)].get(usize::from(shard.index)).copied();
+                if let Some(at) = at.filter(|_| blocks > 16 && matches!(header.index, SegmentIndex::Data(_))) {
+                    let mut flipped = bytes.to_vec();
+                    flipped[data_at + at * BLOCK_BYTES] ^= 1;
+                    *bytes = Buf::copy_from(&flipped);
+                }
+            }
+        }
+        assert!(damaged_shards(&world) > 2, "seed {seed}");
+        assert!(differing(&mut world, &whole).is_empty(), "each block can be read");
+        world.span(Duration::from_secs(60));
+        assert_eq!(damaged_shards(&world), 0, "seed {seed}: nothing damaged is left");
+        world.node_down(0);
+        assert!(differing(&mut world, &whole).is_empty(), "seed {seed}");
+    }
+}

@@ -23,8 +23,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
     holdfast snapshot delete vm1 monday\n\n\
     A snapshot holds what was completed when it was taken, in order, as a power cut would leave it.\n\
     It costs the space of what is overwritten from then on. `list` tells what each shows (referenced) and what nobody else\n\
-    does (exclusive: about what its deletion returns). Both are counted in the background, when snapshots change and every\n\
-    ten minutes.\n\
+    does (exclusive: about what its deletion returns; if two clones stand on it, when one of them goes). Both are counted in\n\
+    the background, when snapshots change and every ten minutes.\n\
     Snapshots of a group (--with) hold together what could have been at one instant: of two writes, the second issued when\n\
     the first was answered, never only the second, on whatever volume. For that moment answers to writes wait.\n\
     Either all are taken, or none.")]
