@@ -56,6 +56,8 @@ struct Repair {
     got: BTreeMap<u8, Buf>,
     asked: u64,
     bad: u64,
+    /// Of these, by their checksums.
+    damaged: u64,
     /// The shard is where it belongs, and goes elsewhere.
     is_move: bool,
     /// The shard that may be there, damaged, has been deleted.
@@ -566,6 +568,7 @@ impl Controller {
             got: BTreeMap::new(),
             asked: 0,
             bad: if is_move { 0 } else { 1 << index },
+            damaged: 0,
             is_move,
             cleared: false,
             putting: false,
@@ -641,8 +644,8 @@ impl Controller {
 
     /// A repair finds too few whole shards: if others are damaged, not away, it never will.
     fn note_stuck(&mut self, token: Token) {
-        let Some(Repair { segment, index, bad, .. }) = self.repairer.running.get(token) else { return };
-        let Some(info) = self.segments.get(*segment).filter(|_| bad & !(1 << index) != 0) else { return };
+        let Some(Repair { segment, index, damaged, .. }) = self.repairer.running.get(token) else { return };
+        let Some(info) = self.segments.get(*segment).filter(|_| damaged & !(1 << index) != 0) else { return };
         match info.kind {
             Kind::Data => {}
             Kind::Meta => self.checkpointer.fold_wanted = true,
@@ -673,6 +676,9 @@ impl Controller {
             return self.finish_repair(token, out);
         }
         repair.bad |= 1 << index;
+        if matches!(reply, Reply::Refused(Refusal::Checksum)) {
+            repair.damaged |= 1 << index;
+        }
         self.ask_repair_shards(token, out);
     }
 
