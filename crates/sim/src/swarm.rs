@@ -15,7 +15,7 @@ use holdfast_base::{
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
-use holdfast_format::wire::{Reply, Request};
+use holdfast_format::wire::{DeviceHealth, Reply, Request};
 use holdfast_store as store;
 use holdfast_volume::{Config, Controller, Event, Notice, State, Target};
 use std::collections::{BTreeMap, BTreeSet};
@@ -599,7 +599,9 @@ impl Run {
         for node in 0..self.world.nodes.len() {
             let now = self.world.now();
             let stats = self.world.nodes[node].machine().map(|n| n.stats(now)).unwrap_or_default();
-            for device in stats.into_iter().map(|s| s.device) {
+            // One that failed keeps what it has: nothing can be deleted there.
+            let serving = stats.into_iter().filter(|s| s.health == DeviceHealth::Serving);
+            for device in serving.map(|s| s.device) {
                 let request = Request::ListShards { device, volume: VOLUME, after: None, count_max: 100_000 };
                 self.world.probe(node, request);
             }
