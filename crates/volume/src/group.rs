@@ -97,7 +97,7 @@ impl fmt::Display for Why {
             Why::Refused(why) => f.write_str(why),
             Why::NotHeld => f.write_str("its answers could not be held back for long enough, or it is being closed"),
             Why::Gone => f.write_str("it went out of service"),
-            Why::Late => write!(f, "it did not take its snapshot within {} s", GROUP_MAX.as_secs()),
+            Why::Late => write!(f, "it did not take its snapshot within {} ms", GROUP_MAX.as_millis()),
         }
     }
 }
