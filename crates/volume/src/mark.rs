@@ -48,7 +48,6 @@ const LAYERS_A_PLACE: usize = 16;
 /// What the last whole round found of who sees what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
-    pub counted_at: Instant,
     /// By layer.
     pub snapshots: BTreeMap<ObjectId, Shares>,
     /// The volume itself and its clones.
@@ -329,7 +328,7 @@ impl Controller {
         let heads = self.clones().map(|(head, _)| head).chain([HeadId::VOLUME]);
         let heads: BTreeMap<HeadId, Shares> =
             heads.filter_map(|head| Some((head, shares.remove(&self.layers.live(head)?)?))).collect();
-        let sharing = Sharing { counted_at: self.now, snapshots: shares, heads, held_by_snapshots_bytes };
+        let sharing = Sharing { snapshots: shares, heads, held_by_snapshots_bytes };
         self.marker.sharing = Some(Arc::new(sharing));
     }
 }
