@@ -508,6 +508,34 @@ fn case_06_a_burst_that_is_larger_than_the_journals() {
 }
 
 #[test]
+fn openings_that_die_leave_room_for_the_next() {
+    // Each copies the log anew, since a node that held it is away, and dies while the old owner's read grants run out.
+    let mut stage =
+        long_destage(306).with(|plan| (plan.writeback_bytes, plan.sizing.journal_bytes) = (8 << 20, 3 << 20)).raise();
+    for block in 0..24 {
+        stage.write(block * 8, 8);
+    }
+    let lost = leg_nodes(&stage)[0];
+    stage.crash_node(lost);
+    let host = stage.owner().host;
+    stage.crash_host(host);
+    stage.start_host(host);
+    for round in 0..8 {
+        let epoch = stage.root().epoch;
+        stage.open_on(round % 2);
+        stage.until("it has claimed the volume", |s| s.root().epoch > epoch);
+        stage.pass_ms(12);
+        assert_ne!(stage.root().open_ledger().expect("one is open").id.epoch, epoch.next(), "too late: it serves");
+        stage.crash_host(round % 2);
+        stage.start_host(round % 2);
+        stage.pass_ms(5);
+    }
+    stage.take_over_on(0);
+    stage.start_node(lost);
+    stage.finish();
+}
+
+#[test]
 fn case_07_a_crash_between_segment_and_commit() {
     for step in 0..12 {
         let mut stage = Scenery::new(107).raise();

@@ -121,6 +121,7 @@ impl Controller {
         if !self.is_open_ledger(ledger) {
             return;
         }
+        self.on_reappend_refused(refusal, out);
         let open = self.log.open.as_mut().expect("just seen");
         let home = open.legs[usize::from(leg)];
         match refusal {

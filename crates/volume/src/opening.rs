@@ -6,7 +6,8 @@
 //! Loading      read the root record
 //! Reaching     wait until a fence set of the open ledger, and legs for a new one, are within reach
 //! Claiming     swap: epoch + 1, our nonce. From here on the old owner is deposed at the root
-//! Gathering    fence every leg; read what sound legs hold after the trim point; decide where the log ends
+//! Gathering    fence every leg; delete there what earlier openings left behind without getting to their swap; read what
+//!              sound legs hold after the trim point; decide where the log ends
 //! Loading runs the newest checkpoint's, then replay of what follows it
 //! Creating     the new ledger, durably on all its legs
 //! Reappending  what lacks copies, under its original LSNs; wait out the old owner's read grants
@@ -29,7 +30,7 @@ use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record};
 use holdfast_format::root::Root;
-use holdfast_format::wire::{LedgerState, LogEntry, Reply, Request};
+use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -96,6 +97,8 @@ pub(crate) struct Opening {
     created: u8,
     reappending: VecDeque<Lsn>,
     reappended: u64,
+    /// A leg has refused a copy: until then none is sent.
+    reappend_at: Instant,
     waits: Option<&'static str>,
 }
 
@@ -129,6 +132,7 @@ impl Controller {
             created: 0,
             reappending: VecDeque::new(),
             reappended: 0,
+            reappend_at: Instant::ZERO,
             waits: None,
         }));
         self.load_root(out);
@@ -318,8 +322,12 @@ impl Controller {
                 opening.grants_until = opening.grants_until.max(now + Duration::from_millis(*grant_left_ms));
                 opening.fenced.insert(leg, ledgers.clone());
                 opening.fence_asked.remove(&leg);
+                // An opening that left ledgers and died can't name them any more since ours has claimed a higher epoch, and
+                // this leg takes nothing from it any more. They go now: there may be no room for our own beside them.
+                let ours = opening.new.as_ref().map(|new| new.id);
+                self.delete_unnamed_ledgers(leg, ledgers, ours, out);
             }
-            Reply::Refused(holdfast_format::wire::Refusal::Busy) => {
+            Reply::Refused(Refusal::Busy) => {
                 opening.busy.insert(leg);
             }
             // A leg that can't be fenced is absent. It, too, is asked again now and then: its device may come back.
@@ -703,9 +711,11 @@ impl Controller {
     fn reappend(&mut self, out: Out) {
         let open = self.log.open.as_ref().expect("created");
         if open.preferred == 0 {
-            // Its legs are gone again: begin with another ledger.
-            let opening = self.opening.as_mut().expect("opening");
-            opening.new = None;
+            // Its legs are gone again: begin with another ledger, and make room for it where this one can be reached.
+            let given_up = self.opening.as_mut().expect("opening").new.take().expect("being appended to");
+            for leg in given_up.legs.iter().filter(|leg| self.nodes.is_usable(leg.node)).copied().collect::<Vec<_>>() {
+                self.delete_ledger(leg, given_up.id, out);
+            }
             self.step(Step::Creating);
             return self.create_first_ledger(out);
         }
@@ -719,7 +729,8 @@ impl Controller {
             }
             opening.reappending.pop_front();
         }
-        for lsn in &opening.reappending {
+        let may_send = self.now >= opening.reappend_at;
+        for lsn in opening.reappending.iter().filter(|_| may_send) {
             let entry = self.log.get(*lsn).expect("in the window");
             if entry.sent & open.preferred != open.preferred {
                 unsent.push(*lsn);
@@ -731,6 +742,15 @@ impl Controller {
         }
         if done && !self.root.is_swapping() {
             self.serve(out);
+        }
+    }
+
+    /// A leg has no room for a copy, or no time: it is asked again, not at once.
+    pub(crate) fn on_reappend_refused(&mut self, refusal: Refusal, out: Out) {
+        let Some(opening) = &mut self.opening else { return };
+        opening.reappend_at = self.now + RETRY_EVERY;
+        if refusal == Refusal::NoSpace {
+            self.opening_waits("a journal has no room for a copy of the volume's log", out);
         }
     }
 

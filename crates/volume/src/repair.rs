@@ -11,13 +11,13 @@ use crate::log::Done;
 use crate::nodes::Node;
 use crate::segments::Kind;
 use crate::space::Keep;
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, NodeId, ShardId, Slab, Token, block_crcs};
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, LedgerId, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::root::Root;
 use holdfast_format::segment::ShardHeader;
-use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request};
+use holdfast_format::wire::{DeviceHealth, LedgerState, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -425,16 +425,25 @@ impl Controller {
 
     pub(crate) fn on_ledger_inventory(&mut self, leg: Leg, reply: &Reply, out: Out) {
         let Reply::Fenced { ledgers, .. } = reply else { return };
-        let named: BTreeSet<_> = self.root().ledgers.iter().map(|l| l.id).collect();
         let rolling = self.roll.as_ref().map(|r| r.new.id);
-        for state in ledgers {
-            if !named.contains(&state.ledger) && rolling != Some(state.ledger) {
-                self.delete_ledger(leg, state.ledger, out);
-            }
+        self.delete_unnamed_ledgers(leg, ledgers, rolling, out);
+    }
+
+    /// Of these ledgers on a leg, deletes those that the root doesn't name, apart from one that is still to be named.
+    pub(crate) fn delete_unnamed_ledgers(
+        &mut self,
+        leg: Leg,
+        ledgers: &[LedgerState],
+        to_be_named: Option<LedgerId>,
+        out: Out,
+    ) {
+        let named: BTreeSet<_> = self.root().ledgers.iter().map(|l| l.id).chain(to_be_named).collect();
+        for state in ledgers.iter().filter(|state| !named.contains(&state.ledger)) {
+            self.delete_ledger(leg, state.ledger, out);
         }
     }
 
-    fn delete_ledger(&mut self, leg: Leg, ledger: holdfast_base::LedgerId, out: Out) {
+    pub(crate) fn delete_ledger(&mut self, leg: Leg, ledger: LedgerId, out: Out) {
         let (volume, epoch) = (self.config.volume, self.epoch());
         let request = Request::DeleteLedger { device: leg.device, volume, epoch, ledger };
         self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
