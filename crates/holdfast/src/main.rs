@@ -71,6 +71,8 @@ enum Command {
     Status,
     /// Add, drain and remove what data lies on
     Device(cli::device::DeviceArgs),
+    /// Move a grid's metadata between the embedded store and etcd
+    Meta(cli::meta::MetaArgs),
     /// What is done in the background, and how it gets on
     Task(cli::task::TaskArgs),
     /// Add, drain and remove nodes of a local grid, make them fail and come back; or run a storage node
@@ -112,6 +114,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Device(args) => cli::device::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Meta(args) => cli::meta::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Host(args) => {

@@ -1,5 +1,7 @@
 //! The local grid through its command line, with real processes and small devices.
 
+mod support;
+
 use serde_json::Value;
 use std::collections::HashMap;
 use std::fs;
@@ -8,138 +10,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-/// A grid of one test: brought down, whatever happens.
-struct Grid {
-    dir: tempfile::TempDir,
-    port: String,
-}
-
-impl Drop for Grid {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = fs::read_to_string(self.path("logs/host.log")).unwrap_or_default();
-            let lines: Vec<&str> = log.lines().collect();
-            eprintln!("the host said last:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
-        }
-        if self.path("grid.json").exists() {
-            let _ = holdfast().args(["grid", "down", "--force", "--dir"]).arg(self.dir.path()).output();
-        }
-    }
-}
-
-fn holdfast() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_holdfast"))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out.
-fn free_ports(index: u16, count: u16) -> u16 {
-    let start = 12_000 + (std::process::id() % 110) as u16 * 160 + index * 16;
-    (start..start + 16 - count)
-        .chain(28_000..28_100)
-        .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
-        .expect("free ports")
-}
-
-/// Closes a listener for good: a process that another test was just starting may hold a copy until it runs.
-fn give_back(listener: TcpListener) {
-    let address = listener.local_addr().unwrap();
-    drop(listener);
-    let end = Instant::now() + Duration::from_secs(5);
-    while TcpListener::bind(address).is_err() {
-        assert!(Instant::now() < end, "{address} does not come free");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-impl Grid {
-    fn new(index: u16) -> Grid {
-        Grid { dir: tempfile::Builder::new().prefix("hf").tempdir().unwrap(), port: free_ports(index, 4).to_string() }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn run(&self, line: &str) -> Output {
-        holdfast().args(line.split_whitespace()).arg("--dir").arg(self.dir.path()).output().unwrap()
-    }
-
-    /// Runs a command that must succeed; returns what it says.
-    fn ok(&self, line: &str) -> String {
-        let output = self.run(line);
-        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    fn json(&self, line: &str) -> Value {
-        serde_json::from_str(&self.ok(&format!("{line} --json"))).unwrap()
-    }
-
-    /// Runs a command that must fail; returns its message.
-    fn fails(&self, line: &str) -> String {
-        let output = self.run(line);
-        assert!(!output.status.success(), "{line} succeeded: {}", text(&output.stdout));
-        text(&output.stderr)
-    }
-
-    fn up(&self, options: &str) -> String {
-        self.ok(&format!("grid up --port {} --device-size 256MiB {options}", self.port))
-    }
-
-    fn node_state(&self, id: u64) -> String {
-        let status = self.json("status");
-        let node = status["nodes"].as_array().unwrap().iter().find(|n| n["id"] == id).unwrap();
-        node["state"].as_str().unwrap().to_string()
-    }
-
-    fn wait_for_node(&self, id: u64, state: &str) {
-        let end = Instant::now() + Duration::from_secs(30);
-        while self.node_state(id) != state {
-            assert!(Instant::now() < end, "node {id} is {}, not {state}", self.node_state(id));
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    fn uri(&self, volume: &str) -> String {
-        self.json(&format!("volume show {volume}"))["uris"][0].as_str().unwrap().to_string()
-    }
-}
-
-fn has_nbdcopy() -> bool {
-    let found = Command::new("nbdcopy").arg("--version").output().is_ok();
-    if !found {
-        eprintln!("SKIPPED in part: nbdcopy (package libnbd-bin) is not installed, so no data is written and compared");
-    }
-    found
-}
-
-fn nbdcopy(from: &str, to: &str) {
-    let output = Command::new("nbdcopy").args([from, to]).output().unwrap();
-    assert!(output.status.success(), "nbdcopy {from} {to}: {}", text(&output.stderr));
-}
-
-fn pattern(path: &Path, len: usize) {
-    let mut x = 0x2545_f491_4f6c_dd1d_u64;
-    let words = (0..len / 8).flat_map(|_| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x.to_le_bytes()
-    });
-    fs::write(path, words.collect::<Vec<u8>>()).unwrap();
-}
-
-/// Compares the volume's beginning with the file.
-fn assert_volume_holds(uri: &str, original: &Path, scratch: &Path) {
-    nbdcopy(uri, scratch.to_str().unwrap());
-    let (want, got) = (fs::read(original).unwrap(), fs::read(scratch).unwrap());
-    assert!(got.len() >= want.len() && got[..want.len()] == want[..], "the volume holds other bytes");
-}
+use support::{Grid, assert_volume_holds, free_ports, give_back, has_nbdcopy, holdfast, nbdcopy, pattern, text};
 
 #[test]
 fn a_grid_keeps_its_volumes_over_down_and_up_and_the_loss_of_a_node() {

@@ -2,6 +2,7 @@
 
 pub mod device;
 pub mod format;
+pub mod meta;
 pub mod node;
 pub mod snapshot;
 pub mod space;

@@ -51,6 +51,8 @@ enum GridAction {
         /// them, clients need a certificate of that CA
         #[arg(long, value_name = "DIR", requires = "nbd_tcp")]
         tls_dir: Option<PathBuf>,
+        #[command(flatten)]
+        etcd: super::meta::EtcdArgs,
     },
     /// Stop all processes of the grid; its data stays
     Down {
@@ -64,9 +66,10 @@ enum GridAction {
 
 pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
-        GridAction::Up { nodes, devices, device_size, port, nbd_tcp, tls_dir } => {
+        GridAction::Up { nodes, devices, device_size, port, nbd_tcp, tls_dir, etcd } => {
             let tls_dir = tls_dir.map(std::path::absolute).transpose()?;
-            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir };
+            let meta = etcd.config()?;
+            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir, meta };
             let outcome = grid::up(dir, &options)?;
             if json {
                 return print_json(&gather(dir)?);
@@ -124,6 +127,7 @@ pub struct GridStatus {
     pub grid: String,
     pub dir: String,
     pub host: HostView,
+    pub metadata: MetadataView,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeView>,
@@ -139,6 +143,15 @@ pub struct HostView {
     pub cpu_ms: u64,
     pub resident_bytes: u64,
     /// Why the host told nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct MetadataView {
+    /// Which it is, and where.
+    pub store: String,
+    /// Why it can't be asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -187,7 +200,9 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     });
     let nodes = nodes.collect();
     let root = dir.root().display().to_string();
+    let metadata = MetadataView { store: config.meta.to_string(), trouble: status.metadata_trouble };
     Ok(GridStatus {
+        metadata,
         grid: config.grid,
         dir: root,
         host,
@@ -239,6 +254,10 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     }
     if let Some(trouble) = &host.trouble {
         print(trouble)?;
+    }
+    match &status.metadata.trouble {
+        None => print(format_args!("metadata {}", status.metadata.store))?,
+        Some(trouble) => print(format_args!("metadata {}, out of reach {trouble}", status.metadata.store))?,
     }
     print("")?;
     let mut rows = table(

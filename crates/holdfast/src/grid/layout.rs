@@ -4,7 +4,7 @@
 //! DIR/grid.json      the configuration: written last when a grid is made, so that what it names exists
 //! DIR/grid.lock      held by `grid up` and `grid down`
 //! DIR/devices/       node1-0.img …
-//! DIR/meta.redb      the metadata store, the host's alone
+//! DIR/meta.redb      the embedded metadata store, the host's alone; nothing where etcd keeps the metadata
 //! DIR/nbd.sock       all exports
 //! DIR/control.sock   the host's control socket
 //! DIR/logs/, DIR/run/   one log and one pid file a process
@@ -12,6 +12,7 @@
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,40 @@ pub struct GridConfig {
     pub version: u32,
     /// The grid's id; every device and greeting names it.
     pub grid: String,
+    #[serde(default)]
+    pub meta: MetaConfig,
     pub nodes: Vec<NodeConfig>,
     #[serde(default)]
     pub host: HostConfig,
+}
+
+/// Which store keeps the grid's metadata.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MetaConfig {
+    /// A file in the grid's directory.
+    #[default]
+    Embedded,
+    Etcd(EtcdMeta),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EtcdMeta {
+    /// One a member, for example `https://10.0.0.1:2379`.
+    pub endpoints: Vec<String>,
+    /// `ca-cert.pem`, and `client-cert.pem` with `client-key.pem` where the members ask for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls_dir: Option<PathBuf>,
+}
+
+impl fmt::Display for MetaConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetaConfig::Embedded => write!(f, "embedded"),
+            MetaConfig::Etcd(etcd) => write!(f, "etcd at {}", etcd.endpoints.join(", ")),
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -202,7 +234,7 @@ impl GridDir {
 
 impl GridConfig {
     pub fn new(grid: String, nodes: Vec<NodeConfig>, host: HostConfig) -> GridConfig {
-        GridConfig { version: CONFIG_VERSION, grid, nodes, host }
+        GridConfig { version: CONFIG_VERSION, grid, meta: MetaConfig::default(), nodes, host }
     }
 
     pub fn grid_id(&self) -> Result<holdfast_base::GridId> {

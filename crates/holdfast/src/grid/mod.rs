@@ -5,6 +5,7 @@
 
 pub mod grow;
 pub mod layout;
+pub mod metadata;
 pub mod ownership;
 pub mod processes;
 
@@ -15,7 +16,7 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{GridId, NodeId};
 use holdfast_runtime::device::create_file;
-use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, NodeConfig};
+use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, MetaConfig, NodeConfig};
 use processes::{Role, wait};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
@@ -51,6 +52,7 @@ pub struct UpOptions {
     pub port: Option<u16>,
     pub nbd_tcp: Option<SocketAddr>,
     pub tls_dir: Option<PathBuf>,
+    pub meta: Option<MetaConfig>,
 }
 
 /// What `grid up` did.
@@ -90,7 +92,7 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     let created = !dir.exists();
     let config = if created { create(dir, options)? } else { dir.load()? };
     check_unchanged(dir, &config, options)?;
-    check_metadata(dir)?;
+    check_metadata(dir, &config)?;
     let missing: Vec<Role> = roles(&config).into_iter().filter(|role| role.find(dir).is_none()).collect();
     if missing.is_empty() {
         let host = Role::Host.find(dir).map_or(0, |r| r.pid);
@@ -231,6 +233,7 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
         ("--port", options.port.is_some_and(|p| config.nodes.first().is_some_and(|n| n.address.port() != p))),
         ("--nbd-tcp", options.nbd_tcp.is_some() && options.nbd_tcp != config.host.nbd_tcp),
         ("--tls-dir", options.tls_dir.is_some() && options.tls_dir != config.host.tls_dir),
+        ("--etcd", options.meta.as_ref().is_some_and(|meta| *meta != config.meta)),
     ];
     if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
         bail!(
@@ -266,8 +269,11 @@ fn check_startable(dir: &GridDir, config: &GridConfig, role: Role) -> Result<()>
 }
 
 /// A grid's metadata are made with it: where they are gone, its volumes would seem never to have been.
-fn check_metadata(dir: &GridDir) -> Result<()> {
+fn check_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let path = dir.meta_path();
+    if config.meta != MetaConfig::Embedded {
+        return crate::host::meta::open(dir, config).map(drop);
+    }
     if fs::metadata(&path).is_ok_and(|m| m.len() > 0) {
         return Ok(());
     }
@@ -319,10 +325,11 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         devices: (0..devices).map(|d| device(index + 1, d)).collect(),
     };
     let host = HostConfig { nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..HostConfig::default() };
-    let config = GridConfig::new(grid.to_string(), (0..nodes).map(node).collect(), host);
+    let meta = options.meta.clone().unwrap_or_default();
+    let config = GridConfig { meta, ..GridConfig::new(grid.to_string(), (0..nodes).map(node).collect(), host) };
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
     let made = make_devices(dir, &config)
-        .and_then(|()| crate::host::meta::open(&dir.meta_path()).map(drop))
+        .and_then(|()| crate::host::meta::make(dir, &config))
         .and_then(|()| dir.save(&config));
     if let Err(error) = made {
         clear_unfinished(dir)?;

@@ -11,7 +11,7 @@ use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
-use super::meta::Meta;
+use super::meta::{Health, Meta};
 use super::schedule;
 use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
@@ -67,6 +67,7 @@ pub fn ask<T>(
 
 pub(super) struct ControlPlane {
     pub(super) catalog: Catalog,
+    health: Health,
     pub(super) reactor: Sender<Command>,
     bell: JanitorBell,
     pub(super) dir: GridDir,
@@ -79,12 +80,14 @@ pub(super) struct ControlPlane {
 
 /// Binds the socket and serves it from threads of its own.
 pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Command>) -> Result<()> {
+    let health = Health::watch(meta.clone())?;
     let catalog = Catalog::new(meta, config.grid_id()?);
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
     let trend = Mutex::new(Trend::new(catalog.trend()?));
     let plane = Arc::new(ControlPlane {
         trend,
         catalog,
+        health,
         reactor,
         bell,
         dir: dir.clone(),
@@ -258,13 +261,12 @@ impl ControlPlane {
         let live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
         let config = self.config();
         let own = process::own_stats().unwrap_or_default();
-        let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         let mut volumes = live.volumes;
-        for entry in self.catalog.all()? {
-            if volumes.iter().all(|v| v.name != entry.name()) {
-                volumes.push(closed_info(&entry));
-            }
-        }
+        // Who only wants to know how things stand does not wait for a store that is known to be silent.
+        let metadata_trouble = self.health.trouble();
+        let told = metadata_trouble.is_none().then(|| self.told_by_catalog(&mut volumes)).transpose();
+        let metadata_trouble = metadata_trouble.or(told.as_ref().err().map(|error| format!("now: {error:#}")));
+        let deleting = told.ok().flatten().unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
             grid: config.grid,
@@ -273,11 +275,23 @@ impl ControlPlane {
             uptime_ms: live.uptime.as_millis() as u64,
             cpu_ms: own.cpu().as_millis() as u64,
             resident_bytes: own.resident_bytes,
+            metadata_trouble,
             days_to_full: self.days_to_full(&live.nodes, &volumes),
             nodes: live.nodes,
             volumes,
             deleting,
         })
+    }
+
+    /// Adds the volumes that are not in service; gives the names of those whose space is being returned.
+    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<Vec<String>> {
+        let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
+        for entry in self.catalog.all()? {
+            if volumes.iter().all(|v| v.name != entry.name()) {
+                volumes.push(closed_info(&entry));
+            }
+        }
+        Ok(deleting)
     }
 
     fn list(&self) -> Result<Vec<VolumeInfo>> {

@@ -1,25 +1,138 @@
 //! The metadata store as this host uses it: from control-plane threads directly, from the reactor through a service,
-//! since a swap waits for the disk.
+//! since a swap waits for a disk or a network.
 
 use crate::daemon::outwait;
+use crate::grid::layout::{EtcdMeta, GridConfig, GridDir, MetaConfig};
 use crate::logger;
-use anyhow::Result;
-use holdfast_base::MetaReply;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{MetaReply, MetaVersion};
 use holdfast_runtime::mailbox::{self, Receiver};
-use holdfast_runtime::meta::{LocalStore, MetaService, MetaStore, MetaTicket, OpenError};
+use holdfast_runtime::meta::{
+    EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaService, MetaStore, MetaTicket, OpenError,
+};
 use holdfast_runtime::{Waker, clock};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Requests of controllers, and their answers, that may wait.
 pub const CALLS_MAX: usize = 1 << 16;
 
 pub type Meta = Arc<dyn MetaStore>;
 
+/// In a store that several grids may share: this one's metadata are here.
+pub const GRID_KEY: &str = "grid";
+
+/// How often the store is asked whether it answers.
+const LOOK_PACE: Duration = Duration::from_secs(1);
+
+/// The store that the configuration names, whose grid was made before.
+pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
+    let meta = connect(dir, config)?;
+    if matches!(config.meta, MetaConfig::Etcd(_)) && outwait(|| meta.get(GRID_KEY), |_| true)?.is_none() {
+        bail!(
+            "{} knows nothing of grid {}: is it another cluster, or was it emptied? Correct `meta` in {}, or restore what \
+             `holdfast meta export` has written with `holdfast meta import`",
+            config.meta,
+            config.grid,
+            dir.config_path().display()
+        );
+    }
+    Ok(meta)
+}
+
+/// The store that the configuration names, whatever it holds.
+pub fn connect(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
+    match &config.meta {
+        MetaConfig::Embedded => open_file(&dir.meta_path()),
+        MetaConfig::Etcd(etcd) => {
+            let tls = etcd.tls_dir.as_deref().map(load_tls).transpose()?;
+            let EtcdMeta { endpoints, .. } = etcd.clone();
+            let prefix = format!("holdfast/{}/", config.grid);
+            Ok(Arc::new(EtcdStore::connect(&EtcdConfig { endpoints, prefix, tls })?))
+        }
+    }
+}
+
+/// Prepares the store for a grid that is being made.
+pub fn make(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    complete(&connect(dir, config)?, config)
+}
+
+/// From here on the store is this grid's.
+pub fn complete(meta: &Meta, config: &GridConfig) -> Result<()> {
+    if matches!(config.meta, MetaConfig::Etcd(_)) {
+        // It may be so already.
+        meta.swap(GRID_KEY, MetaVersion::ABSENT, Some(b"{}"), None)?;
+    }
+    Ok(())
+}
+
 /// The embedded store: one file, which no other process may have open.
-pub fn open(path: &Path) -> Result<Meta> {
+fn open_file(path: &Path) -> Result<Meta> {
     let open = || LocalStore::open(path, Arc::new(clock::now));
     Ok(Arc::new(outwait(open, |e| matches!(e, OpenError::InUse { .. }))?))
+}
+
+fn load_tls(dir: &Path) -> Result<EtcdTls> {
+    let read = |name: &str| {
+        let path = dir.join(name);
+        std::fs::read(&path).with_context(|| format!("cannot read {}, which the metadata store needs", path.display()))
+    };
+    let (certificate, key) = ("client-cert.pem", "client-key.pem");
+    let shows = dir.join(certificate).exists();
+    let identity = shows.then(|| anyhow::Ok((read(certificate)?, read(key)?))).transpose()?;
+    Ok(EtcdTls { ca: read("ca-cert.pem")?, identity })
+}
+
+/// Whether the store answers, as a thread of its own finds out: who only wants to tell does not wait for it.
+#[derive(Clone)]
+pub struct Health(Arc<Mutex<Option<Trouble>>>);
+
+struct Trouble {
+    since: Instant,
+    why: String,
+}
+
+impl Health {
+    pub fn watch(meta: Meta) -> Result<Health> {
+        let health = Health(Arc::default());
+        let found = health.clone();
+        let look = move || {
+            loop {
+                found.note(meta.get(GRID_KEY).err().map(|error| error.to_string()));
+                std::thread::sleep(LOOK_PACE);
+            }
+        };
+        std::thread::Builder::new().name("metadata-health".to_string()).spawn(look)?;
+        Ok(health)
+    }
+
+    fn note(&self, trouble: Option<String>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&mut *known, trouble) {
+            (None, None) => {}
+            (None, Some(why)) => {
+                logger::warn(format_args!("{why}. Data is served on; ownership and quorums can't change meanwhile"));
+                *known = Some(Trouble { since: Instant::now(), why });
+            }
+            (Some(trouble), None) => {
+                let seconds = trouble.since.elapsed().as_secs();
+                logger::info(format_args!("the metadata store answers again, after {seconds} s"));
+                *known = None;
+            }
+            (Some(trouble), Some(why)) => trouble.why = why,
+        }
+    }
+
+    /// Why the store can't be asked, if that is known.
+    pub fn trouble(&self) -> Option<String> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().map(|t| {
+            let seconds = t.since.elapsed().as_secs();
+            format!("for {seconds} s: {}. Data is served on; changes of ownership and of quorum wait", t.why)
+        })
+    }
 }
 
 /// The reactor's way to the store.

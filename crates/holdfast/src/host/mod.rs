@@ -90,7 +90,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let config = dir.load()?;
     dir.check_socket_paths()?;
     let grid = config.grid_id()?;
-    let meta = meta::open(&dir.meta_path())?;
+    let meta = meta::open(dir, &config)?;
     let catalog = catalog::Catalog::new(meta.clone(), grid);
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };

@@ -2,7 +2,7 @@
 //!
 //! Role: called from control-plane threads, since every call may wait for a disk or a network; reactors ask through
 //! [`MetaService`]. [`LocalStore`] is the embedded implementation (one file, one process) and, without a file, the one
-//! for tests. Whatever implements [`MetaStore`] passes [`conformance::run`].
+//! for tests; [`EtcdStore`] is a cluster that all hosts of a grid share. Whatever implements [`MetaStore`] passes [`conformance::run`].
 //!
 //! Invariants
 //! 1. A store has one revision, raised by every change; a record's version is the revision of its last change, so
@@ -14,11 +14,14 @@
 
 pub mod conformance;
 mod embedded;
+mod etcd;
 mod local;
+pub mod member;
 mod service;
 mod state;
 
 pub use embedded::OpenError;
+pub use etcd::{EtcdConfig, EtcdError, EtcdStore, EtcdTls};
 pub use local::{Clock, LocalStore};
 pub use service::{MetaService, MetaTicket};
 

@@ -1,0 +1,221 @@
+//! A grid's metadata as a file, and their way from one store to another.
+//!
+//! Faults: the records that make a store a grid's come last, so that a store in which an import was cut short serves no
+//! host; the same import goes on where it was. The configuration names the new store only when it holds everything.
+
+use super::layout::{GridConfig, GridDir, MetaConfig, write_durably};
+use super::processes::Role;
+use crate::host::meta::{self, GRID_KEY, Meta};
+use anyhow::{Context, Result, bail};
+use holdfast_base::{MetaVersion, crc32c};
+use holdfast_runtime::meta::{Record, Swap};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+const FILE_VERSION: u32 = 1;
+
+/// A file of `holdfast meta export`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetadataFile {
+    version: u32,
+    grid: String,
+    /// Over all keys and values, in order.
+    crc32c: u32,
+    /// Values in hexadecimal.
+    records: BTreeMap<String, String>,
+}
+
+/// What an import did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Imported {
+    pub records: usize,
+    pub store: String,
+}
+
+impl MetadataFile {
+    fn new(grid: &str, records: &BTreeMap<String, Vec<u8>>) -> MetadataFile {
+        let hex = |value: &Vec<u8>| value.iter().map(|byte| format!("{byte:02x}")).collect();
+        MetadataFile {
+            version: FILE_VERSION,
+            grid: grid.to_string(),
+            crc32c: checksum(records),
+            records: records.iter().map(|(key, value)| (key.clone(), hex(value))).collect(),
+        }
+    }
+
+    fn records(&self) -> Result<BTreeMap<String, Vec<u8>>> {
+        let byte = |hex: &[u8]| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok();
+        let value = |(key, hex): (&String, &String)| {
+            let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(byte).collect();
+            let bytes = bytes.filter(|_| hex.len().is_multiple_of(2));
+            Ok((key.clone(), bytes.with_context(|| format!("record {key} is damaged"))?))
+        };
+        let records = self.records.iter().map(value).collect::<Result<_>>()?;
+        if checksum(&records) != self.crc32c {
+            bail!("its checksum is wrong: it was changed or damaged");
+        }
+        Ok(records)
+    }
+
+    fn read(mut from: impl Read) -> Result<MetadataFile> {
+        let mut text = String::new();
+        from.read_to_string(&mut text)?;
+        let file: MetadataFile = serde_json::from_str(&text).context("it is no file of `holdfast meta export`")?;
+        if file.version != FILE_VERSION {
+            bail!("it has version {}, and this release knows {FILE_VERSION}", file.version);
+        }
+        Ok(file)
+    }
+}
+
+fn checksum(records: &BTreeMap<String, Vec<u8>>) -> u32 {
+    let parts = records.iter().flat_map(|(key, value)| {
+        let lens = [key.len() as u64, value.len() as u64].map(u64::to_le_bytes).concat();
+        [lens, key.clone().into_bytes(), value.clone()]
+    });
+    crc32c(&parts.flatten().collect::<Vec<u8>>())
+}
+
+/// While a host runs its records change under the reader's hands, and it goes on with the store that it knows.
+fn check_stopped(dir: &GridDir) -> Result<()> {
+    if let Some(host) = Role::Host.find(dir) {
+        bail!("the grid's host is running (process {}); stop it with `holdfast grid down`, then try again", host.pid);
+    }
+    Ok(())
+}
+
+/// All records but those that end with a host's lease.
+fn list(meta: &Meta) -> Result<BTreeMap<String, Record>> {
+    let records = meta.list("")?.records.into_iter();
+    Ok(records.filter(|r| r.lease.is_none() && r.key != GRID_KEY).map(|r| (r.key.clone(), r)).collect())
+}
+
+/// Writes everything that the grid's store holds to a file, or to standard output.
+pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
+    let config = dir.load()?;
+    check_stopped(dir)?;
+    let meta = meta::open(dir, &config)?;
+    let records = list(&meta)?.into_iter().map(|(key, record)| (key, record.value)).collect();
+    let mut text = serde_json::to_string_pretty(&MetadataFile::new(&config.grid, &records)).expect("it encodes");
+    text.push('\n');
+    match to {
+        Some(path) => write_durably(path, text.as_bytes())?,
+        None => std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes())?,
+    }
+    Ok(records.len())
+}
+
+/// Puts what a file holds into a store, and makes that the grid's.
+pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool) -> Result<Imported> {
+    let config = dir.load()?;
+    check_stopped(dir)?;
+    let file = std::fs::File::open(from).map_err(anyhow::Error::from).and_then(MetadataFile::read);
+    let file = file.with_context(|| format!("cannot use {}", from.display()))?;
+    if file.grid != config.grid {
+        bail!(
+            "{} is of grid {}, and the grid in {} is {}; nothing was changed",
+            from.display(),
+            file.grid,
+            dir.root().display(),
+            config.grid
+        );
+    }
+    let records = file.records().with_context(|| format!("cannot use {}", from.display()))?;
+    let next = GridConfig { meta: to.unwrap_or_else(|| config.meta.clone()), ..config };
+    let meta = meta::connect(dir, &next)?;
+    fill(&meta, &records, replace).with_context(|| format!("metadata store {}", next.meta))?;
+    let held: BTreeMap<String, Vec<u8>> = list(&meta)?.into_iter().map(|(key, r)| (key, r.value)).collect();
+    if held != records {
+        bail!(
+            "{} changed while it was being filled: does another host use it? The grid still has its old store",
+            next.meta
+        );
+    }
+    meta::complete(&meta, &next)?;
+    dir.save(&next)?;
+    Ok(Imported { records: records.len(), store: next.meta.to_string() })
+}
+
+fn fill(meta: &Meta, records: &BTreeMap<String, Vec<u8>>, replace: bool) -> Result<()> {
+    let held = list(meta)?;
+    let other = held.values().find(|r| records.get(&r.key) != Some(&r.value));
+    if let Some(other) = other.filter(|_| !replace) {
+        bail!(
+            "it holds other metadata of this grid already, for example {}; nothing was changed. If what it holds is old, add \
+             --replace",
+            other.key
+        );
+    }
+    for key in held.keys().filter(|key| !records.contains_key(*key)) {
+        set(meta, key, held[key].version, None)?;
+    }
+    for (key, value) in records {
+        let found = held.get(key);
+        if found.is_none_or(|r| r.value != *value) {
+            set(meta, key, found.map_or(MetaVersion::ABSENT, |r| r.version), Some(value))?;
+        }
+    }
+    Ok(())
+}
+
+fn set(meta: &Meta, key: &str, expect: MetaVersion, value: Option<&[u8]>) -> Result<()> {
+    match meta.swap(key, expect, value, None)? {
+        Swap::Done(_) => Ok(()),
+        Swap::Conflict(_) => bail!("record {key} was changed meanwhile: does another host use this store?"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_runtime::clock;
+    use holdfast_runtime::meta::{LocalStore, MetaStore};
+    use std::sync::Arc;
+
+    fn store() -> Meta {
+        Arc::new(LocalStore::in_memory(Arc::new(clock::now)))
+    }
+
+    fn records(of: &[(&str, &[u8])]) -> BTreeMap<String, Vec<u8>> {
+        of.iter().map(|(key, value)| (key.to_string(), value.to_vec())).collect()
+    }
+
+    #[test]
+    fn a_file_reads_back_and_a_changed_one_is_refused() {
+        let held = records(&[("a", &[0, 255, 7]), ("b/c", b"")]);
+        let file = MetadataFile::new("g", &held);
+        let text = serde_json::to_string(&file).unwrap();
+        assert_eq!(MetadataFile::read(text.as_bytes()).unwrap().records().unwrap(), held);
+        for (from, to) in [("00ff07", "00ff08"), ("00ff07", "00ff0"), ("\"a\"", "\"x\""), ("00ff07", "00fg07")] {
+            let file = MetadataFile::read(text.replace(from, to).as_bytes()).unwrap();
+            assert!(file.records().is_err(), "{from} -> {to}");
+        }
+        assert!(MetadataFile::read("{}".as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_store_is_filled_where_it_holds_nothing_else() {
+        let meta = store();
+        let wanted = records(&[("a", b"1"), ("b", b"2")]);
+        fill(&meta, &records(&[("a", b"1")]), false).unwrap();
+        fill(&meta, &wanted, false).expect("what was begun goes on");
+        set(&meta, "old", MetaVersion::ABSENT, Some(b"x")).unwrap();
+        let refused = fill(&meta, &wanted, false).unwrap_err().to_string();
+        assert!(refused.contains("--replace") && refused.contains("old"), "{refused}");
+        fill(&meta, &wanted, true).unwrap();
+        let held: BTreeMap<_, _> = list(&meta).unwrap().into_iter().map(|(key, r)| (key, r.value)).collect();
+        assert_eq!(held, wanted);
+    }
+
+    #[test]
+    fn what_a_lease_holds_stays_behind() {
+        let store = LocalStore::in_memory(Arc::new(clock::now));
+        let lease = store.grant(std::time::Duration::from_secs(60)).unwrap();
+        store.swap("host/a", MetaVersion::ABSENT, Some(b"here"), Some(lease)).unwrap();
+        let meta: Meta = Arc::new(store);
+        assert_eq!(list(&meta).unwrap(), BTreeMap::new());
+    }
+}

@@ -1,0 +1,131 @@
+//! Grids whose metadata are in etcd, with a real one.
+//!
+//! Needs the program `etcd`; `./x` sees to it.
+
+mod support;
+
+use holdfast_runtime::meta::member::{self, Member, MemberConfig};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use support::{Grid, assert_volume_holds, has_nbdcopy, nbdcopy, pattern};
+
+/// One member, or the reason why the test does not run.
+fn etcd(dir: &Path, last: u8) -> Option<Member> {
+    if member::program().is_none() {
+        // Past the test harness, which keeps back what passing tests print.
+        let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
+        return None;
+    }
+    let ip = IpAddr::V4(Ipv4Addr::new(127, 0, 8, last));
+    let held = [(); 2].map(|()| TcpListener::bind((ip, 0)).expect("a free port"));
+    let [client, peer]: [SocketAddr; 2] = held.each_ref().map(|l| l.local_addr().expect("bound"));
+    drop(held);
+    let mut member = Member::start(MemberConfig::alone(dir, client, peer)).expect("etcd starts");
+    member.wait().expect("etcd serves");
+    Some(member)
+}
+
+/// Waits until the metadata store is, or is not, in trouble.
+fn wait_for_trouble(grid: &Grid, expected: bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while grid.json("status")["metadata"]["trouble"].is_string() != expected {
+        assert!(Instant::now() < end, "trouble with the store is {}", !expected);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn metadata_move_to_etcd_and_back() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 1) else { return };
+    let (grid, other) = (Grid::new(24), Grid::new(25));
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 64MiB");
+    grid.ok("volume create spare --size 32MiB --layout mirror:2 --no-export");
+    grid.ok("snapshot create v1 first");
+    let (data, scratch, file) = (grid.path("data"), grid.path("scratch"), grid.path("meta.json"));
+    pattern(&data, 8 << 20);
+    let copies = has_nbdcopy();
+    if copies {
+        nbdcopy(data.to_str().expect("text"), &grid.uri("v1"));
+    }
+    let (export, import) = (format!("meta export {}", file.display()), format!("meta import {}", file.display()));
+    assert!(grid.fails(&export).contains("grid down"), "not under the hands of a host");
+    grid.ok("grid down");
+    let exported = grid.json(&export);
+    let endpoint = member.config().endpoint();
+    let to_etcd = format!("{import} --etcd {endpoint}");
+    let imported = grid.json(&to_etcd);
+    assert_eq!(imported["records"], exported["records"]);
+    assert_eq!(grid.json(&to_etcd)["records"], exported["records"], "a second time changes nothing");
+    grid.ok("grid up");
+    let status = grid.json("status");
+    assert_eq!(status["metadata"]["store"], format!("etcd at {endpoint}"));
+    assert_eq!(status["volumes"].as_array().map(Vec::len), Some(2), "{status}");
+    grid.ok("volume export spare");
+    if copies {
+        assert_volume_holds(&grid.uri("v1"), &data, &scratch);
+    }
+    // Another grid's metadata are not taken, nor older ones without being told.
+    other.up("--nodes 1 --devices 1");
+    other.ok("grid down");
+    assert!(other.fails(&import).contains("is of grid"));
+    grid.ok("grid down");
+    let refused = grid.fails(&to_etcd);
+    assert!(refused.contains("--replace"), "{refused}");
+    grid.ok(&export);
+    let refused = grid.fails(&format!("{import} --embedded"));
+    assert!(refused.contains("--replace"), "what the file held before is other by now: {refused}");
+    grid.ok(&format!("{import} --embedded --replace"));
+    drop(member);
+    grid.ok("grid up");
+    assert_eq!(grid.json("status")["metadata"]["store"], "embedded");
+    assert_eq!(grid.json("volume show spare")["state"], "open");
+    assert_eq!(grid.json("snapshot list v1").as_array().map(Vec::len), Some(1));
+    if copies {
+        assert_volume_holds(&grid.uri("v1"), &data, &scratch);
+    }
+}
+
+#[test]
+fn data_are_served_while_etcd_is_away() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 2) else { return };
+    let grid = Grid::new(26);
+    grid.up(&format!("--nodes 3 --devices 1 --etcd {}", member.config().endpoint()));
+    grid.ok("volume create v1 --size 64MiB");
+    let (data, scratch) = (grid.path("data"), grid.path("scratch"));
+    pattern(&data, 8 << 20);
+    member.hang().expect("a signal");
+    wait_for_trouble(&grid, true);
+    let status = grid.json("status");
+    assert_eq!(status["volumes"][0]["state"], "open", "{status}");
+    let told = grid.ok("status");
+    assert!(told.contains("out of reach"), "{told}");
+    let uri = status["volumes"][0]["uris"][0].as_str().expect("an address").to_string();
+    if has_nbdcopy() {
+        nbdcopy(data.to_str().expect("text"), &uri);
+        assert_volume_holds(&uri, &data, &scratch);
+    }
+    // A lost node changes legs, not owners: its hedge is there already.
+    grid.ok("node kill 2");
+    if has_nbdcopy() {
+        assert_volume_holds(&uri, &data, &scratch);
+    }
+    let refused = grid.fails("volume create v2 --size 32MiB");
+    assert!(refused.contains("metadata store"), "{refused}");
+    member.resume().expect("a signal");
+    wait_for_trouble(&grid, false);
+    grid.ok("node start 2");
+    grid.ok("volume create v2 --size 32MiB");
+    // An emptied cluster is not taken for a new grid.
+    grid.ok("grid down");
+    let config = member.kill();
+    std::fs::remove_dir_all(config.dir.join("data")).expect("removed");
+    let mut member = Member::start(config).expect("etcd starts");
+    member.wait().expect("etcd serves");
+    let refused = grid.fails("grid up");
+    assert!(refused.contains("knows nothing of grid"), "{refused}");
+}

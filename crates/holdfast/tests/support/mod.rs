@@ -1,0 +1,143 @@
+//! A grid of a test: real processes, small devices, and what clients do to volumes.
+
+#![allow(dead_code, reason = "each of the test programs uses a part")]
+
+use serde_json::Value;
+use std::fs;
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// A grid of one test: brought down, whatever happens.
+pub struct Grid {
+    pub dir: tempfile::TempDir,
+    pub port: String,
+}
+
+impl Drop for Grid {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.path("logs/host.log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!("the host said last:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+        }
+        if self.path("grid.json").exists() {
+            let _ = holdfast().args(["grid", "down", "--force", "--dir"]).arg(self.dir.path()).output();
+        }
+    }
+}
+
+pub fn holdfast() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_holdfast"))
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out.
+pub fn free_ports(index: u16, count: u16) -> u16 {
+    let start = 12_000 + (std::process::id() % 110) as u16 * 160 + index * 16;
+    (start..start + 16 - count)
+        .chain(28_000..28_100)
+        .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
+        .expect("free ports")
+}
+
+/// Closes a listener for good: a process that another test was just starting may hold a copy until it runs.
+pub fn give_back(listener: TcpListener) {
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let end = Instant::now() + Duration::from_secs(5);
+    while TcpListener::bind(address).is_err() {
+        assert!(Instant::now() < end, "{address} does not come free");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+impl Grid {
+    pub fn new(index: u16) -> Grid {
+        Grid { dir: tempfile::Builder::new().prefix("hf").tempdir().unwrap(), port: free_ports(index, 4).to_string() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn run(&self, line: &str) -> Output {
+        holdfast().args(line.split_whitespace()).arg("--dir").arg(self.dir.path()).output().unwrap()
+    }
+
+    /// Runs a command that must succeed; returns what it says.
+    pub fn ok(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    pub fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.ok(&format!("{line} --json"))).unwrap()
+    }
+
+    /// Runs a command that must fail; returns its message.
+    pub fn fails(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert!(!output.status.success(), "{line} succeeded: {}", text(&output.stdout));
+        text(&output.stderr)
+    }
+
+    pub fn up(&self, options: &str) -> String {
+        self.ok(&format!("grid up --port {} --device-size 256MiB {options}", self.port))
+    }
+
+    pub fn node_state(&self, id: u64) -> String {
+        let status = self.json("status");
+        let node = status["nodes"].as_array().unwrap().iter().find(|n| n["id"] == id).unwrap();
+        node["state"].as_str().unwrap().to_string()
+    }
+
+    pub fn wait_for_node(&self, id: u64, state: &str) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while self.node_state(id) != state {
+            assert!(Instant::now() < end, "node {id} is {}, not {state}", self.node_state(id));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub fn uri(&self, volume: &str) -> String {
+        self.json(&format!("volume show {volume}"))["uris"][0].as_str().unwrap().to_string()
+    }
+}
+
+pub fn has_nbdcopy() -> bool {
+    let found = Command::new("nbdcopy").arg("--version").output().is_ok();
+    if !found {
+        eprintln!("SKIPPED in part: nbdcopy (package libnbd-bin) is not installed, so no data is written and compared");
+    }
+    found
+}
+
+pub fn nbdcopy(from: &str, to: &str) {
+    let output = Command::new("nbdcopy").args([from, to]).output().unwrap();
+    assert!(output.status.success(), "nbdcopy {from} {to}: {}", text(&output.stderr));
+}
+
+pub fn pattern(path: &Path, len: usize) {
+    let mut x = 0x2545_f491_4f6c_dd1d_u64;
+    let words = (0..len / 8).flat_map(|_| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x.to_le_bytes()
+    });
+    fs::write(path, words.collect::<Vec<u8>>()).unwrap();
+}
+
+/// Compares the volume's beginning with the file.
+pub fn assert_volume_holds(uri: &str, original: &Path, scratch: &Path) {
+    nbdcopy(uri, scratch.to_str().unwrap());
+    let (want, got) = (fs::read(original).unwrap(), fs::read(scratch).unwrap());
+    assert!(got.len() >= want.len() && got[..want.len()] == want[..], "the volume holds other bytes");
+}

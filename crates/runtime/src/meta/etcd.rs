@@ -1,0 +1,477 @@
+//! A metadata store in an etcd cluster (3.4 and newer), shared by all hosts of a grid.
+//!
+//! Role: turns the trait's blocking calls into etcd's, on a small tokio runtime of its own. A record's version is the
+//! revision of its last change (`mod_revision`), a swap is a transaction that compares it.
+//!
+//! Members are asked one at a time: the one that answered last, until it doesn't. Then all are probed at once, and the
+//! first that can read through the cluster's leader is asked from there on. A swap is sent once: where its answer is
+//! missing, nobody knows its outcome (protocol rule 4), and a second copy would find the first one's work.
+//!
+//! Limits: [`CALL_MAX`] a call, one page of [`LIST_PAGE`] records at a time.
+//!
+//! Faults: a watch whose member died can hang in silence, so one that has been silent for [`SILENCE_MAX`] asks for a
+//! sign of life, and fails without it. Members without a leader are treated like absent ones.
+
+use super::{
+    Change, KEY_BYTES_MAX, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX, Watch,
+    WatchEvent,
+};
+use etcd_client::{
+    Certificate, Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity, KeyValue,
+    PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
+};
+use holdfast_base::MetaVersion;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// How long a call may take: an election of etcd's default timing takes one to two seconds, and callers repeat.
+const CALL_MAX: Duration = Duration::from_secs(2);
+
+/// How long a member may take to say that it can read through a leader.
+const PROBE_MAX: Duration = Duration::from_secs(1);
+
+/// How long a connection may take to come up.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// etcd closes connections that ping more often than each five seconds.
+const PING_EVERY: Duration = Duration::from_secs(6);
+const PING_MAX: Duration = Duration::from_secs(3);
+
+/// A watch that hears nothing for so long asks whether it is still there, and waits for the answer as long again.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// Records of one answer: of the largest values, half of what a client takes in.
+const LIST_PAGE: i64 = 64;
+const ANSWER_BYTES_MAX: usize = 2 * LIST_PAGE as usize * VALUE_BYTES_MAX;
+
+/// How to reach a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct EtcdConfig {
+    /// `http://` or `https://` with host and client port, one for each member.
+    pub endpoints: Vec<String>,
+    /// Put before every key: clusters may serve several grids, and others.
+    pub prefix: String,
+    pub tls: Option<EtcdTls>,
+}
+
+/// PEM texts.
+#[derive(Clone)]
+pub struct EtcdTls {
+    /// Of the authority that signed the members' certificates.
+    pub ca: Vec<u8>,
+    /// Certificate and key that this client shows, if the cluster asks for them.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for EtcdTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "EtcdTls(identity: {})", self.identity.is_some())
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum EtcdError {
+    #[error("no endpoint of etcd is given; name at least one, for example http://10.0.0.1:2379")]
+    NoEndpoint,
+    #[error("{endpoint} can't be an endpoint of etcd: {why}; write it like https://10.0.0.1:2379")]
+    BadEndpoint { endpoint: String, why: String },
+    #[error("{endpoint} asks for TLS, and no certificate of its authority is given; name one as `ca`")]
+    NoAuthority { endpoint: String },
+    #[error("the runtime of the etcd client can't be started: {0}")]
+    Runtime(#[from] std::io::Error),
+}
+
+/// A handle on one cluster; clones share it.
+#[derive(Clone)]
+pub struct EtcdStore(Arc<Shared>);
+
+struct Shared {
+    runtime: Runtime,
+    members: Vec<Client>,
+    prefix: String,
+    chosen: Mutex<Choice>,
+}
+
+#[derive(Clone, Copy)]
+struct Choice {
+    member: usize,
+    /// It answered when it was last asked.
+    answers: bool,
+}
+
+impl EtcdStore {
+    /// Prepares connections; a cluster that can't be reached shows at the first call.
+    pub fn connect(config: &EtcdConfig) -> Result<EtcdStore, EtcdError> {
+        if config.endpoints.is_empty() {
+            return Err(EtcdError::NoEndpoint);
+        }
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
+        let mut members = Vec::new();
+        for endpoint in &config.endpoints {
+            let options = connect_options(endpoint, config.tls.as_ref())?;
+            let client = runtime.block_on(Client::connect([endpoint], Some(options)));
+            let bad = |e: Error| EtcdError::BadEndpoint { endpoint: endpoint.clone(), why: e.to_string() };
+            members.push(client.map_err(bad)?);
+        }
+        let chosen = Mutex::new(Choice { member: 0, answers: false });
+        Ok(EtcdStore(Arc::new(Shared { runtime, members, prefix: config.prefix.clone(), chosen })))
+    }
+
+    /// Which of the endpoints is asked at present, counted from zero.
+    pub fn member(&self) -> usize {
+        self.0.choice().member
+    }
+}
+
+fn connect_options(endpoint: &str, tls: Option<&EtcdTls>) -> Result<ConnectOptions, EtcdError> {
+    let bad = |why: &str| EtcdError::BadEndpoint { endpoint: endpoint.to_string(), why: why.to_string() };
+    let options = ConnectOptions::new()
+        .with_connect_timeout(CONNECT_MAX)
+        .with_keep_alive(PING_EVERY, PING_MAX)
+        .with_require_leader(true);
+    if endpoint.starts_with("http://") {
+        return Ok(options);
+    }
+    if !endpoint.starts_with("https://") {
+        return Err(bad("it begins neither with http:// nor with https://"));
+    }
+    let Some(tls) = tls else { return Err(EtcdError::NoAuthority { endpoint: endpoint.to_string() }) };
+    let mut with = TlsOptions::new().ca_certificate(Certificate::from_pem(&tls.ca));
+    if let Some((certificate, key)) = &tls.identity {
+        with = with.identity(Identity::from_pem(certificate, key));
+    }
+    Ok(options.with_tls(with))
+}
+
+impl Shared {
+    /// Runs one call at the member that answers.
+    fn call<T, F: Future<Output = Result<T, Error>>>(&self, call: impl FnOnce(Client) -> F) -> Result<T, MetaError> {
+        self.runtime.block_on(async {
+            let member = self.choose().await?;
+            let done = timeout(CALL_MAX, call(self.members[member].clone())).await;
+            match done {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(error)) => Err(self.failed(member, &error)),
+                Err(_) => {
+                    self.set_answers(member, false);
+                    Err(unknown(&format!("etcd's member {member} was silent for {} s", CALL_MAX.as_secs())))
+                }
+            }
+        })
+    }
+
+    /// What an error says of the member, and to the caller.
+    fn failed(&self, member: usize, error: &Error) -> MetaError {
+        if is_missing_lease(error) {
+            return MetaError::LeaseGone;
+        }
+        self.set_answers(member, false);
+        unknown(&error.to_string())
+    }
+
+    fn choice(&self) -> Choice {
+        *self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_answers(&self, member: usize, answers: bool) {
+        let mut choice = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        if answers || choice.member == member {
+            *choice = Choice { member, answers };
+        }
+    }
+
+    /// The member that answered last, or the first to answer now.
+    async fn choose(&self) -> Result<usize, MetaError> {
+        let choice = self.choice();
+        if choice.answers {
+            return Ok(choice.member);
+        }
+        let mut probes = tokio::task::JoinSet::new();
+        for (member, client) in self.members.iter().enumerate() {
+            let mut client = client.clone();
+            let key = format!("{}probe", self.prefix);
+            probes.spawn(async move { (member, timeout(PROBE_MAX, client.get(key, None)).await) });
+        }
+        let mut why = String::new();
+        while let Some(probe) = probes.join_next().await {
+            match probe {
+                Ok((member, Ok(Ok(_)))) => {
+                    self.set_answers(member, true);
+                    return Ok(member);
+                }
+                Ok((member, Ok(Err(error)))) => why = format!("etcd's member {member}: {error}"),
+                Ok((member, Err(_))) if why.is_empty() => why = format!("etcd's member {member} is silent"),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Err(unknown(&why))
+    }
+
+    fn full_key(&self, key: &str) -> Vec<u8> {
+        [self.prefix.as_bytes(), key.as_bytes()].concat()
+    }
+
+    /// The key as the caller knows it; none of ours is anything but text.
+    fn own_key(&self, full: &[u8]) -> Result<String, MetaError> {
+        let key = full.strip_prefix(self.prefix.as_bytes()).and_then(|key| std::str::from_utf8(key).ok());
+        key.map(str::to_string).ok_or_else(|| unknown("it holds keys under the grid's prefix that are not the grid's"))
+    }
+
+    fn record(&self, found: &KeyValue) -> Result<Record, MetaError> {
+        Ok(Record {
+            key: self.own_key(found.key())?,
+            version: MetaVersion(found.mod_revision().cast_unsigned()),
+            value: found.value().to_vec(),
+            lease: (found.lease() != 0).then(|| LeaseId(found.lease().cast_unsigned())),
+        })
+    }
+}
+
+fn unknown(why: &str) -> MetaError {
+    MetaError::Unknown { why: why.to_string() }
+}
+
+/// etcd says so by the status "not found", or, for keep-alives, by a time to live of zero.
+fn is_missing_lease(error: &Error) -> bool {
+    match error {
+        Error::GRpcStatus(status) => status.message().contains("lease not found"),
+        Error::LeaseKeepAliveError(why) => why.contains("lease not found"),
+        _ => false,
+    }
+}
+
+fn check_size(key: &str, value: Option<&[u8]>) -> Result<(), MetaError> {
+    let fits = (1..=KEY_BYTES_MAX).contains(&key.len()) && value.is_none_or(|v| v.len() <= VALUE_BYTES_MAX);
+    if fits { Ok(()) } else { Err(MetaError::TooLarge) }
+}
+
+impl MetaStore for EtcdStore {
+    fn get(&self, key: &str) -> Result<Option<Record>, MetaError> {
+        let full = self.0.full_key(key);
+        let found = self.0.call(|mut client| async move { client.get(full, None).await })?;
+        found.kvs().first().map(|kv| self.0.record(kv)).transpose()
+    }
+
+    fn list(&self, prefix: &str) -> Result<Listing, MetaError> {
+        let from = self.0.full_key(prefix);
+        let mut listing = Listing { revision: Revision(0), records: Vec::new() };
+        let mut after: Option<Vec<u8>> = None;
+        loop {
+            let mut options = GetOptions::new().with_limit(LIST_PAGE);
+            // All pages are of the revision that the first one has.
+            let start = match &after {
+                None => {
+                    options = options.with_prefix();
+                    from.clone()
+                }
+                Some(last) => {
+                    let revision = listing.revision.0.cast_signed();
+                    options = options.with_range(end_of(&from)).with_revision(revision);
+                    [last.as_slice(), &[0]].concat()
+                }
+            };
+            let page = self.0.call(|client| async move {
+                client.kv_client().max_decoding_message_size(ANSWER_BYTES_MAX).get(start, Some(options)).await
+            })?;
+            if after.is_none() {
+                let revision = page.header().map_or(0, etcd_client::ResponseHeader::revision);
+                listing.revision = Revision(revision.cast_unsigned());
+            }
+            for kv in page.kvs() {
+                listing.records.push(self.0.record(kv)?);
+            }
+            after = page.kvs().last().map(|kv| kv.key().to_vec());
+            if !page.more() || after.is_none() {
+                return Ok(listing);
+            }
+        }
+    }
+
+    fn swap(
+        &self,
+        key: &str,
+        expect: MetaVersion,
+        value: Option<&[u8]>,
+        lease: Option<LeaseId>,
+    ) -> Result<Swap, MetaError> {
+        check_size(key, value)?;
+        let full = self.0.full_key(key);
+        let options = lease.map(|lease| PutOptions::new().with_lease(lease.0.cast_signed()));
+        let change = match value {
+            Some(value) => vec![TxnOp::put(full.clone(), value, options)],
+            None => vec![TxnOp::delete(full.clone(), None)],
+        };
+        let is_expected = Compare::mod_revision(full.clone(), CompareOp::Equal, expect.0.cast_signed());
+        let txn = Txn::new().when([is_expected]).and_then(change).or_else([TxnOp::get(full, None)]);
+        let done = self.0.call(|mut client| async move { client.txn(txn).await })?;
+        if done.succeeded() {
+            let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision);
+            let version = if value.is_some() { MetaVersion(revision.cast_unsigned()) } else { MetaVersion::ABSENT };
+            return Ok(Swap::Done(version));
+        }
+        let found = done.op_responses().into_iter().next();
+        let Some(TxnOpResponse::Get(found)) = found else { return Err(unknown("etcd's answer lacks the record")) };
+        Ok(Swap::Conflict(found.kvs().first().map(|kv| self.0.record(kv)).transpose()?))
+    }
+
+    fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError> {
+        let seconds = ttl.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(i64::MAX);
+        let lease = self.0.call(|mut client| async move { client.lease_grant(seconds, None).await })?;
+        Ok(LeaseId(lease.id().cast_unsigned()))
+    }
+
+    fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError> {
+        // The first answer of the stream is awaited within; a lease that is gone is an error.
+        self.0.call(|mut client| async move { client.lease_keep_alive(lease.0.cast_signed()).await }).map(drop)
+    }
+
+    fn revoke(&self, lease: LeaseId) -> Result<(), MetaError> {
+        self.0.call(|mut client| async move { client.lease_revoke(lease.0.cast_signed()).await }).map(drop)
+    }
+
+    fn watch(&self, prefix: &str, from: Revision) -> Result<Box<dyn Watch>, MetaError> {
+        let full = self.0.full_key(prefix);
+        let options = WatchOptions::new().with_prefix().with_start_revision(from.0.max(1).cast_signed());
+        let stream = self.0.call(|client| async move {
+            client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX).watch(full, Some(options)).await
+        })?;
+        let heard_at = Instant::now();
+        let watch = EtcdWatch {
+            shared: Arc::clone(&self.0),
+            stream,
+            from,
+            heard_at,
+            asked: false,
+            waiting: VecDeque::new(),
+            oldest: None,
+        };
+        Ok(Box::new(watch))
+    }
+}
+
+/// The first key after all that begin with `prefix`.
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    // Without one: etcd's sign for "to the last".
+    vec![0]
+}
+
+struct EtcdWatch {
+    shared: Arc<Shared>,
+    stream: WatchStream,
+    from: Revision,
+    heard_at: Instant,
+    /// For a sign of life, since then.
+    asked: bool,
+    waiting: VecDeque<WatchEvent>,
+    oldest: Option<Revision>,
+}
+
+impl EtcdWatch {
+    /// Waits for one message, at most until `end` or until silence means something.
+    fn hear(&mut self, end: Instant) -> Result<(), MetaError> {
+        let silent_at = self.heard_at + SILENCE_MAX * if self.asked { 2 } else { 1 };
+        let wait = end.min(silent_at).saturating_duration_since(Instant::now());
+        let shared = Arc::clone(&self.shared);
+        let stream = &mut self.stream;
+        let heard = shared.runtime.block_on(async { timeout(wait, stream.message()).await });
+        match heard {
+            Ok(Ok(Some(message))) => self.on_message(&message),
+            Ok(Ok(None)) => Err(unknown("etcd ended the watch")),
+            Ok(Err(error)) => Err(unknown(&error.to_string())),
+            Err(_) if Instant::now() < silent_at => Ok(()),
+            Err(_) if self.asked => Err(unknown("a watch of etcd fell silent")),
+            Err(_) => {
+                self.asked = true;
+                let stream = &mut self.stream;
+                let asked = shared.runtime.block_on(async { timeout(CALL_MAX, stream.request_progress()).await });
+                asked.map_or_else(
+                    |_| Err(unknown("a watch of etcd is stuck")),
+                    |r| r.map_err(|e| unknown(&e.to_string())),
+                )
+            }
+        }
+    }
+
+    fn on_message(&mut self, message: &WatchResponse) -> Result<(), MetaError> {
+        (self.heard_at, self.asked) = (Instant::now(), false);
+        if message.compact_revision() > 0 {
+            let oldest = Revision(message.compact_revision().cast_unsigned());
+            self.oldest = Some(oldest);
+            return Err(MetaError::Compacted { wanted: self.from, oldest });
+        }
+        if message.canceled() {
+            return Err(unknown(&format!("etcd ended the watch: {}", message.cancel_reason())));
+        }
+        for event in message.events() {
+            let Some(kv) = event.kv() else { continue };
+            let revision = Revision(kv.mod_revision().cast_unsigned());
+            let change = match event.event_type() {
+                EventType::Put => Change::Put(self.shared.record(kv)?),
+                EventType::Delete => Change::Deleted,
+            };
+            self.waiting.push_back(WatchEvent { revision, key: self.shared.own_key(kv.key())?, change });
+            self.from = revision.next();
+        }
+        Ok(())
+    }
+}
+
+impl Watch for EtcdWatch {
+    fn next(&mut self, wait: Duration) -> Result<Vec<WatchEvent>, MetaError> {
+        if let Some(oldest) = self.oldest {
+            return Err(MetaError::Compacted { wanted: self.from, oldest });
+        }
+        let end = Instant::now() + wait;
+        loop {
+            self.hear(end)?;
+            if !self.waiting.is_empty() || Instant::now() >= end {
+                return Ok(self.waiting.drain(..).collect());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_prefix_is_the_next_key_that_lacks_it() {
+        assert_eq!(end_of(b"a/"), b"a0");
+        assert_eq!(end_of(&[7, 255, 255]), [8]);
+        assert_eq!(end_of(&[255]), [0]);
+    }
+
+    #[test]
+    fn endpoints_that_can_t_be_used_say_why() {
+        let connect = |endpoints: &[&str]| {
+            let endpoints = endpoints.iter().map(ToString::to_string).collect();
+            EtcdStore::connect(&EtcdConfig { endpoints, ..EtcdConfig::default() }).err().map(|e| e.to_string())
+        };
+        assert!(connect(&[]).expect("an error").contains("http://10.0.0.1:2379"));
+        assert!(connect(&["10.0.0.1:2379"]).expect("an error").contains("neither with http://"));
+        assert!(connect(&["https://10.0.0.1:2379"]).expect("an error").contains("`ca`"));
+        assert_eq!(connect(&["http://127.0.0.1:1"]), None, "who isn't there shows at the first call");
+    }
+
+    #[test]
+    fn a_cluster_that_is_not_there_is_an_unknown_outcome() {
+        let endpoints = vec!["http://127.0.0.1:1".to_string()];
+        let store = EtcdStore::connect(&EtcdConfig { endpoints, ..EtcdConfig::default() }).expect("prepared");
+        assert!(matches!(store.get("x"), Err(MetaError::Unknown { .. })));
+        assert_eq!(store.swap("", MetaVersion::ABSENT, None, None), Err(MetaError::TooLarge));
+    }
+}

@@ -1,0 +1,275 @@
+//! The metadata store on real etcd: the conformance suite, TLS, members that die and hang.
+//!
+//! Needs the program `etcd`; `./x` sees to it.
+
+use holdfast_base::MetaVersion;
+use holdfast_runtime::meta::conformance::{self, Subject};
+use holdfast_runtime::meta::member::{self, Member, MemberConfig, MemberTls};
+use holdfast_runtime::meta::{Change, EtcdConfig, EtcdStore, EtcdTls, LeaseId, MetaError, MetaStore, Revision, Swap};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Tells, where it can be seen, that a test did not run.
+fn is_missing() -> bool {
+    let missing = member::program().is_none();
+    if missing {
+        // Past the test harness, which keeps back what passing tests print.
+        let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
+    }
+    missing
+}
+
+/// Free ports of an address that no other test uses.
+fn ports(last: u8, count: usize) -> Vec<SocketAddr> {
+    let ip = IpAddr::V4(Ipv4Addr::new(127, 0, 9, last));
+    let held: Vec<_> = (0..count).map(|_| TcpListener::bind((ip, 0)).expect("a free port")).collect();
+    held.iter().map(|l| l.local_addr().expect("bound")).collect()
+}
+
+fn alone(dir: &Path, last: u8) -> Member {
+    let at = ports(last, 2);
+    let mut member = Member::start(MemberConfig::alone(dir, at[0], at[1])).expect("etcd starts");
+    member.wait().expect("etcd serves");
+    member
+}
+
+fn cluster(dir: &Path, last: u8) -> Vec<Member> {
+    let at = ports(last, 6);
+    let names: Vec<(String, SocketAddr)> = (0..3).map(|n| (format!("m{n}"), at[3 + n])).collect();
+    let config = |n: usize| MemberConfig {
+        name: names[n].0.clone(),
+        dir: dir.join(&names[n].0),
+        client: at[n],
+        peer: at[3 + n],
+        cluster: names.clone(),
+        tls: None,
+    };
+    let mut members: Vec<Member> = (0..3).map(|n| Member::start(config(n)).expect("etcd starts")).collect();
+    members.iter_mut().for_each(|m| m.wait().expect("etcd serves"));
+    // They listen before they have a leader.
+    let store = connect(&members);
+    let end = Instant::now() + Duration::from_secs(30);
+    while let Err(error) = store.get("ready") {
+        assert!(Instant::now() < end, "{error}");
+    }
+    members
+}
+
+fn connect(members: &[Member]) -> EtcdStore {
+    let endpoints = members.iter().map(|m| m.config().endpoint()).collect();
+    EtcdStore::connect(&EtcdConfig { endpoints, prefix: "test/".into(), tls: None }).expect("good endpoints")
+}
+
+fn swap(store: &EtcdStore, key: &str, expect: MetaVersion, value: &[u8]) -> MetaVersion {
+    match store.swap(key, expect, Some(value), None).expect("swap") {
+        Swap::Done(version) => version,
+        Swap::Conflict(found) => panic!("{key}: {found:?}"),
+    }
+}
+
+struct Alone(Member);
+
+impl Subject for Alone {
+    fn open(&self) -> Arc<dyn MetaStore> {
+        Arc::new(connect(std::slice::from_ref(&self.0)))
+    }
+
+    fn advance(&self, span: Duration) {
+        std::thread::sleep(span);
+    }
+
+    fn forget_history(&self, store: &dyn MetaStore) -> bool {
+        // Of the revision that history is forgotten up to, the change stays.
+        store.swap("later", MetaVersion::ABSENT, Some(b""), None).expect("swap");
+        let revision = store.list("conformance/").expect("list").revision.0.cast_signed();
+        let endpoint = self.0.config().endpoint();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+        let compacted = runtime.block_on(async {
+            let mut client = etcd_client::Client::connect([endpoint], None).await?;
+            client.compact(revision, None).await
+        });
+        compacted.expect("etcd compacts its history");
+        true
+    }
+}
+
+#[test]
+fn etcd_does_what_every_store_must() {
+    if is_missing() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    conformance::run(&Alone(alone(dir.path(), 1)));
+}
+
+#[test]
+fn long_lists_come_whole() {
+    if is_missing() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let members = [alone(dir.path(), 2)];
+    let store = connect(&members);
+    for n in 0..150 {
+        swap(&store, &format!("many/{n:03}"), MetaVersion::ABSENT, &vec![n as u8; 60_000]);
+    }
+    swap(&store, "many0", MetaVersion::ABSENT, b"not one of them");
+    let listing = store.list("many/").expect("list");
+    assert_eq!(listing.records.len(), 150);
+    assert!(listing.records.iter().enumerate().all(|(n, r)| r.value == vec![n as u8; 60_000]), "in order, and whole");
+    assert_eq!(store.list("").expect("list").records.len(), 151, "an empty prefix is all of the grid's");
+    let endpoints = vec![members[0].config().endpoint()];
+    let all = EtcdStore::connect(&EtcdConfig { endpoints, ..EtcdConfig::default() }).expect("good endpoints");
+    assert_eq!(all.list("test/many/").expect("list").records.len(), 150, "the prefix lies before the keys");
+}
+
+#[test]
+fn members_may_die_and_hang_and_the_store_serves_on() {
+    if is_missing() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut members = cluster(dir.path(), 3);
+    let store = connect(&members);
+    let lease = store.grant(Duration::from_secs(60)).expect("grant");
+    let mut version = MetaVersion::ABSENT;
+    for round in 0..6_u8 {
+        let victim = usize::from(round) % 3;
+        let killed = if round < 3 {
+            members[victim].hang().expect("a signal");
+            None
+        } else {
+            Some(members.remove(victim).kill())
+        };
+        version = swap_in_time(&store, "round", version, &[round]);
+        store.keep_alive(lease).or_else(|_| store.keep_alive(lease)).expect("the lease lives on");
+        match killed {
+            None => members[victim].resume().expect("a signal"),
+            Some(config) => {
+                let mut again = Member::start(config).expect("etcd starts");
+                again.wait().expect("etcd serves");
+                members.insert(victim, again);
+            }
+        }
+    }
+    assert_eq!(store.get("round").expect("get").expect("there").value, [5]);
+    assert_eq!(store.keep_alive(LeaseId(12345)), Err(MetaError::LeaseGone));
+}
+
+/// As protocol rule 4 asks: the same swap on the same version, until its outcome is known.
+fn swap_in_time(store: &EtcdStore, key: &str, expect: MetaVersion, value: &[u8]) -> MetaVersion {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        match store.swap(key, expect, Some(value), None) {
+            Ok(Swap::Done(version)) => return version,
+            Ok(Swap::Conflict(Some(found))) if found.value == value => return found.version,
+            Err(MetaError::Unknown { why }) => assert!(Instant::now() < end, "{key}: {why}"),
+            other => panic!("{key}: {other:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_watch_that_lost_its_member_ends_and_resumes_at_another() {
+    if is_missing() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let members = cluster(dir.path(), 4);
+    let store = connect(&members);
+    let version = swap(&store, "w/a", MetaVersion::ABSENT, b"1");
+    let from = Revision(version.0);
+    let mut watch = store.watch("w/", from).expect("watch");
+    let first = watch.next(Duration::from_secs(10)).expect("an event");
+    assert_eq!(first.len(), 1);
+    // It hangs: the connection stays up, and says nothing.
+    let told = store.member();
+    members[told].hang().expect("a signal");
+    let version = swap_in_time(&store, "w/a", version, b"2");
+    let mut next = first[0].revision.next();
+    let end = Instant::now() + Duration::from_secs(60);
+    let value = loop {
+        assert!(Instant::now() < end, "the change was never told");
+        match watch.next(Duration::from_secs(1)) {
+            Ok(events) if events.is_empty() => {}
+            Ok(events) => {
+                next = events.last().expect("some").revision.next();
+                let Change::Put(record) = &events[0].change else { panic!("{events:?}") };
+                break record.value.clone();
+            }
+            Err(MetaError::Unknown { .. }) => match store.watch("w/", next) {
+                Ok(again) => watch = again,
+                Err(error) => assert!(matches!(error, MetaError::Unknown { .. }), "{error}"),
+            },
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(value, b"2");
+    assert!(next > Revision(version.0));
+}
+
+#[test]
+fn a_cluster_behind_tls_lets_in_whom_its_authority_knows() {
+    if is_missing() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let authority = Authority::new();
+    let (certificate, key) = authority.sign("127.0.9.5");
+    let tls = MemberTls {
+        ca: dir.path().join("ca.pem"),
+        certificate: dir.path().join("cert.pem"),
+        key: dir.path().join("key.pem"),
+    };
+    std::fs::write(&tls.ca, authority.pem()).expect("written");
+    std::fs::write(&tls.certificate, &certificate).expect("written");
+    std::fs::write(&tls.key, &key).expect("written");
+    let at = ports(5, 2);
+    let config = MemberConfig { tls: Some(tls), ..MemberConfig::alone(dir.path(), at[0], at[1]) };
+    let endpoints = vec![config.endpoint()];
+    let mut member = Member::start(config).expect("etcd starts");
+    member.wait().expect("etcd serves");
+
+    let ask = |tls: Option<EtcdTls>| {
+        let config = EtcdConfig { endpoints: endpoints.clone(), prefix: "t/".into(), tls };
+        EtcdStore::connect(&config).map_err(|e| e.to_string())?.get("x").map_err(|e| e.to_string())
+    };
+    let identity = Some((certificate, key));
+    let ca = authority.pem().into_bytes();
+    assert_eq!(ask(Some(EtcdTls { ca: ca.clone(), identity: identity.clone() })), Ok(None));
+    ask(Some(EtcdTls { ca: ca.clone(), identity: None })).expect_err("no certificate is shown");
+    let other = Authority::new();
+    let stranger = Some(other.sign("127.0.9.5"));
+    ask(Some(EtcdTls { ca, identity: stranger })).expect_err("a certificate of another authority");
+    ask(Some(EtcdTls { ca: other.pem().into_bytes(), identity })).expect_err("a member of another authority");
+    ask(None).expect_err("TLS without an authority");
+}
+
+struct Authority {
+    issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().expect("a key");
+        Authority { issuer: rcgen::CertifiedIssuer::self_signed(params, key).expect("a certificate") }
+    }
+
+    fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// Certificate and key for an address, as PEM.
+    fn sign(&self, address: &str) -> (Vec<u8>, Vec<u8>) {
+        let params = rcgen::CertificateParams::new(vec![address.to_string()]).expect("parameters");
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("signed");
+        (certificate.pem().into_bytes(), key.serialize_pem().into_bytes())
+    }
+}
