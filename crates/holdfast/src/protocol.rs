@@ -52,6 +52,8 @@ pub enum Request {
     },
     VolumeExport {
         name: String,
+        /// Although another host that is up has it in service.
+        takeover: bool,
     },
     VolumeUnexport {
         name: String,
@@ -156,6 +158,18 @@ impl Request {
             | Request::SnapshotRollback { volume, .. } => std::slice::from_ref(volume),
             Request::SnapshotGroup { volumes, .. } => volumes,
             _ => &[],
+        }
+    }
+
+    /// The volumes that only the host can do it to that has them in service.
+    pub fn of_one_host(&self) -> &[String] {
+        match self {
+            Request::VolumeSet { name, .. }
+            | Request::VolumeDelete { name, .. }
+            | Request::VolumeUnexport { name, .. }
+            | Request::ReceiveBegin { name, .. }
+            | Request::SendBegin { volume: name, .. } => std::slice::from_ref(name),
+            other => other.disturbs(),
         }
     }
 
@@ -341,7 +355,11 @@ pub struct VolumeInfo {
     #[serde(default)]
     pub integrity: String,
     pub exported: bool,
-    /// `open`, `opening`, `closing`, `deposed`; of one that is not exported `closed`, or `in care` while the caretaker has it.
+    /// The host that has it in service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// `open`, `opening`, `closing`, `deposed`; `elsewhere` at other hosts than the one that has it in service; of one that
+    /// none has `closed`, or `in care` while the caretaker has it.
     pub state: String,
     /// What opening waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,28 +4,9 @@
 
 mod support;
 
-use holdfast_runtime::meta::member::{self, Member, MemberConfig};
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use holdfast_runtime::meta::member::Member;
 use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, has_nbdcopy, nbdcopy, pattern};
-
-/// One member, or the reason why the test does not run.
-fn etcd(dir: &Path, last: u8) -> Option<Member> {
-    if member::program().is_none() {
-        // Past the test harness, which keeps back what passing tests print.
-        let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
-        return None;
-    }
-    let ip = IpAddr::V4(Ipv4Addr::new(127, 0, 8, last));
-    let held = [(); 2].map(|()| TcpListener::bind((ip, 0)).expect("a free port"));
-    let [client, peer]: [SocketAddr; 2] = held.each_ref().map(|l| l.local_addr().expect("bound"));
-    drop(held);
-    let mut member = Member::start(MemberConfig::alone(dir, client, peer)).expect("etcd starts");
-    member.wait().expect("etcd serves");
-    Some(member)
-}
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern};
 
 /// Waits until the metadata store is, or is not, in trouble.
 fn wait_for_trouble(grid: &Grid, expected: bool) {

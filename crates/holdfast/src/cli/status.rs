@@ -11,15 +11,18 @@ use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use holdfast_base::GridId;
 use holdfast_runtime::process::{self, ProcessStats};
 use serde::Serialize;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     holdfast grid up                             four nodes with two devices of 8 GiB each, in ~/.holdfast/grid\n  \
     holdfast grid up --dir /data/grid --nodes 3 --devices 1 --device-size 2GiB\n  \
+    holdfast grid up --etcd http://10.0.0.9:2379 --name a --address 10.0.0.1               the first of several machines\n  \
+    holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join GRID   the next one\n  \
     holdfast grid status\n  \
     holdfast grid down                           everything stops; `holdfast grid up` goes on where it was\n\n\
     A grid's directory holds all of it: configuration, devices, metadata, logs. HOLDFAST_DIR names one for all commands.")]
@@ -31,29 +34,7 @@ pub struct GridArgs {
 #[derive(Subcommand, Debug)]
 enum GridAction {
     /// Bring the grid up; make it first if there is none
-    Up {
-        /// Storage nodes [default: 4]
-        #[arg(long)]
-        nodes: Option<u32>,
-        /// Devices of each node [default: 2]
-        #[arg(long)]
-        devices: Option<u32>,
-        /// Size of each device, all of it allocated at once [default: 8GiB]
-        #[arg(long)]
-        device_size: Option<Size>,
-        /// First of the nodes' ports on 127.0.0.1 [default: the first free range from 7500 on]
-        #[arg(long)]
-        port: Option<u16>,
-        /// Serve NBD over TCP as well, for example 127.0.0.1:10809
-        #[arg(long, value_name = "ADDR:PORT")]
-        nbd_tcp: Option<SocketAddr>,
-        /// Secure NBD over TCP with server-cert.pem and server-key.pem of this directory; with a ca-cert.pem beside
-        /// them, clients need a certificate of that CA
-        #[arg(long, value_name = "DIR", requires = "nbd_tcp")]
-        tls_dir: Option<PathBuf>,
-        #[command(flatten)]
-        etcd: super::meta::EtcdArgs,
-    },
+    Up(Box<UpArgs>),
     /// Stop all processes of the grid; its data stays
     Down {
         /// Although clients are connected
@@ -64,12 +45,47 @@ enum GridAction {
     Status,
 }
 
+#[derive(Args, Debug)]
+struct UpArgs {
+    /// Storage nodes [default: 4]
+    #[arg(long)]
+    nodes: Option<u32>,
+    /// Devices of each node [default: 2]
+    #[arg(long)]
+    devices: Option<u32>,
+    /// Size of each device, all of it allocated at once [default: 8GiB]
+    #[arg(long)]
+    device_size: Option<Size>,
+    /// First of the nodes' ports on 127.0.0.1 [default: the first free range from 7500 on]
+    #[arg(long)]
+    port: Option<u16>,
+    /// Serve NBD over TCP as well, for example 127.0.0.1:10809
+    #[arg(long, value_name = "ADDR:PORT")]
+    nbd_tcp: Option<SocketAddr>,
+    /// Secure NBD over TCP with server-cert.pem and server-key.pem of this directory; with a ca-cert.pem beside
+    /// them, clients need a certificate of that CA
+    #[arg(long, value_name = "DIR", requires = "nbd_tcp")]
+    tls_dir: Option<PathBuf>,
+    #[command(flatten)]
+    etcd: super::meta::EtcdArgs,
+    /// Name of this machine's host, unlike all others of the grid [default: local]
+    #[arg(long)]
+    name: Option<String>,
+    /// Address that the nodes listen on, where all hosts reach them [default: 127.0.0.1]
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// Become a part of the grid with this id, whose metadata are in etcd, rather than make one
+    #[arg(long, value_name = "GRID", requires = "etcd", requires = "name")]
+    join: Option<GridId>,
+}
+
 pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
-        GridAction::Up { nodes, devices, device_size, port, nbd_tcp, tls_dir, etcd } => {
+        GridAction::Up(args) => {
+            let UpArgs { nodes, devices, device_size, port, nbd_tcp, tls_dir, etcd, name, address, join } = *args;
             let tls_dir = tls_dir.map(std::path::absolute).transpose()?;
             let meta = etcd.config()?;
-            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir, meta };
+            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir, meta, name, address, join };
             let outcome = grid::up(dir, &options)?;
             if json {
                 return print_json(&gather(dir)?);
@@ -194,11 +210,14 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         trouble,
     };
     let status = status.unwrap_or_default();
-    let nodes = config.nodes.iter().map(|node| {
+    let own = config.nodes.iter().map(|node| {
         let told = status.nodes.iter().find(|n| n.id == node.id);
-        node_view(dir, node.id, node.address.to_string(), told)
+        node_view(Some(dir), node.id, node.address.to_string(), told)
     });
-    let nodes = nodes.collect();
+    let elsewhere = status.nodes.iter().filter(|told| config.nodes.iter().all(|own| own.id != told.id));
+    let elsewhere = elsewhere.map(|told| node_view(None, told.id, told.address.clone(), Some(told)));
+    let mut nodes: Vec<NodeView> = own.chain(elsewhere).collect();
+    nodes.sort_by_key(|node| node.id);
     let root = dir.root().display().to_string();
     let metadata = MetadataView { store: config.meta.to_string(), trouble: status.metadata_trouble };
     Ok(GridStatus {
@@ -213,10 +232,12 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     })
 }
 
-fn node_view(dir: &GridDir, id: u32, address: String, told: Option<&NodeInfo>) -> NodeView {
-    let process = Role::Node(id).find(dir);
+/// `dir` where the node is one of this machine's.
+fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&NodeInfo>) -> NodeView {
+    let process = dir.and_then(|dir| Role::Node(id).find(dir));
     let state = match (&process, told) {
-        (None, _) => "down",
+        (None, _) if dir.is_some() => "down",
+        (None, None) => "down",
         (Some(p), _) if p.stopped => "hung",
         (_, Some(n)) if n.cut => "cut",
         (_, Some(n)) => match n.link {

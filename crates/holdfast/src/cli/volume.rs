@@ -93,7 +93,12 @@ enum VolumeAction {
         force: bool,
     },
     /// Offer a volume to clients, now and after every start of the grid
-    Export { name: String },
+    Export {
+        name: String,
+        /// Although another host that is up has it in service: clients of that host get errors
+        #[arg(long)]
+        takeover: bool,
+    },
     /// Take a volume out of service; its data stays
     Unexport {
         name: String,
@@ -164,8 +169,8 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let text = format!("volume {name} is deleted; its space returns in the background (`holdfast status`)");
             if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
         }
-        VolumeAction::Export { name } => {
-            let volume = client::volume(dir, &Request::VolumeExport { name })?;
+        VolumeAction::Export { name, takeover } => {
+            let volume = client::volume(dir, &Request::VolumeExport { name, takeover })?;
             show(&volume, format!("volume {} is exported{}", volume.name, how_to_use(&volume)))
         }
         VolumeAction::Unexport { name, force } => {
@@ -268,7 +273,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         },
     );
     row("integrity", volume.integrity.clone());
-    row("exported", if volume.exported { "yes".to_string() } else { "no".to_string() });
+    row("exported", volume.host.as_ref().map_or("no".to_string(), |host| format!("by host {host}")));
     for uri in &volume.uris {
         row("connect to", uri.clone());
     }

@@ -55,7 +55,9 @@ pub fn add_node(dir: &GridDir, devices: Option<u32>, size: Option<Size>) -> Resu
     let size = size.or_else(|| last.devices.first().map(|d| Size(d.size_bytes))).unwrap_or(super::DEVICE_SIZE_DEFAULT);
     check_size(size)?;
     check_space(dir, u64::from(count), size)?;
-    let id = last.id + 1;
+    // Nodes of other machines have numbers, too.
+    let told = client::status(dir)?.nodes;
+    let id = told.iter().map(|node| node.id).fold(last.id, u32::max) + 1;
     let ports = last.address.port().saturating_add(1)..u16::MAX;
     let mut addresses = ports.map(|port| SocketAddr::new(last.address.ip(), port));
     let is_free =

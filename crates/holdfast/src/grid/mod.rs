@@ -4,6 +4,7 @@
 //! is removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
 
 pub mod grow;
+mod join;
 pub mod layout;
 pub mod metadata;
 pub mod ownership;
@@ -21,7 +22,7 @@ use processes::{Role, wait};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,12 @@ pub struct UpOptions {
     pub nbd_tcp: Option<SocketAddr>,
     pub tls_dir: Option<PathBuf>,
     pub meta: Option<MetaConfig>,
+    /// Of the host.
+    pub name: Option<String>,
+    /// Where the nodes listen.
+    pub address: Option<IpAddr>,
+    /// Become a part of this grid rather than make one.
+    pub join: Option<GridId>,
 }
 
 /// What `grid up` did.
@@ -234,6 +241,9 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
         ("--nbd-tcp", options.nbd_tcp.is_some() && options.nbd_tcp != config.host.nbd_tcp),
         ("--tls-dir", options.tls_dir.is_some() && options.tls_dir != config.host.tls_dir),
         ("--etcd", options.meta.as_ref().is_some_and(|meta| *meta != config.meta)),
+        ("--name", options.name.as_ref().is_some_and(|name| *name != config.host.name)),
+        ("--address", options.address.is_some_and(|ip| config.nodes.iter().any(|n| n.address.ip() != ip))),
+        ("--join", options.join.is_some_and(|grid| grid.to_string() != config.grid)),
     ];
     if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
         bail!(
@@ -302,9 +312,10 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     clear_unfinished(dir)?;
     let (nodes, devices) = (options.nodes.unwrap_or(NODES_DEFAULT), options.devices.unwrap_or(DEVICES_DEFAULT));
     let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
-    if !(1..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
+    let fewest = if options.join.is_some() { 0 } else { 1 };
+    if !(fewest..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
         bail!(
-            "a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
+            "a machine has {fewest} to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
              --devices so"
         );
     }
@@ -312,26 +323,44 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
     }
     check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
-    let ports = choose_ports(options.port, nodes)?;
-    let grid = GridId(uuid::Uuid::new_v4().as_u128());
+    let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let ports = choose_ports(ip, options.port, nodes)?;
+    let grid = options.join.unwrap_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()));
     let device = |node: u32, index: u32| DeviceConfig {
         path: PathBuf::from(format!("devices/node{node}-{index}.img")),
         device: fresh_device_id().to_string(),
         size_bytes: size.0,
     };
-    let node = |index: u32| NodeConfig {
-        id: index + 1,
-        address: SocketAddr::from((Ipv4Addr::LOCALHOST, ports + index as u16)),
-        devices: (0..devices).map(|d| device(index + 1, d)).collect(),
+    let node = |index: u32, id: u32| NodeConfig {
+        id,
+        address: SocketAddr::from((ip, ports + index as u16)),
+        devices: (0..devices).map(|d| device(id, d)).collect(),
     };
-    let host = HostConfig { nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..HostConfig::default() };
+    let default = HostConfig::default();
+    let name = options.name.clone().unwrap_or(default.name.clone());
+    crate::host::catalog::check_name(&name)?;
+    let host = HostConfig { name, nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..default };
     let meta = options.meta.clone().unwrap_or_default();
-    let config = GridConfig { meta, ..GridConfig::new(grid.to_string(), (0..nodes).map(node).collect(), host) };
+    let mut config = GridConfig { meta, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
-    let made = make_devices(dir, &config)
-        .and_then(|()| crate::host::meta::make(dir, &config))
+    let joined = match options.join {
+        Some(_) => Some(join::Joining::begin(dir, &config)?),
+        None => None,
+    };
+    let made = (0..nodes)
+        .map(|index| match &joined {
+            Some(joining) => joining.add_node(|id| node(index, id)),
+            None => Ok(node(index, index + 1)),
+        })
+        .collect::<Result<Vec<_>>>()
+        .map(|nodes| config.nodes = nodes)
+        .and_then(|()| make_devices(dir, &config))
+        .and_then(|()| if joined.is_some() { Ok(()) } else { crate::host::meta::make(dir, &config) })
         .and_then(|()| dir.save(&config));
     if let Err(error) = made {
+        if let Some(joining) = joined {
+            joining.undo();
+        }
         clear_unfinished(dir)?;
         return Err(error);
     }
@@ -389,11 +418,11 @@ fn check_space(dir: &GridDir, devices: u64, size: Size) -> Result<()> {
 }
 
 /// The ports from `asked` on, or the first free range from the default on.
-fn choose_ports(asked: Option<u16>, nodes: u32) -> Result<u16> {
+fn choose_ports(ip: IpAddr, asked: Option<u16>, nodes: u32) -> Result<u16> {
     let is_free = |base: u16| {
         (0..nodes as u16).try_for_each(|i| {
             let port = base.checked_add(i).context("there is no port above 65535; choose a smaller --port")?;
-            check_port(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+            check_port(SocketAddr::from((ip, port)))
         })
     };
     if let Some(base) = asked {
@@ -440,7 +469,9 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
                 };
                 let hung = hung_nodes(dir, config);
                 let is_late = |n: &&crate::protocol::NodeInfo| !is_up(n) && !hung.contains(&n.id);
-                let late: Vec<String> = status.nodes.iter().filter(is_late).map(|n| n.id.to_string()).collect();
+                let is_here = |n: &&crate::protocol::NodeInfo| config.nodes.iter().any(|own| own.id == n.id);
+                let late = status.nodes.iter().filter(is_here).filter(is_late);
+                let late: Vec<String> = late.map(|n| n.id.to_string()).collect();
                 let opening = status.volumes.iter().filter(|v| v.state == "opening");
                 let waits: Vec<String> = opening
                     .map(|v| format!("volume {}: {}", v.name, v.waits.as_deref().unwrap_or("opening")))

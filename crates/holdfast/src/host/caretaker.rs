@@ -1,10 +1,11 @@
 //! The caretaker: volumes that are not in service are opened now and then, for as long as there is something to do.
 //!
-//! Role: a thread of its own, which takes one volume after the other. While it is open its controller repairs, rebuilds,
+//! Role: a thread of its own at one of the hosts, which takes one volume after the other. While it is open its controller repairs, rebuilds,
 //! drains, merges, cleans and frees as for any other; no client gets at it. Nothing is kept: after a restart it begins anew.
 //!
 //! States of a volume: closed -> in care -> closed; from anywhere -> in service, when it is exported.
 
+use super::catalog::Entry;
 use super::commands::{CloseOutcome, Command};
 use super::control::{CLOSE_MAX, ControlPlane, ask};
 use crate::logger;
@@ -31,6 +32,9 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
         let started = Instant::now();
         loop {
             std::thread::sleep(PACE);
+            if plane.store_is_silent() || !plane.presence.is_caretaker().unwrap_or(false) {
+                continue;
+            }
             if let Err(error) = plane.look_after_closed(started, &mut cared) {
                 logger::warn(format_args!("looking after volumes that are not in service: {error:#}"));
             }
@@ -44,7 +48,7 @@ impl ControlPlane {
     /// Takes care of one volume, the one that has waited longest, if any is due.
     fn look_after_closed(&self, started: Instant, cared: &mut BTreeMap<String, Instant>) -> Result<()> {
         let every = if self.catalog.draining()?.is_empty() { CARE_EVERY } else { CARE_EVERY_DRAINING };
-        let closed = self.catalog.all()?.into_iter().filter(|entry| !entry.exported && entry.clone.is_none());
+        let closed = self.unserved()?.into_iter();
         let last = |name: &str| cared.get(name).copied().unwrap_or(started);
         let due = closed.filter(|entry| last(entry.name()).elapsed() >= every);
         let Some(entry) = due.min_by_key(|entry| last(entry.name())) else { return Ok(()) };
@@ -53,7 +57,7 @@ impl ControlPlane {
             let _alone = self.alone();
             // It may have been exported or deleted meanwhile.
             let entry = self.catalog.find(&name)?;
-            if entry.exported {
+            if entry.served_by.is_some() {
                 return Ok(());
             }
             self.ask(|answer| Command::Open { spec: entry.spec(), exported: false, answer })?;
@@ -66,13 +70,19 @@ impl ControlPlane {
         }
     }
 
+    /// Volumes that no host has in service.
+    pub(super) fn unserved(&self) -> Result<Vec<Entry>> {
+        let all = self.catalog.all()?.into_iter();
+        Ok(all.filter(|entry| entry.served_by.is_none() && entry.clone.is_none()).collect())
+    }
+
     fn wait_for_rest(&self, name: &str) -> Result<()> {
         let begun = Instant::now();
         let mut busy_at = begun;
         while busy_at.elapsed() < REST && begun.elapsed() < CARE_MAX {
             std::thread::sleep(Duration::from_millis(500));
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
-            let Some(info) = info.filter(|info| !info.exported) else { return Ok(()) };
+            let Some(info) = info.filter(|info| !info.exported && info.state != "deposed") else { return Ok(()) };
             if is_busy(&info) {
                 busy_at = Instant::now();
             }

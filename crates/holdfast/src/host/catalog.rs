@@ -4,23 +4,26 @@
 //! name/NAME              which volume or clone has the name; made first, so that names are unique
 //! volume/ID/root         the root record
 //! volume/ID/clone        of a clone instead: which volume it is a part of
-//! volume/ID/export       there while the volume is exported, for the next start
+//! volume/ID/export       there while the volume is in service, for the next start: at which host
 //! deleting/ID            there until every device has returned the volume's space
 //! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
 //! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
+//! node/NUMBER            a storage node: where it is, and its devices
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
 use super::fixed::{Fixed, FixedVolume};
 use super::meta::Meta;
+use super::presence::live_hosts;
 use super::receive::Received;
 use super::schedule::Schedule;
 use super::trend::Sample;
 use super::volumes::OpenSpec;
+use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, GridId, InstanceId, MetaVersion, VolumeId};
 use holdfast_format::geometry::Layout;
@@ -40,16 +43,31 @@ const NAME_PREFIX: &str = "name/";
 const DELETING_PREFIX: &str = "deleting/";
 const SCHEDULE_PREFIX: &str = "schedule/";
 const RECEIVED_PREFIX: &str = "received/";
-const DRAINING_PREFIX: &str = "draining/";
+pub const DRAINING_PREFIX: &str = "draining/";
 const TREND_KEY: &str = "trend";
+pub const SETTINGS_PREFIX: &str = "settings/";
+pub const NODE_PREFIX: &str = "node/";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct NameRecord {
     volume: String,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct ExportRecord {}
+/// Which host has a volume in service.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct ExportRecord {
+    /// Empty in records of grids with one host, from before there could be others.
+    #[serde(default)]
+    host: String,
+}
+
+/// A storage node as all hosts know it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct NodeRecord {
+    /// The host that runs beside it, and keeps this record.
+    machine: String,
+    node: NodeConfig,
+}
 
 /// A clone, as far as it is known while its volume is not in service.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -82,7 +100,8 @@ pub struct DeletingRecord {
 pub struct Entry {
     /// Of a clone, the root of the volume that it is a part of.
     pub root: Root,
-    pub exported: bool,
+    /// The host that has it in service, up or not.
+    pub served_by: Option<String>,
     pub clone: Option<(VolumeId, CloneRecord)>,
     /// Of the volume, also for a clone of it.
     pub settings: Settings,
@@ -113,6 +132,8 @@ impl Entry {
 pub struct Catalog {
     meta: Meta,
     grid: GridId,
+    /// This host's name.
+    host: String,
 }
 
 fn name_key(name: &str) -> String {
@@ -132,7 +153,12 @@ fn deleting_key(volume: &str) -> String {
 }
 
 fn settings_key(volume: VolumeId) -> String {
-    format!("settings/{volume}")
+    format!("{SETTINGS_PREFIX}{volume}")
+}
+
+fn node_key(node: u32) -> String {
+    // In order of numbers.
+    format!("{NODE_PREFIX}{node:05}")
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
@@ -158,8 +184,8 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 impl Catalog {
-    pub fn new(meta: Meta, grid: GridId) -> Catalog {
-        Catalog { meta, grid }
+    pub fn new(meta: Meta, grid: GridId, host: &str) -> Catalog {
+        Catalog { meta, grid, host: host.to_string() }
     }
 
     fn get(&self, key: &str) -> Result<(MetaVersion, Option<Vec<u8>>)> {
@@ -231,7 +257,7 @@ impl Catalog {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
         })?;
-        Ok(Entry { root, exported: false, clone: None, settings })
+        Ok(Entry { root, served_by: None, clone: None, settings })
     }
 
     pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
@@ -294,9 +320,11 @@ impl Catalog {
         let clone = self.clone(id)?;
         let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
         let Some(root) = self.root(volume)? else { return Ok(None) };
-        let exported = self.get(&export_key(volume))?.1.is_some();
+        let key = export_key(volume);
+        let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
+        let served_by = export.map(|export| if export.host.is_empty() { self.host.clone() } else { export.host });
         let settings = self.settings(volume)?;
-        Ok(Some(Entry { root, exported, clone: clone.map(|clone| (id, clone)), settings }))
+        Ok(Some(Entry { root, served_by, clone: clone.map(|clone| (id, clone)), settings }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -316,12 +344,101 @@ impl Catalog {
         Ok(entries)
     }
 
+    /// Volumes that this host has in service.
     pub fn exported(&self) -> Result<Vec<OpenSpec>> {
-        Ok(self.all()?.iter().filter(|e| e.exported && e.clone.is_none()).map(Entry::spec).collect())
+        Ok(self.all()?.iter().filter(|e| self.is_here(e) && e.clone.is_none()).map(Entry::spec).collect())
     }
 
-    pub fn set_exported(&self, volume: VolumeId, exported: bool) -> Result<()> {
-        self.set(&export_key(volume), exported.then(|| encode(&ExportRecord {})))
+    pub fn is_here(&self, entry: &Entry) -> bool {
+        entry.served_by.as_ref() == Some(&self.host)
+    }
+
+    /// Refuses what only the host that has the volume in service can do.
+    pub fn check_not_elsewhere(&self, entry: &Entry) -> Result<()> {
+        match &entry.served_by {
+            Some(host) if *host != self.host => bail!(
+                "volume {0} is in service at host {host}; ask there, or have it served here with `holdfast volume export {0} \
+                 --takeover`, which ends the service there",
+                entry.name()
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// From here on this host has the volume in service. One that another host has is taken over where that host is gone,
+    /// or `takeover` says so.
+    pub fn claim_export(&self, entry: &Entry, takeover: bool) -> Result<()> {
+        let key = export_key(entry.root.volume);
+        self.update(&key, |found| {
+            let export: Option<ExportRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
+            let other = export.map(|export| export.host).filter(|host| !host.is_empty() && *host != self.host);
+            if let Some(host) = other.filter(|_| !takeover)
+                && live_hosts(&self.meta)?.contains(&host)
+            {
+                bail!(
+                    "volume {0} is in service at host {host}, which is up; `holdfast volume unexport {0}` there first, or \
+                     add --takeover: clients of that host then get errors",
+                    entry.root.name
+                );
+            }
+            Ok(Some(Some(encode(&ExportRecord { host: self.host.clone() }))))
+        })
+    }
+
+    /// No host has the volume in service.
+    pub fn end_export(&self, volume: VolumeId) -> Result<()> {
+        self.set(&export_key(volume), None)
+    }
+
+    /// The grid's nodes, by their numbers.
+    pub fn nodes(&self) -> Result<Vec<NodeConfig>> {
+        let listed = self.meta.list(NODE_PREFIX)?.records;
+        let nodes = listed.iter().map(|l| Ok(decode::<NodeRecord>(&l.key, &l.value)?.node));
+        let mut nodes: Vec<NodeConfig> = nodes.collect::<Result<_>>()?;
+        nodes.sort_by_key(|node| node.id);
+        Ok(nodes)
+    }
+
+    /// Tells all hosts which nodes run beside this one.
+    pub fn set_own_nodes(&self, own: &[NodeConfig]) -> Result<()> {
+        for node in own {
+            let key = node_key(node.id);
+            let record = NodeRecord { machine: self.host.clone(), node: node.clone() };
+            self.update(&key, |found| {
+                let found: Option<NodeRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
+                if let Some(other) = found.as_ref().filter(|found| found.machine != self.host) {
+                    bail!("node {} is on machine {}; two nodes can't have one number", node.id, other.machine);
+                }
+                Ok((found.as_ref() != Some(&record)).then(|| Some(encode(&record))))
+            })?;
+        }
+        for listed in self.meta.list(NODE_PREFIX)?.records {
+            let found: NodeRecord = decode(&listed.key, &listed.value)?;
+            if found.machine == self.host && own.iter().all(|node| node.id != found.node.id) {
+                self.set(&listed.key, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nodes run beside a host of that name.
+    pub fn has_machine(&self, name: &str) -> Result<bool> {
+        let listed = self.meta.list(NODE_PREFIX)?.records;
+        let machines = listed.iter().map(|l| Ok(decode::<NodeRecord>(&l.key, &l.value)?.machine));
+        Ok(machines.collect::<Result<Vec<_>>>()?.iter().any(|machine| machine == name))
+    }
+
+    /// Takes the next number for a node that is being made beside this host.
+    pub fn add_node(&self, node_of: impl Fn(u32) -> NodeConfig) -> Result<NodeConfig> {
+        for _ in 0..SWAPS_MAX {
+            let id = self.nodes()?.last().map_or(0, |node| node.id) + 1;
+            let node = node_of(id);
+            let record = encode(&NodeRecord { machine: self.host.clone(), node: node.clone() });
+            if let Swap::Done(_) = self.meta.swap(&node_key(id), MetaVersion::ABSENT, Some(&record), None)? {
+                return Ok(node);
+            }
+        }
+        bail!("no number could be taken for a node: others take them all the time; try again")
     }
 
     /// Snapshots by schedule, by the id of a volume or clone.
@@ -358,7 +475,7 @@ impl Catalog {
     }
 
     pub fn set_draining(&self, device: DeviceId, draining: bool) -> Result<()> {
-        self.set(&format!("{DRAINING_PREFIX}{device}"), draining.then(|| encode(&ExportRecord {})))
+        self.set(&format!("{DRAINING_PREFIX}{device}"), draining.then(|| b"{}".to_vec()))
     }
 
     /// From here on the volume is being deleted, whatever happens to this process.
@@ -389,7 +506,7 @@ impl Catalog {
             Ok(Some(Some(root.encode())))
         })?;
         self.free_name(&record.name, &record.volume)?;
-        self.set_exported(volume, false)?;
+        self.end_export(volume)?;
         self.set_schedule(volume, None)?;
         self.set_received(volume, None)?;
         self.set(&settings_key(volume), None)?;

@@ -12,9 +12,11 @@ use super::devices::{TaskHistory, watch_tasks};
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
 use super::meta::{Health, Meta};
+use super::presence::Presence;
 use super::schedule;
 use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
+use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
@@ -67,6 +69,7 @@ pub fn ask<T>(
 
 pub(super) struct ControlPlane {
     pub(super) catalog: Catalog,
+    pub(super) presence: Presence,
     health: Health,
     pub(super) reactor: Sender<Command>,
     bell: JanitorBell,
@@ -79,14 +82,19 @@ pub(super) struct ControlPlane {
 }
 
 /// Binds the socket and serves it from threads of its own.
-pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Command>) -> Result<()> {
+pub fn start(
+    dir: &GridDir,
+    config: &GridConfig,
+    (meta, catalog, presence): (Meta, Catalog, Presence),
+    reactor: Sender<Command>,
+) -> Result<()> {
     let health = Health::watch(meta.clone())?;
-    let catalog = Catalog::new(meta, config.grid_id()?);
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
     let trend = Mutex::new(Trend::new(catalog.trend()?));
     let plane = Arc::new(ControlPlane {
         trend,
         catalog,
+        presence,
         health,
         reactor,
         bell,
@@ -100,6 +108,7 @@ pub fn start(dir: &GridDir, config: &GridConfig, meta: Meta, reactor: Sender<Com
     caretaker::start(Arc::clone(&plane))?;
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
+    watcher::start(Arc::clone(&plane), meta)?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -170,7 +179,7 @@ pub(super) fn check_size(size_bytes: u64) -> Result<()> {
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
         let _alone = request.changes().then(|| self.alone());
-        if let Err(error) = request.disturbs().iter().try_for_each(|name| self.check_no_stream(name)) {
+        if let Err(error) = self.check_may_change(&request) {
             return Response::Error { message: format!("{error:#}") };
         }
         let result = match request {
@@ -190,7 +199,7 @@ impl ControlPlane {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
-            Request::VolumeExport { name } => self.export(&name).map(Response::from),
+            Request::VolumeExport { name, takeover } => self.export(&name, takeover).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
             Request::SnapshotGroup { volumes, name } => {
@@ -227,6 +236,15 @@ impl ControlPlane {
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
         result.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") })
+    }
+
+    fn check_may_change(&self, request: &Request) -> Result<()> {
+        request.disturbs().iter().try_for_each(|name| self.check_no_stream(name))?;
+        request.of_one_host().iter().try_for_each(|name| match self.catalog.find(name) {
+            Ok(entry) => self.catalog.check_not_elsewhere(&entry),
+            // What isn't there is told of by whoever looks for it.
+            Err(_) => Ok(()),
+        })
     }
 
     /// The lock guards no data: after a panic it is as good as before.
@@ -288,7 +306,7 @@ impl ControlPlane {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         for entry in self.catalog.all()? {
             if volumes.iter().all(|v| v.name != entry.name()) {
-                volumes.push(closed_info(&entry));
+                volumes.push(self.closed_info(&entry));
             }
         }
         Ok(deleting)
@@ -301,7 +319,7 @@ impl ControlPlane {
     pub(super) fn show(&self, name: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
-        Ok(live.unwrap_or_else(|| closed_info(&entry)))
+        Ok(live.unwrap_or_else(|| self.closed_info(&entry)))
     }
 
     fn create(
@@ -324,7 +342,7 @@ impl ControlPlane {
         if is_fixed {
             self.set_fixed_anew(&entry)?;
         }
-        if export { self.export(name) } else { Ok(closed_info(&entry)) }
+        if export { self.export(name, false) } else { Ok(self.closed_info(&entry)) }
     }
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
@@ -377,10 +395,10 @@ impl ControlPlane {
         }
     }
 
-    fn export(&self, name: &str) -> Result<VolumeInfo> {
+    fn export(&self, name: &str, takeover: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         self.check_no_stream(name)?;
-        self.catalog.set_exported(entry.root.volume, true)?;
+        self.catalog.claim_export(&entry, takeover)?;
         self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
@@ -425,9 +443,9 @@ impl ControlPlane {
             );
         }
         self.close(name, force, false, &format!("volume {name} stays exported"))?;
-        self.catalog.set_exported(entry.root.volume, false)?;
+        self.catalog.end_export(entry.root.volume)?;
         self.note_fixed()?;
-        Ok(closed_info(&self.catalog.find(name)?))
+        Ok(self.closed_info(&self.catalog.find(name)?))
     }
 
     pub(super) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<VolumeInfo> {
@@ -447,7 +465,7 @@ impl ControlPlane {
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         if live.is_none() {
             // What a smaller size cuts off is discarded, which only an owner can do.
-            self.export(name)?;
+            self.export(name, false)?;
             let resized = self.resize(name, size_bytes, shrink);
             self.unexport(name, false)?;
             resized?;
@@ -577,6 +595,11 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Known to be out of reach: what can wait is not tried.
+    pub(super) fn store_is_silent(&self) -> bool {
+        self.health.trouble().is_some()
+    }
+
     fn cut(&self, node: u32, cut: bool) -> Result<()> {
         self.config().node(node)?;
         match self.ask(|answer| Command::Cut { node: NodeId(node), cut, answer })? {
@@ -584,27 +607,29 @@ impl ControlPlane {
             false => bail!("the host knows no node {node}; restart the grid with `holdfast grid down` and `grid up`"),
         }
     }
-}
 
-/// A volume that is not in service here.
-fn closed_info(entry: &Entry) -> VolumeInfo {
-    let fixed = entry.settings.fixed.filter(|_| entry.clone.is_none());
-    let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
-    VolumeInfo {
-        name: entry.name().to_string(),
-        id: entry.id().to_string(),
-        clone_of: entry.clone.as_ref().map(|_| entry.root.name.clone()),
-        size_bytes: entry.size_bytes(),
-        layout: entry.root.layout.to_string(),
-        provisioning: provisioning_text(fixed.is_some()).to_string(),
-        set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
-        integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
-        exported: entry.exported,
-        state: "closed".to_string(),
-        waits: None,
-        epoch: entry.root.epoch.0,
-        uris: Vec::new(),
-        sessions: 0,
-        live: None,
+    /// A volume that is not in service here.
+    fn closed_info(&self, entry: &Entry) -> VolumeInfo {
+        let elsewhere = entry.served_by.is_some() && !self.catalog.is_here(entry);
+        let fixed = entry.settings.fixed.filter(|_| entry.clone.is_none());
+        let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
+        VolumeInfo {
+            name: entry.name().to_string(),
+            id: entry.id().to_string(),
+            clone_of: entry.clone.as_ref().map(|_| entry.root.name.clone()),
+            size_bytes: entry.size_bytes(),
+            layout: entry.root.layout.to_string(),
+            provisioning: provisioning_text(fixed.is_some()).to_string(),
+            set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
+            integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
+            exported: entry.served_by.is_some(),
+            host: entry.served_by.clone(),
+            state: if elsewhere { "elsewhere" } else { "closed" }.to_string(),
+            waits: None,
+            epoch: entry.root.epoch.0,
+            uris: Vec::new(),
+            sessions: 0,
+            live: None,
+        }
     }
 }

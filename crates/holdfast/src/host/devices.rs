@@ -8,7 +8,7 @@
 
 use super::commands::{Command, LiveStatus};
 use super::control::ControlPlane;
-use crate::grid::layout::GridConfig;
+use crate::grid::layout::{GridConfig, NodeConfig};
 use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo, VolumeInfo};
 use crate::size::Size;
@@ -178,8 +178,7 @@ impl ControlPlane {
 
     /// Volumes that have to wait for the caretaker.
     fn closed_volumes(&self) -> Result<String> {
-        let closed = self.catalog.all()?.into_iter().filter(|entry| !entry.exported && entry.clone.is_none());
-        let names: Vec<String> = closed.map(|entry| entry.root.name).collect();
+        let names: Vec<String> = self.unserved()?.into_iter().map(|entry| entry.root.name).collect();
         Ok(match names.is_empty() {
             true => String::new(),
             false => format!(
@@ -192,10 +191,9 @@ impl ControlPlane {
     /// Reads grid.json anew: nodes and devices have come or gone.
     pub(super) fn reload(&self) -> Result<()> {
         let config: GridConfig = self.dir.load()?;
-        let nodes = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
-        self.ask(|answer| Command::Nodes { nodes, answer })?;
-        let known: BTreeSet<DeviceId> = config.devices().into_iter().map(|(_, device)| device).collect();
-        self.set_config(config);
+        self.catalog.set_own_nodes(&config.nodes)?;
+        self.use_nodes(self.catalog.nodes()?)?;
+        let known: BTreeSet<DeviceId> = self.config().devices().into_iter().map(|(_, device)| device).collect();
         // Of a device that is gone nothing may be missing any more before it is forgotten.
         let left = self.ask(|answer| Command::LeftToDrain { answer })?;
         let mut draining = self.catalog.draining()?;
@@ -206,6 +204,17 @@ impl ControlPlane {
             }
         }
         self.ask(|answer| Command::Drain { devices: draining, answer })
+    }
+
+    /// The grid has these nodes from here on.
+    pub(super) fn use_nodes(&self, nodes: Vec<NodeConfig>) -> Result<()> {
+        let config = self.config();
+        if config.nodes != nodes {
+            let places = nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
+            self.ask(|answer| Command::Nodes { nodes: places, answer })?;
+            self.set_config(GridConfig { nodes, ..config });
+        }
+        Ok(())
     }
 
     /// Has devices emptied that have been bypassed for as long as an absent node is waited for, if that may be.

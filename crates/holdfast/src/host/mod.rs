@@ -11,7 +11,7 @@
 //! good as a crash, from which the next start recovers.
 
 mod caretaker;
-mod catalog;
+pub mod catalog;
 mod commands;
 mod control;
 mod devices;
@@ -21,12 +21,14 @@ mod janitor;
 mod links;
 pub mod meta;
 mod nbd;
+pub mod presence;
 pub mod receive;
 pub mod schedule;
 mod stop;
 mod tls;
 mod trend;
 mod volumes;
+mod watcher;
 
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
@@ -87,15 +89,19 @@ pub struct Host {
 
 /// Runs until SIGTERM.
 pub fn run(dir: &GridDir) -> Result<()> {
-    let config = dir.load()?;
+    let mut config = dir.load()?;
     dir.check_socket_paths()?;
     let grid = config.grid_id()?;
     let meta = meta::open(dir, &config)?;
-    let catalog = catalog::Catalog::new(meta.clone(), grid);
+    let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name);
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
     let (listeners, uris) = listen(&mut reactor, dir, &config)?;
+    // The sockets are ours now: no other host runs in this directory.
+    let presence = presence::Presence::announce(meta.clone(), &config.host.name, dir)?;
+    catalog.set_own_nodes(&config.nodes)?;
+    config.nodes = catalog.nodes()?;
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
     let care = Care {
@@ -127,9 +133,10 @@ pub fn run(dir: &GridDir) -> Result<()> {
     for spec in exported {
         host.open_volume(started, spec, true, reactor.io());
     }
-    control::start(dir, &config, meta, sender)?;
+    control::start(dir, &config, (meta, catalog, presence.clone()), sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     reactor.run(&mut host)?;
+    presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
     Ok(())
 }
@@ -206,9 +213,14 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let name = &volume.name;
         match notice {
+            // A host that puts a volume into service does not ask the caretaker.
+            Notice::StateChanged(State::Deposed) if !volume.exported => {
+                logger::info(format_args!("volume {name}: it is put into service, and not looked after any more"));
+                self.waiters.on_changes_lost(at);
+            }
             Notice::StateChanged(State::Deposed) => {
                 logger::error(format_args!(
-                    "volume {name}: another host has taken it over; `holdfast volume export {name}` takes it back"
+                    "volume {name}: another host has taken it over; `holdfast volume export {name} --takeover` takes it back"
                 ));
                 self.waiters.on_changes_lost(at);
             }
@@ -331,8 +343,10 @@ impl Host {
             self.cut_slow_handshakes(now, io);
             self.tell_set_aside(now, io);
             for at in self.volumes.tokens() {
-                if let Some(volume) = self.volumes.table.get_mut(at) {
-                    volume.tell_waiting(now);
+                let Some(volume) = self.volumes.table.get_mut(at) else { continue };
+                volume.tell_waiting(now);
+                if volume.is_to_be_dropped() {
+                    self.on_volume_closed(at, io);
                 }
             }
         }

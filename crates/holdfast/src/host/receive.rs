@@ -112,7 +112,7 @@ impl ControlPlane {
             Some(entry) if entry.clone.is_some() => {
                 bail!("{name} is a clone, a part of volume {}; receive into a volume", entry.root.name)
             }
-            Some(entry) if entry.exported => bail!(
+            Some(entry) if entry.served_by.is_some() => bail!(
                 "volume {name} is in service, and what clients see would change under them; `holdfast volume unexport \
                  {name}`, then again"
             ),

@@ -174,7 +174,7 @@ impl ControlPlane {
             let name = entry.name().to_string();
             let _alone = self.alone();
             // What the caretaker or a stream has open is nobody's to look at.
-            if !self.catalog.entry(id)?.is_some_and(|entry| entry.exported) {
+            if !self.catalog.entry(id)?.is_some_and(|entry| self.catalog.is_here(&entry)) {
                 continue;
             }
             let Some(live) = self.show(&name)?.live else { continue };

@@ -74,6 +74,8 @@ pub struct Volume {
     layout_at_open: Layout,
     /// What it knows that others own.
     pub told_claims: Vec<Claim>,
+    /// Another host has it, and clients have had time to hear of it.
+    pub was_deposed: bool,
 }
 
 /// What all volumes of a host share.
@@ -163,6 +165,7 @@ impl Volumes {
             size_at_open: spec.size_bytes,
             layout_at_open: spec.layout,
             told_claims: Vec::new(),
+            was_deposed: false,
         });
         self.by_name.insert(spec.name, (token, HeadId::VOLUME));
         token
@@ -202,6 +205,7 @@ impl Volumes {
     pub fn info(&self, name: &str, at: Token, head: HeadId) -> Option<VolumeInfo> {
         let volume = self.table.get(at)?;
         let mut info = volume.info(name, head, |export| self.uris(export));
+        info.host = volume.exported.then(|| self.host.clone());
         if let Some(fixed) = self.fixed.get(&volume.id).filter(|_| head == HeadId::VOLUME) {
             info.provisioning = provisioning_text(true).to_string();
             info.set_aside_bytes = fixed.set_aside_bytes();
@@ -265,6 +269,12 @@ impl Volume {
         }
     }
 
+    /// At the second look after another host has taken it over: what was asked has been answered by then.
+    pub fn is_to_be_dropped(&mut self) -> bool {
+        let is_deposed = self.controller.state() == State::Deposed;
+        is_deposed && std::mem::replace(&mut self.was_deposed, is_deposed)
+    }
+
     /// Logs, once, that the volume has not come up within a reasonable time, and why.
     pub fn tell_waiting(&mut self, now: Instant) {
         let is_late = now.since(self.opened_at) >= WAIT_TOLD_AFTER && self.controller.state() == State::Opening;
@@ -323,7 +333,9 @@ impl Volume {
             set_aside_bytes: 0,
             integrity: integrity_text(self.controller.checks_reads()).to_string(),
             exported: self.exported,
-            state: if self.exported { state_text(status.state) } else { "in care" }.to_string(),
+            host: None,
+            state: if self.exported || status.state == State::Deposed { state_text(status.state) } else { "in care" }
+                .to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
             uris: if self.exported { uris_of(name) } else { Vec::new() },

@@ -2,10 +2,12 @@
 
 #![allow(dead_code, reason = "each of the test programs uses a part")]
 
+use holdfast_runtime::meta::member::{self, Member, MemberConfig};
 use serde_json::Value;
 use std::fs;
 
-use std::net::TcpListener;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -140,4 +142,20 @@ pub fn assert_volume_holds(uri: &str, original: &Path, scratch: &Path) {
     nbdcopy(uri, scratch.to_str().unwrap());
     let (want, got) = (fs::read(original).unwrap(), fs::read(scratch).unwrap());
     assert!(got.len() >= want.len() && got[..want.len()] == want[..], "the volume holds other bytes");
+}
+
+/// An etcd of one's own, on 127.0.8.`last`; where there is none, the test says why it does not run.
+pub fn etcd(dir: &Path, last: u8) -> Option<Member> {
+    if member::program().is_none() {
+        // Past the test harness, which keeps back what passing tests print.
+        let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
+        return None;
+    }
+    let ip = IpAddr::V4(Ipv4Addr::new(127, 0, 8, last));
+    let held = [(); 2].map(|()| TcpListener::bind((ip, 0)).expect("a free port"));
+    let [client, peer]: [SocketAddr; 2] = held.each_ref().map(|l| l.local_addr().expect("bound"));
+    drop(held);
+    let mut member = Member::start(MemberConfig::alone(dir, client, peer)).expect("etcd starts");
+    member.wait().expect("etcd serves");
+    Some(member)
 }

@@ -1,0 +1,171 @@
+//! That this host is here: a record that lives as long as it says so, and what hangs on that.
+//!
+//! ```text
+//! host/NAME              (metadata, leased) where the host of this name runs
+//! caretaker              (metadata, leased) which host looks after volumes that none has in service
+//! ```
+//! A lease that has run out permits others to take volumes over, and nothing else: a host whose lease was lost goes on
+//! serving until a node refuses its epoch (protocol rule 7), and announces itself anew.
+//!
+//! Faults: a killed host's record outlives it by [`TTL`]; its successor in the same directory does not wait for that.
+
+use super::meta::Meta;
+use crate::grid::layout::GridDir;
+use crate::logger;
+use anyhow::{Context, Result, bail};
+use holdfast_base::MetaVersion;
+use holdfast_runtime::meta::{LeaseId, MetaError, Swap};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a host that says nothing counts as there. An election of etcd's default timing takes one to two seconds.
+pub const TTL: Duration = Duration::from_secs(5);
+
+const RENEW_PACE: Duration = Duration::from_secs(1);
+
+/// How long a start waits for another host of the same name to be gone.
+const PREDECESSOR_MAX: Duration = Duration::from_secs(8);
+
+const HOST_PREFIX: &str = "host/";
+const CARETAKER_KEY: &str = "caretaker";
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct HostRecord {
+    /// Machine and directory: only one host runs there at a time.
+    home: String,
+}
+
+/// This host, as others see it.
+#[derive(Clone)]
+pub struct Presence {
+    meta: Meta,
+    host: String,
+    home: String,
+    lease: Arc<Mutex<LeaseId>>,
+}
+
+/// Hosts that say that they are there.
+pub fn live_hosts(meta: &Meta) -> Result<BTreeSet<String>> {
+    let listed = meta.list(HOST_PREFIX)?.records;
+    Ok(listed.into_iter().map(|r| r.key[HOST_PREFIX.len()..].to_string()).collect())
+}
+
+impl Presence {
+    /// Announces the host, once it holds its directory's locks.
+    pub fn announce(meta: Meta, host: &str, dir: &GridDir) -> Result<Presence> {
+        let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+        let home = format!("{}:{}", machine.trim(), dir.root().display());
+        let lease = Arc::new(Mutex::new(meta.grant(TTL)?));
+        let presence = Presence { meta, host: host.to_string(), home, lease };
+        let end = Instant::now() + PREDECESSOR_MAX;
+        while let Some(other) = presence.take_name()? {
+            if Instant::now() >= end {
+                bail!(
+                    "a host named {host} is at work already, on {other}; give this one another `name` in {}",
+                    dir.config_path().display()
+                );
+            }
+            std::thread::sleep(RENEW_PACE / 5);
+            presence.renew()?;
+        }
+        let renewing = presence.clone();
+        let renew = move || {
+            loop {
+                std::thread::sleep(RENEW_PACE);
+                // While the store is away the lease may run out: see above.
+                let _ = renewing.renew();
+            }
+        };
+        std::thread::Builder::new().name("presence".to_string()).spawn(renew).context("no thread for the lease")?;
+        Ok(presence)
+    }
+
+    fn lease(&self) -> LeaseId {
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts this host's record where no other host's is; gives where that is.
+    fn take_name(&self) -> Result<Option<String>> {
+        let key = format!("{HOST_PREFIX}{}", self.host);
+        let record = serde_json::to_vec(&HostRecord { home: self.home.clone() }).expect("our records always encode");
+        let mut expect = MetaVersion::ABSENT;
+        loop {
+            match self.meta.swap(&key, expect, Some(&record), Some(self.lease()))? {
+                Swap::Done(_) => return Ok(None),
+                Swap::Conflict(None) => expect = MetaVersion::ABSENT,
+                Swap::Conflict(Some(found)) => {
+                    let there: HostRecord =
+                        serde_json::from_slice(&found.value).with_context(|| format!("record {key} is damaged"))?;
+                    if there.home != self.home {
+                        return Ok(Some(there.home));
+                    }
+                    expect = found.version;
+                }
+            }
+        }
+    }
+
+    fn renew(&self) -> Result<()> {
+        match self.meta.keep_alive(self.lease()) {
+            Ok(()) => return Ok(()),
+            Err(MetaError::LeaseGone) => {}
+            Err(error) => return Err(error.into()),
+        }
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = self.meta.grant(TTL)?;
+        match self.take_name()? {
+            None => logger::warn(format_args!("the host's lease had run out; it has a new one")),
+            Some(other) => logger::error(format_args!(
+                "another host calls itself {}, on {other}: give one of them another name",
+                self.host
+            )),
+        }
+        Ok(())
+    }
+
+    /// Whether it is this host that looks after volumes that none has in service: the first that asks.
+    pub fn is_caretaker(&self) -> Result<bool> {
+        if let Some(found) = self.meta.get(CARETAKER_KEY)? {
+            return Ok(found.lease == Some(self.lease()));
+        }
+        let host = Some(self.host.as_bytes());
+        let taken = self.meta.swap(CARETAKER_KEY, MetaVersion::ABSENT, host, Some(self.lease()))?;
+        Ok(matches!(taken, Swap::Done(_)))
+    }
+
+    /// The host is about to end, in good order: others need not wait.
+    pub fn end(&self) {
+        if let Err(error) = self.meta.revoke(self.lease()) {
+            logger::warn(format_args!("others learn in {} s that this host is gone: {error}", TTL.as_secs()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_runtime::clock;
+    use holdfast_runtime::meta::LocalStore;
+    use std::path::Path;
+
+    #[test]
+    fn a_name_is_one_hosts_and_its_successor_in_the_same_directory_does_not_wait() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let dir = |path: &str| GridDir::choose(Some(Path::new(path))).unwrap();
+        let first = Presence::announce(meta.clone(), "a", &dir("/x")).unwrap();
+        assert!(first.is_caretaker().unwrap() && first.is_caretaker().unwrap());
+        let second = Presence::announce(meta.clone(), "b", &dir("/y")).unwrap();
+        assert!(!second.is_caretaker().unwrap());
+        assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["a".to_string(), "b".to_string()]));
+        let again = Presence::announce(meta.clone(), "a", &dir("/x")).unwrap();
+        assert_eq!(again.take_name().unwrap(), None);
+        let elsewhere = Presence { home: "other".to_string(), ..again.clone() };
+        assert!(elsewhere.take_name().unwrap().is_some());
+        first.end();
+        assert!(second.is_caretaker().unwrap(), "who goes in good order lets go at once");
+        again.end();
+        assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]));
+        assert_eq!(elsewhere.renew().map_err(|e| e.to_string()), Ok(()));
+    }
+}

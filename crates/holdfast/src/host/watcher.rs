@@ -1,0 +1,87 @@
+//! What other hosts change in the metadata store, and this one has to go by.
+//!
+//! Role: a thread of its own, which watches the grid's records. After a gap (the store was away, its history is gone)
+//! everything is read anew, so that nothing is missed.
+
+use super::catalog::{DRAINING_PREFIX, NODE_PREFIX, SETTINGS_PREFIX};
+use super::commands::Command;
+use super::control::ControlPlane;
+use super::meta::Meta;
+use crate::logger;
+use anyhow::{Context, Result};
+use holdfast_runtime::meta::{MetaError, Watch};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long one look waits for changes.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
+/// Pause before the store is asked again that did not answer.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Kinds of records that others change.
+const WATCHED: [&str; 3] = [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX];
+
+pub(super) fn start(plane: Arc<ControlPlane>, meta: Meta) -> Result<()> {
+    let look = move || {
+        loop {
+            let Err(error) = plane.follow(&meta);
+            // Of a store that does not answer whoever looks after its health tells.
+            if error.downcast_ref::<MetaError>().is_none() {
+                logger::warn(format_args!("what other hosts have changed is read again: {error:#}"));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    };
+    std::thread::Builder::new().name("watcher".to_string()).spawn(look).context("no thread for the watcher")?;
+    Ok(())
+}
+
+impl ControlPlane {
+    /// Goes by what is there, and by what changes, until something fails.
+    fn follow(&self, meta: &Meta) -> Result<std::convert::Infallible> {
+        let from = meta.list("")?.revision.next();
+        self.take_in(&WATCHED.into())?;
+        let mut watch: Box<dyn Watch> = meta.watch("", from)?;
+        loop {
+            let events = watch.next(LOOK_MAX)?;
+            let kind = |key: &str| WATCHED.into_iter().find(|prefix| key.starts_with(prefix));
+            let changed: BTreeSet<&str> = events.iter().filter_map(|event| kind(&event.key)).collect();
+            self.take_in(&changed)?;
+        }
+    }
+
+    fn take_in(&self, changed: &BTreeSet<&str>) -> Result<()> {
+        if changed.contains(NODE_PREFIX) {
+            self.use_nodes(self.catalog.nodes()?)?;
+        }
+        if changed.contains(DRAINING_PREFIX) {
+            let devices = self.catalog.draining()?;
+            self.ask(|answer| Command::Drain { devices, answer })?;
+        }
+        if changed.contains(SETTINGS_PREFIX) {
+            self.take_in_fixed()?;
+        }
+        Ok(())
+    }
+
+    /// What other hosts' fixed volumes own; this host's are its own to know.
+    fn take_in_fixed(&self) -> Result<()> {
+        let _alone = self.alone();
+        let noted = self.catalog.fixed()?;
+        let known = self.ask(|answer| Command::Fixed { answer })?;
+        for entry in self.catalog.all()?.iter().filter(|e| e.clone.is_none() && !self.catalog.is_here(e)) {
+            let id = entry.root.volume;
+            let (fixed, before) = (noted.get(&id).copied(), known.get(&id));
+            let is_news = fixed.map(|f| (f.layout, f.fixed)) != before.map(|f| (f.layout, f.fixed));
+            if is_news {
+                self.ask(|answer| Command::SetFixed { id, fixed, answer })?;
+            }
+        }
+        for id in known.keys().copied().filter(|id| !noted.contains_key(id)) {
+            self.ask(|answer| Command::SetFixed { id, fixed: None, answer })?;
+        }
+        Ok(())
+    }
+}

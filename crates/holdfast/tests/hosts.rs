@@ -1,0 +1,118 @@
+//! Grids of several machines, each a directory here: ownership, and what becomes of it when a host dies.
+//!
+//! Needs the program `etcd`; `./x` sees to it.
+
+mod support;
+
+use std::time::{Duration, Instant};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern};
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}: not within 30 s");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn state(grid: &Grid, volume: &str) -> String {
+    grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
+}
+
+/// Ends the host's process at once.
+fn kill_host(grid: &Grid) {
+    let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+}
+
+#[test]
+fn a_volume_is_one_hosts_and_another_takes_it_over() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 3) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(27), Grid::new(28));
+    a.up(&format!("--nodes 3 --devices 1 --etcd {endpoint} --name a"));
+    let id = a.json("status")["grid"].as_str().expect("an id").to_string();
+    a.ok("volume create v1 --size 64MiB");
+    let (data, scratch) = (a.path("data"), a.path("scratch"));
+    pattern(&data, 8 << 20);
+    let copies = has_nbdcopy();
+    if copies {
+        nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
+    }
+    let join = format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name");
+    let refused = b.fails(&format!("grid up --port {} --device-size 256MiB {join} a", b.port));
+    assert!(refused.contains("named a already"), "{refused}");
+    b.up(&format!("{join} b"));
+    // Its node has the next number, and all hosts use it.
+    until("both hosts see node 4", || a.node_state(4) == "up" && b.node_state(4) == "up" && b.node_state(1) == "up");
+
+    let seen = b.json("volume show v1");
+    assert_eq!((&seen["state"], &seen["host"]), (&"elsewhere".into(), &"a".into()), "{seen}");
+    for refused in [
+        "volume export v1",
+        "volume delete v1",
+        "volume unexport v1",
+        "snapshot create v1 s",
+        "volume resize v1 --size 96MiB",
+    ] {
+        let why = b.fails(refused);
+        assert!(why.contains("host a") && why.contains("--takeover"), "{refused}: {why}");
+    }
+    let old_uri = a.uri("v1");
+    b.ok("volume export v1 --takeover");
+    assert_eq!(state(&b, "v1"), "open");
+    until("host a has let go of it", || state(&a, "v1") == "elsewhere");
+    if copies {
+        assert_volume_holds(&b.uri("v1"), &data, &scratch);
+        let output = std::process::Command::new("nbdinfo").arg(&old_uri).output().expect("nbdinfo runs");
+        assert!(!output.status.success(), "the old owner serves it no more");
+    }
+    b.ok("snapshot create v1 s");
+    b.json("volume create v2 --size 32MiB --layout mirror:2");
+    assert!(a.fails("volume export v1").contains("host b, which is up"));
+
+    // A host that dies keeps its volumes for as long as its lease.
+    kill_host(&b);
+    until("the lease of host b has run out", || a.run("volume export v1").status.success());
+    assert_eq!(state(&a, "v1"), "open");
+    assert_eq!(a.json("snapshot list v1").as_array().map(Vec::len), Some(1));
+    if copies {
+        assert_volume_holds(&a.uri("v1"), &data, &scratch);
+    }
+    b.ok("grid up");
+    assert_eq!((state(&b, "v1"), state(&b, "v2")), ("elsewhere".to_string(), "open".to_string()));
+    assert_eq!(state(&a, "v2"), "elsewhere");
+    // One that goes in good order lets go of its name at once; its volumes stay its own.
+    b.ok("grid down");
+    a.ok("volume export v2");
+    assert_eq!(state(&a, "v2"), "open");
+}
+
+#[test]
+fn a_host_whose_lease_ran_out_goes_on() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 4) else { return };
+    let endpoint = member.config().endpoint();
+    let a = Grid::new(29);
+    a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --name a"));
+    a.ok("volume create v1 --size 64MiB --layout mirror:2");
+    // Longer than its lease.
+    member.hang().expect("a signal");
+    std::thread::sleep(Duration::from_secs(7));
+    let data = a.path("data");
+    pattern(&data, 4 << 20);
+    let status = a.json("status");
+    let uri = status["volumes"][0]["uris"][0].as_str().expect("an address");
+    if has_nbdcopy() {
+        nbdcopy(data.to_str().expect("text"), uri);
+    }
+    member.resume().expect("a signal");
+    until("the store answers again", || !a.json("status")["metadata"]["trouble"].is_string());
+    a.ok("volume create v2 --size 32MiB --layout mirror:2");
+    assert_eq!(state(&a, "v1"), "open");
+    if has_nbdcopy() {
+        assert_volume_holds(uri, &data, &a.path("scratch"));
+    }
+}
