@@ -28,6 +28,11 @@ impl AckRule {
         AckRule { copies: failures + 1, domains: failures + 1 }
     }
 
+    /// Whether whatever it acknowledges bears as much as what `other` does.
+    pub fn is_at_least(self, other: AckRule) -> bool {
+        self.copies >= other.copies && self.domains >= other.domains
+    }
+
     /// Whether entries that lie on the legs in `mask` (bit i for leg i) are acknowledged.
     pub fn is_ack_set(self, legs: &[Leg], mask: u8) -> bool {
         let copies = mask.count_ones();

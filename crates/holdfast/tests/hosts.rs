@@ -4,8 +4,9 @@
 
 mod support;
 
+use holdfast_runtime::meta::member::Member;
 use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern};
+use support::{Grid, assert_volume_holds, etcd, etcd_cluster, has_nbdcopy, nbdcopy, pattern};
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
@@ -24,6 +25,22 @@ fn kill_host(grid: &Grid) {
     let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
     let pid = rustix::process::Pid::from_raw(pid).expect("a process");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+}
+
+fn is_whole(grid: &Grid, volume: &str) -> bool {
+    let live = &grid.json(&format!("volume show {volume}"))["live"];
+    live["degraded_segments"] == 0 && live["at_risk_entries"] == 0
+}
+
+/// Writes another file to the volume, and reads it back.
+fn write_anew(grid: &Grid, uri: &str, seed: u8) {
+    if !has_nbdcopy() {
+        return;
+    }
+    let (data, scratch) = (grid.path("data"), grid.path("scratch"));
+    std::fs::write(&data, vec![seed; 4 << 20]).expect("written");
+    nbdcopy(data.to_str().expect("text"), uri);
+    assert_volume_holds(uri, &data, &scratch);
 }
 
 #[test]
@@ -115,4 +132,58 @@ fn a_host_whose_lease_ran_out_goes_on() {
     if has_nbdcopy() {
         assert_volume_holds(uri, &data, &a.path("scratch"));
     }
+}
+
+/// Two machines, each with a node of two devices, a host and a member of etcd; the third member is a witness. Each of the
+/// three is lost and comes back, in turn.
+#[test]
+fn two_machines_and_a_witness() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(mut members) = etcd_cluster(store.path(), 5, 3) else { return };
+    let endpoints: Vec<String> = members.iter().map(|m| m.config().endpoint()).collect();
+    let etcd = endpoints.join(",");
+    let (a, b) = (Grid::new(30), Grid::new(31));
+    until("etcd has a leader", || {
+        a.run(&format!("grid up --port {} --device-size 256MiB --nodes 1 --devices 2 --etcd {etcd} --name a", a.port))
+            .status
+            .success()
+    });
+    let id = a.json("status")["grid"].as_str().expect("an id").to_string();
+    b.up(&format!("--nodes 1 --devices 2 --etcd {etcd} --join {id} --name b"));
+    until("host a uses both nodes", || a.node_state(2) == "up");
+    a.ok("volume create v1 --size 64MiB --layout mirror:2");
+    let uri = a.uri("v1");
+    write_anew(&a, &uri, 1);
+
+    // The witness: nobody needs it while both nodes are there.
+    let witness = members.remove(2).kill();
+    write_anew(&a, &uri, 2);
+    members.push(Member::start(witness).expect("etcd starts"));
+    members[2].wait().expect("etcd serves");
+
+    // Machine b, with its vote.
+    let lost = members.remove(1).kill();
+    kill_host(&b);
+    b.ok("node kill 2");
+    write_anew(&a, &uri, 3);
+    members.insert(1, Member::start(lost).expect("etcd starts"));
+    members[1].wait().expect("etcd serves");
+    b.ok("grid up");
+    until("what b missed is made good", || a.node_state(2) == "up" && is_whole(&a, "v1"));
+
+    // Machine a, with its vote, and the owner of the volume.
+    let lost = members.remove(0).kill();
+    kill_host(&a);
+    a.ok("node kill 1");
+    until("b has taken the volume over", || b.run("volume export v1").status.success());
+    until("it is open", || state(&b, "v1") == "open");
+    if has_nbdcopy() {
+        assert_volume_holds(&b.uri("v1"), &a.path("data"), &b.path("scratch"));
+    }
+    write_anew(&b, &b.uri("v1"), 4);
+    members.insert(0, Member::start(lost).expect("etcd starts"));
+    members[0].wait().expect("etcd serves");
+    a.ok("grid up");
+    assert_eq!(state(&a, "v1"), "elsewhere");
+    until("what a missed is made good", || b.node_state(1) == "up" && is_whole(&b, "v1"));
 }

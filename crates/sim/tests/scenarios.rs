@@ -670,6 +670,26 @@ fn what_was_made_whole_bears_another_loss() {
 }
 
 #[test]
+fn on_two_nodes_what_was_made_whole_bears_the_loss_of_the_other() {
+    // While one is away the log lies on the other alone: until it is back on both, nothing is whole.
+    for lost in 0..2 {
+        let mut stage = Scenery::new(213).nodes(2).disks(2).raise();
+        stage.write(0, 64);
+        stage.crash_node(lost);
+        stage.write(32, 64);
+        stage.start_node(lost);
+        let is_whole = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
+        stage.pass_ms(50);
+        stage.until("redundancy is whole", is_whole);
+        stage.crash_host(0);
+        stage.crash_node(1 - lost);
+        stage.take_over_on(1);
+        stage.read(0, 128);
+        stage.finish();
+    }
+}
+
+#[test]
 fn a_node_that_stays_away_is_done_without() {
     // After the grace time its shards are made again on others; it may come back later with what it had, which goes.
     for layout in ["mirror:2", "parity:2+1"] {

@@ -7,7 +7,7 @@ use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::{Done, Entry};
 use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId};
-use holdfast_format::ledger::Leg;
+use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::Record;
 use holdfast_format::wire::{GRANT_MS, Refusal, Reply, Request};
 use std::sync::Arc;
@@ -314,27 +314,36 @@ impl Controller {
 
     // ---- margin (protocol rule 9) ----
 
-    /// Acknowledged entries that fewer usable legs hold than their rule asks.
+    /// Acknowledged entries that fewer usable legs hold than the layout's tolerance asks, whatever rule they were
+    /// acknowledged by; and one for an open ledger of such a rule, which the next write would be.
     pub(crate) fn at_risk_entries(&self) -> u64 {
         self.at_risk_apart_from(None)
     }
 
     /// The same, as if one node were there.
     pub(crate) fn at_risk_apart_from(&self, node: Option<NodeId>) -> u64 {
-        self.log
-            .iter_from(self.log.trimmed.next())
-            .filter(|(lsn, e)| *lsn <= self.log.completed && self.lacks_copies(e, node))
-            .count() as u64
+        if !self.root.is_known() {
+            return 0;
+        }
+        let wanted = AckRule::flat(self.root().layout.failures());
+        let is_narrow = self.log.open.as_ref().is_some_and(|open| !open.rule.is_at_least(wanted));
+        let entries = self.log.iter_from(self.log.trimmed.next());
+        let lack = entries.filter(|(lsn, e)| *lsn <= self.log.completed && self.lacks_copies(e, wanted, node));
+        lack.count() as u64 + u64::from(is_narrow)
     }
 
+    /// Whether fewer usable legs hold the entry than could.
     pub(crate) fn is_at_risk(&self, entry: &Entry) -> bool {
-        self.lacks_copies(entry, None)
-    }
-
-    fn lacks_copies(&self, entry: &Entry, given: Option<NodeId>) -> bool {
         if !self.root.is_known() {
             return false;
         }
+        let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
+        let wanted = if self.can_spread() { AckRule::flat(self.root().layout.failures()) } else { ledger.rule };
+        self.lacks_copies(entry, ledger.rule, None) || self.lacks_copies(entry, wanted, None)
+    }
+
+    /// `given` counts as if it were there.
+    fn lacks_copies(&self, entry: &Entry, wanted: AckRule, given: Option<NodeId>) -> bool {
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
         let mut held = 0;
         for (i, leg) in ledger.legs.iter().enumerate() {
@@ -342,7 +351,7 @@ impl Controller {
                 held |= 1 << i;
             }
         }
-        !ledger.rule.is_ack_set(&ledger.legs, held)
+        !wanted.is_ack_set(&ledger.legs, held)
     }
 
     pub(crate) fn notice(&mut self, notice: Notice, out: Out) {

@@ -246,15 +246,15 @@ impl Controller {
         let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > self.log.trimmed);
         let holds = self.root().ledgers.iter().any(is_held);
         self.checkpointer.dirty |= holds && self.log.all_destaged();
-        let copies = self.meta_layout_now().map_or(0, |layout| layout.width());
-        if copies <= self.root().layout.failures() {
+        if !self.can_spread() {
             return;
         }
         for (_, info) in self.segments.iter().filter(|(_, info)| info.live > 0 && info.kind != Kind::Data) {
-            if self.is_narrow_metadata(&info.geometry) {
-                self.checkpointer.fold_wanted |= info.kind == Kind::Meta;
-                self.checkpointer.rewrite_wanted |= info.kind == Kind::Run;
-            }
+            let is_narrow = self.is_narrow_metadata(&info.geometry);
+            self.checkpointer.fold_wanted |= is_narrow && info.kind == Kind::Meta;
+            // Where they lie the checkpoint says: they are not moved.
+            let is_together = crate::moves::shares_a_node(&info.homes).is_some();
+            self.checkpointer.rewrite_wanted |= (is_narrow || is_together) && info.kind == Kind::Run;
         }
     }
 

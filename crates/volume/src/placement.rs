@@ -7,6 +7,10 @@ use holdfast_base::NodeId;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
 use holdfast_format::wire::DeviceStat;
+use std::time::Duration;
+
+/// How long all other nodes must have been out before copies are put onto devices of one: a pause of theirs is waited out.
+const ALONE_AFTER: Duration = Duration::from_millis(200);
 
 impl Controller {
     /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
@@ -68,7 +72,7 @@ impl Controller {
     }
 
     /// `count` homes on different nodes, none of them in `avoid`, each drawn with its free space as weight. `None` if
-    /// fewer nodes have room.
+    /// fewer nodes have room. Of a node that is alone they are different devices.
     pub(crate) fn place_shards(
         &mut self,
         count: usize,
@@ -76,20 +80,22 @@ impl Controller {
         avoid: &[NodeId],
         keep: Keep,
     ) -> Option<Vec<Leg>> {
+        let is_alone = self.is_alone();
         let mut pool: Vec<(Leg, u64)> = Vec::new();
         for (id, node) in self.nodes.iter() {
             if !node.up || node.suspect || avoid.contains(&id) {
                 continue;
             }
-            let best = node
+            let mut fitting: Vec<&DeviceStat> = node
                 .devices
                 .values()
                 .filter(|d| self.nodes.takes_shards(d) && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes)
                 .filter(|d| self.nodes.may_hold(Leg { node: id, device: d.device }, shard_bytes))
-                .max_by_key(|d| d.free_bytes);
-            if let Some(device) = best {
-                pool.push((Leg { node: id, device: device.device }, device.free_bytes.max(1)));
-            }
+                .collect();
+            fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
+            let taken = if is_alone { fitting.len() } else { 1 };
+            let legs = fitting.iter().take(taken).map(|d| (Leg { node: id, device: d.device }, d.free_bytes.max(1)));
+            pool.extend(legs);
         }
         let mut homes = Vec::with_capacity(count);
         while homes.len() < count {
@@ -111,17 +117,44 @@ impl Controller {
         Some(homes)
     }
 
-    /// The layout to write new segments in, with the nodes usable now. With a single node left nothing is destaged:
-    /// the log, on two of its devices, keeps what is written.
+    /// Whether one node is left, with two devices at least, and the others have been out for a while: then copies lie on
+    /// two of its devices, and go apart when others are back.
+    pub(crate) fn is_alone(&self) -> bool {
+        let is_out = |node: &crate::nodes::Node| {
+            let since = node.out_since.unwrap_or(self.opened_at);
+            node.up && !node.suspect || self.now.since(since) >= ALONE_AFTER
+        };
+        self.nodes.usable_count() == 1
+            && self.nodes.iter().all(|(_, node)| is_out(node))
+            && self.usable_devices().nth(1).is_some()
+    }
+
+    /// Devices of usable nodes that take shards.
+    pub(crate) fn usable_devices(&self) -> impl Iterator<Item = &DeviceStat> {
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect).flat_map(|(_, n)| n.devices.values());
+        usable.filter(|d| self.nodes.takes_shards(d))
+    }
+
+    /// The layout to write new segments in, with the nodes usable now. With a single device left nothing is destaged: the
+    /// log keeps what is written.
     pub(crate) fn layout_now(&self) -> Option<Layout> {
-        let usable = self.nodes.usable_count();
-        if usable < 2 { None } else { self.root().layout.adapted_to(usable) }
+        match self.nodes.usable_count() {
+            0 | 1 => self.is_alone().then_some(Layout::Mirror { copies: 2 }),
+            usable => self.root().layout.adapted_to(usable),
+        }
     }
 
     /// Metadata is mirrored, so that a small page is one small read: one copy more than failures tolerated.
     pub(crate) fn meta_layout_now(&self) -> Option<Layout> {
-        let copies = usize::from(self.root().layout.failures() + 1).min(self.nodes.usable_count());
-        (copies > 1).then_some(Layout::Mirror { copies: copies as u8 })
+        match usize::from(self.root().layout.failures() + 1).min(self.nodes.usable_count()) {
+            0 | 1 => self.is_alone().then_some(Layout::Mirror { copies: 2 }),
+            copies => Some(Layout::Mirror { copies: copies as u8 }),
+        }
+    }
+
+    /// Whether shards of a segment can lie on nodes of their own, as many as the layout tolerates to lose and one more.
+    pub(crate) fn can_spread(&self) -> bool {
+        self.nodes.usable_count() > usize::from(self.root().layout.failures())
     }
 
     /// Whether metadata of this shape has fewer copies than the volume's policy asks for.

@@ -170,7 +170,7 @@ impl Controller {
         if self.repairer.degraded && self.now.since(self.repairer.looked_at) >= LOOK_EVERY {
             self.repairer.looked_at = self.now;
             let inventoried = self.nodes.iter().all(|(_, n)| !n.up || n.inventoried);
-            if inventoried && self.degraded_segments() == 0 {
+            if inventoried && self.degraded_segments() == 0 && self.at_risk_entries() == 0 {
                 self.repairer.degraded = false;
                 self.notice(Notice::RedundancyRestored, out);
             }
@@ -222,7 +222,7 @@ impl Controller {
                 info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(is_out)
-                    || info.live > 0 && info.kind != Kind::Run && crate::moves::shares_a_node(&info.homes).is_some()
+                    || info.live > 0 && crate::moves::shares_a_node(&info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })

@@ -178,14 +178,16 @@ impl Controller {
         let layout = self.layout_now()?;
         let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
         let above_reserve = |d: &DeviceStat| d.free_bytes.saturating_sub(reserve(&self.config, d));
-        // By node: what it has, and its emptiest device.
-        let nodes: Vec<(u64, &DeviceStat)> = usable
-            .filter_map(|(_, n)| {
-                let serving = || n.devices.values().filter(|d| self.nodes.takes_shards(d));
-                let emptiest = serving().max_by_key(|d| d.free_bytes)?;
-                Some((serving().map(above_reserve).sum(), emptiest))
-            })
-            .collect();
+        // By node: what it has, and its emptiest device. Devices of a node that is alone stand for nodes.
+        let by_node = usable.filter_map(|(_, n)| {
+            let serving = || n.devices.values().filter(|d| self.nodes.takes_shards(d));
+            let emptiest = serving().max_by_key(|d| d.free_bytes)?;
+            Some((serving().map(above_reserve).sum(), emptiest))
+        });
+        let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() {
+            true => self.usable_devices().map(|d| (above_reserve(d), d)).collect(),
+            false => by_node.collect(),
+        };
         let mut left: Vec<u64> = nodes.iter().map(|(sum, _)| *sum).collect();
         for claim in &self.space.claims {
             take(&mut left, *claim);
@@ -209,8 +211,7 @@ impl Controller {
     /// Payload that fits what guests' writes leave free, of all usable devices together.
     pub(crate) fn reserved_payload_bytes(&self) -> u64 {
         let Some(layout) = self.layout_now() else { return 0 };
-        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect).flat_map(|(_, n)| n.devices.values());
-        let reserved: u64 = usable.filter(|d| self.nodes.takes_shards(d)).map(|d| reserve(&self.config, d)).sum();
+        let reserved: u64 = self.usable_devices().map(|d| reserve(&self.config, d)).sum();
         let width = u64::from(layout.width());
         reserved * (width - u64::from(layout.failures())) / width
     }
@@ -228,8 +229,8 @@ impl Controller {
 
     fn bytes_of_a_device(&self, len: u64) -> u64 {
         let layout = self.layout_now().filter(|_| !self.space.claims.is_empty());
-        let nodes = self.nodes.usable_count().max(1) as u64;
-        layout.map_or(0, |layout| raw_bytes(layout, len).div_ceil(nodes))
+        let spread = if self.is_alone() { self.usable_devices().count() } else { self.nodes.usable_count().max(1) };
+        layout.map_or(0, |layout| raw_bytes(layout, len).div_ceil(spread as u64))
     }
 
     /// Whether guests' writes still fit above the reserve.

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_was_seen_outlives_the_host() {
-        let catalog = Catalog::new(Arc::new(LocalStore::in_memory(Arc::new(clock::now))), GridId(1));
+        let catalog = Catalog::new(Arc::new(LocalStore::in_memory(Arc::new(clock::now))), GridId(1), "a");
         assert_eq!(catalog.trend().unwrap(), []);
         let samples = hourly(24, |hour| hour * GIB);
         catalog.set_trend(&samples).unwrap();

@@ -146,16 +146,36 @@ pub fn assert_volume_holds(uri: &str, original: &Path, scratch: &Path) {
 
 /// An etcd of one's own, on 127.0.8.`last`; where there is none, the test says why it does not run.
 pub fn etcd(dir: &Path, last: u8) -> Option<Member> {
+    etcd_cluster(dir, last, 1)?.pop()
+}
+
+/// As many members that form a cluster, one an address from 127.0.8.`first` on.
+pub fn etcd_cluster(dir: &Path, first: u8, count: u8) -> Option<Vec<Member>> {
     if member::program().is_none() {
         // Past the test harness, which keeps back what passing tests print.
         let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
         return None;
     }
-    let ip = IpAddr::V4(Ipv4Addr::new(127, 0, 8, last));
-    let held = [(); 2].map(|()| TcpListener::bind((ip, 0)).expect("a free port"));
-    let [client, peer]: [SocketAddr; 2] = held.each_ref().map(|l| l.local_addr().expect("bound"));
-    drop(held);
-    let mut member = Member::start(MemberConfig::alone(dir, client, peer)).expect("etcd starts");
-    member.wait().expect("etcd serves");
-    Some(member)
+    let addresses: Vec<[SocketAddr; 2]> = (first..first + count)
+        .map(|last| {
+            let ip = IpAddr::V4(Ipv4Addr::new(127, 0, 8, last));
+            let held = [(); 2].map(|()| TcpListener::bind((ip, 0)).expect("a free port"));
+            held.each_ref().map(|listener| listener.local_addr().expect("bound"))
+        })
+        .collect();
+    let name = |n: usize| format!("m{n}");
+    let cluster: Vec<(String, SocketAddr)> =
+        addresses.iter().enumerate().map(|(n, [_, peer])| (name(n), *peer)).collect();
+    let config = |(n, [client, peer]): (usize, &[SocketAddr; 2])| MemberConfig {
+        name: name(n),
+        dir: dir.join(name(n)),
+        client: *client,
+        peer: *peer,
+        cluster: cluster.clone(),
+        tls: None,
+    };
+    let start = |config| Member::start(config).expect("etcd starts");
+    let mut members: Vec<Member> = addresses.iter().enumerate().map(config).map(start).collect();
+    members.iter_mut().for_each(|member| member.wait().expect("etcd serves"));
+    Some(members)
 }
