@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use support::{Grid, assert_volume_holds, etcd, etcd_cluster, has_nbdcopy, nbdcopy, pattern};
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(60);
     while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within 30 s");
+        assert!(Instant::now() < end, "{what}: not within a minute");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -3,10 +3,12 @@
 //! Every story ends with `finish`: all faults are healed, everything is read back, and every answer that was given on the
 //! way is judged. What is asserted before that is what the rule says beyond "no data is lost".
 
-use holdfast_base::{BlockError, Epoch, Prng};
+use holdfast_base::{BlockError, Epoch, MetaReply, MetaRequest, Prng};
+use holdfast_format::root::root_key;
 use holdfast_format::wire::DeviceHealth;
 use holdfast_sim::disk::DiskFaults;
 use holdfast_sim::stage::{BLOCK, Scenery, Stage};
+use holdfast_sim::swarm::VOLUME;
 use holdfast_sim::workload::What;
 use holdfast_volume::{GroupEnd, State, Why};
 use std::collections::{BTreeSet, VecDeque};
@@ -532,6 +534,42 @@ fn openings_that_die_leave_room_for_the_next() {
     }
     stage.take_over_on(0);
     stage.start_node(lost);
+    stage.finish();
+}
+
+#[test]
+fn metadata_that_were_set_back_cost_nothing() {
+    let mut stage = long_destage(313).raise();
+    stage.write(0, 8);
+    let set_root = |stage: &mut Stage, value: Vec<u8>| {
+        let (meta, key) = (&mut stage.world().meta, root_key(VOLUME));
+        let MetaReply::Record { version, .. } = meta.apply(&MetaRequest::Get { key: key.clone() }) else { panic!() };
+        let swapped = meta.apply(&MetaRequest::Swap { key, expect: version, value: Some(value) });
+        assert!(matches!(swapped, MetaReply::Swapped { .. }));
+    };
+    let old = stage.root().encode();
+    for round in 0..3 {
+        stage.crash_host(round % 2);
+        stage.start_host(round % 2);
+        stage.take_over_on(1 - round % 2);
+        stage.write(round as u64 * 8, 8);
+    }
+    let newest = stage.root().encode();
+    stage.crash_host(1);
+    stage.start_host(1);
+    set_root(&mut stage, old.clone());
+    // However often: the epoch must not come to be as high as what nodes have promised.
+    for round in 0..8 {
+        let opening = stage.open_on(round % 2);
+        stage.pass_ms(600);
+        assert_eq!(stage.state(opening), Some(State::Opening));
+        stage.crash_host(round % 2);
+        stage.start_host(round % 2);
+    }
+    assert_eq!(stage.root().encode(), old);
+    set_root(&mut stage, newest);
+    stage.take_over_on(0);
+    stage.read(0, 32);
     stage.finish();
 }
 

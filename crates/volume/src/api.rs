@@ -25,7 +25,7 @@ pub struct Config {
     pub instance: InstanceId,
     /// Seed of placement choices.
     pub seed: u64,
-    /// Depose a working owner whose lease has not lapsed.
+    /// Claim again when another opening was faster, rather than give way: who opened last shall have the volume.
     pub takeover: bool,
     /// Guests' reads are checked against their blocks' checksums. Metadata and what is moved always are.
     pub checked_reads: bool,

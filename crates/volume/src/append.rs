@@ -136,7 +136,8 @@ impl Controller {
             // Its journal is full, perhaps with other volumes' entries.
             Refusal::NoSpace => self.on_journal_full(ledger, leg, out),
             Refusal::Busy | Refusal::Checksum | Refusal::UnknownShard => {}
-            Refusal::StaleEpoch { .. } => self.depose(out),
+            // Told of before, for all requests alike.
+            Refusal::StaleEpoch { .. } => {}
         }
     }
 

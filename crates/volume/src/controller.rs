@@ -382,7 +382,11 @@ impl Controller {
         if let Reply::Refused(Refusal::StaleEpoch { promised }) = reply
             && promised >= self.epoch()
         {
-            self.depose(out);
+            if self.state == State::Opening {
+                self.ask_who_outbid(out);
+            } else {
+                self.depose(out);
+            }
             return;
         }
         self.dispatch(call, reply, payload, out);

@@ -97,8 +97,12 @@ pub(crate) struct Opening {
     created: u8,
     reappending: VecDeque<Lsn>,
     reappended: u64,
-    /// A leg has refused a copy: until then none is sent.
+    /// A leg has refused a copy, or a ledger: until then none is sent.
     reappend_at: Instant,
+    /// A node has promised a higher epoch than ours: the root will say to whom.
+    outbid: bool,
+    /// The root as it was.
+    before_claim: Option<Root>,
     waits: Option<&'static str>,
 }
 
@@ -133,6 +137,8 @@ impl Controller {
             reappending: VecDeque::new(),
             reappended: 0,
             reappend_at: Instant::ZERO,
+            outbid: false,
+            before_claim: None,
             waits: None,
         }));
         self.load_root(out);
@@ -162,6 +168,9 @@ impl Controller {
 
     pub(crate) fn progress_opening(&mut self, out: Out) {
         let Some(opening) = &self.opening else { return };
+        if opening.outbid {
+            return self.drive_root(out);
+        }
         match opening.step {
             Step::Loading | Step::Claiming | Step::Serving => self.drive_root(out),
             Step::Reaching => self.reach(out),
@@ -170,6 +179,33 @@ impl Controller {
             Step::Creating => self.create_first_ledger(out),
             Step::Reappending => self.reappend(out),
         }
+    }
+
+    pub(crate) fn is_outbid(&self) -> bool {
+        self.opening.as_ref().is_some_and(|opening| opening.outbid)
+    }
+
+    /// A node refuses us for a higher epoch: the root says whose that is.
+    pub(crate) fn ask_who_outbid(&mut self, out: Out) {
+        let Some(opening) = self.opening.as_mut().filter(|opening| !opening.outbid) else { return };
+        opening.outbid = true;
+        self.load_root(out);
+    }
+
+    /// Nobody promises an epoch that no root had. Where the root still is ours it was set back. Were its epoch raised again
+    /// and again, an opening would come to fence and delete what was acknowledged since: the claim is undone.
+    pub(crate) fn on_outbid(&mut self, root: &Root, out: Out) {
+        if root.instance != self.config.instance {
+            return self.depose(out);
+        }
+        let before = self.opening.as_mut().and_then(|opening| opening.before_claim.take());
+        if let Some(before) = before {
+            self.swap_root(before, Change::Unclaim, out);
+        }
+        self.opening_waits(
+            "the metadata are older than what nodes know of the volume: bring the newest back (`holdfast meta import`)",
+            out,
+        );
     }
 
     fn old_ledgers(&self) -> Vec<LedgerRef> {
@@ -201,6 +237,7 @@ impl Controller {
             return self.opening_waits("too few nodes are within reach to write a log", out);
         }
         self.step(Step::Claiming);
+        self.opening.as_mut().expect("opening").before_claim = Some(self.root().clone());
         let root = Root {
             epoch: self.root().epoch.next(),
             instance: self.config.instance,
@@ -651,7 +688,8 @@ impl Controller {
     // ---- the new ledger ----
 
     fn create_first_ledger(&mut self, out: Out) {
-        if self.opening.as_ref().expect("opening").new.is_some() {
+        let opening = self.opening.as_ref().expect("opening");
+        if opening.new.is_some() || self.now < opening.reappend_at {
             return;
         }
         let Some(new) = self.new_ledger_ref() else {
@@ -669,7 +707,8 @@ impl Controller {
         let Some(opening) = &mut self.opening else { return };
         let Some(new) = opening.new.clone().filter(|n| n.id == ledger) else { return };
         if *reply != Reply::Done {
-            opening.new = None;
+            opening.reappend_at = self.now + RETRY_EVERY;
+            self.give_up_ledger(out);
             self.on_leg_refused_creation(new.legs[usize::from(leg)], reply);
             return;
         }
@@ -711,11 +750,8 @@ impl Controller {
     fn reappend(&mut self, out: Out) {
         let open = self.log.open.as_ref().expect("created");
         if open.preferred == 0 {
-            // Its legs are gone again: begin with another ledger, and make room for it where this one can be reached.
-            let given_up = self.opening.as_mut().expect("opening").new.take().expect("being appended to");
-            for leg in given_up.legs.iter().filter(|leg| self.nodes.is_usable(leg.node)).copied().collect::<Vec<_>>() {
-                self.delete_ledger(leg, given_up.id, out);
-            }
+            // Its legs are gone again: begin with another ledger.
+            self.give_up_ledger(out);
             self.step(Step::Creating);
             return self.create_first_ledger(out);
         }
@@ -745,13 +781,28 @@ impl Controller {
         }
     }
 
+    /// The ledger that was to be the new one never will be: it takes no room where it can be reached.
+    fn give_up_ledger(&mut self, out: Out) {
+        let Some(new) = self.opening.as_mut().and_then(|opening| opening.new.take()) else { return };
+        for leg in new.legs.into_iter().filter(|leg| self.nodes.is_usable(leg.node)).collect::<Vec<_>>() {
+            self.delete_ledger(leg, new.id, out);
+        }
+    }
+
     /// A leg has no room for a copy, or no time: it is asked again, not at once.
     pub(crate) fn on_reappend_refused(&mut self, refusal: Refusal, out: Out) {
         let Some(opening) = &mut self.opening else { return };
+        let is_paused = self.now < opening.reappend_at;
         opening.reappend_at = self.now + RETRY_EVERY;
-        if refusal == Refusal::NoSpace {
-            self.opening_waits("a journal has no room for a copy of the volume's log", out);
+        if refusal != Refusal::NoSpace || is_paused {
+            return;
         }
+        // What was to be deleted may not have been: connections break, and nodes are busy.
+        let (ours, fenced) = (opening.new.as_ref().map(|new| new.id), opening.fenced.clone());
+        for (leg, ledgers) in &fenced {
+            self.delete_unnamed_ledgers(*leg, ledgers, ours, out);
+        }
+        self.opening_waits("a journal has no room for a copy of the volume's log", out);
     }
 
     fn serve(&mut self, out: Out) {

@@ -15,6 +15,8 @@ use std::time::Duration;
 pub(crate) enum Change {
     /// Raise the epoch: first step of a take-over.
     Claim,
+    /// Undo that: the record turned out to be older than what nodes know.
+    Unclaim,
     /// Name the new owner's ledger: last step of a take-over.
     Serve,
     Roll,
@@ -115,7 +117,7 @@ impl Controller {
             Change::Claim => self.on_claimed(out),
             Change::Serve => self.on_serving(out),
             Change::Roll => self.on_rolled(out),
-            Change::Tidy => {}
+            Change::Tidy | Change::Unclaim => {}
             Change::Layout => {
                 self.repairer.note_degraded();
                 out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
@@ -131,7 +133,7 @@ impl Controller {
         let seen = value.and_then(|bytes| Root::decode(bytes).ok());
         match seen {
             Some(root) if root == proposal.root => self.on_swapped(version, proposal, out),
-            Some(_) if proposal.change == Change::Claim => self.load_root(out),
+            Some(_) if proposal.change == Change::Claim && self.config.takeover => self.load_root(out),
             _ => self.depose(out),
         }
     }
@@ -143,6 +145,7 @@ impl Controller {
         };
         match Root::decode(bytes) {
             Ok(root) if root.deleted => self.opening_waits("the volume was deleted", out),
+            Ok(root) if self.is_outbid() => self.on_outbid(&root, out),
             Ok(root) => {
                 self.root.version = version;
                 self.root.current = Some(root);

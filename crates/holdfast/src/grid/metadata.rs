@@ -1,11 +1,13 @@
 //! A grid's metadata as a file, and their way from one store to another.
 //!
-//! Faults: the records that make a store a grid's come last, so that a store in which an import was cut short serves no
-//! host; the same import goes on where it was. The configuration names the new store only when it holds everything.
+//! Faults: while a record says that it is being filled a store serves no host, so also when that was cut short; the same
+//! import goes on where it was. The configuration names the new store only when it holds everything; the old one is marked
+//! in the same way then, since nobody may go on with it.
 
 use super::layout::{GridConfig, GridDir, MetaConfig, write_durably};
 use super::processes::Role;
-use crate::host::meta::{self, GRID_KEY, Meta};
+use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
+use crate::host::presence;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{MetaVersion, crc32c};
 use holdfast_runtime::meta::{Record, Swap};
@@ -90,7 +92,10 @@ fn check_stopped(dir: &GridDir) -> Result<()> {
 /// All records but those that end with a host's lease.
 fn list(meta: &Meta) -> Result<BTreeMap<String, Record>> {
     let records = meta.list("")?.records.into_iter();
-    Ok(records.filter(|r| r.lease.is_none() && r.key != GRID_KEY).map(|r| (r.key.clone(), r)).collect())
+    Ok(records
+        .filter(|r| r.lease.is_none() && r.key != GRID_KEY && r.key != IMPORTING_KEY)
+        .map(|r| (r.key.clone(), r))
+        .collect())
 }
 
 /// Writes everything that the grid's store holds to a file, or to standard output.
@@ -98,6 +103,7 @@ pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
     let config = dir.load()?;
     check_stopped(dir)?;
     let meta = meta::open(dir, &config)?;
+    check_no_hosts(&meta, &config.meta)?;
     let records = list(&meta)?.into_iter().map(|(key, record)| (key, record.value)).collect();
     let mut text = serde_json::to_string_pretty(&MetadataFile::new(&config.grid, &records)).expect("it encodes");
     text.push('\n');
@@ -124,8 +130,13 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
         );
     }
     let records = file.records().with_context(|| format!("cannot use {}", from.display()))?;
-    let next = GridConfig { meta: to.unwrap_or_else(|| config.meta.clone()), ..config };
+    let next = GridConfig { meta: to.unwrap_or_else(|| config.meta.clone()), ..config.clone() };
+    let is_moving = next.meta != config.meta;
+    if is_moving && !replace {
+        check_newest(dir, &config, &records)?;
+    }
     let meta = meta::connect(dir, &next)?;
+    check_no_hosts(&meta, &next.meta)?;
     fill(&meta, &records, replace).with_context(|| format!("metadata store {}", next.meta))?;
     let held: BTreeMap<String, Vec<u8>> = list(&meta)?.into_iter().map(|(key, r)| (key, r.value)).collect();
     if held != records {
@@ -136,7 +147,32 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
     }
     meta::complete(&meta, &next)?;
     dir.save(&next)?;
+    if is_moving {
+        // It holds what is old from here on. Where it can't be reached it is left as it is.
+        let _ = meta::connect(dir, &config).and_then(|old| meta::begin_import(&old));
+    }
     Ok(Imported { records: records.len(), store: next.meta.to_string() })
+}
+
+/// Other machines' hosts go on with the store that they know.
+fn check_no_hosts(meta: &Meta, store: &MetaConfig) -> Result<()> {
+    let hosts: Vec<String> = presence::live_hosts(meta)?.into_iter().collect();
+    if !hosts.is_empty() {
+        bail!("hosts are at work with {store}: {}; stop all hosts of the grid first", hosts.join(", "));
+    }
+    Ok(())
+}
+
+/// Older metadata would make nodes drop what was written since.
+fn check_newest(dir: &GridDir, config: &GridConfig, records: &BTreeMap<String, Vec<u8>>) -> Result<()> {
+    let advice = "add --replace if that is lost, and what it held besides";
+    let present = meta::open(dir, config).with_context(|| format!("the grid's store can't be asked; {advice}"))?;
+    check_no_hosts(&present, &config.meta)?;
+    let held: BTreeMap<String, Vec<u8>> = list(&present)?.into_iter().map(|(key, r)| (key, r.value)).collect();
+    if held != *records {
+        bail!("the grid's store ({}) holds other metadata than the file: export them anew; {advice}", config.meta);
+    }
+    Ok(())
 }
 
 fn fill(meta: &Meta, records: &BTreeMap<String, Vec<u8>>, replace: bool) -> Result<()> {
@@ -149,6 +185,7 @@ fn fill(meta: &Meta, records: &BTreeMap<String, Vec<u8>>, replace: bool) -> Resu
             other.key
         );
     }
+    meta::begin_import(meta)?;
     for key in held.keys().filter(|key| !records.contains_key(*key)) {
         set(meta, key, held[key].version, None)?;
     }

@@ -47,10 +47,14 @@ pub const DRAINING_PREFIX: &str = "draining/";
 const TREND_KEY: &str = "trend";
 pub const SETTINGS_PREFIX: &str = "settings/";
 pub const NODE_PREFIX: &str = "node/";
+pub const EXPORT_SUFFIX: &str = "/export";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct NameRecord {
     volume: String,
+    /// The host that has taken it, until what it names is there.
+    #[serde(default)]
+    host: String,
 }
 
 /// Which host has a volume in service.
@@ -141,7 +145,7 @@ fn name_key(name: &str) -> String {
 }
 
 fn export_key(volume: VolumeId) -> String {
-    format!("volume/{volume}/export")
+    format!("volume/{volume}{EXPORT_SUFFIX}")
 }
 
 fn clone_key(clone: VolumeId) -> String {
@@ -234,16 +238,24 @@ impl Catalog {
         self.update(&key, |found| {
             let Some(found) = found else {
                 chosen = fresh;
-                return Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string() }))));
+                return Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string(), host: self.host.clone() }))));
             };
-            chosen = decode::<NameRecord>(&key, found)?.volume.parse()?;
+            let record = decode::<NameRecord>(&key, found)?;
+            chosen = record.volume.parse()?;
             if self.root(chosen)?.is_some() || self.clone(chosen)?.is_some() {
                 bail!(
                     "there is a volume {name} already; choose another name, or look at it with `holdfast volume show \
                      {name}`"
                 );
             }
-            Ok(None)
+            if record.host.is_empty() || record.host == self.host {
+                return Ok(None);
+            }
+            if live_hosts(&self.meta)?.contains(&record.host) {
+                bail!("a volume {name} is being made at host {}; choose another name, or try again later", record.host);
+            }
+            chosen = fresh;
+            Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string(), host: self.host.clone() }))))
         })?;
         Ok(chosen)
     }
@@ -366,12 +378,14 @@ impl Catalog {
     }
 
     /// From here on this host has the volume in service. One that another host has is taken over where that host is gone,
-    /// or `takeover` says so.
-    pub fn claim_export(&self, entry: &Entry, takeover: bool) -> Result<()> {
+    /// or `takeover` says so; then it is true.
+    pub fn claim_export(&self, entry: &Entry, takeover: bool) -> Result<bool> {
         let key = export_key(entry.root.volume);
+        let mut is_taken_over = false;
         self.update(&key, |found| {
             let export: Option<ExportRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
             let other = export.map(|export| export.host).filter(|host| !host.is_empty() && *host != self.host);
+            is_taken_over = other.is_some();
             if let Some(host) = other.filter(|_| !takeover)
                 && live_hosts(&self.meta)?.contains(&host)
             {
@@ -382,12 +396,31 @@ impl Catalog {
                 );
             }
             Ok(Some(Some(encode(&ExportRecord { host: self.host.clone() }))))
+        })?;
+        Ok(is_taken_over)
+    }
+
+    /// This host has the volume in service no more. Another's claim stays.
+    pub fn end_export(&self, volume: VolumeId) -> Result<()> {
+        let key = export_key(volume);
+        self.update(&key, |found| {
+            let export: Option<ExportRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
+            let is_ours = export.is_some_and(|export| export.host.is_empty() || export.host == self.host);
+            Ok(is_ours.then_some(None))
         })
     }
 
-    /// No host has the volume in service.
-    pub fn end_export(&self, volume: VolumeId) -> Result<()> {
-        self.set(&export_key(volume), None)
+    /// Records from before there could be other hosts become this one's: the first that starts.
+    pub fn adopt_exports(&self) -> Result<()> {
+        for entry in self.all()?.iter().filter(|entry| entry.clone.is_none() && self.is_here(entry)) {
+            let own = encode(&ExportRecord { host: self.host.clone() });
+            self.update(&export_key(entry.root.volume), |found| {
+                let is_nobodys =
+                    found.is_some_and(|bytes| decode("", bytes).is_ok_and(|e: ExportRecord| e.host.is_empty()));
+                Ok(is_nobodys.then(|| Some(own.clone())))
+            })?;
+        }
+        Ok(())
     }
 
     /// The grid's nodes, by their numbers.

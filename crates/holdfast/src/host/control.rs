@@ -11,6 +11,7 @@ use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
+use super::keeper;
 use super::meta::{Health, Meta};
 use super::presence::Presence;
 use super::schedule;
@@ -109,6 +110,7 @@ pub fn start(
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
     watcher::start(Arc::clone(&plane), meta)?;
+    keeper::start(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -398,15 +400,19 @@ impl ControlPlane {
     fn export(&self, name: &str, takeover: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         self.check_no_stream(name)?;
-        self.catalog.claim_export(&entry, takeover)?;
+        if self.catalog.claim_export(&entry, takeover)? {
+            // What is left here of an earlier service knows nothing of what happened since.
+            let (name, force, discard) = (name.to_string(), true, true);
+            ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
+        }
         self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
             match info {
                 Some(info) if info.state == "open" || Instant::now() >= patience => return Ok(info),
-                // A clone is known when its volume is open.
-                None if entry.clone.is_none() || Instant::now() >= patience => {
+                // A clone is known when its volume is open; and where another opening was faster it is tried again.
+                None if Instant::now() >= patience => {
                     bail!("volume {name} is not served: the host is stopping, or has as many volumes open as it can");
                 }
                 _ => {}

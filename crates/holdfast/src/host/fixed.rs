@@ -203,6 +203,9 @@ impl ControlPlane {
     pub(super) fn note_fixed(&self) -> Result<()> {
         for (id, seen) in self.ask(|answer| Command::Fixed { answer })? {
             let Some(entry) = self.catalog.entry(id)?.filter(|entry| !entry.root.deleted) else { continue };
+            if entry.served_by.is_some() && !self.catalog.is_here(&entry) {
+                continue;
+            }
             let Some(noted) = entry.settings.fixed else { continue };
             let live = self.ask(|answer| Command::Volume { name: entry.name().to_string(), answer })?;
             let open = live.as_ref().filter(|live| live.state == "open");

@@ -23,6 +23,9 @@ pub type Meta = Arc<dyn MetaStore>;
 /// In a store that several grids may share: this one's metadata are here.
 pub const GRID_KEY: &str = "grid";
 
+/// There while a store is being filled, and when the grid has moved to another one.
+pub const IMPORTING_KEY: &str = "importing";
+
 /// How often the store is asked whether it answers.
 const LOOK_PACE: Duration = Duration::from_secs(1);
 
@@ -38,7 +41,22 @@ pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
             dir.config_path().display()
         );
     }
+    if meta.get(IMPORTING_KEY)?.is_some() {
+        bail!(
+            "the metadata in {} are not the grid's: an import was cut short, or the grid has moved to another store. Repeat \
+             `holdfast meta import`, or correct `meta` in {}",
+            config.meta,
+            dir.config_path().display()
+        );
+    }
     Ok(meta)
+}
+
+/// From here on the store serves no host, until it is complete.
+pub fn begin_import(meta: &Meta) -> Result<()> {
+    // It may have been begun before.
+    meta.swap(IMPORTING_KEY, MetaVersion::ABSENT, Some(b"{}"), None)?;
+    Ok(())
 }
 
 /// The store that the configuration names, whatever it holds.
@@ -64,6 +82,9 @@ pub fn complete(meta: &Meta, config: &GridConfig) -> Result<()> {
     if matches!(config.meta, MetaConfig::Etcd(_)) {
         // It may be so already.
         meta.swap(GRID_KEY, MetaVersion::ABSENT, Some(b"{}"), None)?;
+    }
+    if let Some(importing) = meta.get(IMPORTING_KEY)? {
+        meta.swap(IMPORTING_KEY, importing.version, None, None)?;
     }
     Ok(())
 }

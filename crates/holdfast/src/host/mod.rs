@@ -18,6 +18,7 @@ mod devices;
 mod fixed;
 mod groups;
 mod janitor;
+mod keeper;
 mod links;
 pub mod meta;
 mod nbd;
@@ -94,7 +95,6 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let grid = config.grid_id()?;
     let meta = meta::open(dir, &config)?;
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name);
-    let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
     let (listeners, uris) = listen(&mut reactor, dir, &config)?;
@@ -102,6 +102,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let presence = presence::Presence::announce(meta.clone(), &config.host.name, dir)?;
     catalog.set_own_nodes(&config.nodes)?;
     config.nodes = catalog.nodes()?;
+    // Read after that: while the host was away others may have taken volumes over.
+    catalog.adopt_exports()?;
+    let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
     let care = Care {

@@ -43,7 +43,14 @@ pub struct Presence {
     meta: Meta,
     host: String,
     home: String,
-    lease: Arc<Mutex<LeaseId>>,
+    state: Arc<Mutex<Held>>,
+}
+
+#[derive(Clone, Copy)]
+struct Held {
+    lease: LeaseId,
+    /// The host's record is on this lease.
+    named: bool,
 }
 
 /// Hosts that say that they are there.
@@ -57,10 +64,10 @@ impl Presence {
     pub fn announce(meta: Meta, host: &str, dir: &GridDir) -> Result<Presence> {
         let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
         let home = format!("{}:{}", machine.trim(), dir.root().display());
-        let lease = Arc::new(Mutex::new(meta.grant(TTL)?));
-        let presence = Presence { meta, host: host.to_string(), home, lease };
+        let state = Arc::new(Mutex::new(Held { lease: meta.grant(TTL)?, named: false }));
+        let presence = Presence { meta, host: host.to_string(), home, state };
         let end = Instant::now() + PREDECESSOR_MAX;
-        while let Some(other) = presence.take_name()? {
+        while let Some(other) = presence.renew()? {
             if Instant::now() >= end {
                 bail!(
                     "a host named {host} is at work already, on {other}; give this one another `name` in {}",
@@ -68,22 +75,31 @@ impl Presence {
                 );
             }
             std::thread::sleep(RENEW_PACE / 5);
-            presence.renew()?;
         }
         let renewing = presence.clone();
         let renew = move || {
+            let mut told = None;
             loop {
                 std::thread::sleep(RENEW_PACE);
                 // While the store is away the lease may run out: see above.
-                let _ = renewing.renew();
+                let Ok(other) = renewing.renew() else { continue };
+                if let Some(other) = other.as_ref().filter(|_| other != told) {
+                    let host = &renewing.host;
+                    logger::error(format_args!("another host calls itself {host}, on {other}: rename one of them"));
+                }
+                told = other;
             }
         };
         std::thread::Builder::new().name("presence".to_string()).spawn(renew).context("no thread for the lease")?;
         Ok(presence)
     }
 
+    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lease(&self) -> LeaseId {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held().lease
     }
 
     /// Puts this host's record where no other host's is; gives where that is.
@@ -107,21 +123,23 @@ impl Presence {
         }
     }
 
-    fn renew(&self) -> Result<()> {
+    /// Keeps lease and record alive, or gets new ones; gives where another host of the name is.
+    fn renew(&self) -> Result<Option<String>> {
         match self.meta.keep_alive(self.lease()) {
-            Ok(()) => return Ok(()),
-            Err(MetaError::LeaseGone) => {}
+            Ok(()) => {}
+            Err(MetaError::LeaseGone) => {
+                let lease = self.meta.grant(TTL)?;
+                *self.held() = Held { lease, named: false };
+                logger::warn(format_args!("the host's lease had run out; it takes a new one"));
+            }
             Err(error) => return Err(error.into()),
         }
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = self.meta.grant(TTL)?;
-        match self.take_name()? {
-            None => logger::warn(format_args!("the host's lease had run out; it has a new one")),
-            Some(other) => logger::error(format_args!(
-                "another host calls itself {}, on {other}: give one of them another name",
-                self.host
-            )),
+        if self.held().named {
+            return Ok(None);
         }
-        Ok(())
+        let other = self.take_name()?;
+        self.held().named = other.is_none();
+        Ok(other)
     }
 
     /// Whether it is this host that looks after volumes that none has in service: the first that asks.
@@ -166,6 +184,7 @@ mod tests {
         assert!(second.is_caretaker().unwrap(), "who goes in good order lets go at once");
         again.end();
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]));
-        assert_eq!(elsewhere.renew().map_err(|e| e.to_string()), Ok(()));
+        let named = elsewhere.renew().unwrap();
+        assert_eq!((named, elsewhere.held().named), (None, true), "the lease was gone, and the name free");
     }
 }

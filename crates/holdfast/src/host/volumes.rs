@@ -149,6 +149,8 @@ impl Volumes {
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
         config.checked_reads = spec.checked_reads;
+        // Who shall have it the records say, and the keeper goes by them.
+        config.takeover = false;
         config.rebuild_after = self.care.rebuild_after;
         config.scrub_every = self.care.scrub_every;
         let token = self.table.insert(Volume {

@@ -3,7 +3,7 @@
 //! Role: a thread of its own, which watches the grid's records. After a gap (the store was away, its history is gone)
 //! everything is read anew, so that nothing is missed.
 
-use super::catalog::{DRAINING_PREFIX, NODE_PREFIX, SETTINGS_PREFIX};
+use super::catalog::{DRAINING_PREFIX, EXPORT_SUFFIX, NODE_PREFIX, SETTINGS_PREFIX};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::meta::Meta;
@@ -49,6 +49,10 @@ impl ControlPlane {
             let kind = |key: &str| WATCHED.into_iter().find(|prefix| key.starts_with(prefix));
             let changed: BTreeSet<&str> = events.iter().filter_map(|event| kind(&event.key)).collect();
             self.take_in(&changed)?;
+            if events.iter().any(|event| event.key.ends_with(EXPORT_SUFFIX)) {
+                let _alone = self.alone();
+                self.keep_to_records()?;
+            }
         }
     }
 
