@@ -142,6 +142,9 @@ impl Run {
         let known = self.snapshots.known.get_mut(name).expect("a snapshot that is known");
         known.drop_asked = true;
         let of = known.of;
+        if let Some((_, layer)) = known.taken {
+            self.guests.on_dropping_snapshot(layer);
+        }
         let change = Change::DropSnapshot { head: self.head(of), name: name.to_string() };
         self.world.tell(at, Event::Change(change));
     }

@@ -105,6 +105,8 @@ pub struct Guests {
     contents: BTreeMap<ObjectId, Vec<Option<Version>>>,
     /// Areas of clones that are to be dropped.
     dropping: Vec<u64>,
+    /// Snapshots that are being dropped, whoever still reads them.
+    dropping_layers: Vec<ObjectId>,
     pub history: History,
     pub answered: u64,
     pub refused: u64,
@@ -128,6 +130,7 @@ impl Guests {
             unheard: Vec::new(),
             contents: BTreeMap::new(),
             dropping: Vec::new(),
+            dropping_layers: Vec::new(),
             history: History::new(size_bytes * (1 + clones)),
             answered: 0,
             refused: 0,
@@ -247,6 +250,10 @@ impl Guests {
     }
 
     /// From here on requests to the clone may be refused.
+    pub fn on_dropping_snapshot(&mut self, layer: ObjectId) {
+        self.dropping_layers.push(layer);
+    }
+
     pub fn on_dropping(&mut self, area: Area) {
         self.dropping.push(area.base);
     }
@@ -340,7 +347,10 @@ impl Guests {
         let allowed = match error {
             BlockError::Deposed | BlockError::ShuttingDown => true,
             BlockError::NoSpace => is_write && self.space_may_end,
-            BlockError::Unavailable => self.overwhelmed || self.dropping.contains(&asked.area.base),
+            BlockError::Unavailable => {
+                let is_going = matches!(asked.area.target, Target::Snapshot(layer) if self.dropping_layers.contains(&layer));
+                self.overwhelmed || self.dropping.contains(&asked.area.base) || is_going
+            }
             BlockError::OutOfRange | BlockError::Invalid => false,
         };
         if !allowed {
