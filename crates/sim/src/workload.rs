@@ -348,7 +348,8 @@ impl Guests {
             BlockError::Deposed | BlockError::ShuttingDown => true,
             BlockError::NoSpace => is_write && self.space_may_end,
             BlockError::Unavailable => {
-                let is_going = matches!(asked.area.target, Target::Snapshot(layer) if self.dropping_layers.contains(&layer));
+                let is_going =
+                    matches!(asked.area.target, Target::Snapshot(layer) if self.dropping_layers.contains(&layer));
                 self.overwhelmed || self.dropping.contains(&asked.area.base) || is_going
             }
             BlockError::OutOfRange | BlockError::Invalid => false,

@@ -127,4 +127,6 @@ pub enum Wants {
     Run { at: usize, part: u32 },
     /// Live data of a cleaner job: piece `part`.
     Clean { job: u64, part: u32 },
+    /// Another fetch, of several blocks, which can't be had together: its block `at`.
+    Block { of: Token, at: u32 },
 }

@@ -1,8 +1,8 @@
 //! Fetching a run of blocks out of one shard, from its holder if that answers in time, else from the others.
 //!
 //! States: direct (one holder asked) -> wide (late, lost or bad: every other shard of a code copy, and other copies, are
-//! asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | failed
-//! (too few holders have it). Bytes are checked against the map's checksums before anyone sees them, unless the volume's
+//! asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | by blocks
+//! (too few holders have all of it: each block is fetched by itself) | failed (too few have a block of it). Bytes are checked against the map's checksums before anyone sees them, unless the volume's
 //! guests do without ([`Config::checked_reads`](crate::Config)): then a holder's own bytes go as they are, unchecked by both.
 
 use crate::api::{Effect, Lane, Notice};
@@ -40,6 +40,8 @@ pub(crate) struct Fetch {
     pub(crate) stalled: bool,
     /// How often a node had no room for it.
     refusals: u32,
+    /// Its blocks, where each is fetched by itself.
+    by_blocks: Option<Vec<Option<Buf>>>,
 }
 
 /// A fetch that a node had no room for so often goes wide.
@@ -52,6 +54,34 @@ pub(crate) enum FetchError {
     Gone,
     /// More shards are bad than the layout tolerates.
     Lost,
+}
+
+impl Fetch {
+    fn new(
+        wants: Wants,
+        (segment, shape): (SegmentNo, Option<Shape>),
+        position: u8,
+        (block, blocks): (u32, u32),
+        crcs: Option<Crcs>,
+    ) -> Fetch {
+        Fetch {
+            wants,
+            segment,
+            shape,
+            position,
+            block,
+            blocks,
+            crcs,
+            wide: false,
+            asked: 0,
+            asked_at: BTreeMap::new(),
+            bad: 0,
+            got: BTreeMap::new(),
+            stalled: false,
+            refusals: 0,
+            by_blocks: None,
+        }
+    }
 }
 
 impl Controller {
@@ -74,22 +104,7 @@ impl Controller {
         };
         let at = geometry.locate(block);
         assert!(blocks <= geometry.run_from(block), "a fetch stays in one run of one shard");
-        let fetch = Fetch {
-            wants,
-            segment,
-            shape,
-            position: at.position,
-            block: at.block,
-            blocks,
-            crcs,
-            wide: false,
-            asked: 0,
-            asked_at: BTreeMap::new(),
-            bad: 0,
-            got: BTreeMap::new(),
-            stalled: false,
-            refusals: 0,
-        };
+        let fetch = Fetch::new(wants, (segment, shape), at.position, (at.block, blocks), crcs);
         if self.fetches.is_full() {
             return self.deliver(fetch.wants, Err(FetchError::Gone), out);
         }
@@ -318,8 +333,49 @@ impl Controller {
     }
 
     fn finish_fetch(&mut self, token: Token, result: Result<Buf, FetchError>, out: Out) {
+        if matches!(result, Err(FetchError::Lost)) && self.fetch_by_blocks(token, out) {
+            return;
+        }
         if let Some(fetch) = self.fetches.remove(token) {
             self.deliver(fetch.wants, result, out);
+        }
+    }
+
+    /// Shards that are damaged in different places don't add up to the run, and may to each of its blocks. False where that
+    /// was tried, or can't be.
+    fn fetch_by_blocks(&mut self, token: Token, out: Out) -> bool {
+        let Some(fetch) = self.fetches.get_mut(token) else { return false };
+        if fetch.blocks == 1 || fetch.by_blocks.is_some() {
+            return false;
+        }
+        fetch.by_blocks = Some(vec![None; fetch.blocks as usize]);
+        for at in 0..fetch.blocks {
+            // Gone as soon as one of them can't be had.
+            let Some(fetch) = self.fetches.get(token) else { return true };
+            let crcs = fetch.crcs.as_ref().map(|crcs| crcs.slice(u64::from(at), 1));
+            let place = (fetch.segment, fetch.shape.clone());
+            let piece = Fetch::new(Wants::Block { of: token, at }, place, fetch.position, (fetch.block + at, 1), crcs);
+            if self.fetches.is_full() {
+                self.finish_fetch(token, Err(FetchError::Lost), out);
+                return true;
+            }
+            let piece = self.fetches.insert(piece);
+            self.ask_direct(piece, out);
+        }
+        true
+    }
+
+    fn on_block_fetched(&mut self, of: Token, at: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(blocks) = self.fetches.get_mut(of).and_then(|fetch| fetch.by_blocks.as_mut()) else { return };
+        match result {
+            Ok(bytes) => blocks[at as usize] = Some(bytes),
+            Err(error) => return self.finish_fetch(of, Err(error), out),
+        }
+        let blocks: Option<Vec<Buf>> = blocks.iter().cloned().collect();
+        if let Some(blocks) = blocks {
+            let mut run = BufMut::new(blocks.len() * BLOCK_BYTES);
+            run.chunks_exact_mut(BLOCK_BYTES).zip(&blocks).for_each(|(to, from)| to.copy_from_slice(from));
+            self.finish_fetch(of, Ok(run.freeze()), out);
         }
     }
 
@@ -329,6 +385,7 @@ impl Controller {
             Wants::Leaf { no, part } => self.on_leaf_part(no, part, result, out),
             Wants::Run { at, part } => self.on_run_part(at, part, result, out),
             Wants::Clean { job, part } => self.on_clean_part(job, part, result, out),
+            Wants::Block { of, at } => self.on_block_fetched(of, at, result, out),
         }
     }
 }
