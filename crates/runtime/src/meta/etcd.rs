@@ -13,8 +13,8 @@
 //! sign of life, and fails without it. Members without a leader are treated like absent ones.
 
 use super::{
-    Change, KEY_BYTES_MAX, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX, Watch,
-    WatchEvent,
+    Change, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX, Watch, WatchEvent,
+    check_size,
 };
 use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity, KeyValue,
@@ -244,11 +244,6 @@ fn is_missing_lease(error: &Error) -> bool {
         Error::LeaseKeepAliveError(why) => why.contains("lease not found"),
         _ => false,
     }
-}
-
-fn check_size(key: &str, value: Option<&[u8]>) -> Result<(), MetaError> {
-    let fits = (1..=KEY_BYTES_MAX).contains(&key.len()) && value.is_none_or(|v| v.len() <= VALUE_BYTES_MAX);
-    if fits { Ok(()) } else { Err(MetaError::TooLarge) }
 }
 
 impl MetaStore for EtcdStore {

@@ -5,9 +5,7 @@
 
 use super::embedded::{File, OpenError};
 use super::state::{State, Step};
-use super::{
-    KEY_BYTES_MAX, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX, Watch, WatchEvent,
-};
+use super::{LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, Watch, WatchEvent, check_size};
 use holdfast_base::{Instant, MetaVersion};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -119,9 +117,7 @@ impl MetaStore for LocalStore {
         value: Option<&[u8]>,
         lease: Option<LeaseId>,
     ) -> Result<Swap, MetaError> {
-        if key.is_empty() || key.len() > KEY_BYTES_MAX || value.is_some_and(|v| v.len() > VALUE_BYTES_MAX) {
-            return Err(MetaError::TooLarge);
-        }
+        check_size(key, value)?;
         let mut inner = self.0.lock()?;
         let (answer, step) = inner.state.swap(key, expect, value, lease)?;
         if let Some(step) = step {

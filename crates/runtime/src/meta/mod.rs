@@ -100,6 +100,12 @@ pub enum MetaError {
     TooLarge,
 }
 
+/// Whether a record may be as large.
+fn check_size(key: &str, value: Option<&[u8]>) -> Result<(), MetaError> {
+    let fits = (1..=KEY_BYTES_MAX).contains(&key.len()) && value.is_none_or(|v| v.len() <= VALUE_BYTES_MAX);
+    if fits { Ok(()) } else { Err(MetaError::TooLarge) }
+}
+
 /// A metadata store. Every call may block; none may be made on a reactor's thread.
 pub trait MetaStore: Send + Sync {
     fn get(&self, key: &str) -> Result<Option<Record>, MetaError>;
