@@ -1,8 +1,8 @@
 //! A machine becomes a part of a grid that others have made.
 //!
 //! Faults: numbers of nodes are taken in the metadata store before devices are made; where that fails they are given back.
-//! A crash in between leaves numbers that no node has: they show as nodes that are down, and the same command, given
-//! again, takes others.
+//! A crash in between leaves numbers that no node has: they show as nodes that are down, and the name stays taken, since it
+//! might be that of a machine that is merely off; another attempt needs another name.
 
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use crate::host::catalog::Catalog;
