@@ -1,9 +1,10 @@
 //! The root record of a volume in the metadata store: small, changed only by compare-and-swap, and only on changes of
 //! ownership, ledger rolls, checkpoints that need it, and by the operator (resize, delete).
 
+use crate::family::{Dependent, Origin};
 use crate::geometry::Layout;
 use crate::ledger::LedgerRef;
-use crate::record::Checkpoint;
+use crate::record::{Checkpoint, SegmentNo};
 use crate::{FormatError, from_postcard, to_postcard};
 use holdfast_base::{Epoch, GridId, InstanceId, Lsn, VolumeId, crc32c};
 use serde::{Deserialize, Serialize};
@@ -39,11 +40,18 @@ pub struct Root {
     pub trimmed: Lsn,
     /// Set when the operator deleted the volume: nobody opens it again, its space is being returned.
     pub deleted: bool,
+    /// Volumes whose segments this one names besides its own, by rising epochs.
+    pub origins: Vec<Origin>,
+    /// Volumes that may name segments of this one, or of its origins.
+    pub dependents: Vec<Dependent>,
 }
 
-/// Magic number and version in front of the record: "HFRT", 1.
+/// Magic number and version in front of the record: "HFRT", 2.
 const ROOT_MAGIC: [u8; 4] = *b"HFRT";
-const ROOT_VERSION: u16 = 1;
+const ROOT_VERSION: u16 = 2;
+
+/// Before there were families: the record ends in front of them.
+const ROOT_VERSION_ALONE: u16 = 1;
 
 impl Root {
     /// A new, empty volume that nobody has opened.
@@ -62,6 +70,8 @@ impl Root {
             checkpoint: Checkpoint::default(),
             trimmed: Lsn::ZERO,
             deleted: false,
+            origins: Vec::new(),
+            dependents: Vec::new(),
         }
     }
 
@@ -82,13 +92,27 @@ impl Root {
             return Err(FormatError::Magic);
         }
         let version = u16::from_le_bytes([header[4], header[5]]);
-        if version != ROOT_VERSION {
+        if version != ROOT_VERSION && version != ROOT_VERSION_ALONE {
             return Err(FormatError::Version(version));
         }
         if header[6..10] != crc32c(body).to_le_bytes() {
             return Err(FormatError::Checksum);
         }
+        if version == ROOT_VERSION_ALONE {
+            // Two empty lists.
+            return from_postcard(&[body, &[0, 0]].concat());
+        }
         from_postcard(body)
+    }
+
+    /// The volume that a segment with this number belongs to.
+    pub fn volume_of(&self, no: SegmentNo) -> VolumeId {
+        self.origins.iter().find(|origin| no.epoch <= origin.upto).map_or(self.volume, |origin| origin.volume)
+    }
+
+    /// The lowest number that a segment of the volume itself may have.
+    pub fn first_own(&self) -> SegmentNo {
+        self.origins.last().map_or_else(SegmentNo::default, |o| SegmentNo { epoch: o.upto.next(), counter: 0 })
     }
 
     /// The ledger that takes appends, if the volume has been served yet.
@@ -110,5 +134,28 @@ mod tests {
         bytes[last] ^= 1;
         assert_eq!(Root::decode(&bytes), Err(FormatError::Checksum));
         assert_eq!(Root::decode(&bytes[..5]), Err(FormatError::Truncated));
+    }
+
+    #[test]
+    fn a_record_from_before_families_reads_as_one_without() {
+        let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
+        let mut bytes = root.encode();
+        bytes.truncate(bytes.len() - 2);
+        bytes[4] = 1;
+        let crc = crc32c(&bytes[10..]);
+        bytes[6..10].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(Root::decode(&bytes), Ok(root));
+    }
+
+    #[test]
+    fn a_segments_number_tells_whose_it_is() {
+        let mut root = Root::new(GridId(1), VolumeId(3), "vm1", 1 << 30, Layout::DEFAULT);
+        let no = |epoch| SegmentNo { epoch: Epoch(epoch), counter: 7 };
+        assert_eq!(root.volume_of(no(0)), VolumeId(3));
+        let origin = |upto, volume| Origin { upto: Epoch(upto), volume: VolumeId(volume) };
+        root.origins = vec![origin(4, 1), origin(9, 2)];
+        let owners: Vec<u128> = [0, 4, 5, 9, 10].map(|epoch| root.volume_of(no(epoch)).0).to_vec();
+        assert_eq!(owners, [1, 1, 2, 2, 3]);
+        assert!(root.first_own() > no(9) && root.first_own() < no(10));
     }
 }

@@ -84,6 +84,10 @@ pub enum Request {
         name: String,
         /// The snapshot's where it is missing.
         size_bytes: Option<u64>,
+        /// A volume of its own, which any host can serve.
+        separate: bool,
+        /// Of a separate one: put it into service here.
+        export: bool,
     },
     /// What a stream of a snapshot begins with.
     SendBegin {
@@ -355,6 +359,12 @@ pub struct VolumeInfo {
     #[serde(default)]
     pub integrity: String,
     pub exported: bool,
+    /// Of a separate clone: the volume that it was made of. Told by `volume show`, like the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares_with: Option<String>,
+    /// Separate clones that may need what the volume holds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needed_by: Vec<String>,
     /// The host that has it in service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
@@ -411,6 +421,9 @@ pub struct VolumeLive {
 pub struct SpaceUse {
     pub data_bytes: u64,
     pub dead_bytes: u64,
+    /// Needed by separate clones, perhaps, and by nobody else.
+    #[serde(default)]
+    pub kept_bytes: u64,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
 }
@@ -420,6 +433,7 @@ impl From<holdfast_volume::SpaceUse> for SpaceUse {
         SpaceUse {
             data_bytes: s.data_bytes,
             dead_bytes: s.dead_bytes,
+            kept_bytes: s.kept_bytes,
             redundancy_bytes: s.redundancy_bytes,
             metadata_bytes: s.metadata_bytes,
         }

@@ -6,6 +6,7 @@
 
 pub mod checker;
 pub mod disk;
+mod family;
 pub mod faults;
 mod groups;
 pub mod host;

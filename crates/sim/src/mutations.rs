@@ -32,6 +32,7 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(volume_mutations.merge_forgets_below, "decision 0009"),
     mutation!(volume_mutations.fold_keeps_old_counts, "decision 0005"),
     mutation!(volume_mutations.hides_twice, "decision 0005"),
+    mutation!(volume_mutations.forgets_dependents, "rule 19"),
     mutation!(volume_mutations.hold_tells, "rule 14"),
     mutation!(store_mutations.skip_fence_check, "rule 6"),
     mutation!(store_mutations.ack_before_durable, "invariant 1, rule 11"),

@@ -202,6 +202,18 @@ impl Run {
         self.snapshots.clones[number - 1].gone
     }
 
+    /// Snapshots that were told of and stay.
+    pub(crate) fn snapshots_to_fork(&self) -> Vec<String> {
+        let stays = |known: &Known| known.taken.is_some() && !known.drop_asked;
+        self.snapshots.known.iter().filter(|(_, known)| stays(known)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Head and layer of a snapshot that was told of.
+    pub(crate) fn snapshot_to_fork(&self, name: &str) -> Option<(HeadId, ObjectId)> {
+        let known = self.snapshots.known.get(name)?;
+        Some((self.head(known.of), known.taken?.1))
+    }
+
     // ---- what controllers tell ----
 
     pub(crate) fn on_changed(&mut self, at: MachineAt, change: &Change, target: Option<Target>) {

@@ -8,10 +8,10 @@ use crate::plan::{Plan, Profile};
 use crate::swarm::{Outcome, Run};
 use crate::workload::{Area, What};
 use crate::world::{MachineAt, World};
-use holdfast_base::{DeviceId, Instant, RequestToken};
+use holdfast_base::{DeviceId, HeadId, Instant, RequestToken};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
-use holdfast_volume::{Claim, Controller, Event, GroupEnd, State, Status};
+use holdfast_volume::{Change, Claim, Controller, Event, GroupEnd, State, Status};
 use std::time::Duration;
 
 /// Bytes of a block.
@@ -31,7 +31,7 @@ impl Scenery {
         let mut plan = Plan::from_seed(0);
         plan.seed = seed;
         plan.profile = Profile::Calm;
-        (plan.snapshots_max, plan.clones_max) = (0, 4);
+        (plan.snapshots_max, plan.clones_max, plan.forks_max) = (0, 4, 0);
         (plan.groups, plan.drains, plan.relayouts) = (false, false, false);
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
@@ -206,6 +206,70 @@ impl Stage {
         let clone = self.run.ask_clone(owner, name);
         self.until("the clone is made", |s| s.run.is_made(clone));
         clone
+    }
+
+    /// Makes a separate clone of a snapshot, which somebody opens; returns its number, from 1 on.
+    pub fn fork(&mut self, name: &str) -> usize {
+        let owner = self.owner();
+        let member = self.run.ask_fork(owner, name);
+        self.until("the separate clone is made", |s| s.run.is_member_made(member));
+        self.until("the separate clone is open", |s| s.run.is_member_open(member));
+        member
+    }
+
+    /// Asks for a separate clone without waiting for it.
+    pub fn begin_fork(&mut self, name: &str) -> usize {
+        let owner = self.owner();
+        self.run.ask_fork(owner, name)
+    }
+
+    /// Makes a separate clone of a separate clone.
+    pub fn fork_member(&mut self, of: usize) -> usize {
+        self.until("the separate clone is open", |s| s.run.is_member_open(of) && s.run.is_member_idle(of));
+        self.run.snapshot_member(of);
+        self.until("the snapshot is taken", |s| s.run.has_member_snapshot(of));
+        let member = self.run.ask_fork_of_member(of).expect("it has a snapshot");
+        self.until("the separate clone is made", |s| s.run.is_member_made(member));
+        self.until("the separate clone is open", |s| s.run.is_member_open(member));
+        member
+    }
+
+    /// Lets a snapshot go that a separate clone began with.
+    pub fn drop_snapshot_of_member(&mut self, member: usize, name: &str) {
+        let at = self.run.member_at(member).expect("a separate clone that is open");
+        let change = Change::DropSnapshot { head: HeadId::VOLUME, name: name.to_string() };
+        self.run.world.tell(at, Event::Change(change));
+        self.until("the snapshot is dropped", |s| s.member_status(member).snapshots.is_empty());
+    }
+
+    fn ask_member(&mut self, member: usize, what: What, block: u64, blocks: u64) {
+        self.until("the separate clone is open", |s| s.run.is_member_open(member) && s.run.is_member_idle(member));
+        self.run.ask_member(member, what, block * BLOCK, blocks * BLOCK);
+        self.until("the separate clone answers", |s| s.run.is_member_idle(member));
+    }
+
+    pub fn write_member(&mut self, member: usize, block: u64, blocks: u64) {
+        self.ask_member(member, What::Write(0), block, blocks);
+    }
+
+    /// Reads all of a separate clone.
+    pub fn read_member(&mut self, member: usize) {
+        self.run.read_member(member).unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    pub fn member_status(&self, member: usize) -> Status {
+        let at = self.run.member_at(member).expect("a separate clone that is open");
+        self.run.world.machine(at).expect("it runs").status()
+    }
+
+    /// Another opening of a separate clone begins.
+    pub fn open_member_on(&mut self, member: usize, host: usize) {
+        self.run.open_member(member, host);
+        self.until("the separate clone is open", |s| s.run.is_member_open(member));
+    }
+
+    pub fn drop_member(&mut self, member: usize) {
+        self.run.drop_member(member);
     }
 
     pub fn drop_clone(&mut self, clone: usize) {

@@ -4,6 +4,7 @@
 //! answered, the volume open, redundancy whole, every sector read back and judged, nothing held that nobody names.
 
 use crate::disk::Crash;
+use crate::family::Families;
 use crate::faults::{HostAct, Nemesis};
 use crate::groups::Groups;
 use crate::plan::Plan;
@@ -35,6 +36,7 @@ const LAYOUTS: [Layout; 6] = [
 const WAKE_FAULTS: u64 = 1;
 const WAKE_GUESTS: u64 = 2;
 pub(crate) const WAKE_GROUP: u64 = 3;
+pub(crate) const WAKE_FAMILY: u64 = 4;
 /// From here on: the host with that number comes back.
 const WAKE_HOST: u64 = 100;
 
@@ -85,6 +87,7 @@ pub struct Run {
     discarded_all: bool,
     pub(crate) snapshots: Snapshots,
     pub(crate) groups: Groups,
+    pub(crate) families: Families,
     draining: BTreeSet<DeviceId>,
     drain_prng: Prng,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
@@ -129,6 +132,7 @@ impl Run {
         let mut run = Run {
             snapshots,
             groups: Groups::new(plan.seed, plan.groups),
+            families: Families::new(plan.seed, plan.forks_max),
             draining: BTreeSet::new(),
             drain_prng,
             plan,
@@ -157,11 +161,11 @@ impl Run {
         run
     }
 
-    fn config(&mut self, host: usize) -> Config {
+    pub(crate) fn config_of(&mut self, volume: VolumeId, host: usize) -> Config {
         let instance = InstanceId(self.prng.next_u128());
         let seed = self.prng.next_u64();
         let plan = &self.plan;
-        let mut config = Config::new(self.world.grid, VOLUME, &format!("host{host}"), instance, seed);
+        let mut config = Config::new(self.world.grid, volume, &format!("host{host}"), instance, seed);
         config.takeover = true;
         config.writeback_bytes_max = plan.writeback_bytes;
         config.map_cache_bytes_max = plan.map_cache_bytes;
@@ -190,7 +194,7 @@ impl Run {
             self.guests.on_gone(|m| m == at);
         }
         self.on_group_loss();
-        let controller = Controller::new(self.config(host));
+        let controller = Controller::new(self.config_of(VOLUME, host));
         let at = self.world.attach(host, controller);
         if !self.draining.is_empty() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
@@ -215,6 +219,11 @@ impl Run {
     }
 
     fn take_output(&mut self, output: Output) {
+        if let Output::Reply { at, .. } | Output::Notice { at, .. } = &output
+            && let Some(number) = self.families.number_at(*at)
+        {
+            return self.on_member_output(number, *at, output);
+        }
         match output {
             // Its host crashed in the same instant: nobody hears this.
             Output::Reply { at, .. } if self.world.machine(at).is_none() => {}
@@ -233,10 +242,11 @@ impl Run {
             Output::Notice { notice: Notice::Miscounted { segments, hidden }, .. } => {
                 self.fail(format!("the mark found {segments} segments miscounted; too much hidden: {hidden}"));
             }
-            Output::Notice { .. } => {}
+            Output::Notice { at, notice } => self.on_family_notice(at, &notice),
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
             Output::Wake(WAKE_GROUP) => self.on_group_time(),
+            Output::Wake(WAKE_FAMILY) => self.on_family_time(self.healing),
             Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
             Output::Wake(_) => {}
         }
@@ -336,9 +346,14 @@ impl Run {
         let now = self.world.now();
         let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats(now).get(slot)?.device));
         self.draining = device.into_iter().collect();
-        for at in self.openings.clone() {
+        let members: Vec<MachineAt> = self.families.all_machines().collect();
+        for at in self.openings.iter().copied().chain(members).collect::<Vec<_>>() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
         }
+    }
+
+    pub(crate) fn draining(&self) -> BTreeSet<DeviceId> {
+        self.draining.clone()
     }
 
     /// Now and then the volume is to be written in another layout that bears as many losses.
@@ -377,6 +392,7 @@ impl Run {
         self.world.crash_host(host);
         self.guests.on_gone(|at| at.host == host);
         self.on_group_loss();
+        self.on_family_host_gone(host);
         self.openings.retain(|at| at.host != host);
         self.current = self.current.filter(|at| at.host != host);
     }
@@ -411,6 +427,7 @@ impl Run {
         }
         self.act_on_snapshots(current);
         self.act_on_groups(current);
+        self.act_on_families(current);
         self.act_on_drains();
         self.act_on_layout(current);
         if self.prng.chance(100)
@@ -487,7 +504,7 @@ impl Run {
             return false;
         }
         let status = controller.status();
-        status.degraded_segments == 0 && status.at_risk_entries == 0
+        status.degraded_segments == 0 && status.at_risk_entries == 0 && self.are_members_whole()
     }
 
     /// The whole run.
@@ -503,6 +520,8 @@ impl Run {
         self.settle_clones();
         self.read_back()?;
         self.read_snapshots_back()?;
+        self.read_members_back()?;
+        self.drop_members()?;
         self.begin_clones()?;
         if self.plan.space_may_end() || self.prng.chance(250) {
             self.discard_all()?;
@@ -543,7 +562,10 @@ impl Run {
         }
         let waiting = self.current.map(|at| self.guests.waiting_on(at));
         let status = self.current.and_then(|at| self.world.machine(at)).map(Controller::status);
-        Err(format!("did not {what} within {CONVERGE_WITHIN:?} of healing: {waiting:?} requests wait, {status:?}"))
+        let members = self.members_text();
+        Err(format!(
+            "did not {what} within {CONVERGE_WITHIN:?} of healing: {waiting:?} requests wait, {status:?}{members}"
+        ))
     }
 
     fn read_back(&mut self) -> Result<(), String> {
@@ -594,6 +616,10 @@ impl Run {
 
     /// Lists what nodes hold.
     pub(crate) fn take_stock(&mut self) {
+        self.take_stock_of(VOLUME);
+    }
+
+    pub(crate) fn take_stock_of(&mut self, volume: VolumeId) {
         self.held.clear();
         self.held_twice.clear();
         for node in 0..self.world.nodes.len() {
@@ -602,7 +628,7 @@ impl Run {
             // One that failed keeps what it has: nothing can be deleted there.
             let serving = stats.into_iter().filter(|s| s.health == DeviceHealth::Serving);
             for device in serving.map(|s| s.device) {
-                let request = Request::ListShards { device, volume: VOLUME, after: None, count_max: 100_000 };
+                let request = Request::ListShards { device, volume, after: None, count_max: 100_000 };
                 self.world.probe(node, request);
             }
         }

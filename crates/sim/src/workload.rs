@@ -258,6 +258,11 @@ impl Guests {
         self.dropping.push(area.base);
     }
 
+    /// What was read of a snapshot.
+    pub fn content_so_far(&self, snapshot: ObjectId) -> Option<&Vec<Option<Version>>> {
+        self.contents.get(&snapshot)
+    }
+
     /// All that a snapshot holds, if it was read.
     pub fn content(&self, snapshot: ObjectId) -> Option<Vec<Version>> {
         self.contents.get(&snapshot)?.iter().copied().collect()

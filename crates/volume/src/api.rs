@@ -7,7 +7,9 @@ use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
     NodeId, ObjectId, VolumeId,
 };
+use holdfast_format::family::{Dependent, SegmentRanges};
 use holdfast_format::geometry::Layout;
+use holdfast_format::root::Root;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -116,6 +118,8 @@ pub struct Mutations {
     pub fold_keeps_old_counts: bool,
     /// What the overlay hides is counted with every write over it.
     pub hides_twice: bool,
+    /// Rule 19: segments are freed although a volume that was made of this one names them.
+    pub forgets_dependents: bool,
     /// Groups of snapshots: answers are told while they should be held back.
     pub hold_tells: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
@@ -166,6 +170,20 @@ pub enum Event {
     /// These devices are being drained, and no others.
     Drain {
         devices: BTreeSet<DeviceId>,
+    },
+    /// Make another volume of a snapshot of a head: the two share what there is (see `family`). Answered by [`Notice::Forked`] or
+    /// [`Notice::ForkRefused`]. What it names is recorded before this is asked for.
+    Fork {
+        head: HeadId,
+        snapshot: String,
+        dependent: VolumeId,
+        /// For its root record.
+        name: String,
+    },
+    /// What a volume that was made of this one says it still names; `None` where there is no such volume any more.
+    Dependent {
+        volume: VolumeId,
+        names: Option<SegmentRanges>,
     },
     /// What others own of the room that nodes have, and have not used yet; instead of what was told before.
     SetAside {
@@ -355,6 +373,15 @@ pub enum Notice {
         /// No write was answered from [`Notice::Held`] to [`Event::Release`], by this owner or another one.
         whole: bool,
     },
+    /// This root makes the volume; what it names stays until that is said to be gone.
+    Forked {
+        dependent: VolumeId,
+        root: Box<Root>,
+    },
+    ForkRefused {
+        dependent: VolumeId,
+        why: &'static str,
+    },
     ShardDamaged {
         node: NodeId,
         device: DeviceId,
@@ -380,6 +407,7 @@ pub struct Status {
     pub layout: Layout,
     pub log_bytes: u64,
     pub mapped_blocks: u64,
+    /// Of its own.
     pub segment_count: u64,
     /// Segments with a shard on a device that is out, with fewer shards than their layout wants, or of a layout that is
     /// narrower than the volume's.
@@ -399,6 +427,8 @@ pub struct Status {
     pub left_to_drain: Vec<(DeviceId, u64)>,
     /// Bytes that would even out the fullest device and the emptiest, while they are moved.
     pub left_to_balance_bytes: u64,
+    /// Volumes that may name segments of this one.
+    pub dependents: Vec<Dependent>,
     pub counters: Counters,
 }
 
@@ -409,6 +439,8 @@ pub struct SpaceUse {
     pub data_bytes: u64,
     /// Overwritten, discarded or moved: the cleaner returns it.
     pub dead_bytes: u64,
+    /// The same, but volumes that were made of this one may need it.
+    pub kept_bytes: u64,
     /// Copies beyond the first, parity, and what fills stripes up.
     pub redundancy_bytes: u64,
     /// Leaves of the map and checkpoints, with their copies.

@@ -82,8 +82,8 @@ impl Controller {
 
     fn apply_commit(&mut self, commit: &SegmentCommit, lsn: Lsn) {
         let (geometry, homes) = (commit.geometry, commit.homes.clone());
-        let info =
-            SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0, born: self.born(&commit.extents) };
+        let born = self.born(&commit.extents);
+        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0, kept: false, born };
         self.segments.insert(commit.segment, info);
         self.unsettled.remove(&commit.segment);
         let crcs = Crcs::new(commit.crcs.as_slice());

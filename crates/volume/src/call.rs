@@ -75,6 +75,10 @@ pub enum Purpose {
         segment: SegmentNo,
         index: u8,
     },
+    /// Where shards of an origin are.
+    Look {
+        leg: Leg,
+    },
     Stat,
     Probe,
     /// Nothing waits for the answer (trims, deletes of ledgers).
@@ -98,6 +102,7 @@ impl Purpose {
             | Purpose::Inventory { .. }
             | Purpose::LedgerInventory { .. }
             | Purpose::Scrub { .. }
+            | Purpose::Look { .. }
             | Purpose::DeleteShards { .. }
             | Purpose::Forget => Class::Bulk,
         }

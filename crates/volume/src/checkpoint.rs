@@ -183,6 +183,16 @@ impl Checkpointer {
         matches!(self.stage, Stage::Idle)
     }
 
+    /// What a full run that is written now says of the leaves that it names.
+    pub(crate) fn folded_at(&self) -> Lsn {
+        self.folded_at
+    }
+
+    /// Segments that the last durable checkpoint names, and the next one doesn't.
+    pub(crate) fn condemned(&self) -> impl Iterator<Item = SegmentNo> {
+        self.condemned.keys().copied()
+    }
+
     pub(crate) fn is_folding(&self) -> bool {
         matches!(self.stage, Stage::Folding(_))
     }
@@ -588,6 +598,7 @@ impl Controller {
             .segments
             .iter()
             .filter(|(no, s)| s.visible() == 0 && !self.unsettled.contains(no) && !self.cleaner.is_victim(*no))
+            .filter(|(no, _)| !self.is_named_by_dependents(*no))
             .map(|(no, _)| no)
             .collect();
         for no in dead {
@@ -607,8 +618,7 @@ impl Controller {
         let folded = std::mem::take(&mut self.checkpointer.folded_leaves);
         let dirty = self.segments.take_dirty();
         let mut writer = PartWriter::new(full, self.checkpointer.folded_at, self.config.segment_payload_bytes / 4);
-        writer.part.layers = Some(self.layers.clone());
-        writer.estimate = 64 * self.layers.len();
+        writer.layers(self.layers.clone());
         if full {
             for (no, pointer) in self.directory.iter() {
                 writer.leaf(no, Some(pointer));
@@ -724,7 +734,12 @@ impl Controller {
 
     /// Writes the record after which the shards of condemned segments may be deleted (protocol rule 17).
     fn free_condemned(&mut self, out: Out) {
-        let condemned = std::mem::take(&mut self.checkpointer.condemned);
+        let first_own = self.root().first_own();
+        let mut condemned = std::mem::take(&mut self.checkpointer.condemned);
+        // An origin's are its owner's to free: they are let go of.
+        for no in condemned.extract_if(..first_own, |_, _| true).map(|(no, _)| no) {
+            self.unsettled.remove(&no);
+        }
         if condemned.is_empty() {
             return;
         }
@@ -774,7 +789,7 @@ impl Controller {
     }
 }
 
-fn padded(bytes: &[u8]) -> Buf {
+pub(crate) fn padded(bytes: &[u8]) -> Buf {
     let mut buf = BufMut::new(bytes.len().next_multiple_of(BLOCK_BYTES));
     buf[..bytes.len()].copy_from_slice(bytes);
     buf[bytes.len()..].fill(0);
@@ -782,7 +797,7 @@ fn padded(bytes: &[u8]) -> Buf {
 }
 
 /// Cuts a run into parts that each fit well into a segment.
-struct PartWriter {
+pub(crate) struct PartWriter {
     parts: Vec<Vec<u8>>,
     part: RunPart,
     estimate: usize,
@@ -791,7 +806,7 @@ struct PartWriter {
 }
 
 impl PartWriter {
-    fn new(full: bool, folded_at: Lsn, bytes_max: u32) -> PartWriter {
+    pub(crate) fn new(full: bool, folded_at: Lsn, bytes_max: u32) -> PartWriter {
         let part = RunPart { full, folded_at, ..RunPart::default() };
         PartWriter { parts: Vec::new(), part, estimate: 0, bytes_max: bytes_max as usize, folded_at }
     }
@@ -810,17 +825,23 @@ impl PartWriter {
         self.estimate = 0;
     }
 
-    fn leaf(&mut self, no: LeafNo, pointer: Option<LeafPointer>) {
+    /// Comes first.
+    pub(crate) fn layers(&mut self, layers: LayerTable) {
+        self.estimate = 64 * layers.len();
+        self.part.layers = Some(layers);
+    }
+
+    pub(crate) fn leaf(&mut self, no: LeafNo, pointer: Option<LeafPointer>) {
         self.grow(40);
         self.part.leaves.push((no.0, pointer));
     }
 
-    fn segment(&mut self, no: SegmentNo, info: Option<SegmentInfo>) {
+    pub(crate) fn segment(&mut self, no: SegmentNo, info: Option<SegmentInfo>) {
         self.grow(40 + info.as_ref().map_or(0, |i| 24 * i.homes.len() + 20));
         self.part.segments.push((no, info));
     }
 
-    fn run(&mut self, key: u64, blocks: u64, mapped: &Mapped) {
+    pub(crate) fn run(&mut self, key: u64, blocks: u64, mapped: &Mapped) {
         let place = match &mapped.place {
             Place::Log { lsn, .. } => SavedPlace::Log(*lsn),
             Place::Zero => SavedPlace::Zero,
@@ -846,7 +867,7 @@ impl PartWriter {
         self.part.overlay.push(SavedRun { key, blocks, stamp, place });
     }
 
-    fn finish(mut self) -> Vec<Vec<u8>> {
+    pub(crate) fn finish(mut self) -> Vec<Vec<u8>> {
         if self.estimate > 0 || self.parts.is_empty() {
             self.flush();
         }

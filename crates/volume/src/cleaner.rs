@@ -242,7 +242,7 @@ impl Controller {
         let leg = info.homes[usize::from(index)];
         let victim = &mut self.cleaner.pass.as_mut().expect("checked").victims[at];
         (victim.tried, victim.asked_at) = (index + 1, Some(leg));
-        let shard = ShardId { segment: no.of(self.config.volume), index };
+        let shard = ShardId { segment: self.segment_id(no), index };
         let request = Request::ReadShardHeader { device: leg.device, shard };
         let purpose = Purpose::Header { cleaner: id, victim: at };
         if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
@@ -257,7 +257,7 @@ impl Controller {
     pub(crate) fn on_header(&mut self, id: u64, at: usize, reply: &Reply, payload: &Buf, out: Out) {
         let Some(pass) = self.pass(id) else { return };
         let (no, index) = (pass.victims[at].no, pass.victims[at].tried - 1);
-        let shard = ShardId { segment: no.of(self.config.volume), index };
+        let shard = ShardId { segment: self.segment_id(no), index };
         let header = match reply {
             Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
             _ => None,
@@ -266,7 +266,7 @@ impl Controller {
             let home = self.segments.get(no).map(|info| info.homes[usize::from(index)]);
             // One that was moved meanwhile need not be there any more.
             if home == self.pass(id).and_then(|pass| pass.victims[at].asked_at) {
-                self.repairer.want(no, index);
+                self.want_shard(no, index);
             }
             return self.ask_header(id, at, out);
         };

@@ -26,6 +26,7 @@ use crate::call::{CALLS_MAX, Call, Purpose};
 use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
 use crate::directory::Directory;
+use crate::family::Family;
 use crate::fetch::Fetch;
 use crate::governor::{GUESTS_REST, Governor};
 use crate::heat::Heat;
@@ -127,6 +128,7 @@ pub struct Controller {
     pub(crate) mover: Mover,
     pub(crate) scrubber: Scrubber,
     pub(crate) marker: Marker,
+    pub(crate) family: Family,
     pub(crate) counters: Counters,
     pub(crate) last_activity: Instant,
     /// When it first served.
@@ -189,6 +191,7 @@ impl Controller {
             mover: Mover::default(),
             scrubber: Scrubber::default(),
             marker: Marker::default(),
+            family: Family::default(),
             counters: Counters::default(),
             last_activity: Instant::ZERO,
             opened_at: Instant::ZERO,
@@ -215,6 +218,8 @@ impl Controller {
             Event::CheckReads(checked) => self.config.checked_reads = checked,
             Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::SetAside { claims } => self.on_set_aside(claims),
+            Event::Fork { head, snapshot, dependent, name } => self.on_fork(head, snapshot, dependent, name, out),
+            Event::Dependent { volume, names } => self.on_dependent(volume, names),
             Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
@@ -240,7 +245,11 @@ impl Controller {
     }
 
     fn is_busy(&self) -> bool {
-        !self.calls.is_empty() || !self.reads.is_empty() || !self.write_ops.is_empty() || self.opening.is_some()
+        !self.calls.is_empty()
+            || !self.reads.is_empty()
+            || !self.write_ops.is_empty()
+            || self.opening.is_some()
+            || !self.family.is_idle()
     }
 
     /// Snapshots that are complete and stay, by layer, oldest first.
@@ -350,6 +359,7 @@ impl Controller {
     pub(crate) fn leave(&mut self, end: State, error: BlockError, out: Out) {
         self.set_state(end, out);
         self.abandon_hold(error, out);
+        self.abandon_fork(out);
         self.opening = None;
         self.roll = None;
         for token in self.reads.tokens() {
@@ -412,6 +422,7 @@ impl Controller {
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
             Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
             Purpose::Scrub { segment, index } => self.on_scrubbed(node, segment, index, &reply, out),
+            Purpose::Look { leg } => self.on_looked(leg, &reply, out),
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
                     self.nodes.on_stat(node, devices);
@@ -444,6 +455,7 @@ impl Controller {
             Purpose::LedgerInventory { .. } => {}
             Purpose::DeleteShards { shards } => self.on_delete_lost(call.node, shards),
             Purpose::Scrub { .. } => self.on_scrub_lost(),
+            Purpose::Look { leg } => self.on_look_lost(leg, out),
             Purpose::Stat | Purpose::Probe | Purpose::Forget => {}
         }
     }
@@ -510,6 +522,8 @@ impl Controller {
         self.drive_repair(out);
         self.drive_scrub(out);
         self.drive_mark();
+        self.drive_fork(out);
+        self.drive_look(out);
         self.drive_root(out);
     }
 
@@ -522,7 +536,7 @@ impl Controller {
             layout: if known { self.root().layout } else { holdfast_format::geometry::Layout::DEFAULT },
             log_bytes: self.log.bytes,
             mapped_blocks: self.mapped_blocks(),
-            segment_count: self.segments.len() as u64,
+            segment_count: if known { self.own_segments().count() as u64 } else { 0 },
             degraded_segments: if known { self.degraded_segments() } else { 0 },
             at_risk_entries: self.at_risk_entries(),
             suspect_nodes: self.nodes.suspects(),
@@ -533,6 +547,7 @@ impl Controller {
             layers_going: self.layers.going_count(),
             left_to_drain: self.left_to_drain(),
             left_to_balance_bytes: self.left_to_balance_bytes(),
+            dependents: if known { self.root().dependents.clone() } else { Vec::new() },
             counters: self.counters,
         }
     }

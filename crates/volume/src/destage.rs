@@ -55,7 +55,7 @@ impl Controller {
 
     /// Age, lost copies, closing, or writes that wait for room: short segments are written rather than waited for.
     fn destage_is_forced(&mut self) -> bool {
-        if self.state == State::Closing || self.is_short_of_room() {
+        if self.state == State::Closing || self.is_short_of_room() || self.fork_waits() {
             return true;
         }
         let oldest = self.log.next_to_destage();

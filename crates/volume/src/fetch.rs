@@ -8,6 +8,7 @@
 use crate::api::{Effect, Lane, Notice};
 use crate::call::{Purpose, Wants};
 use crate::controller::{Controller, Out};
+use crate::family::LOOKS_MAX;
 use crate::map::Crcs;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
 use holdfast_erasure::Code;
@@ -40,6 +41,8 @@ pub(crate) struct Fetch {
     pub(crate) stalled: bool,
     /// How often a node had no room for it.
     refusals: u32,
+    /// How often it waited until it was known where an origin's shards are.
+    looks: u8,
     /// Its blocks, where each is fetched by itself.
     by_blocks: Option<Vec<Option<Buf>>>,
 }
@@ -79,6 +82,7 @@ impl Fetch {
             got: BTreeMap::new(),
             stalled: false,
             refusals: 0,
+            looks: 0,
             by_blocks: None,
         }
     }
@@ -164,7 +168,7 @@ impl Controller {
         let Some(fetch) = self.fetches.get(token) else { return false };
         let Some((_, homes)) = self.shape_of(fetch) else { return false };
         let leg = homes[usize::from(index)];
-        let shard = ShardId { segment: fetch.segment.of(self.config.volume), index };
+        let shard = ShardId { segment: self.segment_id(fetch.segment), index };
         // What is computed from several is checked: one flipped bit would spread.
         let checked = fetch.wide || fetch.crcs.is_some() || !matches!(fetch.wants, Wants::Read { .. });
         let (block, blocks) = (fetch.block, fetch.blocks);
@@ -260,6 +264,8 @@ impl Controller {
         if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
             self.nodes.on_device_failed(leg);
             self.repairer.note_degraded();
+        } else if in_table && self.is_foreign(segment) {
+            self.want_shard(segment, index);
         } else if let Some(leg) = device {
             self.counters.checksum_errors += 1;
             out.push(Effect::Notice(Notice::ShardDamaged { node, device: leg.device }));
@@ -333,11 +339,37 @@ impl Controller {
     }
 
     fn finish_fetch(&mut self, token: Token, result: Result<Buf, FetchError>, out: Out) {
-        if matches!(result, Err(FetchError::Lost)) && self.fetch_by_blocks(token, out) {
+        let is_lost = matches!(result, Err(FetchError::Lost));
+        if is_lost && (self.waits_for_look(token) || self.fetch_by_blocks(token, out)) {
             return;
         }
         if let Some(fetch) = self.fetches.remove(token) {
             self.deliver(fetch.wants, result, out);
+        }
+    }
+
+    /// Of an origin's segment all shards may lie elsewhere by now: then the fetch waits until that is known.
+    fn waits_for_look(&mut self, token: Token) -> bool {
+        let Some(fetch) = self.fetches.get_mut(token) else { return false };
+        let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
+        if !in_table || fetch.looks >= LOOKS_MAX || !self.is_foreign(segment) {
+            return false;
+        }
+        let fetch = self.fetches.get_mut(token).expect("just seen");
+        fetch.looks += 1;
+        let bad = fetch.bad;
+        for index in (0..64).filter(|index| bad >> index & 1 == 1) {
+            self.want_shard(segment, index);
+        }
+        self.family.waiting.push(token);
+        true
+    }
+
+    /// It is known where the shards are.
+    pub(crate) fn fetch_anew(&mut self, token: Token, out: Out) {
+        if let Some(fetch) = self.fetches.get_mut(token) {
+            fetch.bad = 0;
+            self.ask_wide(token, out);
         }
     }
 

@@ -11,11 +11,14 @@ use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::segments::{Kind, SegmentInfo};
 use crate::space::Keep;
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Key, Lsn, NodeId, ShardId, Token, block_crcs, crc32c};
+use holdfast_base::{
+    BLOCK_BYTES, BlockCrc, Buf, BufMut, Epoch, Key, Lsn, NodeId, SegmentId, ShardId, Token, VolumeId, block_crcs,
+    crc32c,
+};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
-use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo};
+use holdfast_format::record::{CommitExtent, MetaPointer, Record, SegmentCommit, SegmentNo};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Refusal, Reply, Request};
 
@@ -32,18 +35,20 @@ pub(crate) enum JobKind {
     Leaves,
     /// A part of a checkpoint.
     Runs { part: usize },
+    /// A part of the first checkpoint of another volume, of so many bytes with this checksum.
+    Fork { volume: VolumeId, epoch: Epoch, part: usize, len_bytes: u32, crc: u32 },
 }
 
 impl JobKind {
     fn is_meta(&self) -> bool {
-        matches!(self, JobKind::Leaves | JobKind::Runs { .. })
+        matches!(self, JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. })
     }
 
     fn keep(&self) -> Keep {
         match self {
             JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::HalfReserve,
             JobKind::Clean => Keep::QuarterReserve,
-            JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
+            JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => Keep::Nothing,
         }
     }
 }
@@ -77,6 +82,8 @@ pub(crate) struct SegmentJob {
 #[derive(Debug)]
 struct Placed {
     no: SegmentNo,
+    /// Of this volume, or of one that is being forked.
+    id: SegmentId,
     geometry: Geometry,
     homes: Vec<Leg>,
     shards: Vec<Shard>,
@@ -118,13 +125,17 @@ impl Controller {
         let geometry = Geometry::new(layout, blocks);
         let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
         let Some(homes) = self.place_shards(usize::from(layout.width()), shard_bytes, &[], keep) else { return };
-        let no = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
+        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.config.volume, self.epoch()));
+        let no = SegmentNo { epoch, counter: self.next_segment };
+        let id = no.of(volume);
         self.next_segment += 1;
-        self.unsettled.insert(no);
-        let shards = self.encode(token, no, &geometry);
+        if volume == self.config.volume {
+            self.unsettled.insert(no);
+        }
+        let shards = self.encode(token, id, &geometry);
         let count = shards.len() as u8;
         let job = self.jobs.get_mut(token).expect("a job under way");
-        job.placed = Some(Placed { no, geometry, homes, shards, committing: false });
+        job.placed = Some(Placed { no, id, geometry, homes, shards, committing: false });
         self.counters.segments_written += 1;
         for index in 0..count {
             // A shard that can't be sent anywhere parks the job again.
@@ -134,7 +145,15 @@ impl Controller {
         }
     }
 
-    fn encode(&self, token: Token, no: SegmentNo, geometry: &Geometry) -> Vec<Shard> {
+    /// Volume and epoch of the ids that a job's shards get, where they are not ours.
+    fn is_fork_job(&self, token: Token) -> Option<(VolumeId, Epoch)> {
+        match self.jobs.get(token)?.work.kind {
+            JobKind::Fork { volume, epoch, .. } => Some((volume, epoch)),
+            _ => None,
+        }
+    }
+
+    fn encode(&self, token: Token, id: SegmentId, geometry: &Geometry) -> Vec<Shard> {
         let work = &self.jobs.get(token).expect("a job under way").work;
         let index = if work.kind.is_meta() { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
         let pieces = if geometry.parity == 0 { mirror_shards(work) } else { code_shards(work, geometry) };
@@ -144,7 +163,7 @@ impl Controller {
                 let (data, block_crcs) = &pieces[usize::from(i % width)];
                 let header = ShardHeader {
                     grid: self.config.grid,
-                    shard: ShardId { segment: no.of(self.config.volume), index: i },
+                    shard: ShardId { segment: id, index: i },
                     geometry: *geometry,
                     block_crcs: block_crcs.clone(),
                     index: index.clone(),
@@ -163,14 +182,10 @@ impl Controller {
         let job = self.jobs.get(token).expect("a job under way");
         let placed = job.placed.as_ref().expect("a placed job");
         let (shard, leg) = (&placed.shards[usize::from(index)], placed.homes[usize::from(index)]);
-        let id = ShardId { segment: placed.no.of(self.config.volume), index };
-        let request = Request::PutShard {
-            device: leg.device,
-            volume: self.config.volume,
-            epoch: self.epoch(),
-            shard: id,
-            header_blocks: shard.header_blocks,
-        };
+        let id = ShardId { segment: placed.id, index };
+        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.config.volume, self.epoch()));
+        let request =
+            Request::PutShard { device: leg.device, volume, epoch, shard: id, header_blocks: shard.header_blocks };
         let payload = shard.payload.clone();
         self.counters.segment_bytes_written += holdfast_base::buf::total_len(&payload) as u64;
         let purpose = Purpose::PutShard { job: token, shard: id };
@@ -182,7 +197,7 @@ impl Controller {
     /// Whether an answer belongs to what the job is at: the same segment id, the same home, not durable yet.
     fn awaits_put(&self, token: Token, shard: ShardId, node: NodeId) -> Option<Leg> {
         let placed = self.jobs.get(token)?.placed.as_ref()?;
-        if placed.committing || placed.no != SegmentNo::from(shard.segment) {
+        if placed.committing || placed.id != shard.segment {
             return None;
         }
         let leg = placed.homes[usize::from(shard.index)];
@@ -227,8 +242,7 @@ impl Controller {
             let Some(placed) = &job.placed else { continue };
             for (index, leg) in placed.homes.iter().enumerate() {
                 if leg.node == node {
-                    let segment = placed.no.of(self.config.volume);
-                    moves.push((token, ShardId { segment, index: index as u8 }));
+                    moves.push((token, ShardId { segment: placed.id, index: index as u8 }));
                 }
             }
         }
@@ -247,8 +261,11 @@ impl Controller {
         let mut avoid: Vec<NodeId> = shard.failed.clone();
         avoid.extend(placed.homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node));
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
-        self.repairer.note_stray(stray);
-        self.recheck(failed);
+        // What is left of another volume's it finds itself, when it opens.
+        if placed.id.volume == self.config.volume {
+            self.repairer.note_stray(stray);
+            self.recheck(failed);
+        }
         match self.place_shards(1, bytes, &avoid, keep) {
             Some(homes) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
@@ -263,6 +280,9 @@ impl Controller {
     fn restart_job(&mut self, token: Token, out: Out) {
         let placed = self.jobs.get_mut(token).expect("a job under way").placed.take().expect("a placed job");
         assert!(!placed.committing, "a segment whose shards are durable is not begun again");
+        if placed.id.volume != self.config.volume {
+            return;
+        }
         self.abandon_segment(placed.no, placed.geometry, placed.homes, out);
     }
 
@@ -284,6 +304,9 @@ impl Controller {
                     self.space.on_destage_refused(self.now);
                 }
                 // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
+                Some(JobKind::Fork { volume, .. }) if !self.is_writing_fork(volume) => {
+                    self.jobs.remove(token);
+                }
                 Some(JobKind::Clean) if full => {
                     self.jobs.remove(token);
                     self.on_clean_refused();
@@ -316,11 +339,17 @@ impl Controller {
         let job = self.jobs.remove(token).expect("a job under way");
         let placed = job.placed.expect("a placed job");
         let (kind, live) = match job.work.kind {
+            JobKind::Fork { volume, part, len_bytes, crc, .. } => {
+                let Placed { no: segment, geometry, homes, .. } = placed;
+                let pointer = MetaPointer { segment, geometry, homes, block: 0, len_bytes, crc };
+                return self.on_fork_durable(volume, part, pointer);
+            }
             JobKind::Runs { .. } => (Kind::Run, 1),
             _ => (Kind::Meta, 0),
         };
         self.unsettled.remove(&placed.no);
-        let info = SegmentInfo { kind, geometry: placed.geometry, homes: placed.homes, live, hidden: 0, born: 0 };
+        let info =
+            SegmentInfo { kind, geometry: placed.geometry, homes: placed.homes, live, hidden: 0, kept: false, born: 0 };
         self.segments.insert(placed.no, info);
         match job.work.kind {
             JobKind::Leaves => self.on_leaves_durable(placed.no, out),
@@ -335,7 +364,9 @@ impl Controller {
             JobKind::Destage { entries } => self.on_destaged(&entries),
             JobKind::Clean => self.on_cleaned(job.work.crcs.len() as u64, out),
             JobKind::Bypass { writes } => self.on_bypass_committed(writes, out),
-            JobKind::Leaves | JobKind::Runs { .. } => unreachable!("metadata has no commit record"),
+            JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {
+                unreachable!("metadata has no commit record")
+            }
         }
     }
 }

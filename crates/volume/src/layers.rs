@@ -314,6 +314,26 @@ impl LayerTable {
         }
     }
 
+    /// The table of a volume that begins as a snapshot: its own live layer over the snapshot's, and no other head. Snapshots
+    /// that this one stands on stay, but for older ones of a name that a younger one has.
+    pub(crate) fn forked(&self, of: ObjectId) -> Option<LayerTable> {
+        let live = self.layer_after(self.newest_layer)?;
+        let mut table = self.clone();
+        let mut names = BTreeSet::new();
+        for (id, layer) in table.layers.iter_mut().rev() {
+            let name = layer.snapshot.as_ref().map(|snapshot| snapshot.name.clone());
+            let stays = self.is_under(*id, of) && name.is_some_and(|name| names.insert(name));
+            layer.snapshot = layer.snapshot.take().filter(|_| stays);
+            if let Some(snapshot) = &mut layer.snapshot {
+                snapshot.head = HeadId::VOLUME;
+            }
+        }
+        table.heads = BTreeMap::from([(HeadId::VOLUME, Head { live, clone: None })]);
+        table.insert(live, of);
+        table.refresh();
+        Some(table)
+    }
+
     pub(crate) fn roll_back(&mut self, head: HeadId, to: ObjectId, live: ObjectId) {
         self.insert(live, to);
         self.set_live(head, live);

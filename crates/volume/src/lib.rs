@@ -13,6 +13,7 @@ mod cleaner;
 pub mod controller;
 mod destage;
 mod directory;
+mod family;
 mod fetch;
 mod governor;
 pub mod group;

@@ -51,7 +51,9 @@ impl Controller {
             return Vec::new();
         }
         let legs = self.root.is_known().then(|| self.root().ledgers.iter().flat_map(|l| &l.legs));
-        let homes = self.segments.iter().flat_map(|(_, info)| &info.homes).chain(legs.into_iter().flatten());
+        let segments = self.root.is_known().then(|| self.own_segments());
+        let homes = segments.into_iter().flatten().flat_map(|(_, info)| &info.homes);
+        let homes = homes.chain(legs.into_iter().flatten());
         let mut left: std::collections::BTreeMap<DeviceId, u64> =
             self.nodes.draining.iter().map(|device| (*device, 0)).collect();
         for home in homes {
@@ -92,12 +94,12 @@ impl Controller {
     fn list_drain(&mut self) {
         let mut list = Vec::new();
         let mut rewrite = false;
-        for (no, info) in self.segments.iter() {
+        for (no, info) in self.own_segments() {
             for (index, home) in info.homes.iter().enumerate().filter(|(_, h)| self.nodes.draining.contains(&h.device))
             {
                 match info.kind {
                     Kind::Run => rewrite = true,
-                    _ if info.live > 0 && self.nodes.leg_usable(*home) => list.push((no, index as u8, *home, None)),
+                    _ if info.is_needed() && self.nodes.leg_usable(*home) => list.push((no, index as u8, *home, None)),
                     _ => {}
                 }
             }
@@ -115,7 +117,7 @@ impl Controller {
     /// Shards of one segment on one node, which a repair in a hurry may leave: one loss would take both.
     fn list_together(&mut self) {
         let mut list = Vec::new();
-        for (no, info) in self.segments.iter().filter(|(_, info)| info.kind != Kind::Run && info.live > 0) {
+        for (no, info) in self.own_segments().filter(|(_, info)| info.kind != Kind::Run && info.is_needed()) {
             if let Some(index) = shares_a_node(&info.homes) {
                 list.push((no, index, info.homes[usize::from(index)], None));
             }
@@ -127,15 +129,17 @@ impl Controller {
         self.mover.balances = false;
         let Some((fullest, emptiest, bytes)) = self.tilt() else { return };
         let mut left = bytes / TILT_PART;
-        for (no, info) in self.segments.iter().filter(|(_, info)| info.kind == Kind::Data && info.live > 0) {
+        let mut list = Vec::new();
+        for (no, info) in self.own_segments().filter(|(_, info)| info.kind == Kind::Data && info.is_needed()) {
             let Some(index) = info.homes.iter().position(|home| *home == fullest) else { continue };
             let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
             let is_apart = |(i, home): (usize, &Leg)| i == index || home.node != emptiest.node;
             if bytes <= left && info.homes.iter().enumerate().all(is_apart) {
-                self.mover.list.push((no, index as u8, fullest, Some(emptiest)));
+                list.push((no, index as u8, fullest, Some(emptiest)));
                 left -= bytes;
             }
         }
+        self.mover.list = list;
         self.mover.balances = !self.mover.list.is_empty();
     }
 
@@ -166,7 +170,7 @@ impl Controller {
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let home = homes[usize::from(index)];
         let is_busy = self.repairer.is_under_repair(segment);
-        if is_busy || info.live == 0 || home != listed || !self.nodes.leg_usable(home) {
+        if is_busy || !info.is_needed() || home != listed || !self.nodes.leg_usable(home) {
             return;
         }
         let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));

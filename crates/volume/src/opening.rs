@@ -644,6 +644,7 @@ impl Controller {
                 homes: run.pointer.homes.clone(),
                 live: 1,
                 hidden: 0,
+                kept: false,
                 born: 0,
             };
             self.segments.insert(run.pointer.segment, info);
@@ -660,6 +661,7 @@ impl Controller {
         }
         self.checkpointer.unfolded |= self.overlay.run_count() > 0;
         self.assert_no_dangling_log_places();
+        self.mark_kept();
         self.step(Step::Creating);
         self.create_first_ledger(out);
     }
@@ -855,6 +857,7 @@ impl Controller {
     pub(crate) fn begin_closing(&mut self, out: Out) {
         match self.state {
             State::Open => {
+                self.abandon_fork(out);
                 self.close_by = Some(self.now + CLOSING_MAX);
                 self.set_state(State::Closing, out);
                 self.end_hold(false, out);

@@ -216,8 +216,7 @@ impl Controller {
     fn degraded_apart_from(&self, node: Option<NodeId>) -> u64 {
         let layout = self.root().layout;
         let is_out = |home: &Leg| Some(home.node) != node && !self.nodes.leg_usable(*home);
-        self.segments
-            .iter()
+        self.own_segments()
             .filter(|(no, info)| {
                 info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
@@ -277,7 +276,7 @@ impl Controller {
             return;
         }
         let mut lost = Vec::new();
-        for (no, info) in self.segments.iter() {
+        for (no, info) in self.own_segments() {
             for (index, home) in info.homes.iter().enumerate() {
                 if home.node == id && !self.nodes.device_serves(*home) {
                     lost.push((no, index as u8));
@@ -316,7 +315,7 @@ impl Controller {
     fn compare_inventory(&mut self, leg: Leg, held: &BTreeSet<ShardId>, out: Out) {
         let volume = self.config.volume;
         let mut missing = Vec::new();
-        for (no, info) in self.segments.iter() {
+        for (no, info) in self.own_segments() {
             for (index, home) in info.homes.iter().enumerate() {
                 let shard = ShardId { segment: no.of(volume), index: index as u8 };
                 if *home == leg && !held.contains(&shard) {
@@ -374,7 +373,7 @@ impl Controller {
     /// Deletes late shards of settled segments. On a node that is out its next inventory finds them.
     fn delete_strays(&mut self, out: Out) {
         for (leg, segment, index) in std::mem::take(&mut self.repairer.strays) {
-            let shard = ShardId { segment: segment.of(self.config.volume), index };
+            let shard = ShardId { segment: self.segment_id(segment), index };
             let late = self.calls.iter().any(|(_, c)| c.node == leg.node && c.late);
             if self.is_exempt(segment, index) || late && self.nodes.is_usable(leg.node) {
                 self.repairer.strays.insert((leg, segment, index));
@@ -412,7 +411,7 @@ impl Controller {
             self.counters.segments_freed += 1;
             let Some(homes) = self.checkpointer.freeing.remove(&no) else { continue };
             for (index, leg) in homes.into_iter().enumerate() {
-                let shard = ShardId { segment: no.of(self.config.volume), index: index as u8 };
+                let shard = ShardId { segment: self.segment_id(no), index: index as u8 };
                 by_leg.entry(leg).or_default().push(shard);
             }
         }
@@ -512,13 +511,13 @@ impl Controller {
             return;
         }
         self.repairer.rebuild_listed_at = self.now;
-        let homes: BTreeSet<Leg> = self.segments.iter().flat_map(|(_, info)| info.homes.iter().copied()).collect();
+        let homes: BTreeSet<Leg> = self.own_segments().flat_map(|(_, info)| info.homes.iter().copied()).collect();
         let lost: BTreeSet<Leg> = homes.into_iter().filter(|home| self.is_given_up(*home)).collect();
         if lost.is_empty() {
             return;
         }
         let mut found: Vec<(usize, SegmentNo, u8)> = Vec::new();
-        for (no, info) in self.segments.iter().filter(|(_, info)| info.live > 0 || info.kind == Kind::Run) {
+        for (no, info) in self.own_segments().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run) {
             let missing = info.homes.iter().enumerate().filter(|(_, home)| lost.contains(home));
             let count = missing.clone().count();
             found.extend(missing.map(|(index, _)| (count, no, index as u8)));
@@ -752,7 +751,7 @@ impl Controller {
         let repair = self.repairer.running.get_mut(token).expect("checked by the caller");
         repair.putting = true;
         let (target, index, segment) = (repair.target, repair.index, repair.segment);
-        let shard = ShardId { segment: segment.of(self.config.volume), index };
+        let shard = ShardId { segment: self.segment_id(segment), index };
         let (volume, epoch) = (self.config.volume, self.epoch());
         let request = Request::DeleteShards { device: target.device, volume, epoch, shards: vec![shard] };
         let purpose = Purpose::RepairClear { repair: token };

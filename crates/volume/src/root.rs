@@ -24,6 +24,10 @@ pub(crate) enum Change {
     Tidy,
     Resize,
     Layout,
+    /// Name a volume that is being made of this one.
+    Fork,
+    /// Such a volume is gone.
+    Unname,
 }
 
 #[derive(Debug)]
@@ -118,6 +122,8 @@ impl Controller {
             Change::Serve => self.on_serving(out),
             Change::Roll => self.on_rolled(out),
             Change::Tidy | Change::Unclaim => {}
+            Change::Unname => self.on_dependents_changed(),
+            Change::Fork => self.on_fork_named(out),
             Change::Layout => {
                 self.repairer.note_degraded();
                 out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
@@ -167,6 +173,9 @@ impl Controller {
             return;
         }
         if self.state != State::Open || self.root.is_swapping() || self.roll_is_swapping() {
+            return;
+        }
+        if self.swap_for_family(out) {
             return;
         }
         if self.resizer.is_wanted() {

@@ -46,7 +46,7 @@ impl Controller {
         if !self.nodes.leg_usable(leg) {
             return;
         }
-        let shard = ShardId { segment: segment.of(self.config.volume), index };
+        let shard = ShardId { segment: self.segment_id(segment), index };
         let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks, checked: true };
         let sent = self.send(leg.node, Lane::Bulk, Purpose::Scrub { segment, index }, request, Vec::new(), out);
         self.scrubber.reading = sent.map(|_| leg);
@@ -54,7 +54,7 @@ impl Controller {
 
     /// Between two shards, so that a tour takes the set time.
     fn scrub_pause(&self) -> std::time::Duration {
-        let shards: usize = self.segments.iter().map(|(_, info)| info.homes.len()).sum();
+        let shards: usize = self.own_segments().map(|(_, info)| info.homes.len()).sum();
         self.config.scrub_every / (shards.max(1) as u32)
     }
 
@@ -63,12 +63,12 @@ impl Controller {
         let (segment, index) = match self.scrubber.cursor {
             Some((segment, index)) => (segment, index + 1),
             None => {
-                let nth = self.rng.below(self.segments.len().max(1) as u64) as usize;
-                (self.segments.iter().nth(nth)?.0, 0)
+                let nth = self.rng.below(self.own_segments().count().max(1) as u64) as usize;
+                (self.own_segments().nth(nth)?.0, 0)
             }
         };
         let ahead = self.segments.iter_from(segment);
-        let behind = self.segments.iter_from(SegmentNo::default());
+        let behind = self.own_segments();
         for (no, info) in ahead.chain(behind) {
             let index = if no == segment { index } else { 0 };
             if let Some(home) = info.homes.get(usize::from(index)) {

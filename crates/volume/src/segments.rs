@@ -28,6 +28,9 @@ pub struct SegmentInfo {
     /// Of these: blocks that leaves name and the overlay hides, as far as known.
     #[serde(skip)]
     pub hidden: u64,
+    /// Named by others, or another volume's (see `family`): neither cleaned nor counted as dead.
+    #[serde(skip)]
+    pub kept: bool,
     /// When its data was written (see `heat`).
     #[serde(skip)]
     pub born: u64,
@@ -45,7 +48,17 @@ impl SegmentInfo {
 
     /// Blocks of a data segment that nobody can read any more, as far as known.
     pub fn dead_blocks(&self) -> u64 {
+        if self.kept { 0 } else { self.unseen_blocks() }
+    }
+
+    /// Blocks of a data segment that nobody of this volume can read any more, as far as known.
+    pub fn unseen_blocks(&self) -> u64 {
         self.capacity_blocks().saturating_sub(self.visible())
+    }
+
+    /// Whether anybody names it.
+    pub fn is_needed(&self) -> bool {
+        self.live > 0 || self.kept
     }
 }
 
@@ -147,6 +160,14 @@ impl SegmentTable {
         });
     }
 
+    pub fn set_kept(&mut self, no: SegmentNo, kept: bool) {
+        self.change(no, |info| info.kept = kept);
+    }
+
+    pub fn any_kept(&self) -> bool {
+        self.segments.values().any(|info| info.kept)
+    }
+
     fn change(&mut self, no: SegmentNo, change: impl FnOnce(&mut SegmentInfo)) -> bool {
         let Some(info) = self.segments.get_mut(&no) else { return false };
         let before = info.dead_blocks();
@@ -164,10 +185,6 @@ impl SegmentTable {
 
     pub fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.range(from..).map(|(no, info)| (*no, info))
-    }
-
-    pub fn len(&self) -> usize {
-        self.segments.len()
     }
 
     /// What changed since the last call: present segments and removed ones.

@@ -155,7 +155,7 @@ impl Controller {
     }
 
     /// The layer of a snapshot that is complete and stays.
-    fn settled(&self, head: HeadId, name: &str) -> Result<ObjectId, &'static str> {
+    pub(crate) fn settled(&self, head: HeadId, name: &str) -> Result<ObjectId, &'static str> {
         let layer = self.layers.named(head, name).ok_or("the volume has no snapshot of that name")?;
         let snapshot = self.layers.snapshot(layer).expect("just found");
         if self.changes.is_in_between(layer, snapshot) { Err("the snapshot is coming or going") } else { Ok(layer) }

@@ -136,7 +136,8 @@ impl Controller {
     pub fn space_use(&self) -> SpaceUse {
         let block = BLOCK_BYTES as u64;
         let mut space = SpaceUse::default();
-        for (_, info) in self.segments.iter() {
+        let own = self.root.is_known().then(|| self.own_segments());
+        for (_, info) in own.into_iter().flatten() {
             let geometry = &info.geometry;
             let shards = u64::from(geometry.shard_blocks()) * block * u64::from(geometry.shard_count());
             if info.kind != Kind::Data {
@@ -147,7 +148,10 @@ impl Controller {
             // While a fold is due a block may be named by base and overlay, and is counted for both.
             let live = (info.visible() * block).min(payload);
             space.data_bytes += live;
-            space.dead_bytes += payload - live;
+            match info.kept {
+                true => space.kept_bytes += payload - live,
+                false => space.dead_bytes += payload - live,
+            }
             space.redundancy_bytes += shards - payload;
         }
         space

@@ -56,6 +56,8 @@ pub struct Used {
     /// What of them only snapshots show, or did until they were deleted, by volume.
     pub snapshots: Vec<(String, u64)>,
     pub dead_bytes: u64,
+    /// What only separate clones may need, by the volume that holds it.
+    pub kept: Vec<(String, u64)>,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
     /// Headers of shards, volumes that are not in service, and what is on its way to or from devices.
@@ -92,11 +94,14 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         if held_bytes > 0 {
             used.snapshots.push((volume.name.clone(), held_bytes));
         }
+        if live.space.kept_bytes > 0 {
+            used.kept.push((volume.name.clone(), live.space.kept_bytes));
+        }
         used.dead_bytes += live.space.dead_bytes;
         used.redundancy_bytes += live.space.redundancy_bytes;
         used.metadata_bytes += live.space.metadata_bytes;
     }
-    let data: u64 = used.data.iter().chain(&used.snapshots).map(|(_, bytes)| bytes).sum();
+    let data: u64 = used.data.iter().chain(&used.snapshots).chain(&used.kept).map(|(_, bytes)| bytes).sum();
     let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes;
     used.other_bytes = (capacity - free) as i64 - known as i64;
     let mut by_node: Vec<u64> = status.nodes.iter().map(|n| free_of(&n.devices)).collect();
@@ -182,6 +187,9 @@ fn print_why(space: &Space) -> Result<()> {
     }
     for (name, bytes) in &space.used.snapshots {
         row(format!("    held by snapshots of volume {name} alone"), *bytes as i64);
+    }
+    for (name, bytes) in &space.used.kept {
+        row(format!("    held by volume {name} for its separate clones"), *bytes as i64);
     }
     row("    copies and parity".to_string(), space.used.redundancy_bytes as i64);
     row("    dead, until it is cleaned".to_string(), space.used.dead_bytes as i64);

@@ -20,6 +20,7 @@ use serde_json::json;
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
+    holdfast volume clone golden@v1 vm3 --separate --no-export     for another host to export\n  \
     holdfast volume set vm1 --layout mirror:3  in any direction that the nodes allow\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
@@ -57,6 +58,13 @@ enum VolumeAction {
         /// Larger than the snapshot, for example 40GiB; the file system on it has to be grown by the guest
         #[arg(long)]
         size: Option<Size>,
+        /// A volume of its own, which any host can serve, with a log of its own; what neither overwrites is there once all
+        /// the same. It begins with the snapshots that its own was taken after
+        #[arg(long)]
+        separate: bool,
+        /// Of a separate one: only make it; `holdfast volume export` offers it to clients later, at any host
+        #[arg(long, requires = "separate")]
+        no_export: bool,
     },
     /// All volumes of the grid
     List,
@@ -133,8 +141,9 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
         }
-        VolumeAction::Clone { source, name, size } => {
-            let request = Request::VolumeClone { source: source.clone(), name, size_bytes: size.map(|s| s.0) };
+        VolumeAction::Clone { source, name, size, separate, no_export } => {
+            let (size_bytes, export) = (size.map(|s| s.0), !no_export);
+            let request = Request::VolumeClone { source: source.clone(), name, size_bytes, separate, export };
             let volume = client::volume(dir, &request)?;
             let size = Size(volume.size_bytes);
             show(&volume, format!("clone {} of {source} ({size}) is made{}", volume.name, how_to_use(&volume)))
@@ -258,6 +267,12 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     row("id", volume.id.clone());
     if let Some(of) = &volume.clone_of {
         row("clone in", format!("{of}, whose figures these are"));
+    }
+    if let Some(of) = &volume.shares_with {
+        row("shares data of", of.clone());
+    }
+    if !volume.needed_by.is_empty() {
+        row("holds data for", volume.needed_by.join(", "));
     }
     row("state", volume.state.clone());
     if let Some(why) = &volume.waits {

@@ -4,6 +4,7 @@
 //! name/NAME              which volume or clone has the name; made first, so that names are unique
 //! volume/ID/root         the root record
 //! volume/ID/clone        of a clone instead: which volume it is a part of
+//! volume/ID/dependent/ID what a volume that was made of this one names of it (see `family`)
 //! volume/ID/export       there while the volume is in service, for the next start: at which host
 //! deleting/ID            there until every device has returned the volume's space
 //! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
@@ -16,6 +17,7 @@
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
+use super::family::is_placeholder;
 use super::fixed::{Fixed, FixedVolume};
 use super::meta::Meta;
 use super::presence::live_hosts;
@@ -26,6 +28,7 @@ use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, GridId, InstanceId, MetaVersion, VolumeId};
+use holdfast_format::family::{SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::meta::Swap;
@@ -90,6 +93,14 @@ pub struct Settings {
     /// Guests' reads are not checked against checksums.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchecked_reads: bool,
+}
+
+/// A separate clone that is being made.
+#[derive(Clone, Copy, Debug)]
+pub struct Begun {
+    pub volume: VolumeId,
+    /// Of the placeholder.
+    version: MetaVersion,
 }
 
 /// A volume whose space is being returned.
@@ -242,16 +253,18 @@ impl Catalog {
             };
             let record = decode::<NameRecord>(&key, found)?;
             chosen = record.volume.parse()?;
-            if self.root(chosen)?.is_some() || self.clone(chosen)?.is_some() {
+            let root = self.root(chosen)?;
+            let is_making = root.as_ref().is_some_and(is_placeholder);
+            if root.is_some() && !is_making || self.clone(chosen)?.is_some() {
                 bail!(
                     "there is a volume {name} already; choose another name, or look at it with `holdfast volume show \
                      {name}`"
                 );
             }
-            if record.host.is_empty() || record.host == self.host {
+            if !is_making && (record.host.is_empty() || record.host == self.host) {
                 return Ok(None);
             }
-            if live_hosts(&self.meta)?.contains(&record.host) {
+            if record.host != self.host && live_hosts(&self.meta)?.contains(&record.host) {
                 bail!("a volume {name} is being made at host {}; choose another name, or try again later", record.host);
             }
             chosen = fresh;
@@ -270,6 +283,54 @@ impl Catalog {
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
         })?;
         Ok(Entry { root, served_by: None, clone: None, settings })
+    }
+
+    /// The first step of making a separate clone: its name, and a placeholder for its root.
+    pub fn begin_separate(&self, name: &str, layout: Layout, unchecked_reads: bool) -> Result<Begun> {
+        let volume = self.take_name(name)?;
+        self.change_settings(volume, |found| *found = Settings { fixed: None, unchecked_reads })?;
+        let root = Root { deleted: true, ..Root::new(self.grid, volume, name, 0, layout) };
+        match self.meta.swap(&root_key(volume), MetaVersion::ABSENT, Some(&root.encode()), None)? {
+            Swap::Done(version) => Ok(Begun { volume, version }),
+            _ => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
+        }
+    }
+
+    /// The last step: from here on it is a volume.
+    pub fn finish_separate(&self, begun: &Begun, root: &Root) -> Result<()> {
+        match self.meta.swap(&root_key(begun.volume), begun.version, Some(&root.encode()), None)? {
+            Swap::Done(_) => Ok(()),
+            _ => bail!("the making of {} was given up meanwhile; try again", root.name),
+        }
+    }
+
+    /// Whoever was making this volume does not come to finish it.
+    pub fn remove_placeholder(&self, volume: VolumeId) -> Result<()> {
+        self.update(&root_key(volume), |found| {
+            let root = found.map(Root::decode).transpose().context("the volume's root record is damaged")?;
+            Ok(root.is_some_and(|root| is_placeholder(&root)).then_some(None))
+        })
+    }
+
+    /// Of a volume that is neither being made nor being deleted.
+    pub fn live_root(&self, volume: VolumeId) -> Result<Option<Root>> {
+        Ok(self.root(volume)?.filter(|root| !root.deleted))
+    }
+
+    pub fn set_named(&self, origin: VolumeId, dependent: VolumeId, names: &SegmentRanges) -> Result<()> {
+        self.set(&dependent_key(origin, dependent), Some(names.encode()))
+    }
+
+    pub fn forget_named(&self, origin: VolumeId, dependent: VolumeId) -> Result<()> {
+        self.set(&dependent_key(origin, dependent), None)
+    }
+
+    pub fn named(&self, origin: VolumeId, dependent: VolumeId) -> Result<Option<SegmentRanges>> {
+        let key = dependent_key(origin, dependent);
+        let (_, value) = self.get(&key)?;
+        let decode =
+            |bytes: Vec<u8>| SegmentRanges::decode(&bytes).with_context(|| format!("metadata record {key} is damaged"));
+        value.map(decode).transpose()
     }
 
     pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
@@ -331,7 +392,7 @@ impl Catalog {
     pub fn entry(&self, id: VolumeId) -> Result<Option<Entry>> {
         let clone = self.clone(id)?;
         let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
-        let Some(root) = self.root(volume)? else { return Ok(None) };
+        let Some(root) = self.root(volume)?.filter(|root| !is_placeholder(root)) else { return Ok(None) };
         let key = export_key(volume);
         let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
         let served_by = export.map(|export| if export.host.is_empty() { self.host.clone() } else { export.host });

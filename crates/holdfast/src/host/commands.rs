@@ -4,6 +4,7 @@
 //! in [`Waiters`] until what was asked has happened. It never blocks: a channel holds the one answer it gets.
 
 use super::Host;
+use super::family::{ForkOutcome, Kin};
 use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
 use super::volumes::OpenSpec;
@@ -83,6 +84,23 @@ pub enum Command {
         volume: String,
         wanted: Wanted,
         answer: Answer<ChangeOutcome>,
+    },
+    /// Of a volume in service, or a clone, and a snapshot of it: makes what a separate clone begins with.
+    Fork {
+        source: (String, String),
+        dependent: VolumeId,
+        name: String,
+        answer: Answer<ForkOutcome>,
+    },
+    /// Volumes that are open and share segments with others.
+    Kin {
+        answer: Answer<Vec<Kin>>,
+    },
+    /// What a dependent says, to the volume that it was made of; harmless where that is not open.
+    TellDependent {
+        of: VolumeId,
+        event: VolumeEvent,
+        answer: Answer<()>,
     },
     /// Consistent snapshots of several volumes in service, or clones.
     SnapshotGroup {
@@ -219,6 +237,7 @@ pub struct Waiters {
     layouts: Vec<(Token, Layout, Answer<bool>)>,
     closes: Vec<(Token, Answer<CloseOutcome>)>,
     changes: Vec<(Token, Change, Answer<ChangeOutcome>)>,
+    pub(super) forks: Vec<(Token, VolumeId, Answer<ForkOutcome>)>,
 }
 
 impl Default for Waiters {
@@ -229,6 +248,7 @@ impl Default for Waiters {
             layouts: Vec::new(),
             closes: Vec::new(),
             changes: Vec::new(),
+            forks: Vec::new(),
         }
     }
 }
@@ -263,10 +283,19 @@ impl Waiters {
         }
     }
 
+    pub fn on_forked(&mut self, at: Token, dependent: VolumeId, outcome: &ForkOutcome) {
+        for (_, _, answer) in self.forks.extract_if(.., |(volume, id, _)| *volume == at && *id == dependent) {
+            tell(&answer, outcome.clone());
+        }
+    }
+
     /// The volume went out of service: what became of the changes that were asked for, its next owner knows.
     pub fn on_changes_lost(&mut self, at: Token) {
         for (_, _, answer) in self.changes.extract_if(.., |(volume, _, _)| *volume == at) {
             tell(&answer, ChangeOutcome::NotOpen);
+        }
+        for (_, _, answer) in self.forks.extract_if(.., |(volume, _, _)| *volume == at) {
+            tell(&answer, ForkOutcome::NotOpen);
         }
     }
 
@@ -321,6 +350,14 @@ impl Host {
                 tell(&answer, ());
             }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
+            Command::Fork { source: (volume, snapshot), dependent, name, answer } => {
+                self.fork(now, (&volume, snapshot), (dependent, name), answer, io);
+            }
+            Command::Kin { answer } => tell(&answer, self.kin()),
+            Command::TellDependent { of, event, answer } => {
+                self.tell_dependent(now, of, event, io);
+                tell(&answer, ());
+            }
             Command::SnapshotGroup { volumes, name, answer } => self.begin_group(now, volumes, &name, answer, io),
             Command::Drain { devices, answer } => {
                 self.draining = devices.clone();

@@ -9,6 +9,7 @@ use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, Settings, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
+use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
 use super::keeper;
@@ -111,6 +112,7 @@ pub fn start(
     trend::start(Arc::clone(&plane))?;
     watcher::start(Arc::clone(&plane), meta)?;
     keeper::start(Arc::clone(&plane))?;
+    family::start(Arc::clone(&plane))?;
     let path = dir.control_socket();
     let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
@@ -211,7 +213,10 @@ impl ControlPlane {
                 self.change(&volume, Wanted::DropSnapshot { name }).map(|()| Response::Done)
             }
             Request::SnapshotRollback { volume, name } => self.roll_back(&volume, &name).map(Response::from),
-            Request::VolumeClone { source, name, size_bytes } => {
+            Request::VolumeClone { source, name, size_bytes, separate: true, export } => {
+                self.clone_separately(&source, &name, size_bytes, export).map(Response::from)
+            }
+            Request::VolumeClone { source, name, size_bytes, .. } => {
                 self.clone_snapshot(&source, &name, size_bytes).map(Response::from)
             }
             Request::SendBegin { volume, snapshot, from, start } => {
@@ -321,7 +326,13 @@ impl ControlPlane {
     pub(super) fn show(&self, name: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
-        Ok(live.unwrap_or_else(|| self.closed_info(&entry)))
+        let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
+        if entry.clone.is_none() {
+            let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
+            info.shares_with = origin.flatten().map(|root| root.name);
+            info.needed_by = self.dependents_of(&entry)?;
+        }
+        Ok(info)
     }
 
     fn create(
@@ -397,7 +408,7 @@ impl ControlPlane {
         }
     }
 
-    fn export(&self, name: &str, takeover: bool) -> Result<VolumeInfo> {
+    pub(super) fn export(&self, name: &str, takeover: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         self.check_no_stream(name)?;
         if self.catalog.claim_export(&entry, takeover)? {
@@ -439,7 +450,7 @@ impl ControlPlane {
         }
     }
 
-    fn unexport(&self, name: &str, force: bool) -> Result<VolumeInfo> {
+    pub(super) fn unexport(&self, name: &str, force: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if entry.clone.is_some() {
             bail!(
@@ -589,6 +600,10 @@ impl ControlPlane {
         if !clones.is_empty() {
             bail!("volume {name} has clones ({}); delete them first", clones.join(", "));
         }
+        let dependents = self.dependents_of(&entry)?;
+        if !dependents.is_empty() {
+            bail!("volume {name} holds data of its separate clones ({}); delete them first", dependents.join(", "));
+        }
         self.close(name, force, true, &format!("volume {name} is not deleted"))?;
         self.catalog.begin_deleting(&entry)?;
         for record in self.catalog.deleting()? {
@@ -629,6 +644,8 @@ impl ControlPlane {
             set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
             integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
             exported: entry.served_by.is_some(),
+            shares_with: None,
+            needed_by: Vec::new(),
             host: entry.served_by.clone(),
             state: if elsewhere { "elsewhere" } else { "closed" }.to_string(),
             waits: None,

@@ -335,6 +335,8 @@ impl Volume {
             set_aside_bytes: 0,
             integrity: integrity_text(self.controller.checks_reads()).to_string(),
             exported: self.exported,
+            shares_with: None,
+            needed_by: Vec::new(),
             host: None,
             state: if self.exported || status.state == State::Deposed { state_text(status.state) } else { "in care" }
                 .to_string(),

@@ -1,0 +1,202 @@
+//! Separate clones: volumes of their own that share the segments of the volume that they were made of (see
+//! `holdfast_volume`'s `family`). This is who makes them, and who carries word between the two.
+//!
+//! **Making one.** First its root record is there as a mere placeholder; then the origin's owner writes its map and names it
+//! in the origin's root; then the placeholder becomes the root that the owner has given. That is one compare-and-swap: where
+//! the making was given up meanwhile, because another host has the origin now, the placeholder is gone, and it fails.
+//!
+//! **Word of what is named.** A thread of each host asks every volume that it has open what of its origin it still names,
+//! and writes that into a record when it has changed; and tells each volume that it has open what its dependents wrote.
+//! A dependent whose root is gone, or is being deleted, names nothing. A placeholder that nobody is at work on is removed first.
+
+use super::catalog::{Catalog, Entry};
+use super::commands::{Answer, Command, tell};
+use super::control::{CHANGE_MAX, ControlPlane, ask};
+use super::volumes::split_export;
+use super::{Host, control::check_size};
+use crate::logger;
+use crate::protocol::VolumeInfo;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{Epoch, Instant, VolumeId};
+use holdfast_format::family::SegmentRanges;
+use holdfast_format::root::Root;
+use holdfast_runtime::reactor::Io;
+use holdfast_volume::{Event as VolumeEvent, State};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two rounds of word.
+const PACE: Duration = Duration::from_secs(3);
+
+/// A volume that is open here, as far as its family goes.
+#[derive(Clone, Debug)]
+pub struct Kin {
+    pub id: VolumeId,
+    /// Volumes that may name segments of it.
+    pub dependents: Vec<VolumeId>,
+    /// Its origin, and what it names of that.
+    pub named: Option<(VolumeId, SegmentRanges)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ForkOutcome {
+    Made(Box<Root>),
+    NotOpen,
+    Refused(&'static str),
+}
+
+/// Whether a root stands for a volume that is still being made.
+pub fn is_placeholder(root: &Root) -> bool {
+    root.deleted && root.epoch == Epoch(0)
+}
+
+pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
+    let look = move || {
+        let mut published = BTreeMap::new();
+        loop {
+            std::thread::sleep(PACE);
+            if plane.store_is_silent() {
+                continue;
+            }
+            let _alone = plane.alone();
+            if let Err(error) = plane.carry_word(&mut published) {
+                logger::warn(format_args!("what separate clones need of each other is told later: {error:#}"));
+            }
+        }
+    };
+    std::thread::Builder::new().name("families".to_string()).spawn(look).context("no thread for families")?;
+    Ok(())
+}
+
+impl Host {
+    pub(super) fn kin(&self) -> Vec<Kin> {
+        let open = self.volumes.table.iter().filter(|(_, v)| v.controller.state() == State::Open);
+        let kin = |volume: &super::volumes::Volume| Kin {
+            id: volume.id,
+            dependents: volume.controller.dependents().iter().map(|of| of.volume).collect(),
+            named: volume.controller.named_of_origin(),
+        };
+        open.map(|(_, volume)| kin(volume)).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
+    }
+
+    pub(super) fn fork(
+        &mut self,
+        now: Instant,
+        (volume, snapshot): (&str, String),
+        (dependent, name): (VolumeId, String),
+        answer: Answer<ForkOutcome>,
+        io: &mut Io,
+    ) {
+        let Some((at, head)) = self.volumes.find_open(volume) else { return tell(&answer, ForkOutcome::NotOpen) };
+        self.waiters.forks.push((at, dependent, answer));
+        self.drive(now, at, VolumeEvent::Fork { head, snapshot, dependent, name }, io);
+    }
+
+    pub(super) fn tell_dependent(&mut self, now: Instant, of: VolumeId, event: VolumeEvent, io: &mut Io) {
+        let found = self.volumes.table.iter().find(|(_, volume)| volume.id == of).map(|(at, _)| at);
+        if let Some(at) = found {
+            self.drive(now, at, event, io);
+        }
+    }
+}
+
+impl ControlPlane {
+    /// Makes a volume of its own of a snapshot. To be called alone.
+    pub(super) fn clone_separately(
+        &self,
+        source: &str,
+        name: &str,
+        size_bytes: Option<u64>,
+        export: bool,
+    ) -> Result<VolumeInfo> {
+        let (volume, Some(snapshot)) = split_export(source) else {
+            bail!(
+                "{source} is a volume, and clones are made of snapshots; `holdfast snapshot create {source} NAME`, then \
+                 `holdfast volume clone {source}@NAME {name} --separate`"
+            );
+        };
+        size_bytes.map_or(Ok(()), check_size)?;
+        let origin = self.catalog.find(volume)?;
+        self.catalog.check_not_elsewhere(&origin)?;
+        let shown_bytes = self.snapshot_bytes(volume, snapshot)?;
+        if size_bytes.is_some_and(|size| size < shown_bytes) {
+            bail!("a clone is at least as large as its snapshot; make it smaller later (`holdfast volume resize`)");
+        }
+        let layout = origin.root.layout;
+        let begun = self.catalog.begin_separate(name, layout, origin.settings.unchecked_reads)?;
+        let (dependent, command_name) = (begun.volume, name.to_string());
+        let source = (volume.to_string(), snapshot.to_string());
+        let command = |answer| Command::Fork { source, dependent, name: command_name, answer };
+        let root = match ask(&self.reactor, CHANGE_MAX, command)? {
+            ForkOutcome::Made(root) => root,
+            ForkOutcome::NotOpen => {
+                let origin = &origin.root.name;
+                bail!("volume {volume} is not in service; `holdfast volume export {origin}`, then try again")
+            }
+            ForkOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
+        };
+        self.catalog.finish_separate(&begun, &root)?;
+        let is_larger = size_bytes.is_some_and(|size| size > root.size_bytes);
+        if export || is_larger {
+            self.export(name, false)?;
+        }
+        if let Some(size_bytes) = size_bytes.filter(|_| is_larger) {
+            self.resize(name, size_bytes, false)?;
+        }
+        if is_larger && !export {
+            self.unexport(name, false)?;
+        }
+        self.show(name)
+    }
+
+    fn snapshot_bytes(&self, volume: &str, snapshot: &str) -> Result<u64> {
+        let info = self.show(volume)?;
+        let Some(live) = &info.live else {
+            bail!("volume {volume} is not in service; `holdfast volume export {volume}`, then try again");
+        };
+        let found = live.snapshots.iter().find(|s| s.name == snapshot).map(|s| s.size_bytes);
+        found.with_context(|| {
+            format!("volume {volume} has no snapshot {snapshot}; `holdfast snapshot list {volume}` shows what there is")
+        })
+    }
+
+    /// Names of the volumes that need what a volume holds.
+    pub(super) fn dependents_of(&self, entry: &Entry) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for of in &entry.root.dependents {
+            names.extend(self.catalog.live_root(of.volume)?.map(|root| root.name));
+        }
+        Ok(names)
+    }
+
+    /// To be called alone: what is being made is being made by whoever is alone.
+    fn carry_word(&self, published: &mut BTreeMap<VolumeId, SegmentRanges>) -> Result<()> {
+        for kin in self.ask(|answer| Command::Kin { answer })? {
+            if let Some((origin, names)) = kin.named
+                && published.get(&kin.id) != Some(&names)
+            {
+                self.catalog.set_named(origin, kin.id, &names)?;
+                published.insert(kin.id, names);
+            }
+            for dependent in kin.dependents {
+                let names = word_of(&self.catalog, kin.id, dependent)?;
+                let event = VolumeEvent::Dependent { volume: dependent, names };
+                self.ask(|answer| Command::TellDependent { of: kin.id, event, answer })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a dependent names, by its records; `None` where it is gone.
+fn word_of(catalog: &Catalog, origin: VolumeId, dependent: VolumeId) -> Result<Option<SegmentRanges>> {
+    if catalog.live_root(dependent)?.is_none() {
+        catalog.remove_placeholder(dependent)?;
+        catalog.forget_named(origin, dependent)?;
+        return Ok(None);
+    }
+    let everything =
+        SegmentRanges::upto(holdfast_format::record::SegmentNo { epoch: Epoch(u64::MAX), counter: u64::MAX });
+    Ok(Some(catalog.named(origin, dependent)?.unwrap_or(everything)))
+}

@@ -1,0 +1,138 @@
+//! Separate clones: volumes of their own that share the data of the one that they were made of, on any host.
+//!
+//! The second test needs the program `etcd`; `./x` sees to it.
+
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern};
+
+const SIZE: usize = 24 << 20;
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn write(grid: &Grid, volume: &str, file: &Path) {
+    if has_nbdcopy() {
+        nbdcopy(file.to_str().expect("text"), &grid.uri(volume));
+    }
+}
+
+fn assert_holds(grid: &Grid, export: &str, file: &Path) {
+    if has_nbdcopy() {
+        let (volume, snapshot) = export.split_once('@').map_or((export, None), |(v, s)| (v, Some(s)));
+        let uri = grid.uri(volume);
+        let uri = snapshot.map_or(uri.clone(), |s| uri.replace(&format!("/{volume}"), &format!("/{volume}@{s}")));
+        assert_volume_holds(&uri, file, &grid.path("scratch"));
+    }
+}
+
+/// Ends the host's process at once; its nodes go on.
+fn kill_host(grid: &Grid) {
+    let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+}
+
+fn kept_bytes(grid: &Grid, volume: &str) -> u64 {
+    grid.json(&format!("volume show {volume}"))["live"]["space"]["kept_bytes"].as_u64().expect("bytes")
+}
+
+#[test]
+fn a_separate_clone_outlives_what_becomes_of_its_origin() {
+    let grid = Grid::new(18);
+    grid.up("--nodes 4 --devices 1");
+    grid.ok(&format!("volume create golden --size {SIZE}"));
+    let (first, second) = (grid.path("first"), grid.path("second"));
+    pattern(&first, SIZE);
+    std::fs::write(&second, vec![9; SIZE]).expect("written");
+    write(&grid, "golden", &first);
+    assert!(grid.fails("volume clone golden vm1 --separate").contains("snapshot create golden"));
+    assert!(grid.fails("volume clone golden@v1 vm1 --separate").contains("no snapshot v1"));
+    grid.ok("snapshot create golden v1");
+    assert!(grid.fails("volume clone golden@v1 golden --separate").contains("already"));
+    assert!(grid.fails("volume clone golden@v1 vm1 --separate --size 8MiB").contains("at least as large"));
+    let made = grid.json("volume clone golden@v1 vm1 --separate");
+    assert_eq!((&made["shares_with"], &made["state"]), (&"golden".into(), &"open".into()), "{made}");
+    let large = grid.json("volume clone golden@v1 vm2 --separate --size 32MiB --no-export");
+    assert_eq!((&large["size_bytes"], &large["state"]), (&(32_u64 << 20).into(), &"closed".into()), "{large}");
+    assert_eq!(grid.json("volume show golden")["needed_by"], serde_json::json!(["vm1", "vm2"]));
+    assert!(grid.fails("volume delete golden").contains("vm1, vm2"));
+
+    // The origin forgets all of it; a node is lost; everybody starts anew.
+    grid.ok("snapshot delete golden v1");
+    write(&grid, "golden", &second);
+    assert_holds(&grid, "vm1", &first);
+    grid.ok("node kill 2");
+    assert_holds(&grid, "vm1", &first);
+    grid.ok("node start 2");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    grid.ok("volume export vm2");
+    assert_holds(&grid, "vm1", &first);
+    assert_holds(&grid, "vm2", &first);
+    assert_holds(&grid, "golden", &second);
+    if has_nbdcopy() {
+        until("what is kept is told of", || kept_bytes(&grid, "golden") >= SIZE as u64 / 2);
+    }
+    // A clone of a clone; it begins with the snapshots that it stands on.
+    grid.ok("snapshot create vm1 mine");
+    grid.ok("volume clone vm1@mine vm3 --separate");
+    write(&grid, "vm1", &second);
+    assert_holds(&grid, "vm3", &first);
+    assert_holds(&grid, "vm3@v1", &first);
+    assert!(grid.fails("volume delete vm1").contains("vm3"));
+    for name in ["vm3", "vm2", "vm1"] {
+        until("it can be deleted", || grid.run(&format!("volume delete {name}")).status.success());
+    }
+    until("nothing is kept any more", || kept_bytes(&grid, "golden") == 0);
+    assert_holds(&grid, "golden", &second);
+    grid.ok("volume delete golden");
+}
+
+#[test]
+fn clones_of_one_volume_are_served_by_different_hosts() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 8) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(19), Grid::new(9));
+    a.up(&format!("--nodes 3 --devices 1 --etcd {endpoint} --name a"));
+    let id = a.json("status")["grid"].as_str().expect("an id").to_string();
+    b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name b"));
+    until("both hosts see node 4", || a.node_state(4) == "up" && b.node_state(4) == "up");
+    a.ok(&format!("volume create golden --size {SIZE}"));
+    let (first, second) = (a.path("first"), a.path("second"));
+    pattern(&first, SIZE);
+    std::fs::write(&second, vec![5; SIZE]).expect("written");
+    write(&a, "golden", &first);
+    a.ok("snapshot create golden v1");
+    assert!(b.fails("volume clone golden@v1 vm1 --separate").contains("host a"));
+    a.ok("volume clone golden@v1 vm1 --separate --no-export");
+    b.ok("volume export vm1");
+    assert_holds(&b, "vm1", &first);
+    a.ok("snapshot delete golden v1");
+    write(&a, "golden", &second);
+    // The origin's shards move; who serves the clone finds them.
+    a.ok("node drain 1");
+    until("node 1 is empty", || {
+        let status = a.json("status");
+        let node = status["nodes"].as_array().expect("nodes").iter().find(|n| n["id"] == 1).expect("node 1");
+        node["devices"][0]["shards"] == 0
+    });
+    kill_host(&a);
+    assert_holds(&b, "vm1", &first);
+    // The origin has another owner now, which knows what is named of it.
+    until("the lease of host a has run out", || b.run("volume export golden").status.success());
+    assert_holds(&b, "golden", &second);
+    until("it is not forgotten", || kept_bytes(&b, "golden") > 0 || !has_nbdcopy());
+    write(&b, "vm1", &second);
+    b.ok("volume delete vm1");
+    until("nothing is kept any more", || kept_bytes(&b, "golden") == 0);
+    a.ok("grid up");
+}

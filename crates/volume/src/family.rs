@@ -1,0 +1,505 @@
+//! Families: clones that are volumes of their own, which other hosts may own, and still share the segments of the volume that
+//! they were made of (protocol rule 19).
+//!
+//! **Forking.** The owner of the *origin* writes down its whole map as the first checkpoint of the new volume, its
+//! *dependent*: which costs what a checkpoint costs, and no data. In it, the snapshot's layer is under the live one; what
+//! belongs to other layers is dropped by the dependent as that of any layer that nobody needs. Numbers of its own segments
+//! begin above all that it names of others, so that a number tells whose segment it is.
+//!
+//! States of a fork: waiting (until what the snapshot shows has left the log) -> writing (the checkpoint's shards, under ids
+//! of the dependent) -> naming (the origin's root names the dependent) -> told. Meanwhile nothing is freed.
+//!
+//! **The origin** frees no segment that a dependent may name: all up to the number that its root says, but for those that
+//! the dependent has said it doesn't name ([`Controller::on_dependent`]). It repairs, moves and scrubs them as its own; their
+//! bytes and ids stay what they are.
+//!
+//! **The dependent** reads them, and looks after none of them. Where one isn't where it was, all devices are asked which shards
+//! of the origin they hold, and the homes are corrected by a record as a repair's. What its last durable checkpoint does not
+//! name it lets go of ([`Controller::named_of_origin`]), for good: it never names more of them later.
+//!
+//! Limits: one fork at a time; one look for homes at a time, at most every [`LOOK_EVERY`]; [`RANGES_MAX`] runs of numbers.
+//!
+//! Faults: an owner that dies while it forks leaves shards and perhaps the name of a volume that never comes to be. Its
+//! record, which the host has written before, tells the next one of that.
+
+use crate::api::{Effect, Lane, Notice, State};
+use crate::call::Purpose;
+use crate::checkpoint::{PartWriter, padded};
+use crate::controller::{Controller, Out};
+use crate::job::{JobKind, Work};
+use crate::layers::LayerTable;
+use crate::map::{Mapped, Place};
+use crate::root::Change;
+use crate::segments::Kind;
+use holdfast_base::{
+    DeviceId, HeadId, InstanceId, Instant, Key, NodeId, ObjectId, SegmentId, ShardId, Token, VolumeId, crc32c,
+};
+use holdfast_format::family::{Dependent, Origin, SegmentRanges};
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
+use holdfast_format::root::Root;
+use holdfast_format::wire::{Reply, Request};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Between two looks for where an origin's shards are.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Shards that were not found are looked for again after this long: the origin may be making them anew.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Shards that a device is asked to list at a time.
+const LIST_COUNT: u32 = 4096;
+
+/// How often a read that finds nothing where it looked waits for another look.
+pub(crate) const LOOKS_MAX: u8 = 4;
+
+/// Runs of numbers that a dependent says it names: a record of some ten kilobytes.
+const RANGES_MAX: usize = 1024;
+
+/// How long a fork may keep what is dead from being freed.
+const FORK_MAX: Duration = Duration::from_secs(30);
+
+/// Dependents of one volume.
+const DEPENDENTS_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(crate) struct Family {
+    fork: Option<Fork>,
+    /// What dependents said last that they name; of others everything counts.
+    named: BTreeMap<VolumeId, SegmentRanges>,
+    /// Dependents that name nothing any more.
+    gone: BTreeSet<VolumeId>,
+    /// Shards of origins that are not where they were, and what waits for them.
+    lost: BTreeSet<(SegmentNo, u8)>,
+    pub(crate) waiting: Vec<Token>,
+    look: Option<Look>,
+    look_at: Instant,
+    looked_for_away_at: Instant,
+}
+
+#[derive(Debug)]
+struct Fork {
+    head: HeadId,
+    snapshot: String,
+    dependent: VolumeId,
+    name: String,
+    since: Instant,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Waiting,
+    Writing { root: Box<Root>, pointers: Vec<Option<MetaPointer>> },
+    Naming { root: Box<Root> },
+}
+
+/// All devices list what they hold of one origin, from a shard on.
+#[derive(Debug)]
+struct Look {
+    volume: VolumeId,
+    from: SegmentNo,
+    /// Up to here every list is complete.
+    upto: Option<SegmentNo>,
+    pending: BTreeSet<Leg>,
+    found: BTreeMap<(SegmentNo, u8), BTreeSet<Leg>>,
+}
+
+impl Family {
+    pub(crate) fn is_forking(&self) -> bool {
+        self.fork.is_some()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.fork.is_none() && self.look.is_none() && self.waiting.is_empty()
+    }
+}
+
+impl Controller {
+    /// The id of a segment that the map names.
+    pub(crate) fn segment_id(&self, no: SegmentNo) -> SegmentId {
+        no.of(self.root().volume_of(no))
+    }
+
+    /// Whether a segment is an origin's.
+    pub(crate) fn is_foreign(&self, no: SegmentNo) -> bool {
+        no < self.root().first_own()
+    }
+
+    /// The volume's own segments.
+    pub(crate) fn own_segments(&self) -> impl Iterator<Item = (SegmentNo, &crate::segments::SegmentInfo)> {
+        self.segments.iter_from(self.root().first_own())
+    }
+
+    // ---- the origin ----
+
+    /// Whether a dependent may name the segment.
+    pub(crate) fn is_named_by_dependents(&self, no: SegmentNo) -> bool {
+        if self.config.mutations.forgets_dependents {
+            return false;
+        }
+        let names = |of: &Dependent| no <= of.upto && self.family.named.get(&of.volume).is_none_or(|r| r.contains(no));
+        self.family.is_forking() || self.root().dependents.iter().any(names)
+    }
+
+    /// Which segments are kept for others, or others', after either has changed.
+    pub(crate) fn mark_kept(&mut self) {
+        if self.root().origins.is_empty() && self.root().dependents.is_empty() && !self.segments.any_kept() {
+            return;
+        }
+        let all: Vec<SegmentNo> = self.segments.iter().map(|(no, _)| no).collect();
+        for no in all {
+            let is_kept = self.is_foreign(no) || self.is_named_by_dependents(no);
+            self.segments.set_kept(no, is_kept);
+        }
+        // What is kept no more may be freed by the next checkpoint.
+        (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
+    }
+
+    /// A dependent says what it names, or that it is gone.
+    pub(crate) fn on_dependent(&mut self, volume: VolumeId, names: Option<SegmentRanges>) {
+        if !self.root.is_known() || !self.root().dependents.iter().any(|of| of.volume == volume) {
+            return;
+        }
+        match names.filter(|names| !names.is_empty()) {
+            Some(names) if self.family.named.get(&volume) != Some(&names) => {
+                self.family.named.insert(volume, names);
+                self.mark_kept();
+            }
+            Some(_) => {}
+            None => {
+                self.family.gone.insert(volume);
+            }
+        }
+    }
+
+    pub(crate) fn on_fork(&mut self, head: HeadId, snapshot: String, dependent: VolumeId, name: String, out: Out) {
+        let why = if self.state != State::Open {
+            Some("the volume is not open")
+        } else if self.family.is_forking() {
+            Some("another clone is being made of the volume; try again in a moment")
+        } else if self.root().dependents.len() >= DEPENDENTS_MAX {
+            Some("the volume has 1024 separate clones")
+        } else {
+            self.settled(head, &snapshot).err()
+        };
+        if let Some(why) = why {
+            return self.notice(Notice::ForkRefused { dependent, why }, out);
+        }
+        let since = self.now;
+        self.family.fork = Some(Fork { head, snapshot, dependent, name, since, stage: Stage::Waiting });
+        self.mark_kept();
+        self.drive_fork(out);
+    }
+
+    /// Whether the log is to be emptied for a fork.
+    pub(crate) fn fork_waits(&self) -> bool {
+        matches!(&self.family.fork, Some(Fork { stage: Stage::Waiting, .. }))
+    }
+
+    pub(crate) fn is_writing_fork(&self, dependent: VolumeId) -> bool {
+        self.family.fork.as_ref().is_some_and(|fork| fork.dependent == dependent)
+    }
+
+    /// The next step of a fork, and of what is done about dependents that are gone.
+    pub(crate) fn drive_fork(&mut self, out: Out) {
+        let Some(Fork { stage, since, dependent, .. }) = &self.family.fork else { return };
+        let (is_late, dependent) = (self.now.since(*since) >= FORK_MAX, *dependent);
+        match stage {
+            Stage::Waiting | Stage::Writing { .. } if is_late => {
+                self.end_fork();
+                let why = "there is no room for its map, or too few nodes are within reach; see `holdfast status`";
+                self.notice(Notice::ForkRefused { dependent, why }, out);
+            }
+            Stage::Waiting => self.compose_fork(out),
+            Stage::Writing { .. } | Stage::Naming { .. } => {}
+        }
+    }
+
+    /// Swaps of the root record that families want; no other is under way. True where one was begun.
+    pub(crate) fn swap_for_family(&mut self, out: Out) -> bool {
+        if let Some(Fork { stage: Stage::Naming { .. }, dependent, .. }) = &self.family.fork {
+            let mut root = self.root().clone();
+            let upto = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
+            root.dependents.push(Dependent { volume: *dependent, upto });
+            self.swap_root(root, Change::Fork, out);
+            return true;
+        }
+        let is_gone = |of: &Dependent| self.family.gone.contains(&of.volume);
+        if !self.root().dependents.iter().any(is_gone) {
+            self.family.gone.clear();
+            return false;
+        }
+        let mut root = self.root().clone();
+        root.dependents.retain(|of| !is_gone(of));
+        self.swap_root(root, Change::Unname, out);
+        true
+    }
+
+    pub(crate) fn on_dependents_changed(&mut self) {
+        let root = self.root.current();
+        self.family.named.retain(|volume, _| root.dependents.iter().any(|of| of.volume == *volume));
+        self.mark_kept();
+    }
+
+    /// The root names the dependent: from here on what it names stays, whoever owns this volume.
+    pub(crate) fn on_fork_named(&mut self, out: Out) {
+        let fork = self.family.fork.take();
+        self.on_dependents_changed();
+        let Some(Fork { dependent, stage: Stage::Naming { root }, .. }) = fork else { return };
+        self.notice(Notice::Forked { dependent, root }, out);
+    }
+
+    /// Writes the dependent's first checkpoint, if what the snapshot shows has left the log.
+    fn compose_fork(&mut self, out: Out) {
+        let Some(Fork { head, snapshot, dependent, name, .. }) = &self.family.fork else { return };
+        let (dependent, name) = (*dependent, name.clone());
+        let layer = match self.settled(*head, snapshot) {
+            Ok(layer) => layer,
+            Err(why) => {
+                self.end_fork();
+                return self.notice(Notice::ForkRefused { dependent, why }, out);
+            }
+        };
+        if self.is_in_log(layer) || self.meta_layout_now().is_none() {
+            return;
+        }
+        let size_bytes = self.layers.snapshot(layer).expect("just found").size_bytes;
+        let Some(layers) = self.layers.forked(layer) else {
+            self.end_fork();
+            let why = "the volume has had all the snapshots that it can have; copy it to a new one";
+            return self.notice(Notice::ForkRefused { dependent, why }, out);
+        };
+        let mut root = Root::new(self.config.grid, dependent, &name, size_bytes, self.root().layout);
+        root.epoch = self.epoch().next();
+        root.instance = InstanceId(dependent.0);
+        root.origins = self.root().origins.clone();
+        root.origins.push(Origin { upto: self.epoch(), volume: self.config.volume });
+        root.trimmed = self.log.completed;
+        root.checkpoint.lsn = self.log.completed;
+        let parts = self.fork_parts(layers, layer);
+        self.write_fork(root, parts, out);
+    }
+
+    /// Whether anything that a layer shows is in the log.
+    fn is_in_log(&self, layer: ObjectId) -> bool {
+        let in_log = self.overlay.iter_from(0).filter(|(_, _, mapped)| matches!(mapped.place, Place::Log { .. }));
+        in_log.into_iter().any(|(start, _, _)| self.layers.is_under(Key(start).object(), layer))
+    }
+
+    /// The whole map as a run of a checkpoint.
+    fn fork_parts(&self, layers: LayerTable, shown: ObjectId) -> Vec<Vec<u8>> {
+        let bytes_max = self.config.segment_payload_bytes / 4;
+        let mut writer = PartWriter::new(true, self.checkpointer.folded_at(), bytes_max);
+        writer.layers(layers);
+        for (no, pointer) in self.directory.iter() {
+            writer.leaf(no, Some(pointer));
+        }
+        for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
+            writer.segment(no, Some(info.clone()));
+        }
+        for (key, blocks, mapped) in self.overlay.iter_from(0) {
+            if matches!(mapped.place, Place::Log { .. }) {
+                assert!(!self.layers.is_under(Key(key).object(), shown), "what the snapshot shows has left the log");
+                // Of a layer that the dependent drops. Something has to hide what the leaf names there: it may be gone.
+                writer.run(key, blocks, &Mapped { place: Place::Zero, stamp: mapped.stamp });
+            } else {
+                writer.run(key, blocks, mapped);
+            }
+        }
+        writer.finish()
+    }
+
+    fn write_fork(&mut self, root: Root, parts: Vec<Vec<u8>>, out: Out) {
+        let (dependent, epoch) = (root.volume, root.epoch);
+        let pointers = vec![None; parts.len()];
+        let fork = self.family.fork.as_mut().expect("a fork under way");
+        fork.stage = Stage::Writing { root: Box::new(root), pointers };
+        for (part, bytes) in parts.into_iter().enumerate() {
+            let payload = padded(&bytes);
+            let crcs = holdfast_base::block_crcs(&payload);
+            let (len_bytes, crc) = (bytes.len() as u32, crc32c(&bytes));
+            let kind = JobKind::Fork { volume: dependent, epoch, part, len_bytes, crc };
+            self.start_job(Work { kind, extents: Vec::new(), payload: vec![payload], crcs }, out);
+        }
+    }
+
+    pub(crate) fn on_fork_durable(&mut self, volume: VolumeId, part: usize, pointer: MetaPointer) {
+        let Some(fork) = self.family.fork.as_mut().filter(|fork| fork.dependent == volume) else { return };
+        let Stage::Writing { root, pointers } = &mut fork.stage else { return };
+        pointers[part] = Some(pointer);
+        let runs: Option<Vec<MetaPointer>> = pointers.iter().cloned().collect();
+        let Some(runs) = runs else { return };
+        let mut root = root.clone();
+        root.checkpoint = Checkpoint { lsn: root.checkpoint.lsn, runs };
+        fork.stage = Stage::Naming { root };
+    }
+
+    fn end_fork(&mut self) {
+        self.family.fork = None;
+        self.mark_kept();
+    }
+
+    /// Volumes that may name segments of this one.
+    pub fn dependents(&self) -> &[Dependent] {
+        if self.root.is_known() { &self.root().dependents } else { &[] }
+    }
+
+    // ---- the dependent ----
+
+    /// Of the volume that this one was made of: what this one may still name, whatever becomes of it. `None` for a volume
+    /// that was not made of another one, or is not open.
+    pub fn named_of_origin(&self) -> Option<(VolumeId, SegmentRanges)> {
+        if !matches!(self.state, State::Open | State::Closing) {
+            return None;
+        }
+        let origin = self.root().origins.last()?;
+        let first_own = self.root().first_own();
+        let there = self.segments.iter().map(|(no, _)| no).take_while(|no| *no < first_own);
+        let mut named: BTreeSet<SegmentNo> = there.collect();
+        // The last durable checkpoint names these.
+        named.extend(self.checkpointer.condemned().filter(|no| *no < first_own));
+        Some((origin.volume, SegmentRanges::holding(named.into_iter(), RANGES_MAX)))
+    }
+
+    /// A shard is damaged or missing. An origin's is its owner's to make again; it may lie elsewhere by now.
+    pub(crate) fn want_shard(&mut self, no: SegmentNo, index: u8) {
+        if self.is_foreign(no) {
+            self.family.lost.insert((no, index));
+        } else {
+            self.repairer.want(no, index);
+        }
+    }
+
+    /// Begins to look for shards that are not where they were.
+    pub(crate) fn drive_look(&mut self, out: Out) {
+        if self.state != State::Open || self.root().origins.is_empty() || self.family.look.is_some() {
+            return;
+        }
+        self.look_for_away();
+        let Some((from, _)) = self.family.lost.first().copied() else { return };
+        if self.now < self.family.look_at {
+            return;
+        }
+        self.family.look_at = self.now + LOOK_EVERY;
+        let volume = self.root().volume_of(from);
+        let after = from.counter.checked_sub(1).map(|counter| {
+            let before = SegmentNo { counter, ..from };
+            ShardId { segment: before.of(volume), index: u8::MAX }
+        });
+        let mut pending = BTreeSet::new();
+        for (node, device) in self.listable() {
+            let request = Request::ListShards { device, volume, after, count_max: LIST_COUNT };
+            let leg = Leg { node, device };
+            if self.send(node, Lane::Bulk, Purpose::Look { leg }, request, Vec::new(), out).is_some() {
+                pending.insert(leg);
+            }
+        }
+        if !pending.is_empty() {
+            self.family.look = Some(Look { volume, from, upto: None, pending, found: BTreeMap::new() });
+        }
+    }
+
+    fn listable(&self) -> Vec<(NodeId, DeviceId)> {
+        let usable = self.nodes.ids().into_iter().filter(|id| self.nodes.is_usable(*id));
+        let devices = usable.flat_map(|id| {
+            let node = self.nodes.get(id).expect("listed");
+            node.devices.keys().map(move |device| (id, *device)).collect::<Vec<_>>()
+        });
+        devices.filter(|(node, device)| self.nodes.leg_usable(Leg { node: *node, device: *device })).collect()
+    }
+
+    /// What lies on nodes that are out may be elsewhere by now.
+    fn look_for_away(&mut self) {
+        if self.now.since(self.family.looked_for_away_at) < LOOK_AGAIN {
+            return;
+        }
+        self.family.looked_for_away_at = self.now;
+        let first_own = self.root().first_own();
+        let mut away = Vec::new();
+        for (no, info) in self.segments.iter().take_while(|(no, _)| *no < first_own) {
+            let out = info.homes.iter().enumerate().filter(|(_, home)| !self.nodes.leg_usable(**home));
+            away.extend(out.map(|(index, _)| (no, index as u8)));
+        }
+        self.family.lost.extend(away);
+    }
+
+    pub(crate) fn on_looked(&mut self, leg: Leg, reply: &Reply, out: Out) {
+        let volume = self.config.volume;
+        let Some(look) = &mut self.family.look else { return };
+        if !look.pending.remove(&leg) {
+            return;
+        }
+        assert_ne!(look.volume, volume, "only origins are looked through");
+        if let Reply::Shards { shards, more } = reply {
+            for shard in shards.iter().filter(|shard| shard.segment.volume == look.volume) {
+                let no = SegmentNo::from(shard.segment);
+                look.found.entry((no, shard.index)).or_default().insert(leg);
+            }
+            if *more && let Some(last) = shards.last() {
+                // Of the last one not all shards may be listed.
+                let last = SegmentNo::from(last.segment);
+                look.upto = Some(look.upto.map_or(last, |upto| upto.min(last)));
+            }
+        }
+        if look.pending.is_empty() {
+            self.end_look(out);
+        }
+    }
+
+    fn end_look(&mut self, out: Out) {
+        let Some(Look { volume, from, upto, found, .. }) = self.family.look.take() else { return };
+        let first_own = self.root().first_own();
+        let mut records = Vec::new();
+        let looked_at = self.segments.iter_from(from).take_while(|(no, _)| *no < first_own);
+        for (no, info) in looked_at.take_while(|(no, _)| upto.is_none_or(|upto| *no < upto || *no == from)) {
+            if self.root().volume_of(no) != volume {
+                break;
+            }
+            let mut homes = Vec::new();
+            for (index, home) in info.homes.iter().enumerate() {
+                let index = index as u8;
+                let legs = found.get(&(no, index));
+                if let Some(legs) = legs.filter(|legs| !legs.contains(home)) {
+                    homes.push((index, *legs.first().expect("somebody holds it")));
+                }
+            }
+            if !homes.is_empty() {
+                records.push(Record::Rehome { segment: no, homes });
+            }
+        }
+        let is_done = |(no, _): &(SegmentNo, u8)| {
+            self.root().volume_of(*no) == volume && *no >= from && upto.is_none_or(|upto| *no < upto || *no == from)
+        };
+        let (done, left): (BTreeSet<_>, BTreeSet<_>) = self.family.lost.iter().copied().partition(is_done);
+        let is_missing = done.iter().any(|shard| !found.contains_key(shard));
+        self.family.lost = left;
+        if is_missing && self.family.lost.is_empty() {
+            self.family.look_at = self.now + LOOK_AGAIN.min(self.config.rebuild_after / 2).max(LOOK_EVERY);
+        }
+        for record in records {
+            // At once, for those who wait; the record is for whoever opens the volume next.
+            if let Record::Rehome { segment, homes } = &record {
+                self.segments.rehome(*segment, homes);
+            }
+            self.append_control(record, crate::log::Done::Nothing, out);
+        }
+        for token in std::mem::take(&mut self.family.waiting) {
+            self.fetch_anew(token, out);
+        }
+    }
+
+    /// A look that nobody answers ends.
+    pub(crate) fn on_look_lost(&mut self, leg: Leg, out: Out) {
+        self.on_looked(leg, &Reply::Done, out);
+    }
+
+    /// Tells of a fork that its controller does not come to finish.
+    pub(crate) fn abandon_fork(&mut self, out: Out) {
+        if let Some(fork) = self.family.fork.take() {
+            let why = "the volume was closed or taken over meanwhile; try again";
+            out.push(Effect::Notice(Notice::ForkRefused { dependent: fork.dependent, why }));
+        }
+    }
+}
