@@ -18,8 +18,20 @@ pub const STRIPE_BLOCKS: u32 = 16;
 /// A volume's choice of redundancy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Layout {
-    Mirror { copies: u8 },
-    Parity { data: u8, parity: u8 },
+    Mirror {
+        copies: u8,
+    },
+    Parity {
+        data: u8,
+        parity: u8,
+    },
+    /// Two copies in each of two fault domains, on devices of their own.
+    NestedMirror,
+    /// In each of two fault domains a copy that is coded over devices of their own.
+    NestedParity {
+        data: u8,
+        parity: u8,
+    },
 }
 
 impl Layout {
@@ -30,7 +42,28 @@ impl Layout {
         match self {
             Layout::Mirror { copies } => copies - 1,
             Layout::Parity { parity, .. } => parity,
+            // And at the same time a device of the other.
+            Layout::NestedMirror | Layout::NestedParity { .. } => 1,
         }
+    }
+
+    /// Whether it is coded over devices inside fault domains, too.
+    pub fn is_nested(self) -> bool {
+        self.shards_a_domain() > 1
+    }
+
+    /// Shards of a segment in each of its fault domains, on different devices there.
+    pub fn shards_a_domain(self) -> u8 {
+        match self {
+            Layout::Mirror { .. } | Layout::Parity { .. } => 1,
+            Layout::NestedMirror => 2,
+            Layout::NestedParity { data, parity } => data + parity,
+        }
+    }
+
+    /// All shards of a segment.
+    pub fn shard_count(self) -> u8 {
+        self.width() * self.shards_a_domain()
     }
 
     /// Fault domains that one segment occupies.
@@ -38,14 +71,15 @@ impl Layout {
         match self {
             Layout::Mirror { copies } => copies,
             Layout::Parity { data, parity } => data + parity,
+            Layout::NestedMirror | Layout::NestedParity { .. } => 2,
         }
     }
 
-    /// Data shards among them: payload is divided by this.
+    /// Payload is divided by this.
     pub fn data_shards(self) -> u8 {
         match self {
-            Layout::Mirror { .. } => 1,
-            Layout::Parity { data, .. } => data,
+            Layout::Mirror { .. } | Layout::NestedMirror => 1,
+            Layout::Parity { data, .. } | Layout::NestedParity { data, .. } => data,
         }
     }
 
@@ -65,6 +99,8 @@ impl fmt::Display for Layout {
         match self {
             Layout::Mirror { copies } => write!(f, "mirror:{copies}"),
             Layout::Parity { data, parity } => write!(f, "parity:{data}+{parity}"),
+            Layout::NestedMirror => f.write_str("nested-mirror"),
+            Layout::NestedParity { data, parity } => write!(f, "nested-parity:{data}+{parity}"),
         }
     }
 }
@@ -80,7 +116,8 @@ impl fmt::Display for ParseLayoutError {
         write!(
             f,
             "`{}` is not a layout: use mirror:2, mirror:3 or parity:K+M with K and M at least 1 and K+M at most \
-             {CODE_WIDTH_MAX}, for example parity:2+1",
+             {CODE_WIDTH_MAX}, for example parity:2+1; or, over the devices of two nodes, nested-mirror or \
+             nested-parity:K+1",
             self.text
         )
     }
@@ -93,27 +130,34 @@ impl FromStr for Layout {
 
     fn from_str(text: &str) -> Result<Layout, ParseLayoutError> {
         let error = || ParseLayoutError { text: text.to_string() };
+        if text == "nested-mirror" {
+            return Ok(Layout::NestedMirror);
+        }
         let (kind, rest) = text.split_once(':').ok_or_else(error)?;
         match kind {
             "mirror" => {
                 let copies: u8 = rest.parse().map_err(|_| error())?;
                 if (2..=3).contains(&copies) { Ok(Layout::Mirror { copies }) } else { Err(error()) }
             }
-            "parity" => {
+            "parity" | "nested-parity" => {
                 let (k, m) = rest.split_once('+').ok_or_else(error)?;
                 let data: u8 = k.parse().map_err(|_| error())?;
                 let parity: u8 = m.parse().map_err(|_| error())?;
                 let width = u16::from(data) + u16::from(parity);
-                if data >= 1 && parity >= 1 && width <= u16::from(CODE_WIDTH_MAX) {
-                    Ok(Layout::Parity { data, parity })
-                } else {
-                    Err(error())
+                let is_nested = kind == "nested-parity";
+                match data >= 1 && parity >= 1 && width <= u16::from(CODE_WIDTH_MAX) {
+                    true if is_nested && data >= 2 && parity == 1 => Ok(Layout::NestedParity { data, parity }),
+                    true if !is_nested => Ok(Layout::Parity { data, parity }),
+                    _ => Err(error()),
                 }
             }
             _ => Err(error()),
         }
     }
 }
+
+/// Copies of a nested mirror. No plain one has so many.
+const NESTED_COPIES: u8 = 4;
 
 /// Shape of one segment.
 ///
@@ -146,6 +190,8 @@ impl Geometry {
         let (copies, data, parity) = match layout {
             Layout::Mirror { copies } => (copies, 1, 0),
             Layout::Parity { data, parity } => (1, data, parity),
+            Layout::NestedMirror => (NESTED_COPIES, 1, 0),
+            Layout::NestedParity { data, parity } => (2, data, parity),
         };
         Geometry { copies, data, parity, stripe_blocks: STRIPE_BLOCKS, payload_blocks }
     }
@@ -162,11 +208,18 @@ impl Geometry {
 
     /// The layout that a segment of this shape has.
     pub fn layout(&self) -> Layout {
-        if self.parity == 0 {
-            Layout::Mirror { copies: self.copies }
-        } else {
-            Layout::Parity { data: self.data, parity: self.parity }
+        let Geometry { copies, data, parity, .. } = *self;
+        match (copies, parity) {
+            (NESTED_COPIES, 0) => Layout::NestedMirror,
+            (copies, 0) => Layout::Mirror { copies },
+            (1, parity) => Layout::Parity { data, parity },
+            (_, parity) => Layout::NestedParity { data, parity },
         }
+    }
+
+    /// Shards with one number lie in one fault domain, on devices of their own; those with different ones in different ones.
+    pub fn domain_of(&self, shard_index: u8) -> u8 {
+        shard_index / self.layout().shards_a_domain()
     }
 
     /// Shards of one copy.
@@ -231,10 +284,36 @@ mod tests {
 
     #[test]
     fn layouts_read_back_and_bad_ones_say_why() {
-        for text in ["mirror:2", "mirror:3", "parity:2+1", "parity:4+2", "parity:7+1", "parity:15+1"] {
-            assert_eq!(text.parse::<Layout>().unwrap().to_string(), text);
+        for text in [
+            "mirror:2",
+            "mirror:3",
+            "parity:2+1",
+            "parity:4+2",
+            "parity:7+1",
+            "parity:15+1",
+            "nested-mirror",
+            "nested-parity:3+1",
+        ] {
+            let layout = text.parse::<Layout>().unwrap();
+            assert_eq!(layout.to_string(), text);
+            let geometry = Geometry::new(layout, 9);
+            assert_eq!((geometry.layout(), geometry.shard_count()), (layout, layout.shard_count()));
+            let domains: std::collections::BTreeSet<u8> =
+                (0..layout.shard_count()).map(|i| geometry.domain_of(i)).collect();
+            assert_eq!(domains.len(), usize::from(layout.width()));
         }
-        for text in ["mirror:1", "mirror:4", "parity:0+1", "parity:2+0", "parity:12+5", "raid5", "parity:300+1", ""] {
+        for text in [
+            "mirror:1",
+            "mirror:4",
+            "parity:0+1",
+            "parity:2+0",
+            "parity:12+5",
+            "raid5",
+            "parity:300+1",
+            "",
+            "nested-mirror:2",
+            "nested-parity:1+1",
+        ] {
             assert!(text.parse::<Layout>().unwrap_err().to_string().contains("for example parity:2+1"), "{text}");
         }
     }

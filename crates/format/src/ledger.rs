@@ -15,7 +15,8 @@ pub struct Leg {
 /// Most legs a ledger may have: 2f+1 for f = 3 and room for nested rules; subsets fit a byte.
 pub const LEGS_MAX: usize = 8;
 
-/// When an entry is acknowledged: on at least `copies` legs that lie in at least `domains` different nodes.
+/// When an entry is acknowledged: on at least `copies` legs, shared out evenly over `domains` different nodes: each of so
+/// many nodes holds its share at least.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AckRule {
     pub copies: u8,
@@ -28,6 +29,9 @@ impl AckRule {
         AckRule { copies: failures + 1, domains: failures + 1 }
     }
 
+    /// The rule for a node and a device of another one at the same time: two devices in each of two nodes.
+    pub const NESTED: AckRule = AckRule { copies: 4, domains: 2 };
+
     /// Whether whatever it acknowledges bears as much as what `other` does.
     pub fn is_at_least(self, other: AckRule) -> bool {
         self.copies >= other.copies && self.domains >= other.domains
@@ -35,18 +39,12 @@ impl AckRule {
 
     /// Whether entries that lie on the legs in `mask` (bit i for leg i) are acknowledged.
     pub fn is_ack_set(self, legs: &[Leg], mask: u8) -> bool {
-        let copies = mask.count_ones();
-        if copies < u32::from(self.copies) {
-            return false;
-        }
-        let mut domains = 0;
-        for (i, leg) in legs.iter().enumerate() {
-            let first_of_node = !legs[..i].iter().enumerate().any(|(j, l)| mask >> j & 1 == 1 && l.node == leg.node);
-            if mask >> i & 1 == 1 && first_of_node {
-                domains += 1;
-            }
-        }
-        domains >= self.domains
+        let share = usize::from(self.copies.div_ceil(self.domains.max(1)));
+        let on = |i: &usize| mask >> i & 1 == 1;
+        let held = |node: NodeId, upto: usize| (0..upto).filter(on).filter(|i| legs[*i].node == node).count();
+        // Where a node has come to its share it counts, once.
+        let comes_to_it = |i: &usize| held(legs[*i].node, i + 1) == share;
+        (0..legs.len()).filter(on).filter(comes_to_it).count() >= usize::from(self.domains)
     }
 
     /// Whether fencing the legs in `mask` is enough: the others contain no ack set, so nobody else can complete a write.
@@ -104,6 +102,18 @@ mod tests {
         assert!(!AckRule::flat(1).is_ack_set(&legs, 0b011));
         assert!(AckRule { copies: 2, domains: 1 }.is_ack_set(&legs, 0b011));
         assert!(AckRule::flat(1).is_ack_set(&legs, 0b101));
+    }
+
+    #[test]
+    fn nested_is_two_devices_in_each_of_two_nodes() {
+        let legs = legs(&[1, 2, 1, 2, 1, 2]);
+        let rule = AckRule::NESTED;
+        assert!(rule.is_ack_set(&legs, 0b001111) && rule.is_ack_set(&legs, 0b110011));
+        assert!(!rule.is_ack_set(&legs, 0b010111), "three on one and one on the other");
+        // A node and a device of the other are gone: what is left was part of every acknowledgement.
+        assert!(rule.is_fence_set(&legs, 0b101000) && rule.proves_unacknowledged(&legs, 0b101000));
+        assert!(!rule.is_fence_set(&legs, 0b100000));
+        assert!(rule.is_at_least(AckRule::flat(1)) && !AckRule::flat(1).is_at_least(rule));
     }
 
     proptest! {

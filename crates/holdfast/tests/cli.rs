@@ -411,6 +411,58 @@ fn clones_begin_with_a_snapshot_and_go_their_own_ways() {
 }
 
 #[test]
+fn nested_layouts_lie_on_several_devices_of_two_nodes() {
+    let grid = Grid::new(24);
+    grid.up("--nodes 2 --devices 3");
+    let refused = grid.fails("volume create v1 --size 24MiB --layout nested-parity:3+1");
+    assert!(refused.contains("2 nodes of 4 devices"), "{refused}");
+    assert!(grid.fails("volume create v1 --size 24MiB --layout nested-mirror:2").contains("nested-parity:K+1"));
+    grid.ok("volume create v1 --size 24MiB --layout nested-parity:2+1");
+    grid.ok("volume create v2 --size 24MiB --layout nested-mirror");
+    let space = grid.json("space");
+    let told = |layout: &str| space["writable"].as_array().unwrap().iter().find(|w| w["layout"] == layout).cloned();
+    assert_eq!(told("nested-mirror").unwrap()["efficiency"], 0.25, "{space}");
+    assert!(told("nested-parity:2+1").is_some() && told("nested-parity:3+1").is_none(), "{space}");
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 24 << 20);
+    let is_whole = |name: &str| {
+        let live = &grid.json(&format!("volume show {name}"))["live"];
+        live["degraded_segments"] == 0 && live["at_risk_entries"] == 0
+    };
+    let wait = |name: &str| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_whole(name) {
+            assert!(Instant::now() < end, "{name} is not whole within a minute");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let copies = has_nbdcopy();
+    for name in ["v1", "v2"] {
+        if copies {
+            nbdcopy(file.to_str().unwrap(), &grid.uri(name));
+        }
+        wait(name);
+    }
+    grid.ok("node kill 2");
+    for name in ["v1", "v2"] {
+        if copies {
+            assert_volume_holds(&grid.uri(name), &file, &scratch);
+            nbdcopy(file.to_str().unwrap(), &grid.uri(name));
+        }
+    }
+    grid.ok("node start 2");
+    ["v1", "v2"].into_iter().for_each(wait);
+    // On to another one, and back, in place.
+    for layout in ["mirror:2", "nested-mirror", "nested-parity:2+1"] {
+        grid.ok(&format!("volume set v1 --layout {layout}"));
+        wait("v1");
+    }
+    if copies {
+        assert_volume_holds(&grid.uri("v1"), &file, &scratch);
+    }
+}
+
+#[test]
 fn nodes_and_devices_come_and_go_with_the_data_on_them_safe() {
     let grid = Grid::new(11);
     grid.up("--nodes 4 --devices 1");

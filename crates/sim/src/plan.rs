@@ -168,6 +168,7 @@ impl Plan {
             volume_mutations: volume::Mutations::default(),
             store_mutations: store::Mutations::default(),
         };
+        plan.nest(Prng::new(seed ^ 0x4e57));
         plan.apply_profile(&mut prng);
         plan.relayouts &= plan.profile != Profile::Full;
         if plan.relayouts {
@@ -186,6 +187,15 @@ impl Plan {
                 3 * (plan.snapshots_max + plan.clones_max + plan.forks_max + at_once) as u64 * plan.volume_bytes;
         }
         plan
+    }
+
+    /// One in eight has a nested layout, on two nodes or three.
+    fn nest(&mut self, mut prng: Prng) {
+        if prng.chance(125) {
+            self.layout = *prng.pick(&[Layout::NestedMirror, Layout::NestedParity { data: 2, parity: 1 }]);
+            self.nodes = prng.between(2, 3) as usize;
+            self.disks = usize::from(self.layout.shards_a_domain()) + prng.below(2) as usize;
+        }
     }
 
     fn apply_profile(&mut self, prng: &mut Prng) {

@@ -223,6 +223,22 @@ impl Stage {
         self.run.ask_fork(owner, name)
     }
 
+    /// A separate clone's map is written, and the volume's root is about to name it.
+    pub fn is_naming(&self) -> bool {
+        let owner = self.run.world.machine(self.owner()).expect("the owner runs");
+        owner.dump().contains("stage: Naming")
+    }
+
+    /// The runs of a checkpoint are on their way to the nodes.
+    pub fn is_checkpointing(&self) -> bool {
+        let owner = self.run.world.machine(self.owner()).expect("the owner runs");
+        owner.dump().contains("stage: Writing(")
+    }
+
+    pub fn until_made(&mut self, member: usize) {
+        self.until("the separate clone is made", |s| s.run.is_member_made(member));
+    }
+
     /// Makes a separate clone of a separate clone.
     pub fn fork_member(&mut self, of: usize) -> usize {
         self.until("the separate clone is open", |s| s.run.is_member_open(of) && s.run.is_member_idle(of));
@@ -396,7 +412,7 @@ impl Stage {
     pub fn set_layout(&mut self, layout: &str) {
         let layout = layout.parse().expect("a layout");
         self.run.world.tell(self.owner(), Event::SetLayout { layout });
-        self.until("the layout is set", |s| s.root().layout == layout);
+        self.until("the owner knows that the layout is set", |s| s.status().layout == layout);
     }
 
     /// What lies on this disk shall go elsewhere; without one, nothing any more.

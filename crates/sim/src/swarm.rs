@@ -24,7 +24,9 @@ use std::time::Duration;
 
 pub const VOLUME: VolumeId = VolumeId(0x0a_b1e5);
 
-const LAYOUTS: [Layout; 6] = [
+const LAYOUTS: [Layout; 8] = [
+    Layout::NestedMirror,
+    Layout::NestedParity { data: 2, parity: 1 },
     Layout::Mirror { copies: 2 },
     Layout::Mirror { copies: 3 },
     Layout::Parity { data: 2, parity: 1 },
@@ -360,7 +362,9 @@ impl Run {
     fn act_on_layout(&mut self, at: MachineAt) {
         if self.plan.relayouts && self.drain_prng.chance(10) && !self.is_late(at) {
             let fits = |layout: &Layout| {
-                layout.failures() == self.plan.layout.failures() && usize::from(layout.width()) <= self.plan.nodes
+                layout.failures() == self.plan.layout.failures()
+                    && usize::from(layout.width()) <= self.plan.nodes
+                    && usize::from(layout.shards_a_domain()) <= self.plan.disks
             };
             let fitting: Vec<Layout> = LAYOUTS.into_iter().filter(fits).collect();
             let layout = *self.drain_prng.pick(&fitting);

@@ -172,3 +172,33 @@ fn a_separate_clone_is_made_while_a_node_is_away() {
     stage.read_member(clone);
     stage.finish();
 }
+
+#[test]
+fn a_separate_clone_names_nothing_that_the_origins_next_owner_does_not_know() {
+    for step in 0..60 {
+        let scenery = scenery(2130 + step).with(|plan| {
+            plan.fold_runs = 2;
+            plan.writeback_bytes = 256 << 10;
+            plan.destage_age = Duration::from_millis(5);
+        });
+        let mut stage = scenery.raise();
+        stage.pass_ms(37 * step);
+        overwrite(&mut stage, 1);
+        let name = stage.snapshot();
+        stage.pass_ms(10);
+        let folds = stage.status().counters.folds;
+        stage.until("leaves of the map were written, and are in no checkpoint yet", |s| {
+            s.status().counters.folds > folds && s.is_checkpointing()
+        });
+        // A part of the checkpoint waits for a node; with luck nothing of the clone's does.
+        stage.world().pause_node(step as usize % 3);
+        let clone = stage.begin_fork(&name);
+        stage.until_made(clone);
+        stage.crash_host(0);
+        stage.world().resume_node(step as usize % 3);
+        stage.take_over_on(1);
+        stage.pass_ms(500);
+        stage.read_member(clone);
+        stage.finish();
+    }
+}

@@ -326,7 +326,7 @@ impl Controller {
         if !self.root.is_known() {
             return 0;
         }
-        let wanted = AckRule::flat(self.root().layout.failures());
+        let wanted = self.full_rule();
         let is_narrow = self.log.open.as_ref().is_some_and(|open| !open.rule.is_at_least(wanted));
         let entries = self.log.iter_from(self.log.trimmed.next());
         let lack = entries.filter(|(lsn, e)| *lsn <= self.log.completed && self.lacks_copies(e, wanted, node));
@@ -339,7 +339,7 @@ impl Controller {
             return false;
         }
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
-        let wanted = if self.can_spread() { AckRule::flat(self.root().layout.failures()) } else { ledger.rule };
+        let wanted = if self.can_spread() { self.full_rule() } else { ledger.rule };
         self.lacks_copies(entry, ledger.rule, None) || self.lacks_copies(entry, wanted, None)
     }
 

@@ -121,7 +121,7 @@ struct MergedLeaf {
 }
 
 /// Parts in one payload: (first block, bytes, checksum).
-type PartIndex = Vec<(u32, u32, u32)>;
+pub(crate) type PartIndex = Vec<(u32, u32, u32)>;
 
 #[derive(Debug)]
 struct Writing {
@@ -263,7 +263,7 @@ impl Controller {
             let is_narrow = self.is_narrow_metadata(&info.geometry);
             self.checkpointer.fold_wanted |= is_narrow && info.kind == Kind::Meta;
             // Where they lie the checkpoint says: they are not moved.
-            let is_together = crate::moves::shares_a_node(&info.homes).is_some();
+            let is_together = crate::moves::crowded(&info.geometry, &info.homes).is_some();
             self.checkpointer.rewrite_wanted |= (is_narrow || is_together) && info.kind == Kind::Run;
         }
     }
@@ -657,18 +657,7 @@ impl Controller {
     }
 
     fn write_runs(&mut self, full: bool, parts: &[Vec<u8>], out: Out) {
-        let bytes_max = self.config.segment_payload_bytes as usize;
-        let mut jobs: Vec<(PartIndex, Vec<u8>)> = vec![(Vec::new(), Vec::new())];
-        for part in parts {
-            let last = jobs.last_mut().expect("never empty");
-            if !last.1.is_empty() && last.1.len() + part.len() > bytes_max {
-                jobs.push((Vec::new(), Vec::new()));
-            }
-            let (index, bytes) = jobs.last_mut().expect("never empty");
-            index.push(((bytes.len() / BLOCK_BYTES) as u32, part.len() as u32, crc32c(part)));
-            bytes.extend_from_slice(part);
-            bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
-        }
+        let jobs = pack_parts(parts, self.config.segment_payload_bytes as usize);
         self.checkpointer.stage = Stage::Writing(Writing {
             lsn: self.log.completed,
             full,
@@ -691,17 +680,7 @@ impl Controller {
         let Stage::Writing(writing) = &mut self.checkpointer.stage else {
             panic!("a run became durable outside a checkpoint")
         };
-        writing.pointers[part] = writing.jobs[part]
-            .iter()
-            .map(|(block, len_bytes, crc)| MetaPointer {
-                segment,
-                geometry,
-                homes: homes.clone(),
-                block: *block,
-                len_bytes: *len_bytes,
-                crc: *crc,
-            })
-            .collect();
+        writing.pointers[part] = pointers_into(&writing.jobs[part], segment, geometry, &homes);
         writing.pending -= 1;
         if writing.pending > 0 {
             return;
@@ -737,8 +716,12 @@ impl Controller {
         let first_own = self.root().first_own();
         let mut condemned = std::mem::take(&mut self.checkpointer.condemned);
         // An origin's are its owner's to free: they are let go of.
-        for no in condemned.extract_if(..first_own, |_, _| true).map(|(no, _)| no) {
-            self.unsettled.remove(&no);
+        let released: Vec<SegmentNo> = condemned.extract_if(..first_own, |_, _| true).map(|(no, _)| no).collect();
+        for no in &released {
+            self.unsettled.remove(no);
+        }
+        if !released.is_empty() {
+            self.on_released();
         }
         if condemned.is_empty() {
             return;
@@ -787,6 +770,40 @@ impl Controller {
             }
         }
     }
+}
+
+/// Parts of a run, gathered into payloads that each fit a segment.
+pub(crate) fn pack_parts(parts: &[Vec<u8>], bytes_max: usize) -> Vec<(PartIndex, Vec<u8>)> {
+    let mut jobs: Vec<(PartIndex, Vec<u8>)> = vec![(Vec::new(), Vec::new())];
+    for part in parts {
+        let last = jobs.last_mut().expect("never empty");
+        if !last.1.is_empty() && last.1.len() + part.len() > bytes_max {
+            jobs.push((Vec::new(), Vec::new()));
+        }
+        let (index, bytes) = jobs.last_mut().expect("never empty");
+        index.push(((bytes.len() / BLOCK_BYTES) as u32, part.len() as u32, crc32c(part)));
+        bytes.extend_from_slice(part);
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+    }
+    jobs
+}
+
+/// Where the parts in one payload lie.
+pub(crate) fn pointers_into(
+    index: &PartIndex,
+    segment: SegmentNo,
+    geometry: Geometry,
+    homes: &[Leg],
+) -> Vec<MetaPointer> {
+    let pointer = |&(block, len_bytes, crc): &(u32, u32, u32)| MetaPointer {
+        segment,
+        geometry,
+        homes: homes.to_vec(),
+        block,
+        len_bytes,
+        crc,
+    };
+    index.iter().map(pointer).collect()
 }
 
 pub(crate) fn padded(bytes: &[u8]) -> Buf {

@@ -6,7 +6,7 @@
 
 use holdfast_format::geometry::Layout;
 
-/// So many different nodes must each take so many bytes.
+/// So many different nodes must each take so many bytes, of a nested layout on several devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
     pub width: u8,
@@ -16,7 +16,8 @@ pub struct Claim {
 impl Claim {
     /// Room for so many bytes of guests' data.
     pub fn of(layout: Layout, data_bytes: u64) -> Claim {
-        Claim { width: layout.width(), shard_bytes: data_bytes.div_ceil(u64::from(layout.data_shards())) }
+        let shard_bytes = data_bytes.div_ceil(u64::from(layout.data_shards()));
+        Claim { width: layout.width(), shard_bytes: shard_bytes.saturating_mul(u64::from(layout.shards_a_domain())) }
     }
 
     /// Of all nodes together.
@@ -56,7 +57,7 @@ pub fn writable(free_by_node: &[u64], layout: Layout) -> u64 {
         let middle = low + (high - low) / 2;
         if fits(middle) { low = middle } else { high = middle }
     }
-    low * u64::from(layout.data_shards())
+    low / u64::from(layout.shards_a_domain()) * u64::from(layout.data_shards())
 }
 
 #[cfg(test)]

@@ -517,12 +517,12 @@ impl Controller {
         self.ask_for_room(out);
         self.drive_roll(out);
         self.drive_destage(out);
+        self.drive_fork(out);
         self.drive_checkpoint(out);
         self.drive_cleaner(out);
         self.drive_repair(out);
         self.drive_scrub(out);
         self.drive_mark();
-        self.drive_fork(out);
         self.drive_look(out);
         self.drive_root(out);
     }
@@ -563,7 +563,7 @@ impl Controller {
     /// Everything inside, for a person who looks into a simulation that failed.
     pub fn dump(&self) -> String {
         format!(
-            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nlog {} bytes, {} entries, completed {}",
+            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\nlog {} bytes, {} entries, completed {}",
             self.segments,
             self.repairer,
             self.cleaner,
@@ -578,6 +578,7 @@ impl Controller {
             self.nodes,
             self.checkpointer,
             self.space,
+            self.family,
             self.log.bytes,
             self.log.len(),
             self.log.completed

@@ -6,25 +6,28 @@
 //! belongs to other layers is dropped by the dependent as that of any layer that nobody needs. Numbers of its own segments
 //! begin above all that it names of others, so that a number tells whose segment it is.
 //!
-//! States of a fork: waiting (until what the snapshot shows has left the log) -> writing (the checkpoint's shards, under ids
-//! of the dependent) -> naming (the origin's root names the dependent) -> told. Meanwhile nothing is freed.
+//! States of a fork: waiting (until what the snapshot shows has left the log, and all leaves of the map are in a durable
+//! checkpoint: the origin's next owner must know whatever the dependent names) -> writing (the checkpoint's shards, under ids
+//! of the dependent) -> naming (the origin's root names the dependent) -> told. Meanwhile nothing is freed that it may name.
 //!
 //! **The origin** frees no segment that a dependent may name: all up to the number that its root says, but for those that
 //! the dependent has said it doesn't name ([`Controller::on_dependent`]). It repairs, moves and scrubs them as its own; their
 //! bytes and ids stay what they are.
 //!
 //! **The dependent** reads them, and looks after none of them. Where one isn't where it was, all devices are asked which shards
-//! of the origin they hold, and the homes are corrected by a record as a repair's. What its last durable checkpoint does not
+//! of the origin they hold, and the homes in the table are corrected. What its last durable checkpoint does not
 //! name it lets go of ([`Controller::named_of_origin`]), for good: it never names more of them later.
 //!
-//! Limits: one fork at a time; one look for homes at a time, at most every [`LOOK_EVERY`]; [`RANGES_MAX`] runs of numbers.
+//! Faults on the way of a look: a device that gives no list may hold anything, and corrects nothing.
+//!
+//! Limits: one fork at a time, of [`FORK_MAX`] and [`PARTS_MAX`] parts; one look for homes at a time, at most every [`LOOK_EVERY`]; [`RANGES_MAX`] runs of numbers.
 //!
 //! Faults: an owner that dies while it forks leaves shards and perhaps the name of a volume that never comes to be. Its
 //! record, which the host has written before, tells the next one of that.
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::call::Purpose;
-use crate::checkpoint::{PartWriter, padded};
+use crate::checkpoint::{PartIndex, PartWriter, pack_parts, padded, pointers_into};
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
 use crate::layers::LayerTable;
@@ -32,11 +35,12 @@ use crate::map::{Mapped, Place};
 use crate::root::Change;
 use crate::segments::Kind;
 use holdfast_base::{
-    DeviceId, HeadId, InstanceId, Instant, Key, NodeId, ObjectId, SegmentId, ShardId, Token, VolumeId, crc32c,
+    DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lsn, NodeId, ObjectId, SegmentId, ShardId, Token, VolumeId,
 };
 use holdfast_format::family::{Dependent, Origin, SegmentRanges};
+use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
-use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
+use holdfast_format::record::{Checkpoint, MetaPointer, SegmentNo};
 use holdfast_format::root::Root;
 use holdfast_format::wire::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +62,10 @@ pub(crate) const LOOKS_MAX: u8 = 4;
 const RANGES_MAX: usize = 1024;
 
 /// How long a fork may keep what is dead from being freed.
-const FORK_MAX: Duration = Duration::from_secs(30);
+const FORK_MAX: Duration = Duration::from_secs(10);
+
+/// Segments that the map of a new volume may take: beyond, there are too many jobs for one controller.
+const PARTS_MAX: usize = 512;
 
 /// Dependents of one volume.
 const DEPENDENTS_MAX: usize = 1024;
@@ -70,10 +77,13 @@ pub(crate) struct Family {
     named: BTreeMap<VolumeId, SegmentRanges>,
     /// Dependents that name nothing any more.
     gone: BTreeSet<VolumeId>,
-    /// Shards of origins that are not where they were, and what waits for them.
+    /// Shards of origins that are not where they were; others whose node is out; and reads that wait for the first.
     lost: BTreeSet<(SegmentNo, u8)>,
-    pub(crate) waiting: Vec<Token>,
+    away: BTreeSet<(SegmentNo, u8)>,
+    waiting: BTreeSet<(SegmentNo, Token)>,
     look: Option<Look>,
+    /// Raised when segments of an origin were let go of.
+    released: u64,
     look_at: Instant,
     looked_for_away_at: Instant,
 }
@@ -85,13 +95,17 @@ struct Fork {
     dependent: VolumeId,
     name: String,
     since: Instant,
+    /// What was completed when it last looked whether it can go on.
+    looked_at: Option<Lsn>,
+    /// The highest number that the dependent may name, once that is known.
+    upto: Option<SegmentNo>,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
     Waiting,
-    Writing { root: Box<Root>, pointers: Vec<Option<MetaPointer>> },
+    Writing { root: Box<Root>, indexes: Vec<PartIndex>, pointers: Vec<Option<Vec<MetaPointer>>> },
     Naming { root: Box<Root> },
 }
 
@@ -103,14 +117,18 @@ struct Look {
     /// Up to here every list is complete.
     upto: Option<SegmentNo>,
     pending: BTreeSet<Leg>,
+    /// These gave no list.
+    silent: BTreeSet<Leg>,
     found: BTreeMap<(SegmentNo, u8), BTreeSet<Leg>>,
 }
 
-impl Family {
-    pub(crate) fn is_forking(&self) -> bool {
-        self.fork.is_some()
+impl Look {
+    fn covers(&self, volume: VolumeId, no: SegmentNo) -> bool {
+        volume == self.volume && no >= self.from && self.upto.is_none_or(|upto| no < upto)
     }
+}
 
+impl Family {
     pub(crate) fn is_idle(&self) -> bool {
         self.fork.is_none() && self.look.is_none() && self.waiting.is_empty()
     }
@@ -140,7 +158,8 @@ impl Controller {
             return false;
         }
         let names = |of: &Dependent| no <= of.upto && self.family.named.get(&of.volume).is_none_or(|r| r.contains(no));
-        self.family.is_forking() || self.root().dependents.iter().any(names)
+        let will_be = self.family.fork.as_ref().is_some_and(|fork| fork.upto.is_none_or(|upto| no <= upto));
+        will_be || self.root().dependents.iter().any(names)
     }
 
     /// Which segments are kept for others, or others', after either has changed.
@@ -177,8 +196,12 @@ impl Controller {
     pub(crate) fn on_fork(&mut self, head: HeadId, snapshot: String, dependent: VolumeId, name: String, out: Out) {
         let why = if self.state != State::Open {
             Some("the volume is not open")
-        } else if self.family.is_forking() {
+        } else if self.family.fork.is_some() {
             Some("another clone is being made of the volume; try again in a moment")
+        } else if self.root().dependents.iter().any(|of| of.volume == dependent)
+            || self.family.gone.contains(&dependent)
+        {
+            Some("a volume with that id was made, or begun, before; choose another")
         } else if self.root().dependents.len() >= DEPENDENTS_MAX {
             Some("the volume has 1024 separate clones")
         } else {
@@ -188,7 +211,8 @@ impl Controller {
             return self.notice(Notice::ForkRefused { dependent, why }, out);
         }
         let since = self.now;
-        self.family.fork = Some(Fork { head, snapshot, dependent, name, since, stage: Stage::Waiting });
+        let (looked_at, upto, stage) = (None, None, Stage::Waiting);
+        self.family.fork = Some(Fork { head, snapshot, dependent, name, since, looked_at, upto, stage });
         self.mark_kept();
         self.drive_fork(out);
     }
@@ -219,9 +243,8 @@ impl Controller {
 
     /// Swaps of the root record that families want; no other is under way. True where one was begun.
     pub(crate) fn swap_for_family(&mut self, out: Out) -> bool {
-        if let Some(Fork { stage: Stage::Naming { .. }, dependent, .. }) = &self.family.fork {
-            let mut root = self.root().clone();
-            let upto = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
+        if let Some(Fork { stage: Stage::Naming { .. }, dependent, upto: Some(upto), .. }) = &self.family.fork {
+            let (mut root, upto) = (self.root().clone(), *upto);
             root.dependents.push(Dependent { volume: *dependent, upto });
             self.swap_root(root, Change::Fork, out);
             return true;
@@ -262,7 +285,14 @@ impl Controller {
                 return self.notice(Notice::ForkRefused { dependent, why }, out);
             }
         };
-        if self.is_in_log(layer) || self.meta_layout_now().is_none() {
+        let (completed, can_be_written) = (self.log.completed, self.meta_layout_now().is_some());
+        let fork = self.family.fork.as_mut().expect("just seen");
+        // Until the log gets on, nothing leaves it.
+        if !self.checkpointer.is_idle() || fork.looked_at == Some(completed) {
+            return;
+        }
+        fork.looked_at = Some(completed).filter(|_| can_be_written);
+        if !can_be_written || self.is_in_log(layer) {
             return;
         }
         let size_bytes = self.layers.snapshot(layer).expect("just found").size_bytes;
@@ -279,6 +309,9 @@ impl Controller {
         root.trimmed = self.log.completed;
         root.checkpoint.lsn = self.log.completed;
         let parts = self.fork_parts(layers, layer);
+        let upto = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
+        self.family.fork.as_mut().expect("just seen").upto = Some(upto);
+        self.mark_kept();
         self.write_fork(root, parts, out);
     }
 
@@ -313,26 +346,34 @@ impl Controller {
 
     fn write_fork(&mut self, root: Root, parts: Vec<Vec<u8>>, out: Out) {
         let (dependent, epoch) = (root.volume, root.epoch);
-        let pointers = vec![None; parts.len()];
+        let packed = pack_parts(&parts, self.config.segment_payload_bytes as usize);
+        if packed.len() > PARTS_MAX {
+            self.end_fork();
+            let why = "the volume's map is too large for that; copy the snapshot (`holdfast send`)";
+            return self.notice(Notice::ForkRefused { dependent, why }, out);
+        }
+        let pointers = vec![None; packed.len()];
+        let indexes = packed.iter().map(|(index, _)| index.clone()).collect();
         let fork = self.family.fork.as_mut().expect("a fork under way");
-        fork.stage = Stage::Writing { root: Box::new(root), pointers };
-        for (part, bytes) in parts.into_iter().enumerate() {
+        fork.stage = Stage::Writing { root: Box::new(root), indexes, pointers };
+        for (part, (_, bytes)) in packed.into_iter().enumerate() {
             let payload = padded(&bytes);
             let crcs = holdfast_base::block_crcs(&payload);
-            let (len_bytes, crc) = (bytes.len() as u32, crc32c(&bytes));
-            let kind = JobKind::Fork { volume: dependent, epoch, part, len_bytes, crc };
+            let kind = JobKind::Fork { volume: dependent, epoch, part };
             self.start_job(Work { kind, extents: Vec::new(), payload: vec![payload], crcs }, out);
         }
     }
 
-    pub(crate) fn on_fork_durable(&mut self, volume: VolumeId, part: usize, pointer: MetaPointer) {
-        let Some(fork) = self.family.fork.as_mut().filter(|fork| fork.dependent == volume) else { return };
-        let Stage::Writing { root, pointers } = &mut fork.stage else { return };
-        pointers[part] = Some(pointer);
-        let runs: Option<Vec<MetaPointer>> = pointers.iter().cloned().collect();
+    /// One segment of it is durable.
+    pub(crate) fn on_fork_durable(&mut self, id: SegmentId, part: usize, geometry: Geometry, homes: &[Leg]) {
+        let Some(fork) = self.family.fork.as_mut().filter(|fork| fork.dependent == id.volume) else { return };
+        let Stage::Writing { root, indexes, pointers } = &mut fork.stage else { return };
+        let segment = SegmentNo::from(id);
+        pointers[part] = Some(pointers_into(&indexes[part], segment, geometry, homes));
+        let runs: Option<Vec<Vec<MetaPointer>>> = pointers.iter().cloned().collect();
         let Some(runs) = runs else { return };
         let mut root = root.clone();
-        root.checkpoint = Checkpoint { lsn: root.checkpoint.lsn, runs };
+        root.checkpoint = Checkpoint { lsn: root.checkpoint.lsn, runs: runs.into_iter().flatten().collect() };
         fork.stage = Stage::Naming { root };
     }
 
@@ -356,11 +397,25 @@ impl Controller {
         }
         let origin = self.root().origins.last()?;
         let first_own = self.root().first_own();
-        let there = self.segments.iter().map(|(no, _)| no).take_while(|no| *no < first_own);
-        let mut named: BTreeSet<SegmentNo> = there.collect();
+        let mut there = self.segments.iter().map(|(no, _)| no).take_while(|no| *no < first_own).peekable();
         // The last durable checkpoint names these.
-        named.extend(self.checkpointer.condemned().filter(|no| *no < first_own));
-        Some((origin.volume, SegmentRanges::holding(named.into_iter(), RANGES_MAX)))
+        let mut condemned = self.checkpointer.condemned().take_while(|no| *no < first_own).peekable();
+        let named = std::iter::from_fn(|| match (there.peek(), condemned.peek()) {
+            (Some(a), Some(b)) if b < a => condemned.next(),
+            (Some(_), _) => there.next(),
+            (None, _) => condemned.next(),
+        });
+        Some((origin.volume, SegmentRanges::holding(named, RANGES_MAX)))
+    }
+
+    /// Another number when what it names may have become less, or another opening tells.
+    pub fn named_generation(&self) -> (Epoch, u64) {
+        let epoch = if self.root.is_known() { self.epoch() } else { Epoch(0) };
+        (epoch, self.family.released)
+    }
+
+    pub(crate) fn on_released(&mut self) {
+        self.family.released += 1;
     }
 
     /// A shard is damaged or missing. An origin's is its owner's to make again; it may lie elsewhere by now.
@@ -374,20 +429,22 @@ impl Controller {
 
     /// Begins to look for shards that are not where they were.
     pub(crate) fn drive_look(&mut self, out: Out) {
-        if self.state != State::Open || self.root().origins.is_empty() || self.family.look.is_some() {
+        let is_at_work = matches!(self.state, State::Open | State::Closing);
+        if !is_at_work || self.root().origins.is_empty() || self.family.look.is_some() {
             return;
         }
         self.look_for_away();
-        let Some((from, _)) = self.family.lost.first().copied() else { return };
-        if self.now < self.family.look_at {
-            return;
-        }
+        let waiting = self.family.waiting.first().map(|(no, _)| *no);
+        let lost = self.family.lost.first().or(self.family.away.first()).map(|(no, _)| *no);
+        let Some(from) = waiting.or(lost).filter(|_| self.now >= self.family.look_at) else { return };
         self.family.look_at = self.now + LOOK_EVERY;
         let volume = self.root().volume_of(from);
-        let after = from.counter.checked_sub(1).map(|counter| {
-            let before = SegmentNo { counter, ..from };
-            ShardId { segment: before.of(volume), index: u8::MAX }
-        });
+        let before = match (from.counter.checked_sub(1), from.epoch.0.checked_sub(1)) {
+            (Some(counter), _) => Some(SegmentNo { counter, ..from }),
+            (None, Some(epoch)) => Some(SegmentNo { epoch: Epoch(epoch), counter: u64::MAX }),
+            (None, None) => None,
+        };
+        let after = before.map(|before| ShardId { segment: before.of(volume), index: u8::MAX });
         let mut pending = BTreeSet::new();
         for (node, device) in self.listable() {
             let request = Request::ListShards { device, volume, after, count_max: LIST_COUNT };
@@ -397,7 +454,8 @@ impl Controller {
             }
         }
         if !pending.is_empty() {
-            self.family.look = Some(Look { volume, from, upto: None, pending, found: BTreeMap::new() });
+            let (silent, found) = (BTreeSet::new(), BTreeMap::new());
+            self.family.look = Some(Look { volume, from, upto: None, pending, silent, found });
         }
     }
 
@@ -412,7 +470,8 @@ impl Controller {
 
     /// What lies on nodes that are out may be elsewhere by now.
     fn look_for_away(&mut self) {
-        if self.now.since(self.family.looked_for_away_at) < LOOK_AGAIN {
+        // A round comes to its end before the next one begins.
+        if self.now.since(self.family.looked_for_away_at) < LOOK_AGAIN || !self.family.away.is_empty() {
             return;
         }
         self.family.looked_for_away_at = self.now;
@@ -422,7 +481,7 @@ impl Controller {
             let out = info.homes.iter().enumerate().filter(|(_, home)| !self.nodes.leg_usable(**home));
             away.extend(out.map(|(index, _)| (no, index as u8)));
         }
-        self.family.lost.extend(away);
+        self.family.away.extend(away);
     }
 
     pub(crate) fn on_looked(&mut self, leg: Leg, reply: &Reply, out: Out) {
@@ -432,6 +491,9 @@ impl Controller {
             return;
         }
         assert_ne!(look.volume, volume, "only origins are looked through");
+        if !matches!(reply, Reply::Shards { .. }) {
+            look.silent.insert(leg);
+        }
         if let Reply::Shards { shards, more } = reply {
             for shard in shards.iter().filter(|shard| shard.segment.volume == look.volume) {
                 let no = SegmentNo::from(shard.segment);
@@ -448,46 +510,48 @@ impl Controller {
         }
     }
 
+    /// Corrects homes that are elsewhere by now. They are no part of the log's history: who opens the volume next may look for
+    /// itself.
     fn end_look(&mut self, out: Out) {
-        let Some(Look { volume, from, upto, found, .. }) = self.family.look.take() else { return };
-        let first_own = self.root().first_own();
-        let mut records = Vec::new();
-        let looked_at = self.segments.iter_from(from).take_while(|(no, _)| *no < first_own);
-        for (no, info) in looked_at.take_while(|(no, _)| upto.is_none_or(|upto| *no < upto || *no == from)) {
-            if self.root().volume_of(no) != volume {
-                break;
-            }
-            let mut homes = Vec::new();
-            for (index, home) in info.homes.iter().enumerate() {
-                let index = index as u8;
-                let legs = found.get(&(no, index));
+        let Some(look) = self.family.look.take() else { return };
+        let root = self.root.current();
+        let covered = self.segments.iter_from(look.from).take_while(|(no, _)| look.covers(root.volume_of(*no), *no));
+        let mut corrected = Vec::new();
+        for (no, info) in covered {
+            for (index, home) in info.homes.iter().enumerate().filter(|(_, home)| !look.silent.contains(home)) {
+                let legs = look.found.get(&(no, index as u8));
                 if let Some(legs) = legs.filter(|legs| !legs.contains(home)) {
-                    homes.push((index, *legs.first().expect("somebody holds it")));
+                    corrected.push((no, index as u8, *legs.first().expect("somebody holds it")));
                 }
             }
-            if !homes.is_empty() {
-                records.push(Record::Rehome { segment: no, homes });
-            }
         }
-        let is_done = |(no, _): &(SegmentNo, u8)| {
-            self.root().volume_of(*no) == volume && *no >= from && upto.is_none_or(|upto| *no < upto || *no == from)
+        for (no, index, leg) in &corrected {
+            self.segments.rehome(*no, &[(*index, *leg)]);
+            self.correct_fetches(*no, *index);
+        }
+        self.checkpointer.dirty |= !corrected.is_empty();
+        let is_whole = look.silent.is_empty();
+        let root = self.root.current();
+        // Who gave no list may hold them.
+        let is_done = |(no, index): &(SegmentNo, u8)| {
+            look.covers(root.volume_of(*no), *no) && (is_whole || look.found.contains_key(&(*no, *index)))
         };
-        let (done, left): (BTreeSet<_>, BTreeSet<_>) = self.family.lost.iter().copied().partition(is_done);
-        let is_missing = done.iter().any(|shard| !found.contains_key(shard));
-        self.family.lost = left;
-        if is_missing && self.family.lost.is_empty() {
+        let is_missing = self.family.lost.iter().any(|shard| is_done(shard) && !look.found.contains_key(shard));
+        self.family.lost.retain(|shard| !is_done(shard));
+        self.family.away.retain(|shard| !is_done(shard) && is_whole);
+        if is_missing {
             self.family.look_at = self.now + LOOK_AGAIN.min(self.config.rebuild_after / 2).max(LOOK_EVERY);
         }
-        for record in records {
-            // At once, for those who wait; the record is for whoever opens the volume next.
-            if let Record::Rehome { segment, homes } = &record {
-                self.segments.rehome(*segment, homes);
-            }
-            self.append_control(record, crate::log::Done::Nothing, out);
-        }
-        for token in std::mem::take(&mut self.family.waiting) {
+        let is_told = |(no, _): &(SegmentNo, Token)| is_whole && look.covers(root.volume_of(*no), *no);
+        let told: Vec<(SegmentNo, Token)> = self.family.waiting.extract_if(.., is_told).collect();
+        for (_, token) in told {
             self.fetch_anew(token, out);
         }
+    }
+
+    /// A read waits until it is known where an origin's shards are.
+    pub(crate) fn wait_for_look(&mut self, segment: SegmentNo, fetch: Token) {
+        self.family.waiting.insert((segment, fetch));
     }
 
     /// A look that nobody answers ends.

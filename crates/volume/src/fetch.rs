@@ -264,12 +264,13 @@ impl Controller {
         if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
             self.nodes.on_device_failed(leg);
             self.repairer.note_degraded();
-        } else if in_table && self.is_foreign(segment) {
+        } else if in_table && self.is_foreign(segment) && !matches!(reply, Reply::Refused(Refusal::Checksum)) {
+            // It may have been moved: its owner is another.
             self.want_shard(segment, index);
         } else if let Some(leg) = device {
             self.counters.checksum_errors += 1;
             out.push(Effect::Notice(Notice::ShardDamaged { node, device: leg.device }));
-            if in_table {
+            if in_table && !self.is_foreign(segment) {
                 self.repairer.want(segment, index);
             }
         }
@@ -361,8 +362,17 @@ impl Controller {
         for index in (0..64).filter(|index| bad >> index & 1 == 1) {
             self.want_shard(segment, index);
         }
-        self.family.waiting.push(token);
+        self.wait_for_look(segment, token);
         true
+    }
+
+    /// A shard is elsewhere than it was asked for.
+    pub(crate) fn correct_fetches(&mut self, segment: SegmentNo, index: u8) {
+        let of_it: Vec<Token> =
+            self.fetches.iter().filter(|(_, f)| f.segment == segment && f.shape.is_none()).map(|(t, _)| t).collect();
+        for token in of_it {
+            self.fetches.get_mut(token).expect("just seen").bad &= !(1 << index);
+        }
     }
 
     /// It is known where the shards are.

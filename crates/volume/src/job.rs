@@ -18,7 +18,7 @@ use holdfast_base::{
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
-use holdfast_format::record::{CommitExtent, MetaPointer, Record, SegmentCommit, SegmentNo};
+use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Refusal, Reply, Request};
 
@@ -35,8 +35,8 @@ pub(crate) enum JobKind {
     Leaves,
     /// A part of a checkpoint.
     Runs { part: usize },
-    /// A part of the first checkpoint of another volume, of so many bytes with this checksum.
-    Fork { volume: VolumeId, epoch: Epoch, part: usize, len_bytes: u32, crc: u32 },
+    /// A part of the first checkpoint of another volume.
+    Fork { volume: VolumeId, epoch: Epoch, part: usize },
 }
 
 impl JobKind {
@@ -48,7 +48,9 @@ impl JobKind {
         match self {
             JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::HalfReserve,
             JobKind::Clean => Keep::QuarterReserve,
-            JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => Keep::Nothing,
+            JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
+            // What is refused leaves shards that nobody knows before the volume is deleted.
+            JobKind::Fork { .. } => Keep::QuarterReserve,
         }
     }
 }
@@ -124,7 +126,7 @@ impl Controller {
         let Some(layout) = (if is_meta { self.meta_layout_now() } else { self.layout_now() }) else { return };
         let geometry = Geometry::new(layout, blocks);
         let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
-        let Some(homes) = self.place_shards(usize::from(layout.width()), shard_bytes, &[], keep) else { return };
+        let Some(homes) = self.place_segment(layout, shard_bytes, keep) else { return };
         let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.config.volume, self.epoch()));
         let no = SegmentNo { epoch, counter: self.next_segment };
         let id = no.of(volume);
@@ -258,18 +260,17 @@ impl Controller {
         let shard = &mut placed.shards[usize::from(index)];
         shard.failed.push(failed);
         let stray = (placed.homes[usize::from(index)], placed.no, index);
-        let mut avoid: Vec<NodeId> = shard.failed.clone();
-        avoid.extend(placed.homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node));
+        let (avoid, geometry, homes) = (shard.failed.clone(), placed.geometry, placed.homes.clone());
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
         // What is left of another volume's it finds itself, when it opens.
         if placed.id.volume == self.config.volume {
             self.repairer.note_stray(stray);
             self.recheck(failed);
         }
-        match self.place_shards(1, bytes, &avoid, keep) {
-            Some(homes) => {
+        match self.place_again((&geometry, &homes), index, bytes, &avoid, keep) {
+            Some(home) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
-                placed.homes[usize::from(index)] = homes[0];
+                placed.homes[usize::from(index)] = home;
                 self.put_shard(token, index, out);
             }
             None => self.restart_job(token, out),
@@ -339,11 +340,7 @@ impl Controller {
         let job = self.jobs.remove(token).expect("a job under way");
         let placed = job.placed.expect("a placed job");
         let (kind, live) = match job.work.kind {
-            JobKind::Fork { volume, part, len_bytes, crc, .. } => {
-                let Placed { no: segment, geometry, homes, .. } = placed;
-                let pointer = MetaPointer { segment, geometry, homes, block: 0, len_bytes, crc };
-                return self.on_fork_durable(volume, part, pointer);
-            }
+            JobKind::Fork { part, .. } => return self.on_fork_durable(placed.id, part, placed.geometry, &placed.homes),
             JobKind::Runs { .. } => (Kind::Run, 1),
             _ => (Kind::Meta, 0),
         };

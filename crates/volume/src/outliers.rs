@@ -260,8 +260,9 @@ impl Controller {
                 && d.free_bytes > reserve_bytes(&self.config, d.capacity_bytes)
         };
         let usable = self.nodes.iter().filter(|(_, node)| node.up && !node.suspect);
-        let takers = usable.filter(|(_, node)| node.devices.values().any(|d| takes(&d))).count();
         let layout = self.root().layout;
+        let each = usize::from(layout.shards_a_domain());
+        let takers = usable.filter(|(_, node)| node.devices.values().filter(takes).count() >= each).count();
         takers >= usize::from(layout.width().max(layout.failures() + 1))
     }
 

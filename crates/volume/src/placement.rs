@@ -1,4 +1,5 @@
-//! Where new things go: legs of a ledger, homes of a segment. One fault domain (node) each, weighted by free space.
+//! Where new things go: legs of a ledger, homes of a segment. One fault domain (node) each, weighted by free space; of a nested
+//! layout several devices in each of two nodes.
 
 use crate::controller::Controller;
 use crate::pressure::is_roomy;
@@ -42,6 +43,14 @@ impl Controller {
             return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));
         }
         let wanted = 2 * usize::from(failures) + 1;
+        let paired: Vec<&Vec<Leg>> = nodes.iter().map(|(_, legs)| legs).filter(|legs| legs.len() >= 2).collect();
+        if self.root().layout.is_nested() && paired.len() >= 2 {
+            let paired = &paired[..paired.len().min(wanted)];
+            // Each entry goes to two devices in each of two nodes: with two nodes a third device is a standby, else a third node is.
+            let depth = if paired.len() == 2 { 3 } else { 2 };
+            let legs = (0..depth).flat_map(|i| paired.iter().filter_map(move |legs| legs.get(i).copied()));
+            return Some((legs.collect(), AckRule::NESTED));
+        }
         if nodes.len() > usize::from(failures) {
             // A slow standby is better than none.
             let standbys = self.nodes.last_resorts();
@@ -50,7 +59,7 @@ impl Controller {
         }
         let domains = nodes.len() as u8;
         let legs: Vec<Leg> = nodes.iter().flat_map(|(_, legs)| legs.iter().copied()).take(LEGS_MAX).collect();
-        let rule = AckRule { copies: domains.max(2), domains };
+        let rule = AckRule { copies: domains.max(self.copies_alone()), domains };
         rule.is_satisfiable(&legs).then_some((legs, rule))
     }
 
@@ -59,7 +68,8 @@ impl Controller {
         let Some(open) = &self.log.open else { return false };
         let failures = self.root().layout.failures();
         let wanted = 2 * usize::from(failures) + 1;
-        let usable_nodes = self.nodes.usable_count();
+        let best = self.rule_now();
+        let usable_nodes = if best == AckRule::NESTED { self.nodes_with(2) } else { self.nodes.usable_count() };
         let usable = self.usable_legs();
         let stays =
             |leg: &Leg| !self.nodes.draining.contains(&leg.device) && !self.nodes.bypassed.contains(&leg.device);
@@ -67,8 +77,118 @@ impl Controller {
         let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
         domains.sort_unstable();
         domains.dedup();
-        domains.len() < wanted.min(usable_nodes)
-            || open.rule != AckRule::flat(failures) && usable_nodes > failures.into()
+        domains.len() < wanted.min(usable_nodes) || open.rule != best && usable_nodes > failures.into()
+    }
+
+    /// What the log wants: what it acknowledges bears as much as the layout does.
+    pub(crate) fn full_rule(&self) -> AckRule {
+        let layout = self.root().layout;
+        if layout.is_nested() { AckRule::NESTED } else { AckRule::flat(layout.failures()) }
+    }
+
+    /// The same, as far as nodes have the devices for it.
+    fn rule_now(&self) -> AckRule {
+        let full = self.full_rule();
+        if full == AckRule::NESTED && self.nodes_with(2) < 2 { AckRule::flat(1) } else { full }
+    }
+
+    /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other goes on with
+    /// the last device, when it has come to that.
+    fn copies_alone(&self) -> u8 {
+        if self.root().layout.is_nested() && self.is_last_device() { 1 } else { 2 }
+    }
+
+    /// Usable nodes that have so many devices which take shards.
+    pub(crate) fn nodes_with(&self, devices: usize) -> usize {
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        let takers = |n: &crate::nodes::Node| n.devices.values().filter(|d| self.nodes.takes_shards(d)).count();
+        usable.filter(|(_, n)| takers(n) >= devices).count()
+    }
+
+    /// Homes of a whole segment: those of one fault domain follow each other.
+    pub(crate) fn place_segment(&mut self, layout: Layout, shard_bytes: u64, keep: Keep) -> Option<Vec<Leg>> {
+        if !layout.is_nested() {
+            return self.place_shards(usize::from(layout.width()), shard_bytes, &[], keep);
+        }
+        let each = usize::from(layout.shards_a_domain());
+        let mut nodes: Vec<(u64, Vec<Leg>)> = Vec::new();
+        for (id, node) in self.nodes.iter().filter(|(_, node)| node.up && !node.suspect) {
+            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, keep);
+            let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
+            fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
+            fitting.truncate(each);
+            if fitting.len() == each {
+                let free = fitting.iter().map(|d| d.free_bytes).min().unwrap_or(0);
+                nodes.push((free, fitting.iter().map(|d| Leg { node: id, device: d.device }).collect()));
+            }
+        }
+        let mut homes = Vec::with_capacity(usize::from(layout.shard_count()));
+        for _ in 0..layout.width() {
+            let at = self.draw(nodes.iter().map(|(free, _)| *free))?;
+            let (_, mut legs) = nodes.swap_remove(at);
+            self.rng.shuffle(&mut legs);
+            homes.extend(legs);
+        }
+        for leg in &homes {
+            self.nodes.charge(*leg, shard_bytes);
+        }
+        Some(homes)
+    }
+
+    /// One of several, each with its weight.
+    fn draw(&mut self, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+        let total: u64 = weights.clone().map(|w| (w >> 12) + 1).sum();
+        if total == 0 {
+            return None;
+        }
+        let mut draw = self.rng.below(total);
+        weights.into_iter().position(|w| {
+            let weight = (w >> 12) + 1;
+            let hit = draw < weight;
+            draw = draw.saturating_sub(weight);
+            hit
+        })
+    }
+
+    fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, keep: Keep) -> bool {
+        self.nodes.takes_shards(d)
+            && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes
+            && self.nodes.may_hold(Leg { node, device: d.device }, shard_bytes)
+    }
+
+    /// Another home for one shard of a segment, not on these nodes: of a nested one in the fault domain of its fellows, where
+    /// those still are.
+    pub(crate) fn place_again(
+        &mut self,
+        (geometry, homes): (&Geometry, &[Leg]),
+        index: u8,
+        shard_bytes: u64,
+        failed: &[NodeId],
+        keep: Keep,
+    ) -> Option<Leg> {
+        let domain = geometry.domain_of(index);
+        let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
+        let (fellows, strangers): (Vec<_>, Vec<_>) =
+            others.map(|(i, leg)| (geometry.domain_of(i as u8), *leg)).partition(|(of, _)| *of == domain);
+        let mut avoid: Vec<NodeId> = failed.to_vec();
+        avoid.extend(strangers.iter().map(|(_, leg)| leg.node));
+        if !geometry.layout().is_nested() {
+            return Some(self.place_shards(1, shard_bytes, &avoid, keep)?[0]);
+        }
+        let fellows: Vec<Leg> = fellows.into_iter().map(|(_, leg)| leg).collect();
+        let mut found: Vec<(bool, u64, Leg)> = Vec::new();
+        for (id, node) in self.nodes.iter().filter(|(_, node)| node.up && !node.suspect) {
+            let is_home = fellows.iter().any(|leg| leg.node == id);
+            for d in node.devices.values().filter(|_| !avoid.contains(&id)) {
+                let leg = Leg { node: id, device: d.device };
+                if !homes.contains(&leg) && self.fits_shard(id, d, shard_bytes, keep) {
+                    found.push((is_home, d.free_bytes, leg));
+                }
+            }
+        }
+        let (_, _, leg) = found.into_iter().max_by_key(|(is_home, free, _)| (*is_home, *free))?;
+        self.nodes.charge(leg, shard_bytes);
+        Some(leg)
     }
 
     /// `count` homes on different nodes, none of them in `avoid`, each drawn with its free space as weight. `None` if
@@ -86,12 +206,8 @@ impl Controller {
             if !node.up || node.suspect || avoid.contains(&id) {
                 continue;
             }
-            let mut fitting: Vec<&DeviceStat> = node
-                .devices
-                .values()
-                .filter(|d| self.nodes.takes_shards(d) && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes)
-                .filter(|d| self.nodes.may_hold(Leg { node: id, device: d.device }, shard_bytes))
-                .collect();
+            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, keep);
+            let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
             fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
             let taken = if is_alone { fitting.len() } else { 1 };
             let legs = fitting.iter().take(taken).map(|d| (Leg { node: id, device: d.device }, d.free_bytes.max(1)));
@@ -99,18 +215,8 @@ impl Controller {
         }
         let mut homes = Vec::with_capacity(count);
         while homes.len() < count {
-            let total: u64 = pool.iter().map(|(_, w)| w >> 12).sum::<u64>() + pool.len() as u64;
-            if pool.is_empty() {
-                return None;
-            }
-            let mut draw = self.rng.below(total);
-            let at = pool.iter().position(|(_, w)| {
-                let weight = (w >> 12) + 1;
-                let hit = draw < weight;
-                draw = draw.saturating_sub(weight);
-                hit
-            });
-            let (leg, _) = pool.remove(at.expect("the draw is below the sum of weights"));
+            let at = self.draw(pool.iter().map(|(_, w)| *w))?;
+            let (leg, _) = pool.remove(at);
             self.nodes.charge(leg, shard_bytes);
             homes.push(leg);
         }
@@ -120,13 +226,28 @@ impl Controller {
     /// Whether one node is left, with two devices at least, and the others have been out for a while: then copies lie on
     /// two of its devices, and go apart when others are back.
     pub(crate) fn is_alone(&self) -> bool {
+        self.is_last_node() && self.usable_devices().nth(1).is_some()
+    }
+
+    /// One device of one node is left, and has been for a while.
+    fn is_last_device(&self) -> bool {
+        self.is_last_node() && self.usable_devices().count() == 1
+    }
+
+    fn is_last_node(&self) -> bool {
         let is_out = |node: &crate::nodes::Node| {
             let since = node.out_since.unwrap_or(self.opened_at);
             node.up && !node.suspect || self.now.since(since) >= ALONE_AFTER
         };
-        self.nodes.usable_count() == 1
-            && self.nodes.iter().all(|(_, node)| is_out(node))
-            && self.usable_devices().nth(1).is_some()
+        self.nodes.usable_count() == 1 && self.nodes.iter().all(|(_, node)| is_out(node))
+    }
+
+    /// What is written while one node is left.
+    fn layout_alone(&self) -> Option<Layout> {
+        if self.root().layout.is_nested() && self.is_last_device() {
+            return Some(Layout::Mirror { copies: 1 });
+        }
+        self.is_alone().then_some(Layout::Mirror { copies: 2 })
     }
 
     /// Devices of usable nodes that take shards.
@@ -138,28 +259,40 @@ impl Controller {
     /// The layout to write new segments in, with the nodes usable now. With a single device left nothing is destaged: the
     /// log keeps what is written.
     pub(crate) fn layout_now(&self) -> Option<Layout> {
+        let layout = self.root().layout;
         match self.nodes.usable_count() {
-            0 | 1 => self.is_alone().then_some(Layout::Mirror { copies: 2 }),
-            usable => self.root().layout.adapted_to(usable),
+            0 | 1 => self.layout_alone(),
+            _ if self.nodes_with(layout.shards_a_domain().into()) < usize::from(layout.width())
+                && layout.is_nested() =>
+            {
+                Some(Layout::Mirror { copies: 2 })
+            }
+            usable => layout.adapted_to(usable),
         }
     }
 
     /// Metadata is mirrored, so that a small page is one small read: one copy more than failures tolerated.
     pub(crate) fn meta_layout_now(&self) -> Option<Layout> {
         match usize::from(self.root().layout.failures() + 1).min(self.nodes.usable_count()) {
-            0 | 1 => self.is_alone().then_some(Layout::Mirror { copies: 2 }),
+            0 | 1 => self.layout_alone(),
+            _ if self.root().layout.is_nested() && self.nodes_with(2) >= 2 => Some(Layout::NestedMirror),
             copies => Some(Layout::Mirror { copies: copies as u8 }),
         }
     }
 
     /// Whether shards of a segment can lie on nodes of their own, as many as the layout tolerates to lose and one more.
     pub(crate) fn can_spread(&self) -> bool {
-        self.nodes.usable_count() > usize::from(self.root().layout.failures())
+        let layout = self.root().layout;
+        let nodes = if layout.is_nested() { self.nodes_with(2) } else { self.nodes.usable_count() };
+        nodes > usize::from(layout.failures())
     }
 
     /// Whether metadata of this shape has fewer copies than the volume's policy asks for.
     pub(crate) fn is_narrow_metadata(&self, geometry: &Geometry) -> bool {
-        geometry.shard_count() <= self.root().layout.failures()
+        match self.root().layout.is_nested() {
+            true => geometry.layout() != Layout::NestedMirror,
+            false => geometry.shard_count() <= self.root().layout.failures(),
+        }
     }
 
     /// Whether a segment of this shape is narrower than the volume's policy asks, and could be written better now.

@@ -221,7 +221,7 @@ impl Controller {
                 info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(is_out)
-                    || info.live > 0 && crate::moves::shares_a_node(&info.homes).is_some()
+                    || info.live > 0 && crate::moves::crowded(&info.geometry, &info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
@@ -548,11 +548,10 @@ impl Controller {
                 self.checkpointer.rewrite_wanted = true;
                 return true;
             }
-            let avoid: Vec<NodeId> =
-                homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, l)| l.node).collect();
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-            let Some(new) = self.place_shards(1, bytes, &avoid, Keep::HalfReserve) else { return false };
-            target = new[0];
+            let place = self.place_again((&geometry, &homes), index, bytes, &[], Keep::HalfReserve);
+            let Some(new) = place else { return false };
+            target = new;
         }
         self.run_repair(segment, index, target, false, out);
         true
@@ -614,16 +613,23 @@ impl Controller {
         let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let (width, position) = (geometry.code_width(), repair.index % geometry.code_width());
-        // In a mirror any other copy; in a code the shards of the same copy; itself, if it is there.
+        // In a mirror any other copy; in a code the shards of the same copy, and where these don't suffice the same shard of
+        // another one; itself, if it is there.
         let is_there = repair.is_move && repair.bad >> repair.index & 1 == 0;
-        let needed = if is_there { 1 } else { usize::from(geometry.data) };
-        let mut coming = repair.got.len() + repair.asked.count_ones() as usize;
-        let sources: Vec<u8> = (0..geometry.shard_count())
-            .filter(|i| if geometry.parity == 0 { i % width == position } else { i / width == repair.index / width })
-            .filter(|i| !is_there || *i == repair.index)
-            .filter(|i| (repair.bad | repair.asked) >> i & 1 == 0 && !repair.got.contains_key(i))
-            .filter(|i| self.nodes.leg_usable(homes[usize::from(*i)]))
-            .collect();
+        let may_serve = |i: &u8| repair.bad >> i & 1 == 0 && self.nodes.leg_usable(homes[usize::from(*i)]);
+        let of_copy = |i: &u8| geometry.parity > 0 && i / width == repair.index / width && *i != repair.index;
+        let is_twin = |i: &u8| i % width == position && *i != repair.index;
+        let all = || (0..geometry.shard_count()).filter(may_serve);
+        let is_coded = !is_there && all().filter(of_copy).count() >= usize::from(geometry.data);
+        let sources: Vec<u8> = match (is_there, is_coded) {
+            (true, _) => all().filter(|i| *i == repair.index).collect(),
+            (false, true) => all().filter(of_copy).collect(),
+            (false, false) => all().filter(is_twin).collect(),
+        };
+        let needed = if is_coded { usize::from(geometry.data) } else { 1 };
+        let is_coming = |i: &&u8| repair.asked >> **i & 1 == 1 || repair.got.contains_key(*i);
+        let mut coming = sources.iter().filter(is_coming).count();
+        let sources: Vec<u8> = sources.iter().filter(|i| !is_coming(i)).copied().collect();
         let segment = repair.segment.of(self.config.volume);
         for index in sources {
             if coming >= needed {
@@ -708,7 +714,12 @@ impl Controller {
             repair.got.remove(&repair.index);
             return self.ask_repair_shards(token, out);
         }
-        if itself.is_none() && repair.got.len() < usize::from(geometry.data) {
+        let width = geometry.code_width();
+        let is_fellow = |i: &u8| i / width == repair.index / width;
+        let is_twin = |i: &u8| i % width == repair.index % width;
+        let fellows = repair.got.keys().filter(|i| geometry.parity > 0 && is_fellow(i)).count();
+        let twin = repair.got.iter().find(|(i, _)| is_twin(i)).map(|(_, bytes)| bytes.clone());
+        if twin.is_none() && fellows < usize::from(geometry.data) {
             return;
         }
         if !repair.cleared {
@@ -716,15 +727,15 @@ impl Controller {
         }
         let data = if let Some(itself) = itself {
             itself.clone()
-        } else if geometry.parity == 0 {
-            repair.got.values().next().expect("one copy is there").clone()
+        } else if let Some(twin) = twin.filter(|_| fellows < usize::from(geometry.data) || geometry.parity == 0) {
+            twin
         } else {
-            let width = geometry.code_width();
             let code = Code::new(geometry.data, geometry.parity).expect("geometries in use are valid");
             let sources: Vec<(u8, &[u8])> =
-                repair.got.iter().map(|(i, b)| (i % width, &**b)).take(usize::from(geometry.data)).collect();
+                repair.got.iter().filter(|(i, _)| is_fellow(i)).map(|(i, b)| (i % width, &**b)).collect();
+            let sources = &sources[..usize::from(geometry.data)];
             let mut bytes = BufMut::new(geometry.shard_blocks() as usize * BLOCK_BYTES);
-            if code.reconstruct(&sources, repair.index % width, &mut bytes).is_err() {
+            if code.reconstruct(sources, repair.index % width, &mut bytes).is_err() {
                 return self.end_repair(token, true);
             }
             bytes.freeze()

@@ -127,8 +127,7 @@ pub fn reserve_bytes(config: &Config, capacity_bytes: u64) -> u64 {
 
 /// What so many bytes of guests' data take of all nodes together.
 fn raw_bytes(layout: Layout, bytes: u64) -> u64 {
-    let width = u64::from(layout.width());
-    bytes * width / (width - u64::from(layout.failures()))
+    bytes * u64::from(layout.shard_count()) / u64::from(layout.data_shards())
 }
 
 impl Controller {
@@ -185,7 +184,10 @@ impl Controller {
         // By node: what it has, and its emptiest device. Devices of a node that is alone stand for nodes.
         let by_node = usable.filter_map(|(_, n)| {
             let serving = || n.devices.values().filter(|d| self.nodes.takes_shards(d));
-            let emptiest = serving().max_by_key(|d| d.free_bytes)?;
+            // Of a nested layout as many of them are needed as a node holds shards.
+            let mut by_room: Vec<&DeviceStat> = serving().collect();
+            by_room.sort_unstable_by_key(|d| std::cmp::Reverse(d.free_bytes));
+            let emptiest = *by_room.get(usize::from(layout.shards_a_domain()) - 1)?;
             Some((serving().map(above_reserve).sum(), emptiest))
         });
         let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() {
@@ -205,9 +207,10 @@ impl Controller {
         let (above_reserve, decisive) = *devices.get(width as usize - 1)?;
         // Where nothing is set aside what bulk writes take is seen when they have taken it.
         let let_in = if self.space.claims.is_empty() { self.log.bytes } else { self.unplaced_bytes() };
-        let bytes = above_reserve.saturating_sub(raw_bytes(layout, let_in) / devices.len() as u64);
+        let spread = devices.len() as u64 * u64::from(layout.shards_a_domain());
+        let bytes = above_reserve.saturating_sub(raw_bytes(layout, let_in) / spread);
         let capacity = decisive.capacity_bytes;
-        let shard = u64::from(self.config.segment_payload_bytes) / (width - u64::from(layout.failures())).max(1);
+        let shard = u64::from(self.config.segment_payload_bytes) / u64::from(layout.data_shards());
         let wanted_bytes = (capacity * WANTED_PER_MILLE / 1000).max((WANTED_SHARDS * shard).min(capacity / 8));
         Some(Room { bytes, per_mille: bytes * 1000 / capacity.max(1), wanted_bytes })
     }
@@ -216,8 +219,7 @@ impl Controller {
     pub(crate) fn reserved_payload_bytes(&self) -> u64 {
         let Some(layout) = self.layout_now() else { return 0 };
         let reserved: u64 = self.usable_devices().map(|d| reserve(&self.config, d)).sum();
-        let width = u64::from(layout.width());
-        reserved * (width - u64::from(layout.failures())) / width
+        reserved * u64::from(layout.data_shards()) / u64::from(layout.shard_count())
     }
 
     /// Whether a guest's write fits. Where others own room all of it must, and it counts at once, not with the next look.
@@ -234,7 +236,7 @@ impl Controller {
     fn bytes_of_a_device(&self, len: u64) -> u64 {
         let layout = self.layout_now().filter(|_| !self.space.claims.is_empty());
         let spread = if self.is_alone() { self.usable_devices().count() } else { self.nodes.usable_count().max(1) };
-        layout.map_or(0, |layout| raw_bytes(layout, len).div_ceil(spread as u64))
+        layout.map_or(0, |layout| raw_bytes(layout, len).div_ceil(spread as u64 * u64::from(layout.shards_a_domain())))
     }
 
     /// Whether guests' writes still fit above the reserve.

@@ -45,9 +45,37 @@ pub struct Space {
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
     pub used: Used,
-    /// Of `free`, what guests of thin volumes can write in a layout, by its name.
-    pub writable: Vec<(String, u64)>,
+    /// In the layouts that nodes and devices allow.
+    pub writable: Vec<Writable>,
 }
+
+/// What guests of thin volumes can write of `free` in a layout.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Writable {
+    pub layout: String,
+    pub bytes: u64,
+    /// Of what devices hold, what guests see.
+    pub efficiency: f64,
+}
+
+impl Writable {
+    fn of(layout: Layout, free_by_node: &[u64]) -> Writable {
+        let efficiency = f64::from(layout.data_shards()) / f64::from(layout.shard_count());
+        Writable { layout: layout.to_string(), bytes: writable(free_by_node, layout), efficiency }
+    }
+}
+
+/// Layouts that `space` tells of.
+const LAYOUTS: [&str; 8] = [
+    "mirror:2",
+    "mirror:3",
+    "parity:2+1",
+    "parity:3+1",
+    "parity:4+2",
+    "nested-mirror",
+    "nested-parity:2+1",
+    "nested-parity:3+1",
+];
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Used {
@@ -118,9 +146,12 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
             take(&mut by_node, Claim { width, shard_bytes: volume.set_aside_bytes / u64::from(width) });
         }
     }
-    let layouts = ["mirror:2", "mirror:3", "parity:2+1", "parity:3+1", "parity:4+2"];
-    let layouts = layouts.map(|layout| layout.parse::<Layout>().expect("a layout"));
-    let fitting = layouts.into_iter().filter(|layout| usize::from(layout.width()) <= by_node.len());
+    let layouts = LAYOUTS.map(|layout| layout.parse::<Layout>().expect("a layout"));
+    let has_devices = |layout: &Layout| {
+        let each = usize::from(layout.shards_a_domain());
+        status.nodes.iter().filter(|node| node.devices.len() >= each).count() >= usize::from(layout.width())
+    };
+    let fitting = layouts.into_iter().filter(has_devices);
     Space {
         raw_bytes,
         overhead_bytes: raw_bytes.saturating_sub(capacity),
@@ -131,7 +162,7 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         free_bytes,
         days_to_full: status.days_to_full,
         used,
-        writable: fitting.map(|layout| (layout.to_string(), writable(&by_node, layout))).collect(),
+        writable: fitting.map(|layout| Writable::of(layout, &by_node)).collect(),
     }
 }
 
@@ -166,9 +197,10 @@ fn print_short(space: &Space) -> Result<()> {
     if let Some(alarm) = full_soon(space.days_to_full) {
         print(alarm)?;
     }
-    let mut rows = table(&["LAYOUT", "CAN BE WRITTEN"], &[1]);
-    for (layout, bytes) in &space.writable {
-        rows.add_row([layout.clone(), Size(*bytes).to_string()]);
+    let mut rows = table(&["LAYOUT", "CAN BE WRITTEN", "OF RAW"], &[1, 2]);
+    for of in &space.writable {
+        let efficiency = format!("{:.1} %", of.efficiency * 100.0);
+        rows.add_row([of.layout.clone(), Size(of.bytes).to_string(), efficiency]);
     }
     print_table(&rows)
 }

@@ -36,7 +36,9 @@ enum VolumeAction {
         /// Bytes that clients see, for example 4GiB; space is taken only for what is written
         #[arg(long)]
         size: Size,
-        /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node
+        /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node. For two nodes with several devices
+        /// each, nested-mirror and nested-parity:K+1 survive a node and at the same time a device of the other.
+        /// `holdfast space` tells what each leaves of the raw capacity
         #[arg(long, default_value_t = Layout::DEFAULT)]
         layout: Layout,
         /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten

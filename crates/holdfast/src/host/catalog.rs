@@ -27,7 +27,7 @@ use super::trend::Sample;
 use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{DeviceId, GridId, InstanceId, MetaVersion, VolumeId};
+use holdfast_base::{DeviceId, Epoch, GridId, InstanceId, MetaVersion, VolumeId};
 use holdfast_format::family::{SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
@@ -35,6 +35,7 @@ use holdfast_runtime::meta::Swap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use thiserror::Error;
 
 /// Attempts at a swap that others race for.
 const SWAPS_MAX: usize = 64;
@@ -93,6 +94,24 @@ pub struct Settings {
     /// Guests' reads are not checked against checksums.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchecked_reads: bool,
+}
+
+/// What an earlier attempt under the same name was going to make may be made again under its id, or must not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Again {
+    SameId,
+    NewId,
+}
+
+/// Epoch of a volume whose making was given up: above that of everything that nodes may have of it, or get yet.
+const GIVEN_UP: Epoch = Epoch(u64::MAX >> 1);
+
+/// Why a volume can't be deleted.
+#[derive(Debug, Error)]
+#[error("volume {volume} holds data of its separate clones ({by}); delete them first")]
+pub struct StillNeeded {
+    pub volume: String,
+    pub by: String,
 }
 
 /// A separate clone that is being made.
@@ -241,7 +260,7 @@ impl Catalog {
     }
 
     /// Gives a name to something that is about to be made. One whose making was never completed is taken over.
-    fn take_name(&self, name: &str) -> Result<VolumeId> {
+    fn take_name(&self, name: &str, again: Again) -> Result<VolumeId> {
         check_name(name)?;
         let key = name_key(name);
         let fresh = VolumeId(uuid::Uuid::new_v4().as_u128());
@@ -253,19 +272,20 @@ impl Catalog {
             };
             let record = decode::<NameRecord>(&key, found)?;
             chosen = record.volume.parse()?;
-            let root = self.root(chosen)?;
-            let is_making = root.as_ref().is_some_and(is_placeholder);
-            if root.is_some() && !is_making || self.clone(chosen)?.is_some() {
+            let is_ours = record.host.is_empty() || record.host == self.host;
+            let is_there = self.live_root(chosen)?.is_some() || self.clone(chosen)?.is_some();
+            if !is_there && !is_ours && live_hosts(&self.meta)?.contains(&record.host) {
+                bail!("a volume {name} is being made at host {}; choose another name, or try again later", record.host);
+            }
+            // What an attempt has left that was cut short is given up before its name is taken.
+            if is_there || !self.is_gone(chosen)? {
                 bail!(
                     "there is a volume {name} already; choose another name, or look at it with `holdfast volume show \
                      {name}`"
                 );
             }
-            if !is_making && (record.host.is_empty() || record.host == self.host) {
+            if again == Again::SameId && is_ours && self.root(chosen)?.is_none() {
                 return Ok(None);
-            }
-            if record.host != self.host && live_hosts(&self.meta)?.contains(&record.host) {
-                bail!("a volume {name} is being made at host {}; choose another name, or try again later", record.host);
             }
             chosen = fresh;
             Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string(), host: self.host.clone() }))))
@@ -275,7 +295,7 @@ impl Catalog {
 
     /// Makes a volume.
     pub fn create(&self, name: &str, size_bytes: u64, layout: Layout, settings: Settings) -> Result<Entry> {
-        let chosen = self.take_name(name)?;
+        let chosen = self.take_name(name, Again::SameId)?;
         self.change_settings(chosen, |found| *found = settings)?;
         let root = Root::new(self.grid, chosen, name, size_bytes, layout);
         self.update(&root_key(chosen), |found| match found {
@@ -287,7 +307,7 @@ impl Catalog {
 
     /// The first step of making a separate clone: its name, and a placeholder for its root.
     pub fn begin_separate(&self, name: &str, layout: Layout, unchecked_reads: bool) -> Result<Begun> {
-        let volume = self.take_name(name)?;
+        let volume = self.take_name(name, Again::NewId)?;
         self.change_settings(volume, |found| *found = Settings { fixed: None, unchecked_reads })?;
         let root = Root { deleted: true, ..Root::new(self.grid, volume, name, 0, layout) };
         match self.meta.swap(&root_key(volume), MetaVersion::ABSENT, Some(&root.encode()), None)? {
@@ -304,12 +324,43 @@ impl Catalog {
         }
     }
 
-    /// Whoever was making this volume does not come to finish it.
-    pub fn remove_placeholder(&self, volume: VolumeId) -> Result<()> {
+    /// Undoes what was begun of it.
+    pub fn give_up_separate(&self, begun: &Begun, name: &str) -> Result<()> {
+        self.is_gone(begun.volume)?;
+        self.set(&settings_key(begun.volume), None)?;
+        self.free_name(name, &begun.volume.to_string())
+    }
+
+    /// Whether there is no such volume, and never will be: one that is being made is not finished by whoever makes it. What
+    /// nodes have of such a one is returned like that of a volume that is deleted.
+    pub fn is_gone(&self, volume: VolumeId) -> Result<bool> {
+        let (mut is_gone, mut was_begun) = (true, None);
         self.update(&root_key(volume), |found| {
             let root = found.map(Root::decode).transpose().context("the volume's root record is damaged")?;
-            Ok(root.is_some_and(|root| is_placeholder(&root)).then_some(None))
-        })
+            is_gone = root.as_ref().is_none_or(|root| root.deleted);
+            was_begun = root.as_ref().filter(|root| is_placeholder(root) || root.epoch == GIVEN_UP).cloned();
+            let given_up = root.filter(is_placeholder).map(|root| Root { epoch: GIVEN_UP, ..root });
+            Ok(given_up.map(|root| Some(root.encode())))
+        })?;
+        if let Some(root) = was_begun {
+            let record = DeletingRecord { volume: volume.to_string(), name: root.name };
+            self.set(&deleting_key(&record.volume), Some(encode(&record)))?;
+        }
+        Ok(is_gone)
+    }
+
+    /// Names of the volumes that need what this one holds.
+    pub fn needed_by(&self, root: &Root) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for of in &root.dependents {
+            names.extend(self.live_root(of.volume)?.map(|root| root.name));
+        }
+        Ok(names)
+    }
+
+    /// The deletion was begun, and can't be.
+    pub fn cancel_deleting(&self, record: &DeletingRecord) -> Result<()> {
+        self.set(&deleting_key(&record.volume), None)
     }
 
     /// Of a volume that is neither being made nor being deleted.
@@ -360,7 +411,7 @@ impl Catalog {
 
     /// The first step of making a clone: its name, and the id that its volume shall know it by.
     pub fn begin_clone(&self, name: &str) -> Result<VolumeId> {
-        self.take_name(name)
+        self.take_name(name, Again::SameId)
     }
 
     /// The last step, and what follows a change of size: its volume has it.
@@ -593,6 +644,12 @@ impl Catalog {
             let mut root = Root::decode(found).context("the volume's root record is damaged")?;
             if root.deleted {
                 return Ok(None);
+            }
+            // One that is being made of it is not finished: naming it would change this very record.
+            for of in &root.dependents {
+                if !self.is_gone(of.volume)? {
+                    return Err(StillNeeded { volume: root.name.clone(), by: self.needed_by(&root)?.join(", ") }.into());
+                }
             }
             root.deleted = true;
             root.epoch = root.epoch.next();

@@ -9,7 +9,7 @@ use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
 use super::volumes::OpenSpec;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
-use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_base::{DeviceId, Epoch, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
@@ -94,6 +94,8 @@ pub enum Command {
     },
     /// Volumes that are open and share segments with others.
     Kin {
+        /// What is told of a volume in this generation is known already.
+        known: BTreeMap<VolumeId, (Epoch, u64)>,
         answer: Answer<Vec<Kin>>,
     },
     /// What a dependent says, to the volume that it was made of; harmless where that is not open.
@@ -353,7 +355,7 @@ impl Host {
             Command::Fork { source: (volume, snapshot), dependent, name, answer } => {
                 self.fork(now, (&volume, snapshot), (dependent, name), answer, io);
             }
-            Command::Kin { answer } => tell(&answer, self.kin()),
+            Command::Kin { known, answer } => tell(&answer, self.kin(&known)),
             Command::TellDependent { of, event, answer } => {
                 self.tell_dependent(now, of, event, io);
                 tell(&answer, ());

@@ -6,7 +6,7 @@
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
 use super::caretaker;
-use super::catalog::{Catalog, CloneRecord, Entry, Settings, check_name};
+use super::catalog::{Catalog, CloneRecord, Entry, Settings, StillNeeded, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::family;
@@ -330,7 +330,7 @@ impl ControlPlane {
         if entry.clone.is_none() {
             let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
             info.shares_with = origin.flatten().map(|root| root.name);
-            info.needed_by = self.dependents_of(&entry)?;
+            info.needed_by = self.catalog.needed_by(&entry.root)?;
         }
         Ok(info)
     }
@@ -360,10 +360,13 @@ impl ControlPlane {
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
         let layout: Layout = layout.parse()?;
-        let nodes = self.config().nodes.len();
-        if usize::from(layout.width()) > nodes {
+        let (config, each) = (self.config(), layout.shards_a_domain());
+        let fitting = config.nodes.iter().filter(|node| node.devices.len() >= usize::from(each)).count();
+        if usize::from(layout.width()) > fitting {
+            let of = if layout.is_nested() { format!(" of {each} devices") } else { String::new() };
             bail!(
-                "layout {layout} wants {} nodes and this grid has {nodes}; choose a narrower one, for example mirror:2",
+                "layout {layout} wants {} nodes{of} and this grid has {fitting}; choose a narrower one, for example \
+                 mirror:2",
                 layout.width()
             );
         }
@@ -600,20 +603,29 @@ impl ControlPlane {
         if !clones.is_empty() {
             bail!("volume {name} has clones ({}); delete them first", clones.join(", "));
         }
-        let dependents = self.dependents_of(&entry)?;
-        if !dependents.is_empty() {
-            bail!("volume {name} holds data of its separate clones ({}); delete them first", dependents.join(", "));
+        let by = self.catalog.needed_by(&entry.root)?;
+        if !by.is_empty() {
+            return Err(StillNeeded { volume: name.to_string(), by: by.join(", ") }.into());
         }
         self.close(name, force, true, &format!("volume {name} is not deleted"))?;
         self.catalog.begin_deleting(&entry)?;
         for record in self.catalog.deleting()? {
-            if record.name == name {
-                self.catalog.mark_deleted(&record)?;
+            if record.volume == entry.root.volume.to_string() {
+                let marked = self.catalog.mark_deleted(&record);
+                if marked.as_ref().is_err_and(|error| error.is::<StillNeeded>()) {
+                    self.catalog.cancel_deleting(&record)?;
+                }
+                marked?;
             }
         }
         self.ask(|answer| Command::SetFixed { id: entry.root.volume, fixed: None, answer })?;
         self.bell.ring();
         Ok(())
+    }
+
+    /// Something is to be returned to the devices.
+    pub(super) fn ring_janitor(&self) {
+        self.bell.ring();
     }
 
     /// Known to be out of reach: what can wait is not tried.

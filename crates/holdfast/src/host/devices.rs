@@ -107,13 +107,16 @@ impl ControlPlane {
             let is_drained = d.device.parse().is_ok_and(|id: DeviceId| draining.contains(&id));
             d.health == "serving" && !is_drained
         };
-        let takers = live.nodes.iter().filter(|node| node.devices.iter().any(|d| stays(&d))).count();
         for entry in self.catalog.all()?.iter().filter(|entry| entry.clone.is_none()) {
             let layout: Layout = entry.root.layout;
+            let each = usize::from(layout.shards_a_domain());
+            let takes = |node: &&NodeInfo| node.devices.iter().filter(stays).count() >= each;
+            let takers = live.nodes.iter().filter(takes).count();
             if takers < usize::from(layout.width()) {
+                let with = if layout.is_nested() { format!(" with {each} devices") } else { String::new() };
                 bail!(
-                    "volume {} ({layout}) needs {} nodes that take data, and {takers} would be left; add a node first, or \
-                     --force to have it with less redundancy",
+                    "volume {} ({layout}) needs {} nodes{with} that take data, and {takers} would be left; add a node or \
+                     device first, or --force to have it with less redundancy",
                     entry.name(),
                     layout.width()
                 );

@@ -7,9 +7,10 @@
 //!
 //! **Word of what is named.** A thread of each host asks every volume that it has open what of its origin it still names,
 //! and writes that into a record when it has changed; and tells each volume that it has open what its dependents wrote.
-//! A dependent whose root is gone, or is being deleted, names nothing. A placeholder that nobody is at work on is removed first.
+//! A dependent whose root is gone, or is being deleted, names nothing. A placeholder that nobody is at work on is given up first, by
+//! a swap of that record: whoever may still be about to finish it does not come to that.
 
-use super::catalog::{Catalog, Entry};
+use super::catalog::Begun;
 use super::commands::{Answer, Command, tell};
 use super::control::{CHANGE_MAX, ControlPlane, ask};
 use super::volumes::split_export;
@@ -19,6 +20,7 @@ use crate::protocol::VolumeInfo;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{Epoch, Instant, VolumeId};
 use holdfast_format::family::SegmentRanges;
+use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Event as VolumeEvent, State};
@@ -35,8 +37,10 @@ pub struct Kin {
     pub id: VolumeId,
     /// Volumes that may name segments of it.
     pub dependents: Vec<VolumeId>,
-    /// Its origin, and what it names of that.
+    /// Its origin, and what it names of that, where the generation is not the one that is known.
     pub named: Option<(VolumeId, SegmentRanges)>,
+    /// See [`holdfast_volume::Controller::named_generation`].
+    pub generation: (Epoch, u64),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,7 +63,6 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
             if plane.store_is_silent() {
                 continue;
             }
-            let _alone = plane.alone();
             if let Err(error) = plane.carry_word(&mut published) {
                 logger::warn(format_args!("what separate clones need of each other is told later: {error:#}"));
             }
@@ -70,12 +73,14 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
 }
 
 impl Host {
-    pub(super) fn kin(&self) -> Vec<Kin> {
+    pub(super) fn kin(&self, known: &BTreeMap<VolumeId, (Epoch, u64)>) -> Vec<Kin> {
         let open = self.volumes.table.iter().filter(|(_, v)| v.controller.state() == State::Open);
-        let kin = |volume: &super::volumes::Volume| Kin {
-            id: volume.id,
-            dependents: volume.controller.dependents().iter().map(|of| of.volume).collect(),
-            named: volume.controller.named_of_origin(),
+        let kin = |volume: &super::volumes::Volume| {
+            let (id, generation) = (volume.id, volume.controller.named_generation());
+            let is_known = known.get(&id) == Some(&generation);
+            let named = if is_known { None } else { volume.controller.named_of_origin() };
+            let dependents = volume.controller.dependents().iter().map(|of| of.volume).collect();
+            Kin { id, dependents, named, generation }
         };
         open.map(|(_, volume)| kin(volume)).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
     }
@@ -125,18 +130,15 @@ impl ControlPlane {
         }
         let layout = origin.root.layout;
         let begun = self.catalog.begin_separate(name, layout, origin.settings.unchecked_reads)?;
-        let (dependent, command_name) = (begun.volume, name.to_string());
-        let source = (volume.to_string(), snapshot.to_string());
-        let command = |answer| Command::Fork { source, dependent, name: command_name, answer };
-        let root = match ask(&self.reactor, CHANGE_MAX, command)? {
-            ForkOutcome::Made(root) => root,
-            ForkOutcome::NotOpen => {
-                let origin = &origin.root.name;
-                bail!("volume {volume} is not in service; `holdfast volume export {origin}`, then try again")
-            }
-            ForkOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
-        };
-        self.catalog.finish_separate(&begun, &root)?;
+        let made = self.fork((volume, snapshot), &begun, name).and_then(|root| {
+            self.catalog.finish_separate(&begun, &root)?;
+            Ok(root)
+        });
+        if made.is_err() {
+            self.catalog.give_up_separate(&begun, name)?;
+            self.ring_janitor();
+        }
+        let root = made?;
         let is_larger = size_bytes.is_some_and(|size| size > root.size_bytes);
         if export || is_larger {
             self.export(name, false)?;
@@ -150,6 +152,18 @@ impl ControlPlane {
         self.show(name)
     }
 
+    fn fork(&self, (volume, snapshot): (&str, &str), begun: &Begun, name: &str) -> Result<Box<Root>> {
+        let (dependent, name) = (begun.volume, name.to_string());
+        let source = (volume.to_string(), snapshot.to_string());
+        match ask(&self.reactor, CHANGE_MAX, |answer| Command::Fork { source, dependent, name, answer })? {
+            ForkOutcome::Made(root) => Ok(root),
+            ForkOutcome::NotOpen => {
+                bail!("volume {volume} is not in service any more; `holdfast volume list` says where it is")
+            }
+            ForkOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
+        }
+    }
+
     fn snapshot_bytes(&self, volume: &str, snapshot: &str) -> Result<u64> {
         let info = self.show(volume)?;
         let Some(live) = &info.live else {
@@ -161,42 +175,42 @@ impl ControlPlane {
         })
     }
 
-    /// Names of the volumes that need what a volume holds.
-    pub(super) fn dependents_of(&self, entry: &Entry) -> Result<Vec<String>> {
-        let mut names = Vec::new();
-        for of in &entry.root.dependents {
-            names.extend(self.catalog.live_root(of.volume)?.map(|root| root.name));
+    fn carry_word(&self, published: &mut BTreeMap<VolumeId, (Epoch, u64)>) -> Result<()> {
+        let known = published.clone();
+        let mut result = Ok(());
+        for kin in self.ask(|answer| Command::Kin { known, answer })? {
+            // One damaged record does not keep others from being told.
+            if let Err(error) = self.carry_word_of(&kin, published) {
+                result = Err(error);
+            }
         }
-        Ok(names)
+        result
     }
 
-    /// To be called alone: what is being made is being made by whoever is alone.
-    fn carry_word(&self, published: &mut BTreeMap<VolumeId, SegmentRanges>) -> Result<()> {
-        for kin in self.ask(|answer| Command::Kin { answer })? {
-            if let Some((origin, names)) = kin.named
-                && published.get(&kin.id) != Some(&names)
-            {
-                self.catalog.set_named(origin, kin.id, &names)?;
-                published.insert(kin.id, names);
-            }
-            for dependent in kin.dependents {
-                let names = word_of(&self.catalog, kin.id, dependent)?;
-                let event = VolumeEvent::Dependent { volume: dependent, names };
-                self.ask(|answer| Command::TellDependent { of: kin.id, event, answer })?;
-            }
+    fn carry_word_of(&self, kin: &Kin, published: &mut BTreeMap<VolumeId, (Epoch, u64)>) -> Result<()> {
+        if let Some((origin, names)) = &kin.named {
+            self.catalog.set_named(*origin, kin.id, names)?;
+            published.insert(kin.id, kin.generation);
+        }
+        for dependent in &kin.dependents {
+            let names = self.word_of(kin.id, *dependent)?;
+            let event = VolumeEvent::Dependent { volume: *dependent, names };
+            self.ask(|answer| Command::TellDependent { of: kin.id, event, answer })?;
         }
         Ok(())
     }
-}
 
-/// What a dependent names, by its records; `None` where it is gone.
-fn word_of(catalog: &Catalog, origin: VolumeId, dependent: VolumeId) -> Result<Option<SegmentRanges>> {
-    if catalog.live_root(dependent)?.is_none() {
-        catalog.remove_placeholder(dependent)?;
-        catalog.forget_named(origin, dependent)?;
-        return Ok(None);
+    /// What a dependent names, by its records; `None` where it is gone.
+    fn word_of(&self, origin: VolumeId, dependent: VolumeId) -> Result<Option<SegmentRanges>> {
+        if self.catalog.live_root(dependent)?.is_none() {
+            // What is being made at this host is being made by whoever is alone.
+            let _alone = self.alone();
+            if self.catalog.is_gone(dependent)? {
+                self.catalog.forget_named(origin, dependent)?;
+                return Ok(None);
+            }
+        }
+        let everything = SegmentNo { epoch: Epoch(u64::MAX), counter: u64::MAX };
+        Ok(Some(self.catalog.named(origin, dependent)?.unwrap_or(SegmentRanges::upto(everything))))
     }
-    let everything =
-        SegmentRanges::upto(holdfast_format::record::SegmentNo { epoch: Epoch(u64::MAX), counter: u64::MAX });
-    Ok(Some(catalog.named(origin, dependent)?.unwrap_or(everything)))
 }

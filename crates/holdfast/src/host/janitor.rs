@@ -3,7 +3,7 @@
 //! Role: a thread of its own, started with the host. It takes up what an earlier process began. A device that is away
 //! is asked again later; the record of the deletion stays until the last one has answered.
 
-use super::catalog::{Catalog, DeletingRecord};
+use super::catalog::{Catalog, DeletingRecord, StillNeeded};
 use super::commands::Command;
 use super::control::ask;
 use crate::grid::layout::GridConfig;
@@ -92,7 +92,15 @@ impl Janitor {
     }
 
     fn delete(&mut self, record: &DeletingRecord) -> Result<bool> {
-        let Some(root) = self.catalog.mark_deleted(record)? else {
+        let marked = self.catalog.mark_deleted(record);
+        if let Err(error) = &marked
+            && error.is::<StillNeeded>()
+        {
+            logger::warn(format_args!("{error}"));
+            self.catalog.cancel_deleting(record)?;
+            return Ok(true);
+        }
+        let Some(root) = marked? else {
             self.catalog.finish_deleting(record)?;
             return Ok(true);
         };

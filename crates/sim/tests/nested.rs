@@ -1,0 +1,161 @@
+//! Stories of nested layouts: a node is lost and a device of the other at the same time.
+//!
+//! As in `scenarios`, every story ends with `finish`, which heals, reads everything back and judges it.
+
+use holdfast_sim::disk::DiskFaults;
+use holdfast_sim::stage::{Scenery, Stage};
+use std::time::Duration;
+
+const NESTED: [(&str, usize); 3] = [("nested-mirror", 2), ("nested-parity:2+1", 3), ("nested-parity:3+1", 5)];
+
+fn raise(seed: u64, layout: &str, disks: usize, nodes: usize) -> Stage {
+    let mut stage = Scenery::new(seed).layout(layout).nodes(nodes).disks(disks).raise();
+    stage.write_segments(12);
+    stage.write(300, 40);
+    stage.until("everything is whole", |s| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0);
+    stage
+}
+
+/// Everything on the disk is gone from one moment to the next: its device answers by errors.
+fn lose_disk(stage: &mut Stage, node: usize, slot: usize) {
+    stage.world().nodes[node].disks[slot].faults =
+        DiskFaults { write_error: 1000, read_error: 1000, ..DiskFaults::default() };
+}
+
+/// The operator puts a blank one into its place.
+fn swap_disk(stage: &mut Stage, node: usize, slot: usize) {
+    stage.crash_node(node);
+    stage.world().nodes[node].disks[slot].faults = DiskFaults::default();
+    stage.world().format_disk(node, slot);
+    stage.start_node(node);
+}
+
+fn is_whole(stage: &Stage) -> bool {
+    let status = stage.status();
+    status.degraded_segments == 0 && status.at_risk_entries == 0
+}
+
+#[test]
+fn a_node_and_a_device_of_the_other_are_lost_and_everything_goes_on() {
+    for (i, (layout, disks)) in NESTED.into_iter().enumerate() {
+        for (lost, other) in [(0, 1), (1, 0)] {
+            let mut stage = raise(2300 + 2 * i as u64 + lost as u64, layout, disks, 2);
+            stage.crash_node(lost);
+            lose_disk(&mut stage, other, 0);
+            stage.read(0, 512);
+            for block in (0..512).step_by(8) {
+                stage.write(block, 3);
+            }
+            stage.pass(Duration::from_secs(3));
+            stage.read(0, 512);
+            swap_disk(&mut stage, other, 0);
+            stage.start_node(lost);
+            stage.until("everything is whole again", is_whole);
+            // The other way round, by what was made again.
+            stage.crash_node(other);
+            lose_disk(&mut stage, lost, 1);
+            stage.read(0, 512);
+            stage.write(5, 9);
+            swap_disk(&mut stage, lost, 1);
+            stage.start_node(other);
+            stage.finish();
+        }
+    }
+}
+
+#[test]
+fn what_was_acknowledged_outlives_owner_node_and_device_at_once() {
+    for (i, (layout, disks)) in NESTED.into_iter().enumerate() {
+        let seed = 2310 + i as u64;
+        let scenery = Scenery::new(seed).layout(layout).nodes(2).disks(disks);
+        let mut stage = scenery.with(|plan| plan.destage_age = Duration::from_secs(60)).raise();
+        for block in (0..256).step_by(8) {
+            stage.write(block, 5);
+        }
+        // All of it lies in the log alone.
+        stage.crash_host(0);
+        stage.crash_node(0);
+        lose_disk(&mut stage, 1, 0);
+        stage.take_over_on(1);
+        stage.read(0, 256);
+        stage.write(3, 9);
+        swap_disk(&mut stage, 1, 0);
+        stage.start_node(0);
+        stage.start_host(0);
+        stage.finish();
+    }
+}
+
+#[test]
+fn a_lost_device_is_made_again_on_the_others_of_its_node() {
+    let mut stage = Scenery::new(2320)
+        .layout("nested-parity:2+1")
+        .nodes(2)
+        .disks(4)
+        .with(|plan| plan.rebuild_after = Duration::from_secs(1))
+        .raise();
+    stage.write_segments(20);
+    stage.until("everything is whole", is_whole);
+    let before = stage.held_by(0);
+    lose_disk(&mut stage, 0, 1);
+    stage.write_segments(4);
+    stage.until("everything is whole again", is_whole);
+    assert!(stage.held_by(0) >= before, "the node holds as much as before, on three devices");
+    // It bears the same once more.
+    stage.crash_node(1);
+    lose_disk(&mut stage, 0, 2);
+    stage.read(0, 512);
+    stage.start_node(1);
+    swap_disk(&mut stage, 0, 1);
+    stage.finish();
+}
+
+#[test]
+fn a_third_node_takes_the_place_of_one_that_stays_away() {
+    let mut stage = Scenery::new(2330)
+        .layout("nested-mirror")
+        .nodes(3)
+        .disks(2)
+        .with(|plan| plan.rebuild_after = Duration::from_secs(1))
+        .raise();
+    stage.write_segments(20);
+    stage.until("everything is whole", is_whole);
+    stage.crash_node(0);
+    stage.pass(Duration::from_secs(3));
+    stage.until("everything is whole without it", is_whole);
+    stage.crash_node(1);
+    lose_disk(&mut stage, 2, 0);
+    stage.read(0, 512);
+    swap_disk(&mut stage, 2, 0);
+    stage.start_node(0);
+    stage.start_node(1);
+    stage.finish();
+}
+
+#[test]
+fn a_volume_goes_from_one_node_more_to_nested_and_on_and_back_while_it_is_used() {
+    let mut stage = Scenery::new(2340).nodes(6).disks(3).layout("mirror:2").raise();
+    stage.write_segments(20);
+    let mut at = 0;
+    for layout in ["nested-mirror", "nested-parity:2+1", "parity:2+1", "parity:4+2", "nested-parity:2+1", "mirror:2"] {
+        stage.set_layout(layout);
+        while stage.status().degraded_segments > 0 || stage.status().at_risk_entries > 0 {
+            stage.write(at % 500, 3);
+            stage.read(at % 400, 16);
+            at += 7;
+            assert!(at < 400_000, "{layout}: {:?}", stage.status());
+        }
+        stage.crash_node(0);
+        if layout.starts_with("nested") {
+            lose_disk(&mut stage, 1, 0);
+        }
+        stage.read(0, 512);
+        stage.write(0, 8);
+        if layout.starts_with("nested") {
+            swap_disk(&mut stage, 1, 0);
+        }
+        stage.start_node(0);
+        stage.until("everything is whole again", is_whole);
+    }
+    stage.finish();
+}
