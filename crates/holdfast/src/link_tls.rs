@@ -135,3 +135,41 @@ impl Door {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grid::certs::Certificates;
+    use holdfast_base::{GridId, NodeId};
+    use holdfast_runtime::pki::Role;
+
+    #[test]
+    fn a_full_door_pushes_out_the_oldest_and_who_is_late_is_named_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let certificates = Certificates::in_dir(&temp.path().join("tls"), GridId(7));
+        certificates.make_authority().unwrap();
+        let role = Role::Node(NodeId(1));
+        certificates.issue(std::slice::from_ref(&role)).unwrap();
+        let tls = NodeTls::load(&certificates.paths(&role), GridId(7), NodeId(1)).unwrap();
+        let mut door = Door::new(tls);
+        let at = |n: u64| Instant::ZERO + Duration::from_millis(n);
+        let count = HANDSHAKES_MAX as u64;
+        for n in 0..count {
+            assert_eq!(door.come(Token(n), at(1000 + n)), None);
+        }
+        door.let_in(Token(0));
+        assert_eq!(door.come(Token(count), at(1000 + count)), None);
+        assert_eq!(door.come(Token(count + 1), at(1001 + count)), Some(Token(1)));
+        assert_eq!(door.next_deadline(), Some(at(1002)));
+        assert_eq!(door.overdue(at(1001)), None);
+        assert_eq!(door.overdue(at(1003)), Some(Token(2)));
+        assert_eq!(door.overdue(at(1003)), Some(Token(3)));
+        assert_eq!(door.overdue(at(1003)), None);
+        for _ in 0..2 * TOLD_MAX {
+            door.tell(at(0), "a stranger", "why");
+        }
+        assert_eq!((door.told, door.untold), (TOLD_MAX, u64::from(TOLD_MAX)));
+        door.tell(at(0) + TOLD_SPAN, "a stranger", "why");
+        assert_eq!((door.told, door.untold), (1, 0));
+    }
+}

@@ -110,6 +110,11 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     }
     let how = if options.tls.is_some() { ", with TLS" } else { "" };
     logger::info(format_args!("node {} of grid {} listens on {bound}{how}", options.node, options.grid));
+    if options.tls.is_none() && !bound.ip().is_loopback() {
+        logger::warn(format_args!(
+            "{bound} is open to everybody who can reach it, without TLS; only on a network of the grid's own"
+        ));
+    }
     reactor.run(&mut shell)?;
     logger::info(format_args!("node {} stops", options.node));
     Ok(())

@@ -281,3 +281,19 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
     a.ok("grid tls rotate");
     a.ok("node start 1");
 }
+
+#[test]
+fn a_local_grid_has_tls_when_asked() {
+    let grid = Grid::new(39);
+    grid.up("--nodes 3 --devices 1 --tls on");
+    assert!(grid.ok("status").contains("have TLS"));
+    grid.ok("volume create v1 --size 64MiB");
+    write_and_read(&grid, "v1");
+    grid.ok("node kill 2");
+    write_and_read(&grid, "v1");
+    grid.ok("node start 2");
+    grid.wait_for_node(2, "up");
+    assert!(log(&grid, "node2.log").contains("with TLS"));
+    assert!(grid.fails("grid token").contains("etcd"));
+    assert!(grid.fails("grid up --tls off").contains("--tls differs"));
+}

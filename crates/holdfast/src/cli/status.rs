@@ -309,6 +309,9 @@ fn print_grid(status: &GridStatus) -> Result<()> {
         None => print(format_args!("metadata {}", status.metadata.store))?,
         Some(trouble) => print(format_args!("metadata {}, out of reach {trouble}", status.metadata.store))?,
     }
+    if status.tls {
+        print("links between hosts and nodes have TLS")?;
+    }
     for warning in &status.certificate_warnings {
         print(warning)?;
     }

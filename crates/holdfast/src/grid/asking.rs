@@ -56,7 +56,9 @@ impl<'a> Asking<'a> {
             bail!("the token was used already, for machine {machine}; {ANOTHER}: one is good for one machine, once");
         }
         if record.valid_until <= now_s() {
-            bail!("the token has expired; {ANOTHER}, or one that is good for longer (--valid 4h)");
+            bail!(
+                "the token has expired, going by this machine's clock; {ANOTHER}, or one that is good for longer (--valid 4h)"
+            );
         }
         let signer = record.host;
         if !live_hosts(&meta)?.contains(&signer) {

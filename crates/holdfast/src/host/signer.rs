@@ -301,3 +301,126 @@ impl Signer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grid::layout::NodeConfig;
+    use holdfast_runtime::clock;
+    use holdfast_runtime::meta::LocalStore;
+    use holdfast_runtime::pki;
+    use std::sync::Arc;
+
+    const GRID: GridId = GridId(7);
+
+    /// Machine a, with node 1, and what it has given out.
+    struct Rig {
+        _dir: tempfile::TempDir,
+        signer: Signer,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let temp = tempfile::tempdir().unwrap();
+            let certificates = Certificates::in_dir(&temp.path().join("tls"), GRID);
+            certificates.make_authority().unwrap();
+            let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+            let catalog = Catalog::new(meta.clone(), GRID, "a");
+            catalog.add_node(node).unwrap();
+            let (name, own_nodes) = ("a".to_string(), BTreeSet::from([1]));
+            Rig { _dir: temp, signer: Signer { certificates, grid: GRID, name, own_nodes, catalog, meta } }
+        }
+
+        fn give(&self, left_s: i64, renews: Option<&str>) -> JoinToken {
+            let certificates = &self.signer.certificates;
+            let token = JoinToken::new(GRID, certificates.fingerprint().unwrap(), secret());
+            let valid_until = now_s().saturating_add_signed(left_s);
+            let given =
+                Given { token: token.to_string(), valid_until, renews: renews.map(str::to_string), used_by: None };
+            make_private_dir(&tokens_dir(certificates)).unwrap();
+            write_json(&self.signer.path(&token.id()), &given).unwrap();
+            token
+        }
+
+        fn put(&self, key: &str, value: &[u8]) {
+            let found = self.signer.meta.get(key).unwrap().map_or(MetaVersion::ABSENT, |record| record.version);
+            assert!(matches!(self.signer.meta.swap(key, found, Some(value), None).unwrap(), Swap::Done(_)));
+        }
+
+        /// Asks as a machine would; the answer, if there is any.
+        fn ask(&self, token: &JoinToken, machine: &str, nodes: &[u32]) -> Option<Answer> {
+            let request = || pki::request().unwrap().1;
+            let nodes = nodes.iter().map(|node| (*node, request())).collect();
+            let wanted = Wanted { machine: machine.to_string(), host: Some(request()), nodes };
+            let sealed = token.seal_request(&wanted);
+            self.put(&request_key(&token.id()), &sealed);
+            self.signer.round().unwrap();
+            let answer = self.signer.meta.get(&answer_key(&token.id())).unwrap()?;
+            self.signer.meta.swap(&answer.key, answer.version, None, None).unwrap();
+            Some(token.open_answer(&sealed, &answer.value).unwrap())
+        }
+
+        fn refusal(&self, token: &JoinToken, machine: &str, nodes: &[u32]) -> String {
+            match self.ask(token, machine, nodes) {
+                Some(Answer::Refused { why }) => why,
+                other => panic!("{machine} {nodes:?}: {other:?}"),
+            }
+        }
+    }
+
+    fn node(id: u32) -> NodeConfig {
+        NodeConfig { id, address: "127.0.0.1:7501".parse().unwrap(), devices: Vec::new() }
+    }
+
+    #[test]
+    fn a_token_is_good_once_for_a_machine_that_is_new() {
+        let rig = Rig::new();
+        Catalog::new(rig.signer.meta.clone(), GRID, "b").add_node(node).unwrap();
+        let token = rig.give(60, None);
+        for (machine, nodes, why) in [
+            ("a", &[][..], "the one that signs"),
+            ("c", &[1], "node 1 is another machine's"),
+            ("c", &[2], "node 2 is another machine's"),
+            ("b", &[], "a machine b already, with node 2"),
+            ("../b", &[], "can't be a name"),
+        ] {
+            let told = rig.refusal(&token, machine, nodes);
+            assert!(told.contains(why), "{machine}: {told}");
+        }
+        let Some(Answer::Signed { host: Some(host), nodes, ca }) = rig.ask(&token, "b", &[2]) else {
+            panic!("it is b's to ask for")
+        };
+        assert_eq!(pki::Facts::of_pem(&host).unwrap().identity.unwrap().role, Role::Host("b".to_string()));
+        assert_eq!(pki::Facts::of_pem(&nodes[&2]).unwrap().identity.unwrap().role, Role::Node(NodeId(2)));
+        assert_eq!(pki::Facts::of_pem(&ca).unwrap().fingerprint, token.authority);
+        assert!(rig.refusal(&token, "b", &[2]).contains("used already, for machine b"));
+        assert!(
+            rig.refusal(&rig.give(60, None), "b", &[2]).contains("a machine b already"),
+            "a name is signed for once"
+        );
+        let Some(Answer::Signed { .. }) = rig.ask(&rig.give(60, Some("b")), "b", &[2, 3]) else {
+            panic!("a token for b gives b certificates again, and one for a node that is new")
+        };
+        assert!(rig.refusal(&rig.give(60, Some("b")), "c", &[3]).contains("for machine b, and c has asked"));
+        assert!(rig.refusal(&rig.give(-30, None), "d", &[]).contains("has expired"));
+    }
+
+    #[test]
+    fn what_is_not_sealed_with_the_secret_is_deleted_and_old_tokens_are_forgotten() {
+        let rig = Rig::new();
+        let (token, stranger) = (rig.give(60, None), JoinToken::new(GRID, [0; 32], [9; 32]));
+        let wanted = Wanted { machine: "b".into(), host: Some(pki::request().unwrap().1), nodes: BTreeMap::new() };
+        for forged in [stranger.seal_request(&wanted), b"{}".to_vec(), vec![0xff; 1000]] {
+            rig.put(&request_key(&token.id()), &forged);
+            rig.signer.round().unwrap();
+            assert_eq!(rig.signer.meta.get(&request_key(&token.id())).unwrap(), None);
+            assert_eq!(rig.signer.meta.get(&answer_key(&token.id())).unwrap(), None);
+        }
+        let old = rig.give(-(KEPT_S as i64) - 1, None);
+        rig.put(&token_key(&old.id()), b"{}");
+        assert_eq!(rig.ask(&old, "b", &[]), None);
+        assert_eq!(rig.signer.meta.get(&token_key(&old.id())).unwrap(), None);
+        assert!(!rig.signer.path(&old.id()).exists());
+        assert!(matches!(rig.ask(&token, "b", &[]), Some(Answer::Signed { .. })), "it was used by nobody");
+    }
+}
