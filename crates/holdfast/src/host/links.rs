@@ -398,7 +398,14 @@ impl Links {
         self.by_conn.remove(&conn);
         let link = &mut self.links[index];
         link.lanes[lane] = None;
-        link.trouble = Some(error.to_string());
+        let is_greeting = matches!(link.state, State::Greeting { .. });
+        link.trouble = Some(match error {
+            ConnError::ByPeer | ConnError::Reset if is_greeting => format!(
+                "{error} instead of greeting: its process is just starting or ending, or its machine has another `tls` in \
+                 grid.json than this one"
+            ),
+            _ => error.to_string(),
+        });
         self.drop_link(index, now, io);
     }
 
