@@ -39,10 +39,12 @@ pub struct Secured {
 }
 
 impl Secured {
+    /// At its beginning, at either end.
     pub fn new(stream: TlsStream) -> Box<Secured> {
         Box::new(Secured { stream, ciphertext: Vec::new() })
     }
 
+    /// The other side has not shown who it is.
     pub fn is_handshaking(&self) -> bool {
         self.stream.is_handshaking()
     }
@@ -90,6 +92,7 @@ pub struct Door {
 }
 
 impl Door {
+    /// A door with nobody at it.
     pub fn new(tls: NodeTls) -> Door {
         Door { tls, waiting: VecDeque::new(), told: 0, untold: 0, tell_again_at: Instant::ZERO }
     }
@@ -115,6 +118,7 @@ impl Door {
         self.waiting.pop_front_if(|(_, until)| *until <= now).map(|(who, _)| who)
     }
 
+    /// When the oldest is overdue.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.waiting.front().map(|(_, until)| *until)
     }

@@ -79,7 +79,9 @@ impl fmt::Display for Role {
 /// Whom a certificate speaks for. As text it is the URI that the certificate holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
+    /// The grid that it belongs to; nothing is said of others.
     pub grid: GridId,
+    /// As what.
     pub role: Role,
 }
 
@@ -130,7 +132,9 @@ impl fmt::Debug for Authority {
 /// A certificate and its private key, in PEM.
 #[derive(Clone)]
 pub struct Pair {
+    /// The certificate alone: there are no intermediate ones.
     pub certificate: String,
+    /// PKCS#8, not encrypted: whoever reads it is who the certificate names.
     pub key: String,
 }
 
@@ -210,10 +214,13 @@ pub fn request() -> Result<(String, String), PkiError> {
 /// What a certificate says of itself: nobody has verified it by this.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
+    /// For people.
     pub subject: String,
+    /// Whom it speaks for; the authority speaks for nobody.
     pub identity: Option<Identity>,
     /// When it ends, in seconds since 1970.
     pub not_after: u64,
+    /// Of all of it.
     pub fingerprint: Fingerprint,
 }
 

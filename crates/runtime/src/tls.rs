@@ -56,6 +56,7 @@ pub enum TlsError {
 pub struct TlsPaths {
     /// The server's certificate, with any intermediate ones after it.
     pub certificate: PathBuf,
+    /// The key that goes with it.
     pub key: PathBuf,
     /// Where it is set, only clients with a certificate of this CA are let in.
     pub client_ca: Option<PathBuf>,
@@ -72,6 +73,7 @@ impl fmt::Debug for TlsServer {
 }
 
 impl TlsServer {
+    /// Reads them, and finds what does not go together.
     pub fn load(paths: &TlsPaths) -> Result<TlsServer, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let chain = certificates("a certificate", &paths.certificate)?;
@@ -144,6 +146,7 @@ impl TlsStream {
         TlsStream { session, is_link, is_ended: false, handshake_bytes: 0 }
     }
 
+    /// Nobody is known yet, and nothing was said.
     pub fn is_handshaking(&self) -> bool {
         self.session.is_handshaking()
     }

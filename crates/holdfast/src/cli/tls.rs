@@ -52,6 +52,7 @@ enum TlsAction {
     },
 }
 
+/// Prints a token, alone on standard output.
 pub fn token(args: &TokenArgs, dir: &GridDir, json: bool) -> Result<()> {
     let token = signer::give_out(dir, args.valid, args.renews.as_deref())?;
     if json {
@@ -75,6 +76,7 @@ fn with_tls(dir: &GridDir) -> Result<(GridConfig, Certificates)> {
     Ok((config, certificates))
 }
 
+/// `holdfast grid tls …`.
 pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
         TlsAction::Show => show(dir, json),

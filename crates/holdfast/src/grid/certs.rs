@@ -42,7 +42,9 @@ pub struct Certificates {
 /// A certificate as `holdfast grid tls show` lists it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Leaf {
+    /// Where it is.
     pub file: PathBuf,
+    /// Its common name, for people.
     pub subject: String,
     /// `authority`, `host NAME` or `node NUMBER`.
     pub role: String,
@@ -98,6 +100,7 @@ impl Certificates {
         Certificates { root: root.to_path_buf(), grid }
     }
 
+    /// Where they are.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -133,6 +136,7 @@ impl Certificates {
         write_durably(&self.ca(), pair.certificate.as_bytes())
     }
 
+    /// The grid's authority, to sign with.
     pub fn authority(&self) -> Result<Authority> {
         let pair = Pair { certificate: read(&self.ca())?, key: read(&self.ca_key())? };
         Ok(Authority::load(self.grid, &pair)?)
@@ -143,6 +147,7 @@ impl Certificates {
         read(&self.ca())
     }
 
+    /// Of the authority's certificate.
     pub fn fingerprint(&self) -> Result<Fingerprint> {
         Ok(Facts::of_pem(&self.ca_pem()?)?.fingerprint)
     }
@@ -153,6 +158,7 @@ impl Certificates {
         write_durably(&self.ca(), pem.as_bytes())
     }
 
+    /// Replaces a key and its certificate.
     pub fn put(&self, role: &Role, pair: &Pair) -> Result<()> {
         let paths = self.paths(role);
         write_secret(&paths.key, pair.key.as_bytes())?;
@@ -186,6 +192,7 @@ impl Certificates {
         }
     }
 
+    /// What a host needs to connect to nodes.
     pub fn load_host(&self, name: &str) -> Result<HostTls> {
         let paths = self.paths(&Role::Host(name.to_string()));
         HostTls::load(&paths, self.grid, name).with_context(|| self.unusable())

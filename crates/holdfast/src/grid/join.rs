@@ -14,6 +14,7 @@ use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_runtime::pki::Role;
 
+/// A machine that is about to be one of the grid's.
 pub struct Joining<'a> {
     catalog: Catalog,
     /// Where the grid has TLS.

@@ -52,6 +52,7 @@ pub struct TlsRecord {
 }
 
 impl TlsRecord {
+    /// That of an authority.
     pub fn of(fingerprint: &Fingerprint) -> TlsRecord {
         TlsRecord { authority: fingerprint_text(fingerprint) }
     }
@@ -64,18 +65,22 @@ pub struct TokenRecord {
     pub host: String,
     /// Seconds since 1970, by that host's clock.
     pub valid_until: u64,
+    /// The machine that it was used for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_by: Option<String>,
 }
 
+/// Key of a [`TokenRecord`].
 pub fn token_key(id: &str) -> String {
     format!("{TOKEN_PREFIX}{id}")
 }
 
+/// Key of what is asked for with a token.
 pub fn request_key(id: &str) -> String {
     format!("{JOIN_PREFIX}{id}/request")
 }
 
+/// Key of what is answered.
 pub fn answer_key(id: &str) -> String {
     format!("{JOIN_PREFIX}{id}/answer")
 }
@@ -119,7 +124,9 @@ struct Sealed {
 /// A token, with its secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
+    /// The grid to join.
     pub grid: GridId,
+    /// Whom its machines go by.
     pub authority: Fingerprint,
     secret: [u8; DIGEST_BYTES],
 }
@@ -160,10 +167,12 @@ impl FromStr for JoinToken {
 }
 
 impl JoinToken {
+    /// A token with a secret that nobody has had before.
     pub fn new(grid: GridId, authority: Fingerprint, secret: [u8; DIGEST_BYTES]) -> JoinToken {
         JoinToken { grid, authority, secret }
     }
 
+    /// What it is called where everybody can read.
     pub fn id(&self) -> String {
         hex(&mac(&self.secret, &[b"holdfast token id"])[..16])
     }
@@ -183,11 +192,13 @@ impl JoinToken {
         serde_json::from_str(&sealed.body).context("it is of another release")
     }
 
+    /// For the metadata store.
     pub fn seal_request(&self, wanted: &Wanted) -> Vec<u8> {
         let body = serde_json::to_string(wanted).expect("our records always encode");
         self.seal(&[b"holdfast join request", self.id().as_bytes()], body)
     }
 
+    /// What was sealed by who has the token.
     pub fn open_request(&self, bytes: &[u8]) -> Result<Wanted> {
         self.open(&[b"holdfast join request", self.id().as_bytes()], bytes)
     }
@@ -198,6 +209,7 @@ impl JoinToken {
         self.seal(&[b"holdfast join answer", self.id().as_bytes(), request], body)
     }
 
+    /// What was sealed for this request by who gave the token out.
     pub fn open_answer(&self, request: &[u8], bytes: &[u8]) -> Result<Answer> {
         self.open(&[b"holdfast join answer", self.id().as_bytes(), request], bytes)
     }
@@ -216,6 +228,7 @@ pub enum Join {
 }
 
 impl Join {
+    /// The grid to join, either way.
     pub fn grid(&self) -> GridId {
         match self {
             Join::Grid(grid) => *grid,
@@ -223,6 +236,7 @@ impl Join {
         }
     }
 
+    /// The token, if it is one.
     pub fn token(&self) -> Option<&JoinToken> {
         match self {
             Join::Grid(_) => None,

@@ -12,6 +12,7 @@
 //! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! node/NUMBER            a storage node: where it is, and its devices
+//! tls, token/ID, join/ID/…   who may join a grid with TLS (see `grid::token`)
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.

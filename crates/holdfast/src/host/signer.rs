@@ -238,12 +238,14 @@ impl Signer {
             None => {}
         }
         let owners = self.catalog.node_machines()?;
-        let foreign = wanted.nodes.keys().find(|node| {
-            let owner = owners.get(node);
-            self.own_nodes.contains(node) || owner.is_some_and(|owner| owner != machine)
-        });
-        if let Some(node) = foreign {
-            bail!("node {node} is another machine's; see `holdfast status` for who has which number");
+        let is_foreign = |node: &&u32| match owners.get(node) {
+            _ if self.own_nodes.contains(node) => true,
+            Some(owner) => owner != machine,
+            // Who joins has taken its numbers before; a machine of the grid may be about to add a node.
+            None => given.renews.is_none(),
+        };
+        if let Some(node) = wanted.nodes.keys().find(is_foreign) {
+            bail!("node {node} is another machine's, or nobody's yet; see `holdfast status` for who has which number");
         }
         if given.renews.is_none()
             && let Some((node, _)) =
@@ -381,6 +383,7 @@ mod tests {
             ("a", &[][..], "the one that signs"),
             ("c", &[1], "node 1 is another machine's"),
             ("c", &[2], "node 2 is another machine's"),
+            ("c", &[3], "nobody's yet"),
             ("b", &[], "a machine b already, with node 2"),
             ("../b", &[], "can't be a name"),
         ] {

@@ -34,7 +34,9 @@ use std::sync::Arc;
 pub struct LinkPaths {
     /// The grid's authority.
     pub ca: PathBuf,
+    /// The process's own.
     pub certificate: PathBuf,
+    /// That goes with it.
     pub key: PathBuf,
 }
 
