@@ -9,10 +9,16 @@ use holdfast_format::wire::{Request, WIRE_VERSION, encode_frame};
 use holdfast_runtime::pki::{Authority, Pair, Role};
 use holdfast_runtime::tls::TlsStream;
 use holdfast_runtime::tls::link::{HostTls, LinkPaths};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 use std::time::Duration;
 use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, is_whole, nbdcopy, pattern, until};
 
@@ -96,6 +102,70 @@ fn credentials(grid: &Grid, name: &str, pair: &Pair) -> HostTls {
     fs::write(path("key"), &pair.key).expect("written");
     let paths = LinkPaths { ca: grid.path("tls/ca.pem"), certificate: path("pem"), key: path("key") };
     HostTls::load(&paths, id(grid), name).expect("they are sound")
+}
+
+/// Takes any node for the right one.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Says hello as any TLS client may, with these files' certificate or none; what the node answers.
+fn answer_to_stranger(grid: &Grid, shows: Option<[&str; 2]>) -> Vec<u8> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody));
+    let config = match shows {
+        None => builder.with_no_client_auth(),
+        Some([certificate, key]) => {
+            let certificate = CertificateDer::from_pem_file(grid.path(certificate)).expect("a certificate");
+            let key = PrivateKeyDer::from_pem_file(grid.path(key)).expect("a key");
+            builder.with_client_auth_cert(vec![certificate], key).expect("a pair")
+        }
+    };
+    let name = ServerName::try_from("anybody").expect("a name");
+    let mut session = ClientConnection::new(Arc::new(config), name).expect("a session");
+    let mut socket = connect(grid);
+    let mut stream = rustls::Stream::new(&mut session, &mut socket);
+    let mut bytes = [0; 4096];
+    // It fails in saying or in hearing, as the alert comes sooner or later.
+    let count = stream.write_all(&hello(grid)).and_then(|()| stream.read(&mut bytes)).unwrap_or(0);
+    bytes[..count].to_vec()
 }
 
 fn write_and_read(grid: &Grid, volume: &str) {
@@ -204,10 +274,21 @@ fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
     let why = talk(right.connect(NodeId(2)).expect("a session"), connect(&a), &hello(&a)).expect_err("it is node 1");
     assert!(why.contains("node 1's, and node 2 should be there"), "{why}");
 
+    assert_eq!(answer_to_stranger(&a, None), b"", "one without a certificate");
+    assert_eq!(answer_to_stranger(&a, Some(["tls/node-2.pem", "tls/node-2.key"])), b"", "a node");
+    let let_in = answer_to_stranger(&a, Some(["tls/host.pem", "tls/host.key"]));
+    assert!(let_in.starts_with(b"HFW1"), "the same client with a host's");
+
     assert!(until_closed(silent).is_empty());
     until_closed(half);
     let said = log(&a, "node1.log");
-    for reason in ["does not speak TLS 1.3", "not of this grid's authority", "has not finished its TLS handshake"] {
+    for reason in [
+        "does not speak TLS 1.3",
+        "not of this grid's authority",
+        "has not finished its TLS handshake",
+        "shows no certificate",
+        "node 2's, and only hosts may connect to a node",
+    ] {
         assert!(said.contains("refused a connection from 127.0.0.1") && said.contains(reason), "{reason}: {said}");
     }
     assert_eq!(a.node_state(1), "up");
