@@ -9,6 +9,7 @@ mod daemon;
 mod drill;
 mod grid;
 mod host;
+mod link_tls;
 mod logger;
 mod nbd_client;
 mod node_shell;

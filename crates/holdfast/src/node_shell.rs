@@ -6,10 +6,13 @@
 //! Limits: [`DISK_IN_FLIGHT_MAX`] operations a device in the kernel; what is queued for one peer is bounded by the
 //! reactor.
 //!
+//! A node of a grid with TLS reads no frame of anybody who has not shown at the [`Door`] that it is a host of the grid.
+//!
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
 //! serves on with the others.
 
 use crate::daemon::outwait;
+use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
 use crate::logger;
 use anyhow::{Result, anyhow, bail};
 use holdfast_base::stream::Inbound;
@@ -18,6 +21,7 @@ use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant,
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
+use holdfast_runtime::tls::link::{LinkPaths, NodeTls};
 use holdfast_store::{self as store, FailReason, Notice};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -43,11 +47,16 @@ pub struct NodeOptions {
     pub devices: Vec<PathBuf>,
     /// Make devices that hold nothing but zeroes this node's.
     pub format_blank: bool,
+    /// Credentials, where links have TLS.
+    pub tls: Option<LinkPaths>,
 }
 
 struct Peer {
     conn: ConnId,
+    /// Where it comes from.
+    from: String,
     reader: FrameReader<Request>,
+    secured: Option<Box<Secured>>,
 }
 
 /// A device as the reactor knows it, and where its file is.
@@ -61,6 +70,8 @@ struct NodeShell {
     effects: Effects<store::Effect>,
     peers: Slab<Peer>,
     by_conn: HashMap<ConnId, Token>,
+    /// Where links have TLS.
+    door: Option<Door>,
     disks: Vec<Disk>,
     /// Completions that arose without the ring.
     local: VecDeque<store::Event>,
@@ -72,6 +83,8 @@ struct NodeShell {
 
 /// Runs until SIGTERM.
 pub fn run(options: &NodeOptions) -> Result<()> {
+    let load = |paths| NodeTls::load(paths, options.grid, options.node);
+    let tls = options.tls.as_ref().map(load).transpose()?;
     let devices = open_devices(options)?;
     let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(config)?;
@@ -83,6 +96,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         effects: Effects::new(),
         peers: Slab::new(PEERS_MAX),
         by_conn: HashMap::new(),
+        door: tls.map(Door::new),
         disks: Vec::new(),
         local: VecDeque::new(),
         opening: devices.len(),
@@ -94,7 +108,13 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         shell.local.push_back(store::Event::AddDevice { slot: store::DeviceSlot(shell.disks.len()), size_bytes });
         shell.disks.push(Disk { slot, path });
     }
-    logger::info(format_args!("node {} of grid {} listens on {bound}", options.node, options.grid));
+    let how = if options.tls.is_some() { ", with TLS" } else { "" };
+    logger::info(format_args!("node {} of grid {} listens on {bound}{how}", options.node, options.grid));
+    if options.tls.is_none() && !bound.ip().is_loopback() {
+        logger::warn(format_args!(
+            "{bound} is open to everybody who can reach it, without TLS; only on a network of the grid's own"
+        ));
+    }
     reactor.run(&mut shell)?;
     logger::info(format_args!("node {} stops", options.node));
     Ok(())
@@ -140,9 +160,13 @@ impl NodeShell {
     fn carry_out(&mut self, effect: store::Effect, io: &mut Io) {
         match effect {
             store::Effect::Reply { peer, token, reply, payload } => {
-                let Some(peer) = self.peers.get(Token(peer.0)) else { return };
+                let Some(peer) = self.peers.get_mut(Token(peer.0)) else { return };
                 let len = payload.iter().map(|b| b.len()).sum();
-                io.send_vec(peer.conn, encode_frame(token, &reply, len));
+                let frame = encode_frame(token, &reply, len);
+                if let Some(secured) = &mut peer.secured {
+                    return secured.send(peer.conn, &frame, &payload, io);
+                }
+                io.send_vec(peer.conn, frame);
                 for part in payload {
                     io.send_buf(peer.conn, part);
                 }
@@ -231,22 +255,62 @@ impl NodeShell {
         if self.node.next_deadline().is_some_and(|at| at <= now) {
             self.handle(now, store::Event::Tick, io);
         }
+        while let Some(late) = self.door.as_mut().and_then(|door| door.overdue(now)) {
+            let seconds = HANDSHAKE_MAX.as_secs();
+            let why =
+                format!("it has not finished its TLS handshake within {seconds} s; check what it is that connects");
+            self.refuse(now, late, &why, io);
+        }
     }
 
-    fn on_accepted(&mut self, conn: ConnId, peer: &str, io: &mut Io) {
+    fn on_accepted(&mut self, now: Instant, conn: ConnId, from: String, io: &mut Io) {
         if self.peers.is_full() {
-            logger::warn(format_args!("refused {peer}: {PEERS_MAX} connections are open"));
+            logger::warn(format_args!("refused {from}: {PEERS_MAX} connections are open"));
             return io.abort(conn);
         }
-        let token = self.peers.insert(Peer { conn, reader: FrameReader::new() });
+        let secured = match self.door.as_ref().map(Door::begin).transpose() {
+            Ok(secured) => secured,
+            Err(error) => {
+                logger::error(format_args!("refused {from}: no TLS session could be made: {error}"));
+                return io.abort(conn);
+            }
+        };
+        let token = self.peers.insert(Peer { conn, from, reader: FrameReader::new(), secured });
         self.by_conn.insert(conn, token);
         io.pause_reading(conn, self.opening > 0);
+        // Nothing is heard of it before.
+        let heard_from = if self.opening > 0 { now.max(self.read_from) } else { now };
+        if let Some(pushed_out) = self.door.as_mut().and_then(|door| door.come(token, heard_from + HANDSHAKE_MAX)) {
+            let why =
+                "too many connections are in their TLS handshake, and it is the oldest; check what it is that connects";
+            self.refuse(now, pushed_out, why, io);
+        }
+    }
+
+    /// Ends a connection that the door does not let in, or whose session has failed; it is told by an alert.
+    fn refuse(&mut self, now: Instant, token: Token, why: &str, io: &mut Io) {
+        let (Some(door), Some(peer)) = (&mut self.door, self.peers.get(token)) else { return };
+        door.tell(now, &peer.from, why);
+        let conn = peer.conn;
+        io.close(conn);
+        self.on_closed(now, conn, io);
     }
 
     fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
         let Some(&token) = self.by_conn.get(&conn) else { return };
         let Some(peer) = self.peers.get_mut(token) else { return };
-        peer.reader.on_bytes(bytes);
+        match &mut peer.secured {
+            None => peer.reader.on_bytes(bytes),
+            Some(secured) => {
+                let was_at_door = secured.is_handshaking();
+                if let Err(error) = secured.on_bytes(conn, bytes, io, |part| peer.reader.on_bytes(part)) {
+                    return self.refuse(now, token, &error.to_string(), io);
+                }
+                if let Some(door) = self.door.as_mut().filter(|_| was_at_door && !secured.is_handshaking()) {
+                    door.let_in(token);
+                }
+            }
+        }
         self.on_frames(now, token, io);
     }
 
@@ -275,7 +339,9 @@ impl NodeShell {
             let conn = peer.conn;
             io.abort(conn);
             self.on_closed(now, conn, io);
-        } else if let Some((buf, filled)) = peer.reader.take_sink() {
+        } else if peer.secured.is_none()
+            && let Some((buf, filled)) = peer.reader.take_sink()
+        {
             io.recv_into(peer.conn, buf, filled);
         }
     }
@@ -283,6 +349,9 @@ impl NodeShell {
     fn on_closed(&mut self, now: Instant, conn: ConnId, io: &mut Io) {
         let Some(token) = self.by_conn.remove(&conn) else { return };
         self.peers.remove(token);
+        if let Some(door) = &mut self.door {
+            door.let_in(token);
+        }
         self.handle(now, store::Event::PeerGone { peer: store::PeerId(token.0) }, io);
     }
 }
@@ -313,7 +382,7 @@ impl App for NodeShell {
                 });
                 self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
             }
-            Event::Accepted { conn, peer, .. } => self.on_accepted(conn, &peer, io),
+            Event::Accepted { conn, peer, .. } => self.on_accepted(now, conn, peer, io),
             Event::Closed { conn, .. } => self.on_closed(now, conn, io),
             Event::Timer => self.on_timer(now, io),
             Event::Shutdown { .. } => io.stop(),
@@ -329,7 +398,9 @@ impl App for NodeShell {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        earliest(self.node.next_deadline(), (self.opening > 0).then_some(self.read_from))
+        let opening = (self.opening > 0).then_some(self.read_from);
+        let door = self.door.as_ref().and_then(Door::next_deadline);
+        earliest(self.node.next_deadline(), earliest(opening, door))
     }
 }
 

@@ -5,16 +5,8 @@
 mod support;
 
 use holdfast_runtime::meta::member::Member;
-use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, etcd, etcd_cluster, has_nbdcopy, nbdcopy, pattern};
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
+use std::time::Duration;
+use support::{Grid, assert_volume_holds, etcd, etcd_cluster, has_nbdcopy, is_whole, nbdcopy, pattern, until};
 
 fn state(grid: &Grid, volume: &str) -> String {
     grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
@@ -25,11 +17,6 @@ fn kill_host(grid: &Grid) {
     let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
     let pid = rustix::process::Pid::from_raw(pid).expect("a process");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
-}
-
-fn is_whole(grid: &Grid, volume: &str) -> bool {
-    let live = &grid.json(&format!("volume show {volume}"))["live"];
-    live["degraded_segments"] == 0 && live["at_risk_entries"] == 0
 }
 
 /// Writes another file to the volume, and reads it back.

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod device;
 pub mod mailbox;
 pub mod meta;
+pub mod pki;
 pub mod process;
 pub mod reactor;
 pub mod signals;

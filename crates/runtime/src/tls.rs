@@ -1,24 +1,31 @@
-//! TLS for servers, without I/O: ciphertext in, plaintext out, and the other way round.
+//! TLS without I/O: ciphertext in, plaintext out, and the other way round.
 //!
-//! Role: sits between a connection's bytes and its protocol (NBD after STARTTLS). The caller sends whatever
-//! [`TlsStream::take_ciphertext`] holds after each call.
+//! Role: sits between a connection's bytes and its protocol: NBD after STARTTLS, and the links between hosts and nodes
+//! ([`link`]). The caller sends whatever [`TlsStream::take_ciphertext`] holds after each call.
 //!
 //! Limits: a stream holds at most one record that is incomplete (16 KiB and its header) and what the caller has not
-//! taken; it refuses nothing that the caller gives it to encrypt.
+//! taken; it refuses nothing that the caller gives it to encrypt. A peer that has not finished its handshake within
+//! [`HANDSHAKE_BYTES_MAX`] gets no further; until then no plaintext is passed on.
 //!
 //! Faults: a broken or unauthenticated peer is an error, after which the alert to send is still to be taken, and
 //! nothing else is to be done with the stream but dropping it.
 
+pub mod link;
+
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls::{Connection, RootCertStore, ServerConfig, ServerConnection};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, IoSlice, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
+
+/// What a peer may send before its handshake is done: two of the longest messages that TLS has, though real ones have a
+/// few kilobytes.
+pub const HANDSHAKE_BYTES_MAX: usize = 128 * 1024;
 
 /// Why there is no TLS, or no longer: what, why, and what to do.
 #[derive(Debug, Error)]
@@ -33,6 +40,15 @@ pub enum TlsError {
     ClientCa { path: PathBuf, why: String },
     #[error("the TLS session failed: {0}; check the client's certificate, and that it speaks TLS 1.2 or 1.3")]
     Session(#[from] rustls::Error),
+    #[error(
+        "the peer sent {HANDSHAKE_BYTES_MAX} bytes without finishing its TLS handshake; check what it is that connects"
+    )]
+    Endless,
+    #[error("the certificate in {path} is {found}'s, and this is {wanted}: give it its own, or have that made anew")]
+    NotOurs { path: PathBuf, found: String, wanted: String },
+    /// The whole text, as [`link`] makes it.
+    #[error("{0}")]
+    Link(String),
 }
 
 /// Where a server's credentials are.
@@ -40,6 +56,7 @@ pub enum TlsError {
 pub struct TlsPaths {
     /// The server's certificate, with any intermediate ones after it.
     pub certificate: PathBuf,
+    /// The key that goes with it.
     pub key: PathBuf,
     /// Where it is set, only clients with a certificate of this CA are let in.
     pub client_ca: Option<PathBuf>,
@@ -56,6 +73,7 @@ impl fmt::Debug for TlsServer {
 }
 
 impl TlsServer {
+    /// Reads them, and finds what does not go together.
     pub fn load(paths: &TlsPaths) -> Result<TlsServer, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let chain = certificates("a certificate", &paths.certificate)?;
@@ -103,8 +121,11 @@ fn pem_error(what: &'static str, path: &Path, error: pem::Error) -> TlsError {
 
 /// One session, from the first byte of the client's hello.
 pub struct TlsStream {
-    session: ServerConnection,
+    session: Connection,
+    /// Between a host and a node: what fails is told in their words.
+    is_link: bool,
     is_ended: bool,
+    handshake_bytes: usize,
 }
 
 impl fmt::Debug for TlsStream {
@@ -114,13 +135,18 @@ impl fmt::Debug for TlsStream {
 }
 
 impl TlsStream {
+    /// A server's side of a session with any client that its credentials let in.
     pub fn new(server: &TlsServer) -> Result<TlsStream, TlsError> {
-        let mut session = ServerConnection::new(Arc::clone(&server.0))?;
-        // What may gather is the caller's to bound, who sees it in its connection's unsent bytes.
-        session.set_buffer_limit(None);
-        Ok(TlsStream { session, is_ended: false })
+        Ok(TlsStream::over(ServerConnection::new(Arc::clone(&server.0))?.into(), false))
     }
 
+    fn over(mut session: Connection, is_link: bool) -> TlsStream {
+        // What may gather is the caller's to bound, who sees it in its connection's unsent bytes.
+        session.set_buffer_limit(None);
+        TlsStream { session, is_link, is_ended: false, handshake_bytes: 0 }
+    }
+
+    /// Nobody is known yet, and nothing was said.
     pub fn is_handshaking(&self) -> bool {
         self.session.is_handshaking()
     }
@@ -130,20 +156,41 @@ impl TlsStream {
         self.is_ended
     }
 
+    fn error(&self, error: rustls::Error) -> TlsError {
+        if self.is_link { TlsError::Link(link::text(&error)) } else { TlsError::Session(error) }
+    }
+
     /// Takes all of `ciphertext`, and appends to `plaintext` what it holds.
-    pub fn on_ciphertext(&mut self, mut ciphertext: &[u8], plaintext: &mut Vec<u8>) -> Result<(), TlsError> {
+    pub fn on_ciphertext(&mut self, ciphertext: &[u8], plaintext: &mut Vec<u8>) -> Result<(), TlsError> {
+        self.open(ciphertext, |part| plaintext.extend_from_slice(part))
+    }
+
+    /// Takes all of `ciphertext`, and passes on what it holds, a record at a time.
+    pub fn open(&mut self, mut ciphertext: &[u8], mut pass_on: impl FnMut(&[u8])) -> Result<(), TlsError> {
         while !ciphertext.is_empty() && !self.is_ended {
+            let was_handshaking = self.is_handshaking();
             let taken = match self.session.read_tls(&mut ciphertext) {
                 Ok(taken) => taken,
                 // Reading from memory fails only for the session's own reasons.
-                Err(e) => return Err(TlsError::Session(rustls::Error::General(e.to_string()))),
+                Err(e) => return Err(self.error(rustls::Error::General(e.to_string()))),
             };
-            let arrived = self.session.process_new_packets()?;
+            let arrived = self.session.process_new_packets().map_err(|e| self.error(e))?;
             self.is_ended = arrived.peer_has_closed() || taken == 0;
-            let start = plaintext.len();
-            plaintext.resize(start + arrived.plaintext_bytes_to_read(), 0);
+            if was_handshaking {
+                self.handshake_bytes += taken;
+                if self.handshake_bytes > HANDSHAKE_BYTES_MAX {
+                    return Err(TlsError::Endless);
+                }
+            }
+            let mut left = arrived.plaintext_bytes_to_read();
             let mut reader = self.session.reader();
-            reader.read_exact(&mut plaintext[start..]).expect("the session said how much it holds");
+            while left > 0 {
+                let part = reader.fill_buf().expect("the session said how much it holds");
+                pass_on(part);
+                let passed = part.len();
+                reader.consume(passed);
+                left -= passed;
+            }
         }
         Ok(())
     }
@@ -151,6 +198,16 @@ impl TlsStream {
     /// Encrypts `plaintext`; during the handshake it waits for its end.
     pub fn send(&mut self, plaintext: &[u8]) {
         self.session.writer().write_all(plaintext).expect("an unbounded buffer takes everything");
+    }
+
+    /// As [`TlsStream::send`], of parts that follow each other: small ones share a record. Nothing is sent on a session
+    /// that has failed.
+    pub fn send_parts(&mut self, parts: &[IoSlice<'_>]) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        match self.session.writer().write_vectored(parts) {
+            Ok(taken) => assert_eq!(taken, len, "an unbounded buffer takes everything"),
+            Err(e) => debug_assert!(e.kind() == io::ErrorKind::InvalidData, "the session has failed: {e}"),
+        }
     }
 
     /// Tells the client that nothing more follows.
@@ -173,6 +230,7 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     use rustls::{ClientConfig, ClientConnection};
     use std::fs;
+    use std::io::Read;
 
     struct Credentials {
         dir: tempfile::TempDir,

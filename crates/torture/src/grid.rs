@@ -18,6 +18,8 @@ pub struct Shape {
     pub nodes: u32,
     pub devices: u32,
     pub device_mib: u64,
+    /// Hosts and nodes talk over TLS.
+    pub tls: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +51,8 @@ impl Grid {
         let grid = Grid { binary: binary.into(), dir: dir.into() };
         let (nodes, devices) = (shape.nodes.to_string(), shape.devices.to_string());
         let size = format!("{}MiB", shape.device_mib);
-        grid.run(&["grid", "up", "--nodes", &nodes, "--devices", &devices, "--device-size", &size])?;
+        let tls = if shape.tls { "on" } else { "off" };
+        grid.run(&["grid", "up", "--nodes", &nodes, "--devices", &devices, "--device-size", &size, "--tls", tls])?;
         Ok(grid)
     }
 

@@ -5,8 +5,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Warnings that faults of this kind may cause. Any other (a damaged shard, say) tells of a fault that was not made here.
-const EXPECTED_WARNINGS: [&str; 4] =
-    ["is late, and avoided", "is down:", "can't be opened yet", "devices are still being opened"];
+const EXPECTED_WARNINGS: [&str; 5] = [
+    "is late, and avoided",
+    "is down:",
+    "can't be opened yet",
+    "devices are still being opened",
+    // Of a host that was stopped in the middle.
+    "has not finished its TLS handshake",
+];
 
 /// Lines shown of each kind.
 const SHOWN_MAX: usize = 20;

@@ -38,6 +38,10 @@ struct Arguments {
     #[arg(long)]
     nodes: Option<u32>,
 
+    /// Hosts and nodes talk over TLS
+    #[arg(long)]
+    tls: bool,
+
     /// Requests in flight on each connection
     #[arg(long, default_value_t = 8)]
     depth: usize,
@@ -84,7 +88,7 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut random = Prng::new(seed);
     let nodes = arguments.nodes.unwrap_or(random.between(3, 4) as u32);
-    let shape = Shape { nodes, devices: DEVICES, device_mib: DEVICE_MIB };
+    let shape = Shape { nodes, devices: DEVICES, device_mib: DEVICE_MIB, tls: arguments.tls };
     let grid = Grid::create(&arguments.binary, dir, shape)?;
     let outcome = run(arguments, &grid, &mut random);
     // Whatever happened, no process stays behind; the logs are complete only now.

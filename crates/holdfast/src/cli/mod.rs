@@ -8,5 +8,6 @@ pub mod snapshot;
 pub mod space;
 pub mod status;
 pub mod task;
+pub mod tls;
 pub mod transfer;
 pub mod volume;

@@ -2,8 +2,10 @@
 
 use super::device::drain;
 use super::format::{print, print_json};
+use crate::grid::certs::Certificates;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
+use crate::grid::token::JoinToken;
 use crate::grid::{self, grow};
 use crate::node_shell::{self, NodeOptions};
 use crate::protocol::Request;
@@ -12,6 +14,7 @@ use crate::{client, daemon};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use holdfast_base::{GridId, NodeId};
+use holdfast_runtime::pki;
 use rustix::process::Signal;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -58,6 +61,11 @@ pub struct NodeArgs {
     #[arg(long)]
     format_blank: bool,
 
+    /// Let in only hosts of the grid, over TLS: a directory with ca.pem, and this node's node-N.pem and node-N.key; by
+    /// default what grid.json says
+    #[arg(long, value_name = "DIR")]
+    tls: Option<PathBuf>,
+
     #[arg(long, hide = true)]
     daemon: bool,
 }
@@ -72,6 +80,10 @@ enum NodeAction {
         /// By default as large as the last node's first
         #[arg(long)]
         device_size: Option<Size>,
+        /// In a grid with TLS, where its authority is on another machine: a token of `holdfast grid token --for` this
+        /// one, made there
+        #[arg(long)]
+        token: Option<JoinToken>,
     },
     /// Move everything off a node's devices; nothing new goes there
     Drain {
@@ -133,8 +145,8 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
         Ok(config.node(node)?.devices.iter().map(|d| d.device.clone()).collect())
     };
     let (id, text) = match *action {
-        NodeAction::Add { devices, device_size } => {
-            let node = grow::add_node(dir, devices, device_size)?;
+        NodeAction::Add { devices, device_size, ref token } => {
+            let node = grow::add_node(dir, devices, device_size, token.as_ref())?;
             (node.id, format!("node {} is added, and up at {}; data is moved there by itself", node.id, node.address))
         }
         NodeAction::Drain { node, cancel, force } => {
@@ -199,7 +211,9 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         listen: args.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
         devices: args.devices,
         format_blank: args.format_blank,
+        tls: None,
     };
+    let own = pki::Role::Node(options.node);
     if args.grid.is_none() || args.listen.is_none() || options.devices.is_empty() {
         let dir = GridDir::choose(dir)?;
         let config =
@@ -214,6 +228,10 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         if options.devices.is_empty() {
             options.devices = node.devices.iter().map(|d| dir.device_path(d)).collect();
         }
+        options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
+    }
+    if let Some(dir) = &args.tls {
+        options.tls = Some(Certificates::in_dir(dir, options.grid).paths(&own));
     }
     daemon::begin(args.daemon)?;
     node_shell::run(&options)

@@ -2,16 +2,18 @@
 
 use super::format::{percent_used, print, print_json, print_table, table};
 use super::space::full_soon;
+use super::tls::{TlsArgs, TokenArgs};
 use super::volume::print_list;
 use crate::client;
+use crate::grid::certs::{Certificates, roles};
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
+use crate::grid::token::Join;
 use crate::grid::{self, UpOptions};
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::Result;
-use clap::{Args, Subcommand};
-use holdfast_base::GridId;
+use clap::{Args, Subcommand, ValueEnum};
 use holdfast_runtime::process::{self, ProcessStats};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +24,7 @@ use std::path::PathBuf;
     holdfast grid up                             four nodes with two devices of 8 GiB each, in ~/.holdfast/grid\n  \
     holdfast grid up --dir /data/grid --nodes 3 --devices 1 --device-size 2GiB\n  \
     holdfast grid up --etcd http://10.0.0.9:2379 --name a --address 10.0.0.1               the first of several machines\n  \
-    holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join GRID   the next one\n  \
+    holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join TOKEN  the next one, with\n                                               a token of `holdfast grid token` on the first\n  \
     holdfast grid status\n  \
     holdfast grid down                           everything stops; `holdfast grid up` goes on where it was\n\n\
     A grid's directory holds all of it: configuration, devices, metadata, logs. HOLDFAST_DIR names one for all commands.")]
@@ -43,6 +45,16 @@ enum GridAction {
     },
     /// Processes and devices of the grid
     Status,
+    /// Print a token that lets one machine join a grid with TLS, or renew its certificates
+    Token(TokenArgs),
+    /// The certificates of this machine
+    Tls(TlsArgs),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Switch {
+    On,
+    Off,
 }
 
 #[derive(Args, Debug)]
@@ -74,18 +86,24 @@ struct UpArgs {
     /// Address that the nodes listen on, where all hosts reach them [default: 127.0.0.1]
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
-    /// Become a part of the grid with this id, whose metadata are in etcd, rather than make one
-    #[arg(long, value_name = "GRID", requires = "etcd", requires = "name")]
-    join: Option<GridId>,
+    /// Become a part of a grid whose metadata are in etcd, rather than make one: a token of `holdfast grid token`, or
+    /// where that grid has no TLS its id
+    #[arg(long, value_name = "TOKEN|GRID", requires = "etcd", requires = "name")]
+    join: Option<Join>,
+    /// Whether a grid that is made has TLS between its hosts and nodes [default: on with --etcd and --address, else off]
+    #[arg(long, value_enum, conflicts_with = "join")]
+    tls: Option<Switch>,
 }
 
 pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
         GridAction::Up(args) => {
-            let UpArgs { nodes, devices, device_size, port, nbd_tcp, tls_dir, etcd, name, address, join } = *args;
+            let UpArgs { nodes, devices, device_size, port, nbd_tcp, tls_dir, etcd, name, address, join, tls } = *args;
+            let tls = tls.map(|tls| tls == Switch::On);
             let tls_dir = tls_dir.map(std::path::absolute).transpose()?;
             let meta = etcd.config()?;
-            let options = UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir, meta, name, address, join };
+            let options =
+                UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir, meta, name, address, join, tls };
             let outcome = grid::up(dir, &options)?;
             if json {
                 return print_json(&gather(dir)?);
@@ -116,6 +134,8 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
             let status = gather(dir)?;
             if json { print_json(&status) } else { print_grid(&status) }
         }
+        GridAction::Token(args) => super::tls::token(&args, dir, json),
+        GridAction::Tls(args) => super::tls::run(args, dir, json),
     }
 }
 
@@ -144,6 +164,11 @@ pub struct GridStatus {
     pub dir: String,
     pub host: HostView,
     pub metadata: MetadataView,
+    /// Hosts and nodes talk over TLS.
+    pub tls: bool,
+    /// What is to be done about certificates of this machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub certificate_warnings: Vec<String>,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeView>,
@@ -220,8 +245,12 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     nodes.sort_by_key(|node| node.id);
     let root = dir.root().display().to_string();
     let metadata = MetadataView { store: config.meta.to_string(), trouble: status.metadata_trouble };
+    let certificates = config.tls.then(|| config.grid_id().map(|grid| Certificates::of(dir, grid))).transpose()?;
+    let warnings = certificates.map(|certificates| certificates.warnings(&roles(&config)));
     Ok(GridStatus {
         metadata,
+        tls: config.tls,
+        certificate_warnings: warnings.unwrap_or_default(),
         grid: config.grid,
         dir: root,
         host,
@@ -279,6 +308,12 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     match &status.metadata.trouble {
         None => print(format_args!("metadata {}", status.metadata.store))?,
         Some(trouble) => print(format_args!("metadata {}, out of reach {trouble}", status.metadata.store))?,
+    }
+    if status.tls {
+        print("links between hosts and nodes have TLS")?;
+    }
+    for warning in &status.certificate_warnings {
+        print(warning)?;
     }
     print("")?;
     let mut rows = table(

@@ -3,8 +3,11 @@
 //! Faults: a device is made before grid.json names it, and grid.json forgets it before its file is removed; a crash in
 //! between leaves a file that nothing names. Nothing is removed that the host has not found empty.
 
+use super::asking::Asking;
+use super::certs::Certificates;
 use super::layout::{DeviceConfig, GridConfig, GridDir, NodeConfig};
 use super::processes::{Role, wait};
+use super::token::JoinToken;
 use super::{
     DEVICE_SIZE_MIN, DEVICES_MAX, Lock, NODE_DOWN_MAX, NODES_MAX, UP_MAX, check_port, check_space, check_startable,
     ownership, wait_until_serves,
@@ -16,6 +19,7 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::NodeId;
 use holdfast_runtime::device::create_file;
+use holdfast_runtime::pki;
 use rustix::process::Signal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -43,8 +47,13 @@ pub fn add_device(dir: &GridDir, node: u32, size: Option<Size>) -> Result<Device
     Ok(device)
 }
 
-/// Adds a node and starts it.
-pub fn add_node(dir: &GridDir, devices: Option<u32>, size: Option<Size>) -> Result<NodeConfig> {
+/// Adds a node and starts it; with a token, where the grid has TLS and this machine can't sign.
+pub fn add_node(
+    dir: &GridDir,
+    devices: Option<u32>,
+    size: Option<Size>,
+    token: Option<&JoinToken>,
+) -> Result<NodeConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
     let last = config.nodes.iter().max_by_key(|n| n.id).context("a grid has nodes")?.clone();
@@ -63,6 +72,9 @@ pub fn add_node(dir: &GridDir, devices: Option<u32>, size: Option<Size>) -> Resu
     let is_free =
         |address: &SocketAddr| config.nodes.iter().all(|n| n.address != *address) && check_port(*address).is_ok();
     let address = addresses.find(is_free).context("no free port was found for the node")?;
+    if config.tls {
+        obtain(dir, &config, &[pki::Role::Node(NodeId(id))], token)?;
+    }
     let devices = (0..count).map(|_| make_device(dir, &config, id, size)).collect::<Result<_>>()?;
     let node = NodeConfig { id, address, devices };
     config.nodes.push(node.clone());
@@ -73,6 +85,25 @@ pub fn add_node(dir: &GridDir, devices: Option<u32>, size: Option<Size>) -> Resu
     client::done(dir, &Request::GridReload)?;
     wait_until_used(dir, &config, id)?;
     Ok(node)
+}
+
+/// Gets new certificates: signed here where that can be done, with a token elsewhere.
+pub fn obtain(dir: &GridDir, config: &GridConfig, roles: &[pki::Role], token: Option<&JoinToken>) -> Result<()> {
+    let certificates = Certificates::of(dir, config.grid_id()?);
+    let Some(token) = token else {
+        return certificates.sign(roles, &config.host.name);
+    };
+    if token.grid.to_string() != config.grid {
+        bail!("the token is for grid {}, and this machine is of grid {}; make one there", token.grid, config.grid);
+    }
+    let meta = crate::host::meta::open(dir, config)?;
+    Asking::begin(meta, token, &config.host.name)?.obtain(&certificates, roles)
+}
+
+/// Makes new keys and certificates for all of this machine.
+pub fn rotate(dir: &GridDir, config: &GridConfig, roles: &[pki::Role], token: Option<&JoinToken>) -> Result<()> {
+    let _lock = Lock::take(dir)?;
+    obtain(dir, config, roles, token)
 }
 
 /// Removes devices of one node that were drained, and the node with its last one. Returns the node.
@@ -107,6 +138,8 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     client::done(dir, &Request::GridReload)?;
     if config.nodes.iter().any(|n| n.id == id) {
         wait_until_used(dir, &config, id)?;
+    } else if config.tls {
+        Certificates::of(dir, config.grid_id()?).forget(&pki::Role::Node(NodeId(id)));
     }
     for path in gone {
         match std::fs::remove_file(&path) {

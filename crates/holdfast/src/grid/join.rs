@@ -4,29 +4,49 @@
 //! A crash in between leaves numbers that no node has: they show as nodes that are down, and the name stays taken, since it
 //! might be that of a machine that is merely off; another attempt needs another name.
 
+use super::asking::{Asking, authority_of};
+use super::certs::Certificates;
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
+use super::token::{Join, JoinToken};
 use crate::host::catalog::Catalog;
 use crate::host::{meta, presence};
 use crate::logger;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use holdfast_runtime::pki::Role;
 
-pub struct Joining {
+/// A machine that is about to be one of the grid's.
+pub struct Joining<'a> {
     catalog: Catalog,
+    /// Where the grid has TLS.
+    asking: Option<Asking<'a>>,
 }
 
-impl Joining {
+impl<'a> Joining<'a> {
     /// The configuration names the grid, its store, and this machine's host.
-    pub fn begin(dir: &GridDir, config: &GridConfig) -> Result<Joining> {
+    pub fn begin(dir: &GridDir, config: &GridConfig, join: &'a Join) -> Result<Joining<'a>> {
         if config.meta == MetaConfig::Embedded {
             bail!("only a grid whose metadata are in etcd has room for other machines; name its members with --etcd");
         }
-        let meta = meta::open(dir, config)?;
+        let meta = meta::open(dir, config).context("the grid that --join names can't be joined")?;
+        if join.token().is_none() && authority_of(&meta)?.is_some() {
+            bail!(
+                "grid {} has TLS: its id alone does not show that this machine may join. Make a token on the grid's first \
+                 machine (`holdfast grid token`), and give that to --join",
+                config.grid
+            );
+        }
         let name = &config.host.name;
         let catalog = Catalog::new(meta.clone(), config.grid_id()?, name);
         if presence::live_hosts(&meta)?.contains(name) || catalog.has_machine(name)? {
             bail!("the grid has a machine named {name} already; choose another --name");
         }
-        Ok(Joining { catalog })
+        let begin = |token: &'a JoinToken| Asking::begin(meta.clone(), token, name);
+        Ok(Joining { catalog, asking: join.token().map(begin).transpose()? })
+    }
+
+    /// Gets certificates for this machine, where the grid has TLS: last of all, since a token works once.
+    pub fn obtain(&self, certificates: &Certificates, roles: &[Role]) -> Result<()> {
+        self.asking.as_ref().map_or(Ok(()), |asking| asking.obtain(certificates, roles))
     }
 
     /// Takes a number for a node.

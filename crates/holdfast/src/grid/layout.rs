@@ -6,6 +6,7 @@
 //! DIR/devices/       node1-0.img …
 //! DIR/meta.redb      the embedded metadata store, the host's alone; nothing where etcd keeps the metadata
 //! DIR/nbd.sock       all exports
+//! DIR/tls/           certificates of the links, where the grid has TLS (see `certs`)
 //! DIR/control.sock   the host's control socket
 //! DIR/logs/, DIR/run/   one log and one pid file a process
 //! ```
@@ -31,6 +32,9 @@ pub struct GridConfig {
     pub grid: String,
     #[serde(default)]
     pub meta: MetaConfig,
+    /// Hosts and nodes talk over TLS, and show each other certificates of the grid's own authority.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tls: bool,
     pub nodes: Vec<NodeConfig>,
     #[serde(default)]
     pub host: HostConfig,
@@ -153,6 +157,11 @@ impl GridDir {
         self.root.join("grid.lock")
     }
 
+    /// Certificates of the grid's links; NBD's are where `HostConfig::tls_dir` says.
+    pub fn tls_dir(&self) -> PathBuf {
+        self.root.join("tls")
+    }
+
     pub fn devices_dir(&self) -> PathBuf {
         self.root.join("devices")
     }
@@ -234,7 +243,7 @@ impl GridDir {
 
 impl GridConfig {
     pub fn new(grid: String, nodes: Vec<NodeConfig>, host: HostConfig) -> GridConfig {
-        GridConfig { version: CONFIG_VERSION, grid, meta: MetaConfig::default(), nodes, host }
+        GridConfig { version: CONFIG_VERSION, grid, meta: MetaConfig::default(), tls: false, nodes, host }
     }
 
     pub fn grid_id(&self) -> Result<holdfast_base::GridId> {

@@ -3,20 +3,25 @@
 //! Faults: nothing is written before everything that could be checked was checked; a grid that could not be completed
 //! is removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
 
+pub mod asking;
+pub mod certs;
 pub mod grow;
 mod join;
 pub mod layout;
 pub mod metadata;
 pub mod ownership;
 pub mod processes;
+pub mod token;
 
 use crate::client;
 use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{GridId, NodeId};
+use certs::Certificates;
+use holdfast_base::{GridId, MetaVersion, NodeId};
 use holdfast_runtime::device::create_file;
+use holdfast_runtime::pki;
 use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, MetaConfig, NodeConfig};
 use processes::{Role, wait};
 use rustix::fs::FlockOperation;
@@ -25,6 +30,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use token::{Join, TLS_KEY, TlsRecord};
 
 const NODES_DEFAULT: u32 = 4;
 const NODES_MAX: u32 = 64;
@@ -59,7 +65,10 @@ pub struct UpOptions {
     /// Where the nodes listen.
     pub address: Option<IpAddr>,
     /// Become a part of this grid rather than make one.
-    pub join: Option<GridId>,
+    pub join: Option<Join>,
+    /// Of a grid that is made: whether hosts and nodes talk over TLS. By default they do where there may be several
+    /// machines: with etcd and an address.
+    pub tls: Option<bool>,
 }
 
 /// What `grid up` did.
@@ -243,7 +252,8 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
         ("--etcd", options.meta.as_ref().is_some_and(|meta| *meta != config.meta)),
         ("--name", options.name.as_ref().is_some_and(|name| *name != config.host.name)),
         ("--address", options.address.is_some_and(|ip| config.nodes.iter().any(|n| n.address.ip() != ip))),
-        ("--join", options.join.is_some_and(|grid| grid.to_string() != config.grid)),
+        ("--join", options.join.as_ref().is_some_and(|join| join.grid().to_string() != config.grid)),
+        ("--tls", options.tls.is_some_and(|tls| tls != config.tls)),
     ];
     if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
         bail!(
@@ -255,9 +265,20 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
     Ok(())
 }
 
+/// As whom a process takes part in its grid.
+fn identity(config: &GridConfig, role: Role) -> pki::Role {
+    match role {
+        Role::Host => pki::Role::Host(config.host.name.clone()),
+        Role::Node(id) => pki::Role::Node(NodeId(id)),
+    }
+}
+
 /// Everything that can be known to fail is found before anything is started.
 fn check_startable(dir: &GridDir, config: &GridConfig, role: Role) -> Result<()> {
     let grid = config.grid_id()?;
+    if config.tls {
+        Certificates::of(dir, grid).check(&identity(config, role))?;
+    }
     let Role::Node(id) = role else {
         return Ok(());
     };
@@ -325,7 +346,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
     let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let ports = choose_ports(ip, options.port, nodes)?;
-    let grid = options.join.unwrap_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()));
+    let grid = options.join.as_ref().map_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()), Join::grid);
     let device = |node: u32, index: u32| DeviceConfig {
         path: PathBuf::from(format!("devices/node{node}-{index}.img")),
         device: fresh_device_id().to_string(),
@@ -341,12 +362,10 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     crate::host::catalog::check_name(&name)?;
     let host = HostConfig { name, nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..default };
     let meta = options.meta.clone().unwrap_or_default();
-    let mut config = GridConfig { meta, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
+    let tls = wants_tls(options);
+    let mut config = GridConfig { meta, tls, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
-    let joined = match options.join {
-        Some(_) => Some(join::Joining::begin(dir, &config)?),
-        None => None,
-    };
+    let joined = options.join.as_ref().map(|join| join::Joining::begin(dir, &config, join)).transpose()?;
     let made = (0..nodes)
         .map(|index| match &joined {
             Some(joining) => joining.add_node(|id| node(index, id)),
@@ -355,7 +374,8 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         .collect::<Result<Vec<_>>>()
         .map(|nodes| config.nodes = nodes)
         .and_then(|()| make_devices(dir, &config))
-        .and_then(|()| if joined.is_some() { Ok(()) } else { crate::host::meta::make(dir, &config) })
+        .and_then(|()| secure(dir, &config, joined.as_ref()))
+        .and_then(|()| if joined.is_some() { Ok(()) } else { make_metadata(dir, &config) })
         .and_then(|()| dir.save(&config));
     if let Err(error) = made {
         if let Some(joining) = joined {
@@ -366,6 +386,42 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     }
     fs::remove_file(dir.creating_path())?;
     Ok(config)
+}
+
+/// Whether a grid that is being made or joined has TLS.
+fn wants_tls(options: &UpOptions) -> bool {
+    match &options.join {
+        Some(join) => join.token().is_some(),
+        None => {
+            let may_grow = matches!(options.meta, Some(MetaConfig::Etcd(_))) && options.address.is_some();
+            options.tls.unwrap_or(may_grow)
+        }
+    }
+}
+
+/// Makes the certificates of the grid's first machine, or gets those of another one.
+fn secure(dir: &GridDir, config: &GridConfig, joining: Option<&join::Joining<'_>>) -> Result<()> {
+    if !config.tls {
+        return Ok(());
+    }
+    let (certificates, roles) = (Certificates::of(dir, config.grid_id()?), certs::roles(config));
+    if let Some(joining) = joining {
+        return joining.obtain(&certificates, &roles);
+    }
+    certificates.make_authority()?;
+    certificates.issue(&roles)
+}
+
+/// Prepares the metadata store for a grid that is being made.
+fn make_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    let meta = crate::host::meta::connect(dir, config)?;
+    if config.tls {
+        let record = TlsRecord::of(&Certificates::of(dir, config.grid_id()?).fingerprint()?);
+        let record = serde_json::to_vec(&record).expect("our records always encode");
+        // Before the grid can be found: who joins it is to see this.
+        meta.swap(TLS_KEY, MetaVersion::ABSENT, Some(&record), None)?;
+    }
+    crate::host::meta::complete(&meta, config)
 }
 
 /// Removes what a `grid up` left that did not get to its end.
@@ -389,6 +445,7 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
     if dir.meta_path().exists() {
         fs::remove_file(dir.meta_path())?;
     }
+    certs::clear(&dir.tls_dir())?;
     fs::remove_file(dir.creating_path())?;
     Ok(())
 }

@@ -13,6 +13,7 @@
 //! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! node/NUMBER            a storage node: where it is, and its devices
+//! tls, token/ID, join/ID/…   who may join a grid with TLS (see `grid::token`)
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
@@ -566,11 +567,16 @@ impl Catalog {
         Ok(())
     }
 
+    /// Which machine each node is on.
+    pub fn node_machines(&self) -> Result<BTreeMap<u32, String>> {
+        let listed = self.meta.list(NODE_PREFIX)?.records;
+        let records = listed.iter().map(|l| decode::<NodeRecord>(&l.key, &l.value));
+        records.map(|record| record.map(|record| (record.node.id, record.machine))).collect()
+    }
+
     /// Whether nodes run beside a host of that name.
     pub fn has_machine(&self, name: &str) -> Result<bool> {
-        let listed = self.meta.list(NODE_PREFIX)?.records;
-        let machines = listed.iter().map(|l| Ok(decode::<NodeRecord>(&l.key, &l.value)?.machine));
-        Ok(machines.collect::<Result<Vec<_>>>()?.iter().any(|machine| machine == name))
+        Ok(self.node_machines()?.values().any(|machine| machine == name))
     }
 
     /// Takes the next number for a node that is being made beside this host.

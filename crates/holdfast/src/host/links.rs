@@ -15,18 +15,23 @@
 //! 1. An answer is passed on only while the connection that its request left on is the current one.
 //! 2. Between two `Up`s of a node lies a `Down`.
 //!
+//! Where the grid has TLS, a lane's greeting waits in its session until the node has shown that it is that very node;
+//! a node that is another, or lets this host not in, is refused as one is whose greeting was.
+//!
 //! A cut link (for drills) reads and sends nothing, keeps its connections open, and makes new ones only when mended: a
 //! black hole between host and node, as far as the host can tell. What would have been sent waits, as it would in a
 //! socket.
 //!
 //! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
 
+use crate::link_tls::Secured;
 use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Frame, FrameReader, Reply, Request, WIRE_VERSION, encode_frame};
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
+use holdfast_runtime::tls::link::HostTls;
 use holdfast_volume::Lane;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -97,6 +102,7 @@ enum State {
 struct LaneConn {
     conn: ConnId,
     reader: FrameReader<Reply>,
+    secured: Option<Box<Secured>>,
     greeted: bool,
     /// A payload that became whole while the link was cut.
     late: Option<BufMut>,
@@ -143,6 +149,8 @@ struct Link {
 pub struct Links {
     grid: GridId,
     host: String,
+    /// Where links have TLS.
+    tls: Option<HostTls>,
     links: Vec<Link>,
     by_conn: HashMap<ConnId, (usize, usize)>,
     pub events: VecDeque<LinkEvent>,
@@ -161,12 +169,13 @@ fn lane_index(lane: Lane) -> usize {
 }
 
 impl Links {
-    pub fn new(grid: GridId, host: &str, nodes: &[(NodeId, SocketAddr)]) -> Links {
+    pub fn new(grid: GridId, host: &str, tls: Option<HostTls>, nodes: &[(NodeId, SocketAddr)]) -> Links {
         let mut links: Vec<Link> = nodes.iter().map(|(node, address)| Link::new(*node, *address)).collect();
         links.sort_by_key(|l| l.node);
         Links {
             grid,
             host: host.to_string(),
+            tls,
             links,
             by_conn: HashMap::new(),
             events: VecDeque::new(),
@@ -255,7 +264,15 @@ impl Links {
         let link = &mut self.links[index];
         link.last_heard = now;
         let Some(lane_conn) = &mut link.lanes[lane] else { return };
-        lane_conn.reader.on_bytes(bytes);
+        let LaneConn { reader, secured, .. } = lane_conn;
+        match secured {
+            None => reader.on_bytes(bytes),
+            Some(secured) => {
+                if let Err(error) = secured.on_bytes(conn, bytes, io, |part| reader.on_bytes(part)) {
+                    return self.refuse(now, index, format!("no TLS with it: {error}"), io);
+                }
+            }
+        }
         self.on_frames(now, index, lane, io);
     }
 
@@ -280,10 +297,19 @@ impl Links {
         }
         let link = &mut self.links[index];
         let Some(lane_conn) = &mut link.lanes[lane] else { return };
-        if let Some(error) = lane_conn.reader.error() {
+        if let Some(error) = lane_conn.reader.error().filter(|_| !lane_conn.greeted) {
+            let how = if lane_conn.secured.is_some() { "with" } else { "without" };
+            let trouble = format!(
+                "it sent what is no greeting ({error}), and this host connects {how} TLS; does its machine have the same `tls` \
+                 in grid.json?"
+            );
+            self.refuse(now, index, trouble, io);
+        } else if let Some(error) = lane_conn.reader.error() {
             logger::warn(format_args!("node {} sent what is no answer ({error}); connecting anew", link.node));
             self.drop_link(index, now, io);
-        } else if let Some((buf, filled)) = lane_conn.reader.take_sink() {
+        } else if lane_conn.secured.is_none()
+            && let Some((buf, filled)) = lane_conn.reader.take_sink()
+        {
             io.recv_into(lane_conn.conn, buf, filled);
         }
     }
@@ -372,7 +398,14 @@ impl Links {
         self.by_conn.remove(&conn);
         let link = &mut self.links[index];
         link.lanes[lane] = None;
-        link.trouble = Some(error.to_string());
+        let is_greeting = matches!(link.state, State::Greeting { .. });
+        link.trouble = Some(match error {
+            ConnError::ByPeer | ConnError::Reset if is_greeting => format!(
+                "{error} instead of greeting: its process is just starting or ending, or its machine has another `tls` in \
+                 grid.json than this one"
+            ),
+            _ => error.to_string(),
+        });
         self.drop_link(index, now, io);
     }
 
@@ -440,8 +473,13 @@ impl Links {
             return;
         }
         for lane in 0..LANES {
+            let session = self.tls.as_ref().map(|tls| tls.connect(link.node)).transpose();
+            let secured = match session {
+                Ok(session) => session.map(Secured::new),
+                Err(error) => return self.refuse(now, index, format!("no TLS with it: {error}"), io),
+            };
             let conn = io.connect_tcp(link.address);
-            link.lanes[lane] = Some(LaneConn { conn, reader: FrameReader::new(), greeted: false, late: None });
+            link.lanes[lane] = Some(LaneConn { conn, reader: FrameReader::new(), secured, greeted: false, late: None });
             self.by_conn.insert(conn, (index, lane));
         }
         link.waiting = Slab::new(WAITING_MAX);
@@ -533,7 +571,10 @@ impl Link {
         if self.cut {
             return self.held.push(Held { lane, frame, payload });
         }
-        let Some(lane_conn) = &self.lanes[lane] else { return };
+        let Some(lane_conn) = &mut self.lanes[lane] else { return };
+        if let Some(secured) = &mut lane_conn.secured {
+            return secured.send(lane_conn.conn, &frame, &payload, io);
+        }
         io.send_vec(lane_conn.conn, frame);
         for part in payload {
             io.send_buf(lane_conn.conn, part);

@@ -72,11 +72,6 @@ pub fn connect(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
     }
 }
 
-/// Prepares the store for a grid that is being made.
-pub fn make(dir: &GridDir, config: &GridConfig) -> Result<()> {
-    complete(&connect(dir, config)?, config)
-}
-
 /// From here on the store is this grid's.
 pub fn complete(meta: &Meta, config: &GridConfig) -> Result<()> {
     if matches!(config.meta, MetaConfig::Etcd(_)) {

@@ -26,6 +26,7 @@ mod nbd;
 pub mod presence;
 pub mod receive;
 pub mod schedule;
+pub mod signer;
 mod stop;
 mod tls;
 mod trend;
@@ -33,6 +34,7 @@ mod volumes;
 mod watcher;
 
 use crate::daemon::outwait;
+use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use anyhow::{Context, Result};
@@ -95,6 +97,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let mut config = dir.load()?;
     dir.check_socket_paths()?;
     let grid = config.grid_id()?;
+    let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
+    let links_tls = config.tls.then(load_tls).transpose()?;
     let meta = meta::open(dir, &config)?;
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name);
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
@@ -103,6 +107,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     // The sockets are ours now: no other host runs in this directory.
     let presence = presence::Presence::announce(meta.clone(), &config.host.name, dir)?;
     catalog.set_own_nodes(&config.nodes)?;
+    signer::start(dir, &config, catalog.clone(), meta.clone())?;
     config.nodes = catalog.nodes()?;
     // Read after that: while the host was away others may have taken volumes over.
     catalog.adopt_exports()?;
@@ -116,7 +121,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();
     let mut host = Host {
-        links: Links::new(grid, &config.host.name, &nodes),
+        links: Links::new(grid, &config.host.name, links_tls, &nodes),
         volumes: Volumes::new(grid, &config.host.name, (budget, care), fixed, exported.len(), uris),
         clients: Clients::new(config.host.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,

@@ -113,6 +113,21 @@ impl Grid {
     }
 }
 
+/// Waits for what takes a moment on a machine that has other things to do.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// All of the volume is as redundant as its layout promises.
+pub fn is_whole(grid: &Grid, volume: &str) -> bool {
+    let live = &grid.json(&format!("volume show {volume}"))["live"];
+    live["degraded_segments"] == 0 && live["at_risk_entries"] == 0
+}
+
 pub fn has_nbdcopy() -> bool {
     let found = Command::new("nbdcopy").arg("--version").output().is_ok();
     if !found {

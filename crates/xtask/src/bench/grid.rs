@@ -30,10 +30,16 @@ impl Drop for Grid {
 impl Grid {
     /// Makes `dir`, which must not exist, and brings a grid up in it.
     pub fn make(binary: &Path, dir: PathBuf, device_mib: u64) -> Result<Grid> {
+        Grid::make_with(binary, dir, device_mib, &[])
+    }
+
+    /// As [`Grid::make`], with these options of `grid up` besides.
+    pub fn make_with(binary: &Path, dir: PathBuf, device_mib: u64, options: &[&str]) -> Result<Grid> {
         std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let grid = Grid { binary: binary.to_path_buf(), dir };
         let (nodes, devices, size) = (NODES.to_string(), DEVICES.to_string(), format!("{device_mib}MiB"));
-        grid.done(&["grid", "up", "--nodes", &nodes, "--devices", &devices, "--device-size", &size])?;
+        let up = ["grid", "up", "--nodes", &nodes, "--devices", &devices, "--device-size", &size];
+        grid.done(&[&up, options].concat())?;
         Ok(grid)
     }
 

@@ -106,7 +106,9 @@ fn parse(arguments: &[String]) -> Result<Options> {
         match word.as_str() {
             "--seconds" => options.seconds = number().context("--seconds needs a number")?,
             "--rounds" => options.rounds = number().context("--rounds needs a number")? as usize,
-            _ => bail!("usage: ./x bench [--seconds N] [--rounds N] [--binary FILE], or ./x bench --care [OPTIONS]"),
+            _ => bail!(
+                "usage: ./x bench [--seconds N] [--rounds N] [--binary FILE], or ./x bench --care|--tls [OPTIONS]"
+            ),
         }
     }
     Ok(options)

@@ -1,4 +1,5 @@
-//! `./x bench`: what guests get, beside the raw file and qemu-nbd; with `--care`, what background care costs and takes.
+//! `./x bench`: what guests get, beside the raw file and qemu-nbd; with `--care`, what background care costs and takes;
+//! with `--tls`, what TLS between host and nodes costs.
 //!
 //! Every run makes grids of its own, and takes them down with all their files, however it ends.
 
@@ -6,12 +7,14 @@ mod care;
 mod fio;
 mod grid;
 mod guests;
+mod tls;
 
 use anyhow::Result;
 
 pub fn run(arguments: &[String]) -> Result<()> {
     match arguments.split_first() {
         Some((first, rest)) if first == "--care" => care::run(rest),
+        Some((first, rest)) if first == "--tls" => tls::run(rest),
         _ => guests::run(arguments),
     }
 }

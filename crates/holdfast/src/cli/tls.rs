@@ -1,0 +1,124 @@
+//! `holdfast grid token` and `holdfast grid tls …`: letting machines in, and the certificates of this one.
+
+use super::format::{print, print_json, print_table, table};
+use crate::grid::certs::{Certificates, fingerprint_text, roles};
+use crate::grid::grow;
+use crate::grid::layout::{GridConfig, GridDir};
+use crate::grid::processes::Role;
+use crate::grid::token::{JoinToken, Valid};
+use crate::host::signer;
+use crate::logger::date;
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    a$ holdfast grid token\n  \
+    b$ holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join TOKEN\n\n  \
+    a$ holdfast grid token --for b              for a machine of the grid that needs certificates again; then one of\n  \
+    b$ holdfast grid tls rotate --token TOKEN\n  \
+    b$ holdfast node add --token TOKEN\n\n\
+    The grid's first machine gives tokens out, and its host signs what is asked for with them: it has to be up then. A token \
+    holds a secret: whoever has it can join, until it is used.")]
+pub struct TokenArgs {
+    /// How long it is good for: a number and m, h or d, up to 7d
+    #[arg(long, default_value = "1h", value_name = "TIME")]
+    valid: Valid,
+    /// For a machine that is of the grid already, rather than for a new one
+    #[arg(long = "for", value_name = "NAME")]
+    renews: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Certificates are good for two years; `holdfast status` warns when one of this machine's has less than 30 \
+    days left. New ones are used by processes from their next start on."
+)]
+pub struct TlsArgs {
+    #[command(subcommand)]
+    action: TlsAction,
+}
+
+#[derive(Subcommand, Debug)]
+enum TlsAction {
+    /// This machine's certificates, for whom they speak and when they end
+    Show,
+    /// Make new keys and certificates for this machine's host and nodes
+    Rotate {
+        /// Where the grid's authority is on another machine: a token of `holdfast grid token --for` this one, made there
+        #[arg(long)]
+        token: Option<JoinToken>,
+    },
+}
+
+/// Prints a token, alone on standard output.
+pub fn token(args: &TokenArgs, dir: &GridDir, json: bool) -> Result<()> {
+    let token = signer::give_out(dir, args.valid, args.renews.as_deref())?;
+    if json {
+        let valid_s = args.valid.0.as_secs();
+        return print_json(&json!({ "token": token.to_string(), "id": token.id(), "valid_s": valid_s }));
+    }
+    print(&token)?;
+    if Role::Host.find(dir).is_none() {
+        // Standard output is the token alone.
+        eprintln!("note: this machine's host is down, and has to be up to sign: `holdfast grid up`");
+    }
+    Ok(())
+}
+
+fn with_tls(dir: &GridDir) -> Result<(GridConfig, Certificates)> {
+    let config = dir.load()?;
+    if !config.tls {
+        bail!("the grid in {} has no TLS; it is chosen when a grid is made (`grid up --tls on`)", dir.root().display());
+    }
+    let certificates = Certificates::of(dir, config.grid_id()?);
+    Ok((config, certificates))
+}
+
+/// `holdfast grid tls …`.
+pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
+    match args.action {
+        TlsAction::Show => show(dir, json),
+        TlsAction::Rotate { token } => {
+            let (config, _) = with_tls(dir)?;
+            let roles = roles(&config);
+            grow::rotate(dir, &config, &roles, token.as_ref())?;
+            let names: Vec<String> = roles.iter().map(ToString::to_string).collect();
+            if json {
+                return print_json(&json!({ "renewed": names, "used_after_restart": true }));
+            }
+            print(format_args!(
+                "new certificates: {}. Each process uses its own from its next start on: for nodes one after the other \
+                 `holdfast node stop N` and `holdfast node start N`, for the host `holdfast grid down` and `holdfast grid up`",
+                names.join(", ")
+            ))
+        }
+    }
+}
+
+fn show(dir: &GridDir, json: bool) -> Result<()> {
+    let (config, certificates) = with_tls(dir)?;
+    let listed = certificates.list(&roles(&config))?;
+    let authority = fingerprint_text(&certificates.fingerprint()?);
+    if json {
+        let signs = certificates.has_authority();
+        return print_json(&json!({ "authority_sha256": authority, "signs": signs, "certificates": listed }));
+    }
+    let mut rows = table(&["ROLE", "EXPIRES", "DAYS", "SUBJECT", "FILE"], &[2]);
+    for leaf in &listed {
+        rows.add_row([
+            leaf.role.clone(),
+            date(leaf.expires),
+            leaf.days_left.to_string(),
+            leaf.subject.clone(),
+            leaf.file.display().to_string(),
+        ]);
+    }
+    print_table(&rows)?;
+    print(format_args!("SHA-256 of the authority: {authority}"))?;
+    print(match certificates.has_authority() {
+        true => "this machine has its key, and can sign",
+        false => "this machine does not have its key: another one signs",
+    })
+}

@@ -1,0 +1,143 @@
+//! A machine without the key of the grid's authority asks, with a token, for certificates.
+//!
+//! Faults: keys are made here and never leave this machine. A request that is not answered in time is taken back; a token
+//! may be used up by then, and whoever asks is told to get another one.
+
+use super::certs::{Certificates, now_s};
+use super::processes::wait;
+use super::token::{Answer, JoinToken, TLS_KEY, TlsRecord, TokenRecord, Wanted, answer_key, request_key, token_key};
+use crate::host::meta::Meta;
+use crate::host::presence::live_hosts;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{MetaVersion, NodeId};
+use holdfast_runtime::meta::{Record, Swap};
+use holdfast_runtime::pki::{self, Facts, Identity, Pair, Role, is_same};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long an answer may take: the host that signs looks each half second, and may just be starting.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+const ANOTHER: &str = "make another one with `holdfast grid token`";
+
+/// The authority that a grid's metadata name, if it has TLS.
+pub fn authority_of(meta: &Meta) -> Result<Option<TlsRecord>> {
+    let record = meta.get(TLS_KEY)?;
+    record.map(|record| serde_json::from_slice(&record.value).context("metadata record tls is damaged")).transpose()
+}
+
+/// A token that may be used by this machine, as far as that can be told without asking.
+pub struct Asking<'a> {
+    meta: Meta,
+    token: &'a JoinToken,
+    machine: String,
+    signer: String,
+}
+
+impl<'a> Asking<'a> {
+    /// Finds at once what could be found wrong with a token.
+    pub fn begin(meta: Meta, token: &'a JoinToken, machine: &str) -> Result<Asking<'a>> {
+        let Some(known) = authority_of(&meta)? else {
+            bail!("grid {} has no TLS, so there is nothing to sign: join it with its id (--join {0})", token.grid);
+        };
+        if known != TlsRecord::of(&token.authority) {
+            bail!(
+                "the token is of another authority than the grid's: either it was made before the grid was given its present \
+                 one, or the metadata store is not to be trusted. Compare `holdfast grid tls show` on a machine of the grid, then \
+                 {ANOTHER} there"
+            );
+        }
+        let id = token.id();
+        let Some(record) = meta.get(&token_key(&id))? else {
+            bail!("grid {} knows no such token: it has expired long ago, or was taken back; {ANOTHER}", token.grid);
+        };
+        let record: TokenRecord = serde_json::from_slice(&record.value).context("the token's record is damaged")?;
+        if let Some(machine) = &record.used_by {
+            bail!("the token was used already, for machine {machine}; {ANOTHER}: one is good for one machine, once");
+        }
+        if record.valid_until <= now_s() {
+            bail!(
+                "the token has expired, going by this machine's clock; {ANOTHER}, or one that is good for longer (--valid 4h)"
+            );
+        }
+        let signer = record.host;
+        if !live_hosts(&meta)?.contains(&signer) {
+            bail!(
+                "the host {signer}, which has made the token and signs certificates, is not up; start it (`holdfast grid up` on \
+                 its machine), then try again"
+            );
+        }
+        Ok(Asking { meta, token, machine: machine.to_string(), signer })
+    }
+
+    /// Gets certificates for new keys, and puts both where this machine's processes look.
+    pub fn obtain(&self, certificates: &Certificates, roles: &[Role]) -> Result<()> {
+        let mut wanted = Wanted { machine: self.machine.clone(), host: None, nodes: BTreeMap::new() };
+        let mut keys = Vec::new();
+        for role in roles {
+            let (key, request) = pki::request()?;
+            match role {
+                Role::Host(_) => wanted.host = Some(request),
+                Role::Node(node) => drop(wanted.nodes.insert(node.0, request)),
+            }
+            keys.push((role.clone(), key));
+        }
+        let (ca, signed) = self.ask(&wanted)?;
+        if !is_same(&Facts::of_pem(&ca)?.fingerprint, &self.token.authority) {
+            bail!("host {} answered with another authority's certificate; {ANOTHER}", self.signer);
+        }
+        let mut pairs = Vec::new();
+        for (role, key) in keys {
+            let certificate = signed.get(&role).cloned();
+            let certificate = certificate.with_context(|| format!("host {} left out {role}", self.signer))?;
+            let wanted = Identity { grid: self.token.grid, role: role.clone() };
+            if Facts::of_pem(&certificate)?.identity != Some(wanted) {
+                bail!("host {} signed a certificate for another than {role}; {ANOTHER}", self.signer);
+            }
+            pairs.push((role, Pair { certificate, key }));
+        }
+        certificates.put_ca(&ca)?;
+        for (role, pair) in &pairs {
+            certificates.put(role, pair)?;
+            certificates.check(role)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&self, wanted: &Wanted) -> Result<(String, BTreeMap<Role, String>)> {
+        let id = self.token.id();
+        let (request_key, answer_key) = (request_key(&id), answer_key(&id));
+        let request = self.token.seal_request(wanted);
+        let Swap::Done(version) = self.meta.swap(&request_key, MetaVersion::ABSENT, Some(&request), None)? else {
+            bail!("somebody is using this token right now, or was cut short doing so; {ANOTHER}");
+        };
+        let mut answer: Option<Record> = None;
+        wait(ANSWER_MAX, || {
+            // Where the store does not answer, it may the next time.
+            answer = self.meta.get(&answer_key).ok().flatten();
+            answer.is_some() || {
+                std::thread::sleep(Duration::from_millis(90));
+                false
+            }
+        });
+        // Left behind they do no harm: the host that signs tidies up after an expired token.
+        let _ = self.meta.swap(&request_key, version, None, None);
+        let Some(answer) = answer else {
+            bail!(
+                "host {} did not answer within {} s; see its log, then {ANOTHER}: this one may be used up",
+                self.signer,
+                ANSWER_MAX.as_secs()
+            );
+        };
+        let _ = self.meta.swap(&answer_key, answer.version, None, None);
+        let opened = self.token.open_answer(&request, &answer.value);
+        match opened.with_context(|| format!("what came as an answer can't be used; {ANOTHER}"))? {
+            Answer::Signed { ca, host, nodes } => {
+                let nodes = nodes.into_iter().map(|(node, pem)| (Role::Node(NodeId(node)), pem));
+                let host = host.map(|pem| (Role::Host(self.machine.clone()), pem));
+                Ok((ca, nodes.chain(host).collect()))
+            }
+            Answer::Refused { why } => bail!("host {} signs nothing: {why}", self.signer),
+        }
+    }
+}

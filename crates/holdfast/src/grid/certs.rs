@@ -1,0 +1,345 @@
+//! The certificates of one machine's directory, in a grid that has TLS.
+//!
+//! ```text
+//! DIR/tls/               0700
+//! DIR/tls/ca.pem         the grid's authority: what this machine's processes judge others by
+//! DIR/tls/ca.key         0600, only where certificates are signed: the first machine's
+//! DIR/tls/host.pem, host.key, node-N.pem, node-N.key    this machine's own; keys 0600
+//! DIR/tls/tokens/        tokens that were given out here, with their secrets (see `host::signer`)
+//! ```
+//! Faults: a key is in place before its certificate, so that a rotation that was cut short leaves a pair that does not go
+//! together: its process does not start, says so, and another rotation mends it.
+
+use super::layout::{GridConfig, GridDir, write_durably};
+use anyhow::{Context, Result, bail};
+use holdfast_base::{GridId, NodeId};
+use holdfast_runtime::pki::{self, Authority, Facts, Fingerprint, Pair, Role};
+use holdfast_runtime::tls::link::{HostTls, LinkPaths, NodeTls};
+use serde::Serialize;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// From when on `status` warns of certificates that end.
+const WARN_DAYS: u64 = 30;
+
+const DAY_S: u64 = 24 * 3600;
+
+/// Seconds since 1970.
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// A directory of certificates.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    root: PathBuf,
+    grid: GridId,
+}
+
+/// A certificate as `holdfast grid tls show` lists it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Leaf {
+    /// Where it is.
+    pub file: PathBuf,
+    /// Its common name, for people.
+    pub subject: String,
+    /// `authority`, `host NAME` or `node NUMBER`.
+    pub role: String,
+    /// Seconds since 1970.
+    pub expires: u64,
+    /// Whole days; negative once it has ended.
+    pub days_left: i64,
+}
+
+/// Writes a file that only its owner may read, in one step.
+pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<()> {
+    let beside = path.with_extension("new-key");
+    let write = || -> std::io::Result<()> {
+        // One that a crash has left may be readable by others.
+        let _ = fs::remove_file(&beside);
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)?;
+        match path.parent() {
+            Some(dir) => fs::File::open(dir)?.sync_all(),
+            None => Ok(()),
+        }
+    };
+    write().with_context(|| format!("cannot write {}; check space and permissions", path.display()))
+}
+
+/// Makes a directory that only its owner may enter.
+pub fn make_private_dir(path: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.with_context(|| format!("cannot make the directory {}; check permissions", path.display()))
+}
+
+fn read(path: &Path) -> Result<String> {
+    let advice = "restore it, or have it made anew with `holdfast grid tls rotate`";
+    fs::read_to_string(path).with_context(|| format!("cannot read {}; {advice}", path.display()))
+}
+
+/// All that a machine needs certificates for.
+pub fn roles(config: &GridConfig) -> Vec<Role> {
+    let nodes = config.nodes.iter().map(|node| Role::Node(NodeId(node.id)));
+    [Role::Host(config.host.name.clone())].into_iter().chain(nodes).collect()
+}
+
+impl Certificates {
+    /// Those of a directory, whether there are any or not.
+    pub fn of(dir: &GridDir, grid: GridId) -> Certificates {
+        Certificates { root: dir.tls_dir(), grid }
+    }
+
+    /// In a directory that holds nothing else.
+    pub fn in_dir(root: &Path, grid: GridId) -> Certificates {
+        Certificates { root: root.to_path_buf(), grid }
+    }
+
+    /// Where they are.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.root.join("ca.pem")
+    }
+
+    fn ca_key(&self) -> PathBuf {
+        self.root.join("ca.key")
+    }
+
+    /// Where a process of this machine finds what it needs.
+    pub fn paths(&self, role: &Role) -> LinkPaths {
+        let stem = match role {
+            Role::Host(_) => "host".to_string(),
+            Role::Node(node) => format!("node-{node}"),
+        };
+        let path = |extension: &str| self.root.join(format!("{stem}.{extension}"));
+        LinkPaths { ca: self.ca(), certificate: path("pem"), key: path("key") }
+    }
+
+    /// Whether certificates can be signed here.
+    pub fn has_authority(&self) -> bool {
+        self.ca_key().exists()
+    }
+
+    /// Makes the grid's authority.
+    pub fn make_authority(&self) -> Result<()> {
+        make_private_dir(&self.root)?;
+        let (_, pair) = Authority::make(self.grid)?;
+        write_secret(&self.ca_key(), pair.key.as_bytes())?;
+        write_durably(&self.ca(), pair.certificate.as_bytes())
+    }
+
+    /// The grid's authority, to sign with.
+    pub fn authority(&self) -> Result<Authority> {
+        let pair = Pair { certificate: read(&self.ca())?, key: read(&self.ca_key())? };
+        Ok(Authority::load(self.grid, &pair)?)
+    }
+
+    /// The authority's certificate, in PEM.
+    pub fn ca_pem(&self) -> Result<String> {
+        read(&self.ca())
+    }
+
+    /// Of the authority's certificate.
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        Ok(Facts::of_pem(&self.ca_pem()?)?.fingerprint)
+    }
+
+    /// Takes the grid's authority over from another machine: without its key.
+    pub fn put_ca(&self, pem: &str) -> Result<()> {
+        make_private_dir(&self.root)?;
+        write_durably(&self.ca(), pem.as_bytes())
+    }
+
+    /// Replaces a key and its certificate.
+    pub fn put(&self, role: &Role, pair: &Pair) -> Result<()> {
+        let paths = self.paths(role);
+        write_secret(&paths.key, pair.key.as_bytes())?;
+        write_durably(&paths.certificate, pair.certificate.as_bytes())
+    }
+
+    /// Signs new certificates for a machine, where the authority is.
+    pub fn sign(&self, roles: &[Role], machine: &str) -> Result<()> {
+        if !self.has_authority() {
+            bail!(
+                "{} has no key of the grid's authority, so that nothing can be signed here; make a token on the grid's first \
+                 machine (`holdfast grid token --for {machine}`), and give it with --token",
+                self.root.display()
+            );
+        }
+        self.issue(roles)
+    }
+
+    /// Signs new certificates, for new keys.
+    pub fn issue(&self, roles: &[Role]) -> Result<()> {
+        let authority = self.authority()?;
+        roles.iter().try_for_each(|role| self.put(role, &authority.issue(role)?))
+    }
+
+    /// Deletes what was a node's that is gone.
+    pub fn forget(&self, role: &Role) {
+        let paths = self.paths(role);
+        for path in [paths.key, paths.certificate] {
+            // It may never have been there.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// What a host needs to connect to nodes.
+    pub fn load_host(&self, name: &str) -> Result<HostTls> {
+        let paths = self.paths(&Role::Host(name.to_string()));
+        HostTls::load(&paths, self.grid, name).with_context(|| self.unusable())
+    }
+
+    /// Fails where a process could not start with what is there.
+    pub fn check(&self, role: &Role) -> Result<()> {
+        match role {
+            Role::Host(name) => self.load_host(name).map(drop),
+            Role::Node(node) => {
+                NodeTls::load(&self.paths(role), self.grid, *node).map(drop).with_context(|| self.unusable())
+            }
+        }
+    }
+
+    fn unusable(&self) -> String {
+        format!(
+            "the certificates in {} can't be used; restore them, or have them made anew (`holdfast grid tls rotate`)",
+            self.root.display()
+        )
+    }
+
+    /// What is there, the authority first.
+    pub fn list(&self, roles: &[Role]) -> Result<Vec<Leaf>> {
+        let own = roles.iter().map(|role| (role.to_string(), self.paths(role).certificate));
+        let all = [("authority".to_string(), self.ca())].into_iter().chain(own);
+        let now = now_s();
+        all.map(|(role, file)| {
+            let facts = Facts::of_pem(&read(&file)?).with_context(|| file.display().to_string())?;
+            let left_s = i64::try_from(facts.not_after).unwrap_or(i64::MAX) - i64::try_from(now).unwrap_or(i64::MAX);
+            let days_left = left_s.div_euclid(DAY_S as i64);
+            let role = facts.identity.map_or(role, |identity| identity.role.to_string());
+            Ok(Leaf { file, subject: facts.subject, role, expires: facts.not_after, days_left })
+        })
+        .collect()
+    }
+
+    /// What `status` has to say of them.
+    pub fn warnings(&self, roles: &[Role]) -> Vec<String> {
+        let listed = match self.list(roles) {
+            Ok(listed) => listed,
+            Err(error) => return vec![format!("{error:#}")],
+        };
+        let is_due = |leaf: &&Leaf| leaf.days_left < WARN_DAYS as i64;
+        listed.iter().filter(is_due).map(warning).collect()
+    }
+}
+
+fn warning(leaf: &Leaf) -> String {
+    let (what, days) = (&leaf.role, leaf.days_left);
+    let advice = if what == "authority" {
+        "the grid has to be given another authority"
+    } else {
+        "renew it with `holdfast grid tls rotate`, then restart that process"
+    };
+    match days {
+        ..0 => format!("the certificate of {what} has expired, and nobody accepts it any more: {advice}"),
+        _ => format!("the certificate of {what} expires in {days} days: {advice}"),
+    }
+}
+
+/// Removes what belongs to a grid that was never complete; what others have put there stays.
+pub fn clear(root: &Path) -> Result<()> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e).with_context(|| format!("cannot list {}", root.display())),
+    };
+    for entry in entries {
+        let path = entry?.path();
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let is_key = path.extension().is_some_and(|extension| extension == "pem" || extension == "key");
+        if is_key && (matches!(stem, "ca" | "host") || stem.starts_with("node-")) {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    // It may hold what is others'.
+    let _ = fs::remove_dir(root);
+    Ok(())
+}
+
+/// A certificate as people compare it.
+pub fn fingerprint_text(fingerprint: &Fingerprint) -> String {
+    fingerprint.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What can't be guessed, for a token.
+pub fn secret() -> [u8; pki::DIGEST_BYTES] {
+    pki::random()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_machine_signs_for_itself_and_keys_are_its_owners_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = GridDir::choose(Some(temp.path())).unwrap();
+        let certificates = Certificates::of(&dir, GridId(7));
+        let roles = [Role::Host("a".to_string()), Role::Node(NodeId(1))];
+        assert!(certificates.list(&roles).is_err());
+        assert!(certificates.sign(&roles, "a").unwrap_err().to_string().contains("holdfast grid token"));
+        certificates.make_authority().unwrap();
+        certificates.issue(&roles).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&dir.tls_dir()), 0o700);
+        for key in ["ca.key", "host.key", "node-1.key"] {
+            assert_eq!(mode(&dir.tls_dir().join(key)), 0o600, "{key}");
+        }
+        for role in &roles {
+            certificates.check(role).unwrap();
+        }
+        let listed = certificates.list(&roles).unwrap();
+        let shown: Vec<&str> = listed.iter().map(|leaf| leaf.role.as_str()).collect();
+        assert_eq!(shown, ["authority", "host a", "node 1"]);
+        // A second may have passed since.
+        assert!((7299..=7300).contains(&listed[0].days_left) && (729..=730).contains(&listed[2].days_left));
+        assert!(certificates.warnings(&roles).is_empty());
+        let before = certificates.fingerprint().unwrap();
+        let old = read(&certificates.paths(&roles[1]).certificate).unwrap();
+        certificates.sign(&roles, "a").unwrap();
+        assert_eq!(certificates.fingerprint().unwrap(), before, "the authority stays");
+        assert_ne!(read(&certificates.paths(&roles[1]).certificate).unwrap(), old);
+        certificates.check(&roles[1]).unwrap();
+        certificates.forget(&roles[1]);
+        assert!(certificates.check(&roles[1]).is_err());
+        assert_eq!(certificates.warnings(&roles).len(), 1);
+        fs::write(dir.tls_dir().join("server-key.pem"), b"another's").unwrap();
+        clear(&dir.tls_dir()).unwrap();
+        let left: Vec<_> = fs::read_dir(dir.tls_dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["server-key.pem"]);
+        clear(&dir.root().join("none")).unwrap();
+    }
+
+    #[test]
+    fn what_ends_soon_is_told_with_what_to_do() {
+        let leaf = |days_left| Leaf {
+            file: PathBuf::new(),
+            subject: String::new(),
+            role: "node 3".to_string(),
+            expires: 0,
+            days_left,
+        };
+        let text = warning(&leaf(29));
+        assert!(text.contains("node 3 expires in 29 days") && text.contains("tls rotate"), "{text}");
+        assert!(warning(&leaf(-1)).contains("has expired"));
+    }
+}

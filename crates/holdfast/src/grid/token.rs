@@ -1,0 +1,327 @@
+//! Join tokens: what a new machine needs to know to be given certificates, in one line of text.
+//!
+//! ```text
+//! hfjoin1_ base64url( grid 16 | SHA-256 of the authority's certificate 32 | secret 32 | crc32c 4 )
+//! token/ID               (metadata) which host has given it out, until when it is good, whether it was used
+//! join/ID/request        (metadata) what a machine asks for: names, and requests to sign
+//! join/ID/answer         (metadata) certificates, or why not
+//! ```
+//! The secret is known to who was given the token, and to the machine that gave it out; the metadata store never sees it.
+//! Request and answer are sealed with it, each for its purpose, so that whoever may write to the store can neither be
+//! given a certificate nor pass off another authority.
+//!
+//! Invariants
+//! 1. A token's id follows from its secret, and tells nothing of it.
+//! 2. What was sealed as one thing opens as nothing else: purpose, token, and for an answer its request, are part of it.
+
+use super::certs::fingerprint_text;
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use holdfast_base::{GridId, crc32c};
+use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, is_same, mac};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+const PREFIX: &str = "hfjoin1_";
+const GRID_BYTES: usize = 16;
+const CRC_BYTES: usize = 4;
+const TOKEN_BYTES: usize = GRID_BYTES + 2 * DIGEST_BYTES + CRC_BYTES;
+
+/// Longest time that a token may be good for: it is a password that others have seen.
+const VALID_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Prefix of [`token_key`].
+pub const TOKEN_PREFIX: &str = "token/";
+
+/// Prefix of requests and answers.
+pub const JOIN_PREFIX: &str = "join/";
+
+/// Key of a grid's [`TlsRecord`].
+pub const TLS_KEY: &str = "tls";
+
+/// That a grid has TLS: which authority its machines go by.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TlsRecord {
+    /// SHA-256 of its certificate, in hexadecimal.
+    pub authority: String,
+}
+
+impl TlsRecord {
+    /// That of an authority.
+    pub fn of(fingerprint: &Fingerprint) -> TlsRecord {
+        TlsRecord { authority: fingerprint_text(fingerprint) }
+    }
+}
+
+/// What all may know of a token.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TokenRecord {
+    /// Who signs.
+    pub host: String,
+    /// Seconds since 1970, by that host's clock.
+    pub valid_until: u64,
+    /// The machine that it was used for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<String>,
+}
+
+/// Key of a [`TokenRecord`].
+pub fn token_key(id: &str) -> String {
+    format!("{TOKEN_PREFIX}{id}")
+}
+
+/// Key of what is asked for with a token.
+pub fn request_key(id: &str) -> String {
+    format!("{JOIN_PREFIX}{id}/request")
+}
+
+/// Key of what is answered.
+pub fn answer_key(id: &str) -> String {
+    format!("{JOIN_PREFIX}{id}/answer")
+}
+
+/// What a machine asks to be signed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Of the machine's host.
+    pub machine: String,
+    /// For the host, in PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// By number.
+    pub nodes: BTreeMap<u32, String>,
+}
+
+/// What it gets.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// Certificates in PEM, and the authority's.
+    Signed {
+        ca: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        nodes: BTreeMap<u32, String>,
+    },
+    Refused {
+        why: String,
+    },
+}
+
+/// A text with a seal that only who knows the token's secret can make.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed {
+    body: String,
+    seal: String,
+}
+
+/// A token, with its secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JoinToken {
+    /// The grid to join.
+    pub grid: GridId,
+    /// Whom its machines go by.
+    pub authority: Fingerprint,
+    secret: [u8; DIGEST_BYTES],
+}
+
+impl fmt::Debug for JoinToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinToken({})", self.id())
+    }
+}
+
+impl fmt::Display for JoinToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut bytes = [&self.grid.0.to_be_bytes()[..], &self.authority, &self.secret].concat();
+        bytes.extend(crc32c(&bytes).to_le_bytes());
+        write!(f, "{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+    }
+}
+
+impl FromStr for JoinToken {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<JoinToken> {
+        let damaged = "it is no token, or not all of one: copy the whole line that `holdfast grid token` has printed";
+        let bytes = text.trim().strip_prefix(PREFIX).and_then(|rest| URL_SAFE_NO_PAD.decode(rest).ok());
+        let bytes = bytes.filter(|bytes| bytes.len() == TOKEN_BYTES).context(damaged)?;
+        let (content, crc) = bytes.split_at(TOKEN_BYTES - CRC_BYTES);
+        if crc32c(content).to_le_bytes() != *crc {
+            bail!("{damaged}");
+        }
+        let (grid, rest) = content.split_at(GRID_BYTES);
+        let (authority, secret) = rest.split_at(DIGEST_BYTES);
+        Ok(JoinToken {
+            grid: GridId(u128::from_be_bytes(grid.try_into()?)),
+            authority: authority.try_into()?,
+            secret: secret.try_into()?,
+        })
+    }
+}
+
+impl JoinToken {
+    /// A token with a secret that nobody has had before.
+    pub fn new(grid: GridId, authority: Fingerprint, secret: [u8; DIGEST_BYTES]) -> JoinToken {
+        JoinToken { grid, authority, secret }
+    }
+
+    /// What it is called where everybody can read.
+    pub fn id(&self) -> String {
+        hex(&mac(&self.secret, &[b"holdfast token id"])[..16])
+    }
+
+    fn seal(&self, purpose: &[&[u8]], body: String) -> Vec<u8> {
+        let parts = [purpose, &[body.as_bytes()]].concat();
+        let sealed = Sealed { seal: hex(&mac(&self.secret, &parts)), body };
+        serde_json::to_vec(&sealed).expect("our records always encode")
+    }
+
+    fn open<T: DeserializeOwned>(&self, purpose: &[&[u8]], bytes: &[u8]) -> Result<T> {
+        let sealed: Sealed = serde_json::from_slice(bytes).context("it is damaged")?;
+        let parts = [purpose, &[sealed.body.as_bytes()]].concat();
+        if !is_same(hex(&mac(&self.secret, &parts)).as_bytes(), sealed.seal.as_bytes()) {
+            bail!("it does not come from who knows the token");
+        }
+        serde_json::from_str(&sealed.body).context("it is of another release")
+    }
+
+    /// For the metadata store.
+    pub fn seal_request(&self, wanted: &Wanted) -> Vec<u8> {
+        let body = serde_json::to_string(wanted).expect("our records always encode");
+        self.seal(&[b"holdfast join request", self.id().as_bytes()], body)
+    }
+
+    /// What was sealed by who has the token.
+    pub fn open_request(&self, bytes: &[u8]) -> Result<Wanted> {
+        self.open(&[b"holdfast join request", self.id().as_bytes()], bytes)
+    }
+
+    /// `request` as it lies in the store.
+    pub fn seal_answer(&self, request: &[u8], answer: &Answer) -> Vec<u8> {
+        let body = serde_json::to_string(answer).expect("our records always encode");
+        self.seal(&[b"holdfast join answer", self.id().as_bytes(), request], body)
+    }
+
+    /// What was sealed for this request by who gave the token out.
+    pub fn open_answer(&self, request: &[u8], bytes: &[u8]) -> Result<Answer> {
+        self.open(&[b"holdfast join answer", self.id().as_bytes(), request], bytes)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What `--join` names: a grid, or a token for one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Join {
+    /// Without TLS.
+    Grid(GridId),
+    Token(Box<JoinToken>),
+}
+
+impl Join {
+    /// The grid to join, either way.
+    pub fn grid(&self) -> GridId {
+        match self {
+            Join::Grid(grid) => *grid,
+            Join::Token(token) => token.grid,
+        }
+    }
+
+    /// The token, if it is one.
+    pub fn token(&self) -> Option<&JoinToken> {
+        match self {
+            Join::Grid(_) => None,
+            Join::Token(token) => Some(token),
+        }
+    }
+}
+
+impl FromStr for Join {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Join> {
+        match text.parse() {
+            Ok(grid) => Ok(Join::Grid(grid)),
+            Err(_) => Ok(Join::Token(Box::new(text.parse()?))),
+        }
+    }
+}
+
+/// How long a token is good for: `30m`, `1h`, `2d`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Valid(pub Duration);
+
+impl FromStr for Valid {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Valid> {
+        let wrong = "give a number and m, h or d, up to 7d: for example 30m";
+        let unit = match text.chars().last() {
+            Some('m') => 60,
+            Some('h') => 3600,
+            Some('d') => 24 * 3600,
+            _ => bail!("{wrong}"),
+        };
+        let count: u32 = text[..text.len() - 1].parse().context(wrong)?;
+        let valid = Duration::from_secs(u64::from(count) * unit);
+        if valid.is_zero() || valid > VALID_MAX {
+            bail!("{wrong}");
+        }
+        Ok(Valid(valid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(secret: u8) -> JoinToken {
+        JoinToken::new(GridId(7 << 100), [1; 32], [secret; 32])
+    }
+
+    #[test]
+    fn a_token_reads_back_and_a_damaged_one_does_not() {
+        let text = token(2).to_string();
+        assert_eq!(text.parse::<JoinToken>().unwrap(), token(2));
+        assert_eq!(format!(" {text}\n").parse::<Join>().unwrap(), Join::Token(Box::new(token(2))));
+        assert_eq!(GridId(7).to_string().parse::<Join>().unwrap(), Join::Grid(GridId(7)));
+        assert_ne!(token(2).id(), token(3).id());
+        for damaged in [&text[1..], &text[..text.len() - 1], &text.replace("AQEB", "AQEC"), "", "hfjoin1_", "ü"] {
+            assert!(damaged.parse::<Join>().unwrap_err().to_string().contains("grid token"), "{damaged}");
+        }
+    }
+
+    #[test]
+    fn what_is_sealed_opens_for_its_token_and_purpose_alone() {
+        let wanted = Wanted { machine: "b".into(), host: Some("pem".into()), nodes: [(3, "pem".into())].into() };
+        let request = token(2).seal_request(&wanted);
+        assert_eq!(token(2).open_request(&request).unwrap(), wanted);
+        assert!(token(3).open_request(&request).is_err(), "another token");
+        let changed = String::from_utf8(request.clone()).unwrap().replace("\\\"b\\\"", "\\\"c\\\"");
+        assert!(token(2).open_request(changed.as_bytes()).unwrap_err().to_string().contains("does not come"));
+        assert!(token(2).open_request(b"{}").is_err() && token(2).open_request(b"").is_err());
+        let refused = Answer::Refused { why: "no".into() };
+        let answer = token(2).seal_answer(&request, &refused);
+        assert_eq!(token(2).open_answer(&request, &answer).unwrap(), refused);
+        assert!(token(2).open_answer(b"another", &answer).is_err(), "another request");
+        assert!(token(2).open_answer(&request, &request).is_err(), "another purpose");
+    }
+
+    #[test]
+    fn times_have_units_and_bounds() {
+        assert_eq!("90m".parse::<Valid>().unwrap(), Valid(Duration::from_secs(5400)));
+        assert_eq!("7d".parse::<Valid>().unwrap().0, VALID_MAX);
+        for odd in ["", "h", "8d", "0m", "1", "-1h", "1ü", "99999999999h"] {
+            assert!(odd.parse::<Valid>().is_err(), "{odd}");
+        }
+    }
+}

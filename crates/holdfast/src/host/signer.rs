@@ -1,0 +1,429 @@
+//! Gives out join tokens, and signs what their holders ask for: only on a machine that has the key of the grid's authority.
+//!
+//! ```text
+//! DIR/tls/tokens/ID.json    0600: a token that was given out here, whole, until a day after its end
+//! DIR/tls/machines.json     names that certificates were signed for
+//! ```
+//! Role: a thread of its own, which looks for requests while a token is open. What counts is what lies in this directory;
+//! the records of tokens in the metadata store are for those who ask, to be told early what is wrong.
+//!
+//! States of a token: open → used (before its certificates leave) or expired → forgotten after [`KEPT_S`].
+//!
+//! Invariants
+//! 1. A token is marked as used, durably, before what it was used for can be read by anybody.
+//! 2. A name is signed for once, unless a token was made for that very machine; no token speaks for this machine.
+//!
+//! Faults: a crash after a token was marked costs that token. A request that is not sealed with its token's secret is
+//! deleted, and told of in the log.
+
+use super::catalog::{Catalog, check_name};
+use super::meta::{self, Meta};
+use super::presence::live_hosts;
+use crate::grid::certs::{Certificates, make_private_dir, now_s, secret, write_secret};
+use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
+use crate::grid::token::{
+    Answer, JOIN_PREFIX, JoinToken, TokenRecord, Valid, Wanted, answer_key, request_key, token_key,
+};
+use crate::logger;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{GridId, MetaVersion, NodeId};
+use holdfast_runtime::meta::{MetaError, Record, Swap};
+use holdfast_runtime::pki::Role;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Pace of looking for requests.
+const PACE: Duration = Duration::from_millis(500);
+
+/// How long after its end a token is still known, so that who uses it is told what is wrong.
+const KEPT_S: u64 = 24 * 3600;
+
+/// For so long after its end requests are still answered: with the reason.
+const LATE_S: u64 = 60;
+
+/// Nodes of one machine.
+const NODES_MAX: usize = 64;
+
+/// A token that was given out here.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Given {
+    token: String,
+    valid_until: u64,
+    /// The machine, already of the grid, that it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    renews: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    used_by: Option<String>,
+}
+
+fn tokens_dir(certificates: &Certificates) -> PathBuf {
+    certificates.root().join("tokens")
+}
+
+fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    write_secret(path, &serde_json::to_vec(value).expect("our records always encode"))
+}
+
+/// Makes a token on a machine that can sign.
+pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<JoinToken> {
+    let config = dir.load()?;
+    let grid = config.grid_id()?;
+    let certificates = Certificates::of(dir, grid);
+    if !config.tls {
+        bail!("grid {grid} has no TLS: other machines join it with its id (`holdfast grid up --join {grid}`)");
+    }
+    if !certificates.has_authority() {
+        bail!(
+            "{} has no key of the grid's authority: make tokens on the machine that has it, which is the grid's first",
+            certificates.root().display()
+        );
+    }
+    if config.meta == MetaConfig::Embedded {
+        bail!("only a grid whose metadata are in etcd has room for other machines; see `holdfast meta --help`");
+    }
+    let token = JoinToken::new(grid, certificates.fingerprint()?, secret());
+    let valid_until = now_s() + valid.0.as_secs();
+    let meta = meta::open(dir, &config)?;
+    let given = Given { token: token.to_string(), valid_until, renews: renews.map(str::to_string), used_by: None };
+    make_private_dir(&tokens_dir(&certificates))?;
+    write_json(&tokens_dir(&certificates).join(format!("{}.json", token.id())), &given)?;
+    let record = TokenRecord { host: config.host.name, valid_until, used_by: None };
+    let record = serde_json::to_vec(&record).expect("our records always encode");
+    meta.swap(&token_key(&token.id()), MetaVersion::ABSENT, Some(&record), None)?;
+    Ok(token)
+}
+
+struct Signer {
+    certificates: Certificates,
+    grid: GridId,
+    /// This machine.
+    name: String,
+    own_nodes: BTreeSet<u32>,
+    catalog: Catalog,
+    meta: Meta,
+}
+
+/// Starts where this machine can sign.
+pub(super) fn start(dir: &GridDir, config: &GridConfig, catalog: Catalog, meta: Meta) -> Result<()> {
+    let grid = config.grid_id()?;
+    let certificates = Certificates::of(dir, grid);
+    if !config.tls || !certificates.has_authority() {
+        return Ok(());
+    }
+    let own_nodes = config.nodes.iter().map(|node| node.id).collect();
+    let signer = Signer { certificates, grid, name: config.host.name.clone(), own_nodes, catalog, meta };
+    let look = move || {
+        loop {
+            std::thread::sleep(PACE);
+            if let Err(error) = signer.round()
+                && error.downcast_ref::<MetaError>().is_none()
+            {
+                logger::warn(format_args!("requests for certificates wait: {error:#}"));
+            }
+        }
+    };
+    std::thread::Builder::new().name("signer".to_string()).spawn(look).context("no thread for the signer")?;
+    Ok(())
+}
+
+impl Signer {
+    fn given(&self) -> Result<BTreeMap<String, Given>> {
+        let directory = match fs::read_dir(tokens_dir(&self.certificates)) {
+            Ok(directory) => directory,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(e) => return Err(e).context("cannot list the tokens that were given out"),
+        };
+        let mut given = BTreeMap::new();
+        for entry in directory {
+            let path = entry?.path();
+            let Some(id) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json")) else { continue };
+            let read = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            // One that is damaged opens nothing.
+            let Ok(token) = serde_json::from_slice(&read) else { continue };
+            given.insert(id.to_string(), token);
+        }
+        Ok(given)
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        tokens_dir(&self.certificates).join(format!("{id}.json"))
+    }
+
+    fn round(&self) -> Result<()> {
+        let now = now_s();
+        let (given, over): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            self.given()?.into_iter().partition(|(_, token)| token.valid_until.saturating_add(KEPT_S) > now);
+        for id in over.keys() {
+            self.forget(id)?;
+        }
+        if given.values().all(|token| token.valid_until.saturating_add(LATE_S) <= now) {
+            return Ok(());
+        }
+        let listed = self.meta.list(JOIN_PREFIX)?.records;
+        for (id, given) in &given {
+            let find = |key: String| listed.iter().find(|record| record.key == key);
+            if let (Some(request), None) = (find(request_key(id)), find(answer_key(id))) {
+                self.answer(id, given, request)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a token out of the grid's memory.
+    fn forget(&self, id: &str) -> Result<()> {
+        for key in [request_key(id), answer_key(id), token_key(id)] {
+            if let Some(record) = self.meta.get(&key)? {
+                self.meta.swap(&key, record.version, None, None)?;
+            }
+        }
+        fs::remove_file(self.path(id)).context("cannot forget a token that has expired")
+    }
+
+    fn answer(&self, id: &str, given: &Given, request: &Record) -> Result<()> {
+        let token: JoinToken = given.token.parse()?;
+        let wanted = match token.open_request(&request.value) {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                logger::warn(format_args!(
+                    "a request for certificates under token {id} is deleted: {error:#}; look who writes to the metadata store"
+                ));
+                self.meta.swap(&request.key, request.version, None, None)?;
+                return Ok(());
+            }
+        };
+        let answer = match self.check(given, &wanted) {
+            Ok(()) => self.sign(id, given, &wanted).map_err(|error| format!("{error:#}")),
+            Err(error) => match error.downcast::<MetaError>() {
+                Ok(error) => return Err(error.into()),
+                Err(error) => Err(format!("{error:#}")),
+            },
+        };
+        let answer = answer.unwrap_or_else(|why| {
+            logger::warn(format_args!("machine {} is given no certificates: {why}", wanted.machine));
+            Answer::Refused { why }
+        });
+        let sealed = token.seal_answer(&request.value, &answer);
+        self.meta.swap(&answer_key(id), MetaVersion::ABSENT, Some(&sealed), None)?;
+        Ok(())
+    }
+
+    /// Fails where a token gives no right to what is wanted.
+    fn check(&self, given: &Given, wanted: &Wanted) -> Result<()> {
+        let (machine, another) = (&wanted.machine, "make another one with `holdfast grid token`");
+        check_name(machine)?;
+        if let Some(by) = &given.used_by {
+            bail!("the token was used already, for machine {by}; {another}");
+        }
+        if given.valid_until <= now_s() {
+            bail!("the token has expired; {another}, or one that is good for longer (--valid 4h)");
+        }
+        if wanted.nodes.len() > NODES_MAX {
+            bail!("a machine has at most {NODES_MAX} nodes; choose fewer --nodes");
+        }
+        if *machine == self.name {
+            bail!("machine {machine} is the one that signs: `holdfast grid tls rotate` on it needs no token");
+        }
+        match &given.renews {
+            Some(renews) if renews != machine => {
+                bail!("the token is for machine {renews}, and {machine} has asked; {another}");
+            }
+            Some(_) => {}
+            None if self.machines()?.contains(machine) || live_hosts(&self.meta)?.contains(machine) => bail!(
+                "there is a machine {machine} already; choose another --name, or, if it is that one, use a token of `holdfast \
+                 grid token --for {machine}`"
+            ),
+            None => {}
+        }
+        let owners = self.catalog.node_machines()?;
+        let is_foreign = |node: &&u32| match owners.get(node) {
+            _ if self.own_nodes.contains(node) => true,
+            Some(owner) => owner != machine,
+            // Who joins has taken its numbers before; a machine of the grid may be about to add a node.
+            None => given.renews.is_none(),
+        };
+        if let Some(node) = wanted.nodes.keys().find(is_foreign) {
+            bail!("node {node} is another machine's, or nobody's yet; see `holdfast status` for who has which number");
+        }
+        if given.renews.is_none()
+            && let Some((node, _)) =
+                owners.iter().find(|(id, owner)| *owner == machine && !wanted.nodes.contains_key(id))
+        {
+            bail!("there is a machine {machine} already, with node {node}; choose another --name");
+        }
+        Ok(())
+    }
+
+    fn machines_path(&self) -> PathBuf {
+        self.certificates.root().join("machines.json")
+    }
+
+    /// Names that were signed for.
+    fn machines(&self) -> Result<BTreeSet<String>> {
+        match fs::read(self.machines_path()) {
+            Ok(bytes) => serde_json::from_slice(&bytes).context("machines.json is damaged; restore a copy of it"),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+            Err(e) => Err(e).context("cannot read machines.json"),
+        }
+    }
+
+    fn sign(&self, id: &str, given: &Given, wanted: &Wanted) -> Result<Answer> {
+        let authority = self.certificates.authority()?;
+        let machine = &wanted.machine;
+        let host = wanted.host.as_ref().map(|request| authority.answer(&Role::Host(machine.clone()), request));
+        let signed = wanted
+            .nodes
+            .iter()
+            .map(|(node, request)| Ok((*node, authority.answer(&Role::Node(NodeId(*node)), request)?)));
+        let nodes = signed.collect::<Result<BTreeMap<u32, String>>>()?;
+        let answer = Answer::Signed { ca: self.certificates.ca_pem()?, host: host.transpose()?, nodes };
+        let mut machines = self.machines()?;
+        machines.insert(machine.clone());
+        write_json(&self.machines_path(), &machines)?;
+        write_json(&self.path(id), &Given { used_by: Some(machine.clone()), ..given.clone() })?;
+        logger::info(format_args!("machine {machine} is given certificates of grid {}", self.grid));
+        self.note_use(id, machine);
+        Ok(answer)
+    }
+
+    /// For those who would use the token again; that it can't be is known here.
+    fn note_use(&self, id: &str, machine: &str) {
+        let note = || -> Result<()> {
+            let Some(record) = self.meta.get(&token_key(id))? else { return Ok(()) };
+            let known: TokenRecord = serde_json::from_slice(&record.value)?;
+            let used = TokenRecord { used_by: Some(machine.to_string()), ..known };
+            let bytes = serde_json::to_vec(&used)?;
+            let _: Swap = self.meta.swap(&token_key(id), record.version, Some(&bytes), None)?;
+            Ok(())
+        };
+        if let Err(error) = note() {
+            logger::warn(format_args!("that a token was used is not noted in the metadata store: {error:#}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grid::layout::NodeConfig;
+    use holdfast_runtime::clock;
+    use holdfast_runtime::meta::LocalStore;
+    use holdfast_runtime::pki;
+    use std::sync::Arc;
+
+    const GRID: GridId = GridId(7);
+
+    /// Machine a, with node 1, and what it has given out.
+    struct Rig {
+        _dir: tempfile::TempDir,
+        signer: Signer,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let temp = tempfile::tempdir().unwrap();
+            let certificates = Certificates::in_dir(&temp.path().join("tls"), GRID);
+            certificates.make_authority().unwrap();
+            let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+            let catalog = Catalog::new(meta.clone(), GRID, "a");
+            catalog.add_node(node).unwrap();
+            let (name, own_nodes) = ("a".to_string(), BTreeSet::from([1]));
+            Rig { _dir: temp, signer: Signer { certificates, grid: GRID, name, own_nodes, catalog, meta } }
+        }
+
+        fn give(&self, left_s: i64, renews: Option<&str>) -> JoinToken {
+            let certificates = &self.signer.certificates;
+            let token = JoinToken::new(GRID, certificates.fingerprint().unwrap(), secret());
+            let valid_until = now_s().saturating_add_signed(left_s);
+            let given =
+                Given { token: token.to_string(), valid_until, renews: renews.map(str::to_string), used_by: None };
+            make_private_dir(&tokens_dir(certificates)).unwrap();
+            write_json(&self.signer.path(&token.id()), &given).unwrap();
+            token
+        }
+
+        fn put(&self, key: &str, value: &[u8]) {
+            let found = self.signer.meta.get(key).unwrap().map_or(MetaVersion::ABSENT, |record| record.version);
+            assert!(matches!(self.signer.meta.swap(key, found, Some(value), None).unwrap(), Swap::Done(_)));
+        }
+
+        /// Asks as a machine would; the answer, if there is any.
+        fn ask(&self, token: &JoinToken, machine: &str, nodes: &[u32]) -> Option<Answer> {
+            let request = || pki::request().unwrap().1;
+            let nodes = nodes.iter().map(|node| (*node, request())).collect();
+            let wanted = Wanted { machine: machine.to_string(), host: Some(request()), nodes };
+            let sealed = token.seal_request(&wanted);
+            self.put(&request_key(&token.id()), &sealed);
+            self.signer.round().unwrap();
+            let answer = self.signer.meta.get(&answer_key(&token.id())).unwrap()?;
+            self.signer.meta.swap(&answer.key, answer.version, None, None).unwrap();
+            Some(token.open_answer(&sealed, &answer.value).unwrap())
+        }
+
+        fn refusal(&self, token: &JoinToken, machine: &str, nodes: &[u32]) -> String {
+            match self.ask(token, machine, nodes) {
+                Some(Answer::Refused { why }) => why,
+                other => panic!("{machine} {nodes:?}: {other:?}"),
+            }
+        }
+    }
+
+    fn node(id: u32) -> NodeConfig {
+        NodeConfig { id, address: "127.0.0.1:7501".parse().unwrap(), devices: Vec::new() }
+    }
+
+    #[test]
+    fn a_token_is_good_once_for_a_machine_that_is_new() {
+        let rig = Rig::new();
+        Catalog::new(rig.signer.meta.clone(), GRID, "b").add_node(node).unwrap();
+        let token = rig.give(60, None);
+        for (machine, nodes, why) in [
+            ("a", &[][..], "the one that signs"),
+            ("c", &[1], "node 1 is another machine's"),
+            ("c", &[2], "node 2 is another machine's"),
+            ("c", &[3], "nobody's yet"),
+            ("b", &[], "a machine b already, with node 2"),
+            ("../b", &[], "can't be a name"),
+        ] {
+            let told = rig.refusal(&token, machine, nodes);
+            assert!(told.contains(why), "{machine}: {told}");
+        }
+        let Some(Answer::Signed { host: Some(host), nodes, ca }) = rig.ask(&token, "b", &[2]) else {
+            panic!("it is b's to ask for")
+        };
+        assert_eq!(pki::Facts::of_pem(&host).unwrap().identity.unwrap().role, Role::Host("b".to_string()));
+        assert_eq!(pki::Facts::of_pem(&nodes[&2]).unwrap().identity.unwrap().role, Role::Node(NodeId(2)));
+        assert_eq!(pki::Facts::of_pem(&ca).unwrap().fingerprint, token.authority);
+        assert!(rig.refusal(&token, "b", &[2]).contains("used already, for machine b"));
+        assert!(
+            rig.refusal(&rig.give(60, None), "b", &[2]).contains("a machine b already"),
+            "a name is signed for once"
+        );
+        let Some(Answer::Signed { .. }) = rig.ask(&rig.give(60, Some("b")), "b", &[2, 3]) else {
+            panic!("a token for b gives b certificates again, and one for a node that is new")
+        };
+        assert!(rig.refusal(&rig.give(60, Some("b")), "c", &[3]).contains("for machine b, and c has asked"));
+        assert!(rig.refusal(&rig.give(-30, None), "d", &[]).contains("has expired"));
+    }
+
+    #[test]
+    fn what_is_not_sealed_with_the_secret_is_deleted_and_old_tokens_are_forgotten() {
+        let rig = Rig::new();
+        let (token, stranger) = (rig.give(60, None), JoinToken::new(GRID, [0; 32], [9; 32]));
+        let wanted = Wanted { machine: "b".into(), host: Some(pki::request().unwrap().1), nodes: BTreeMap::new() };
+        for forged in [stranger.seal_request(&wanted), b"{}".to_vec(), vec![0xff; 1000]] {
+            rig.put(&request_key(&token.id()), &forged);
+            rig.signer.round().unwrap();
+            assert_eq!(rig.signer.meta.get(&request_key(&token.id())).unwrap(), None);
+            assert_eq!(rig.signer.meta.get(&answer_key(&token.id())).unwrap(), None);
+        }
+        let old = rig.give(-(KEPT_S as i64) - 1, None);
+        rig.put(&token_key(&old.id()), b"{}");
+        assert_eq!(rig.ask(&old, "b", &[]), None);
+        assert_eq!(rig.signer.meta.get(&token_key(&old.id())).unwrap(), None);
+        assert!(!rig.signer.path(&old.id()).exists());
+        assert!(matches!(rig.ask(&token, "b", &[]), Some(Answer::Signed { .. })), "it was used by nobody");
+    }
+}

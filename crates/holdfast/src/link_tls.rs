@@ -1,0 +1,179 @@
+//! The links of a grid that has TLS: the secured part of a connection, at either end, and a node's door.
+//!
+//! Role: between frames and a connection's bytes. A connection without TLS does not come here.
+//!
+//! States of a connection at a door: at the door → in (its handshake is done, see [`Door::let_in`]) or gone (refused,
+//! overdue, or pushed out by newer ones).
+//!
+//! Limits: [`HANDSHAKES_MAX`] connections at the door, each for [`HANDSHAKE_MAX`] and with what
+//! `tls::HANDSHAKE_BYTES_MAX` lets it send; [`TOLD_MAX`] lines of log in [`TOLD_SPAN`]. Where the door is full the oldest is
+//! pushed out: real hosts are through within milliseconds, and who only holds a place is not.
+
+use crate::logger;
+use holdfast_base::{Buf, Instant, Token};
+use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::tls::link::NodeTls;
+use holdfast_runtime::tls::{TlsError, TlsStream};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::time::Duration;
+
+/// How long a handshake may take: a few round trips, and what a busy host adds.
+pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+
+/// Both lanes of 256 hosts that come at once; 64 MiB at the very worst.
+const HANDSHAKES_MAX: usize = 512;
+
+/// Refusals that are told of in [`TOLD_SPAN`]: enough to see what happens, too few to fill a disk.
+const TOLD_MAX: u32 = 30;
+const TOLD_SPAN: Duration = Duration::from_secs(60);
+
+/// What encryption adds to a record of 16 KiB, and some.
+const RECORD_BYTES: usize = 16 * 1024;
+const RECORD_EXTRA_BYTES: usize = 32;
+
+/// One connection's session.
+pub struct Secured {
+    stream: TlsStream,
+    ciphertext: Vec<u8>,
+}
+
+impl Secured {
+    /// At its beginning, at either end.
+    pub fn new(stream: TlsStream) -> Box<Secured> {
+        Box::new(Secured { stream, ciphertext: Vec::new() })
+    }
+
+    /// The other side has not shown who it is.
+    pub fn is_handshaking(&self) -> bool {
+        self.stream.is_handshaking()
+    }
+
+    /// Takes received bytes, answers the handshake, and passes on what they hold. After an error the alert that tells
+    /// the peer is queued.
+    pub fn on_bytes(
+        &mut self,
+        conn: ConnId,
+        bytes: &[u8],
+        io: &mut Io,
+        pass_on: impl FnMut(&[u8]),
+    ) -> Result<(), TlsError> {
+        let opened = self.stream.open(bytes, pass_on);
+        self.flush(conn, io);
+        opened
+    }
+
+    /// Sends a frame; before the handshake is done it waits for that.
+    pub fn send(&mut self, conn: ConnId, frame: &[u8], payload: &[Buf], io: &mut Io) {
+        let parts: Vec<IoSlice<'_>> =
+            [frame].into_iter().chain(payload.iter().map(|b| &b[..])).map(IoSlice::new).collect();
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        self.stream.send_parts(&parts);
+        self.ciphertext.reserve(len + (len / RECORD_BYTES + 2) * RECORD_EXTRA_BYTES);
+        self.flush(conn, io);
+    }
+
+    fn flush(&mut self, conn: ConnId, io: &mut Io) {
+        self.stream.take_ciphertext(&mut self.ciphertext);
+        if !self.ciphertext.is_empty() {
+            io.send_vec(conn, std::mem::take(&mut self.ciphertext));
+        }
+    }
+}
+
+/// Where hosts come to a node, and show who they are.
+pub struct Door {
+    tls: NodeTls,
+    /// Those at the door, oldest first, and when they have to be in.
+    waiting: VecDeque<(Token, Instant)>,
+    told: u32,
+    untold: u64,
+    tell_again_at: Instant,
+}
+
+impl Door {
+    /// A door with nobody at it.
+    pub fn new(tls: NodeTls) -> Door {
+        Door { tls, waiting: VecDeque::new(), told: 0, untold: 0, tell_again_at: Instant::ZERO }
+    }
+
+    /// The node's side of a session.
+    pub fn begin(&self) -> Result<Box<Secured>, TlsError> {
+        Ok(Secured::new(self.tls.accept()?))
+    }
+
+    /// Somebody has come, and has until then; gives who is pushed out for that.
+    pub fn come(&mut self, who: Token, until: Instant) -> Option<Token> {
+        self.waiting.push_back((who, until));
+        (self.waiting.len() > HANDSHAKES_MAX).then(|| self.waiting.pop_front().expect("just pushed").0)
+    }
+
+    /// Somebody is not at the door any more: in, or gone.
+    pub fn let_in(&mut self, who: Token) {
+        self.waiting.retain(|(waiting, _)| *waiting != who);
+    }
+
+    /// The oldest that should be in by now, and is not.
+    pub fn overdue(&mut self, now: Instant) -> Option<Token> {
+        self.waiting.pop_front_if(|(_, until)| *until <= now).map(|(who, _)| who)
+    }
+
+    /// When the oldest is overdue.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.waiting.front().map(|(_, until)| *until)
+    }
+
+    /// Tells who was refused, and why; not each time where that happens all the time.
+    pub fn tell(&mut self, now: Instant, who: &str, why: &str) {
+        if self.tell_again_at <= now {
+            if self.untold > 0 {
+                logger::warn(format_args!("refused {} more connections since, untold", self.untold));
+            }
+            (self.told, self.untold, self.tell_again_at) = (0, 0, now + TOLD_SPAN);
+        }
+        if self.told < TOLD_MAX {
+            self.told += 1;
+            logger::warn(format_args!("refused a connection from {who}: {why}"));
+        } else {
+            self.untold += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grid::certs::Certificates;
+    use holdfast_base::{GridId, NodeId};
+    use holdfast_runtime::pki::Role;
+
+    #[test]
+    fn a_full_door_pushes_out_the_oldest_and_who_is_late_is_named_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let certificates = Certificates::in_dir(&temp.path().join("tls"), GridId(7));
+        certificates.make_authority().unwrap();
+        let role = Role::Node(NodeId(1));
+        certificates.issue(std::slice::from_ref(&role)).unwrap();
+        let tls = NodeTls::load(&certificates.paths(&role), GridId(7), NodeId(1)).unwrap();
+        let mut door = Door::new(tls);
+        let at = |n: u64| Instant::ZERO + Duration::from_millis(n);
+        let count = HANDSHAKES_MAX as u64;
+        for n in 0..count {
+            assert_eq!(door.come(Token(n), at(1000 + n)), None);
+        }
+        door.let_in(Token(0));
+        assert_eq!(door.come(Token(count), at(1000 + count)), None);
+        assert_eq!(door.come(Token(count + 1), at(1001 + count)), Some(Token(1)));
+        assert_eq!(door.next_deadline(), Some(at(1002)));
+        assert_eq!(door.overdue(at(1001)), None);
+        assert_eq!(door.overdue(at(1003)), Some(Token(2)));
+        assert_eq!(door.overdue(at(1003)), Some(Token(3)));
+        assert_eq!(door.overdue(at(1003)), None);
+        for _ in 0..2 * TOLD_MAX {
+            door.tell(at(0), "a stranger", "why");
+        }
+        assert_eq!((door.told, door.untold), (TOLD_MAX, u64::from(TOLD_MAX)));
+        door.tell(at(0) + TOLD_SPAN, "a stranger", "why");
+        assert_eq!((door.told, door.untold), (1, 0));
+    }
+}

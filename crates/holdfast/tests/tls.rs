@@ -1,0 +1,380 @@
+//! Grids with TLS: machines that join with a token, and everybody else, who gets nowhere.
+//!
+//! Needs the program `etcd`; `./x` sees to it.
+
+mod support;
+
+use holdfast_base::{GridId, NodeId};
+use holdfast_format::wire::{Request, WIRE_VERSION, encode_frame};
+use holdfast_runtime::pki::{Authority, Pair, Role};
+use holdfast_runtime::tls::TlsStream;
+use holdfast_runtime::tls::link::{HostTls, LinkPaths};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, is_whole, nbdcopy, pattern, until};
+
+/// How long a peer that does not answer may keep a test waiting.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The first machine of a grid that others can join: TLS is the default. Two devices a node, so that one node of two can be
+/// away.
+fn first(index: u16, endpoint: &str, nodes: u32) -> Grid {
+    let grid = Grid::new(index);
+    grid.up(&format!("--nodes {nodes} --devices 2 --etcd {endpoint} --address 127.0.0.1 --name a"));
+    grid
+}
+
+fn join_line(grid: &Grid, endpoint: &str, name: &str, token: &str) -> String {
+    let port = &grid.port;
+    format!(
+        "grid up --port {port} --device-size 256MiB --nodes 1 --devices 2 --etcd {endpoint} --address 127.0.0.1 --name \
+         {name} --join {token}"
+    )
+}
+
+fn token(grid: &Grid, options: &str) -> String {
+    grid.ok(&format!("grid token {options}")).trim().to_string()
+}
+
+fn log(grid: &Grid, name: &str) -> String {
+    fs::read_to_string(grid.path("logs").join(name)).unwrap_or_default()
+}
+
+fn id(grid: &Grid) -> GridId {
+    grid.json("status")["grid"].as_str().expect("an id").parse().expect("an id")
+}
+
+fn connect(grid: &Grid) -> TcpStream {
+    let port: u16 = grid.port.parse().expect("a port");
+    let stream = TcpStream::connect(("127.0.0.1", port)).expect("node 1 listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream
+}
+
+/// What comes back until the node ends the connection.
+fn until_closed(mut stream: TcpStream) -> Vec<u8> {
+    let mut came = Vec::new();
+    match stream.read_to_end(&mut came) {
+        Ok(_) => came,
+        Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => came,
+        Err(e) => panic!("the node did not end the connection: {e}"),
+    }
+}
+
+fn hello(grid: &Grid) -> Vec<u8> {
+    encode_frame(1, &Request::Hello { version: WIRE_VERSION, grid: id(grid), host: "stranger".to_string() }, 0)
+}
+
+/// Drives a session over a socket until the node has ended it; gives what the node said, or why it could not be heard.
+fn talk(mut session: TlsStream, mut stream: TcpStream, says: &[u8]) -> Result<Vec<u8>, String> {
+    session.send(says);
+    let mut heard = Vec::new();
+    loop {
+        let mut out = Vec::new();
+        session.take_ciphertext(&mut out);
+        if stream.write_all(&out).is_err() {
+            return Err("the connection ended".to_string());
+        }
+        let mut bytes = [0; 4096];
+        match stream.read(&mut bytes) {
+            Ok(0) | Err(_) => return Err("the connection ended".to_string()),
+            Ok(count) => session.on_ciphertext(&bytes[..count], &mut heard).map_err(|e| e.to_string())?,
+        }
+        if !heard.is_empty() {
+            return Ok(heard);
+        }
+    }
+}
+
+/// A host's credentials, judging nodes by the grid's authority, and shown by whichever signed `pair`.
+fn credentials(grid: &Grid, name: &str, pair: &Pair) -> HostTls {
+    let path = |extension: &str| grid.path(&format!("{name}.{extension}"));
+    fs::write(path("pem"), &pair.certificate).expect("written");
+    fs::write(path("key"), &pair.key).expect("written");
+    let paths = LinkPaths { ca: grid.path("tls/ca.pem"), certificate: path("pem"), key: path("key") };
+    HostTls::load(&paths, id(grid), name).expect("they are sound")
+}
+
+/// Takes any node for the right one.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Says hello as any TLS client may, with these files' certificate or none; what the node answers.
+fn answer_to_stranger(grid: &Grid, shows: Option<[&str; 2]>) -> Vec<u8> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody));
+    let config = match shows {
+        None => builder.with_no_client_auth(),
+        Some([certificate, key]) => {
+            let certificate = CertificateDer::from_pem_file(grid.path(certificate)).expect("a certificate");
+            let key = PrivateKeyDer::from_pem_file(grid.path(key)).expect("a key");
+            builder.with_client_auth_cert(vec![certificate], key).expect("a pair")
+        }
+    };
+    let name = ServerName::try_from("anybody").expect("a name");
+    let mut session = ClientConnection::new(Arc::new(config), name).expect("a session");
+    let mut socket = connect(grid);
+    let mut stream = rustls::Stream::new(&mut session, &mut socket);
+    let mut bytes = [0; 4096];
+    // It fails in saying or in hearing, as the alert comes sooner or later.
+    let count = stream.write_all(&hello(grid)).and_then(|()| stream.read(&mut bytes)).unwrap_or(0);
+    bytes[..count].to_vec()
+}
+
+fn write_and_read(grid: &Grid, volume: &str) {
+    if has_nbdcopy() {
+        let (data, scratch) = (grid.path("data"), grid.path("scratch"));
+        pattern(&data, 8 << 20);
+        nbdcopy(data.to_str().expect("text"), &grid.uri(volume));
+        assert_volume_holds(&grid.uri(volume), &data, &scratch);
+    }
+}
+
+#[test]
+fn machines_join_by_token_and_share_volumes_over_tls() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 20) else { return };
+    let endpoint = member.config().endpoint();
+    let a = first(32, &endpoint, 1);
+    let (b, c) = (Grid::new(33), Grid::new(34));
+    assert_eq!(a.json("status")["tls"], true);
+    for secret in ["tls/ca.key", "tls/host.key", "tls/node-1.key"] {
+        let mode = fs::metadata(a.path(secret)).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{secret}");
+    }
+    assert_eq!(fs::metadata(a.path("tls")).expect("it is there").permissions().mode() & 0o777, 0o700);
+
+    let refused = b.fails(&join_line(&b, &endpoint, "b", &id(&a).to_string()));
+    assert!(refused.contains("has TLS") && refused.contains("holdfast grid token"), "{refused}");
+    let refused = b.fails(&join_line(&b, &endpoint, "b", "hfjoin1_AAAA"));
+    assert!(refused.contains("copy the whole line"), "{refused}");
+    let given = token(&a, "");
+    let refused = b.fails(&join_line(&b, &endpoint, "a", &given));
+    assert!(refused.contains("named a already"), "{refused}");
+    assert!(!b.path("grid.json").exists() && !b.path("tls").exists(), "nothing is left of it");
+    b.ok(&join_line(&b, &endpoint, "b", &given));
+    assert!(!b.path("tls/ca.key").exists(), "it needs no key of the authority");
+    until("both hosts use both nodes", || {
+        [&a, &b].iter().all(|grid| grid.node_state(1) == "up" && grid.node_state(2) == "up")
+    });
+    a.ok("volume create v1 --size 64MiB --layout mirror:2");
+    write_and_read(&a, "v1");
+    b.ok("volume export v1 --takeover");
+    if has_nbdcopy() {
+        assert_volume_holds(&b.uri("v1"), &a.path("data"), &b.path("scratch"));
+    }
+    write_and_read(&b, "v1");
+
+    // A cut cable, as drills make it: the sessions outlive it, or are made anew.
+    b.ok("node cut 2");
+    until("the cut shows", || b.node_state(2) == "cut");
+    write_and_read(&b, "v1");
+    b.ok("node mend 2");
+    until("it is mended", || b.node_state(2) == "up");
+    write_and_read(&b, "v1");
+
+    let refused = c.fails(&join_line(&c, &endpoint, "c", &given));
+    assert!(refused.contains("used already, for machine b") && refused.contains("grid token"), "{refused}");
+    // Both machines start again with what they have, the one that signs being down.
+    until("what the cut node missed is made good", || is_whole(&b, "v1"));
+    a.ok("grid down");
+    b.ok("grid down");
+    b.ok("grid up");
+    let refused = c.fails(&join_line(&c, &endpoint, "c", &given));
+    assert!(refused.contains("used already"), "{refused}");
+    a.ok("grid up");
+    until("both are up again", || a.node_state(2) == "up" && b.node_state(1) == "up");
+    assert!(b.fails("grid token").contains("no key of the grid's authority"));
+}
+
+#[test]
+fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 21) else { return };
+    let a = first(35, &member.config().endpoint(), 2);
+    a.ok("volume create v1 --size 64MiB --layout mirror:2");
+
+    // The first is what a host says where links have no TLS.
+    let mut oversized = b"\x16\x03\x01\x40\x00\x01\x00\xff\xff".to_vec();
+    oversized.resize(1 << 20, 0);
+    let truncated = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc".to_vec();
+    let garbage: Vec<u8> = (0..200_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for (what, bytes) in [("plain", hello(&a)), ("oversized", oversized), ("garbage", garbage)] {
+        let mut stream = connect(&a);
+        // It may end the connection before all is said.
+        let _ = stream.write_all(&bytes);
+        let came = until_closed(stream);
+        assert!(!came.starts_with(b"HFW1") && came.len() < 100, "{what}: {} bytes came", came.len());
+    }
+    // Neither who says nothing, nor who stops in the middle, holds a place for long.
+    let silent = connect(&a);
+    let mut half = connect(&a);
+    half.write_all(&truncated).expect("sent");
+    let (grid, node) = (id(&a), NodeId(1));
+    let issue = |authority: &Authority| authority.issue(&Role::Host("x".to_string())).expect("signed");
+
+    let (other, _) = Authority::make(grid).expect("made");
+    let forged = credentials(&a, "x", &issue(&other));
+    let heard = talk(forged.connect(node).expect("a session"), connect(&a), &hello(&a));
+    let why = heard.expect_err("it is not let in");
+    assert!(why.contains("its log says why") || why.contains("the connection ended"), "{why}");
+    // With one of the grid's it is: the same way in, so it is the certificate that decides.
+    let read = |name: &str| fs::read_to_string(a.path(name)).expect("it is there");
+    let own = Authority::load(grid, &Pair { certificate: read("tls/ca.pem"), key: read("tls/ca.key") }).expect("sound");
+    let right = credentials(&a, "x", &issue(&own));
+    let heard = talk(right.connect(node).expect("a session"), connect(&a), &hello(&a)).expect("it is let in");
+    assert!(heard.starts_with(b"HFW1"), "the node greets");
+    let why = talk(right.connect(NodeId(2)).expect("a session"), connect(&a), &hello(&a)).expect_err("it is node 1");
+    assert!(why.contains("node 1's, and node 2 should be there"), "{why}");
+
+    assert_eq!(answer_to_stranger(&a, None), b"", "one without a certificate");
+    assert_eq!(answer_to_stranger(&a, Some(["tls/node-2.pem", "tls/node-2.key"])), b"", "a node");
+    let let_in = answer_to_stranger(&a, Some(["tls/host.pem", "tls/host.key"]));
+    assert!(let_in.starts_with(b"HFW1"), "the same client with a host's");
+
+    assert!(until_closed(silent).is_empty());
+    until_closed(half);
+    let said = log(&a, "node1.log");
+    for reason in [
+        "does not speak TLS 1.3",
+        "not of this grid's authority",
+        "has not finished its TLS handshake",
+        "shows no certificate",
+        "node 2's, and only hosts may connect to a node",
+    ] {
+        assert!(said.contains("refused a connection from 127.0.0.1") && said.contains(reason), "{reason}: {said}");
+    }
+    assert_eq!(a.node_state(1), "up");
+    write_and_read(&a, "v1");
+}
+
+#[test]
+fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_token_elsewhere() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 22) else { return };
+    let endpoint = member.config().endpoint();
+    let a = first(36, &endpoint, 1);
+    let (b, c) = (Grid::new(37), Grid::new(38));
+    b.ok(&join_line(&b, &endpoint, "b", &token(&a, "--valid 10m")));
+    let shown = a.json("grid tls show");
+    let roles = |shown: &serde_json::Value| -> Vec<String> {
+        let listed = shown["certificates"].as_array().expect("a list").iter();
+        listed.map(|leaf| leaf["role"].as_str().expect("a role").to_string()).collect()
+    };
+    assert_eq!(roles(&shown), ["authority", "host a", "node 1"]);
+    assert_eq!(b.json("grid tls show")["authority_sha256"], shown["authority_sha256"]);
+
+    // A node more on each machine.
+    a.ok("node add");
+    assert!(b.fails("node add").contains("holdfast grid token --for b"));
+    let for_b = token(&a, "--for b");
+    b.ok(&format!("node add --token {for_b}"));
+    assert!(b.fails(&format!("grid tls rotate --token {for_b}")).contains("used already"));
+    assert_eq!(roles(&b.json("grid tls show")), ["authority", "host b", "node 2", "node 4"]);
+    until("all use all", || (1..=4).all(|node| a.node_state(node) == "up" && b.node_state(node) == "up"));
+
+    // New certificates, used from the next start on.
+    let read = |grid: &Grid, name: &str| fs::read(grid.path(name)).expect("it is there");
+    let (before, key) = (read(&b, "tls/node-2.pem"), read(&b, "tls/node-2.key"));
+    let told = a.ok("grid tls rotate");
+    assert!(told.contains("next start"), "{told}");
+    assert!(b.fails("grid tls rotate").contains("--token"));
+    b.ok(&format!("grid tls rotate --token {}", token(&a, "--for b")));
+    assert!(read(&b, "tls/node-2.pem") != before && read(&b, "tls/node-2.key") != key);
+    for grid in [&a, &b] {
+        grid.ok("grid down");
+    }
+    a.ok("grid up");
+    b.ok("grid up");
+    until("all use all again", || (1..=4).all(|node| a.node_state(node) == "up" && b.node_state(node) == "up"));
+    assert!(a.json("status")["certificate_warnings"].is_null());
+
+    // Who was given a token for one thing can't have another, nor in the name of another.
+    let refused = c.fails(&join_line(&c, &endpoint, "c", &token(&a, "--for b")));
+    assert!(refused.contains("is for machine b, and c has asked"), "{refused}");
+    b.ok("grid down");
+    let refused = c.fails(&join_line(&c, &endpoint, "b", &token(&a, "")));
+    assert!(refused.contains("named b already"), "{refused}");
+    let late = token(&a, "");
+    for entry in fs::read_dir(a.path("tls/tokens")).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let mut given: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("read")).expect("JSON");
+        if given["token"] == late {
+            given["valid_until"] = (given["valid_until"].as_u64().expect("a time") - 3600).into();
+            fs::write(&path, given.to_string()).expect("written");
+        }
+    }
+    let refused = c.fails(&join_line(&c, &endpoint, "c", &late));
+    assert!(refused.contains("has expired") && refused.contains("grid token"), "{refused}");
+    assert!(!c.path("grid.json").exists() && !c.path("devices/node5-0.img").exists(), "nothing is left of it");
+    // A node whose certificate is another's does not start.
+    fs::copy(a.path("tls/node-3.pem"), a.path("tls/node-1.pem")).expect("copied");
+    a.ok("node kill 1");
+    let refused = a.fails("node start 1");
+    assert!(refused.contains("node/3") && refused.contains("tls rotate"), "{refused}");
+    a.ok("grid tls rotate");
+    a.ok("node start 1");
+}
+
+#[test]
+fn a_local_grid_has_tls_when_asked() {
+    let grid = Grid::new(39);
+    grid.up("--nodes 3 --devices 1 --tls on");
+    assert!(grid.ok("status").contains("have TLS"));
+    grid.ok("volume create v1 --size 64MiB");
+    write_and_read(&grid, "v1");
+    grid.ok("node kill 2");
+    write_and_read(&grid, "v1");
+    grid.ok("node start 2");
+    grid.wait_for_node(2, "up");
+    assert!(log(&grid, "node2.log").contains("with TLS"));
+    assert!(grid.fails("grid token").contains("etcd"));
+    assert!(grid.fails("grid up --tls off").contains("--tls differs"));
+}

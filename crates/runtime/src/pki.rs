@@ -1,0 +1,352 @@
+//! A grid's own certificates: its authority, what that signs, and who a certificate speaks for.
+//!
+//! ```text
+//! CA of a grid ──signs──> host/NAME   for clients: hosts connect to nodes
+//!                    └──> node/3      for servers: nodes accept hosts
+//! ```
+//! Role: called by the command line and by threads of the host; it reads no files and keeps no secrets of its own.
+//!
+//! Invariants
+//! 1. Whom a certificate speaks for is one URI among its alternative names, `holdfast://GRID/host/NAME` or
+//!    `holdfast://GRID/node/NUMBER`: one name carries grid, role and number, so that no two fields can contradict each
+//!    other. Its common name is for people.
+//! 2. What a request asks to be called counts for nothing: of a request only the public key is taken, and only where
+//!    its signature shows that the sender has the other half.
+//!
+//! Limits: [`AUTHORITY_VALID`] and [`LEAF_VALID`]; certificates begin a day early, for machines whose clocks differ.
+
+use aws_lc_rs::{constant_time, digest, hmac, rand};
+use holdfast_base::{GridId, NodeId};
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, date_time_ymd,
+};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thiserror::Error;
+use x509_parser::extensions::GeneralName;
+
+/// How long a grid's authority is good for: longer than its machines.
+pub const AUTHORITY_VALID: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
+
+/// How long what it signs is good for.
+pub const LEAF_VALID: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
+
+/// Certificates are good from so long ago.
+const EARLIER: Duration = Duration::from_secs(24 * 3600);
+
+/// Length of a [`Fingerprint`] and of a [`mac`].
+pub const DIGEST_BYTES: usize = 32;
+
+/// SHA-256 of a certificate.
+pub type Fingerprint = [u8; DIGEST_BYTES];
+
+/// What can't be made or read, and why.
+#[derive(Debug, Error)]
+pub enum PkiError {
+    #[error("a certificate could not be made: {0}; this is a bug, or the machine gives no random numbers")]
+    Make(rcgen::Error),
+    #[error("the authority's certificate and key can't be used: {0}; restore ca.pem and ca.key from a copy")]
+    Authority(rcgen::Error),
+    #[error("a signing request can't be used: {0}; make it anew")]
+    Request(rcgen::Error),
+    #[error("what should be a certificate is none, or a damaged one; restore it, or have it made anew")]
+    NoCertificate,
+}
+
+/// In which role a machine's process takes part in a grid.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// By its name: it connects to nodes.
+    Host(String),
+    /// It accepts hosts.
+    Node(NodeId),
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Role::Host(name) => write!(f, "host {name}"),
+            Role::Node(node) => write!(f, "node {node}"),
+        }
+    }
+}
+
+/// Whom a certificate speaks for. As text it is the URI that the certificate holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// The grid that it belongs to; nothing is said of others.
+    pub grid: GridId,
+    /// As what.
+    pub role: Role,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.role {
+            Role::Host(name) => write!(f, "holdfast://{}/host/{name}", self.grid),
+            Role::Node(node) => write!(f, "holdfast://{}/node/{node}", self.grid),
+        }
+    }
+}
+
+/// A text that names nobody of a grid.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("it is not of the form holdfast://GRID/host/NAME or holdfast://GRID/node/NUMBER")]
+pub struct NoIdentity;
+
+impl FromStr for Identity {
+    type Err = NoIdentity;
+
+    fn from_str(text: &str) -> Result<Identity, NoIdentity> {
+        let rest = text.strip_prefix("holdfast://").ok_or(NoIdentity)?;
+        let mut parts = rest.splitn(3, '/');
+        let grid = parts.next().and_then(|grid| grid.parse().ok()).ok_or(NoIdentity)?;
+        let role = match (parts.next(), parts.next()) {
+            (Some("host"), Some(name)) if !name.is_empty() && !name.contains('/') => Role::Host(name.to_string()),
+            (Some("node"), Some(number)) => Role::Node(NodeId(number.parse().map_err(|_| NoIdentity)?)),
+            _ => return Err(NoIdentity),
+        };
+        let identity = Identity { grid, role };
+        // One way to write each: what compares equal as text is equal.
+        if identity.to_string() == text { Ok(identity) } else { Err(NoIdentity) }
+    }
+}
+
+/// A grid's certificate authority: its certificate, and the key that signs.
+pub struct Authority {
+    grid: GridId,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Authority({})", self.grid)
+    }
+}
+
+/// A certificate and its private key, in PEM.
+#[derive(Clone)]
+pub struct Pair {
+    /// The certificate alone: there are no intermediate ones.
+    pub certificate: String,
+    /// PKCS#8, not encrypted: whoever reads it is who the certificate names.
+    pub key: String,
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pair")
+    }
+}
+
+/// Good from a day ago on, for as long.
+fn params(common_name: &str, valid: Duration) -> CertificateParams {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let at = |since: Duration| date_time_ymd(1970, 1, 1) + Duration::from_secs(since.as_secs());
+    let mut params = CertificateParams::default();
+    params.not_before = at(now.saturating_sub(EARLIER));
+    params.not_after = at(now + valid);
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    params
+}
+
+impl Authority {
+    /// A new authority for a grid, with what is to be kept of it.
+    pub fn make(grid: GridId) -> Result<(Authority, Pair), PkiError> {
+        let mut params = params(&format!("Holdfast grid {grid}"), AUTHORITY_VALID);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().map_err(PkiError::Make)?;
+        let certificate = params.self_signed(&key).map_err(PkiError::Make)?;
+        let pair = Pair { certificate: certificate.pem(), key: key.serialize_pem() };
+        Ok((Authority { grid, issuer: Issuer::new(params, key) }, pair))
+    }
+
+    /// An authority from what was kept of it.
+    pub fn load(grid: GridId, pair: &Pair) -> Result<Authority, PkiError> {
+        let key = KeyPair::from_pem(&pair.key).map_err(PkiError::Authority)?;
+        let issuer = Issuer::from_ca_cert_pem(&pair.certificate, key).map_err(PkiError::Authority)?;
+        Ok(Authority { grid, issuer })
+    }
+
+    fn sign(&self, role: &Role, key: &impl PublicKeyData) -> Result<String, PkiError> {
+        let identity = Identity { grid: self.grid, role: role.clone() };
+        let mut params = params(&format!("{role} of Holdfast grid {}", self.grid), LEAF_VALID);
+        let uri = Ia5String::try_from(identity.to_string()).map_err(PkiError::Make)?;
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        // The role a second time, in the form that every TLS library checks by itself.
+        params.extended_key_usages = vec![match role {
+            Role::Host(_) => ExtendedKeyUsagePurpose::ClientAuth,
+            Role::Node(_) => ExtendedKeyUsagePurpose::ServerAuth,
+        }];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params.signed_by(key, &self.issuer).map_err(PkiError::Make)?.pem())
+    }
+
+    /// A new key, and a certificate for it.
+    pub fn issue(&self, role: &Role) -> Result<Pair, PkiError> {
+        let key = KeyPair::generate().map_err(PkiError::Make)?;
+        Ok(Pair { certificate: self.sign(role, &key)?, key: key.serialize_pem() })
+    }
+
+    /// A certificate for the key behind a request, whatever that calls itself.
+    pub fn answer(&self, role: &Role, request: &str) -> Result<String, PkiError> {
+        let request = CertificateSigningRequestParams::from_pem(request).map_err(PkiError::Request)?;
+        self.sign(role, &request.public_key)
+    }
+}
+
+/// A new key, and a request to sign a certificate for it: both in PEM.
+pub fn request() -> Result<(String, String), PkiError> {
+    let key = KeyPair::generate().map_err(PkiError::Make)?;
+    let request = params("to be named", LEAF_VALID).serialize_request(&key).map_err(PkiError::Make)?;
+    Ok((key.serialize_pem(), request.pem().map_err(PkiError::Make)?))
+}
+
+/// What a certificate says of itself: nobody has verified it by this.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Facts {
+    /// For people.
+    pub subject: String,
+    /// Whom it speaks for; the authority speaks for nobody.
+    pub identity: Option<Identity>,
+    /// When it ends, in seconds since 1970.
+    pub not_after: u64,
+    /// Of all of it.
+    pub fingerprint: Fingerprint,
+}
+
+impl Facts {
+    /// Of a certificate in PEM.
+    pub fn of_pem(pem: &str) -> Result<Facts, PkiError> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| PkiError::NoCertificate)?;
+        Facts::of_der(&der)
+    }
+
+    fn of_der(der: &[u8]) -> Result<Facts, PkiError> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(der).map_err(|_| PkiError::NoCertificate)?;
+        let mut fingerprint = [0; DIGEST_BYTES];
+        fingerprint.copy_from_slice(digest::digest(&digest::SHA256, der).as_ref());
+        Ok(Facts {
+            subject: parsed.subject().to_string(),
+            identity: identity_of(der),
+            not_after: u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0),
+            fingerprint,
+        })
+    }
+}
+
+/// Whom a certificate speaks for: the only one of its alternative names, where that is of our form.
+pub fn identity_of(der: &[u8]) -> Option<Identity> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
+    let names = parsed.subject_alternative_name().ok()??;
+    match names.value.general_names.as_slice() {
+        [GeneralName::URI(uri)] => uri.parse().ok(),
+        _ => None,
+    }
+}
+
+/// HMAC-SHA256 over `parts`, each with its length before it.
+pub fn mac(secret: &[u8], parts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
+    let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, secret));
+    for part in parts {
+        context.update(&(part.len() as u64).to_le_bytes());
+        context.update(part);
+    }
+    let mut mac = [0; DIGEST_BYTES];
+    mac.copy_from_slice(context.sign().as_ref());
+    mac
+}
+
+/// Compares what nobody may guess byte by byte.
+pub fn is_same(a: &[u8], b: &[u8]) -> bool {
+    constant_time::verify_slices_are_equal(a, b).is_ok()
+}
+
+/// Bytes that nobody can guess.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    rand::fill(&mut bytes).expect("the kernel gives random numbers");
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRID: GridId = GridId(7);
+
+    #[test]
+    fn identities_read_back_and_odd_ones_do_not() {
+        for role in [Role::Host("a.b-c".into()), Role::Node(NodeId(3))] {
+            let identity = Identity { grid: GRID, role };
+            assert_eq!(identity.to_string().parse(), Ok(identity));
+        }
+        let grid = GRID.to_string();
+        for odd in [
+            format!("holdfast://{grid}/node/03"),
+            format!("holdfast://{grid}/node/+3"),
+            format!("holdfast://{grid}/node/3/"),
+            format!("holdfast://{grid}/node/-1"),
+            format!("holdfast://{grid}/host/"),
+            format!("holdfast://{grid}/host/a/b"),
+            format!("holdfast://{grid}/guest/a"),
+            format!("holdfast://{}/node/3", grid.replace('-', "")),
+            format!("https://{grid}/node/3"),
+            String::new(),
+        ] {
+            assert_eq!(odd.parse::<Identity>(), Err(NoIdentity), "{odd}");
+        }
+    }
+
+    #[test]
+    fn an_authority_signs_keys_it_never_sees_and_names_them_itself() {
+        let (_, kept) = Authority::make(GRID).unwrap();
+        let authority = Authority::load(GRID, &kept).unwrap();
+        let (key, request) = request().unwrap();
+        let role = Role::Node(NodeId(3));
+        let certificate = authority.answer(&role, &request).unwrap();
+        let facts = Facts::of_pem(&certificate).unwrap();
+        assert_eq!(facts.identity, Some(Identity { grid: GRID, role: role.clone() }));
+        assert!(facts.subject.contains("node 3"), "{}", facts.subject);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        assert!(facts.not_after.abs_diff(now + LEAF_VALID.as_secs()) < 60);
+        let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+        let (_, parsed) = x509_parser::parse_x509_certificate(&der).unwrap();
+        let raw = KeyPair::from_pem(&key).unwrap().public_key_raw().to_vec();
+        assert_eq!(parsed.public_key().subject_public_key.data.as_ref(), raw);
+        let ca = Facts::of_pem(&kept.certificate).unwrap();
+        assert!(ca.identity.is_none() && ca.not_after > facts.not_after);
+    }
+
+    #[test]
+    fn damaged_requests_and_files_are_errors() {
+        let (authority, kept) = Authority::make(GRID).unwrap();
+        let role = Role::Host("a".into());
+        let (_, request) = request().unwrap();
+        for damaged in [request.replace('A', "B"), request[..200].to_string(), kept.certificate.clone(), String::new()]
+        {
+            assert!(matches!(authority.answer(&role, &damaged), Err(PkiError::Request(_))), "{damaged}");
+        }
+        let swapped = Pair { certificate: kept.key.clone(), key: kept.certificate.clone() };
+        assert!(matches!(Authority::load(GRID, &swapped), Err(PkiError::Authority(_))));
+        assert!(matches!(Facts::of_pem(&kept.key), Err(PkiError::NoCertificate)));
+    }
+
+    #[test]
+    fn a_mac_depends_on_the_secret_and_on_where_parts_end() {
+        let mac_of = |parts: &[&[u8]]| mac(b"secret", parts);
+        assert!(is_same(&mac_of(&[b"ab", b"c"]), &mac_of(&[b"ab", b"c"])));
+        assert!(!is_same(&mac_of(&[b"ab", b"c"]), &mac_of(&[b"a", b"bc"])));
+        assert!(!is_same(&mac_of(&[b"ab", b"c"]), &mac(b"other", &[b"ab", b"c"])));
+        assert_ne!(random::<32>(), random::<32>());
+    }
+}

@@ -1,0 +1,356 @@
+//! TLS on the links of a grid: each side shows a certificate of the grid's own authority, and each looks whose it is.
+//!
+//! Role: makes the two ends of a session. The node's end lets in hosts of its grid and nobody else; the host's end goes
+//! on only with the very node that it meant to reach. TLS 1.3 alone: all ends are of one release or the next.
+//!
+//! Invariants
+//! 1. A session whose handshake is done is one with whom [`NodeTls`] or [`HostTls`] says: the authority has signed the
+//!    certificate for that role in this grid (`pki::Identity`), and the peer has its key.
+//! 2. Sessions are not resumed: a certificate is looked at on each connection.
+//!
+//! Faults: what refuses a peer says what, why and what to do, for the log; the peer itself gets an alert.
+
+use super::{TlsError, TlsStream, certificates, pem_error};
+use crate::pki::{Identity, Role, identity_of};
+use holdfast_base::{GridId, NodeId};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, DistinguishedName,
+    Error, OtherError, RootCertStore, ServerConfig, ServerConnection, SignatureScheme,
+};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where one process's credentials are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinkPaths {
+    /// The grid's authority.
+    pub ca: PathBuf,
+    /// The process's own.
+    pub certificate: PathBuf,
+    /// That goes with it.
+    pub key: PathBuf,
+}
+
+/// A certificate that is sound, and another's.
+#[derive(Debug)]
+struct Wrong(String);
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+fn wrong(text: String) -> Error {
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Wrong(text)))))
+}
+
+/// What came of looking whose a certificate is.
+fn check_identity(certificate: &[u8], grid: GridId, is_right: impl Fn(&Role) -> bool, due: &str) -> Result<(), Error> {
+    match identity_of(certificate) {
+        Some(found) if found.grid == grid && is_right(&found.role) => Ok(()),
+        Some(found) if found.grid == grid => {
+            Err(wrong(format!("its certificate is {}'s, and {due}; check which machine connects to which", found.role)))
+        }
+        Some(found) => {
+            Err(wrong(format!("its certificate is of grid {}; check which grid that machine belongs to", found.grid)))
+        }
+        None => Err(wrong(format!(
+            "its certificate names nobody of a grid, and {due}; give that machine one of this grid's (`holdfast grid token`)"
+        ))),
+    }
+}
+
+/// What went wrong with a peer, why, and what to do.
+pub(super) fn text(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(why) => certificate_text(why),
+        Error::NoCertificatesPresented => {
+            "it shows no certificate; only this grid's own hosts may connect: join its machine with a token of `holdfast grid \
+             token`"
+                .to_string()
+        }
+        Error::AlertReceived(alert) => format!(
+            "the other side ended the handshake ({}); its log says why",
+            alert_text(*alert)
+        ),
+        Error::InvalidMessage(_) | Error::InappropriateMessage { .. } | Error::PeerIncompatible(_) => format!(
+            "it does not speak TLS 1.3 as this grid's hosts and nodes do ({error}): it is a host that has joined without TLS, \
+             or something else; join it anew with a token of `holdfast grid token`, or keep it away from this port"
+        ),
+        other => format!("{other}; check what it is that connects"),
+    }
+}
+
+fn certificate_text(why: &CertificateError) -> String {
+    let renew = "`holdfast grid tls rotate` on its machine renews it, then restart what uses it";
+    match why {
+        CertificateError::Other(OtherError(other)) => other.to_string(),
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "its certificate is not of this grid's authority; join its machine with a token of `holdfast grid token`"
+                .to_string()
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            format!("its certificate has expired; {renew}")
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "its certificate is not valid yet; compare the clocks of both machines".to_string()
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "its certificate is for another role; check which machine connects to which".to_string()
+        }
+        other => format!("its certificate can't be used ({other}); {renew}"),
+    }
+}
+
+fn alert_text(alert: AlertDescription) -> &'static str {
+    match alert {
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => "our certificate is not of its authority",
+        AlertDescription::CertificateExpired => "our certificate has expired",
+        AlertDescription::CertificateRequired => "it wants a certificate",
+        AlertDescription::CertificateUnknown | AlertDescription::UnsupportedCertificate => "it does not let us in",
+        _ => "it does not like what we say",
+    }
+}
+
+/// Credentials as they were read.
+struct Loaded {
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Loaded {
+    fn read(paths: &LinkPaths, own: &Identity) -> Result<Loaded, TlsError> {
+        let unusable = |why: String| TlsError::ClientCa { path: paths.ca.clone(), why };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates("a certificate", &paths.ca)? {
+            roots.add(certificate).map_err(|e| unusable(e.to_string()))?;
+        }
+        let chain = certificates("a certificate", &paths.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&paths.key).map_err(|e| pem_error("a private key", &paths.key, e))?;
+        let found = chain.first().and_then(|leaf| identity_of(leaf));
+        if found.as_ref() != Some(own) {
+            return Err(TlsError::NotOurs {
+                path: paths.certificate.clone(),
+                found: found.map_or_else(|| "nobody".to_string(), |found| found.to_string()),
+                wanted: own.to_string(),
+            });
+        }
+        Ok(Loaded { roots: Arc::new(roots), chain, key })
+    }
+}
+
+fn mismatch(paths: &LinkPaths) -> impl FnOnce(Error) -> TlsError {
+    let (certificate, key) = (paths.certificate.clone(), paths.key.clone());
+    move |source| TlsError::Mismatch { certificate, key, source }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+/// A node's end of its links; clones share it.
+#[derive(Clone)]
+pub struct NodeTls(Arc<ServerConfig>);
+
+impl fmt::Debug for NodeTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NodeTls")
+    }
+}
+
+impl NodeTls {
+    /// The credentials of a node, which must be its own.
+    pub fn load(paths: &LinkPaths, grid: GridId, node: NodeId) -> Result<NodeTls, TlsError> {
+        let loaded = Loaded::read(paths, &Identity { grid, role: Role::Node(node) })?;
+        let unusable = |why: String| TlsError::ClientCa { path: paths.ca.clone(), why };
+        let chain = WebPkiClientVerifier::builder_with_provider(loaded.roots, provider()).build();
+        let hosts = HostsOnly { chain: chain.map_err(|e| unusable(e.to_string()))?, grid };
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])?
+            .with_client_cert_verifier(Arc::new(hosts))
+            .with_single_cert(loaded.chain, loaded.key)
+            .map_err(mismatch(paths))?;
+        config.send_tls13_tickets = 0;
+        config.max_early_data_size = 0;
+        Ok(NodeTls(Arc::new(config)))
+    }
+
+    /// The node's side of a session that a host begins.
+    pub fn accept(&self) -> Result<TlsStream, TlsError> {
+        Ok(TlsStream::over(ServerConnection::new(Arc::clone(&self.0))?.into(), true))
+    }
+}
+
+/// A host's end of its links; clones share it.
+#[derive(Clone)]
+pub struct HostTls {
+    config: Arc<ClientConfig>,
+    roots: Arc<RootCertStore>,
+    grid: GridId,
+}
+
+impl fmt::Debug for HostTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostTls")
+    }
+}
+
+impl HostTls {
+    /// The credentials of a host, which must be its own.
+    pub fn load(paths: &LinkPaths, grid: GridId, name: &str) -> Result<HostTls, TlsError> {
+        let loaded = Loaded::read(paths, &Identity { grid, role: Role::Host(name.to_string()) })?;
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])?
+            .with_root_certificates(Arc::clone(&loaded.roots))
+            .with_client_auth_cert(loaded.chain, loaded.key)
+            .map_err(mismatch(paths))?;
+        config.resumption = Resumption::disabled();
+        // Nodes have one certificate each: nobody on the way has to learn which of them it is.
+        config.enable_sni = false;
+        Ok(HostTls { config: Arc::new(config), roots: loaded.roots, grid })
+    }
+
+    /// The host's side of a session with that node.
+    pub fn connect(&self, node: NodeId) -> Result<TlsStream, TlsError> {
+        let mut config = (*self.config).clone();
+        let only = OneNode {
+            roots: Arc::clone(&self.roots),
+            algorithms: config.crypto_provider().signature_verification_algorithms,
+            grid: self.grid,
+            node,
+        };
+        config.dangerous().set_certificate_verifier(Arc::new(only));
+        // Whom it reaches is judged by the certificate's identity: the library wants a name all the same.
+        let name = ServerName::try_from("holdfast").expect("a name as any other");
+        Ok(TlsStream::over(ClientConnection::new(Arc::new(config), name)?.into(), true))
+    }
+}
+
+/// Lets in hosts of one grid.
+#[derive(Debug)]
+struct HostsOnly {
+    chain: Arc<dyn ClientCertVerifier>,
+    grid: GridId,
+}
+
+impl ClientCertVerifier for HostsOnly {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.chain.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.chain.verify_client_cert(end_entity, intermediates, now);
+        let is_sound = match &verified {
+            Ok(_) => true,
+            // The authority signed it, for another role: which it is, the log can say.
+            Err(Error::InvalidCertificate(why)) => {
+                matches!(why, CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. })
+            }
+            Err(_) => false,
+        };
+        if is_sound {
+            let is_host = |role: &Role| matches!(role, Role::Host(_));
+            check_identity(end_entity, self.grid, is_host, "only hosts may connect to a node")?;
+        }
+        verified
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("links speak TLS 1.3".to_string()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chain.supported_verify_schemes()
+    }
+}
+
+/// Goes on with one node.
+#[derive(Debug)]
+struct OneNode {
+    roots: Arc<RootCertStore>,
+    algorithms: WebPkiSupportedAlgorithms,
+    grid: GridId,
+    node: NodeId,
+}
+
+impl ServerCertVerifier for OneNode {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let parsed = ParsedCertificate::try_from(end_entity)?;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, self.algorithms.all)?;
+        let due = format!("node {} should be there", self.node);
+        check_identity(end_entity, self.grid, |role| *role == Role::Node(self.node), &due)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("links speak TLS 1.3".to_string()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+impl TlsStream {
+    /// Whom the peer's certificate speaks for, once the handshake is done, where that is of a grid.
+    pub fn peer(&self) -> Option<Identity> {
+        let chain = self.session.peer_certificates().filter(|_| !self.is_handshaking())?;
+        identity_of(chain.first()?)
+    }
+}
+
+#[cfg(test)]
+mod tests;
