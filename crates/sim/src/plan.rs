@@ -175,6 +175,13 @@ impl Plan {
             // For a while it lies there twice.
             plan.disk_bytes += 3 * plan.volume_bytes;
         }
+        plan.leave_out_what_does_not_fit();
+        plan
+    }
+
+    /// What the grid, or the profile, has no room for.
+    fn leave_out_what_does_not_fit(&mut self) {
+        let plan = self;
         plan.drains &= plan.nodes > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
         plan.groups &= plan.snapshots_max > 0 && plan.profile != Profile::Full;
         if plan.snapshots_max == 0 || plan.profile == Profile::Full {
@@ -186,7 +193,6 @@ impl Plan {
             plan.disk_bytes +=
                 3 * (plan.snapshots_max + plan.clones_max + plan.forks_max + at_once) as u64 * plan.volume_bytes;
         }
-        plan
     }
 
     /// One in eight has a nested layout, on two nodes or three.

@@ -4,16 +4,17 @@
 //! in [`Waiters`] until what was asked has happened. It never blocks: a channel holds the one answer it gets.
 
 use super::Host;
-use super::family::{ForkOutcome, Kin};
+use super::family::{FamilyCommand, ForkOutcome};
 use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
 use super::volumes::OpenSpec;
+use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
-use holdfast_base::{DeviceId, Epoch, HeadId, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
-use holdfast_volume::{Change, Claim, Event as VolumeEvent, State, Target};
+use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
@@ -85,25 +86,8 @@ pub enum Command {
         wanted: Wanted,
         answer: Answer<ChangeOutcome>,
     },
-    /// Of a volume in service, or a clone, and a snapshot of it: makes what a separate clone begins with.
-    Fork {
-        source: (String, String),
-        dependent: VolumeId,
-        name: String,
-        answer: Answer<ForkOutcome>,
-    },
-    /// Volumes that are open and share segments with others.
-    Kin {
-        /// What is told of a volume in this generation is known already.
-        known: BTreeMap<VolumeId, (Epoch, u64)>,
-        answer: Answer<Vec<Kin>>,
-    },
-    /// What a dependent says, to the volume that it was made of; harmless where that is not open.
-    TellDependent {
-        of: VolumeId,
-        event: VolumeEvent,
-        answer: Answer<()>,
-    },
+    /// Of volumes that share segments.
+    Family(FamilyCommand),
     /// Consistent snapshots of several volumes in service, or clones.
     SnapshotGroup {
         volumes: Vec<String>,
@@ -285,7 +269,19 @@ impl Waiters {
         }
     }
 
-    pub fn on_forked(&mut self, at: Token, dependent: VolumeId, outcome: &ForkOutcome) {
+    /// What came of making a separate clone.
+    pub fn on_fork_notice(&mut self, at: Token, notice: &Notice) {
+        match notice {
+            Notice::Forked { dependent, root } => {
+                logger::info(format_args!("what separate clone {} begins with is written", root.name));
+                self.on_forked(at, *dependent, &ForkOutcome::Made(root.clone()));
+            }
+            Notice::ForkRefused { dependent, why } => self.on_forked(at, *dependent, &ForkOutcome::Refused(why)),
+            _ => {}
+        }
+    }
+
+    fn on_forked(&mut self, at: Token, dependent: VolumeId, outcome: &ForkOutcome) {
         for (_, _, answer) in self.forks.extract_if(.., |(volume, id, _)| *volume == at && *id == dependent) {
             tell(&answer, outcome.clone());
         }
@@ -352,14 +348,7 @@ impl Host {
                 tell(&answer, ());
             }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
-            Command::Fork { source: (volume, snapshot), dependent, name, answer } => {
-                self.fork(now, (&volume, snapshot), (dependent, name), answer, io);
-            }
-            Command::Kin { known, answer } => tell(&answer, self.kin(&known)),
-            Command::TellDependent { of, event, answer } => {
-                self.tell_dependent(now, of, event, io);
-                tell(&answer, ());
-            }
+            Command::Family(command) => self.on_family_command(now, command, io),
             Command::SnapshotGroup { volumes, name, answer } => self.begin_group(now, volumes, &name, answer, io),
             Command::Drain { devices, answer } => {
                 self.draining = devices.clone();

@@ -43,6 +43,20 @@ pub struct Kin {
     pub generation: (Epoch, u64),
 }
 
+/// What the control plane asks of the reactor about families.
+pub enum FamilyCommand {
+    /// Of a volume in service, or a clone, and a snapshot of it: makes what a separate clone begins with.
+    Fork { source: (String, String), dependent: VolumeId, name: String, answer: Answer<ForkOutcome> },
+    /// Volumes that are open and share segments with others.
+    Kin {
+        /// What is told of a volume in this generation is known already.
+        known: BTreeMap<VolumeId, (Epoch, u64)>,
+        answer: Answer<Vec<Kin>>,
+    },
+    /// What a dependent says, to the volume that it was made of; harmless where that is not open.
+    Tell { of: VolumeId, event: VolumeEvent, answer: Answer<()> },
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ForkOutcome {
     Made(Box<Root>),
@@ -73,7 +87,20 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
 }
 
 impl Host {
-    pub(super) fn kin(&self, known: &BTreeMap<VolumeId, (Epoch, u64)>) -> Vec<Kin> {
+    pub(super) fn on_family_command(&mut self, now: Instant, command: FamilyCommand, io: &mut Io) {
+        match command {
+            FamilyCommand::Fork { source: (volume, snapshot), dependent, name, answer } => {
+                self.fork(now, (&volume, snapshot), (dependent, name), answer, io);
+            }
+            FamilyCommand::Kin { known, answer } => tell(&answer, self.kin(&known)),
+            FamilyCommand::Tell { of, event, answer } => {
+                self.tell_dependent(now, of, event, io);
+                tell(&answer, ());
+            }
+        }
+    }
+
+    fn kin(&self, known: &BTreeMap<VolumeId, (Epoch, u64)>) -> Vec<Kin> {
         let open = self.volumes.table.iter().filter(|(_, v)| v.controller.state() == State::Open);
         let kin = |volume: &super::volumes::Volume| {
             let (id, generation) = (volume.id, volume.controller.named_generation());
@@ -85,7 +112,7 @@ impl Host {
         open.map(|(_, volume)| kin(volume)).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
     }
 
-    pub(super) fn fork(
+    fn fork(
         &mut self,
         now: Instant,
         (volume, snapshot): (&str, String),
@@ -98,7 +125,7 @@ impl Host {
         self.drive(now, at, VolumeEvent::Fork { head, snapshot, dependent, name }, io);
     }
 
-    pub(super) fn tell_dependent(&mut self, now: Instant, of: VolumeId, event: VolumeEvent, io: &mut Io) {
+    fn tell_dependent(&mut self, now: Instant, of: VolumeId, event: VolumeEvent, io: &mut Io) {
         let found = self.volumes.table.iter().find(|(_, volume)| volume.id == of).map(|(at, _)| at);
         if let Some(at) = found {
             self.drive(now, at, event, io);
@@ -155,7 +182,9 @@ impl ControlPlane {
     fn fork(&self, (volume, snapshot): (&str, &str), begun: &Begun, name: &str) -> Result<Box<Root>> {
         let (dependent, name) = (begun.volume, name.to_string());
         let source = (volume.to_string(), snapshot.to_string());
-        match ask(&self.reactor, CHANGE_MAX, |answer| Command::Fork { source, dependent, name, answer })? {
+        match ask(&self.reactor, CHANGE_MAX, |answer| {
+            Command::Family(FamilyCommand::Fork { source, dependent, name, answer })
+        })? {
             ForkOutcome::Made(root) => Ok(root),
             ForkOutcome::NotOpen => {
                 bail!("volume {volume} is not in service any more; `holdfast volume list` says where it is")
@@ -178,7 +207,7 @@ impl ControlPlane {
     fn carry_word(&self, published: &mut BTreeMap<VolumeId, (Epoch, u64)>) -> Result<()> {
         let known = published.clone();
         let mut result = Ok(());
-        for kin in self.ask(|answer| Command::Kin { known, answer })? {
+        for kin in self.ask(|answer| Command::Family(FamilyCommand::Kin { known, answer }))? {
             // One damaged record does not keep others from being told.
             if let Err(error) = self.carry_word_of(&kin, published) {
                 result = Err(error);
@@ -195,7 +224,7 @@ impl ControlPlane {
         for dependent in &kin.dependents {
             let names = self.word_of(kin.id, *dependent)?;
             let event = VolumeEvent::Dependent { volume: *dependent, names };
-            self.ask(|answer| Command::TellDependent { of: kin.id, event, answer })?;
+            self.ask(|answer| Command::Family(FamilyCommand::Tell { of: kin.id, event, answer }))?;
         }
         Ok(())
     }

@@ -39,7 +39,6 @@ use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use anyhow::{Context, Result};
 use commands::{ChangeOutcome, Command, Waiters};
-use family::ForkOutcome;
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
@@ -273,13 +272,7 @@ impl Host {
                 self.waiters.on_change(at, change, &ChangeOutcome::Done);
             }
             Notice::Refused { change, why } => self.waiters.on_change(at, change, &ChangeOutcome::Refused(why)),
-            Notice::Forked { dependent, root } => {
-                logger::info(format_args!("volume {name}: what separate clone {} begins with is written", root.name));
-                self.waiters.on_forked(at, *dependent, &ForkOutcome::Made(root.clone()));
-            }
-            Notice::ForkRefused { dependent, why } => {
-                self.waiters.on_forked(at, *dependent, &ForkOutcome::Refused(why));
-            }
+            Notice::Forked { .. } | Notice::ForkRefused { .. } => self.waiters.on_fork_notice(at, notice),
             Notice::ShardDamaged { node, device } => logger::warn(format_args!(
                 "volume {name}: a shard on device {device} of node {node} is damaged; it is being repaired"
             )),
