@@ -99,6 +99,11 @@ impl Stage {
         self.run.current.expect("somebody opens the volume")
     }
 
+    /// Whether somebody has the volume open, or is opening it.
+    pub fn is_anybody_there(&self) -> bool {
+        self.run.current.is_some()
+    }
+
     /// The newest opening, if it serves.
     pub fn serving(&self) -> Option<MachineAt> {
         self.run.current.filter(|at| self.state(*at) == Some(State::Open))
