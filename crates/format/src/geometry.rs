@@ -156,9 +156,6 @@ impl FromStr for Layout {
     }
 }
 
-/// Copies of a nested mirror. No plain one has so many.
-const NESTED_COPIES: u8 = 4;
-
 /// Shape of one segment.
 ///
 /// The payload is cut into rows of `data * stripe` blocks; each row gives every data shard one stripe. The last row may
@@ -190,7 +187,8 @@ impl Geometry {
         let (copies, data, parity) = match layout {
             Layout::Mirror { copies } => (copies, 1, 0),
             Layout::Parity { data, parity } => (1, data, parity),
-            Layout::NestedMirror => (NESTED_COPIES, 1, 0),
+            // The parity of a single shard is another copy of it. So no plain mirror, however wide, has the same shape.
+            Layout::NestedMirror => (2, 1, 1),
             Layout::NestedParity { data, parity } => (2, data, parity),
         };
         Geometry { copies, data, parity, stripe_blocks: STRIPE_BLOCKS, payload_blocks }
@@ -210,8 +208,8 @@ impl Geometry {
     pub fn layout(&self) -> Layout {
         let Geometry { copies, data, parity, .. } = *self;
         match (copies, parity) {
-            (NESTED_COPIES, 0) => Layout::NestedMirror,
             (copies, 0) => Layout::Mirror { copies },
+            (2.., 1) if data == 1 => Layout::NestedMirror,
             (1, parity) => Layout::Parity { data, parity },
             (_, parity) => Layout::NestedParity { data, parity },
         }
@@ -315,6 +313,14 @@ mod tests {
             "nested-parity:1+1",
         ] {
             assert!(text.parse::<Layout>().unwrap_err().to_string().contains("for example parity:2+1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_of_any_width_reads_back_as_one() {
+        // What a layout of three parity shards keeps its map in.
+        for copies in 1..=6 {
+            assert_eq!(Geometry::new(Layout::Mirror { copies }, 5).layout(), Layout::Mirror { copies });
         }
     }
 

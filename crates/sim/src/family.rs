@@ -215,7 +215,7 @@ impl Run {
             self.world.wake_at(self.world.now() + PACE, WAKE_FAMILY);
         }
         let (dependent, name) = (id_of(number), format!("member{number}"));
-        self.world.tell(at, Event::Fork { head, snapshot, dependent, name });
+        self.world.tell(at, Event::Fork { head, snapshot, dependent, name, size_bytes: None });
         number
     }
 

@@ -46,6 +46,8 @@ pub struct HostProc<M> {
     /// By node: what its greeting said, while it is up for the machines.
     nodes: Vec<Greeting>,
     pub meta_reachable: bool,
+    /// Without, what it reaches of the metadata store can't change anything, nor tell.
+    pub meta_quorum: bool,
 }
 
 impl<M> HostProc<M> {
@@ -70,6 +72,7 @@ impl<M: Machine> World<M> {
             next_token: 0,
             nodes: vec![Greeting::default(); self.nodes.len()],
             meta_reachable: true,
+            meta_quorum: true,
         });
         let index = self.hosts.len() - 1;
         self.start_host(index);

@@ -296,7 +296,10 @@ impl<M: Machine> World<M> {
     fn meta_arrives(&mut self, id: u64) {
         let call = self.meta_calls.get_mut(&id).expect("a call arrives before it ends");
         let reachable = self.hosts[call.at.host].meta_reachable;
-        let outcome = self.meta.arrive(self.now, &call.request, reachable);
+        let outcome = match self.hosts[call.at.host].meta_quorum {
+            true => self.meta.arrive(self.now, &call.request, reachable),
+            false => MetaOutcome::Unknown { applied_after: None },
+        };
         self.trace.event(self.now, &[80, id], || {
             format!("meta {:?} from {:?}: {}", kind(&call.request), call.at, {
                 match &outcome {

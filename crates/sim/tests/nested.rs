@@ -159,3 +159,101 @@ fn a_volume_goes_from_one_node_more_to_nested_and_on_and_back_while_it_is_used()
     }
     stage.finish();
 }
+
+#[test]
+fn what_the_last_device_took_is_copied_as_soon_as_there_is_a_second_one() {
+    let mut stage = raise(2350, "nested-mirror", 2, 2);
+    stage.crash_node(1);
+    lose_disk(&mut stage, 0, 1);
+    stage.pass(Duration::from_secs(1));
+    for block in (0..512).step_by(8) {
+        stage.write(block, 5);
+    }
+    stage.pass(Duration::from_secs(3));
+    swap_disk(&mut stage, 0, 1);
+    stage.pass(Duration::from_secs(12));
+    // Neither the other node nor its data are back: two devices of one node have everything.
+    lose_disk(&mut stage, 0, 0);
+    stage.crash_host(0);
+    stage.take_over_on(1);
+    stage.read(0, 512);
+    swap_disk(&mut stage, 0, 0);
+    stage.start_node(1);
+    stage.start_host(0);
+    stage.finish();
+}
+
+#[test]
+fn copies_go_apart_when_the_other_node_is_back_with_one_device() {
+    let mut stage = raise(2360, "nested-mirror", 2, 2);
+    stage.crash_node(1);
+    stage.pass(Duration::from_secs(1));
+    for block in (0..512).step_by(8) {
+        stage.write(block, 5);
+    }
+    lose_disk(&mut stage, 1, 1);
+    stage.start_node(1);
+    stage.pass(Duration::from_secs(12));
+    stage.crash_host(0);
+    stage.crash_node(0);
+    stage.take_over_on(1);
+    stage.read(0, 512);
+    stage.write(9, 3);
+    swap_disk(&mut stage, 1, 1);
+    stage.start_node(0);
+    stage.start_host(0);
+    stage.finish();
+}
+
+#[test]
+fn a_device_of_several_is_drained_with_the_log_on_it() {
+    let mut stage = raise(2370, "nested-mirror", 3, 2);
+    for (node, slot) in [(0, 0), (1, 2)] {
+        stage.drain(Some((node, slot)));
+        stage.until("nothing is left there", |s| {
+            let left = s.status().left_to_drain;
+            !left.is_empty() && left.iter().all(|(_, left)| *left == 0)
+        });
+        stage.write(8, 40);
+    }
+    stage.drain(None);
+    stage.finish();
+}
+
+#[test]
+fn a_device_that_hangs_is_written_around_on_its_own_node() {
+    for slot in 0..3 {
+        let mut stage = raise(2380 + slot as u64, "nested-mirror", 3, 2);
+        let until = stage.now() + Duration::from_secs(20);
+        stage.world().nodes[1].disks[slot].stuck_until = until;
+        for block in (0..256).step_by(8) {
+            stage.write(block, 3);
+        }
+        assert!(stage.now() < until, "writes wait for the device");
+        stage.pass(Duration::from_secs(25));
+        // Shards that it wrote after their deletion are found when the node lists what it holds.
+        stage.crash_node(1);
+        stage.start_node(1);
+        stage.finish();
+    }
+}
+
+#[test]
+fn a_map_of_four_copies_stays_on_four_nodes() {
+    let mut stage = Scenery::new(2390).layout("parity:1+3").nodes(4).disks(2).raise();
+    stage.write_segments(12);
+    stage.until("everything is whole", is_whole);
+    for node in 0..4 {
+        stage.drain(Some((node, 0)));
+        stage.pass(Duration::from_secs(4));
+        stage.drain(None);
+        stage.until("everything is whole", is_whole);
+    }
+    stage.crash_host(0);
+    stage.take_over_on(1);
+    (0..3).for_each(|node| stage.crash_node(node));
+    stage.read(0, 512);
+    (0..3).for_each(|node| stage.start_node(node));
+    stage.start_host(0);
+    stage.finish();
+}

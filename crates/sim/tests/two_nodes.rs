@@ -76,8 +76,7 @@ impl Machines {
             }
         }
         for host in 0..2 {
-            let reaches = self.has_quorum(host);
-            self.stage.world().hosts[host].meta_reachable = reaches;
+            self.stage.world().hosts[host].meta_quorum = self.has_quorum(host);
         }
         self.follow();
     }
@@ -133,7 +132,7 @@ fn all_orders(layout: &str, length: u32) {
                 .collect::<Vec<_>>()
                 .into_iter()
                 .for_each(|m| machines.toggle(m));
-            (0..2).for_each(|host| machines.stage.world().hosts[host].meta_reachable = true);
+            (0..2).for_each(|host| machines.stage.world().hosts[host].meta_quorum = true);
             (0..2).for_each(|host| machines.stage.world().unblock(host, 1 - host));
             if !machines.stage.is_anybody_there() {
                 machines.stage.open_on(0);

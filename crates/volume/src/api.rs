@@ -179,6 +179,8 @@ pub enum Event {
         dependent: VolumeId,
         /// For its root record.
         name: String,
+        /// Where it is to be larger than the snapshot.
+        size_bytes: Option<u64>,
     },
     /// What a volume that was made of this one says it still names; `None` where there is no such volume any more.
     Dependent {

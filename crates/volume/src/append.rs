@@ -243,8 +243,11 @@ impl Controller {
         let standby = usable & !entry.sent;
         let standby = if standby & !bypassed != 0 { standby & !bypassed } else { standby };
         if standby != 0 {
+            // What completes it, together with what has answered; else one more.
+            let enough = open.choose_preferred(entry.have | standby) & standby;
+            let target = if enough != 0 { enough } else { 1 << standby.trailing_zeros() };
             self.counters.append_hedges += 1;
-            self.send_entry(lsn, 1 << standby.trailing_zeros(), out);
+            self.send_entry(lsn, target, out);
         }
     }
 
@@ -339,7 +342,7 @@ impl Controller {
             return false;
         }
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
-        let wanted = if self.can_spread() { self.full_rule() } else { ledger.rule };
+        let wanted = self.rule_now();
         self.lacks_copies(entry, ledger.rule, None) || self.lacks_copies(entry, wanted, None)
     }
 

@@ -256,14 +256,12 @@ impl Controller {
         let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > self.log.trimmed);
         let holds = self.root().ledgers.iter().any(is_held);
         self.checkpointer.dirty |= holds && self.log.all_destaged();
-        if !self.can_spread() {
-            return;
-        }
+        let can_spread = self.can_spread();
         for (_, info) in self.segments.iter().filter(|(_, info)| info.live > 0 && info.kind != Kind::Data) {
-            let is_narrow = self.is_narrow_metadata(&info.geometry);
+            let is_narrow = self.could_be_wider(&info.geometry);
             self.checkpointer.fold_wanted |= is_narrow && info.kind == Kind::Meta;
             // Where they lie the checkpoint says: they are not moved.
-            let is_together = crate::moves::crowded(&info.geometry, &info.homes).is_some();
+            let is_together = can_spread && crate::moves::crowded(&info.geometry, &info.homes).is_some();
             self.checkpointer.rewrite_wanted |= (is_narrow || is_together) && info.kind == Kind::Run;
         }
     }
@@ -271,7 +269,7 @@ impl Controller {
     /// Some of the leaves that lie in segments of too few copies, or too damaged ones.
     fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
         let is_narrow = |no: &SegmentNo| {
-            let is_narrow = self.segments.get(*no).is_some_and(|s| self.is_narrow_metadata(&s.geometry));
+            let is_narrow = self.segments.get(*no).is_some_and(|s| self.could_be_wider(&s.geometry));
             is_narrow || self.repairer.is_stuck(*no)
         };
         let metas = self.segments.iter().filter(|(_, info)| info.kind == Kind::Meta);

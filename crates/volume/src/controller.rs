@@ -218,7 +218,9 @@ impl Controller {
             Event::CheckReads(checked) => self.config.checked_reads = checked,
             Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::SetAside { claims } => self.on_set_aside(claims),
-            Event::Fork { head, snapshot, dependent, name } => self.on_fork(head, snapshot, dependent, name, out),
+            Event::Fork { head, snapshot, dependent, name, size_bytes } => {
+                self.on_fork((head, snapshot), (dependent, name), size_bytes, out);
+            }
             Event::Dependent { volume, names } => self.on_dependent(volume, names),
             Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {

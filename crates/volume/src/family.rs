@@ -35,7 +35,8 @@ use crate::map::{Mapped, Place};
 use crate::root::Change;
 use crate::segments::Kind;
 use holdfast_base::{
-    DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lsn, NodeId, ObjectId, SegmentId, ShardId, Token, VolumeId,
+    BLOCK_BYTES, DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lba, Lsn, NodeId, ObjectId, SegmentId, ShardId,
+    Token, VolumeId,
 };
 use holdfast_format::family::{Dependent, Origin, SegmentRanges};
 use holdfast_format::geometry::Geometry;
@@ -94,6 +95,7 @@ struct Fork {
     snapshot: String,
     dependent: VolumeId,
     name: String,
+    size_bytes: Option<u64>,
     since: Instant,
     /// What was completed when it last looked whether it can go on.
     looked_at: Option<Lsn>,
@@ -193,7 +195,13 @@ impl Controller {
         }
     }
 
-    pub(crate) fn on_fork(&mut self, head: HeadId, snapshot: String, dependent: VolumeId, name: String, out: Out) {
+    pub(crate) fn on_fork(
+        &mut self,
+        (head, snapshot): (HeadId, String),
+        (dependent, name): (VolumeId, String),
+        size_bytes: Option<u64>,
+        out: Out,
+    ) {
         let why = if self.state != State::Open {
             Some("the volume is not open")
         } else if self.family.fork.is_some() {
@@ -212,7 +220,7 @@ impl Controller {
         }
         let since = self.now;
         let (looked_at, upto, stage) = (None, None, Stage::Waiting);
-        self.family.fork = Some(Fork { head, snapshot, dependent, name, since, looked_at, upto, stage });
+        self.family.fork = Some(Fork { head, snapshot, dependent, name, size_bytes, since, looked_at, upto, stage });
         self.mark_kept();
         self.drive_fork(out);
     }
@@ -276,8 +284,8 @@ impl Controller {
 
     /// Writes the dependent's first checkpoint, if what the snapshot shows has left the log.
     fn compose_fork(&mut self, out: Out) {
-        let Some(Fork { head, snapshot, dependent, name, .. }) = &self.family.fork else { return };
-        let (dependent, name) = (*dependent, name.clone());
+        let Some(Fork { head, snapshot, dependent, name, size_bytes, .. }) = &self.family.fork else { return };
+        let (dependent, name, wanted_bytes) = (*dependent, name.clone(), *size_bytes);
         let layer = match self.settled(*head, snapshot) {
             Ok(layer) => layer,
             Err(why) => {
@@ -295,7 +303,8 @@ impl Controller {
         if !can_be_written || self.is_in_log(layer) {
             return;
         }
-        let size_bytes = self.layers.snapshot(layer).expect("just found").size_bytes;
+        let shown_bytes = self.layers.snapshot(layer).expect("just found").size_bytes;
+        let size_bytes = wanted_bytes.unwrap_or(shown_bytes).max(shown_bytes);
         let Some(layers) = self.layers.forked(layer) else {
             self.end_fork();
             let why = "the volume has had all the snapshots that it can have; copy it to a new one";
@@ -308,7 +317,7 @@ impl Controller {
         root.origins.push(Origin { upto: self.epoch(), volume: self.config.volume });
         root.trimmed = self.log.completed;
         root.checkpoint.lsn = self.log.completed;
-        let parts = self.fork_parts(layers, layer);
+        let parts = self.fork_parts(layers, layer, shown_bytes);
         let upto = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
         self.family.fork.as_mut().expect("just seen").upto = Some(upto);
         self.mark_kept();
@@ -322,9 +331,10 @@ impl Controller {
     }
 
     /// The whole map as a run of a checkpoint.
-    fn fork_parts(&self, layers: LayerTable, shown: ObjectId) -> Vec<Vec<u8>> {
+    fn fork_parts(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Vec<Vec<u8>> {
         let bytes_max = self.config.segment_payload_bytes / 4;
         let mut writer = PartWriter::new(true, self.checkpointer.folded_at(), bytes_max);
+        let live = layers.live(HeadId::VOLUME).expect("every volume has a live layer");
         writer.layers(layers);
         for (no, pointer) in self.directory.iter() {
             writer.leaf(no, Some(pointer));
@@ -340,6 +350,12 @@ impl Controller {
             } else {
                 writer.run(key, blocks, mapped);
             }
+        }
+        // What the snapshot's layer says behind its end is not part of it.
+        let (end, mapped_end) = (shown_bytes.div_ceil(BLOCK_BYTES as u64), self.mapped_end(shown));
+        if mapped_end > end {
+            let zeroes = Mapped { place: Place::Zero, stamp: self.log.completed };
+            writer.run(Key::new(live, Lba(end)).0, mapped_end - end, &zeroes);
         }
         writer.finish()
     }

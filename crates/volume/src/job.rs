@@ -260,13 +260,18 @@ impl Controller {
         let shard = &mut placed.shards[usize::from(index)];
         shard.failed.push(failed);
         let stray = (placed.homes[usize::from(index)], placed.no, index);
-        let (avoid, geometry, homes) = (shard.failed.clone(), placed.geometry, placed.homes.clone());
+        let (geometry, homes) = (placed.geometry, placed.homes.clone());
+        let avoid = shard.failed.clone();
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
         // What is left of another volume's it finds itself, when it opens.
         if placed.id.volume == self.config.volume {
             self.repairer.note_stray(stray);
             self.recheck(failed);
         }
+        // Of a nested one another device of the node will do, where the node is there.
+        let is_tried = avoid.len() > usize::from(geometry.shard_count());
+        let is_avoided = |node: &NodeId| !geometry.layout().is_nested() || is_tried || !self.nodes.is_usable(*node);
+        let avoid: Vec<NodeId> = avoid.into_iter().filter(is_avoided).collect();
         match self.place_again((&geometry, &homes), index, bytes, &avoid, keep) {
             Some(home) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
@@ -283,6 +288,10 @@ impl Controller {
         assert!(!placed.committing, "a segment whose shards are durable is not begun again");
         if placed.id.volume != self.config.volume {
             return;
+        }
+        // What a device that hangs has yet to write comes after the deletion.
+        for (index, home) in placed.homes.iter().enumerate().filter(|(index, _)| !placed.shards[*index].durable) {
+            self.repairer.note_stray((*home, placed.no, index as u8));
         }
         self.abandon_segment(placed.no, placed.geometry, placed.homes, out);
     }

@@ -245,7 +245,9 @@ impl Log {
             return false;
         }
         let Some(entry) = self.get(self.completed.next()) else { return false };
-        let rule = if mutations.ack_one_short {
+        let rule = if mutations.ack_one_short && open.rule == AckRule::NESTED {
+            AckRule::flat(1)
+        } else if mutations.ack_one_short {
             AckRule { copies: open.rule.copies - 1, domains: open.rule.domains.saturating_sub(1) }
         } else {
             open.rule

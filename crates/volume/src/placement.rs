@@ -3,11 +3,12 @@
 
 use crate::controller::Controller;
 use crate::pressure::is_roomy;
+use crate::repair::DEVICES_APPEAR_WITHIN;
 use crate::space::Keep;
 use holdfast_base::NodeId;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
-use holdfast_format::wire::DeviceStat;
+use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use std::time::Duration;
 
 /// How long all other nodes must have been out before copies are put onto devices of one: a pause of theirs is waited out.
@@ -77,7 +78,12 @@ impl Controller {
         let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
         domains.sort_unstable();
         domains.dedup();
-        domains.len() < wanted.min(usable_nodes) || open.rule != best && usable_nodes > failures.into()
+        // Of a nested ledger a node has several legs: one that is to go does not take the node with it.
+        let is_leaving = best == AckRule::NESTED && open.rule == best && open.legs.iter().any(|leg| !stays(leg));
+        domains.len() < wanted.min(usable_nodes)
+            || is_leaving
+            || !open.rule.is_at_least(best)
+            || open.rule != best && usable_nodes > failures.into()
     }
 
     /// What the log wants: what it acknowledges bears as much as the layout does.
@@ -86,10 +92,18 @@ impl Controller {
         if layout.is_nested() { AckRule::NESTED } else { AckRule::flat(layout.failures()) }
     }
 
-    /// The same, as far as nodes have the devices for it.
-    fn rule_now(&self) -> AckRule {
-        let full = self.full_rule();
-        if full == AckRule::NESTED && self.nodes_with(2) < 2 { AckRule::flat(1) } else { full }
+    /// The same, as far as there are nodes and devices for it: that of a ledger that is chosen now.
+    pub(crate) fn rule_now(&self) -> AckRule {
+        let (full, failures) = (self.full_rule(), self.root().layout.failures());
+        let usable = self.nodes.usable_count();
+        if full == AckRule::NESTED && self.nodes_with(2) >= 2 {
+            return full;
+        }
+        if usable > usize::from(failures) {
+            return AckRule::flat(failures);
+        }
+        let domains = usable.max(1) as u8;
+        AckRule { copies: domains.max(self.copies_alone()), domains }
     }
 
     /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other goes on with
@@ -231,7 +245,14 @@ impl Controller {
 
     /// One device of one node is left, and has been for a while.
     fn is_last_device(&self) -> bool {
-        self.is_last_node() && self.usable_devices().count() == 1
+        // Others of its node may be about to open.
+        let may_appear = |node: &crate::nodes::Node| {
+            let is_opening = node.devices.values().any(|d| d.health == DeviceHealth::Opening);
+            node.up && (is_opening || self.now.since(node.up_since) < DEVICES_APPEAR_WITHIN)
+        };
+        self.is_last_node()
+            && self.usable_devices().count() == 1
+            && !self.nodes.iter().any(|(_, node)| may_appear(node))
     }
 
     fn is_last_node(&self) -> bool {
@@ -265,7 +286,8 @@ impl Controller {
             _ if self.nodes_with(layout.shards_a_domain().into()) < usize::from(layout.width())
                 && layout.is_nested() =>
             {
-                Some(Layout::Mirror { copies: 2 })
+                // Four copies, where there are devices for them, bear the same as what is coded does.
+                Some(if self.nodes_with(2) >= 2 { Layout::NestedMirror } else { Layout::Mirror { copies: 2 } })
             }
             usable => layout.adapted_to(usable),
         }
@@ -282,9 +304,7 @@ impl Controller {
 
     /// Whether shards of a segment can lie on nodes of their own, as many as the layout tolerates to lose and one more.
     pub(crate) fn can_spread(&self) -> bool {
-        let layout = self.root().layout;
-        let nodes = if layout.is_nested() { self.nodes_with(2) } else { self.nodes.usable_count() };
-        nodes > usize::from(layout.failures())
+        self.nodes.usable_count() > usize::from(self.root().layout.failures())
     }
 
     /// Whether metadata of this shape has fewer copies than the volume's policy asks for.
@@ -295,9 +315,16 @@ impl Controller {
         }
     }
 
+    /// Whether metadata of this shape would have more copies if they were written now.
+    pub(crate) fn could_be_wider(&self, geometry: &Geometry) -> bool {
+        self.meta_layout_now().is_some_and(|now| now.shard_count() > geometry.shard_count())
+    }
+
     /// Whether a segment of this shape is narrower than the volume's policy asks, and could be written better now.
     pub(crate) fn wants_recode(&self, geometry: &Geometry) -> bool {
         let layout = self.root().layout;
-        geometry.layout() != layout && self.layout_now() == Some(layout)
+        let now = self.layout_now();
+        let bears_more = |now: Layout| Geometry::new(now, 1).failures() > geometry.failures();
+        geometry.layout() != layout && (now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more))
     }
 }

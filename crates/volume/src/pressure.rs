@@ -5,8 +5,9 @@
 //! full journal, with what is in flight counted, and a quarter stays for records.
 
 use crate::controller::{Controller, Out};
-use holdfast_base::{Instant, LedgerId};
+use holdfast_base::{Instant, LedgerId, NodeId};
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Share of a journal that guests' writes fill at most, with those in flight.
@@ -86,10 +87,13 @@ impl Controller {
     pub(crate) fn on_journal_full(&mut self, ledger: LedgerId, leg: u8, out: Out) {
         self.note_journal_fill(ledger, leg, u8::MAX);
         let Some(open) = &self.log.open else { return };
+        let nodes: BTreeSet<NodeId> = open.legs.iter().map(|leg| leg.node).collect();
+        let each = usize::from(open.rule.copies.div_ceil(open.rule.domains.max(1)));
         let roomy = |(_, n): &(_, &crate::nodes::Node)| {
-            n.up && !n.suspect && n.devices.values().any(|d| d.health == DeviceHealth::Serving && is_roomy(d))
+            let devices = n.devices.values().filter(|d| d.health == DeviceHealth::Serving && is_roomy(d));
+            n.up && !n.suspect && devices.count() >= each
         };
-        if self.nodes.iter().filter(roomy).count() >= open.legs.len() && self.roll_pause_over() {
+        if self.nodes.iter().filter(roomy).count() >= nodes.len() && self.roll_pause_over() {
             self.checkpointer.last_roll = self.now;
             self.want_roll(out);
         }

@@ -32,7 +32,7 @@ const REPAIRS_BESIDE_GUESTS: usize = 2;
 const RECHECK_AFTER: Duration = Duration::from_secs(3);
 
 /// A node that has just started greets before it has read which devices it has.
-const DEVICES_APPEAR_WITHIN: Duration = Duration::from_secs(3);
+pub(crate) const DEVICES_APPEAR_WITHIN: Duration = Duration::from_secs(3);
 
 /// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever.
 const REPAIR_PAUSE_MIN: Duration = Duration::from_millis(200);

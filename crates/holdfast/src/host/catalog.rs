@@ -325,11 +325,14 @@ impl Catalog {
         }
     }
 
-    /// Undoes what was begun of it.
-    pub fn give_up_separate(&self, begun: &Begun, name: &str) -> Result<()> {
-        self.is_gone(begun.volume)?;
-        self.set(&settings_key(begun.volume), None)?;
-        self.free_name(name, &begun.volume.to_string())
+    /// Undoes what was begun of it; false where it is a volume by now.
+    pub fn give_up_separate(&self, begun: &Begun, name: &str) -> Result<bool> {
+        let is_gone = self.is_gone(begun.volume)?;
+        if is_gone {
+            self.set(&settings_key(begun.volume), None)?;
+            self.free_name(name, &begun.volume.to_string())?;
+        }
+        Ok(is_gone)
     }
 
     /// Whether there is no such volume, and never will be: one that is being made is not finished by whoever makes it. What
@@ -471,7 +474,11 @@ impl Catalog {
 
     /// Volumes that this host has in service.
     pub fn exported(&self) -> Result<Vec<OpenSpec>> {
-        Ok(self.all()?.iter().filter(|e| self.is_here(e) && e.clone.is_none()).map(Entry::spec).collect())
+        // One whose deletion was begun is not opened again.
+        let deleting: BTreeSet<String> = self.deleting()?.into_iter().map(|record| record.volume).collect();
+        let is_ours =
+            |e: &&Entry| self.is_here(e) && e.clone.is_none() && !deleting.contains(&e.root.volume.to_string());
+        Ok(self.all()?.iter().filter(is_ours).map(Entry::spec).collect())
     }
 
     pub fn is_here(&self, entry: &Entry) -> bool {

@@ -46,7 +46,14 @@ pub struct Kin {
 /// What the control plane asks of the reactor about families.
 pub enum FamilyCommand {
     /// Of a volume in service, or a clone, and a snapshot of it: makes what a separate clone begins with.
-    Fork { source: (String, String), dependent: VolumeId, name: String, answer: Answer<ForkOutcome> },
+    Fork {
+        source: (String, String),
+        dependent: VolumeId,
+        name: String,
+        /// The snapshot's where it is missing.
+        size_bytes: Option<u64>,
+        answer: Answer<ForkOutcome>,
+    },
     /// Volumes that are open and share segments with others.
     Kin {
         /// What is told of a volume in this generation is known already.
@@ -89,8 +96,8 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
 impl Host {
     pub(super) fn on_family_command(&mut self, now: Instant, command: FamilyCommand, io: &mut Io) {
         match command {
-            FamilyCommand::Fork { source: (volume, snapshot), dependent, name, answer } => {
-                self.fork(now, (&volume, snapshot), (dependent, name), answer, io);
+            FamilyCommand::Fork { source: (volume, snapshot), dependent, name, size_bytes, answer } => {
+                self.fork(now, (&volume, snapshot), (dependent, name, size_bytes), answer, io);
             }
             FamilyCommand::Kin { known, answer } => tell(&answer, self.kin(&known)),
             FamilyCommand::Tell { of, event, answer } => {
@@ -116,13 +123,13 @@ impl Host {
         &mut self,
         now: Instant,
         (volume, snapshot): (&str, String),
-        (dependent, name): (VolumeId, String),
+        (dependent, name, size_bytes): (VolumeId, String, Option<u64>),
         answer: Answer<ForkOutcome>,
         io: &mut Io,
     ) {
         let Some((at, head)) = self.volumes.find_open(volume) else { return tell(&answer, ForkOutcome::NotOpen) };
         self.waiters.forks.push((at, dependent, answer));
-        self.drive(now, at, VolumeEvent::Fork { head, snapshot, dependent, name }, io);
+        self.drive(now, at, VolumeEvent::Fork { head, snapshot, dependent, name, size_bytes }, io);
     }
 
     fn tell_dependent(&mut self, now: Instant, of: VolumeId, event: VolumeEvent, io: &mut Io) {
@@ -157,33 +164,31 @@ impl ControlPlane {
         }
         let layout = origin.root.layout;
         let begun = self.catalog.begin_separate(name, layout, origin.settings.unchecked_reads)?;
-        let made = self.fork((volume, snapshot), &begun, name).and_then(|root| {
-            self.catalog.finish_separate(&begun, &root)?;
-            Ok(root)
-        });
-        if made.is_err() {
-            self.catalog.give_up_separate(&begun, name)?;
-            self.ring_janitor();
+        let made = self.fork((volume, snapshot), &begun, name, size_bytes);
+        if let Err(error) = made.and_then(|root| self.catalog.finish_separate(&begun, &root)) {
+            // The last step may have happened although nobody heard of it.
+            if self.catalog.give_up_separate(&begun, name)? {
+                self.ring_janitor();
+                return Err(error);
+            }
         }
-        let root = made?;
-        let is_larger = size_bytes.is_some_and(|size| size > root.size_bytes);
-        if export || is_larger {
+        if export {
             self.export(name, false)?;
-        }
-        if let Some(size_bytes) = size_bytes.filter(|_| is_larger) {
-            self.resize(name, size_bytes, false)?;
-        }
-        if is_larger && !export {
-            self.unexport(name, false)?;
         }
         self.show(name)
     }
 
-    fn fork(&self, (volume, snapshot): (&str, &str), begun: &Begun, name: &str) -> Result<Box<Root>> {
+    fn fork(
+        &self,
+        (volume, snapshot): (&str, &str),
+        begun: &Begun,
+        name: &str,
+        size_bytes: Option<u64>,
+    ) -> Result<Box<Root>> {
         let (dependent, name) = (begun.volume, name.to_string());
         let source = (volume.to_string(), snapshot.to_string());
         match ask(&self.reactor, CHANGE_MAX, |answer| {
-            Command::Family(FamilyCommand::Fork { source, dependent, name, answer })
+            Command::Family(FamilyCommand::Fork { source, dependent, name, size_bytes, answer })
         })? {
             ForkOutcome::Made(root) => Ok(root),
             ForkOutcome::NotOpen => {
