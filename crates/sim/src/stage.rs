@@ -228,12 +228,6 @@ impl Stage {
         self.run.ask_fork(owner, name)
     }
 
-    /// A separate clone's map is written, and the volume's root is about to name it.
-    pub fn is_naming(&self) -> bool {
-        let owner = self.run.world.machine(self.owner()).expect("the owner runs");
-        owner.dump().contains("stage: Naming")
-    }
-
     /// The runs of a checkpoint are on their way to the nodes.
     pub fn is_checkpointing(&self) -> bool {
         let owner = self.run.world.machine(self.owner()).expect("the owner runs");
