@@ -3,8 +3,11 @@
 //! Panics with the rule that is broken. Keys lie under `conformance/`, each check under a part of its own, so that a
 //! store that holds other data can be checked; the checks delete what they make.
 
+mod patient;
+
 use super::{Change, LeaseId, MetaError, MetaStore, Revision, Swap, Watch, WatchEvent};
 use holdfast_base::MetaVersion;
+use patient::Patient;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -32,6 +35,10 @@ const TTL_AND_MORE: Duration = Duration::from_secs(6);
 
 /// How long a watch may take to tell of a change that has happened.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+fn open(subject: &dyn Subject) -> Arc<dyn MetaStore> {
+    Arc::new(Patient(subject.open()))
+}
 
 /// Runs every check.
 pub fn run(subject: &dyn Subject) {
@@ -75,7 +82,7 @@ fn delete(store: &dyn MetaStore, key: &str) {
 }
 
 fn records_live_and_die(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let key = key("life");
     assert_eq!(store.get(&key).expect("get"), None);
     let first = put(&*store, &key, MetaVersion::ABSENT, b"one");
@@ -100,7 +107,7 @@ fn records_live_and_die(subject: &dyn Subject) {
 }
 
 fn versions_rise_for_ever(subject: &dyn Subject) {
-    let mut store = subject.open();
+    let mut store = open(subject);
     let key = key("rise");
     let mut last = MetaVersion::ABSENT;
     for round in 0..3 {
@@ -110,12 +117,12 @@ fn versions_rise_for_ever(subject: &dyn Subject) {
         assert!(last > created);
         delete(&*store, &key);
         drop(store);
-        store = subject.open();
+        store = open(subject);
     }
 }
 
 fn lists_are_sorted_and_bounded_by_their_prefix(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let names = ["list/b", "list/a", "list/a/x", "list/", "list0", "list", "list/\u{10ffff}"].map(key);
     let mut last = Revision(0);
     for name in &names {
@@ -133,21 +140,21 @@ fn lists_are_sorted_and_bounded_by_their_prefix(subject: &dyn Subject) {
 fn a_swap_is_won_once(subject: &dyn Subject) {
     const THREADS: usize = 4;
     const ROUNDS: usize = 25;
-    let store = subject.open();
+    let store = open(subject);
     let key = &key("race");
-    // Each thread adds its share to one counter; a lost or doubled swap shows in the sum.
+    // Each thread adds its share to one counter, and signs; a lost or doubled swap shows in the sum.
+    let count_of = |value: &[u8]| u32::from_le_bytes(value[..4].try_into().expect("the suite's own value"));
     thread::scope(|scope| {
-        for _ in 0..THREADS {
+        for signature in 0..THREADS as u32 {
             let store = Arc::clone(&store);
             scope.spawn(move || {
                 for _ in 0..ROUNDS {
                     let mut found = store.get(key).expect("get");
                     loop {
                         let expect = found.as_ref().map_or(MetaVersion::ABSENT, |r| r.version);
-                        let count = found.as_ref().map_or(0, |r| {
-                            u32::from_le_bytes(r.value.as_slice().try_into().expect("the suite's own value"))
-                        });
-                        match store.swap(key, expect, Some(&(count + 1).to_le_bytes()), None).expect("swap") {
+                        let count = found.as_ref().map_or(0, |r| count_of(&r.value)) + 1;
+                        let value = [count.to_le_bytes(), signature.to_le_bytes()].concat();
+                        match store.swap(key, expect, Some(&value), None).expect("swap") {
                             Swap::Done(_) => break,
                             Swap::Conflict(other) => found = other,
                         }
@@ -156,24 +163,24 @@ fn a_swap_is_won_once(subject: &dyn Subject) {
             });
         }
     });
-    let sum = store.get(key).expect("get").expect("there").value;
-    assert_eq!(sum, ((THREADS * ROUNDS) as u32).to_le_bytes(), "every swap counts exactly once");
+    let sum = count_of(&store.get(key).expect("get").expect("there").value);
+    assert_eq!(sum, (THREADS * ROUNDS) as u32, "every swap counts exactly once");
     delete(&*store, key);
 }
 
 fn records_survive_reopening(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let key = key("reopen");
     let version = put(&*store, &key, MetaVersion::ABSENT, &[7; 70_000]);
     drop(store);
-    let store = subject.open();
+    let store = open(subject);
     let found = store.get(&key).expect("get").expect("a committed record survives");
     assert_eq!((found.version, found.value), (version, vec![7; 70_000]));
     delete(&*store, &key);
 }
 
 fn leases_take_their_records_with_them(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let (a, b, free) = (key("lease/a"), key("lease/b"), key("lease/free"));
     let lease = store.grant(TTL).expect("grant");
     let other = store.grant(TTL_AND_MORE * 4).expect("grant");
@@ -198,7 +205,7 @@ fn leases_take_their_records_with_them(subject: &dyn Subject) {
 }
 
 fn leases_are_let_go_by_another_swap(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let key = key("detach");
     let lease = store.grant(TTL).expect("grant");
     let version = create_leased(&*store, &key, lease);
@@ -210,7 +217,7 @@ fn leases_are_let_go_by_another_swap(subject: &dyn Subject) {
 }
 
 fn revoked_leases_are_gone(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let key = key("revoke");
     let lease = store.grant(TTL_AND_MORE * 10).expect("grant");
     create_leased(&*store, &key, lease);
@@ -234,7 +241,7 @@ fn collect(watch: &mut dyn Watch, count: usize) -> Vec<WatchEvent> {
 }
 
 fn watches_are_ordered_and_complete(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let start = store.list(&key("watch/")).expect("list").revision.next();
     let mut early = store.watch(&key("watch/"), start).expect("watch");
     assert_eq!(early.next(Duration::ZERO).expect("watch"), [], "nothing has happened yet");
@@ -278,7 +285,7 @@ fn check_history(events: &[WatchEvent], key: &str) {
 }
 
 fn watches_resume_where_they_stopped(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let (a, prefix) = (key("resume/a"), key("resume/"));
     let start = store.list(&prefix).expect("list").revision.next();
     let first = put(&*store, &a, MetaVersion::ABSENT, b"1");
@@ -287,7 +294,7 @@ fn watches_resume_where_they_stopped(subject: &dyn Subject) {
     drop(watch);
     let second = put(&*store, &a, first, b"2");
     drop(store);
-    let store = subject.open();
+    let store = open(subject);
     put(&*store, &a, second, b"3");
     let mut watch = store.watch(&prefix, seen.next()).expect("watch");
     let values: Vec<_> = collect(&mut *watch, 2)
@@ -302,7 +309,7 @@ fn watches_resume_where_they_stopped(subject: &dyn Subject) {
 }
 
 fn watches_see_leases_end(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let (a, prefix) = (key("ending/a"), key("ending/"));
     let lease = store.grant(TTL).expect("grant");
     let version = create_leased(&*store, &a, lease);
@@ -316,7 +323,7 @@ fn watches_see_leases_end(subject: &dyn Subject) {
 }
 
 fn forgotten_history_is_an_error(subject: &dyn Subject) {
-    let store = subject.open();
+    let store = open(subject);
     let key = key("forgotten");
     let version = put(&*store, &key, MetaVersion::ABSENT, b"1");
     let mut slow = store.watch(&key, Revision(version.0)).expect("watch");
