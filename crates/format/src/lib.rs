@@ -7,6 +7,7 @@ pub mod disk;
 pub mod family;
 pub mod geometry;
 pub mod ledger;
+pub mod portal;
 pub mod record;
 pub mod root;
 pub mod segment;

@@ -19,15 +19,15 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Version of the messages; a greeting with another one is refused.
-pub const WIRE_VERSION: u32 = 2;
+pub const WIRE_VERSION: u32 = 3;
 
 pub const FRAME_HEADER_BYTES: usize = 28;
 
 /// A frame's meta part: a list of shards or log entries is paged to stay below.
 pub const META_BYTES_MAX: u32 = 4 << 20;
 
-/// A frame's payload: the largest shard with its header area is below half of it.
-pub const PAYLOAD_BYTES_MAX: u32 = 16 << 20;
+/// A frame's payload: the largest request of a guest that a portal forwards; the largest shard is far below.
+pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// How long one answer to an owner lets it serve reads, counted from when it sent the request (protocol rule 8).
 pub const GRANT_MS: u64 = 200;
@@ -98,6 +98,12 @@ pub enum Request {
     },
     /// Asks for nothing but the read grant that every answer to an owner carries.
     Grant {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+    },
+    /// This owner serves no more: no answer to its epoch is a grant from here on.
+    Release {
         device: DeviceId,
         volume: VolumeId,
         epoch: Epoch,

@@ -18,6 +18,7 @@ pub mod mutations;
 pub mod net;
 pub mod node;
 pub mod plan;
+pub mod portals;
 pub mod runner;
 mod snapshots;
 pub mod stage;

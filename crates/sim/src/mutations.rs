@@ -1,6 +1,7 @@
 //! The deliberate faults of the machines, by name, for the check that the simulator finds each.
 
 use crate::plan::Plan;
+use crate::portals::{PortalPlan, run_portals};
 use crate::runner::{Finding, guarded, run_seeds};
 use crate::swarm::run_plan;
 
@@ -9,12 +10,22 @@ use crate::swarm::run_plan;
 pub struct Mutation {
     pub name: &'static str,
     pub rule: &'static str,
-    pub apply: fn(&mut Plan),
+    apply: Apply,
+}
+
+/// Which kind of run the machine is in.
+#[derive(Clone, Copy)]
+enum Apply {
+    Swarm(fn(&mut Plan)),
+    Portals(fn(&mut PortalPlan)),
 }
 
 macro_rules! mutation {
     ($machine:ident . $switch:ident, $rule:literal) => {
-        Mutation { name: stringify!($switch), rule: $rule, apply: |plan| plan.$machine.$switch = true }
+        Mutation { name: stringify!($switch), rule: $rule, apply: Apply::Swarm(|plan| plan.$machine.$switch = true) }
+    };
+    (portals: $switch:ident, $rule:literal) => {
+        Mutation { name: stringify!($switch), rule: $rule, apply: Apply::Portals(|p| p.mutations.$switch = true) }
     };
 }
 
@@ -39,19 +50,55 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(store_mutations.promise_not_persisted, "rule 6"),
     mutation!(store_mutations.scan_stops_at_hole, "rule 11"),
     mutation!(store_mutations.blank_says_dont_have, "rule 1"),
+    mutation!(portals: does_what_is_stale, "rule 22"),
+    mutation!(portals: begins_at_once, "rule 22"),
+    mutation!(portals: greets_at_once, "rule 22"),
+    mutation!(portals: never_lapses, "rule 22"),
+    mutation!(portals: hears_old_answers, "rule 22"),
 ];
+
+impl Mutation {
+    /// Breaks the rule in a plan of the swarm; false where it is about another kind of run.
+    pub fn apply(&self, plan: &mut Plan) -> bool {
+        match self.apply {
+            Apply::Swarm(apply) => {
+                apply(plan);
+                true
+            }
+            Apply::Portals(_) => false,
+        }
+    }
+}
 
 pub fn find(name: &str) -> Option<&'static Mutation> {
     MUTATIONS.iter().find(|m| m.name == name)
 }
 
+/// One run, with the fault or without.
+fn run_one(mutation: &Mutation, seed: u64, is_applied: bool) -> Result<(), String> {
+    match mutation.apply {
+        Apply::Swarm(apply) => {
+            let mut plan = Plan::from_seed(seed);
+            if is_applied {
+                apply(&mut plan);
+            }
+            guarded(seed, || run_plan(plan, false)).map(drop)
+        }
+        Apply::Portals(apply) => {
+            let mut plan = PortalPlan::from_seed(seed);
+            if is_applied {
+                apply(&mut plan);
+            }
+            guarded(seed, || run_portals(plan, false)).map(drop)
+        }
+    }
+}
+
 /// One run with the fault. What goes wrong without it as well is not its finding.
 fn run_with(mutation: &Mutation, seed: u64) -> Result<(), String> {
-    let mut plan = Plan::from_seed(seed);
-    (mutation.apply)(&mut plan);
-    let Err(why) = guarded(seed, || run_plan(plan, false)) else { return Ok(()) };
-    match guarded(seed, || run_plan(Plan::from_seed(seed), false)) {
-        Ok(_) => Err(why),
+    let Err(why) = run_one(mutation, seed, true) else { return Ok(()) };
+    match run_one(mutation, seed, false) {
+        Ok(()) => Err(why),
         Err(_) => Ok(()),
     }
 }

@@ -54,12 +54,14 @@ pub(crate) struct Grants {
     until: Instant,
     /// The latest end of any lower epoch's.
     lower_until: Instant,
+    /// Its owner serves no more.
+    is_released: bool,
 }
 
 impl Grants {
     /// After a start nobody knows which answers the former process gave: assume the latest possible.
     pub fn assumed_at_start(promise: Promise, now: Instant) -> Grants {
-        Grants { epoch: promise.epoch, until: now + GRANT, lower_until: now + GRANT }
+        Grants { epoch: promise.epoch, until: now + GRANT, lower_until: now + GRANT, is_released: false }
     }
 
     /// An answer to a request of `epoch` that arrived at `received`.
@@ -67,12 +69,21 @@ impl Grants {
         let end = received + GRANT;
         if epoch > self.epoch {
             self.lower_until = self.lower_until.max(self.until);
-            self.epoch = epoch;
-            self.until = end;
+            (self.epoch, self.until, self.is_released) = (epoch, end, false);
         } else if epoch == self.epoch {
-            self.until = self.until.max(end);
+            if !self.is_released {
+                self.until = self.until.max(end);
+            }
         } else {
             self.lower_until = self.lower_until.max(end);
+        }
+    }
+
+    /// The owner of the epoch serves no more, and counts on no answer, before or after. Of an epoch that is not the latest here
+    /// nothing is known apart from others': that runs out.
+    pub fn release(&mut self, epoch: Epoch, now: Instant) {
+        if epoch == self.epoch {
+            (self.until, self.is_released) = (now, true);
         }
     }
 
@@ -118,6 +129,13 @@ mod tests {
         assert_eq!(grants.left_below(Epoch(2), ms(250)), 50);
         assert_eq!(grants.left_below(Epoch(3), ms(250)), 150);
         assert_eq!(grants.left_below(Epoch(2), ms(300)), 0);
+        grants.release(Epoch(1), ms(250));
+        assert_eq!(grants.left_below(Epoch(3), ms(250)), 150, "another's");
+        grants.release(Epoch(2), ms(250));
+        grants.give(Epoch(2), ms(260));
+        assert_eq!(grants.left_below(Epoch(3), ms(260)), 40, "only what the one before may still have");
+        grants.give(Epoch(3), ms(300));
+        assert_eq!(grants.left_below(Epoch(4), ms(300)), 200, "the next owner's is its own");
         let after_start = Grants::assumed_at_start(claim(2, 1), ms(1000));
         assert_eq!(after_start.left_below(Epoch(3), ms(1000)), GRANT_MS);
         assert_eq!(after_start.left_below(Epoch(2), ms(1001)), GRANT_MS - 1);

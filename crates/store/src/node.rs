@@ -141,6 +141,7 @@ fn device_of(request: &Request) -> Option<DeviceId> {
         | Request::TrimLedger { device, .. }
         | Request::DeleteLedger { device, .. }
         | Request::Grant { device, .. }
+        | Request::Release { device, .. }
         | Request::PutShard { device, .. }
         | Request::ReadShard { device, .. }
         | Request::ReadShardHeader { device, .. }

@@ -185,6 +185,13 @@ impl Serving {
                 self.on_append(ctx, client, append, payload)
             }
             Request::Grant { volume, epoch, .. } => self.on_grant(ctx, client, volume, epoch),
+            Request::Release { volume, epoch, .. } => {
+                if let Some(state) = self.volumes.by_id.get_mut(&volume) {
+                    state.grants.release(epoch, ctx.now);
+                }
+                ctx.reply(client, Reply::Done);
+                Ok(())
+            }
             Request::CreateLedger { volume, epoch, instance, ledger, legs, rule, .. } => {
                 let claim = Promise { epoch, instance };
                 self.on_create(ctx, client, Create { volume, claim, ledger, legs, rule })

@@ -201,6 +201,12 @@ pub enum Event {
     SetLayout {
         layout: Layout,
     },
+    /// Another host is about to take the volume over: empty the log as far as that can be done beside the service. Answered by
+    /// [`Notice::Prepared`].
+    Prepare,
+    /// It takes the volume over now: stop for good, and give up all grants. Ends with [`State::Closed`]; what guests wait for is
+    /// answered by [`holdfast_base::BlockError::ShuttingDown`].
+    Yield,
     /// A deadline passed.
     Tick,
 }
@@ -352,6 +358,8 @@ pub enum Notice {
     Resized {
         size_bytes: u64,
     },
+    /// What was in the log at [`Event::Prepare`] is in segments, and a checkpoint knows it.
+    Prepared,
     LayoutSet {
         layout: Layout,
     },

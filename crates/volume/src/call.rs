@@ -79,6 +79,8 @@ pub enum Purpose {
     Look {
         leg: Leg,
     },
+    /// Of a grant.
+    Release,
     Stat,
     Probe,
     /// Nothing waits for the answer (trims, deletes of ledgers).
@@ -90,7 +92,11 @@ impl Purpose {
         match self {
             Purpose::Append { .. } => Class::Append,
             Purpose::Fetch { .. } | Purpose::Grant { .. } => Class::Read,
-            Purpose::CreateLedger { .. } | Purpose::Fence { .. } | Purpose::Stat | Purpose::Probe => Class::Control,
+            Purpose::CreateLedger { .. }
+            | Purpose::Fence { .. }
+            | Purpose::Release
+            | Purpose::Stat
+            | Purpose::Probe => Class::Control,
             // Long by nature, or behind something long: nobody is judged by these.
             Purpose::PutShard { .. }
             | Purpose::RecoverRead { .. }

@@ -230,7 +230,7 @@ impl Controller {
         let since = self.now.since(self.checkpointer.started_at);
         let is_awaited = self.checkpointer.fold_wanted && self.cleaner.is_idle() || self.checkpointer.free_wanted;
         let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
-        let idle = self.state == State::Closing || since >= age_max || self.checkpointer.rewrite_wanted;
+        let idle = self.is_emptying_log() || since >= age_max || self.checkpointer.rewrite_wanted;
         let is_urgent = self.checkpointer.journal_fill > 110 || self.checkpointer.hurries;
         let pressed = is_urgent && since >= Duration::from_millis(100);
         // Nothing is folded while the volume closes.

@@ -5,7 +5,8 @@
 //! and ledger rolls.
 //!
 //! States: `Opening` (see [`crate::opening`]) -> `Open` -> `Closing` -> `Closed`; from anywhere -> `Deposed`, for good,
-//! when a node or the root record shows a higher epoch.
+//! when a node or the root record shows a higher epoch. `Open` -> `Closed` at once where another host takes over (see
+//! [`crate::handover`]).
 //!
 //! Invariants (numbers as in docs/ARCHITECTURE.md):
 //! 1. An entry completes only with an ack set of the open ledger's legs, in LSN order, and is applied at that moment.
@@ -29,6 +30,7 @@ use crate::directory::Directory;
 use crate::family::Family;
 use crate::fetch::Fetch;
 use crate::governor::{GUESTS_REST, Governor};
+use crate::handover::Handover;
 use crate::heat::Heat;
 use crate::hidden::Hidden;
 use crate::hold::Hold;
@@ -122,6 +124,7 @@ pub struct Controller {
     pub(crate) layers: LayerTable,
     pub(crate) changes: Changes,
     pub(crate) hold: Option<Hold>,
+    pub(crate) handover: Handover,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
@@ -185,6 +188,7 @@ impl Controller {
             layers: LayerTable::default(),
             changes: Changes::default(),
             hold: None,
+            handover: Handover::None,
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
@@ -229,13 +233,15 @@ impl Controller {
             Event::Change(change) => self.on_change(change, out),
             Event::Hold { hold } => self.on_hold(hold, out),
             Event::Release { hold } => self.on_release(hold, out),
+            Event::Prepare => self.on_prepare(out),
+            Event::Yield => self.on_yield(out),
             Event::Tick => self.on_tick(out),
         }
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.state {
-            State::Deposed | State::Closed => None,
+            State::Deposed | State::Closed => self.release_deadline(),
             _ => {
                 let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
                 let writes = earliest(self.bypass.deadline(), self.writes.deadline());
@@ -362,6 +368,11 @@ impl Controller {
         self.set_state(end, out);
         self.abandon_hold(error, out);
         self.abandon_fork(out);
+        self.refuse_all(error, out);
+    }
+
+    /// Whatever guests wait for is answered by the error.
+    pub(crate) fn refuse_all(&mut self, error: BlockError, out: Out) {
         self.opening = None;
         self.roll = None;
         for token in self.reads.tokens() {
@@ -389,6 +400,7 @@ impl Controller {
             self.reconsider(node, out);
         }
         if matches!(self.state, State::Deposed | State::Closed) {
+            self.progress_release(usize::from(matches!(call.purpose, Purpose::Release)), out);
             return;
         }
         if let Reply::Refused(Refusal::StaleEpoch { promised }) = reply
@@ -432,7 +444,7 @@ impl Controller {
                     self.on_legs_changed(out);
                 }
             }
-            Purpose::Probe | Purpose::Forget => {}
+            Purpose::Probe | Purpose::Forget | Purpose::Release => {}
         }
     }
 
@@ -458,6 +470,7 @@ impl Controller {
             Purpose::DeleteShards { shards } => self.on_delete_lost(call.node, shards),
             Purpose::Scrub { .. } => self.on_scrub_lost(),
             Purpose::Look { leg } => self.on_look_lost(leg, out),
+            Purpose::Release => self.progress_release(1, out),
             Purpose::Stat | Purpose::Probe | Purpose::Forget => {}
         }
     }
@@ -491,7 +504,7 @@ impl Controller {
             self.judge_from = self.now + TICK_BUSY * 5;
         }
         if matches!(self.state, State::Deposed | State::Closed) {
-            return;
+            return self.progress_release(0, out);
         }
         if self.now >= self.judge_from {
             self.judge_calls(out);
@@ -517,6 +530,7 @@ impl Controller {
         self.checkpointer.fold_wanted |= self.layers.any_goes();
         self.look_for_old_metadata();
         self.ask_for_room(out);
+        self.drive_handover(out);
         self.drive_roll(out);
         self.drive_destage(out);
         self.drive_fork(out);

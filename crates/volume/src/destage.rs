@@ -3,7 +3,6 @@
 //! It begins at a quarter of the write-back budget, or by age, or when a node's journal fills, or when entries have lost
 //! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
 
-use crate::api::State;
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
 use crate::map::Place;
@@ -55,7 +54,7 @@ impl Controller {
 
     /// Age, lost copies, closing, or writes that wait for room: short segments are written rather than waited for.
     fn destage_is_forced(&mut self) -> bool {
-        if self.state == State::Closing || self.is_short_of_room() || self.fork_waits() {
+        if self.is_emptying_log() || self.is_short_of_room() || self.fork_waits() {
             return true;
         }
         let oldest = self.log.next_to_destage();

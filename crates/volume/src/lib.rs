@@ -17,6 +17,7 @@ mod family;
 mod fetch;
 mod governor;
 pub mod group;
+mod handover;
 mod health;
 mod heat;
 mod hidden;

@@ -275,6 +275,11 @@ impl Log {
         }
     }
 
+    /// The oldest entry that is kept; the next one to come if there is none.
+    pub fn first(&self) -> Lsn {
+        self.first
+    }
+
     /// First LSN whose data only the log has; the next one to come if there is none.
     pub fn first_undestaged(&self) -> Lsn {
         self.iter_from(self.first)

@@ -3,14 +3,15 @@
 use holdfast_sim::ledger_run::{LedgerPlan, run_ledgers};
 use holdfast_sim::mutations::{self, MUTATIONS};
 use holdfast_sim::plan::Plan;
+use holdfast_sim::portals::{PortalOutcome, PortalPlan, run_portals};
 use holdfast_sim::runner::{guarded, replay_command, run_seeds, twice};
 use holdfast_sim::swarm::{Outcome, run_plan};
 use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "\
-Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers]   run seeds, each twice
-       holdfast-sim --seed S [--verbose] [--ledgers]              run one seed, with --verbose as a printed trace
+Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers | --portals]   run seeds, each twice
+       holdfast-sim --seed S [--verbose] [--ledgers | --portals]              run one seed, with --verbose as a printed trace
        holdfast-sim --mutation NAME --seeds N [--from S]          expect a seed that finds the deliberate fault
        holdfast-sim --list-mutations";
 
@@ -22,6 +23,7 @@ struct Arguments {
     jobs: usize,
     verbose: bool,
     ledgers: bool,
+    portals: bool,
     mutation: Option<String>,
     list: bool,
 }
@@ -41,6 +43,7 @@ fn parse() -> Result<Arguments, String> {
             "--jobs" => arguments.jobs = number()? as usize,
             "--verbose" => arguments.verbose = true,
             "--ledgers" => arguments.ledgers = true,
+            "--portals" => arguments.portals = true,
             "--mutation" => arguments.mutation = Some(words.next().ok_or("--mutation needs a name")?),
             "--list-mutations" => arguments.list = true,
             other => return Err(format!("`{other}` is not known")),
@@ -52,13 +55,17 @@ fn parse() -> Result<Arguments, String> {
 fn plan_of(seed: u64, mutation: Option<&mutations::Mutation>) -> Plan {
     let mut plan = Plan::from_seed(seed);
     if let Some(mutation) = mutation {
-        (mutation.apply)(&mut plan);
+        mutation.apply(&mut plan);
     }
     plan
 }
 
 fn run_one(seed: u64, arguments: &Arguments, mutation: Option<&mutations::Mutation>) -> ExitCode {
-    let result = if arguments.ledgers {
+    let result = if arguments.portals {
+        let plan = PortalPlan::from_seed(seed);
+        println!("{plan:#?}");
+        guarded(seed, || run_portals(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
+    } else if arguments.ledgers {
         let plan = LedgerPlan::from_seed(seed);
         println!("{plan:#?}");
         guarded(seed, || run_ledgers(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
@@ -98,10 +105,27 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
     );
 }
 
+fn print_portal_sums(outcomes: &[(u64, PortalOutcome)]) {
+    let sum = |f: fn(&PortalOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
+    println!(
+        "  answered {}, paths {}, sessions ended {}, openings {}, hand-overs {}",
+        sum(|o| o.answered),
+        sum(|o| o.path_changes),
+        sum(|o| o.aborts),
+        sum(|o| o.openings),
+        sum(|o| o.handovers),
+    );
+}
+
 fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
     let (from, jobs) = (arguments.from, arguments.jobs);
     let start = Instant::now();
-    let findings = if arguments.ledgers {
+    let findings = if arguments.portals {
+        let run = |seed| twice(seed, || run_portals(PortalPlan::from_seed(seed), false));
+        let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
+        print_portal_sums(&outcomes);
+        findings
+    } else if arguments.ledgers {
         let run = |seed| twice(seed, || run_ledgers(LedgerPlan::from_seed(seed), false));
         run_seeds(from, count, jobs, false, run).1
     } else {
@@ -111,8 +135,12 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
         findings
     };
     for finding in &findings {
-        let ledgers = if arguments.ledgers { " --ledgers" } else { "" };
-        println!("seed {}: {}\n  replay: {}{ledgers}", finding.seed, finding.why, replay_command(finding.seed));
+        let kind = match arguments {
+            Arguments { ledgers: true, .. } => " --ledgers",
+            Arguments { portals: true, .. } => " --portals",
+            _ => "",
+        };
+        println!("seed {}: {}\n  replay: {}{kind}", finding.seed, finding.why, replay_command(finding.seed));
     }
     println!("{count} seeds, each twice, in {:.1} s: {} findings", start.elapsed().as_secs_f64(), findings.len());
     if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

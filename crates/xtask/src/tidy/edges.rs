@@ -28,10 +28,18 @@ const EDGES: &[Allowed] = &[
         theirs: Some(&["postcard", "serde", "thiserror"]),
     },
     Allowed { name: "holdfast-frontend", ours: &["holdfast-base"], theirs: Some(&["thiserror"]) },
+    Allowed { name: "holdfast-portal", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed { name: "holdfast-runtime", ours: &["holdfast-base", "holdfast-format"], theirs: None },
     Allowed {
         name: "holdfast-sim",
-        ours: &["holdfast-base", "holdfast-format", "holdfast-store", "holdfast-volume", "holdfast-erasure"],
+        ours: &[
+            "holdfast-base",
+            "holdfast-format",
+            "holdfast-portal",
+            "holdfast-store",
+            "holdfast-volume",
+            "holdfast-erasure",
+        ],
         theirs: Some(&["postcard", "serde"]),
     },
     Allowed {
@@ -41,6 +49,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-erasure",
             "holdfast-format",
             "holdfast-frontend",
+            "holdfast-portal",
             "holdfast-runtime",
             "holdfast-store",
             "holdfast-volume",

@@ -1,0 +1,555 @@
+//! A host's desk: what other hosts' portals ask of the volumes that this one owns.
+//!
+//! States of a link: greeting (what an earlier link of the same portal left under way is waited for) → up → gone, with what
+//! is under way of it or without.
+//! States of a session: binding (the shell looks for the export; what an earlier session of the number left under way is
+//! waited for) → attached → detached.
+//!
+//! Invariants
+//! 1. Of one portal's links only the newest is read from, and its greeting is answered when nothing of the others is under
+//!    way any more: what they had asked and is asked again is not overtaken by its first copy.
+//! 2. A request with a tick older than [`LIFETIME_MS`] is not carried out (protocol rule 22).
+//! 3. A session begins, here or attached, when all that other portals had before has come ([`Ask::Passed`]), or nothing more of
+//!    them can be carried out: its client may have left another path, on which a write is still under way.
+//! 4. Every request that reached a controller is answered by it once, whatever became of who asked.
+//!
+//! Limits: [`SESSIONS_MAX`] sessions, [`REQUESTS_MAX`] requests under way; beyond, what is asked is refused or its link ended.
+
+use crate::{Mutations, arrived};
+use holdfast_base::{
+    BlockData, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Slab, Token,
+    VolumeId, buf::concat, crc32c,
+};
+use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, Op, PORTAL_VERSION, Refusal, TickMs};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Sessions of all portals: as many as their own hosts take.
+const SESSIONS_MAX: usize = 4096;
+
+/// Requests of all sessions.
+const REQUESTS_MAX: usize = 65_536;
+
+/// A connection, as the shell numbers them; never used again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LinkId(pub u64);
+
+/// What became of looking for an export.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Binding {
+    Bound,
+    Refused(Refusal),
+}
+
+#[derive(Clone, Debug)]
+pub enum DeskEvent {
+    Ask {
+        link: LinkId,
+        token: u64,
+        ask: Ask,
+        payload: Buf,
+    },
+    LinkDown {
+        link: LinkId,
+    },
+    /// What [`DeskEffect::Bind`] asked for.
+    Bound {
+        guest: Token,
+        binding: Binding,
+    },
+    /// A controller's answer.
+    Reply {
+        request: Token,
+        reply: BlockReply,
+    },
+    /// A client of this host is about to begin a session; answered by [`DeskEffect::Admit`].
+    Arrive {
+        session: Token,
+    },
+    /// What the session is bound to is served no more.
+    Unserved {
+        guest: Token,
+    },
+    /// The volume's log is as empty as it gets, or it is not served here.
+    Prepared {
+        link: LinkId,
+        token: u64,
+        refusal: Option<Refusal>,
+    },
+    /// The volume is served no more, or was not.
+    Yielded {
+        link: LinkId,
+        token: u64,
+        refusal: Option<Refusal>,
+    },
+    Tick,
+}
+
+#[derive(Clone, Debug)]
+pub enum DeskEffect {
+    Answer {
+        link: LinkId,
+        token: u64,
+        answer: Answer,
+        payload: Vec<Buf>,
+    },
+    /// Read nothing of it any more.
+    CloseLink {
+        link: LinkId,
+    },
+    /// Find the export; [`DeskEvent::Bound`] follows.
+    Bind {
+        guest: Token,
+        host: String,
+        export: String,
+    },
+    /// The session of a client of this host may begin.
+    Admit {
+        session: Token,
+    },
+    /// The session is over.
+    Unbind {
+        guest: Token,
+    },
+    /// To the controller; the answer names `request`.
+    Submit {
+        guest: Token,
+        request: Token,
+        block: BlockRequest,
+    },
+    Prepare {
+        link: LinkId,
+        token: u64,
+        volume: VolumeId,
+    },
+    Yield {
+        link: LinkId,
+        token: u64,
+        volume: VolumeId,
+    },
+}
+
+type Out<'a> = &'a mut Effects<DeskEffect>;
+
+struct Link {
+    host: String,
+    instance: InstanceId,
+    number: u64,
+    /// The greeting that waits for its answer.
+    greeting: Option<u64>,
+    under_way: usize,
+    is_open: bool,
+    /// By the portal's number.
+    sessions: BTreeMap<u64, Token>,
+}
+
+struct Guest {
+    link: LinkId,
+    number: u64,
+    /// What waits for an answer: the attaching.
+    attaching: Option<u64>,
+    is_bound: bool,
+    is_admitted: bool,
+    /// What waits for the last request: the detaching.
+    detaching: Option<u64>,
+    under_way: usize,
+    /// The portal does not know it any more by its number.
+    is_gone: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    Own(Token),
+    Guest(Token),
+}
+
+/// Somebody's session, which begins when these portals have said that what they had has come.
+struct Barrier {
+    who: Who,
+    portals: BTreeSet<String>,
+    /// What they had is refused from here on.
+    until: Instant,
+}
+
+struct Asked {
+    guest: Token,
+    token: u64,
+    request: RequestToken,
+}
+
+pub struct Desk {
+    grid: GridId,
+    host: String,
+    now: Instant,
+    links: BTreeMap<LinkId, Link>,
+    guests: Slab<Guest>,
+    asked: Slab<Asked>,
+    barriers: BTreeMap<u64, Barrier>,
+    next_barrier: u64,
+    mutations: Mutations,
+}
+
+impl Desk {
+    pub fn new(grid: GridId, host: &str) -> Desk {
+        let (guests, asked) = (Slab::new(SESSIONS_MAX), Slab::new(REQUESTS_MAX));
+        Desk {
+            grid,
+            host: host.to_string(),
+            now: Instant::ZERO,
+            links: BTreeMap::new(),
+            guests,
+            asked,
+            barriers: BTreeMap::new(),
+            next_barrier: 1,
+            mutations: Mutations::default(),
+        }
+    }
+
+    pub fn set_mutations(&mut self, mutations: Mutations) {
+        self.mutations = mutations;
+    }
+
+    pub fn handle(&mut self, now: Instant, event: DeskEvent, out: Out) {
+        self.now = self.now.max(now);
+        match event {
+            DeskEvent::Ask { link, token, ask, payload } => self.on_ask(link, token, ask, payload, out),
+            DeskEvent::LinkDown { link } => self.on_link_down(link, out),
+            DeskEvent::Bound { guest, binding } => self.on_bound(guest, binding, out),
+            DeskEvent::Reply { request, reply } => self.on_reply(request, reply, out),
+            DeskEvent::Arrive { session } => self.arrive(Who::Own(session), None, out),
+            DeskEvent::Tick => {}
+            DeskEvent::Unserved { guest } => self.on_unserved(guest, out),
+            DeskEvent::Prepared { link, token, refusal } => {
+                let answer = refusal.map_or(Answer::Prepared, Answer::Refused);
+                self.answer(link, token, answer, Vec::new(), out);
+            }
+            DeskEvent::Yielded { link, token, refusal } => {
+                let answer = refusal.map_or(Answer::Yielded, Answer::Refused);
+                self.answer(link, token, answer, Vec::new(), out);
+            }
+        }
+        self.settle_barriers(out);
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.barriers.values().map(|b| b.until).min()
+    }
+
+    /// A session is about to begin: portals, other than its own, are asked to say when what they have has come.
+    fn arrive(&mut self, who: Who, own: Option<&str>, out: Out) {
+        let others = self.links.values().filter(|l| own != Some(l.host.as_str()));
+        let portals: BTreeSet<String> =
+            others.filter(|l| !l.sessions.is_empty() || l.under_way > 0).map(|l| l.host.clone()).collect();
+        let barrier = self.next_barrier;
+        self.next_barrier += 1;
+        for portal in &portals {
+            self.ask_barrier(barrier, portal, out);
+        }
+        let until = self.now + Duration::from_millis(LIFETIME_MS + 1_000);
+        self.barriers.insert(barrier, Barrier { who, portals, until });
+    }
+
+    fn ask_barrier(&self, barrier: u64, portal: &str, out: Out) {
+        let is_asked = |l: &Link| l.host == portal && l.is_open && l.greeting.is_none();
+        for link in self.links.iter().filter(|(_, l)| is_asked(l)).map(|(id, _)| *id) {
+            self.answer(link, 0, Answer::Barrier { barrier }, Vec::new(), out);
+        }
+    }
+
+    fn on_passed(&mut self, link: LinkId, barrier: u64) {
+        let host = &self.links[&link].host;
+        if let Some(barrier) = self.barriers.get_mut(&barrier) {
+            barrier.portals.remove(host);
+        }
+    }
+
+    /// Lets sessions begin that nothing stands against any more.
+    fn settle_barriers(&mut self, out: Out) {
+        if self.barriers.is_empty() {
+            return;
+        }
+        for barrier in self.barriers.values_mut() {
+            // Of one without a link nothing is read any more, and nothing of it is under way.
+            barrier.portals.retain(|portal| self.links.values().any(|l| l.host == *portal));
+        }
+        let (now, at_once) = (self.now, self.mutations.begins_at_once);
+        let settled: Vec<Barrier> = self
+            .barriers
+            .extract_if(.., |_, b| b.portals.is_empty() || b.until <= now || at_once)
+            .map(|(_, b)| b)
+            .collect();
+        for Barrier { who, .. } in settled {
+            match who {
+                Who::Own(session) => out.push(DeskEffect::Admit { session }),
+                Who::Guest(token) => {
+                    let Some(guest) = self.guests.get_mut(token) else { continue };
+                    guest.is_admitted = true;
+                    let (link, number) = (guest.link, guest.number);
+                    self.attached(link, number, out);
+                }
+            }
+        }
+    }
+
+    /// The portal whose link it is, once it has greeted.
+    pub fn host_of(&self, link: LinkId) -> Option<&str> {
+        self.links.get(&link).map(|l| l.host.as_str())
+    }
+
+    fn tick(&self) -> TickMs {
+        self.now.0 / 1_000_000
+    }
+
+    fn answer(&self, link: LinkId, token: u64, answer: Answer, payload: Vec<Buf>, out: Out) {
+        if self.links.get(&link).is_some_and(|l| l.is_open) {
+            out.push(DeskEffect::Answer { link, token, answer, payload });
+        }
+    }
+
+    fn on_ask(&mut self, link: LinkId, token: u64, ask: Ask, payload: Buf, out: Out) {
+        if let Ask::Hello { version, grid, host, instance, number } = ask {
+            return self.on_hello(
+                link,
+                token,
+                (version, grid),
+                Link {
+                    host,
+                    instance,
+                    number,
+                    greeting: Some(token),
+                    under_way: 0,
+                    is_open: true,
+                    sessions: BTreeMap::new(),
+                },
+                out,
+            );
+        }
+        if !self.links.get(&link).is_some_and(|l| l.is_open && l.greeting.is_none()) {
+            // Nobody asks before the greeting is answered.
+            return out.push(DeskEffect::CloseLink { link });
+        }
+        match ask {
+            Ask::Ping => self.answer(link, token, Answer::Pong { tick: self.tick() }, Vec::new(), out),
+            Ask::Attach { session, export, fresh } => self.on_attach(link, token, (session, fresh), export, out),
+            Ask::Detach { session } => self.on_detach(link, token, session, out),
+            Ask::Op { session, tick, op } => self.on_op(link, token, (session, tick), (op, payload), out),
+            Ask::Passed { barrier } => self.on_passed(link, barrier),
+            Ask::Prepare { volume } => out.push(DeskEffect::Prepare { link, token, volume }),
+            Ask::Yield { volume } => out.push(DeskEffect::Yield { link, token, volume }),
+            Ask::Hello { .. } => unreachable!("taken above"),
+        }
+    }
+
+    fn on_hello(&mut self, id: LinkId, token: u64, (version, grid): (u32, GridId), link: Link, out: Out) {
+        let refuse =
+            |refusal| DeskEffect::Answer { link: id, token, answer: Answer::Refused(refusal), payload: Vec::new() };
+        if self.links.contains_key(&id) {
+            return out.push(DeskEffect::CloseLink { link: id });
+        }
+        if version != PORTAL_VERSION || grid != self.grid {
+            out.push(refuse(if version == PORTAL_VERSION { Refusal::Grid } else { Refusal::Version }));
+            return out.push(DeskEffect::CloseLink { link: id });
+        }
+        let is_newer = |l: &Link| l.instance == link.instance && l.number > link.number;
+        if self.links.values().any(|l| l.host == link.host && is_newer(l)) {
+            out.push(refuse(Refusal::Superseded));
+            return out.push(DeskEffect::CloseLink { link: id });
+        }
+        let others: Vec<LinkId> =
+            self.links.iter().filter(|(_, l)| l.host == link.host && l.is_open).map(|(id, _)| *id).collect();
+        let host = link.host.clone();
+        self.links.insert(id, link);
+        for other in others {
+            out.push(DeskEffect::CloseLink { link: other });
+            self.on_link_down(other, out);
+        }
+        self.greet(&host, out);
+    }
+
+    /// Answers the greeting of a portal's newest link, once nothing of its others is under way.
+    fn greet(&mut self, host: &str, out: Out) {
+        let mut own = self.links.iter().filter(|(_, l)| l.host == host);
+        if own.any(|(_, l)| !l.is_open) && !self.mutations.greets_at_once {
+            return;
+        }
+        let tick = self.tick();
+        for (id, link) in self.links.iter_mut().filter(|(_, l)| l.host == host) {
+            if let Some(token) = link.greeting.take() {
+                let answer = Answer::Hello { host: self.host.clone(), tick };
+                out.push(DeskEffect::Answer { link: *id, token, answer, payload: Vec::new() });
+            }
+        }
+        for (barrier, _) in self.barriers.iter().filter(|(_, b)| b.portals.contains(host)) {
+            self.ask_barrier(*barrier, host, out);
+        }
+    }
+
+    fn on_link_down(&mut self, id: LinkId, out: Out) {
+        let Some(link) = self.links.get_mut(&id).filter(|l| l.is_open) else { return };
+        (link.is_open, link.greeting) = (false, None);
+        for guest in std::mem::take(&mut link.sessions).into_values() {
+            self.let_go(guest, out);
+        }
+        self.sweep_link(id, out);
+    }
+
+    /// A link that is gone is forgotten with the last request that was under way.
+    fn sweep_link(&mut self, id: LinkId, out: Out) {
+        if let Some(link) = self.links.get(&id).filter(|l| !l.is_open && l.under_way == 0) {
+            let host = link.host.clone();
+            self.links.remove(&id);
+            self.greet(&host, out);
+        }
+    }
+
+    /// The portal does not ask in this session any more; what is under way goes on.
+    fn let_go(&mut self, token: Token, out: Out) {
+        let guest = self.guests.get_mut(token).expect("a link's sessions are there");
+        guest.is_gone = true;
+        if std::mem::take(&mut guest.is_bound) {
+            out.push(DeskEffect::Unbind { guest: token });
+        }
+        self.sweep_guest(token, out);
+    }
+
+    fn sweep_guest(&mut self, token: Token, out: Out) {
+        let Some(guest) = self.guests.get(token).filter(|g| g.is_gone && g.under_way == 0) else { return };
+        let (link, number, detaching) = (guest.link, guest.number, guest.detaching);
+        self.guests.remove(token);
+        if let Some(call) = detaching {
+            self.answer(link, call, Answer::Detached, Vec::new(), out);
+        }
+        self.attached(link, number, out);
+    }
+
+    fn on_attach(&mut self, link: LinkId, token: u64, (number, fresh): (u64, bool), export: String, out: Out) {
+        if self.guests.is_full() {
+            return self.answer(link, token, Answer::Refused(Refusal::Full), Vec::new(), out);
+        }
+        let guest = Guest {
+            link,
+            number,
+            attaching: Some(token),
+            is_bound: false,
+            is_admitted: !fresh,
+            detaching: None,
+            under_way: 0,
+            is_gone: false,
+        };
+        let guest = self.guests.insert(guest);
+        let of = self.links.get_mut(&link).expect("it has asked");
+        let host = of.host.clone();
+        if let Some(before) = of.sessions.insert(number, guest) {
+            self.let_go(before, out);
+        }
+        if fresh {
+            self.arrive(Who::Guest(guest), Some(&host), out);
+        }
+        out.push(DeskEffect::Bind { guest, host, export });
+    }
+
+    fn on_bound(&mut self, token: Token, binding: Binding, out: Out) {
+        let Some(guest) = self.guests.get_mut(token).filter(|g| !g.is_gone) else {
+            if binding == Binding::Bound {
+                out.push(DeskEffect::Unbind { guest: token });
+            }
+            return;
+        };
+        let (link, number) = (guest.link, guest.number);
+        match binding {
+            Binding::Bound => {
+                guest.is_bound = true;
+                self.attached(link, number, out);
+            }
+            Binding::Refused(refusal) => {
+                let call = guest.attaching.take();
+                self.links.get_mut(&link).expect("the link of a session").sessions.remove(&number);
+                self.let_go(token, out);
+                if let Some(call) = call {
+                    self.answer(link, call, Answer::Refused(refusal), Vec::new(), out);
+                }
+            }
+        }
+    }
+
+    /// Tells that a session is attached, once nothing that was asked under its number before is under way.
+    fn attached(&mut self, link: LinkId, number: u64, out: Out) {
+        let Some(token) = self.links.get(&link).and_then(|l| l.sessions.get(&number)).copied() else { return };
+        let is_clear = !self.guests.iter().any(|(_, g)| g.link == link && g.number == number && g.is_gone);
+        let guest = self.guests.get_mut(token).expect("a link's sessions are there");
+        if is_clear
+            && guest.is_bound
+            && guest.is_admitted
+            && let Some(call) = guest.attaching.take()
+        {
+            self.answer(link, call, Answer::Attached, Vec::new(), out);
+        }
+    }
+
+    fn on_detach(&mut self, link: LinkId, token: u64, number: u64, out: Out) {
+        let of = self.links.get_mut(&link).expect("it has asked");
+        match of.sessions.remove(&number) {
+            None => self.answer(link, token, Answer::Detached, Vec::new(), out),
+            Some(guest) => {
+                self.guests.get_mut(guest).expect("a link's sessions are there").detaching = Some(token);
+                self.let_go(guest, out);
+            }
+        }
+    }
+
+    fn on_op(&mut self, link: LinkId, token: u64, (number, tick): (u64, TickMs), (op, payload): (Op, Buf), out: Out) {
+        let now = self.tick();
+        if now.saturating_sub(tick) > LIFETIME_MS && !self.mutations.does_what_is_stale {
+            return self.answer(link, token, Answer::Stale { tick: now }, Vec::new(), out);
+        }
+        let found = self.links.get(&link).and_then(|l| l.sessions.get(&number)).copied();
+        let Some((guest, session)) =
+            found.and_then(|g| Some((g, self.guests.get_mut(g).filter(|g| g.is_bound && g.attaching.is_none())?)))
+        else {
+            return self.answer(link, token, Answer::Failed(Failure::NotOwner), Vec::new(), out);
+        };
+        let Some(op) = arrived(op, payload).filter(|_| !self.asked.is_full()) else {
+            out.push(DeskEffect::CloseLink { link });
+            return self.on_link_down(link, out);
+        };
+        session.under_way += 1;
+        self.links.get_mut(&link).expect("it has asked").under_way += 1;
+        let request = self.asked.insert(Asked { guest, token, request: RequestToken(token) });
+        let block = BlockRequest { token: self.asked.get(request).expect("just put").request, op };
+        out.push(DeskEffect::Submit { guest, request, block });
+    }
+
+    fn on_reply(&mut self, request: Token, reply: BlockReply, out: Out) {
+        let asked = self.asked.remove(request).expect("a controller answers once");
+        assert_eq!(asked.request, reply.token, "a controller answers what it was asked");
+        let guest = self.guests.get_mut(asked.guest).expect("it stays while anything is under way");
+        guest.under_way -= 1;
+        let (link, is_gone) = (guest.link, guest.is_gone);
+        if !is_gone {
+            let (answer, payload) = answer_of(reply);
+            self.answer(link, asked.token, answer, payload, out);
+        }
+        self.sweep_guest(asked.guest, out);
+        self.links.get_mut(&link).expect("it stays while anything is under way").under_way -= 1;
+        self.sweep_link(link, out);
+    }
+
+    fn on_unserved(&mut self, token: Token, out: Out) {
+        let Some(guest) = self.guests.get(token).filter(|g| !g.is_gone) else { return };
+        let (link, number) = (guest.link, guest.number);
+        self.links.get_mut(&link).expect("the link of a session").sessions.remove(&number);
+        self.let_go(token, out);
+    }
+}
+
+fn answer_of(reply: BlockReply) -> (Answer, Vec<Buf>) {
+    match reply.result {
+        Ok(BlockData::Done) => (Answer::Done, Vec::new()),
+        Ok(BlockData::Data(parts)) => {
+            let whole = concat(&parts);
+            (Answer::Data { crc: crc32c(&whole) }, vec![whole])
+        }
+        Ok(BlockData::Status(extents)) => (Answer::Extents(extents.into_iter().map(Into::into).collect()), Vec::new()),
+        Err(error) => (Answer::Failed(error.into()), Vec::new()),
+    }
+}

@@ -1,0 +1,654 @@
+//! A host's portal: the sessions of its clients, and where what they ask is carried out.
+//!
+//! States of a session
+//!
+//! | state | entered by | left by |
+//! | --- | --- | --- |
+//! | here | the route says so | the controller answers that it is not the owner, or the route says otherwise → waiting |
+//! | waiting | opened; its link went down; refused as by no owner | the route says here → here; a link to the owner is up → attaching |
+//! | attaching | its owner is asked | answered → attached; refused → waiting, or ended where there is no such export |
+//! | attached | its owner has it | its link goes down, the owner is another, the owner says that it is none → waiting |
+//! | leaving | the volume is not offered here any more | the owner confirms → ended |
+//!
+//! From each but `here` it is ended by [`LAPSE`] (invariants 2 and 3 of the crate): a client whose connection ends without a
+//! word may try again, here or elsewhere.
+//!
+//! Requests of a session that is not `here` are kept until they are answered. Those of one that is here are the controller's;
+//! where it turns out not to own the volume the shell hands them in again.
+//!
+//! Links: one to each host that owns a volume that is offered here. They are greeted, and asked for a tick now and then; one
+//! that does not answer for [`SILENCE_MAX`] is made anew.
+//!
+//! Limits: sessions and their requests are bounded by who opens them.
+
+use crate::{Mutations, travelling};
+use holdfast_base::time::earliest;
+use holdfast_base::{
+    BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken,
+    Token, VolumeId, crc32c,
+};
+use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, PORTAL_VERSION, Refusal, TickMs};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A session that has not heard of an owner for so long is ended: longer than its owner takes what it sent, by what clocks
+/// may drift in that time.
+pub const LAPSE: Duration = Duration::from_millis(LIFETIME_MS + 2_000);
+
+/// Pace of asking an owner for its tick.
+const PING_PACE: Duration = Duration::from_millis(1_000);
+
+/// A link whose other end does not answer for so long is made anew.
+const SILENCE_MAX: Duration = Duration::from_millis(3_000);
+
+/// Pause before an owner is asked again that was none.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Another host, as the shell numbers them.
+pub type Peer = usize;
+
+/// Where a volume is served, as far as this host knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// By the controller beside the portal.
+    Here,
+    At(Peer),
+    /// By nobody, for the moment.
+    Nowhere,
+    /// It is not offered here any more.
+    Closed,
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A client has opened an export of a volume.
+    Open {
+        session: Token,
+        volume: VolumeId,
+        export: String,
+    },
+    /// The client is gone.
+    Close {
+        session: Token,
+    },
+    /// From the client; or handed in again, since the controller does not own the volume.
+    Request {
+        session: Token,
+        request: BlockRequest,
+    },
+    /// The controller beside the portal does not own the volume that the session is of; what it was asked follows.
+    NotHere {
+        session: Token,
+    },
+    Route {
+        volume: VolumeId,
+        route: Route,
+    },
+    /// A connection to the host is up.
+    Connected {
+        peer: Peer,
+    },
+    /// It is gone.
+    Disconnected {
+        peer: Peer,
+    },
+    Answer {
+        peer: Peer,
+        token: u64,
+        answer: Answer,
+        payload: Buf,
+    },
+    /// The host asks another one something of its own ([`Ask::Prepare`], [`Ask::Yield`]): answered by [`Effect::Told`].
+    Ask {
+        peer: Peer,
+        ticket: u64,
+        ask: Ask,
+    },
+    Tick,
+}
+
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// To the controller beside the portal.
+    Submit {
+        session: Token,
+        request: BlockRequest,
+    },
+    /// To the client.
+    Reply {
+        session: Token,
+        reply: BlockReply,
+    },
+    /// End the client's connection without an answer to anything: it may try again.
+    Abort {
+        session: Token,
+    },
+    Send {
+        peer: Peer,
+        token: u64,
+        ask: Ask,
+        payload: Buf,
+    },
+    /// Make the connection anew; [`Event::Disconnected`] does not follow.
+    Reconnect {
+        peer: Peer,
+    },
+    /// What the other host says; `None` where it can't be asked, or the connection went first.
+    Told {
+        ticket: u64,
+        answer: Option<Answer>,
+    },
+    /// The host can't be used as it is: somebody has to act.
+    Trouble {
+        peer: Peer,
+        refusal: Refusal,
+    },
+}
+
+type Out<'a> = &'a mut Effects<Effect>;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Here,
+    Waiting { retry_at: Instant },
+    Attaching(Peer),
+    Attached(Peer),
+    Leaving(Peer),
+}
+
+struct Session {
+    volume: VolumeId,
+    export: String,
+    state: State,
+    /// Not answered yet, and not the controller's.
+    pending: BTreeMap<RequestToken, BlockOp>,
+    /// It was never attached, nor here.
+    fresh: bool,
+    /// When an owner was last heard of, where no link says it.
+    heard_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Hello,
+    Ping,
+    Attach(Token),
+    Detach(Token),
+    Op(Token, RequestToken),
+    Host(u64),
+}
+
+struct Link {
+    /// The owner has answered the greeting.
+    up: bool,
+    calls: BTreeMap<u64, Call>,
+    tick: TickMs,
+    heard_at: Instant,
+    ping_at: Instant,
+    /// When the oldest ping was sent that is unanswered; or the greeting.
+    asked_at: Option<Instant>,
+    /// What the owner waits for, which waits for sessions that are being attached.
+    barriers: Vec<u64>,
+}
+
+/// What `status` shows of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SessionView {
+    pub volume: VolumeId,
+    /// The host that it is attached to.
+    pub at: Option<Peer>,
+    pub is_here: bool,
+    pub pending: usize,
+}
+
+pub struct Portal {
+    grid: GridId,
+    host: String,
+    instance: InstanceId,
+    now: Instant,
+    next_token: u64,
+    next_number: u64,
+    sessions: BTreeMap<Token, Session>,
+    routes: BTreeMap<VolumeId, Route>,
+    links: BTreeMap<Peer, Link>,
+    /// No session lapses before.
+    lapse_from: Instant,
+    mutations: Mutations,
+}
+
+impl Portal {
+    pub fn new(grid: GridId, host: &str, instance: InstanceId) -> Portal {
+        Portal {
+            grid,
+            host: host.to_string(),
+            instance,
+            now: Instant::ZERO,
+            next_token: 1,
+            next_number: 1,
+            sessions: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            links: BTreeMap::new(),
+            lapse_from: Instant::ZERO,
+            mutations: Mutations::default(),
+        }
+    }
+
+    pub fn set_mutations(&mut self, mutations: Mutations) {
+        self.mutations = mutations;
+    }
+
+    /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
+    pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
+        self.now = self.now.max(now);
+        // Before anything else: a process that stood still has the bytes of clients that may have gone elsewhere.
+        self.end_lapsed(out);
+        match event {
+            Event::Open { session, volume, export } => self.on_open(session, volume, export, out),
+            Event::Close { session } => self.on_close(session, out),
+            Event::Request { session, request } => self.on_request(session, request, out),
+            Event::NotHere { session } => self.on_not_here(session, out),
+            Event::Route { volume, route } => self.on_route(volume, route, out),
+            Event::Connected { peer } => self.on_connected(peer, out),
+            Event::Disconnected { peer } => self.on_disconnected(peer, out),
+            Event::Ask { peer, ticket, ask } => match self.links.get(&peer).is_some_and(|l| l.up) {
+                true => self.send(peer, Some(Call::Host(ticket)), ask, Buf::empty(), out),
+                false => out.push(Effect::Told { ticket, answer: None }),
+            },
+            Event::Answer { peer, token, answer, payload } => self.on_answer(peer, token, answer, payload, out),
+            Event::Tick => self.on_tick(out),
+        }
+        for peer in self.links.iter().filter(|(_, l)| !l.barriers.is_empty()).map(|(p, _)| *p).collect::<Vec<_>>() {
+            self.pass_barriers(peer, out);
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let sessions = self.sessions.values().map(|s| {
+            let retry = match s.state {
+                State::Waiting { retry_at } if self.owner_of(s).is_some() => Some(retry_at),
+                _ => None,
+            };
+            earliest(retry, self.lapse_of(s))
+        });
+        let links = self.links.values().map(|l| match l.asked_at {
+            Some(at) => earliest(Some(at + SILENCE_MAX), l.up.then_some(l.ping_at)),
+            None => Some(l.ping_at),
+        });
+        sessions.chain(links).fold(None, earliest)
+    }
+
+    /// Whether the session's requests are the controller's beside the portal.
+    pub fn is_here(&self, session: Token) -> bool {
+        self.sessions.get(&session).is_some_and(|s| s.state == State::Here)
+    }
+
+    pub fn has(&self, session: Token) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
+    pub fn sessions_of(&self, volume: VolumeId) -> impl Iterator<Item = Token> {
+        self.sessions.iter().filter(move |(_, s)| s.volume == volume).map(|(token, _)| *token)
+    }
+
+    pub fn view(&self, session: Token) -> Option<SessionView> {
+        let session = self.sessions.get(&session)?;
+        let at = match session.state {
+            State::Attached(peer) | State::Attaching(peer) | State::Leaving(peer) => Some(peer),
+            State::Here | State::Waiting { .. } => None,
+        };
+        let is_here = session.state == State::Here;
+        Some(SessionView { volume: session.volume, at, is_here, pending: session.pending.len() })
+    }
+
+    fn route(&self, volume: VolumeId) -> Route {
+        self.routes.get(&volume).copied().unwrap_or(Route::Nowhere)
+    }
+
+    /// The host that it could be attached to now.
+    fn owner_of(&self, session: &Session) -> Option<Peer> {
+        match self.route(session.volume) {
+            Route::At(peer) if self.links.get(&peer).is_some_and(|l| l.up) => Some(peer),
+            _ => None,
+        }
+    }
+
+    fn lapse_of(&self, session: &Session) -> Option<Instant> {
+        let heard_at = match session.state {
+            State::Here => return None,
+            State::Attached(peer) | State::Leaving(peer) => self.links.get(&peer).map(|l| l.heard_at),
+            State::Waiting { .. } | State::Attaching(_) => None,
+        };
+        Some(heard_at.unwrap_or(Instant::ZERO).max(session.heard_at) + LAPSE)
+    }
+
+    fn end_lapsed(&mut self, out: Out) {
+        if self.now < self.lapse_from || self.mutations.never_lapses {
+            return;
+        }
+        let lapsed = |s: &Session| self.lapse_of(s).is_some_and(|at| at <= self.now);
+        let lapsed: Vec<Token> = self.sessions.iter().filter(|(_, s)| lapsed(s)).map(|(token, _)| *token).collect();
+        for session in lapsed {
+            self.end(session, out);
+        }
+        // A session's lapse is only ever put off, and that of a new one is this far away at least.
+        let lapses = self.sessions.values().filter_map(|s| self.lapse_of(s));
+        self.lapse_from = lapses.fold(self.now + LAPSE, Instant::min);
+    }
+
+    fn end(&mut self, session: Token, out: Out) {
+        self.forget_calls(session);
+        if self.sessions.remove(&session).is_some() {
+            out.push(Effect::Abort { session });
+        }
+    }
+
+    /// What was asked for the session before is not waited for any more: its answers say nothing about what is asked anew.
+    fn forget_calls(&mut self, session: Token) {
+        if self.mutations.hears_old_answers {
+            return;
+        }
+        for link in self.links.values_mut() {
+            link.calls
+                .retain(|_, call| !matches!(call, Call::Attach(s) | Call::Detach(s) | Call::Op(s, _) if *s == session));
+        }
+    }
+
+    fn on_open(&mut self, token: Token, volume: VolumeId, export: String, out: Out) {
+        let state = State::Waiting { retry_at: self.now };
+        let session = Session { volume, export, state, pending: BTreeMap::new(), fresh: true, heard_at: self.now };
+        let before = self.sessions.insert(token, session);
+        assert!(before.is_none(), "session {token:?} is open already");
+        self.steer(token, out);
+    }
+
+    fn on_close(&mut self, token: Token, out: Out) {
+        let Some(session) = self.sessions.remove(&token) else { return };
+        self.forget_calls(token);
+        if let State::Attaching(peer) | State::Attached(peer) = session.state {
+            self.send(peer, None, Ask::Detach { session: token.0 }, Buf::empty(), out);
+        }
+    }
+
+    fn on_request(&mut self, token: Token, request: BlockRequest, out: Out) {
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        if session.state == State::Here {
+            return out.push(Effect::Submit { session: token, request });
+        }
+        let before = session.pending.insert(request.token, request.op);
+        assert!(before.is_none(), "session {token:?} asks {:?} twice", request.token);
+        if let State::Attached(peer) = session.state {
+            self.send_op(peer, token, request.token, out);
+        }
+    }
+
+    fn on_not_here(&mut self, token: Token, out: Out) {
+        let now = self.now;
+        let Some(session) = self.sessions.get_mut(&token).filter(|s| s.state == State::Here) else { return };
+        // The controller has ended for good: none of what it took is under way any more.
+        (session.state, session.heard_at) = (State::Waiting { retry_at: now + RETRY_PAUSE }, now);
+        if self.route(self.sessions[&token].volume) != Route::Here {
+            self.steer(token, out);
+        }
+    }
+
+    fn on_route(&mut self, volume: VolumeId, route: Route, out: Out) {
+        let before = match route {
+            Route::Closed => self.routes.remove(&volume),
+            _ => self.routes.insert(volume, route),
+        };
+        if before == Some(route) && route != Route::Here {
+            return;
+        }
+        let of_volume: Vec<Token> = self.sessions_of(volume).collect();
+        for token in of_volume {
+            if let State::Waiting { retry_at } = &mut self.sessions.get_mut(&token).expect("just listed").state {
+                *retry_at = self.now;
+            }
+            match route {
+                Route::Closed => self.leave(token, out),
+                _ => self.steer(token, out),
+            }
+        }
+    }
+
+    /// The volume is not offered here any more: its clients are told once nothing of theirs can be carried out.
+    fn leave(&mut self, token: Token, out: Out) {
+        let session = self.sessions.get_mut(&token).expect("just listed");
+        match session.state {
+            State::Attached(peer) if !session.pending.is_empty() => {
+                session.state = State::Leaving(peer);
+                self.forget_calls(token);
+                self.send(peer, Some(Call::Detach(token)), Ask::Detach { session: token.0 }, Buf::empty(), out);
+            }
+            State::Attached(peer) => {
+                self.send(peer, None, Ask::Detach { session: token.0 }, Buf::empty(), out);
+                self.end(token, out);
+            }
+            // What it had sent before may still be carried out: it waits for its lapse.
+            State::Waiting { .. } | State::Attaching(_) if !session.pending.is_empty() => {
+                session.state = State::Waiting { retry_at: self.now };
+                self.forget_calls(token);
+            }
+            State::Leaving(_) => {}
+            State::Here | State::Waiting { .. } | State::Attaching(_) => self.end(token, out),
+        }
+    }
+
+    /// Brings a session to where its volume is served.
+    fn steer(&mut self, token: Token, out: Out) {
+        let session = &self.sessions[&token];
+        let (state, route, owner) = (session.state, self.route(session.volume), self.owner_of(session));
+        match (state, route) {
+            (State::Leaving(_), _) => {}
+            (State::Here, Route::Here) => {}
+            (State::Attaching(peer) | State::Attached(peer), Route::At(at)) if at == peer => {}
+            (_, Route::Here) => self.bring_here(token, out),
+            (State::Waiting { retry_at }, _) if retry_at > self.now => {}
+            (_, _) => {
+                self.wait(token, self.now);
+                if let Some(peer) = owner {
+                    self.attach(token, peer, out);
+                }
+            }
+        }
+    }
+
+    fn bring_here(&mut self, token: Token, out: Out) {
+        self.forget_calls(token);
+        let session = self.sessions.get_mut(&token).expect("asked for one that is there");
+        (session.state, session.fresh) = (State::Here, false);
+        for (request, op) in std::mem::take(&mut session.pending) {
+            out.push(Effect::Submit { session: token, request: BlockRequest { token: request, op } });
+        }
+    }
+
+    fn wait(&mut self, token: Token, retry_at: Instant) {
+        self.forget_calls(token);
+        let session = self.sessions.get_mut(&token).expect("asked for one that is there");
+        session.heard_at = match session.state {
+            State::Here => self.now,
+            State::Attached(peer) => {
+                self.links.get(&peer).map_or(session.heard_at, |l| l.heard_at.max(session.heard_at))
+            }
+            _ => session.heard_at,
+        };
+        session.state = State::Waiting { retry_at };
+    }
+
+    fn attach(&mut self, token: Token, peer: Peer, out: Out) {
+        let session = self.sessions.get_mut(&token).expect("asked for one that is there");
+        session.state = State::Attaching(peer);
+        let ask = Ask::Attach { session: token.0, export: session.export.clone(), fresh: session.fresh };
+        self.send(peer, Some(Call::Attach(token)), ask, Buf::empty(), out);
+    }
+
+    /// Nobody waits for an answer without a call.
+    fn send(&mut self, peer: Peer, call: Option<Call>, ask: Ask, payload: Buf, out: Out) {
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        let token = self.next_token;
+        self.next_token += 1;
+        if let Some(call) = call {
+            link.calls.insert(token, call);
+        }
+        out.push(Effect::Send { peer, token, ask, payload });
+    }
+
+    fn send_op(&mut self, peer: Peer, token: Token, request: RequestToken, out: Out) {
+        let (op, payload) = travelling(&self.sessions[&token].pending[&request]);
+        let Some(tick) = self.links.get(&peer).map(|l| l.tick) else { return };
+        self.send(peer, Some(Call::Op(token, request)), Ask::Op { session: token.0, tick, op }, payload, out);
+    }
+
+    fn on_connected(&mut self, peer: Peer, out: Out) {
+        let link = Link {
+            up: false,
+            calls: BTreeMap::new(),
+            tick: 0,
+            heard_at: Instant::ZERO,
+            ping_at: self.now + PING_PACE,
+            asked_at: Some(self.now),
+            barriers: Vec::new(),
+        };
+        self.links.insert(peer, link);
+        let number = self.next_number;
+        self.next_number += 1;
+        let (version, grid, host, instance) = (PORTAL_VERSION, self.grid, self.host.clone(), self.instance);
+        self.send(peer, Some(Call::Hello), Ask::Hello { version, grid, host, instance, number }, Buf::empty(), out);
+    }
+
+    fn on_disconnected(&mut self, peer: Peer, out: Out) {
+        let on_it = |s: &Session| matches!(s.state, State::Attaching(p) | State::Attached(p) if p == peer);
+        let on_it: Vec<Token> = self.sessions.iter().filter(|(_, s)| on_it(s)).map(|(token, _)| *token).collect();
+        for token in on_it {
+            self.wait(token, self.now);
+        }
+        // One that is leaving goes by when its owner was last heard.
+        let Some(link) = self.links.remove(&peer) else { return };
+        let heard_at = link.heard_at;
+        for session in self.sessions.values_mut().filter(|s| s.state == State::Leaving(peer)) {
+            session.heard_at = session.heard_at.max(heard_at);
+        }
+        for call in link.calls.into_values() {
+            if let Call::Host(ticket) = call {
+                out.push(Effect::Told { ticket, answer: None });
+            }
+        }
+    }
+
+    fn on_answer(&mut self, peer: Peer, token: u64, answer: Answer, payload: Buf, out: Out) {
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        if let Answer::Barrier { barrier } = answer {
+            return link.barriers.push(barrier);
+        }
+        let Some(call) = link.calls.remove(&token) else { return };
+        match (call, answer) {
+            (Call::Hello, Answer::Hello { tick, .. }) => {
+                self.heard(peer, tick);
+                self.links.get_mut(&peer).expect("it has just answered").up = true;
+                self.steer_to(peer, out);
+            }
+            (Call::Hello, Answer::Refused(refusal)) => {
+                out.push(Effect::Trouble { peer, refusal });
+                self.reconnect(peer, out);
+            }
+            (Call::Ping, Answer::Pong { tick }) => self.heard(peer, tick),
+            (Call::Attach(session), Answer::Attached) => self.on_attached(session, peer, out),
+            (Call::Attach(session), Answer::Refused(Refusal::Unknown)) => self.end(session, out),
+            (Call::Attach(session), Answer::Refused(_)) => self.wait(session, self.now + RETRY_PAUSE),
+            (Call::Detach(session), Answer::Detached) => self.end(session, out),
+            (Call::Op(session, request), Answer::Stale { tick }) => {
+                self.heard(peer, tick);
+                self.send_op(peer, session, request, out);
+            }
+            (Call::Op(session, _), Answer::Failed(Failure::NotOwner)) => self.wait(session, self.now + RETRY_PAUSE),
+            (Call::Op(session, request), answer) => match result_of(answer, payload) {
+                Some(result) => self.reply(session, request, result, out),
+                None => self.reconnect(peer, out),
+            },
+            (Call::Host(ticket), answer) => out.push(Effect::Told { ticket, answer: Some(answer) }),
+            (Call::Hello | Call::Ping | Call::Attach(_) | Call::Detach(_), _) => self.reconnect(peer, out),
+        }
+    }
+
+    /// What came before is asked, once no session is half attached.
+    fn pass_barriers(&mut self, peer: Peer, out: Out) {
+        let is_attaching = self.sessions.values().any(|s| s.state == State::Attaching(peer) && !s.fresh);
+        let Some(link) = self.links.get_mut(&peer).filter(|l| !is_attaching && !l.barriers.is_empty()) else { return };
+        for barrier in std::mem::take(&mut link.barriers) {
+            self.send(peer, None, Ask::Passed { barrier }, Buf::empty(), out);
+        }
+    }
+
+    fn heard(&mut self, peer: Peer, tick: TickMs) {
+        let link = self.links.get_mut(&peer).expect("it has just answered");
+        link.tick = link.tick.max(tick);
+        (link.heard_at, link.asked_at) = (self.now, None);
+        link.ping_at = self.now + PING_PACE;
+    }
+
+    fn on_attached(&mut self, token: Token, peer: Peer, out: Out) {
+        let session = self.sessions.get_mut(&token).expect("its calls go with it");
+        (session.state, session.fresh) = (State::Attached(peer), false);
+        let requests: Vec<RequestToken> = session.pending.keys().copied().collect();
+        for request in requests {
+            self.send_op(peer, token, request, out);
+        }
+    }
+
+    fn reply(&mut self, token: Token, request: RequestToken, result: Result<BlockData, BlockError>, out: Out) {
+        let session = self.sessions.get_mut(&token).expect("its calls go with it");
+        session.pending.remove(&request).expect("it was asked, and not answered yet");
+        out.push(Effect::Reply { session: token, reply: BlockReply { token: request, result } });
+    }
+
+    fn reconnect(&mut self, peer: Peer, out: Out) {
+        self.on_disconnected(peer, out);
+        out.push(Effect::Reconnect { peer });
+    }
+
+    /// Sessions that wait for this host, now that it can be asked.
+    fn steer_to(&mut self, peer: Peer, out: Out) {
+        let waits = |s: &Session| matches!(s.state, State::Waiting { .. }) && self.owner_of(s) == Some(peer);
+        let waiting: Vec<Token> = self.sessions.iter().filter(|(_, s)| waits(s)).map(|(token, _)| *token).collect();
+        for token in waiting {
+            self.steer(token, out);
+        }
+    }
+
+    fn on_tick(&mut self, out: Out) {
+        let due = |s: &Session| matches!(s.state, State::Waiting { retry_at } if retry_at <= self.now);
+        let due: Vec<Token> = self.sessions.iter().filter(|(_, s)| due(s)).map(|(token, _)| *token).collect();
+        for token in due {
+            if self.owner_of(&self.sessions[&token]).is_some() {
+                self.steer(token, out);
+            }
+        }
+        for peer in self.links.keys().copied().collect::<Vec<_>>() {
+            let link = self.links.get_mut(&peer).expect("just listed");
+            if link.asked_at.is_some_and(|at| at + SILENCE_MAX <= self.now) {
+                self.reconnect(peer, out);
+            } else if link.up && link.ping_at <= self.now {
+                link.ping_at = self.now + PING_PACE;
+                link.asked_at = link.asked_at.or(Some(self.now));
+                self.send(peer, Some(Call::Ping), Ask::Ping, Buf::empty(), out);
+            }
+        }
+    }
+}
+
+/// What an answer says of a request; `None` where it says nothing that could be.
+fn result_of(answer: Answer, payload: Buf) -> Option<Result<BlockData, BlockError>> {
+    Some(match answer {
+        Answer::Done => Ok(BlockData::Done),
+        Answer::Data { crc } if crc == crc32c(&payload) => Ok(BlockData::Data(vec![payload])),
+        Answer::Extents(extents) => Ok(BlockData::Status(extents.into_iter().map(Into::into).collect())),
+        Answer::Failed(failure) => Err(match failure {
+            Failure::OutOfRange => BlockError::OutOfRange,
+            Failure::NoSpace => BlockError::NoSpace,
+            Failure::Unavailable => BlockError::Unavailable,
+            Failure::NotOwner => BlockError::Deposed,
+            Failure::Invalid => BlockError::Invalid,
+        }),
+        _ => return None,
+    })
+}

@@ -1,0 +1,1059 @@
+//! A grid of several hosts with portals: real controllers, portals and desks, simulated connections between hosts, and
+//! clients that go from path to path.
+//!
+//! Role: the shells of the hosts, as far as it concerns who serves a volume, and an operator that hands it over and has it
+//! taken over. Each client has a part of the volume for itself and never has two requests on the same sectors under way: so
+//! any write that is carried out after its answer shows as a read that goes back.
+//!
+//! A client changes its path when its connection ends, and now and then of its own accord, once its portal has what it sent.
+//! What it then asks again is the same request, in the history one operation from first to last.
+
+use crate::checker::SECTOR_BYTES;
+use crate::workload::{Area, Guests, Mix, What};
+use crate::world::{MachineAt, Output, World};
+use holdfast_base::{
+    BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, InstanceId, Instant, MetaRequest, MetaVersion, NodeId,
+    Prng, RequestToken, Slab, Token, VolumeId,
+};
+use holdfast_format::portal::{Answer, Ask, Refusal};
+use holdfast_format::root::{Root, root_key};
+use holdfast_portal as portal;
+use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route};
+use holdfast_store as store;
+use holdfast_volume::{Config, Controller, Event, Notice, State, Target};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+const VOLUME: VolumeId = VolumeId(0x9047a1);
+const SECTOR: u64 = SECTOR_BYTES as u64;
+
+/// Something may be due between hosts.
+const WAKE: u64 = 7;
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct PortalPlan {
+    pub seed: u64,
+    pub hosts: usize,
+    pub clients: usize,
+    /// Requests of all clients.
+    pub requests: u32,
+    /// Of a thousand looks at what may happen: how many bring something of the kind.
+    pub crash: u32,
+    pub hang: u32,
+    pub cut: u32,
+    pub reset: u32,
+    pub slow: u32,
+    pub jump: u32,
+    pub take_over: u32,
+    pub hand_over: u32,
+    pub mutations: portal::Mutations,
+}
+
+impl PortalPlan {
+    pub fn from_seed(seed: u64) -> PortalPlan {
+        let mut prng = Prng::new(seed ^ 0x9047);
+        let mut some = |most: u64| if prng.chance(600) { prng.below(most) as u32 } else { 0 };
+        let (crash, hang, cut, reset, slow) = (some(20), some(25), some(25), some(30), some(30));
+        let (jump, take_over, hand_over) = (some(40), some(20), some(30));
+        PortalPlan {
+            seed,
+            hosts: prng.between(2, 3) as usize,
+            clients: prng.between(1, 5) as usize,
+            requests: prng.between(60, 200) as u32,
+            crash,
+            hang,
+            cut,
+            reset,
+            slow,
+            jump,
+            take_over,
+            hand_over,
+            mutations: portal::Mutations::default(),
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortalOutcome {
+    pub trace_hash: u64,
+    pub answered: u64,
+    pub path_changes: u64,
+    pub aborts: u64,
+    pub openings: u64,
+    pub handovers: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Parcel {
+    Ask { token: u64, ask: Ask },
+    Answer { token: u64, answer: Answer },
+    End,
+}
+
+/// One direction of a connection: in order, late, and held up where the way is cut.
+#[derive(Default)]
+struct Pipe {
+    queue: VecDeque<(Instant, Parcel, Buf)>,
+    last_at: Instant,
+}
+
+/// A portal's connection to another host.
+struct Conn {
+    portal: usize,
+    owner: usize,
+    link: LinkId,
+    to_owner: Pipe,
+    to_portal: Pipe,
+    portal_open: bool,
+    owner_open: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asker {
+    Own(Token),
+    Guest(Token),
+}
+
+/// One host's process.
+struct Shell {
+    up: bool,
+    hangs_until: Option<Instant>,
+    portal: Portal,
+    desk: Desk,
+    controller: Option<MachineAt>,
+    /// Sessions of other hosts' portals that the controller serves.
+    guests: BTreeSet<Token>,
+    /// Those that wait until it serves.
+    binding: Vec<Token>,
+    askers: Slab<(Asker, RequestToken, BlockOp)>,
+    /// Asked to yield: answered when the controller is closed.
+    yielding: Option<(LinkId, u64)>,
+    preparing: Option<(LinkId, u64)>,
+    /// Clients' sessions that wait until they may begin.
+    arriving: Vec<Token>,
+    /// What its sockets hold while it hangs.
+    inbox: VecDeque<ToHost>,
+}
+
+#[derive(Clone, Debug)]
+enum ToHost {
+    Open { session: Token },
+    Close { session: Token },
+    Request { session: Token, request: BlockRequest },
+    Route(Route),
+}
+
+struct Client {
+    /// Its host, and its session there.
+    path: Option<(usize, Token)>,
+    connect_at: Instant,
+    pending: BTreeMap<RequestToken, BlockRequest>,
+    /// What it has sent and its host has not got yet.
+    to_host: VecDeque<(Instant, ToHost)>,
+    base: u64,
+}
+
+/// An operator's hand-over that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum HandOver {
+    Preparing { to: usize },
+    Yielding { to: usize },
+}
+
+pub struct Street {
+    plan: PortalPlan,
+    world: World<Controller>,
+    guests: Guests,
+    prng: Prng,
+    shells: Vec<Shell>,
+    conns: Vec<Conn>,
+    /// Ways between hosts that are cut, until then; and slow.
+    cut: BTreeMap<(usize, usize), Instant>,
+    slow: BTreeMap<(usize, usize), Instant>,
+    clients: Vec<Client>,
+    sessions: Slab<usize>,
+    /// Who shall serve.
+    owner: usize,
+    /// What each host will be told of that, and when.
+    news: Vec<(Instant, usize, usize)>,
+    hand_over: Option<(HandOver, Instant)>,
+    take_over_at: Option<Instant>,
+    next_link: u64,
+    ask_at: Instant,
+    misfortune_at: Instant,
+    issued: u32,
+    healing: bool,
+    outcome: PortalOutcome,
+    failure: Option<String>,
+}
+
+impl Street {
+    fn new(plan: PortalPlan, verbose: bool) -> Street {
+        let mut world = World::new(plan.seed, verbose);
+        let mut prng = world.prng.fork();
+        let sizing = store::JournalSizing { journal_bytes: 4 << 20, unit_bytes: 128 << 10, shard_bytes_mean: 16 << 10 };
+        for n in 0..3 {
+            let node =
+                world.add_node(store::NodeConfig::new(world.grid, NodeId(n + 1), InstanceId(0)), sizing, &[24 << 20]);
+            world.start_node(node);
+        }
+        let size_bytes = 512 << 10;
+        let root = Root::new(world.grid, VOLUME, "vm", size_bytes, "mirror:2".parse().expect("a layout"));
+        let (key, value) = (root_key(VOLUME), Some(root.encode()));
+        world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
+        let guests = Guests::new(prng.fork(), Mix::default(), size_bytes, 64 << 10, 0);
+        let hosts = plan.hosts;
+        for _ in 0..hosts {
+            world.add_host();
+        }
+        let part = size_bytes / plan.clients as u64 / SECTOR * SECTOR;
+        let client = |n: usize| Client {
+            path: None,
+            connect_at: Instant::ZERO,
+            pending: BTreeMap::new(),
+            to_host: VecDeque::new(),
+            base: n as u64 * part,
+        };
+        let clients = (0..plan.clients).map(client).collect();
+        let mut street = Street {
+            shells: (0..hosts).map(|n| Shell::new(&plan, n, 1)).collect(),
+            clients,
+            plan,
+            guests,
+            prng,
+            conns: Vec::new(),
+            cut: BTreeMap::new(),
+            slow: BTreeMap::new(),
+            sessions: Slab::new(1 << 20),
+            owner: 0,
+            news: Vec::new(),
+            hand_over: None,
+            take_over_at: None,
+            next_link: 1,
+            ask_at: Instant::ZERO,
+            misfortune_at: Instant::ZERO,
+            issued: 0,
+            healing: false,
+            outcome: PortalOutcome {
+                trace_hash: 0,
+                answered: 0,
+                path_changes: 0,
+                aborts: 0,
+                openings: 0,
+                handovers: 0,
+            },
+            failure: None,
+            world,
+        };
+        for host in 0..street.shells.len() {
+            street.news.push((street.world.now(), host, 0));
+        }
+        street.world.wake_at(street.world.now(), WAKE);
+        street
+    }
+
+    fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    fn trace(&mut self, words: &[u64], text: impl FnOnce() -> String) {
+        let now = self.world.now();
+        self.world.trace.event(now, words, text);
+    }
+
+    fn is_running(&self, host: usize) -> bool {
+        self.shells[host].up && self.shells[host].hangs_until.is_none()
+    }
+
+    // ---- a host's machines ----
+
+    fn portal(&mut self, host: usize, event: portal::Event) {
+        let mut out = Effects::new();
+        let now = self.now();
+        self.shells[host].portal.handle(now, event, &mut out);
+        for effect in out.take() {
+            self.on_portal_effect(host, effect);
+        }
+    }
+
+    fn on_portal_effect(&mut self, host: usize, effect: portal::Effect) {
+        match effect {
+            portal::Effect::Submit { session, request } => self.submit(host, Asker::Own(session), request),
+            portal::Effect::Reply { session, reply } => self.on_client_reply(session, reply),
+            portal::Effect::Abort { session } => {
+                self.trace(&[40, host as u64, session.0], || format!("h{host} ends session {session:?}"));
+                self.outcome.aborts += 1;
+                self.on_path_lost(session);
+            }
+            portal::Effect::Send { peer, token, ask, payload } => {
+                self.trace(&[41, host as u64, peer as u64, token], || format!("h{host} asks h{peer} #{token} {ask:?}"));
+                if let Some(conn) = self.conns.iter().position(|c| c.portal == host && c.owner == peer && c.portal_open)
+                {
+                    self.put(conn, true, Parcel::Ask { token, ask }, payload);
+                }
+            }
+            portal::Effect::Reconnect { peer } => self.close_from_portal(host, peer),
+            portal::Effect::Told { ticket, answer } => self.on_told(host, ticket, answer),
+            portal::Effect::Trouble { peer, refusal } if refusal != Refusal::Superseded => {
+                self.fail(format!("h{host} can't use h{peer}: {refusal:?}"));
+            }
+            portal::Effect::Trouble { .. } => {}
+        }
+    }
+
+    fn desk(&mut self, host: usize, event: DeskEvent) {
+        let mut out = Effects::new();
+        let now = self.now();
+        self.shells[host].desk.handle(now, event, &mut out);
+        for effect in out.take() {
+            self.on_desk_effect(host, effect);
+        }
+    }
+
+    fn on_desk_effect(&mut self, host: usize, effect: DeskEffect) {
+        match effect {
+            DeskEffect::Answer { link, token, answer, payload } => {
+                self.trace(&[42, host as u64, link.0, token], || {
+                    format!("h{host} answers {link:?} #{token} {answer:?}")
+                });
+                if let Some(conn) = self.conns.iter().position(|c| c.link == link && c.owner_open) {
+                    let payload = holdfast_base::buf::concat(&payload);
+                    self.put(conn, false, Parcel::Answer { token, answer }, payload);
+                }
+            }
+            DeskEffect::CloseLink { link } => {
+                if let Some(conn) = self.conns.iter().position(|c| c.link == link) {
+                    self.conns[conn].owner_open = false;
+                    self.put(conn, false, Parcel::End, Buf::empty());
+                }
+            }
+            DeskEffect::Bind { guest, .. } => {
+                // What is asked of an opening that hangs may be done by others before it begins to serve.
+                match self.state(host) {
+                    Some(State::Opening) => self.shells[host].binding.push(guest),
+                    state => self.bind(host, guest, state == Some(State::Open)),
+                }
+            }
+            DeskEffect::Unbind { guest } => {
+                self.shells[host].guests.remove(&guest);
+            }
+            DeskEffect::Submit { request, block, .. } => self.submit(host, Asker::Guest(request), block),
+            DeskEffect::Admit { session } => self.begin(host, session),
+            DeskEffect::Prepare { link, token, .. } => match self.shells[host].controller {
+                Some(at) => {
+                    self.shells[host].preparing = Some((link, token));
+                    self.world.tell(at, Event::Prepare);
+                }
+                None => self.desk(host, DeskEvent::Prepared { link, token, refusal: Some(Refusal::NotOwner) }),
+            },
+            DeskEffect::Yield { link, token, .. } => match self.shells[host].controller {
+                Some(at) => {
+                    self.shells[host].yielding = Some((link, token));
+                    self.world.tell(at, Event::Yield);
+                }
+                None => self.desk(host, DeskEvent::Yielded { link, token, refusal: Some(Refusal::NotOwner) }),
+            },
+        }
+    }
+
+    fn state(&self, host: usize) -> Option<State> {
+        self.world.machine(self.shells[host].controller?).map(Controller::state)
+    }
+
+    /// A request to the host's controller; where there is none it is as if that had said so.
+    fn submit(&mut self, host: usize, asker: Asker, request: BlockRequest) {
+        let shell = &mut self.shells[host];
+        let token = shell.askers.insert((asker, request.token, request.op.clone()));
+        match shell.controller {
+            Some(at) => {
+                self.world.request(at, Target::VOLUME, BlockRequest { token: RequestToken(token.0), op: request.op });
+            }
+            None => {
+                let reply = BlockReply { token: RequestToken(token.0), result: Err(BlockError::Deposed) };
+                self.on_controller_reply(host, reply);
+            }
+        }
+    }
+
+    fn on_controller_reply(&mut self, host: usize, reply: BlockReply) {
+        let Some((asker, token, op)) = self.shells[host].askers.remove(Token(reply.token.0)) else { return };
+        let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
+        let reply = BlockReply { token, result: reply.result };
+        match asker {
+            Asker::Guest(request) => self.desk(host, DeskEvent::Reply { request, reply }),
+            Asker::Own(session) if is_elsewhere => {
+                self.portal(host, portal::Event::NotHere { session });
+                self.portal(host, portal::Event::Request { session, request: BlockRequest { token, op } });
+            }
+            Asker::Own(session) => self.on_client_reply(session, reply),
+        }
+    }
+
+    fn on_output(&mut self, output: Output) {
+        let host_of = |s: &Street, at: MachineAt| s.shells.iter().position(|h| h.controller == Some(at));
+        match output {
+            Output::Reply { at, reply } => {
+                if let Some(host) = host_of(self, at) {
+                    self.on_controller_reply(host, reply);
+                }
+            }
+            Output::Notice { at, notice } => {
+                let Some(host) = host_of(self, at) else { return };
+                match notice {
+                    Notice::StateChanged(State::Deposed | State::Closed) => self.on_controller_gone(host),
+                    Notice::StateChanged(State::Open) => {
+                        self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Here });
+                        for guest in std::mem::take(&mut self.shells[host].binding) {
+                            self.bind(host, guest, true);
+                        }
+                    }
+                    Notice::Prepared => {
+                        if let Some((link, token)) = self.shells[host].preparing.take() {
+                            self.desk(host, DeskEvent::Prepared { link, token, refusal: None });
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Output::Wake(WAKE) => self.on_time(),
+            Output::Wake(_) | Output::NodeNote { .. } | Output::Probed { .. } => {}
+        }
+    }
+
+    /// The replies to what it was asked come before this is heard of, or with it.
+    fn on_controller_gone(&mut self, host: usize) {
+        while let Some(output) = self.world.outputs.pop_front() {
+            self.on_output(output);
+        }
+        let Some(at) = self.shells[host].controller.take() else { return };
+        self.world.detach(at);
+        self.unserve(host);
+        if let Some((link, token)) = self.shells[host].preparing.take() {
+            self.desk(host, DeskEvent::Prepared { link, token, refusal: Some(Refusal::NotOwner) });
+        }
+        if let Some((link, token)) = self.shells[host].yielding.take() {
+            self.desk(host, DeskEvent::Yielded { link, token, refusal: None });
+        }
+        if self.owner == host {
+            // Until it is known who follows.
+            self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
+        }
+    }
+
+    /// What portals have asked for of an opening that is gone is not the next one's.
+    fn unserve(&mut self, host: usize) {
+        for guest in std::mem::take(&mut self.shells[host].guests) {
+            self.desk(host, DeskEvent::Unserved { guest });
+        }
+        for guest in std::mem::take(&mut self.shells[host].binding) {
+            self.bind(host, guest, false);
+        }
+    }
+
+    fn bind(&mut self, host: usize, guest: Token, serves: bool) {
+        if serves {
+            self.shells[host].guests.insert(guest);
+        }
+        let binding = if serves { Binding::Bound } else { Binding::Refused(Refusal::NotOwner) };
+        self.desk(host, DeskEvent::Bound { guest, binding });
+    }
+
+    fn open(&mut self, host: usize) {
+        if let Some(before) = self.shells[host].controller {
+            match self.state(host) {
+                Some(State::Opening | State::Open) => return,
+                _ => self.world.detach(before),
+            }
+        }
+        self.unserve(host);
+        let (instance, seed) = (InstanceId(self.prng.next_u128()), self.prng.next_u64());
+        let mut config = Config::new(self.world.grid, VOLUME, &format!("host{host}"), instance, seed);
+        config.takeover = false;
+        (config.writeback_bytes_max, config.map_cache_bytes_max) = (512 << 10, 128 << 10);
+        (config.segment_payload_bytes, config.bypass_bytes_min) = (64 << 10, 32 << 10);
+        config.destage_age_max = Duration::from_millis(100);
+        let at = self.world.attach(host, Controller::new(config));
+        self.shells[host].controller = Some(at);
+        self.outcome.openings += 1;
+        self.trace(&[43, host as u64], || format!("h{host} opens the volume"));
+        self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
+    }
+
+    // ---- connections between hosts ----
+
+    fn put(&mut self, conn: usize, to_owner: bool, parcel: Parcel, payload: Buf) {
+        let now = self.now();
+        let (portal, owner) = (self.conns[conn].portal, self.conns[conn].owner);
+        let way = if to_owner { (portal, owner) } else { (owner, portal) };
+        let slow = if self.slow.get(&way).is_some_and(|until| *until > now) { 100_000 } else { 0 };
+        let late = Duration::from_micros(20 + slow + self.prng.below(80));
+        let pipe = if to_owner { &mut self.conns[conn].to_owner } else { &mut self.conns[conn].to_portal };
+        pipe.last_at = pipe.last_at.max(now + late);
+        pipe.queue.push_back((pipe.last_at, parcel, payload));
+        let at = pipe.last_at;
+        self.world.wake_at(at, WAKE);
+    }
+
+    fn close_from_portal(&mut self, host: usize, peer: usize) {
+        if let Some(conn) = self.conns.iter().position(|c| c.portal == host && c.owner == peer && c.portal_open) {
+            self.conns[conn].portal_open = false;
+            self.put(conn, true, Parcel::End, Buf::empty());
+        }
+    }
+
+    fn deliver(&mut self) {
+        let now = self.now();
+        loop {
+            let due = |c: &Conn, s: &Street| {
+                let ready = |pipe: &Pipe, way, to: usize| {
+                    pipe.queue.front().is_some_and(|(at, ..)| *at <= now)
+                        && !s.cut.get(&way).is_some_and(|until| *until > now)
+                        && (s.is_running(to) || !s.shells[to].up)
+                };
+                if ready(&c.to_owner, (c.portal, c.owner), c.owner) {
+                    Some(true)
+                } else if ready(&c.to_portal, (c.owner, c.portal), c.portal) {
+                    Some(false)
+                } else {
+                    None
+                }
+            };
+            let ready: Vec<(usize, bool)> =
+                self.conns.iter().enumerate().filter_map(|(n, c)| Some((n, due(c, self)?))).collect();
+            if ready.is_empty() {
+                return self.conns.retain(|c| {
+                    c.portal_open || c.owner_open || !c.to_owner.queue.is_empty() || !c.to_portal.queue.is_empty()
+                });
+            }
+            // A process finds its sockets ready in any order.
+            let (conn, to_owner) = ready[self.prng.below(ready.len() as u64) as usize];
+            self.deliver_one(conn, to_owner);
+        }
+    }
+
+    fn deliver_one(&mut self, n: usize, to_owner: bool) {
+        let conn = &mut self.conns[n];
+        let pipe = if to_owner { &mut conn.to_owner } else { &mut conn.to_portal };
+        let (_, parcel, payload) = pipe.queue.pop_front().expect("it is ready");
+        let (portal, owner, link) = (conn.portal, conn.owner, conn.link);
+        let is_open = if to_owner { conn.owner_open } else { conn.portal_open };
+        if !is_open {
+            return;
+        }
+        match parcel {
+            Parcel::Ask { token, ask } => self.desk(owner, DeskEvent::Ask { link, token, ask, payload }),
+            Parcel::Answer { token, answer } => {
+                self.portal(portal, portal::Event::Answer { peer: owner, token, answer, payload });
+            }
+            Parcel::End if to_owner => {
+                conn.owner_open = false;
+                self.desk(owner, DeskEvent::LinkDown { link });
+            }
+            Parcel::End => {
+                conn.portal_open = false;
+                self.portal(portal, portal::Event::Disconnected { peer: owner });
+            }
+        }
+    }
+
+    /// Every host keeps a connection to every other.
+    fn connect(&mut self) {
+        for portal in 0..self.shells.len() {
+            for owner in 0..self.shells.len() {
+                let is_cut = |way| self.cut.get(&way).is_some_and(|until| *until > self.now());
+                let has = self.conns.iter().any(|c| c.portal == portal && c.owner == owner && c.portal_open);
+                // The kernel accepts for a process that hangs.
+                let can = self.is_running(portal) && self.shells[owner].up;
+                if portal == owner || has || !can || is_cut((portal, owner)) || is_cut((owner, portal)) {
+                    continue;
+                }
+                let link = LinkId(self.next_link);
+                self.next_link += 1;
+                self.conns.push(Conn {
+                    portal,
+                    owner,
+                    link,
+                    to_owner: Pipe::default(),
+                    to_portal: Pipe::default(),
+                    portal_open: true,
+                    owner_open: true,
+                });
+                self.portal(portal, portal::Event::Connected { peer: owner });
+            }
+        }
+    }
+
+    // ---- clients ----
+
+    fn client_sends(&mut self, client: usize, what: ToHost) {
+        let at = self.now() + Duration::from_micros(20 + self.prng.below(60));
+        let queue = &mut self.clients[client].to_host;
+        let at = queue.back().map_or(at, |(last, _)| at.max(*last));
+        queue.push_back((at, what));
+        self.world.wake_at(at, WAKE);
+    }
+
+    /// What clients have sent reaches their hosts; one that hangs has it in its sockets.
+    fn deliver_to_hosts(&mut self) {
+        let now = self.now();
+        for n in 0..self.clients.len() {
+            while self.clients[n].to_host.front().is_some_and(|(at, _)| *at <= now) {
+                let (_, what) = self.clients[n].to_host.pop_front().expect("just seen");
+                let session = match &what {
+                    ToHost::Open { session } | ToHost::Close { session } | ToHost::Request { session, .. } => *session,
+                    ToHost::Route(_) => unreachable!("not a client's"),
+                };
+                let host = session_host(session);
+                if self.is_running(host) {
+                    self.on_to_host(host, what);
+                } else if self.shells[host].up {
+                    self.shells[host].inbox.push_back(what);
+                }
+            }
+        }
+    }
+
+    fn on_to_host(&mut self, host: usize, what: ToHost) {
+        match what {
+            ToHost::Open { session } => {
+                self.shells[host].arriving.push(session);
+                self.desk(host, DeskEvent::Arrive { session });
+            }
+            ToHost::Close { session } => {
+                self.shells[host].arriving.retain(|s| *s != session);
+                self.portal(host, portal::Event::Close { session });
+            }
+            ToHost::Request { session, request } => {
+                self.portal(host, portal::Event::Request { session, request });
+            }
+            ToHost::Route(route) => self.portal(host, portal::Event::Route { volume: VOLUME, route }),
+        }
+    }
+
+    /// The export is opened: only now the client learns that it may ask.
+    fn begin(&mut self, host: usize, session: Token) {
+        if !self.shells[host].arriving.contains(&session) {
+            return;
+        }
+        self.shells[host].arriving.retain(|s| *s != session);
+        self.portal(host, portal::Event::Open { session, volume: VOLUME, export: "vm".to_string() });
+        let Some(client) = self.client_of(session) else { return };
+        let pending: Vec<BlockRequest> = self.clients[client].pending.values().cloned().collect();
+        for request in pending {
+            self.client_sends(client, ToHost::Request { session, request });
+        }
+    }
+
+    fn client_of(&self, session: Token) -> Option<usize> {
+        self.clients.iter().position(|c| c.path.is_some_and(|(_, s)| s == session))
+    }
+
+    fn on_client_reply(&mut self, session: Token, reply: BlockReply) {
+        let Some(client) = self.client_of(session) else { return };
+        if self.clients[client].pending.remove(&reply.token).is_none() {
+            return self.fail(format!("client {client} was answered twice: {reply:?}"));
+        }
+        self.outcome.answered += 1;
+        if let Err(why) = &reply.result {
+            return self.fail(format!("client {client} got an error: {why}"));
+        }
+        if let Err(why) = self.guests.on_reply(reply) {
+            self.fail(why);
+        }
+    }
+
+    fn on_path_lost(&mut self, session: Token) {
+        if let Some(client) = self.client_of(session) {
+            self.clients[client].path = None;
+            // What it had sent is not read by anybody any more.
+            self.clients[client].to_host.clear();
+            let pause = Duration::from_micros(self.prng.below(5_000));
+            self.clients[client].connect_at = self.now() + pause;
+            self.world.wake_at(self.now() + pause, WAKE);
+        }
+    }
+
+    fn connect_clients(&mut self) {
+        let now = self.now();
+        for n in 0..self.clients.len() {
+            if self.clients[n].path.is_some() || self.clients[n].connect_at > now {
+                continue;
+            }
+            let up: Vec<usize> = (0..self.shells.len()).filter(|h| self.is_running(*h)).collect();
+            if up.is_empty() {
+                continue;
+            }
+            let host = up[self.prng.below(up.len() as u64) as usize];
+            let number = self.sessions.insert(n);
+            let session = Token(number.0 * 16 + host as u64);
+            self.clients[n].path = Some((host, session));
+            self.outcome.path_changes += 1;
+            self.client_sends(n, ToHost::Open { session });
+        }
+    }
+
+    fn ask(&mut self) {
+        if self.issued >= self.plan.requests || self.healing {
+            return;
+        }
+        let n = self.prng.below(self.clients.len() as u64) as usize;
+        if self.clients[n].pending.len() >= 4 {
+            return;
+        }
+        let part = self.guests.size_bytes() / self.clients.len() as u64;
+        let bulk = self.prng.chance(150);
+        let len = if bulk { 32 << 10 } else { self.prng.between(1, 8) * SECTOR };
+        let len = len.min(part / SECTOR * SECTOR);
+        let offset = self.clients[n].base + self.prng.below((part - len) / SECTOR / 4 + 1) * SECTOR;
+        let overlaps = |op: &BlockOp| {
+            let (at, l) = match op {
+                BlockOp::Write { offset, data } => (*offset, data.len() as u64),
+                BlockOp::Read(r) | BlockOp::Discard(r) | BlockOp::WriteZeroes(r) => (r.offset, r.len),
+                _ => return false,
+            };
+            at < offset + len && offset < at + l
+        };
+        if self.clients[n].pending.values().any(|r| overlaps(&r.op)) {
+            return;
+        }
+        let what =
+            *self.prng.pick(&[What::Read, What::Read, What::Write(0), What::Write(0), What::Write(0), What::Discard]);
+        let at = MachineAt { host: n, machine: 0 };
+        let request = self.guests.ask(at, Area::VOLUME, what, offset, len, false);
+        self.issued += 1;
+        self.clients[n].pending.insert(request.token, request.clone());
+        let is_begun = |s: &Street, host: usize, session| s.shells[host].portal.has(session);
+        if let Some((host, session)) = self.clients[n].path
+            && is_begun(self, host, session)
+        {
+            self.client_sends(n, ToHost::Request { session, request });
+        }
+    }
+
+    // ---- what happens ----
+
+    fn fail(&mut self, why: String) {
+        self.failure.get_or_insert(why);
+    }
+
+    fn crash(&mut self, host: usize) {
+        if !self.shells[host].up {
+            return;
+        }
+        self.world.crash_host(host);
+        let instance = self.prng.next_u64();
+        self.shells[host] = Shell { up: false, ..Shell::new(&self.plan, host, instance) };
+        // Its kernel ends its connections: what was sent before may still arrive, and then the end.
+        for n in 0..self.conns.len() {
+            if self.conns[n].portal == host && self.conns[n].portal_open {
+                self.conns[n].portal_open = false;
+                self.put(n, true, Parcel::End, Buf::empty());
+            }
+            if self.conns[n].owner == host && self.conns[n].owner_open {
+                self.conns[n].owner_open = false;
+                self.put(n, false, Parcel::End, Buf::empty());
+            }
+        }
+        for n in 0..self.clients.len() {
+            if let Some((_, session)) = self.clients[n].path.filter(|(h, _)| *h == host) {
+                self.on_path_lost(session);
+            }
+        }
+        let back = self.now() + Duration::from_millis(self.prng.between(50, 3_000));
+        self.news.push((back, host, usize::MAX));
+        self.world.wake_at(back, WAKE);
+        if self.owner == host {
+            self.take_over_at = Some(self.now() + Duration::from_millis(self.prng.between(100, 6_000)));
+        }
+    }
+
+    fn hang(&mut self, host: usize, span: Duration) {
+        if self.is_running(host) {
+            self.world.pause_host(host);
+            self.shells[host].hangs_until = Some(self.now() + span);
+            self.world.wake_at(self.now() + span, WAKE);
+        }
+    }
+
+    fn resume(&mut self, host: usize) {
+        self.shells[host].hangs_until = None;
+        self.world.resume_host(host);
+        // Timers that passed meanwhile, and then the sockets: clients' or hosts' first.
+        self.portal(host, portal::Event::Tick);
+        self.desk(host, DeskEvent::Tick);
+        if self.prng.chance(500) {
+            self.deliver();
+        }
+        for what in std::mem::take(&mut self.shells[host].inbox) {
+            self.on_to_host(host, what);
+        }
+    }
+
+    /// From here on another host shall serve; each hears of it in its own time.
+    fn decide(&mut self, owner: usize) {
+        self.owner = owner;
+        self.take_over_at = None;
+        self.trace(&[44, owner as u64], || format!("h{owner} shall serve"));
+        for host in 0..self.shells.len() {
+            let at = self.now() + Duration::from_micros(if host == owner { 10 } else { 100 + self.prng.below(20_000) });
+            self.news.push((at, host, owner));
+            self.world.wake_at(at, WAKE);
+        }
+    }
+
+    fn on_news(&mut self) {
+        let now = self.now();
+        let (due, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.news).into_iter().partition(|(at, ..)| *at <= now);
+        self.news = rest;
+        for (_, host, owner) in due {
+            if owner == usize::MAX {
+                // It is back, and reads who serves.
+                self.shells[host].up = true;
+                self.world.start_host(host);
+                self.news.push((now + Duration::from_millis(1), host, self.owner));
+                self.world.wake_at(now + Duration::from_millis(1), WAKE);
+            } else if !self.is_running(host) {
+                if self.shells[host].up {
+                    self.news.push((now + Duration::from_millis(5), host, owner));
+                    self.world.wake_at(now + Duration::from_millis(5), WAKE);
+                }
+            } else if owner != self.owner {
+                // Overtaken by newer news.
+            } else if owner == host {
+                self.open(host);
+            } else {
+                self.on_to_host(host, ToHost::Route(Route::At(owner)));
+            }
+        }
+    }
+
+    fn on_told(&mut self, host: usize, ticket: u64, answer: Option<Answer>) {
+        let Some((step, _)) = self.hand_over else { return };
+        match (step, answer) {
+            (HandOver::Preparing { to }, _) if to == host && ticket == 1 => {
+                self.hand_over = Some((HandOver::Yielding { to }, self.now() + Duration::from_secs(1)));
+                let peer = self.owner;
+                self.portal(host, portal::Event::Ask { peer, ticket: 2, ask: Ask::Yield { volume: VOLUME } });
+            }
+            (HandOver::Yielding { to }, _) if to == host && ticket == 2 => {
+                self.hand_over = None;
+                self.outcome.handovers += 1;
+                self.decide(to);
+            }
+            _ => {}
+        }
+    }
+
+    fn misfortune(&mut self) {
+        if self.healing {
+            return;
+        }
+        let host = self.prng.below(self.shells.len() as u64) as usize;
+        let other = (host + 1 + self.prng.below(self.shells.len() as u64 - 1) as usize) % self.shells.len();
+        let now = self.now();
+        let span = *self.prng.pick(&[20, 200, 2_000, 8_000, 14_000]);
+        let span = Duration::from_millis(self.prng.between(span / 2, span));
+        if self.prng.chance(self.plan.crash) {
+            self.crash(host);
+        }
+        if self.prng.chance(self.plan.hang) {
+            self.hang(host, span);
+        }
+        if self.prng.chance(self.plan.cut) {
+            self.cut.insert((host, other), now + span);
+            if self.prng.chance(500) {
+                self.cut.insert((other, host), now + span);
+            }
+            self.world.wake_at(now + span, WAKE);
+        }
+        if self.prng.chance(self.plan.slow) {
+            self.slow.insert((host, other), now + span);
+        }
+        if self.prng.chance(self.plan.reset) {
+            for n in 0..self.conns.len() {
+                if (self.conns[n].portal, self.conns[n].owner) == (host, other) {
+                    let keep = self.prng.below(self.conns[n].to_owner.queue.len() as u64 + 1) as usize;
+                    self.conns[n].to_owner.queue.truncate(keep);
+                    self.put(n, true, Parcel::End, Buf::empty());
+                    self.put(n, false, Parcel::End, Buf::empty());
+                }
+            }
+        }
+        if self.prng.chance(self.plan.jump) {
+            self.jump();
+        }
+        if self.prng.chance(self.plan.take_over) && self.is_running(host) {
+            self.decide(host);
+        }
+        if self.prng.chance(self.plan.hand_over)
+            && self.hand_over.is_none()
+            && self.is_running(host)
+            && host != self.owner
+        {
+            self.hand_over = Some((HandOver::Preparing { to: host }, now + Duration::from_secs(16)));
+            let peer = self.owner;
+            self.portal(host, portal::Event::Ask { peer, ticket: 1, ask: Ask::Prepare { volume: VOLUME } });
+        }
+    }
+
+    /// A client leaves its path of its own accord, once that has what it sent.
+    fn jump(&mut self) {
+        let n = self.prng.below(self.clients.len() as u64) as usize;
+        let Some((host, session)) = self.clients[n].path else { return };
+        if self.clients[n].to_host.is_empty() && self.is_running(host) {
+            self.on_path_lost(session);
+            self.on_to_host(host, ToHost::Close { session });
+        }
+    }
+
+    fn on_time(&mut self) {
+        let now = self.now();
+        for host in 0..self.shells.len() {
+            if self.shells[host].hangs_until.is_some_and(|until| until <= now) {
+                self.resume(host);
+            }
+        }
+        self.on_news();
+        if self.hand_over.is_some_and(|(_, until)| until <= now) {
+            self.hand_over = None;
+        }
+        let is_gone = self.state(self.owner).is_none() && self.take_over_at.is_none();
+        if is_gone && self.hand_over.is_none() && self.news.is_empty() {
+            self.take_over_at = Some(now + Duration::from_millis(20));
+            self.world.wake_at(now + Duration::from_millis(20), WAKE);
+        }
+        if self.take_over_at.is_some_and(|at| at <= now) {
+            let up: Vec<usize> = (0..self.shells.len()).filter(|h| self.is_running(*h)).collect();
+            if !up.is_empty() {
+                let owner = up[self.prng.below(up.len() as u64) as usize];
+                self.decide(owner);
+            }
+        }
+        self.connect();
+        self.connect_clients();
+        self.deliver_to_hosts();
+        self.deliver();
+        for host in 0..self.shells.len() {
+            if self.is_running(host) {
+                if self.shells[host].portal.next_deadline().is_some_and(|at| at <= now) {
+                    self.portal(host, portal::Event::Tick);
+                }
+                if self.shells[host].desk.next_deadline().is_some_and(|at| at <= now) {
+                    self.desk(host, DeskEvent::Tick);
+                }
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        if self.ask_at <= self.now() {
+            self.ask_at = self.now() + Duration::from_micros(self.prng.between(100, 20_000));
+            self.ask();
+        }
+        if self.misfortune_at <= self.now() {
+            self.misfortune_at = self.now() + Duration::from_millis(self.prng.between(1, 20));
+            self.misfortune();
+        }
+        // What has a deadline, and what clients do, is looked at often enough.
+        let next = self.now() + Duration::from_millis(1);
+        if self.world.next_at().is_none_or(|at| at > next) {
+            self.world.wake_at(next, WAKE);
+        }
+        self.world.step();
+        while let Some(output) = self.world.outputs.pop_front() {
+            self.on_output(output);
+        }
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn run(mut self) -> Result<PortalOutcome, String> {
+        let end = self.now() + Duration::from_secs(120);
+        while self.issued < self.plan.requests && self.now() < end {
+            self.step()?;
+        }
+        self.heal();
+        self.settle("requests are answered")?;
+        // The whole volume is read back through one client more.
+        for client in 0..self.clients.len() {
+            let (base, part) = (self.clients[client].base, self.guests.size_bytes() / self.clients.len() as u64);
+            let at = MachineAt { host: client, machine: 0 };
+            let len = part / SECTOR * SECTOR;
+            let request = self.guests.ask(at, Area::VOLUME, What::Read, base, len, false);
+            self.clients[client].pending.insert(request.token, request.clone());
+            if let Some((_, session)) = self.clients[client].path {
+                self.client_sends(client, ToHost::Request { session, request });
+            }
+        }
+        self.settle("everything is read back")?;
+        self.guests.history.check().map_err(|violation| format!("{violation:?}"))?;
+        self.outcome.trace_hash = self.world.trace.hash();
+        Ok(self.outcome)
+    }
+
+    fn heal(&mut self) {
+        self.healing = true;
+        self.cut.clear();
+        self.slow.clear();
+        for host in 0..self.shells.len() {
+            if self.shells[host].hangs_until.is_some() {
+                self.resume(host);
+            }
+        }
+    }
+
+    fn settle(&mut self, what: &str) -> Result<(), String> {
+        let end = self.now() + Duration::from_secs(90);
+        while self.clients.iter().any(|c| !c.pending.is_empty()) {
+            if self.now() > end {
+                let pending: Vec<_> =
+                    self.clients.iter().map(|c| (c.path, c.pending.keys().collect::<Vec<_>>())).collect();
+                let views: Vec<_> = self
+                    .clients
+                    .iter()
+                    .filter_map(|c| c.path.map(|(h, s)| (h, self.shells[h].portal.view(s))))
+                    .collect();
+                let states: Vec<_> = (0..self.shells.len()).map(|h| self.state(h)).collect();
+                return Err(format!("{what}: not within 90 s: {pending:?} {views:?} owner {} {states:?}", self.owner));
+            }
+            self.step()?;
+        }
+        Ok(())
+    }
+}
+
+/// Sessions are numbered so that a late parcel finds its host.
+fn session_host(session: Token) -> usize {
+    (session.0 % 16) as usize
+}
+
+impl Shell {
+    fn new(plan: &PortalPlan, host: usize, instance: u64) -> Shell {
+        let name = format!("host{host}");
+        let grid = holdfast_base::GridId(0x1001);
+        let mut portal = Portal::new(grid, &name, InstanceId(u128::from(instance)));
+        let mut desk = Desk::new(grid, &name);
+        portal.set_mutations(plan.mutations);
+        desk.set_mutations(plan.mutations);
+        Shell {
+            up: true,
+            hangs_until: None,
+            portal,
+            desk,
+            controller: None,
+            guests: BTreeSet::new(),
+            binding: Vec::new(),
+            askers: Slab::new(1 << 16),
+            yielding: None,
+            preparing: None,
+            arriving: Vec::new(),
+            inbox: VecDeque::new(),
+        }
+    }
+}
+
+/// One run of a plan.
+pub fn run_portals(plan: PortalPlan, verbose: bool) -> Result<PortalOutcome, String> {
+    Street::new(plan, verbose).run()
+}

@@ -1,0 +1,112 @@
+//! The old owner's part of a hand-over: its log is emptied while it serves, then it stops at once, without a grant left.
+//!
+//! States: none -> emptying ([`Event::Prepare`]) -> prepared ([`Notice::Prepared`]) -> giving up grants ([`Event::Yield`]) ->
+//! closed. From emptying and prepared it falls back after [`EMPTYING_MAX`]: nobody came.
+//!
+//! The new owner opens as it does after a crash, and finds a short log and no grant to wait out (protocol rule 8). An opening
+//! that has yielded never serves again: where nobody takes over, its host opens the volume anew.
+//!
+//! [`Event::Prepare`]: crate::Event::Prepare
+//! [`Event::Yield`]: crate::Event::Yield
+
+use crate::api::{Effect, Lane, Notice, State};
+use crate::call::Purpose;
+use crate::controller::{Controller, Out};
+use holdfast_base::{BlockError, Instant, Lsn};
+use holdfast_format::wire::Request;
+use std::time::Duration;
+
+/// How long the log is kept short for an owner that does not come.
+const EMPTYING_MAX: Duration = Duration::from_secs(15);
+
+/// How long an owner that has stopped waits for nodes to know it. Of one that does not answer the new owner learns how long its
+/// grant lasts.
+const RELEASE_MAX: Duration = Duration::from_millis(50);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Handover {
+    #[default]
+    None,
+    /// Until all up to there is in segments, and a checkpoint knows it.
+    Emptying {
+        upto: Lsn,
+        until: Instant,
+    },
+    Prepared {
+        until: Instant,
+    },
+    /// So many nodes have not answered yet.
+    GivingUpGrants {
+        left: usize,
+        until: Instant,
+    },
+}
+
+impl Controller {
+    /// Whether entries are destaged, and checkpoints taken, as soon as they can be.
+    pub(crate) fn is_emptying_log(&self) -> bool {
+        let is_wanted = matches!(self.handover, Handover::Emptying { .. } | Handover::Prepared { .. });
+        self.state == State::Closing || is_wanted && self.state == State::Open
+    }
+
+    pub(crate) fn on_prepare(&mut self, out: Out) {
+        if self.state != State::Open {
+            // It has nothing that could be emptied beside its service.
+            return out.push(Effect::Notice(Notice::Prepared));
+        }
+        let (upto, until) = (self.log.completed, self.now + EMPTYING_MAX);
+        self.handover = Handover::Emptying { upto, until };
+        self.progress(out);
+    }
+
+    pub(crate) fn drive_handover(&mut self, out: Out) {
+        match self.handover {
+            Handover::Emptying { until, .. } | Handover::Prepared { until } if until <= self.now => {
+                self.handover = Handover::None;
+            }
+            Handover::Emptying { upto, until } if self.log.first() > upto => {
+                self.handover = Handover::Prepared { until };
+                out.push(Effect::Notice(Notice::Prepared));
+            }
+            _ => {}
+        }
+    }
+
+    /// Stops serving for good.
+    pub(crate) fn on_yield(&mut self, out: Out) {
+        if self.state != State::Open {
+            return self.leave(State::Closed, BlockError::ShuttingDown, out);
+        }
+        self.abandon_fork(out);
+        self.end_hold(false, out);
+        self.refuse_all(BlockError::ShuttingDown, out);
+        // Closed but for the notice: nothing is asked of nodes any more, and no answer counts.
+        self.state = State::Closed;
+        let open = self.log.open.as_ref().expect("an open volume has an open ledger");
+        let (volume, epoch, legs) = (self.config.volume, self.epoch(), open.legs.clone());
+        let mut left = 0;
+        for leg in legs {
+            let request = Request::Release { device: leg.device, volume, epoch };
+            left += usize::from(self.send(leg.node, Lane::Fast, Purpose::Release, request, Vec::new(), out).is_some());
+        }
+        self.handover = Handover::GivingUpGrants { left, until: self.now + RELEASE_MAX };
+        self.progress_release(0, out);
+    }
+
+    /// So many more nodes know that this owner serves no more, or won't be asked again.
+    pub(crate) fn progress_release(&mut self, answered: usize, out: Out) {
+        let Handover::GivingUpGrants { left, until } = &mut self.handover else { return };
+        *left -= answered;
+        if *left == 0 || *until <= self.now {
+            self.handover = Handover::None;
+            out.push(Effect::Notice(Notice::StateChanged(State::Closed)));
+        }
+    }
+
+    pub(crate) fn release_deadline(&self) -> Option<Instant> {
+        match self.handover {
+            Handover::GivingUpGrants { until, .. } => Some(until),
+            _ => None,
+        }
+    }
+}
