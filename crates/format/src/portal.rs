@@ -36,9 +36,7 @@ pub enum Ask {
     Op { session: u64, tick: TickMs, op: Op },
     /// All that had come when the owner asked for this has been asked, on this connection.
     Passed { barrier: u64 },
-    /// The portal's host is about to take the volume over: empty its log as far as that can be done beside its service.
-    Prepare { volume: VolumeId },
-    /// It takes the volume over now: stop serving, and give up all grants.
+    /// The portal's host takes the volume over now: stop serving, and give up all grants.
     Yield { volume: VolumeId },
 }
 
@@ -122,8 +120,6 @@ pub enum Answer {
     Stale {
         tick: TickMs,
     },
-    /// The log is as empty as it gets.
-    Prepared,
     /// Nothing is served any more, and no grant is left.
     Yielded,
     Refused(Refusal),

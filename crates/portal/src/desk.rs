@@ -70,12 +70,6 @@ pub enum DeskEvent {
     Unserved {
         guest: Token,
     },
-    /// The volume's log is as empty as it gets, or it is not served here.
-    Prepared {
-        link: LinkId,
-        token: u64,
-        refusal: Option<Refusal>,
-    },
     /// The volume is served no more, or was not.
     Yielded {
         link: LinkId,
@@ -116,11 +110,6 @@ pub enum DeskEffect {
         guest: Token,
         request: Token,
         block: BlockRequest,
-    },
-    Prepare {
-        link: LinkId,
-        token: u64,
-        volume: VolumeId,
     },
     Yield {
         link: LinkId,
@@ -219,10 +208,6 @@ impl Desk {
             DeskEvent::Arrive { session } => self.arrive(Who::Own(session), None, out),
             DeskEvent::Tick => {}
             DeskEvent::Unserved { guest } => self.on_unserved(guest, out),
-            DeskEvent::Prepared { link, token, refusal } => {
-                let answer = refusal.map_or(Answer::Prepared, Answer::Refused);
-                self.answer(link, token, answer, Vec::new(), out);
-            }
             DeskEvent::Yielded { link, token, refusal } => {
                 let answer = refusal.map_or(Answer::Yielded, Answer::Refused);
                 self.answer(link, token, answer, Vec::new(), out);
@@ -334,7 +319,6 @@ impl Desk {
             Ask::Detach { session } => self.on_detach(link, token, session, out),
             Ask::Op { session, tick, op } => self.on_op(link, token, (session, tick), (op, payload), out),
             Ask::Passed { barrier } => self.on_passed(link, barrier),
-            Ask::Prepare { volume } => out.push(DeskEffect::Prepare { link, token, volume }),
             Ask::Yield { volume } => out.push(DeskEffect::Yield { link, token, volume }),
             Ask::Hello { .. } => unreachable!("taken above"),
         }
@@ -369,7 +353,7 @@ impl Desk {
     /// Answers the greeting of a portal's newest link, once nothing of its others is under way.
     fn greet(&mut self, host: &str, out: Out) {
         let mut own = self.links.iter().filter(|(_, l)| l.host == host);
-        if own.any(|(_, l)| !l.is_open) && !self.mutations.greets_at_once {
+        if own.any(|(_, l)| !l.is_open) {
             return;
         }
         let tick = self.tick();
@@ -499,7 +483,7 @@ impl Desk {
 
     fn on_op(&mut self, link: LinkId, token: u64, (number, tick): (u64, TickMs), (op, payload): (Op, Buf), out: Out) {
         let now = self.tick();
-        if now.saturating_sub(tick) > LIFETIME_MS && !self.mutations.does_what_is_stale {
+        if now.saturating_sub(tick) > LIFETIME_MS {
             return self.answer(link, token, Answer::Stale { tick: now }, Vec::new(), out);
         }
         let found = self.links.get(&link).and_then(|l| l.sessions.get(&number)).copied();

@@ -26,12 +26,8 @@ use holdfast_format::portal::Op;
 /// Deliberate faults, for the simulator to find. All false outside of tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mutations {
-    /// Rule 22: requests are carried out however old they are.
-    pub does_what_is_stale: bool,
     /// A session begins although others may have something under way.
     pub begins_at_once: bool,
-    /// A greeting is answered although something of an earlier link is under way.
-    pub greets_at_once: bool,
     /// A portal that stood still looks at what its clients sent before it ends their sessions.
     pub never_lapses: bool,
     /// An answer counts although the session was attached anew since.

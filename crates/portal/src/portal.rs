@@ -10,8 +10,8 @@
 //! | attached | its owner has it | its link goes down, the owner is another, the owner says that it is none → waiting |
 //! | leaving | the volume is not offered here any more | the owner confirms → ended |
 //!
-//! From each but `here` it is ended by [`LAPSE`] (invariants 2 and 3 of the crate): a client whose connection ends without a
-//! word may try again, here or elsewhere.
+//! From each but `here` it is ended by [`LAPSE`] without word of an owner, and from each where the portal itself stood still for so
+//! long (invariants 2 and 3 of the crate): a client whose connection ends without a word may try again, here or elsewhere.
 //!
 //! Requests of a session that is not `here` are kept until they are answered. Those of one that is here are the controller's;
 //! where it turns out not to own the volume the shell hands them in again.
@@ -98,7 +98,7 @@ pub enum Event {
         answer: Answer,
         payload: Buf,
     },
-    /// The host asks another one something of its own ([`Ask::Prepare`], [`Ask::Yield`]): answered by [`Effect::Told`].
+    /// The host asks another one something of its own ([`Ask::Yield`]): answered by [`Effect::Told`].
     Ask {
         peer: Peer,
         ticket: u64,
@@ -239,9 +239,10 @@ impl Portal {
 
     /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
+        let stood_still = now.since(self.now) >= LAPSE && self.now > Instant::ZERO;
         self.now = self.now.max(now);
         // Before anything else: a process that stood still has the bytes of clients that may have gone elsewhere.
-        self.end_lapsed(out);
+        self.end_lapsed(stood_still, out);
         match event {
             Event::Open { session, volume, export } => self.on_open(session, volume, export, out),
             Event::Close { session } => self.on_close(session, out),
@@ -274,7 +275,9 @@ impl Portal {
             Some(at) => earliest(Some(at + SILENCE_MAX), l.up.then_some(l.ping_at)),
             None => Some(l.ping_at),
         });
-        sessions.chain(links).fold(None, earliest)
+        // By this it notices that it stood still.
+        let watch = (!self.sessions.is_empty()).then(|| self.now + LAPSE / 4);
+        sessions.chain(links).fold(watch, earliest)
     }
 
     /// Whether the session's requests are the controller's beside the portal.
@@ -321,11 +324,11 @@ impl Portal {
         Some(heard_at.unwrap_or(Instant::ZERO).max(session.heard_at) + LAPSE)
     }
 
-    fn end_lapsed(&mut self, out: Out) {
-        if self.now < self.lapse_from || self.mutations.never_lapses {
+    fn end_lapsed(&mut self, stood_still: bool, out: Out) {
+        if self.now < self.lapse_from && !stood_still || self.mutations.never_lapses {
             return;
         }
-        let lapsed = |s: &Session| self.lapse_of(s).is_some_and(|at| at <= self.now);
+        let lapsed = |s: &Session| stood_still || self.lapse_of(s).is_some_and(|at| at <= self.now);
         let lapsed: Vec<Token> = self.sessions.iter().filter(|(_, s)| lapsed(s)).map(|(token, _)| *token).collect();
         for session in lapsed {
             self.end(session, out);

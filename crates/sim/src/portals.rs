@@ -27,6 +27,9 @@ use std::time::Duration;
 const VOLUME: VolumeId = VolumeId(0x9047a1);
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
+/// A client that hears nothing for so long leaves its path, whoever may still read what it sent there.
+const CLIENT_PATIENCE: Duration = Duration::from_millis(portal::LAPSE.as_millis() as u64 + 1_500);
+
 /// Something may be due between hosts.
 const WAKE: u64 = 7;
 
@@ -44,6 +47,7 @@ pub struct PortalPlan {
     pub cut: u32,
     pub reset: u32,
     pub slow: u32,
+    pub node_hang: u32,
     pub jump: u32,
     pub take_over: u32,
     pub hand_over: u32,
@@ -54,7 +58,8 @@ impl PortalPlan {
     pub fn from_seed(seed: u64) -> PortalPlan {
         let mut prng = Prng::new(seed ^ 0x9047);
         let mut some = |most: u64| if prng.chance(600) { prng.below(most) as u32 } else { 0 };
-        let (crash, hang, cut, reset, slow) = (some(20), some(25), some(25), some(30), some(30));
+        let (crash, hang, cut, reset, slow) = (some(20), some(25), some(25), some(60), some(30));
+        let node_hang = some(60);
         let (jump, take_over, hand_over) = (some(40), some(20), some(30));
         PortalPlan {
             seed,
@@ -66,6 +71,7 @@ impl PortalPlan {
             cut,
             reset,
             slow,
+            node_hang,
             jump,
             take_over,
             hand_over,
@@ -130,7 +136,6 @@ struct Shell {
     askers: Slab<(Asker, RequestToken, BlockOp)>,
     /// Asked to yield: answered when the controller is closed.
     yielding: Option<(LinkId, u64)>,
-    preparing: Option<(LinkId, u64)>,
     /// Clients' sessions that wait until they may begin.
     arriving: Vec<Token>,
     /// What its sockets hold while it hangs.
@@ -150,6 +155,8 @@ struct Client {
     path: Option<(usize, Token)>,
     connect_at: Instant,
     pending: BTreeMap<RequestToken, BlockRequest>,
+    /// Since then it waits for an answer.
+    waits_since: Instant,
     /// What it has sent and its host has not got yet.
     to_host: VecDeque<(Instant, ToHost)>,
     base: u64,
@@ -180,6 +187,8 @@ pub struct Street {
     news: Vec<(Instant, usize, usize)>,
     hand_over: Option<(HandOver, Instant)>,
     take_over_at: Option<Instant>,
+    /// A node that hangs, and until when.
+    node_back: Option<(Instant, usize)>,
     next_link: u64,
     ask_at: Instant,
     misfortune_at: Instant,
@@ -213,6 +222,7 @@ impl Street {
             path: None,
             connect_at: Instant::ZERO,
             pending: BTreeMap::new(),
+            waits_since: Instant::ZERO,
             to_host: VecDeque::new(),
             base: n as u64 * part,
         };
@@ -231,6 +241,7 @@ impl Street {
             news: Vec::new(),
             hand_over: None,
             take_over_at: None,
+            node_back: None,
             next_link: 1,
             ask_at: Instant::ZERO,
             misfortune_at: Instant::ZERO,
@@ -295,7 +306,7 @@ impl Street {
                 }
             }
             portal::Effect::Reconnect { peer } => self.close_from_portal(host, peer),
-            portal::Effect::Told { ticket, answer } => self.on_told(host, ticket, answer),
+            portal::Effect::Told { .. } => self.on_told(host),
             portal::Effect::Trouble { peer, refusal } if refusal != Refusal::Superseded => {
                 self.fail(format!("h{host} can't use h{peer}: {refusal:?}"));
             }
@@ -341,13 +352,6 @@ impl Street {
             }
             DeskEffect::Submit { request, block, .. } => self.submit(host, Asker::Guest(request), block),
             DeskEffect::Admit { session } => self.begin(host, session),
-            DeskEffect::Prepare { link, token, .. } => match self.shells[host].controller {
-                Some(at) => {
-                    self.shells[host].preparing = Some((link, token));
-                    self.world.tell(at, Event::Prepare);
-                }
-                None => self.desk(host, DeskEvent::Prepared { link, token, refusal: Some(Refusal::NotOwner) }),
-            },
             DeskEffect::Yield { link, token, .. } => match self.shells[host].controller {
                 Some(at) => {
                     self.shells[host].yielding = Some((link, token));
@@ -409,11 +413,7 @@ impl Street {
                             self.bind(host, guest, true);
                         }
                     }
-                    Notice::Prepared => {
-                        if let Some((link, token)) = self.shells[host].preparing.take() {
-                            self.desk(host, DeskEvent::Prepared { link, token, refusal: None });
-                        }
-                    }
+                    Notice::Prepared => self.on_prepared(),
                     _ => {}
                 }
             }
@@ -430,9 +430,6 @@ impl Street {
         let Some(at) = self.shells[host].controller.take() else { return };
         self.world.detach(at);
         self.unserve(host);
-        if let Some((link, token)) = self.shells[host].preparing.take() {
-            self.desk(host, DeskEvent::Prepared { link, token, refusal: Some(Refusal::NotOwner) });
-        }
         if let Some((link, token)) = self.shells[host].yielding.take() {
             self.desk(host, DeskEvent::Yielded { link, token, refusal: None });
         }
@@ -640,6 +637,7 @@ impl Street {
         self.shells[host].arriving.retain(|s| *s != session);
         self.portal(host, portal::Event::Open { session, volume: VOLUME, export: "vm".to_string() });
         let Some(client) = self.client_of(session) else { return };
+        self.clients[client].waits_since = self.now();
         let pending: Vec<BlockRequest> = self.clients[client].pending.values().cloned().collect();
         for request in pending {
             self.client_sends(client, ToHost::Request { session, request });
@@ -678,6 +676,14 @@ impl Street {
     fn connect_clients(&mut self) {
         let now = self.now();
         for n in 0..self.clients.len() {
+            let Client { path, pending, waits_since, .. } = &self.clients[n];
+            if let Some((_, session)) =
+                path.filter(|_| !pending.is_empty() && now.since(*waits_since) > CLIENT_PATIENCE)
+            {
+                self.on_path_lost(session);
+            }
+        }
+        for n in 0..self.clients.len() {
             if self.clients[n].path.is_some() || self.clients[n].connect_at > now {
                 continue;
             }
@@ -689,6 +695,7 @@ impl Street {
             let number = self.sessions.insert(n);
             let session = Token(number.0 * 16 + host as u64);
             self.clients[n].path = Some((host, session));
+            self.clients[n].waits_since = now;
             self.outcome.path_changes += 1;
             self.client_sends(n, ToHost::Open { session });
         }
@@ -723,6 +730,8 @@ impl Street {
         let at = MachineAt { host: n, machine: 0 };
         let request = self.guests.ask(at, Area::VOLUME, what, offset, len, false);
         self.issued += 1;
+        // From the newest on: it leaves all of them at once.
+        self.clients[n].waits_since = self.now();
         self.clients[n].pending.insert(request.token, request.clone());
         let is_begun = |s: &Street, host: usize, session| s.shells[host].portal.has(session);
         if let Some((host, session)) = self.clients[n].path
@@ -829,20 +838,24 @@ impl Street {
         }
     }
 
-    fn on_told(&mut self, host: usize, ticket: u64, answer: Option<Answer>) {
-        let Some((step, _)) = self.hand_over else { return };
-        match (step, answer) {
-            (HandOver::Preparing { to }, _) if to == host && ticket == 1 => {
-                self.hand_over = Some((HandOver::Yielding { to }, self.now() + Duration::from_secs(1)));
-                let peer = self.owner;
-                self.portal(host, portal::Event::Ask { peer, ticket: 2, ask: Ask::Yield { volume: VOLUME } });
-            }
-            (HandOver::Yielding { to }, _) if to == host && ticket == 2 => {
-                self.hand_over = None;
-                self.outcome.handovers += 1;
-                self.decide(to);
-            }
-            _ => {}
+    /// The owner's log is short: who follows asks it to yield.
+    fn on_prepared(&mut self) {
+        let Some((HandOver::Preparing { to }, _)) = self.hand_over else { return };
+        if !self.is_running(to) {
+            self.hand_over = None;
+            return;
+        }
+        self.hand_over = Some((HandOver::Yielding { to }, self.now() + Duration::from_secs(1)));
+        let peer = self.owner;
+        self.portal(to, portal::Event::Ask { peer, ticket: 0, ask: Ask::Yield { volume: VOLUME } });
+    }
+
+    /// Whatever the old owner says: who follows takes over.
+    fn on_told(&mut self, host: usize) {
+        if self.hand_over.is_some_and(|(step, _)| step == HandOver::Yielding { to: host }) {
+            self.hand_over = None;
+            self.outcome.handovers += 1;
+            self.decide(host);
         }
     }
 
@@ -861,6 +874,16 @@ impl Street {
         if self.prng.chance(self.plan.hang) {
             self.hang(host, span);
         }
+        if self.prng.chance(self.plan.node_hang) {
+            let node = self.prng.below(3) as usize;
+            let until = now + Duration::from_millis(self.prng.between(5, 120));
+            if self.node_back.is_none() {
+                self.world.pause_node(node);
+                self.node_back = Some((until, node));
+                self.world.wake_at(until, WAKE);
+            }
+        }
+        let span = if self.prng.chance(150) { span + Duration::from_secs(20) } else { span };
         if self.prng.chance(self.plan.cut) {
             self.cut.insert((host, other), now + span);
             if self.prng.chance(500) {
@@ -892,9 +915,10 @@ impl Street {
             && self.is_running(host)
             && host != self.owner
         {
-            self.hand_over = Some((HandOver::Preparing { to: host }, now + Duration::from_secs(16)));
-            let peer = self.owner;
-            self.portal(host, portal::Event::Ask { peer, ticket: 1, ask: Ask::Prepare { volume: VOLUME } });
+            if let Some(at) = self.shells[self.owner].controller {
+                self.hand_over = Some((HandOver::Preparing { to: host }, now + Duration::from_secs(16)));
+                self.world.tell(at, Event::Prepare);
+            }
         }
     }
 
@@ -914,6 +938,9 @@ impl Street {
             if self.shells[host].hangs_until.is_some_and(|until| until <= now) {
                 self.resume(host);
             }
+        }
+        if let Some((_, node)) = self.node_back.take_if(|(until, _)| *until <= now) {
+            self.world.resume_node(node);
         }
         self.on_news();
         if self.hand_over.is_some_and(|(_, until)| until <= now) {
@@ -996,6 +1023,9 @@ impl Street {
         self.healing = true;
         self.cut.clear();
         self.slow.clear();
+        if let Some((_, node)) = self.node_back.take() {
+            self.world.resume_node(node);
+        }
         for host in 0..self.shells.len() {
             if self.shells[host].hangs_until.is_some() {
                 self.resume(host);
@@ -1046,7 +1076,6 @@ impl Shell {
             binding: Vec::new(),
             askers: Slab::new(1 << 16),
             yielding: None,
-            preparing: None,
             arriving: Vec::new(),
             inbox: VecDeque::new(),
         }
