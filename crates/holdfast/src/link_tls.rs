@@ -11,8 +11,9 @@
 
 use crate::logger;
 use holdfast_base::{Buf, Instant, Token};
+use holdfast_runtime::pki::Identity;
 use holdfast_runtime::reactor::{ConnId, Io};
-use holdfast_runtime::tls::link::NodeTls;
+use holdfast_runtime::tls::link::ServerTls;
 use holdfast_runtime::tls::{TlsError, TlsStream};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -49,6 +50,11 @@ impl Secured {
         self.stream.is_handshaking()
     }
 
+    /// Whom the other side's certificate speaks for, once the handshake is done.
+    pub fn peer(&self) -> Option<Identity> {
+        self.stream.peer()
+    }
+
     /// Takes received bytes, answers the handshake, and passes on what they hold. After an error the alert that tells
     /// the peer is queued.
     pub fn on_bytes(
@@ -83,7 +89,7 @@ impl Secured {
 
 /// Where hosts come to a node, and show who they are.
 pub struct Door {
-    tls: NodeTls,
+    tls: ServerTls,
     /// Those at the door, oldest first, and when they have to be in.
     waiting: VecDeque<(Token, Instant)>,
     told: u32,
@@ -93,7 +99,7 @@ pub struct Door {
 
 impl Door {
     /// A door with nobody at it.
-    pub fn new(tls: NodeTls) -> Door {
+    pub fn new(tls: ServerTls) -> Door {
         Door { tls, waiting: VecDeque::new(), told: 0, untold: 0, tell_again_at: Instant::ZERO }
     }
 
@@ -154,7 +160,7 @@ mod tests {
         certificates.make_authority().unwrap();
         let role = Role::Node(NodeId(1));
         certificates.issue(std::slice::from_ref(&role)).unwrap();
-        let tls = NodeTls::load(&certificates.paths(&role), GridId(7), NodeId(1)).unwrap();
+        let tls = ServerTls::load(&certificates.paths(&role), GridId(7), role.clone()).unwrap();
         let mut door = Door::new(tls);
         let at = |n: u64| Instant::ZERO + Duration::from_millis(n);
         let count = HANDSHAKES_MAX as u64;

@@ -20,8 +20,9 @@ use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
+use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
-use holdfast_runtime::tls::link::{LinkPaths, NodeTls};
+use holdfast_runtime::tls::link::{LinkPaths, ServerTls};
 use holdfast_store::{self as store, FailReason, Notice};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -83,7 +84,7 @@ struct NodeShell {
 
 /// Runs until SIGTERM.
 pub fn run(options: &NodeOptions) -> Result<()> {
-    let load = |paths| NodeTls::load(paths, options.grid, options.node);
+    let load = |paths| ServerTls::load(paths, options.grid, Role::Node(options.node));
     let tls = options.tls.as_ref().map(load).transpose()?;
     let devices = open_devices(options)?;
     let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };

@@ -54,6 +54,14 @@ pub enum Request {
         name: String,
         /// Although another host that is up has it in service.
         takeover: bool,
+        /// Beside the host that has it in service.
+        #[serde(default)]
+        portal: bool,
+    },
+    /// Another host shall have it in service; answered when it has.
+    VolumeHandover {
+        name: String,
+        to: String,
     },
     VolumeUnexport {
         name: String,
@@ -170,7 +178,7 @@ impl Request {
         match self {
             Request::VolumeSet { name, .. }
             | Request::VolumeDelete { name, .. }
-            | Request::VolumeUnexport { name, .. }
+            | Request::VolumeHandover { name, .. }
             | Request::ReceiveBegin { name, .. }
             | Request::SendBegin { volume: name, .. } => std::slice::from_ref(name),
             other => other.disturbs(),
@@ -185,6 +193,7 @@ impl Request {
                 | Request::VolumeDelete { .. }
                 | Request::VolumeExport { .. }
                 | Request::VolumeUnexport { .. }
+                | Request::VolumeHandover { .. }
                 | Request::VolumeResize { .. }
                 | Request::VolumeSet { .. }
                 | Request::VolumeSchedule { .. }
@@ -368,8 +377,11 @@ pub struct VolumeInfo {
     /// The host that has it in service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// `open`, `opening`, `closing`, `deposed`; `elsewhere` at other hosts than the one that has it in service; of one that
-    /// none has `closed`, or `in care` while the caretaker has it.
+    /// Hosts that offer it, wherever it is served; empty where only its host does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub portals: Vec<String>,
+    /// `open`, `opening`, `closing`, `deposed`; at other hosts than the one that has it in service `portal` where they offer it,
+    /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it.
     pub state: String,
     /// What opening waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -183,10 +183,11 @@ impl Authority {
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         // The role a second time, in the form that every TLS library checks by itself.
-        params.extended_key_usages = vec![match role {
-            Role::Host(_) => ExtendedKeyUsagePurpose::ClientAuth,
-            Role::Node(_) => ExtendedKeyUsagePurpose::ServerAuth,
-        }];
+        // Hosts connect to nodes and to each other.
+        params.extended_key_usages = match role {
+            Role::Host(_) => vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth],
+            Role::Node(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
+        };
         params.use_authority_key_identifier_extension = true;
         Ok(params.signed_by(key, &self.issuer).map_err(PkiError::Make)?.pem())
     }

@@ -106,8 +106,18 @@ enum VolumeAction {
     Export {
         name: String,
         /// Although another host that is up has it in service: clients of that host get errors
-        #[arg(long)]
+        #[arg(long, conflicts_with = "portal")]
         takeover: bool,
+        /// Beside the host that has it in service: what clients ask here goes there, and if that host is lost this one takes over
+        #[arg(long)]
+        portal: bool,
+    },
+    /// Have another host serve a volume, while clients use it: those of this host go on through it
+    Handover {
+        name: String,
+        /// The host that shall have it in service
+        #[arg(long, value_name = "HOST")]
+        to: String,
     },
     /// Take a volume out of service; its data stays
     Unexport {
@@ -180,8 +190,13 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let text = format!("volume {name} is deleted; its space returns in the background (`holdfast status`)");
             if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
         }
-        VolumeAction::Export { name, takeover } => {
-            let volume = client::volume(dir, &Request::VolumeExport { name, takeover })?;
+        VolumeAction::Handover { name, to } => {
+            let volume = client::volume(dir, &Request::VolumeHandover { name, to })?;
+            let host = volume.host.as_deref().unwrap_or_default();
+            show(&volume, format!("volume {} is in service at host {host}", volume.name))
+        }
+        VolumeAction::Export { name, takeover, portal } => {
+            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal })?;
             show(&volume, format!("volume {} is exported{}", volume.name, how_to_use(&volume)))
         }
         VolumeAction::Unexport { name, force } => {
@@ -291,6 +306,9 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     );
     row("integrity", volume.integrity.clone());
     row("exported", volume.host.as_ref().map_or("no".to_string(), |host| format!("by host {host}")));
+    if !volume.portals.is_empty() {
+        row("offered by", format!("hosts {}", volume.portals.join(", ")));
+    }
     for uri in &volume.uris {
         row("connect to", uri.clone());
     }

@@ -14,7 +14,7 @@ use super::layout::{GridConfig, GridDir, write_durably};
 use anyhow::{Context, Result, bail};
 use holdfast_base::{GridId, NodeId};
 use holdfast_runtime::pki::{self, Authority, Facts, Fingerprint, Pair, Role};
-use holdfast_runtime::tls::link::{HostTls, LinkPaths, NodeTls};
+use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
 use serde::Serialize;
 use std::fs;
 use std::io::Write;
@@ -198,13 +198,19 @@ impl Certificates {
         HostTls::load(&paths, self.grid, name).with_context(|| self.unusable())
     }
 
+    /// What a host needs to be connected to by other hosts.
+    pub fn load_host_server(&self, name: &str) -> Result<ServerTls> {
+        let role = Role::Host(name.to_string());
+        ServerTls::load(&self.paths(&role), self.grid, role).with_context(|| self.unusable())
+    }
+
     /// Fails where a process could not start with what is there.
     pub fn check(&self, role: &Role) -> Result<()> {
         match role {
             Role::Host(name) => self.load_host(name).map(drop),
-            Role::Node(node) => {
-                NodeTls::load(&self.paths(role), self.grid, *node).map(drop).with_context(|| self.unusable())
-            }
+            Role::Node(node) => ServerTls::load(&self.paths(role), self.grid, Role::Node(*node))
+                .map(drop)
+                .with_context(|| self.unusable()),
         }
     }
 

@@ -68,6 +68,12 @@ struct ExportRecord {
     /// Empty in records of grids with one host, from before there could be others.
     #[serde(default)]
     host: String,
+    /// Hosts that offer it, wherever it is served; none where only its host does.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    portals: BTreeSet<String>,
+    /// It is being handed over: the host that has it still, and yields when it is asked to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
 }
 
 /// A storage node as all hosts know it.
@@ -137,6 +143,10 @@ pub struct Entry {
     pub root: Root,
     /// The host that has it in service, up or not.
     pub served_by: Option<String>,
+    /// Hosts that offer it beside that.
+    pub portals: BTreeSet<String>,
+    /// The host that it is handed over from.
+    pub handed_from: Option<String>,
     pub clone: Option<(VolumeId, CloneRecord)>,
     /// Of the volume, also for a clone of it.
     pub settings: Settings,
@@ -223,6 +233,11 @@ impl Catalog {
         Catalog { meta, grid, host: host.to_string() }
     }
 
+    /// This host's name.
+    pub fn host(&self) -> &String {
+        &self.host
+    }
+
     fn get(&self, key: &str) -> Result<(MetaVersion, Option<Vec<u8>>)> {
         let record = self.meta.get(key)?;
         Ok(record.map_or((MetaVersion::ABSENT, None), |r| (r.version, Some(r.value))))
@@ -303,7 +318,7 @@ impl Catalog {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
         })?;
-        Ok(Entry { root, served_by: None, clone: None, settings })
+        Ok(Entry { root, served_by: None, portals: BTreeSet::new(), handed_from: None, clone: None, settings })
     }
 
     /// The first step of making a separate clone: its name, and a placeholder for its root.
@@ -450,9 +465,14 @@ impl Catalog {
         let Some(root) = self.root(volume)?.filter(|root| !is_placeholder(root)) else { return Ok(None) };
         let key = export_key(volume);
         let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
-        let served_by = export.map(|export| if export.host.is_empty() { self.host.clone() } else { export.host });
+        let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
+        let (served_by, portals, handed_from) = match export {
+            Some(ExportRecord { host, portals, from }) => (Some(host), portals, from),
+            None => (None, BTreeSet::new(), None),
+        };
         let settings = self.settings(volume)?;
-        Ok(Some(Entry { root, served_by, clone: clone.map(|clone| (id, clone)), settings }))
+        let clone = clone.map(|clone| (id, clone));
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -481,6 +501,11 @@ impl Catalog {
         Ok(self.all()?.iter().filter(is_ours).map(Entry::spec).collect())
     }
 
+    /// Whether this host offers it, and others may.
+    pub fn is_offered(&self, entry: &Entry) -> bool {
+        entry.served_by.is_some() && entry.portals.contains(&self.host)
+    }
+
     pub fn is_here(&self, entry: &Entry) -> bool {
         entry.served_by.as_ref() == Some(&self.host)
     }
@@ -504,20 +529,72 @@ impl Catalog {
         let mut is_taken_over = false;
         self.update(&key, |found| {
             let export: Option<ExportRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
+            let portals = export.as_ref().map(|export| export.portals.clone()).unwrap_or_default();
             let other = export.map(|export| export.host).filter(|host| !host.is_empty() && *host != self.host);
             is_taken_over = other.is_some();
             if let Some(host) = other.filter(|_| !takeover)
                 && live_hosts(&self.meta)?.contains(&host)
             {
                 bail!(
-                    "volume {0} is in service at host {host}, which is up; `holdfast volume unexport {0}` there first, or \
-                     add --takeover: clients of that host then get errors",
-                    entry.root.name
+                    "volume {0} is in service at host {host}, which is up; have it handed over there (`holdfast volume handover \
+                     {0} --to {1}`), offer it here as well (--portal), or add --takeover: clients of that host then get errors",
+                    entry.root.name,
+                    self.host
                 );
             }
-            Ok(Some(Some(encode(&ExportRecord { host: self.host.clone() }))))
+            Ok(Some(Some(encode(&ExportRecord { host: self.host.clone(), portals, from: None }))))
         })?;
         Ok(is_taken_over)
+    }
+
+    fn change_export(&self, volume: VolumeId, change: impl Fn(&mut ExportRecord)) -> Result<bool> {
+        let key = export_key(volume);
+        let mut is_there = false;
+        self.update(&key, |found| {
+            is_there = found.is_some();
+            let Some(before) = found.map(|bytes| decode::<ExportRecord>(&key, bytes)).transpose()? else {
+                return Ok(None);
+            };
+            let mut after = before.clone();
+            change(&mut after);
+            Ok((after != before).then(|| Some(encode(&after))))
+        })?;
+        Ok(is_there)
+    }
+
+    /// These hosts offer the volume, too; false where it is not in service.
+    pub fn add_portals(&self, volume: VolumeId, hosts: &[&str]) -> Result<bool> {
+        self.change_export(volume, |export| export.portals.extend(hosts.iter().map(|host| (*host).to_string())))
+    }
+
+    /// This host offers it no more. One that is left alone is no portal.
+    pub fn end_portal(&self, volume: VolumeId) -> Result<()> {
+        self.change_export(volume, |export| {
+            export.portals.remove(&self.host);
+            if export.portals.iter().all(|portal| *portal == export.host) {
+                export.portals.clear();
+            }
+        })?;
+        Ok(())
+    }
+
+    /// From here on another host shall serve the volume: it asks this one to yield.
+    pub fn hand_over(&self, volume: VolumeId, to: &str) -> Result<bool> {
+        self.change_export(volume, |export| {
+            if export.host == self.host {
+                (export.host, export.from) = (to.to_string(), Some(self.host.clone()));
+            }
+        })
+    }
+
+    /// The hand-over to this host is done.
+    pub fn handed_over(&self, volume: VolumeId) -> Result<()> {
+        self.change_export(volume, |export| {
+            if export.host == self.host {
+                export.from = None;
+            }
+        })?;
+        Ok(())
     }
 
     /// This host has the volume in service no more. Another's claim stays.
@@ -533,7 +610,8 @@ impl Catalog {
     /// Records from before there could be other hosts become this one's: the first that starts.
     pub fn adopt_exports(&self) -> Result<()> {
         for entry in self.all()?.iter().filter(|entry| entry.clone.is_none() && self.is_here(entry)) {
-            let own = encode(&ExportRecord { host: self.host.clone() });
+            let own = ExportRecord { host: self.host.clone(), portals: BTreeSet::new(), from: None };
+            let own = encode(&own);
             self.update(&export_key(entry.root.volume), |found| {
                 let is_nobodys =
                     found.is_some_and(|bytes| decode("", bytes).is_ok_and(|e: ExportRecord| e.host.is_empty()));

@@ -7,11 +7,13 @@ use super::Host;
 use super::family::{FamilyCommand, ForkOutcome};
 use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
+use super::portals::Offer;
 use super::volumes::OpenSpec;
 use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
+use holdfast_format::portal as wire;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target};
@@ -127,6 +129,28 @@ pub enum Command {
     Claims {
         beside: Option<VolumeId>,
         answer: Answer<Vec<Claim>>,
+    },
+    /// The volumes that this host and others offer, and where hosts are.
+    Offers {
+        offers: Vec<Offer>,
+        hosts: Vec<(String, SocketAddr)>,
+        answer: Answer<()>,
+    },
+    /// Answered when the log of a volume that is served here is short; false where it is not served here.
+    Prepare {
+        name: String,
+        answer: Answer<bool>,
+    },
+    /// Asks another host to stop serving a volume; `None` where it can't be asked.
+    AskToYield {
+        host: String,
+        volume: VolumeId,
+        answer: Answer<Option<wire::Answer>>,
+    },
+    /// Where clients reach an export of this host.
+    Uris {
+        name: String,
+        answer: Answer<Vec<String>>,
     },
     /// The grid has these nodes from here on.
     Nodes {
@@ -372,6 +396,13 @@ impl Host {
                 self.links.set_nodes(&nodes, now, io);
                 tell(&answer, ());
             }
+            Command::Offers { offers, hosts, answer } => {
+                self.set_offers(now, offers, &hosts, io);
+                tell(&answer, ());
+            }
+            Command::Prepare { name, answer } => self.prepare(now, &name, answer, io),
+            Command::AskToYield { host, volume, answer } => self.ask_host(&host, volume, answer),
+            Command::Uris { name, answer } => tell(&answer, self.volumes.uris(&name)),
             Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => {
                 if self.waiters.calls.is_full() {
@@ -430,9 +461,7 @@ impl Host {
             return tell(&answer, CloseOutcome::InUse(volume.sessions()));
         }
         let is_over = matches!(volume.controller.state(), State::Deposed | State::Closed);
-        for session in self.clients.of_volume(at) {
-            self.abort_client(session, io);
-        }
+        self.let_sessions_go(at, io);
         self.waiters.closes.push((at, answer));
         if discard || is_over {
             self.on_volume_closed(at, io);

@@ -203,7 +203,9 @@ impl ControlPlane {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
-            Request::VolumeExport { name, takeover } => self.export(&name, takeover).map(Response::from),
+            Request::VolumeExport { name, portal: true, .. } => self.export_by_portal(&name).map(Response::from),
+            Request::VolumeExport { name, takeover, .. } => self.export(&name, takeover).map(Response::from),
+            Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
             Request::SnapshotGroup { volumes, name } => {
@@ -312,8 +314,9 @@ impl ControlPlane {
     fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<Vec<String>> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         for entry in self.catalog.all()? {
-            if volumes.iter().all(|v| v.name != entry.name()) {
-                volumes.push(self.closed_info(&entry));
+            match volumes.iter_mut().find(|v| v.name == entry.name()) {
+                Some(volume) => volume.portals = entry.portals.into_iter().collect(),
+                None => volumes.push(self.closed_info(&entry)),
             }
         }
         Ok(deleting)
@@ -327,6 +330,7 @@ impl ControlPlane {
         let entry = self.catalog.find(name)?;
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
+        info.portals = entry.portals.iter().cloned().collect();
         if entry.clone.is_none() {
             let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
             info.shares_with = origin.flatten().map(|root| root.name);
@@ -455,6 +459,10 @@ impl ControlPlane {
 
     pub(super) fn unexport(&self, name: &str, force: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
+        if self.catalog.is_offered(&entry) && !self.catalog.is_here(&entry) && entry.clone.is_none() {
+            return self.end_portal(&entry);
+        }
+        self.catalog.check_not_elsewhere(&entry)?;
         if entry.clone.is_some() {
             bail!(
                 "{name} is a clone, a part of volume {0}, and in service with it; `holdfast volume unexport {0}` takes \
@@ -659,10 +667,16 @@ impl ControlPlane {
             shares_with: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
-            state: if elsewhere { "elsewhere" } else { "closed" }.to_string(),
+            portals: entry.portals.iter().cloned().collect(),
+            state: match elsewhere {
+                true if self.catalog.is_offered(entry) => "portal",
+                true => "elsewhere",
+                false => "closed",
+            }
+            .to_string(),
             waits: None,
             epoch: entry.root.epoch.0,
-            uris: Vec::new(),
+            uris: self.portal_uris(entry),
             sessions: 0,
             live: None,
         }

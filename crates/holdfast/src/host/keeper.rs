@@ -1,18 +1,35 @@
-//! The keeper: this host serves the volumes whose records name it, and no others.
+//! The keeper: this host serves the volumes whose records name it, offers those whose portals name it, and no others.
 //!
 //! Role: a thread of its own, which compares now and then, and when a record has changed. A volume that another host has
 //! claimed is let go of; one that is to be served here and is not (another opening was faster, a take-over was cut short)
 //! is opened again. So hosts that raced for a volume agree within moments, whoever came first.
+//!
+//! A volume that is handed over to this host is opened when the host that has it has yielded, or can't be asked. One that this
+//! host offers, and whose own host has let its lease run out, is taken over.
 
+use super::catalog::Entry;
 use super::commands::Command;
 use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::portals::{Offer, Place};
 use crate::logger;
 use anyhow::{Context, Result};
+use holdfast_base::VolumeId;
+use holdfast_format::portal::Answer;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pace of looking, when nothing changes.
 const PACE: Duration = Duration::from_secs(2);
+
+/// How long the host that hands a volume over may take to stop serving it.
+const YIELD_MAX: Duration = Duration::from_secs(1);
+
+/// How long the connection to it may take to come up.
+const REACH_MAX: Duration = Duration::from_secs(3);
+
+/// How long a volume that was handed over may take to open before its clients are looked after again.
+const OPEN_MAX: Duration = Duration::from_secs(10);
 
 pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     let look = move || {
@@ -34,13 +51,33 @@ impl ControlPlane {
     /// To be called alone.
     pub(super) fn keep_to_records(&self) -> Result<()> {
         let open = self.live()?.volumes;
-        for entry in self.catalog.all()?.iter().filter(|entry| entry.clone.is_none()) {
+        let entries = self.catalog.all()?;
+        let hosts = self.presence.hosts()?;
+        self.tell_offers(&entries, &hosts)?;
+        for entry in entries.iter().filter(|entry| entry.clone.is_none()) {
             let (name, is_here) = (entry.name().to_string(), self.catalog.is_here(entry));
             let found = open.iter().find(|volume| volume.name == name);
+            let is_lost = entry.served_by.as_ref().is_some_and(|host| !hosts.contains_key(host));
             match found {
                 None if is_here => {
+                    self.await_yield(entry)?;
                     logger::info(format_args!("volume {name} is to be in service here, and is opened"));
                     self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
+                    self.end_hand_over(entry)?;
+                }
+                None if self.catalog.is_offered(entry) && is_lost => {
+                    let host = entry.served_by.as_deref().unwrap_or_default();
+                    logger::warn(format_args!("volume {name}: its host {host} is gone; it is taken over"));
+                    // Where another portal was faster, this is refused.
+                    if self.catalog.claim_export(entry, false).is_ok() {
+                        self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
+                    }
+                }
+                // It yields when the other asks it to; where that is gone, it has it again.
+                Some(_) if entry.handed_from.as_ref() == Some(self.catalog.host()) => {
+                    if is_lost {
+                        self.catalog.claim_export(entry, false)?;
+                    }
                 }
                 Some(volume) if volume.exported && entry.served_by.is_some() && !is_here => {
                     let host = entry.served_by.as_deref().unwrap_or_default();
@@ -50,6 +87,61 @@ impl ControlPlane {
                 }
                 _ => {}
             }
+        }
+        Ok(())
+    }
+
+    /// What this host offers together with others, and where those are.
+    fn tell_offers(&self, entries: &[Entry], hosts: &BTreeMap<String, Option<std::net::SocketAddr>>) -> Result<()> {
+        let mut offers: BTreeMap<VolumeId, Offer> = BTreeMap::new();
+        let mut wanted = BTreeSet::new();
+        for entry in entries.iter().filter(|entry| self.catalog.is_offered(entry)) {
+            let volume = entry.root.volume;
+            let host = entry.served_by.clone().unwrap_or_default();
+            let place = if self.catalog.is_here(entry) { Place::Here } else { Place::At(host.clone()) };
+            let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
+            offer.exports.insert(entry.name().to_string(), entry.size_bytes());
+            wanted.insert(host);
+            wanted.extend(entry.portals.iter().cloned());
+        }
+        wanted.remove(self.catalog.host());
+        let reached = wanted.into_iter().filter_map(|host| Some((host.clone(), (*hosts.get(&host)?)?)));
+        let (offers, hosts) = (offers.into_values().collect(), reached.collect());
+        self.ask(|answer| Command::Offers { offers, hosts, answer })
+    }
+
+    /// A volume that is handed over to this host: the host that has it is asked to stop.
+    fn await_yield(&self, entry: &Entry) -> Result<()> {
+        let Some(from) = entry.handed_from.as_ref().filter(|from| *from != self.catalog.host()) else { return Ok(()) };
+        let volume = entry.root.volume;
+        let end = Instant::now() + REACH_MAX;
+        loop {
+            let host = from.clone();
+            let asked = ask(&self.reactor, YIELD_MAX, |answer| Command::AskToYield { host, volume, answer });
+            match asked {
+                Ok(Some(Answer::Yielded | Answer::Refused(_))) => return Ok(()),
+                Ok(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                // It hangs, or can't be reached: what it has is recovered like after a crash.
+                _ => {
+                    logger::warn(format_args!("host {from} can't be asked to yield volume {}", entry.root.name));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn end_hand_over(&self, entry: &Entry) -> Result<()> {
+        if entry.handed_from.is_none() {
+            return Ok(());
+        }
+        let end = Instant::now() + OPEN_MAX;
+        while Instant::now() < end {
+            let name = entry.root.name.clone();
+            let info = self.ask(|answer| Command::Volume { name, answer })?;
+            if info.is_some_and(|info| info.state == "open") {
+                return self.catalog.handed_over(entry.root.volume);
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }

@@ -30,6 +30,7 @@ use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Frame, FrameReader, Reply, Request, WIRE_VERSION, encode_frame};
+use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
 use holdfast_runtime::tls::link::HostTls;
 use holdfast_volume::Lane;
@@ -473,7 +474,7 @@ impl Links {
             return;
         }
         for lane in 0..LANES {
-            let session = self.tls.as_ref().map(|tls| tls.connect(link.node)).transpose();
+            let session = self.tls.as_ref().map(|tls| tls.connect(Role::Node(link.node))).transpose();
             let secured = match session {
                 Ok(session) => session.map(Secured::new),
                 Err(error) => return self.refuse(now, index, format!("no TLS with it: {error}"), io),

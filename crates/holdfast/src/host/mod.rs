@@ -18,11 +18,14 @@ mod devices;
 mod family;
 mod fixed;
 mod groups;
+mod handover;
 mod janitor;
 mod keeper;
 mod links;
 pub mod meta;
 mod nbd;
+mod peers;
+pub mod portals;
 pub mod presence;
 pub mod receive;
 pub mod schedule;
@@ -35,7 +38,8 @@ mod watcher;
 
 use crate::daemon::outwait;
 use crate::grid::certs::Certificates;
-use crate::grid::layout::{GridConfig, GridDir};
+use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
+use crate::link_tls::Door;
 use crate::logger;
 use anyhow::{Context, Result};
 use commands::{ChangeOutcome, Command, Waiters};
@@ -49,7 +53,10 @@ pub use links::POLL_PACE;
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
+use peers::Peers;
+use portals::Portals;
 use std::collections::{BTreeSet, VecDeque};
+use std::net::SocketAddr;
 use std::time::Duration;
 use volumes::{Budget, Care, OpenSpec, Volumes, Wait};
 
@@ -72,6 +79,7 @@ pub struct Host {
     links: Links,
     volumes: Volumes,
     clients: Clients,
+    portals: Portals,
     meta: MetaClient,
     /// Which volume's controller waits for the answer, and its name for the call.
     meta_calls: Slab<(Token, u64)>,
@@ -81,6 +89,8 @@ pub struct Host {
     waiters: Waiters,
     groups: groups::Groups,
     nbd_listeners: Vec<ListenerId>,
+    /// Where portals of other hosts come, if they may.
+    host_listener: Option<ListenerId>,
     effects: Effects<Effect>,
     replies: VecDeque<(Token, BlockReply)>,
     requests: VecDeque<(Token, BlockRequest)>,
@@ -103,8 +113,11 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
     let (listeners, uris) = listen(&mut reactor, dir, &config)?;
+    let host_listener = listen_to_hosts(&mut reactor, &config)?;
+    let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
     // The sockets are ours now: no other host runs in this directory.
-    let presence = presence::Presence::announce(meta.clone(), &config.host.name, dir)?;
+    let address = host_listener.map(|(_, address)| address);
+    let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
     catalog.set_own_nodes(&config.nodes)?;
     signer::start(dir, &config, catalog.clone(), meta.clone())?;
     config.nodes = catalog.nodes()?;
@@ -120,8 +133,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();
     let mut host = Host {
-        links: Links::new(grid, &config.host.name, links_tls, &nodes),
+        links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
         volumes: Volumes::new(grid, &config.host.name, (budget, care), fixed, exported.len(), uris),
+        portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
         clients: Clients::new(config.host.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
@@ -130,6 +144,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         waiters: Waiters::default(),
         groups: groups::Groups::new(),
         nbd_listeners: listeners,
+        host_listener: host_listener.map(|(listener, _)| listener),
         effects: Effects::new(),
         replies: VecDeque::new(),
         requests: VecDeque::new(),
@@ -148,6 +163,14 @@ pub fn run(dir: &GridDir) -> Result<()> {
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
     Ok(())
+}
+
+/// Where portals of other hosts come: beside this machine's nodes, on a port that the host's record tells.
+fn listen_to_hosts(reactor: &mut Reactor, config: &GridConfig) -> Result<Option<(ListenerId, SocketAddr)>> {
+    let is_shared = matches!(config.meta, MetaConfig::Etcd(_));
+    let Some(node) = config.nodes.first().filter(|_| is_shared) else { return Ok(None) };
+    let address = SocketAddr::new(node.address.ip(), 0);
+    Ok(Some(reactor.io().listen_tcp(address).context("a port for other hosts")?))
 }
 
 fn listen(reactor: &mut Reactor, dir: &GridDir, config: &GridConfig) -> Result<(Vec<ListenerId>, Vec<String>)> {
@@ -227,6 +250,11 @@ impl Host {
                 logger::info(format_args!("volume {name}: it is put into service, and not looked after any more"));
                 self.waiters.on_changes_lost(at);
             }
+            Notice::StateChanged(State::Deposed) if self.portals.is_offered(volume.id) => {
+                logger::info(format_args!("volume {name}: another host has it now; clients go on through this one"));
+                self.waiters.on_changes_lost(at);
+                self.closed.push_back(at);
+            }
             Notice::StateChanged(State::Deposed) => {
                 logger::error(format_args!(
                     "volume {name}: another host has taken it over; `holdfast volume export {name} --takeover` takes it back"
@@ -237,7 +265,10 @@ impl Host {
                 logger::info(format_args!("volume {name} is {}", volumes::state_text(*state)));
                 match state {
                     State::Closed => self.closed.push_back(at),
-                    State::Open => self.volumes.refresh_clones(at),
+                    State::Open => {
+                        self.volumes.refresh_clones(at);
+                        self.on_serving(at);
+                    }
                     _ => {}
                 }
             }
@@ -281,6 +312,7 @@ impl Host {
                  report it with this log",
                 if *hidden { ", and what is hidden in leaves of the map" } else { "" }
             )),
+            Notice::Prepared => self.on_prepared(at),
             Notice::Held { .. } | Notice::HoldEnded { whole: true, .. } => {}
             Notice::HoldEnded { whole: false, .. } => {
                 logger::info(format_args!("volume {name}: answers could not be held back for a group of snapshots"));
@@ -304,7 +336,7 @@ impl Host {
                 self.links.reconnect(now, node, io);
             } else if let Some(at) = self.closed.pop_front() {
                 self.on_volume_closed(at, io);
-            } else {
+            } else if !self.settle_portals(now, io) {
                 break;
             }
         }
@@ -331,12 +363,13 @@ impl Host {
 
     /// A controller has stopped for good: its clients go, and who waited for it is told.
     fn on_volume_closed(&mut self, at: Token, io: &mut Io) {
-        for session in self.clients.of_volume(at) {
-            self.abort_client(session, io);
-        }
-        self.volumes.remove(at);
+        self.let_sessions_go(at, io);
+        let gone = self.volumes.remove(at);
         self.groups.on_gone(at);
         self.waiters.on_closed(at);
+        if let Some(volume) = gone {
+            self.on_unserved(at, volume.id);
+        }
     }
 
     fn on_timer(&mut self, now: Instant, io: &mut Io) {
@@ -348,6 +381,7 @@ impl Host {
             }
         }
         self.tick_groups(now, io);
+        self.tick_portals(now, io);
         if self.chores_at <= now {
             self.chores_at = now + CHORES_PACE;
             self.cut_slow_handshakes(now, io);
@@ -415,25 +449,37 @@ impl App for Host {
             Event::Bytes { conn, bytes } => {
                 if let Some(client) = self.clients.owner(conn) {
                     self.on_client_bytes(client, bytes, io);
+                } else if self.portals.peers.owns(conn) {
+                    self.portals.peers.on_bytes(now, conn, bytes, io);
                 } else {
                     self.links.on_bytes(now, conn, bytes, io);
                 }
             }
             Event::Timer => self.on_timer(now, io),
             Event::Wake => self.on_wake(now, io),
+            Event::Accepted { listener, conn, peer } if Some(listener) == self.host_listener => {
+                self.portals.peers.on_accepted(now, conn, peer, io);
+            }
             Event::Accepted { listener, conn, peer } => {
                 assert!(self.nbd_listeners.contains(&listener), "only clients of volumes are accepted here");
                 // The unix socket is the first.
                 let is_tcp = self.nbd_listeners.first() != Some(&listener);
                 self.on_client(now, conn, peer, is_tcp, io);
             }
+            Event::Connected { conn } if self.portals.peers.owns(conn) => self.portals.peers.on_connected(conn),
             Event::Connected { conn } => self.links.on_connected(conn, io),
+            Event::ConnectFailed { conn, error } | Event::Closed { conn, error } if self.portals.peers.owns(conn) => {
+                self.portals.peers.on_lost(now, conn, &error.to_string(), io);
+            }
             Event::ConnectFailed { conn, error } => self.links.on_lost(now, conn, error, io),
             Event::Closed { conn, error } => match self.clients.owner(conn) {
                 Some(client) => self.forget_client(client),
                 None => self.links.on_lost(now, conn, error, io),
             },
             Event::Shutdown { .. } => self.begin_stop(now, io),
+            Event::Filled { conn, buf } if self.portals.peers.owns(conn) => {
+                self.portals.peers.on_filled(now, conn, buf, io);
+            }
             Event::Filled { conn, buf } => match self.clients.owner(conn) {
                 Some(client) => self.on_client_filled(client, buf, io),
                 None => self.links.on_filled(now, conn, buf, io),
@@ -457,6 +503,7 @@ impl App for Host {
             Life::Stopping { give_up_at } => self.chores_at.min(give_up_at),
         };
         let machines = earliest(self.volumes.next_deadline(), self.groups.next_deadline());
+        let machines = earliest(machines, self.portals.next_deadline());
         earliest(earliest(self.links.next_deadline(), machines), Some(own))
     }
 }

@@ -1,7 +1,8 @@
 //! NBD clients of this host: sessions, and the sockets that they come by.
 //!
 //! Role: carries out what sessions want. A session that asked for an export is bound to its volume; its requests go to
-//! that volume's controller, whose replies come back here.
+//! that volume's controller, whose replies come back here. Of a volume that several hosts offer the sessions are the portal's
+//! (see [`super::portals`]), and bound while it is served here.
 //!
 //! Limits: [`CLIENTS_MAX`] sessions, [`super::volumes::SESSIONS_MAX`] of one volume; [`HANDSHAKE_MAX`] for a handshake.
 //! [`HELD_BYTES_MAX`] for what sessions hold, besides the one payload that each may have in any case.
@@ -9,13 +10,16 @@
 //! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
 
 use super::Host;
+use super::portals::Portals;
 use super::tls::Secured;
-use super::volumes::{Asker, SESSIONS_MAX, split_export, split_ticket};
+use super::volumes::{Asker, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
 use crate::logger;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, HeadId, Instant, RequestToken, Slab, Token,
+    BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, HeadId, Instant, ObjectId, RequestToken,
+    Slab, Token, VolumeId,
 };
-use holdfast_frontend::nbd::{Effect, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
+use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
+use holdfast_portal::{DeskEvent, Event as PortalEvent};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::TlsServer;
 use holdfast_volume::{Event as VolumeEvent, State, Target};
@@ -36,6 +40,12 @@ pub struct Client {
     peer: String,
     session: Session,
     secured: Option<Box<Secured>>,
+    /// The export that was opened.
+    export: Option<String>,
+    /// It is the portal's session: its volume may be served elsewhere.
+    of_portal: bool,
+    pub held: Held,
+    /// Where the volume is served here.
     volume: Option<Token>,
     /// What of it the client uses, and the head that it counts to.
     target: Target,
@@ -44,6 +54,41 @@ pub struct Client {
     unsent_bytes: u64,
     paused: bool,
     give_up_at: Instant,
+}
+
+/// What a session of the portal has asked before it may begin.
+#[derive(Default)]
+pub enum Held {
+    #[default]
+    Nothing,
+    Arriving {
+        volume: VolumeId,
+        export: String,
+        requests: Vec<BlockRequest>,
+    },
+}
+
+/// What clients are shown: volumes in service here, and those that are reached through the portal.
+struct Offered<'a> {
+    volumes: &'a Volumes,
+    portals: &'a Portals,
+}
+
+impl Exports for Offered<'_> {
+    fn list(&self) -> Vec<ExportInfo> {
+        let mut list = self.volumes.list();
+        let away: Vec<_> = self.portals.exports().filter(|e| list.iter().all(|own| own.name != e.name)).collect();
+        list.extend(away);
+        list
+    }
+
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        self.volumes.find(name).or_else(|| Some(self.portals.export(name)?.1))
+    }
+
+    fn snapshots(&self, export: &str) -> Vec<(String, ObjectId)> {
+        self.volumes.snapshots(export)
+    }
 }
 
 pub struct Clients {
@@ -73,6 +118,10 @@ impl Clients {
         self.table.tokens()
     }
 
+    pub fn get_mut(&mut self, session: Token) -> Option<&mut Client> {
+        self.table.get_mut(session)
+    }
+
     /// Clients of the volume, a clone or a snapshot.
     pub fn of_target(&self, volume: Token, target: Target) -> usize {
         self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.target == target).count()
@@ -89,6 +138,18 @@ impl Clients {
 }
 
 impl Client {
+    /// Its volume may be served elsewhere from here on; gives the export.
+    pub fn give_to_portal(&mut self) -> Option<String> {
+        let export = self.export.clone().filter(|export| split_ticket(export).1.is_none() && !self.of_portal)?;
+        self.of_portal = true;
+        Some(export)
+    }
+
+    /// Only this host serves its volume.
+    pub fn take_from_portal(&mut self) {
+        self.of_portal = false;
+    }
+
     fn send(&mut self, bytes: &[u8], io: &mut Io) {
         self.unsent_bytes += bytes.len() as u64;
         match &mut self.secured {
@@ -144,6 +205,9 @@ impl Host {
             peer,
             session,
             secured: None,
+            export: None,
+            of_portal: false,
+            held: Held::Nothing,
             volume: None,
             target: Target::VOLUME,
             head: HeadId::VOLUME,
@@ -157,6 +221,7 @@ impl Host {
     }
 
     pub(super) fn on_client_bytes(&mut self, token: Token, bytes: &[u8], io: &mut Io) {
+        let offered = Offered { volumes: &self.volumes, portals: &self.portals };
         let Clients { table, effects, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
         if let Some(secured) = &mut client.secured {
@@ -165,7 +230,7 @@ impl Host {
                     if opened.started {
                         client.session.on_tls_started();
                     }
-                    client.session.on_bytes(&opened.plaintext, &self.volumes, effects);
+                    client.session.on_bytes(&opened.plaintext, &offered, effects);
                     secured.recycle(opened.plaintext);
                 }
                 Err(error) => {
@@ -175,7 +240,7 @@ impl Host {
                 }
             }
         } else {
-            client.session.on_bytes(bytes, &self.volumes, effects);
+            client.session.on_bytes(bytes, &offered, effects);
             client.lend_sink(io);
         }
         self.carry_out_session(token, io);
@@ -194,21 +259,94 @@ impl Host {
         let Some(asker) = self.volumes.table.get_mut(volume).and_then(|v| v.askers.remove(Token(reply.token.0))) else {
             return;
         };
-        let Clients { table, effects, .. } = &mut self.clients;
-        let Some(client) = table.get_mut(asker.session) else { return };
-        client.session.on_reply(BlockReply { token: asker.token, result: reply.result }, effects);
-        self.carry_out_session(asker.session, io);
+        let Asker { who, token, op } = asker;
+        let reply = BlockReply { token, result: reply.result };
+        let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
+        match (who, op) {
+            (Who::Guest(request), _) => self.portals.desk_events.push_back(DeskEvent::Reply { request, reply }),
+            (Who::Client(session), Some(op)) if is_elsewhere && !self.is_stopping() && self.is_of_portal(session) => {
+                self.hand_back(session, BlockRequest { token, op });
+            }
+            (Who::Client(session), _) => self.on_session_reply(session, reply, io),
+        }
     }
 
-    /// A session's request goes to its volume.
+    fn is_of_portal(&self, session: Token) -> bool {
+        self.clients.table.get(session).is_some_and(|client| client.of_portal)
+    }
+
+    pub(super) fn on_session_reply(&mut self, session: Token, reply: BlockReply, io: &mut Io) {
+        let Clients { table, effects, .. } = &mut self.clients;
+        let Some(client) = table.get_mut(session) else { return };
+        client.session.on_reply(reply, effects);
+        self.carry_out_session(session, io);
+    }
+
+    /// A session's request goes to its volume, by the portal where that may be elsewhere.
     pub(super) fn submit(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
+        let Some(client) = self.clients.table.get_mut(session) else { return };
+        match &mut client.held {
+            Held::Arriving { requests, .. } => requests.push(request),
+            Held::Nothing if client.of_portal => {
+                self.portals.events.push_back(PortalEvent::Request { session, request });
+            }
+            Held::Nothing => self.submit_local(now, session, request, io),
+        }
+    }
+
+    /// To the controller of the volume that the session is bound to.
+    pub(super) fn submit_local(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
         let Some((volume, target)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.target))) else {
             return;
         };
         let Some(open) = self.volumes.table.get_mut(volume) else { return };
-        let token = open.askers.insert(Asker { session, token: request.token });
+        let op = Some(request.op.clone());
+        let token = open.askers.insert(Asker { who: Who::Client(session), token: request.token, op });
         let request = BlockRequest { token: RequestToken(token.0), op: request.op };
         self.drive(now, volume, VolumeEvent::Request { target, request }, io);
+    }
+
+    /// Binds a session of the portal to its volume, which serves here; false where it does not, or has no such clone or
+    /// snapshot.
+    pub(super) fn bind_here(&mut self, session: Token) -> bool {
+        let Some(client) = self.clients.table.get(session) else { return false };
+        if client.volume.is_some() {
+            return true;
+        }
+        let Some((name, snapshot)) = client.export.as_deref().map(split_export) else { return false };
+        let Some((at, head)) = self.volumes.find_open(name) else { return false };
+        let open = |v: &&mut Volume| v.exported && v.controller.state() == State::Open;
+        let Some(volume) = self.volumes.table.get_mut(at).filter(open) else { return false };
+        let target = match snapshot.map(|snapshot| volume.snapshot(head, snapshot)) {
+            Some(None) => return false,
+            Some(Some((layer, _))) => Target::Snapshot(layer),
+            None => Target::Head(head),
+        };
+        volume.add_session(head);
+        let client = self.clients.table.get_mut(session).expect("just seen");
+        (client.volume, client.target, client.head) = (Some(at), target, head);
+        true
+    }
+
+    /// The volume is not served here any more.
+    pub(super) fn unbind_here(&mut self, session: Token) {
+        let Some(client) = self.clients.table.get_mut(session) else { return };
+        let head = client.head;
+        if let Some(volume) = client.volume.take().and_then(|at| self.volumes.table.get_mut(at)) {
+            volume.remove_session(head);
+        }
+    }
+
+    /// A controller is gone: its sessions that are the portal's wait for who follows, the others end.
+    pub(super) fn let_sessions_go(&mut self, volume: Token, io: &mut Io) {
+        for session in self.clients.of_volume(volume) {
+            if self.is_of_portal(session) && !self.is_stopping() {
+                self.unbind_here(session);
+                self.portals.events.push_back(PortalEvent::NotHere { session });
+            } else {
+                self.abort_client(session, io);
+            }
+        }
     }
 
     /// Carries out what a session pushed, and what follows from it. Requests gather for [`Host::submit`].
@@ -255,7 +393,8 @@ impl Host {
             };
             let result = self.bind(token, &export);
             let client = self.clients.table.get_mut(token).expect("binding ends no session");
-            client.session.on_opened(result, &self.volumes, &mut effects);
+            let offered = Offered { volumes: &self.volumes, portals: &self.portals };
+            client.session.on_opened(result, &offered, &mut effects);
         }
         self.clients.effects = effects;
     }
@@ -268,8 +407,13 @@ impl Host {
         let (shown, ticket) = split_ticket(export);
         let (name, snapshot) = split_export(shown);
         let found = self.volumes.find_open(name);
-        let Some((at, head, volume)) = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get_mut(at)?)))
-        else {
+        let found = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get_mut(at)?)));
+        let is_elsewhere = !found.as_ref().is_some_and(|(_, _, volume)| volume.admits(ticket));
+        if let Some((volume, info)) = self.portals.export(shown).filter(|_| is_elsewhere && ticket.is_none()) {
+            self.bind_to_portal(session, volume, shown);
+            return Ok(info);
+        }
+        let Some((at, head, volume)) = found else {
             return refuse(RefusalKind::Unknown, format!("volume {shown} is not exported; `holdfast volume list`"));
         };
         if !volume.admits(ticket) {
@@ -293,12 +437,28 @@ impl Host {
             Some(Some((layer, info))) => (Target::Snapshot(layer), info),
             None => (Target::Head(head), volume.export(export, head)),
         };
+        let id = volume.id;
+        if ticket.is_none() && self.portals.is_offered(id) {
+            self.bind_to_portal(session, id, shown);
+            return Ok(info);
+        }
         volume.add_session(head);
         self.share_memory();
         let client = self.clients.table.get_mut(session).expect("it has just asked");
         (client.volume, client.target, client.head) = (Some(at), target, head);
+        client.export = Some(export.to_string());
         logger::info(format_args!("client {} opens {shown}", client.peer));
         Ok(info)
+    }
+
+    /// The session is the portal's: it begins when others have passed on what they had of the volume.
+    fn bind_to_portal(&mut self, session: Token, volume: VolumeId, export: &str) {
+        let client = self.clients.table.get_mut(session).expect("it has just asked");
+        (client.export, client.of_portal) = (Some(export.to_string()), true);
+        client.held = Held::Arriving { volume, export: export.to_string(), requests: Vec::new() };
+        logger::info(format_args!("client {} opens {export}, by the portal", client.peer));
+        self.share_memory();
+        self.arrive(session);
     }
 
     pub(super) fn forget_client(&mut self, token: Token) {
@@ -306,6 +466,9 @@ impl Host {
         self.clients.by_conn.remove(&client.conn);
         if let Some(volume) = client.volume.and_then(|at| self.volumes.table.get_mut(at)) {
             volume.remove_session(client.head);
+        }
+        if client.of_portal {
+            self.portals.events.push_back(PortalEvent::Close { session: token });
         }
         self.share_memory();
     }
@@ -353,7 +516,8 @@ impl Host {
             client.unsent_bytes -= sent;
             let goes_on = client.unsent_bytes > 0;
             if sent > 0 {
-                client.session.on_sent(sent as usize, &self.volumes, effects);
+                let offered = Offered { volumes: &self.volumes, portals: &self.portals };
+                client.session.on_sent(sent as usize, &offered, effects);
             }
             if goes_on {
                 self.clients.sending.push(token);
@@ -369,7 +533,7 @@ impl Host {
 
     /// Cuts clients that never finish their handshake.
     pub(super) fn cut_slow_handshakes(&mut self, now: Instant, io: &mut Io) {
-        let slow = |c: &Client| c.volume.is_none() && c.give_up_at <= now;
+        let slow = |c: &Client| c.export.is_none() && c.give_up_at <= now;
         let slow: Vec<Token> = self.clients.table.iter().filter(|(_, c)| slow(c)).map(|(t, _)| t).collect();
         for token in slow {
             self.abort_client(token, io);

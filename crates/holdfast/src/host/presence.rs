@@ -16,7 +16,8 @@ use anyhow::{Context, Result, bail};
 use holdfast_base::MetaVersion;
 use holdfast_runtime::meta::{LeaseId, MetaError, Swap};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,13 +29,16 @@ const RENEW_PACE: Duration = Duration::from_secs(1);
 /// How long a start waits for another host of the same name to be gone.
 const PREDECESSOR_MAX: Duration = Duration::from_secs(8);
 
-const HOST_PREFIX: &str = "host/";
+pub const HOST_PREFIX: &str = "host/";
 const CARETAKER_KEY: &str = "caretaker";
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct HostRecord {
     /// Machine and directory: only one host runs there at a time.
     home: String,
+    /// Where its desk can be reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    address: Option<SocketAddr>,
 }
 
 /// This host, as others see it.
@@ -43,6 +47,7 @@ pub struct Presence {
     meta: Meta,
     host: String,
     home: String,
+    address: Option<SocketAddr>,
     state: Arc<Mutex<Held>>,
 }
 
@@ -55,17 +60,23 @@ struct Held {
 
 /// Hosts that say that they are there.
 pub fn live_hosts(meta: &Meta) -> Result<BTreeSet<String>> {
+    Ok(host_addresses(meta)?.into_keys().collect())
+}
+
+/// Hosts that say that they are there, and where each can be reached by others, if it can.
+pub fn host_addresses(meta: &Meta) -> Result<BTreeMap<String, Option<SocketAddr>>> {
     let listed = meta.list(HOST_PREFIX)?.records;
-    Ok(listed.into_iter().map(|r| r.key[HOST_PREFIX.len()..].to_string()).collect())
+    let address = |value: &[u8]| serde_json::from_slice::<HostRecord>(value).ok().and_then(|record| record.address);
+    Ok(listed.into_iter().map(|r| (r.key[HOST_PREFIX.len()..].to_string(), address(&r.value))).collect())
 }
 
 impl Presence {
     /// Announces the host, once it holds its directory's locks.
-    pub fn announce(meta: Meta, host: &str, dir: &GridDir) -> Result<Presence> {
+    pub fn announce(meta: Meta, (host, address): (&str, Option<SocketAddr>), dir: &GridDir) -> Result<Presence> {
         let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
         let home = format!("{}:{}", machine.trim(), dir.root().display());
         let state = Arc::new(Mutex::new(Held { lease: meta.grant(TTL)?, named: false }));
-        let presence = Presence { meta, host: host.to_string(), home, state };
+        let presence = Presence { meta, host: host.to_string(), home, address, state };
         let end = Instant::now() + PREDECESSOR_MAX;
         while let Some(other) = presence.renew()? {
             if Instant::now() >= end {
@@ -105,7 +116,8 @@ impl Presence {
     /// Puts this host's record where no other host's is; gives where that is.
     fn take_name(&self) -> Result<Option<String>> {
         let key = format!("{HOST_PREFIX}{}", self.host);
-        let record = serde_json::to_vec(&HostRecord { home: self.home.clone() }).expect("our records always encode");
+        let record = serde_json::to_vec(&HostRecord { home: self.home.clone(), address: self.address })
+            .expect("our records always encode");
         let mut expect = MetaVersion::ABSENT;
         loop {
             match self.meta.swap(&key, expect, Some(&record), Some(self.lease()))? {
@@ -142,6 +154,11 @@ impl Presence {
         Ok(other)
     }
 
+    /// Hosts that say that they are there, and where they can be reached.
+    pub fn hosts(&self) -> Result<BTreeMap<String, Option<SocketAddr>>> {
+        host_addresses(&self.meta)
+    }
+
     /// Whether it is this host that looks after volumes that none has in service: the first that asks.
     pub fn is_caretaker(&self) -> Result<bool> {
         if let Some(found) = self.meta.get(CARETAKER_KEY)? {
@@ -171,12 +188,12 @@ mod tests {
     fn a_name_is_one_hosts_and_its_successor_in_the_same_directory_does_not_wait() {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let dir = |path: &str| GridDir::choose(Some(Path::new(path))).unwrap();
-        let first = Presence::announce(meta.clone(), "a", &dir("/x")).unwrap();
+        let first = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
         assert!(first.is_caretaker().unwrap() && first.is_caretaker().unwrap());
-        let second = Presence::announce(meta.clone(), "b", &dir("/y")).unwrap();
+        let second = Presence::announce(meta.clone(), ("b", None), &dir("/y")).unwrap();
         assert!(!second.is_caretaker().unwrap());
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["a".to_string(), "b".to_string()]));
-        let again = Presence::announce(meta.clone(), "a", &dir("/x")).unwrap();
+        let again = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
         assert_eq!(again.take_name().unwrap(), None);
         let elsewhere = Presence { home: "other".to_string(), ..again.clone() };
         assert!(elsewhere.take_name().unwrap().is_some());

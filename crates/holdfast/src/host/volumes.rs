@@ -10,7 +10,7 @@ use crate::logger;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use holdfast_base::Instant;
-use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
+use holdfast_base::{BlockOp, ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
@@ -31,11 +31,22 @@ const MAP_CACHE_SHARE_MIN: u64 = 4 << 20;
 /// How long a volume may take to open before the log says why it does not.
 const WAIT_TOLD_AFTER: Duration = Duration::from_secs(2);
 
-/// Which session a request came from, and its name there.
-#[derive(Clone, Copy, Debug)]
+/// Who waits for an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Who {
+    /// A client of this host: its session.
+    Client(Token),
+    /// A portal elsewhere: the desk's name for the request.
+    Guest(Token),
+}
+
+/// Where a request came from, and its name there.
+#[derive(Clone, Debug)]
 pub struct Asker {
-    pub session: Token,
+    pub who: Who,
     pub token: RequestToken,
+    /// What a client of this host asked: where its volume turns out to be served elsewhere it is asked there.
+    pub op: Option<BlockOp>,
 }
 
 /// What is needed to open a volume, from its root record.
@@ -134,6 +145,11 @@ impl Volumes {
     /// The volume in service that has the name, or a clone of that name.
     pub fn find_open(&self, name: &str) -> Option<(Token, HeadId)> {
         self.by_name.get(name).copied()
+    }
+
+    /// The open volume of that id.
+    pub fn find_id(&self, volume: VolumeId) -> Option<Token> {
+        self.table.iter().find(|(_, v)| v.id == volume).map(|(at, _)| at)
     }
 
     pub fn uris(&self, name: &str) -> Vec<String> {
@@ -338,6 +354,7 @@ impl Volume {
             shares_with: None,
             needed_by: Vec::new(),
             host: None,
+            portals: Vec::new(),
             state: if self.exported || status.state == State::Deposed { state_text(status.state) } else { "in care" }
                 .to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),

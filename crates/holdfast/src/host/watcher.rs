@@ -7,9 +7,10 @@ use super::catalog::{DRAINING_PREFIX, EXPORT_SUFFIX, NODE_PREFIX, SETTINGS_PREFI
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::meta::Meta;
+use super::presence::HOST_PREFIX;
 use crate::logger;
 use anyhow::{Context, Result};
-use holdfast_runtime::meta::{MetaError, Watch};
+use holdfast_runtime::meta::{MetaError, Watch, WatchEvent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +50,10 @@ impl ControlPlane {
             let kind = |key: &str| WATCHED.into_iter().find(|prefix| key.starts_with(prefix));
             let changed: BTreeSet<&str> = events.iter().filter_map(|event| kind(&event.key)).collect();
             self.take_in(&changed)?;
-            if events.iter().any(|event| event.key.ends_with(EXPORT_SUFFIX)) {
+            // A host that has come, or whose lease has run out, counts like a volume that has changed hands.
+            let concerns =
+                |event: &WatchEvent| event.key.ends_with(EXPORT_SUFFIX) || event.key.starts_with(HOST_PREFIX);
+            if events.iter().any(concerns) {
                 let _alone = self.alone();
                 self.keep_to_records()?;
             }

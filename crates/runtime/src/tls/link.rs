@@ -1,10 +1,11 @@
 //! TLS on the links of a grid: each side shows a certificate of the grid's own authority, and each looks whose it is.
 //!
-//! Role: makes the two ends of a session. The node's end lets in hosts of its grid and nobody else; the host's end goes
-//! on only with the very node that it meant to reach. TLS 1.3 alone: all ends are of one release or the next.
+//! Role: makes the two ends of a session. The serving end, a node's or a host's, lets in hosts of its grid and nobody else; the
+//! connecting end, always a host's, goes on only with the very node or host that it meant to reach. TLS 1.3 alone: all ends are of
+//! one release or the next.
 //!
 //! Invariants
-//! 1. A session whose handshake is done is one with whom [`NodeTls`] or [`HostTls`] says: the authority has signed the
+//! 1. A session whose handshake is done is one with whom [`ServerTls`] or [`HostTls`] says: the authority has signed the
 //!    certificate for that role in this grid (`pki::Identity`), and the peer has its key.
 //! 2. Sessions are not resumed: a certificate is looked at on each connection.
 //!
@@ -12,7 +13,7 @@
 
 use super::{TlsError, TlsStream, certificates, pem_error};
 use crate::pki::{Identity, Role, identity_of};
-use holdfast_base::{GridId, NodeId};
+use holdfast_base::GridId;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature};
@@ -161,20 +162,20 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// A node's end of its links; clones share it.
+/// The serving end of links; clones share it.
 #[derive(Clone)]
-pub struct NodeTls(Arc<ServerConfig>);
+pub struct ServerTls(Arc<ServerConfig>);
 
-impl fmt::Debug for NodeTls {
+impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NodeTls")
+        f.write_str("ServerTls")
     }
 }
 
-impl NodeTls {
-    /// The credentials of a node, which must be its own.
-    pub fn load(paths: &LinkPaths, grid: GridId, node: NodeId) -> Result<NodeTls, TlsError> {
-        let loaded = Loaded::read(paths, &Identity { grid, role: Role::Node(node) })?;
+impl ServerTls {
+    /// The credentials of a node or host, which must be its own.
+    pub fn load(paths: &LinkPaths, grid: GridId, role: Role) -> Result<ServerTls, TlsError> {
+        let loaded = Loaded::read(paths, &Identity { grid, role })?;
         let unusable = |why: String| TlsError::ClientCa { path: paths.ca.clone(), why };
         let chain = WebPkiClientVerifier::builder_with_provider(loaded.roots, provider()).build();
         let hosts = HostsOnly { chain: chain.map_err(|e| unusable(e.to_string()))?, grid };
@@ -185,10 +186,10 @@ impl NodeTls {
             .map_err(mismatch(paths))?;
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
-        Ok(NodeTls(Arc::new(config)))
+        Ok(ServerTls(Arc::new(config)))
     }
 
-    /// The node's side of a session that a host begins.
+    /// The serving side of a session that a host begins.
     pub fn accept(&self) -> Result<TlsStream, TlsError> {
         Ok(TlsStream::over(ServerConnection::new(Arc::clone(&self.0))?.into(), true))
     }
@@ -223,14 +224,14 @@ impl HostTls {
         Ok(HostTls { config: Arc::new(config), roots: loaded.roots, grid })
     }
 
-    /// The host's side of a session with that node.
-    pub fn connect(&self, node: NodeId) -> Result<TlsStream, TlsError> {
+    /// The host's side of a session with that node or host.
+    pub fn connect(&self, peer: Role) -> Result<TlsStream, TlsError> {
         let mut config = (*self.config).clone();
-        let only = OneNode {
+        let only = OnePeer {
             roots: Arc::clone(&self.roots),
             algorithms: config.crypto_provider().signature_verification_algorithms,
             grid: self.grid,
-            node,
+            peer,
         };
         config.dangerous().set_certificate_verifier(Arc::new(only));
         // Whom it reaches is judged by the certificate's identity: the library wants a name all the same.
@@ -296,16 +297,16 @@ impl ClientCertVerifier for HostsOnly {
     }
 }
 
-/// Goes on with one node.
+/// Goes on with one node or host.
 #[derive(Debug)]
-struct OneNode {
+struct OnePeer {
     roots: Arc<RootCertStore>,
     algorithms: WebPkiSupportedAlgorithms,
     grid: GridId,
-    node: NodeId,
+    peer: Role,
 }
 
-impl ServerCertVerifier for OneNode {
+impl ServerCertVerifier for OnePeer {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -316,8 +317,8 @@ impl ServerCertVerifier for OneNode {
     ) -> Result<ServerCertVerified, Error> {
         let parsed = ParsedCertificate::try_from(end_entity)?;
         verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, self.algorithms.all)?;
-        let due = format!("node {} should be there", self.node);
-        check_identity(end_entity, self.grid, |role| *role == Role::Node(self.node), &due)?;
+        let due = format!("{} should be there", self.peer);
+        check_identity(end_entity, self.grid, |role| *role == self.peer, &due)?;
         Ok(ServerCertVerified::assertion())
     }
 

@@ -31,8 +31,8 @@ impl Certificates {
         self.put(&role.to_string(), &self.authority.issue(role).unwrap())
     }
 
-    fn node(&self, number: u32) -> NodeTls {
-        NodeTls::load(&self.paths(&Role::Node(NodeId(number))), GRID, NodeId(number)).unwrap()
+    fn node(&self, number: u32) -> ServerTls {
+        ServerTls::load(&self.paths(&Role::Node(NodeId(number))), GRID, Role::Node(NodeId(number))).unwrap()
     }
 
     fn host(&self, name: &str) -> HostTls {
@@ -129,7 +129,7 @@ impl ServerCertVerifier for Anybody {
 fn a_host_and_its_node_know_each_other_and_talk() {
     let certificates = Certificates::new(GRID);
     let (mut host, mut node) =
-        (certificates.host("a").connect(NodeId(3)).unwrap(), certificates.node(3).accept().unwrap());
+        (certificates.host("a").connect(Role::Node(NodeId(3))).unwrap(), certificates.node(3).accept().unwrap());
     assert_eq!((host.peer(), node.peer()), (None, None));
     // Said before anybody is known: it waits.
     host.send_parts(&[IoSlice::new(b"hel"), IoSlice::new(b""), IoSlice::new(b"lo")]);
@@ -181,7 +181,7 @@ fn a_host_goes_on_with_the_node_that_it_meant() {
         (certificates.node(4), "node 4's, and node 3 should be there"),
         (other.node(3), "not of this grid's authority"),
     ] {
-        let (mut host, mut node) = (host.connect(NodeId(3)).unwrap(), node.accept().unwrap());
+        let (mut host, mut node) = (host.connect(Role::Node(NodeId(3))).unwrap(), node.accept().unwrap());
         host.send(b"secret");
         let (at_host, at_node) = exchange(&mut host, &mut node);
         let error = at_host.unwrap_err();
@@ -232,8 +232,8 @@ fn garbage_and_endless_handshakes_end() {
 fn credentials_of_another_are_not_taken() {
     let certificates = Certificates::new(GRID);
     let four = certificates.paths(&Role::Node(NodeId(4)));
-    let error = NodeTls::load(&four, GRID, NodeId(3)).unwrap_err().to_string();
+    let error = ServerTls::load(&four, GRID, Role::Node(NodeId(3))).unwrap_err().to_string();
     assert!(error.contains("/node/4's") && error.contains("/node/3"), "{error}");
     let swapped = LinkPaths { key: certificates.paths(&Role::Node(NodeId(5))).key, ..four };
-    assert!(matches!(NodeTls::load(&swapped, GRID, NodeId(4)), Err(TlsError::Mismatch { .. })));
+    assert!(matches!(ServerTls::load(&swapped, GRID, Role::Node(NodeId(4))), Err(TlsError::Mismatch { .. })));
 }

@@ -1,0 +1,98 @@
+//! What an operator asks for of volumes that several hosts offer: portals, and hand-overs.
+
+use super::catalog::Entry;
+use super::commands::Command;
+use super::control::{ControlPlane, ask};
+use crate::protocol::VolumeInfo;
+use anyhow::{Result, bail};
+use std::time::{Duration, Instant};
+
+/// How long the log of a volume may take to be emptied, as far as that can be done beside its service, before the volume is
+/// handed over with what there is.
+const PREPARE_MAX: Duration = Duration::from_secs(15);
+
+/// How long the other host may take to have the volume in service.
+const SERVED_MAX: Duration = Duration::from_secs(20);
+
+impl ControlPlane {
+    /// This host offers a volume that another one serves; where none does it serves it itself.
+    pub(super) fn export_by_portal(&self, name: &str) -> Result<VolumeInfo> {
+        let entry = self.catalog.find(name)?;
+        let Some(host) = entry.served_by.clone() else { return self.export(name, false) };
+        self.check_can_reach(&entry, &host)?;
+        if !self.catalog.add_portals(entry.root.volume, &[&host, self.catalog.host()])? {
+            return self.export(name, false);
+        }
+        self.keep_to_records()?;
+        self.show(name)
+    }
+
+    /// Refuses where hosts could not connect to each other.
+    fn check_can_reach(&self, entry: &Entry, host: &str) -> Result<()> {
+        let hosts = self.presence.hosts()?;
+        for name in [host, self.catalog.host().as_str()] {
+            if matches!(hosts.get(name), Some(None)) {
+                bail!(
+                    "volume {} can't be offered by several hosts: host {name} can't be reached by others; it needs a node on its \
+                     machine, and a grid with etcd",
+                    entry.root.name
+                );
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn end_portal(&self, entry: &Entry) -> Result<VolumeInfo> {
+        self.catalog.end_portal(entry.root.volume)?;
+        self.keep_to_records()?;
+        self.show(entry.name())
+    }
+
+    /// Has another host serve a volume that this one serves, without a pause that clients would notice.
+    pub(super) fn hand_over(&self, name: &str, to: &str) -> Result<VolumeInfo> {
+        let entry = self.catalog.find(name)?;
+        if let Some((_, clone)) = &entry.clone {
+            bail!("{} is a clone, a part of volume {1}, and goes with it: hand over {1}", clone.name, entry.root.name);
+        }
+        if !self.catalog.is_here(&entry) {
+            self.catalog.check_not_elsewhere(&entry)?;
+            bail!("volume {name} is not in service; `holdfast volume export {name}` on host {to} has it served there");
+        }
+        if to == self.catalog.host() {
+            return self.show(name);
+        }
+        self.check_no_stream(name)?;
+        if !self.presence.hosts()?.contains_key(to) {
+            let up: Vec<String> = self.presence.hosts()?.into_keys().collect();
+            bail!("there is no host {to}, or it is down; these are up: {}", up.join(", "));
+        }
+        self.check_can_reach(&entry, to)?;
+        let volume = entry.root.volume;
+        self.catalog.add_portals(volume, &[to, self.catalog.host()])?;
+        self.keep_to_records()?;
+        let asked = name.to_string();
+        // What is left in the log then is recovered by the other.
+        let _ = ask(&self.reactor, PREPARE_MAX, |answer| Command::Prepare { name: asked, answer });
+        self.catalog.hand_over(volume, to)?;
+        // The sessions here shall know where they go before they have to.
+        self.keep_to_records()?;
+        let end = Instant::now() + SERVED_MAX;
+        while Instant::now() < end {
+            let entry = self.catalog.find(name)?;
+            if !self.catalog.is_here(&entry) && entry.handed_from.is_none() {
+                self.keep_to_records()?;
+                return self.show(name);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!("host {to} does not have volume {name} in service yet; `holdfast volume show {name}` tells when it has")
+    }
+
+    /// Where clients reach a volume of another host through this one.
+    pub(super) fn portal_uris(&self, entry: &Entry) -> Vec<String> {
+        if !self.catalog.is_offered(entry) {
+            return Vec::new();
+        }
+        self.ask(|answer| Command::Uris { name: entry.name().to_string(), answer }).unwrap_or_default()
+    }
+}

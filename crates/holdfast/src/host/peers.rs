@@ -1,0 +1,382 @@
+//! Connections between hosts: those that this host's portal makes, and those that other hosts' portals have made to its desk.
+//!
+//! Role: turns bytes into [`PeerEvent`]s and messages into frames. It decides nothing about sessions.
+//!
+//! Limits: [`LINKS_MAX`] connections of other hosts; with TLS, what the [`Door`] allows before they have shown who they are.
+//!
+//! Faults: bytes that are no frame end their connection; one that can't be made is tried again after [`RETRY_PAUSE`].
+
+use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
+use crate::logger;
+use holdfast_base::stream::Inbound;
+use holdfast_base::time::earliest;
+use holdfast_base::{Buf, BufMut, Instant, Slab, Token};
+use holdfast_format::portal::{Answer, Ask};
+use holdfast_format::wire::{FrameReader, Message, encode_frame};
+use holdfast_portal::LinkId;
+use holdfast_runtime::pki::Role;
+use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::tls::link::HostTls;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Between two attempts to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// After a greeting that was refused: somebody has to act first.
+const REFUSED_PAUSE: Duration = Duration::from_secs(5);
+
+/// Two of each of 128 hosts: an old one may not have ended yet.
+const LINKS_MAX: usize = 256;
+
+/// What the portal and the desk must hear, in order.
+#[derive(Debug)]
+pub enum PeerEvent {
+    Connected { peer: usize },
+    Disconnected { peer: usize },
+    Answer { peer: usize, token: u64, answer: Answer, payload: Buf },
+    Ask { link: LinkId, token: u64, ask: Ask, payload: Buf },
+    LinkDown { link: LinkId },
+}
+
+struct Conn<M> {
+    conn: ConnId,
+    reader: FrameReader<M>,
+    secured: Option<Box<Secured>>,
+}
+
+impl<M: Message> Conn<M> {
+    fn on_bytes(&mut self, bytes: &[u8], io: &mut Io) -> Result<(), String> {
+        let Conn { conn, reader, secured } = self;
+        match secured {
+            None => reader.on_bytes(bytes),
+            Some(secured) => {
+                secured.on_bytes(*conn, bytes, io, |part| reader.on_bytes(part)).map_err(|e| e.to_string())?;
+            }
+        }
+        self.check(io)
+    }
+
+    /// Whether what came is a message so far; has the kernel fill what is large.
+    fn check(&mut self, io: &mut Io) -> Result<(), String> {
+        if let Some(error) = self.reader.error() {
+            let how = if self.secured.is_some() { "with" } else { "without" };
+            return Err(format!(
+                "it sent what is no message ({error}), {how} TLS; does its machine have the same `tls`?"
+            ));
+        }
+        if self.secured.is_none()
+            && let Some((buf, filled)) = self.reader.take_sink()
+        {
+            io.recv_into(self.conn, buf, filled);
+        }
+        Ok(())
+    }
+
+    fn send<S: Message>(&mut self, token: u64, message: &S, payload: &[Buf], io: &mut Io) {
+        let frame = encode_frame(token, message, payload.iter().map(|b| b.len()).sum());
+        if let Some(secured) = &mut self.secured {
+            return secured.send(self.conn, &frame, payload, io);
+        }
+        io.send_vec(self.conn, frame);
+        for part in payload {
+            io.send_buf(self.conn, part.clone());
+        }
+    }
+}
+
+struct Peer {
+    name: String,
+    address: SocketAddr,
+    /// Some volume that is offered here may be there.
+    is_wanted: bool,
+    conn: Option<Conn<Answer>>,
+    connected: bool,
+    retry_at: Instant,
+    trouble: Option<String>,
+}
+
+struct Link {
+    from: String,
+    conn: Conn<Ask>,
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    Peer(usize),
+    Link(Token),
+}
+
+pub struct Peers {
+    tls: Option<HostTls>,
+    door: Option<Door>,
+    peers: Vec<Peer>,
+    links: Slab<Link>,
+    by_conn: HashMap<ConnId, End>,
+    pub events: VecDeque<PeerEvent>,
+}
+
+impl Peers {
+    pub fn new(tls: Option<HostTls>, door: Option<Door>) -> Peers {
+        let links = Slab::new(LINKS_MAX);
+        Peers { tls, door, peers: Vec::new(), links, by_conn: HashMap::new(), events: VecDeque::new() }
+    }
+
+    pub fn owns(&self, conn: ConnId) -> bool {
+        self.by_conn.contains_key(&conn)
+    }
+
+    /// Keeps a connection to each of these, and to no others. Gives their numbers, in the order given.
+    pub fn set_wanted(&mut self, now: Instant, hosts: &[(String, SocketAddr)], io: &mut Io) -> Vec<usize> {
+        for peer in 0..self.peers.len() {
+            let is_wanted = hosts.iter().any(|(name, address)| self.peers[peer].is(name, *address));
+            if !is_wanted && self.peers[peer].is_wanted {
+                self.drop_peer(peer, now, true, io);
+            }
+            self.peers[peer].is_wanted = is_wanted;
+        }
+        let mut numbers = Vec::new();
+        for (name, address) in hosts {
+            let known = self.peers.iter().position(|peer| peer.is(name, *address));
+            numbers.push(known.unwrap_or_else(|| {
+                self.peers.push(Peer {
+                    name: name.clone(),
+                    address: *address,
+                    is_wanted: true,
+                    conn: None,
+                    connected: false,
+                    retry_at: now,
+                    trouble: None,
+                });
+                self.peers.len() - 1
+            }));
+        }
+        self.on_time(now, io);
+        numbers
+    }
+
+    pub fn ask(&mut self, peer: usize, token: u64, ask: &Ask, payload: Buf, io: &mut Io) {
+        if let Some(conn) = self.peers[peer].conn.as_mut() {
+            let payload = if payload.is_empty() { Vec::new() } else { vec![payload] };
+            conn.send(token, ask, &payload, io);
+        }
+    }
+
+    pub fn answer(&mut self, link: LinkId, token: u64, answer: &Answer, payload: &[Buf], io: &mut Io) {
+        if let Some(link) = self.links.get_mut(Token(link.0)) {
+            link.conn.send(token, answer, payload, io);
+        }
+    }
+
+    /// The portal has given the connection up: it does not have to be told.
+    pub fn reconnect(&mut self, now: Instant, peer: usize, refused: bool, io: &mut Io) {
+        self.drop_peer(peer, now, false, io);
+        if refused {
+            self.peers[peer].retry_at = now + REFUSED_PAUSE;
+        }
+    }
+
+    /// The desk has done with it, and does not have to be told. What was sent to it leaves first.
+    pub fn close_link(&mut self, link: LinkId, io: &mut Io) {
+        if let Some(link) = self.links.remove(Token(link.0)) {
+            self.by_conn.remove(&link.conn.conn);
+            io.close(link.conn.conn);
+        }
+    }
+
+    /// Whether the other end of a link has shown that it is this host; without TLS nobody shows anything.
+    pub fn is_from(&self, link: LinkId, host: &str) -> bool {
+        let Some(link) = self.links.get(Token(link.0)) else { return false };
+        let Some(secured) = &link.conn.secured else { return true };
+        secured.peer().is_some_and(|peer| peer.role == Role::Host(host.to_string()))
+    }
+
+    pub fn on_accepted(&mut self, now: Instant, conn: ConnId, from: String, io: &mut Io) {
+        if self.links.is_full() {
+            logger::warn(format_args!("refused {from}: {LINKS_MAX} connections of other hosts are open"));
+            return io.abort(conn);
+        }
+        let secured = match self.door.as_ref().map(Door::begin).transpose() {
+            Ok(secured) => secured,
+            Err(error) => {
+                logger::error(format_args!("refused {from}: no TLS session could be made: {error}"));
+                return io.abort(conn);
+            }
+        };
+        let token = self.links.insert(Link { from, conn: Conn { conn, reader: FrameReader::new(), secured } });
+        self.by_conn.insert(conn, End::Link(token));
+        if let Some(pushed_out) = self.door.as_mut().and_then(|door| door.come(token, now + HANDSHAKE_MAX)) {
+            self.refuse(now, pushed_out, "too many connections are in their TLS handshake, and it is the oldest", io);
+        }
+    }
+
+    /// Ends another host's connection that can't be used.
+    fn refuse(&mut self, now: Instant, token: Token, why: &str, io: &mut Io) {
+        let Some(link) = self.links.remove(token) else { return };
+        match &mut self.door {
+            Some(door) => {
+                door.let_in(token);
+                door.tell(now, &link.from, why);
+            }
+            None => logger::warn(format_args!("refused a connection from {}: {why}", link.from)),
+        }
+        self.by_conn.remove(&link.conn.conn);
+        io.close(link.conn.conn);
+        self.events.push_back(PeerEvent::LinkDown { link: LinkId(token.0) });
+    }
+
+    pub fn on_connected(&mut self, conn: ConnId) {
+        if let Some(&End::Peer(peer)) = self.by_conn.get(&conn) {
+            self.peers[peer].connected = true;
+            self.events.push_back(PeerEvent::Connected { peer });
+        }
+    }
+
+    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+        match self.by_conn.get(&conn) {
+            Some(&End::Peer(peer)) => {
+                let result = self.peers[peer].conn.as_mut().map_or(Ok(()), |c| c.on_bytes(bytes, io));
+                self.after_peer(now, peer, result, io);
+            }
+            Some(&End::Link(token)) => {
+                let Some(link) = self.links.get_mut(token) else { return };
+                let was_at_door = link.conn.secured.as_ref().is_some_and(|s| s.is_handshaking());
+                let result = link.conn.on_bytes(bytes, io);
+                let is_in = was_at_door && link.conn.secured.as_ref().is_some_and(|s| !s.is_handshaking());
+                if let Some(door) = self.door.as_mut().filter(|_| is_in) {
+                    door.let_in(token);
+                }
+                self.after_link(now, token, result, io);
+            }
+            None => {}
+        }
+    }
+
+    pub fn on_filled(&mut self, now: Instant, conn: ConnId, buf: BufMut, io: &mut Io) {
+        let filled = buf.len();
+        match self.by_conn.get(&conn) {
+            Some(&End::Peer(peer)) => {
+                let Some(conn) = self.peers[peer].conn.as_mut() else { return };
+                conn.reader.give_sink(buf, filled);
+                let result = conn.check(io);
+                self.after_peer(now, peer, result, io);
+            }
+            Some(&End::Link(token)) => {
+                let Some(link) = self.links.get_mut(token) else { return };
+                link.conn.reader.give_sink(buf, filled);
+                let result = link.conn.check(io);
+                self.after_link(now, token, result, io);
+            }
+            None => {}
+        }
+    }
+
+    fn after_peer(&mut self, now: Instant, peer: usize, result: Result<(), String>, io: &mut Io) {
+        while let Some(frame) = self.peers[peer].conn.as_mut().and_then(|c| c.reader.pop()) {
+            let (token, answer, payload) = (frame.token, frame.message, frame.payload);
+            self.events.push_back(PeerEvent::Answer { peer, token, answer, payload });
+        }
+        if let Err(why) = result {
+            self.tell_trouble(peer, &why);
+            self.drop_peer(peer, now, true, io);
+            self.peers[peer].retry_at = now + REFUSED_PAUSE;
+        }
+    }
+
+    fn after_link(&mut self, now: Instant, token: Token, result: Result<(), String>, io: &mut Io) {
+        while let Some(frame) = self.links.get_mut(token).and_then(|l| l.conn.reader.pop()) {
+            let (link, payload) = (LinkId(token.0), frame.payload);
+            self.events.push_back(PeerEvent::Ask { link, token: frame.token, ask: frame.message, payload });
+        }
+        if let Err(why) = result {
+            self.refuse(now, token, &why, io);
+        }
+    }
+
+    pub fn on_lost(&mut self, now: Instant, conn: ConnId, why: &str, io: &mut Io) {
+        match self.by_conn.remove(&conn) {
+            Some(End::Peer(peer)) => {
+                self.tell_trouble(peer, why);
+                self.drop_peer(peer, now, true, io);
+            }
+            Some(End::Link(token)) => {
+                if let Some(door) = &mut self.door {
+                    door.let_in(token);
+                }
+                self.links.remove(token);
+                self.events.push_back(PeerEvent::LinkDown { link: LinkId(token.0) });
+            }
+            None => {}
+        }
+    }
+
+    /// Once, until something else is wrong or it is well again.
+    pub fn tell_trouble(&mut self, peer: usize, why: &str) {
+        let Peer { name, address, trouble, is_wanted, .. } = &mut self.peers[peer];
+        if *is_wanted && trouble.as_deref() != Some(why) {
+            logger::warn(format_args!("host {name} at {address} can't be asked: {why}"));
+            *trouble = Some(why.to_string());
+        }
+    }
+
+    pub fn is_well(&mut self, peer: usize) {
+        let Peer { name, trouble, .. } = &mut self.peers[peer];
+        if trouble.take().is_some() {
+            logger::info(format_args!("host {name} can be asked again"));
+        }
+    }
+
+    fn drop_peer(&mut self, peer: usize, now: Instant, tells: bool, io: &mut Io) {
+        let Peer { conn, connected, retry_at, .. } = &mut self.peers[peer];
+        *retry_at = now + RETRY_PAUSE;
+        if let Some(conn) = conn.take() {
+            self.by_conn.remove(&conn.conn);
+            io.abort(conn.conn);
+        }
+        if std::mem::take(connected) && tells {
+            self.events.push_back(PeerEvent::Disconnected { peer });
+        }
+    }
+
+    /// Does what is due by time.
+    pub fn on_time(&mut self, now: Instant, io: &mut Io) {
+        for peer in 0..self.peers.len() {
+            let Peer { is_wanted, conn, retry_at, .. } = &self.peers[peer];
+            if *is_wanted && conn.is_none() && *retry_at <= now {
+                self.connect(now, peer, io);
+            }
+        }
+        while let Some(late) = self.door.as_mut().and_then(|door| door.overdue(now)) {
+            let why = format!("it has not finished its TLS handshake within {} s", HANDSHAKE_MAX.as_secs());
+            self.refuse(now, late, &why, io);
+        }
+    }
+
+    fn connect(&mut self, now: Instant, peer: usize, io: &mut Io) {
+        let Peer { name, address, .. } = &self.peers[peer];
+        let role = Role::Host(name.clone());
+        let secured = match self.tls.as_ref().map(|tls| tls.connect(role)).transpose() {
+            Ok(session) => session.map(Secured::new),
+            Err(error) => {
+                self.tell_trouble(peer, &format!("no TLS session could be made: {error}"));
+                self.peers[peer].retry_at = now + REFUSED_PAUSE;
+                return;
+            }
+        };
+        let conn = io.connect_tcp(*address);
+        self.peers[peer].conn = Some(Conn { conn, reader: FrameReader::new(), secured });
+        self.by_conn.insert(conn, End::Peer(peer));
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let waiting = self.peers.iter().filter(|p| p.is_wanted && p.conn.is_none());
+        earliest(waiting.map(|p| p.retry_at).min(), self.door.as_ref().and_then(Door::next_deadline))
+    }
+}
+
+impl Peer {
+    fn is(&self, name: &str, address: SocketAddr) -> bool {
+        self.name == name && self.address == address
+    }
+}

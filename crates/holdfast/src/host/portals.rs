@@ -1,0 +1,423 @@
+//! Portals of this host: volumes that clients reach here wherever their owner is.
+//!
+//! Role: the shell around [`Portal`] and [`Desk`]. What the records say of who serves what comes as [`Offer`]s from the
+//! control plane; whether a volume is served here its controller tells. A session of an offered volume is the portal's; while
+//! the volume is served here its requests go straight to the controller. Volumes that only one host offers have nothing
+//! to do with this.
+
+use super::Host;
+use super::commands::{Answer, tell};
+use super::nbd::Held;
+use super::peers::{PeerEvent, Peers};
+use super::volumes::{Asker, Who, split_export};
+use crate::logger;
+use holdfast_base::time::earliest;
+use holdfast_base::{
+    BlockError, BlockReply, BlockRequest, Effects, ExportInfo, GridId, HeadId, InstanceId, Instant, RequestToken, Slab,
+    Token, VolumeId,
+};
+use holdfast_format::portal::{self as wire, Ask, Refusal};
+use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, Effect, Event, LinkId, Portal, Route};
+use holdfast_runtime::reactor::Io;
+use holdfast_volume::{Event as VolumeEvent, State, Target};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+
+/// Questions to other hosts at a time.
+const QUESTIONS_MAX: usize = 256;
+
+/// Where the records say that a volume is served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    Here,
+    /// By the host of this name.
+    At(String),
+}
+
+/// A volume that this host offers, and others do, too.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Offer {
+    pub volume: VolumeId,
+    /// The volume and its clones, with their sizes in bytes.
+    pub exports: BTreeMap<String, u64>,
+    pub place: Place,
+}
+
+/// Of a portal elsewhere, bound to a volume here.
+struct Guest {
+    volume: Token,
+    target: Target,
+    head: HeadId,
+}
+
+pub struct Portals {
+    portal: Portal,
+    desk: Desk,
+    pub peers: Peers,
+    effects: Effects<Effect>,
+    desk_effects: Effects<DeskEffect>,
+    pub events: VecDeque<Event>,
+    pub desk_events: VecDeque<DeskEvent>,
+    offers: BTreeMap<VolumeId, Offer>,
+    /// Numbers of hosts that volumes may be at.
+    hosts: BTreeMap<String, usize>,
+    guests: HashMap<Token, Guest>,
+    /// Guests that wait until the volume serves, and what they want.
+    binding: Vec<(Token, String)>,
+    yielding: Vec<(Token, LinkId, u64)>,
+    questions: Slab<Answer<Option<wire::Answer>>>,
+    preparing: Vec<(Token, Answer<bool>)>,
+}
+
+impl Portals {
+    pub fn new(grid: GridId, host: &str, peers: Peers) -> Portals {
+        let instance = InstanceId(uuid::Uuid::new_v4().as_u128());
+        Portals {
+            portal: Portal::new(grid, host, instance),
+            desk: Desk::new(grid, host),
+            peers,
+            effects: Effects::new(),
+            desk_effects: Effects::new(),
+            events: VecDeque::new(),
+            desk_events: VecDeque::new(),
+            offers: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            guests: HashMap::new(),
+            binding: Vec::new(),
+            yielding: Vec::new(),
+            questions: Slab::new(QUESTIONS_MAX),
+            preparing: Vec::new(),
+        }
+    }
+
+    pub fn is_offered(&self, volume: VolumeId) -> bool {
+        self.offers.contains_key(&volume)
+    }
+
+    /// An export that is offered, but not served here, as clients see it.
+    pub fn export(&self, name: &str) -> Option<(VolumeId, ExportInfo)> {
+        let (volume, size) = self.offers.values().find_map(|o| Some((o.volume, *o.exports.get(name)?)))?;
+        let description = "Holdfast volume, through a portal".to_string();
+        Some((volume, ExportInfo { name: name.to_string(), description, size_bytes: size, read_only: false }))
+    }
+
+    pub fn exports(&self) -> impl Iterator<Item = ExportInfo> {
+        self.offers.values().flat_map(|o| o.exports.keys()).filter_map(|name| Some(self.export(name)?.1))
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        earliest(earliest(self.portal.next_deadline(), self.desk.next_deadline()), self.peers.next_deadline())
+    }
+}
+
+impl Host {
+    /// Works off one thing; false where there is none.
+    pub(super) fn settle_portals(&mut self, now: Instant, io: &mut Io) -> bool {
+        if let Some(event) = self.portals.peers.events.pop_front() {
+            self.on_peer_event(event);
+        } else if let Some(event) = self.portals.events.pop_front() {
+            let mut effects = std::mem::take(&mut self.portals.effects);
+            self.portals.portal.handle(now, event, &mut effects);
+            for effect in effects.drain() {
+                self.on_portal_effect(now, effect, io);
+            }
+            self.portals.effects = effects;
+        } else if let Some(event) = self.portals.desk_events.pop_front() {
+            let mut effects = std::mem::take(&mut self.portals.desk_effects);
+            self.portals.desk.handle(now, event, &mut effects);
+            for effect in effects.drain() {
+                self.on_desk_effect(now, effect, io);
+            }
+            self.portals.desk_effects = effects;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    pub(super) fn tick_portals(&mut self, now: Instant, io: &mut Io) {
+        self.portals.peers.on_time(now, io);
+        if self.portals.portal.next_deadline().is_some_and(|at| at <= now) {
+            self.portals.events.push_back(Event::Tick);
+        }
+        if self.portals.desk.next_deadline().is_some_and(|at| at <= now) {
+            self.portals.desk_events.push_back(DeskEvent::Tick);
+        }
+    }
+
+    fn on_peer_event(&mut self, event: PeerEvent) {
+        let Portals { events, desk_events, peers, .. } = &mut self.portals;
+        match event {
+            PeerEvent::Connected { peer } => events.push_back(Event::Connected { peer }),
+            PeerEvent::Disconnected { peer } => events.push_back(Event::Disconnected { peer }),
+            PeerEvent::Answer { peer, token, answer, payload } => {
+                if matches!(answer, wire::Answer::Hello { .. }) {
+                    peers.is_well(peer);
+                }
+                events.push_back(Event::Answer { peer, token, answer, payload });
+            }
+            PeerEvent::Ask { link, token, ask, payload } => {
+                let named = match &ask {
+                    Ask::Hello { host, .. } => peers.is_from(link, host),
+                    _ => true,
+                };
+                // Who shows one host's certificate and calls itself another is neither.
+                let ask = if named { ask } else { Ask::Ping };
+                desk_events.push_back(DeskEvent::Ask { link, token, ask, payload });
+            }
+            PeerEvent::LinkDown { link } => desk_events.push_back(DeskEvent::LinkDown { link }),
+        }
+    }
+
+    fn on_portal_effect(&mut self, now: Instant, effect: Effect, io: &mut Io) {
+        match effect {
+            Effect::Submit { session, request } => self.submit_here(now, session, request, io),
+            Effect::Reply { session, reply } => self.on_session_reply(session, reply, io),
+            Effect::Abort { session } => {
+                logger::warn(format_args!(
+                    "a client's connection is ended: its volume is out of reach, or not offered here any more"
+                ));
+                self.abort_client(session, io);
+            }
+            Effect::Send { peer, token, ask, payload } => self.portals.peers.ask(peer, token, &ask, payload, io),
+            Effect::Reconnect { peer } => {
+                self.portals.peers.tell_trouble(peer, "it is connected, but does not answer");
+                self.portals.peers.reconnect(now, peer, false, io);
+            }
+            Effect::Told { ticket, answer } => {
+                if let Some(asker) = self.portals.questions.remove(Token(ticket)) {
+                    tell(&asker, answer);
+                }
+            }
+            Effect::Trouble { peer, refusal } => {
+                let why = match refusal {
+                    Refusal::Version => "it is of another release: bring both to the same",
+                    Refusal::Grid => "it is of another grid: check the addresses",
+                    Refusal::Superseded => "it has a newer connection of this host",
+                    Refusal::NotOwner | Refusal::Unknown | Refusal::Full => "it has refused the greeting",
+                };
+                self.portals.peers.tell_trouble(peer, why);
+                self.portals.peers.reconnect(now, peer, refusal != Refusal::Superseded, io);
+            }
+        }
+    }
+
+    fn on_desk_effect(&mut self, now: Instant, effect: DeskEffect, io: &mut Io) {
+        match effect {
+            DeskEffect::Answer { link, token, answer, payload } => {
+                self.portals.peers.answer(link, token, &answer, &payload, io);
+            }
+            DeskEffect::CloseLink { link } => self.portals.peers.close_link(link, io),
+            DeskEffect::Bind { guest, host, export } => self.bind_guest(guest, &host, export),
+            DeskEffect::Unbind { guest } => self.forget_guest(guest),
+            DeskEffect::Submit { guest, request, block } => self.submit_guest(now, guest, request, block, io),
+            DeskEffect::Admit { session } => self.admit(session),
+            DeskEffect::Yield { link, token, volume } => self.begin_yield(now, volume, (link, token), io),
+        }
+    }
+
+    // ---- sessions of this host ----
+
+    /// A client has opened an export of an offered volume: it may begin when others have passed on what they had.
+    pub(super) fn arrive(&mut self, session: Token) {
+        self.portals.desk_events.push_back(DeskEvent::Arrive { session });
+    }
+
+    fn admit(&mut self, session: Token) {
+        let Some(client) = self.clients.get_mut(session) else { return };
+        let Held::Arriving { volume, export, requests } = std::mem::take(&mut client.held) else { return };
+        let events = &mut self.portals.events;
+        events.push_back(Event::Open { session, volume, export });
+        events.extend(requests.into_iter().map(|request| Event::Request { session, request }));
+    }
+
+    /// The portal's session is served here.
+    fn submit_here(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
+        if self.bind_here(session) {
+            return self.submit_local(now, session, request, io);
+        }
+        // It is being opened or closed again, or a clone is gone.
+        self.portals.events.push_back(Event::NotHere { session });
+        self.portals.events.push_back(Event::Request { session, request });
+    }
+
+    /// The controller beside the portal has stopped: what it was asked is asked again, here or elsewhere.
+    pub(super) fn hand_back(&mut self, session: Token, request: BlockRequest) {
+        self.unbind_here(session);
+        self.portals.events.push_back(Event::NotHere { session });
+        self.portals.events.push_back(Event::Request { session, request });
+    }
+
+    // ---- sessions of other hosts' portals ----
+
+    fn bind_guest(&mut self, guest: Token, host: &str, export: String) {
+        let (name, snapshot) = split_export(&export);
+        let found = self.volumes.find_open(name);
+        let volume = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
+        let binding = match volume.filter(|(_, _, v)| v.exported) {
+            // What is asked of an opening that hangs may be done by others before it serves.
+            Some((_, _, volume)) if volume.controller.state() == State::Opening => {
+                return self.portals.binding.push((guest, export));
+            }
+            Some((at, head, volume)) if volume.controller.state() == State::Open => {
+                let layer = snapshot.map(|snapshot| volume.snapshot(head, snapshot).map(|(layer, _)| layer));
+                match layer {
+                    Some(None) => Binding::Refused(Refusal::Unknown),
+                    layer => {
+                        let target = layer.flatten().map_or(Target::Head(head), Target::Snapshot);
+                        logger::info(format_args!("host {host} opens {export} for a client"));
+                        self.portals.guests.insert(guest, Guest { volume: at, target, head });
+                        self.volumes.table.get_mut(at).expect("just found").add_session(head);
+                        Binding::Bound
+                    }
+                }
+            }
+            _ => Binding::Refused(Refusal::NotOwner),
+        };
+        self.portals.desk_events.push_back(DeskEvent::Bound { guest, binding });
+    }
+
+    fn forget_guest(&mut self, guest: Token) {
+        if let Some(Guest { volume, head, .. }) = self.portals.guests.remove(&guest)
+            && let Some(volume) = self.volumes.table.get_mut(volume)
+        {
+            volume.remove_session(head);
+        }
+    }
+
+    fn submit_guest(&mut self, now: Instant, guest: Token, request: Token, block: BlockRequest, io: &mut Io) {
+        let found = self.portals.guests.get(&guest).map(|g| (g.volume, g.target));
+        let open = found.and_then(|(at, target)| Some((at, target, self.volumes.table.get_mut(at)?)));
+        let Some((at, target, volume)) = open else {
+            let reply = BlockReply { token: block.token, result: Err(BlockError::Deposed) };
+            return self.portals.desk_events.push_back(DeskEvent::Reply { request, reply });
+        };
+        let token = volume.askers.insert(Asker { who: Who::Guest(request), token: block.token, op: None });
+        let request = BlockRequest { token: RequestToken(token.0), op: block.op };
+        self.drive(now, at, VolumeEvent::Request { target, request }, io);
+    }
+
+    // ---- volumes come and go ----
+
+    /// What the records say now.
+    pub(super) fn set_offers(&mut self, now: Instant, offers: Vec<Offer>, hosts: &[(String, SocketAddr)], io: &mut Io) {
+        let numbers = self.portals.peers.set_wanted(now, hosts, io);
+        self.portals.hosts = hosts.iter().map(|(name, _)| name.clone()).zip(numbers).collect();
+        let offers: BTreeMap<VolumeId, Offer> = offers.into_iter().map(|offer| (offer.volume, offer)).collect();
+        let before = std::mem::replace(&mut self.portals.offers, offers);
+        for volume in before.keys().filter(|volume| !self.portals.is_offered(**volume)).copied().collect::<Vec<_>>() {
+            self.end_offer(volume);
+        }
+        for volume in self.portals.offers.keys().copied().collect::<Vec<_>>() {
+            if !before.contains_key(&volume) {
+                self.take_over_sessions(volume);
+            }
+            self.route(volume);
+        }
+    }
+
+    /// Sessions of a volume that is offered from here on are the portal's.
+    fn take_over_sessions(&mut self, volume: VolumeId) {
+        let Some(at) = self.volumes.find_id(volume) else { return };
+        for session in self.clients.of_volume(at) {
+            let Some(export) = self.clients.get_mut(session).and_then(|c| c.give_to_portal()) else { continue };
+            self.portals.events.push_back(Event::Open { session, volume, export });
+        }
+    }
+
+    /// Only one host has it from here on: where that is this one, its sessions are its own again.
+    fn end_offer(&mut self, volume: VolumeId) {
+        if self.serves(volume) {
+            let own: Vec<Token> = self.portals.portal.sessions_of(volume).collect();
+            for session in own.into_iter().filter(|s| self.portals.portal.is_here(*s)) {
+                self.portals.events.push_back(Event::Close { session });
+                if let Some(client) = self.clients.get_mut(session) {
+                    client.take_from_portal();
+                }
+            }
+        }
+        self.portals.events.push_back(Event::Route { volume, route: Route::Closed });
+    }
+
+    fn serves(&self, volume: VolumeId) -> bool {
+        let found = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at));
+        found.is_some_and(|v| v.exported && v.controller.state() == State::Open)
+    }
+
+    /// Tells the portal where the volume is: here, where that is so, whatever the records say.
+    fn route(&mut self, volume: VolumeId) {
+        let Some(offer) = self.portals.offers.get(&volume) else { return };
+        let route = match &offer.place {
+            _ if self.serves(volume) => Route::Here,
+            Place::Here => Route::Nowhere,
+            Place::At(host) => self.portals.hosts.get(host).map_or(Route::Nowhere, |peer| Route::At(*peer)),
+        };
+        self.portals.events.push_back(Event::Route { volume, route });
+    }
+
+    /// A volume serves here from now on.
+    pub(super) fn on_serving(&mut self, at: Token) {
+        let Some(volume) = self.volumes.table.get(at).map(|v| v.id) else { return };
+        self.route(volume);
+        for (guest, export) in std::mem::take(&mut self.portals.binding) {
+            self.bind_guest(guest, "another", export);
+        }
+    }
+
+    /// A controller is gone, and its volume's entry with it.
+    pub(super) fn on_unserved(&mut self, at: Token, volume: VolumeId) {
+        let of_it = |guest: &Guest| guest.volume == at;
+        let gone: Vec<Token> = self.portals.guests.iter().filter(|(_, g)| of_it(g)).map(|(t, _)| *t).collect();
+        for guest in gone {
+            self.portals.guests.remove(&guest);
+            self.portals.desk_events.push_back(DeskEvent::Unserved { guest });
+        }
+        for (guest, export) in std::mem::take(&mut self.portals.binding) {
+            self.bind_guest(guest, "another", export);
+        }
+        for (_, link, token) in self.portals.yielding.extract_if(.., |(yields, ..)| *yields == at) {
+            self.portals.desk_events.push_back(DeskEvent::Yielded { link, token, refusal: None });
+        }
+        for (_, answer) in self.portals.preparing.extract_if(.., |(prepares, _)| *prepares == at) {
+            tell(&answer, false);
+        }
+        self.route(volume);
+    }
+
+    // ---- hand-over ----
+
+    fn begin_yield(&mut self, now: Instant, volume: VolumeId, (link, token): (LinkId, u64), io: &mut Io) {
+        let at = self.volumes.find_id(volume).filter(|_| self.serves(volume));
+        let Some(at) = at else {
+            let refusal = Some(Refusal::NotOwner);
+            return self.portals.desk_events.push_back(DeskEvent::Yielded { link, token, refusal });
+        };
+        logger::info(format_args!("volume {volume} is handed over"));
+        self.portals.yielding.push((at, link, token));
+        self.drive(now, at, VolumeEvent::Yield, io);
+    }
+
+    /// Empties a volume's log as far as that can be done beside its service; false where it is not served here.
+    pub(super) fn prepare(&mut self, now: Instant, name: &str, answer: Answer<bool>, io: &mut Io) {
+        let found = self.volumes.find_open(name).filter(|(at, _)| {
+            self.volumes.table.get(*at).is_some_and(|v| v.exported && v.controller.state() == State::Open)
+        });
+        let Some((at, _)) = found else { return tell(&answer, false) };
+        self.portals.preparing.push((at, answer));
+        self.drive(now, at, VolumeEvent::Prepare, io);
+    }
+
+    pub(super) fn on_prepared(&mut self, at: Token) {
+        for (_, answer) in self.portals.preparing.extract_if(.., |(prepares, _)| *prepares == at) {
+            tell(&answer, true);
+        }
+    }
+
+    /// Asks another host to yield a volume; `None` where it can't be asked.
+    pub(super) fn ask_host(&mut self, host: &str, volume: VolumeId, answer: Answer<Option<wire::Answer>>) {
+        let peer = self.portals.hosts.get(host).copied();
+        let Some(peer) = peer.filter(|_| !self.portals.questions.is_full()) else { return tell(&answer, None) };
+        let ticket = self.portals.questions.insert(answer).0;
+        self.portals.events.push_back(Event::Ask { peer, ticket, ask: Ask::Yield { volume } });
+    }
+}
