@@ -262,16 +262,17 @@ fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
 
     let (other, _) = Authority::make(grid).expect("made");
     let forged = credentials(&a, "x", &issue(&other));
-    let heard = talk(forged.connect(node).expect("a session"), connect(&a), &hello(&a));
+    let heard = talk(forged.connect(Role::Node(node)).expect("a session"), connect(&a), &hello(&a));
     let why = heard.expect_err("it is not let in");
     assert!(why.contains("its log says why") || why.contains("the connection ended"), "{why}");
     // With one of the grid's it is: the same way in, so it is the certificate that decides.
     let read = |name: &str| fs::read_to_string(a.path(name)).expect("it is there");
     let own = Authority::load(grid, &Pair { certificate: read("tls/ca.pem"), key: read("tls/ca.key") }).expect("sound");
     let right = credentials(&a, "x", &issue(&own));
-    let heard = talk(right.connect(node).expect("a session"), connect(&a), &hello(&a)).expect("it is let in");
+    let heard = talk(right.connect(Role::Node(node)).expect("a session"), connect(&a), &hello(&a)).expect("it is let in");
     assert!(heard.starts_with(b"HFW1"), "the node greets");
-    let why = talk(right.connect(NodeId(2)).expect("a session"), connect(&a), &hello(&a)).expect_err("it is node 1");
+    let why = talk(right.connect(Role::Node(NodeId(2))).expect("a session"), connect(&a), &hello(&a))
+        .expect_err("it is node 1");
     assert!(why.contains("node 1's, and node 2 should be there"), "{why}");
 
     assert_eq!(answer_to_stranger(&a, None), b"", "one without a certificate");

@@ -1,0 +1,151 @@
+//! Volumes that two hosts offer: clients of both go on while the volume changes hands, and when its host dies.
+//!
+//! Needs the programs `etcd` and `nbdcopy`; `./x` sees to them.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern, until};
+
+fn state(grid: &Grid, volume: &str) -> String {
+    grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
+}
+
+/// The host's process.
+fn host(grid: &Grid) -> rustix::process::Pid {
+    let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
+    rustix::process::Pid::from_raw(pid).expect("a process")
+}
+
+fn signal(process: rustix::process::Pid, signal: rustix::process::Signal) {
+    rustix::process::kill_process(process, signal).expect("signalled");
+}
+
+/// A client that writes and reads all the time; any error, and any byte that is not the last one written, fails the test.
+struct Client {
+    ends: Arc<AtomicBool>,
+    rounds: Arc<AtomicU32>,
+    thread: JoinHandle<()>,
+}
+
+impl Client {
+    fn begin(grid: &Grid, uri: String) -> Client {
+        let (ends, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (data, scratch) = (grid.path("client-data"), grid.path("client-scratch"));
+        pattern(&data, 12 << 20);
+        let (ends_too, rounds_too) = (Arc::clone(&ends), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            while !ends_too.load(Ordering::Relaxed) {
+                let mut bytes = std::fs::read(&data).expect("read");
+                bytes.rotate_left(4096 + 1);
+                std::fs::write(&data, &bytes).expect("written");
+                nbdcopy(data.to_str().expect("text"), &uri);
+                assert_volume_holds(&uri, &data, &scratch);
+                rounds_too.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Client { ends, rounds, thread }
+    }
+
+    /// Lets it do its work a few times more.
+    fn goes_on(&self, what: &str) {
+        let before = self.rounds.load(Ordering::Relaxed);
+        until(what, || self.thread.is_finished() || self.rounds.load(Ordering::Relaxed) > before + 1);
+        assert!(!self.thread.is_finished(), "{what}: a client was let down");
+    }
+
+    fn end(self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.join().expect("a client was let down");
+    }
+}
+
+#[test]
+fn clients_go_on_while_a_volume_is_handed_over_and_when_its_host_dies() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 23) else { return };
+    if !has_nbdcopy() {
+        return;
+    }
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(40), Grid::new(41));
+    a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
+    let token = a.ok("grid token").trim().to_string();
+    b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name b --join {token}"));
+    until("both hosts see all nodes", || (1..=3).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
+    a.ok("volume create v1 --size 32MiB");
+    a.ok("volume create v2 --size 32MiB");
+    assert!(b.fails("volume handover v1 --to b").contains("host a"), "only where it is served");
+    assert!(a.fails("volume handover v1 --to c").contains("these are up: a, b"));
+
+    // Both offer it, and clients of both see the same.
+    b.ok("volume export v1 --portal");
+    assert_eq!((state(&a, "v1"), state(&b, "v1")), ("open".to_string(), "portal".to_string()));
+    let data = a.path("data");
+    pattern(&data, 4 << 20);
+    nbdcopy(data.to_str().expect("text"), &b.uri("v1"));
+    assert_volume_holds(&a.uri("v1"), &data, &a.path("scratch"));
+
+    // One through each; the second volume has no portal before it is handed over.
+    let (one, two) = (Client::begin(&b, b.uri("v1")), Client::begin(&a, a.uri("v2")));
+    one.goes_on("the client of the portal");
+    for (from, to, name) in [(&a, &b, "b"), (&b, &a, "a"), (&a, &b, "b")] {
+        for volume in ["v1", "v2"] {
+            from.ok(&format!("volume handover {volume} --to {name}"));
+            assert_eq!((state(from, volume), state(to, volume)), ("portal".to_string(), "open".to_string()));
+        }
+        one.goes_on("the client of host b");
+        two.goes_on("the client of host a");
+    }
+    one.end();
+    two.end();
+}
+
+#[test]
+fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 24) else { return };
+    if !has_nbdcopy() {
+        return;
+    }
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(42), Grid::new(43));
+    a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --name a"));
+    let id = a.json("status")["grid"].as_str().expect("an id").to_string();
+    b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name b"));
+    until("both hosts see all nodes", || (1..=3).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
+    a.ok("volume create v1 --size 32MiB");
+    b.ok("volume export v1 --portal");
+    let client = Client::begin(&b, b.uri("v1"));
+    client.goes_on("the client of the portal");
+
+    signal(host(&a), rustix::process::Signal::KILL);
+    until("host b has taken over", || state(&b, "v1") == "open");
+    client.goes_on("the client of the portal, which serves now");
+    a.ok("grid up");
+    assert_eq!(state(&a, "v1"), "portal");
+    let (data, scratch) = (a.path("data"), a.path("scratch"));
+    nbdcopy(&a.uri("v1"), data.to_str().expect("text"));
+
+    // And back, from one that hangs until its lease is over, and then goes on.
+    let client_of_a = Client::begin(&a, a.uri("v1"));
+    client.end();
+    client_of_a.goes_on("the client of the host that was dead");
+    let hung = host(&b);
+    signal(hung, rustix::process::Signal::STOP);
+    until("host a has taken over", || state(&a, "v1") == "open");
+    client_of_a.goes_on("the client of the portal that serves");
+    signal(hung, rustix::process::Signal::CONT);
+    until("host b knows", || state(&b, "v1") == "portal");
+    client_of_a.goes_on("the client after that");
+    client_of_a.end();
+    nbdcopy(&a.uri("v1"), data.to_str().expect("text"));
+    assert_volume_holds(&b.uri("v1"), &data, &scratch);
+
+    // One that does not offer it any more is no portal.
+    b.ok("volume unexport v1");
+    assert_eq!((state(&a, "v1"), state(&b, "v1")), ("open".to_string(), "elsewhere".to_string()));
+    assert!(a.json("volume show v1").get("portals").is_none());
+}
