@@ -130,8 +130,8 @@ fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
     nbdcopy(&a.uri("v1"), data.to_str().expect("text"));
 
     // And back, from one that hangs until its lease is over, and then goes on.
-    let client_of_a = Client::begin(&a, a.uri("v1"));
     client.end();
+    let client_of_a = Client::begin(&a, a.uri("v1"));
     client_of_a.goes_on("the client of the host that was dead");
     let hung = host(&b);
     signal(hung, rustix::process::Signal::STOP);

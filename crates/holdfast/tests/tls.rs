@@ -269,7 +269,8 @@ fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
     let read = |name: &str| fs::read_to_string(a.path(name)).expect("it is there");
     let own = Authority::load(grid, &Pair { certificate: read("tls/ca.pem"), key: read("tls/ca.key") }).expect("sound");
     let right = credentials(&a, "x", &issue(&own));
-    let heard = talk(right.connect(Role::Node(node)).expect("a session"), connect(&a), &hello(&a)).expect("it is let in");
+    let heard =
+        talk(right.connect(Role::Node(node)).expect("a session"), connect(&a), &hello(&a)).expect("it is let in");
     assert!(heard.starts_with(b"HFW1"), "the node greets");
     let why = talk(right.connect(Role::Node(NodeId(2))).expect("a session"), connect(&a), &hello(&a))
         .expect_err("it is node 1");

@@ -7,7 +7,7 @@
 //! A volume that is handed over to this host is opened when the host that has it has yielded, or can't be asked. One that this
 //! host offers, and whose own host has let its lease run out, is taken over.
 
-use super::catalog::Entry;
+use super::catalog::{Catalog, Entry};
 use super::commands::Command;
 use super::control::{CLOSE_MAX, ControlPlane, ask};
 use super::portals::{Offer, Place};
@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
 use holdfast_format::portal::Answer;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,13 +48,36 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     Ok(())
 }
 
+/// What this host offers together with others, and where those are.
+pub(super) fn offers(
+    catalog: &Catalog,
+    entries: &[Entry],
+    hosts: &BTreeMap<String, Option<SocketAddr>>,
+) -> (Vec<Offer>, Vec<(String, SocketAddr)>) {
+    let mut offers: BTreeMap<VolumeId, Offer> = BTreeMap::new();
+    let mut wanted = BTreeSet::new();
+    for entry in entries.iter().filter(|entry| catalog.is_offered(entry)) {
+        let volume = entry.root.volume;
+        let host = entry.served_by.clone().unwrap_or_default();
+        let place = if catalog.is_here(entry) { Place::Here } else { Place::At(host.clone()) };
+        let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
+        offer.exports.insert(entry.name().to_string(), entry.size_bytes());
+        wanted.insert(host);
+        wanted.extend(entry.portals.iter().cloned());
+    }
+    wanted.remove(catalog.host());
+    let reached = wanted.into_iter().filter_map(|host| Some((host.clone(), (*hosts.get(&host)?)?)));
+    (offers.into_values().collect(), reached.collect())
+}
+
 impl ControlPlane {
     /// To be called alone.
     pub(super) fn keep_to_records(&self) -> Result<()> {
         let open = self.live()?.volumes;
         let entries = self.catalog.all()?;
         let hosts = self.presence.hosts()?;
-        self.tell_offers(&entries, &hosts)?;
+        let (offers, addresses) = offers(&self.catalog, &entries, &hosts);
+        self.ask(|answer| Command::Offers { offers, hosts: addresses, answer })?;
         for entry in entries.iter().filter(|entry| entry.clone.is_none()) {
             let (name, is_here) = (entry.name().to_string(), self.catalog.is_here(entry));
             let found = open.iter().find(|volume| volume.name == name);
@@ -89,25 +113,6 @@ impl ControlPlane {
             }
         }
         Ok(())
-    }
-
-    /// What this host offers together with others, and where those are.
-    fn tell_offers(&self, entries: &[Entry], hosts: &BTreeMap<String, Option<std::net::SocketAddr>>) -> Result<()> {
-        let mut offers: BTreeMap<VolumeId, Offer> = BTreeMap::new();
-        let mut wanted = BTreeSet::new();
-        for entry in entries.iter().filter(|entry| self.catalog.is_offered(entry)) {
-            let volume = entry.root.volume;
-            let host = entry.served_by.clone().unwrap_or_default();
-            let place = if self.catalog.is_here(entry) { Place::Here } else { Place::At(host.clone()) };
-            let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
-            offer.exports.insert(entry.name().to_string(), entry.size_bytes());
-            wanted.insert(host);
-            wanted.extend(entry.portals.iter().cloned());
-        }
-        wanted.remove(self.catalog.host());
-        let reached = wanted.into_iter().filter_map(|host| Some((host.clone(), (*hosts.get(&host)?)?)));
-        let (offers, hosts) = (offers.into_values().collect(), reached.collect());
-        self.ask(|answer| Command::Offers { offers, hosts, answer })
     }
 
     /// A volume that is handed over to this host: the host that has it is asked to stop.

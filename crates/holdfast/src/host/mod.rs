@@ -154,6 +154,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
         started,
         life: Life::Running,
     };
+    let (offers, hosts) = keeper::offers(&catalog, &catalog.all()?, &presence.hosts()?);
+    host.set_offers(started, offers, &hosts, reactor.io());
     for spec in exported {
         host.open_volume(started, spec, true, reactor.io());
     }
