@@ -5,6 +5,7 @@
 
 mod cli;
 mod client;
+mod config;
 mod daemon;
 mod drill;
 mod grid;
@@ -80,6 +81,8 @@ enum Command {
     Node(cli::node::NodeArgs),
     /// Lose a node under load, bring it back, and verify everything
     Drill(drill::DrillArgs),
+    /// Settings of this machine: what they mean, whether they are right, what is set
+    Config(cli::config::ConfigArgs),
     /// Run the host of a grid in the foreground: its controllers, NBD server and control socket
     #[command(after_help = "Example:\n  holdfast host --dir /data/grid\n\n`holdfast grid up` starts one by itself.")]
     Host(HostArgs),
@@ -118,6 +121,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Meta(args) => cli::meta::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
+        Command::Config(args) => cli::config::run(args, dir, cli.json),
         Command::Host(args) => {
             daemon::begin(args.daemon)?;
             host::run(&GridDir::choose(dir)?)

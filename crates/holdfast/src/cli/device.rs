@@ -30,8 +30,8 @@ enum DeviceAction {
     ///
     /// FLUSH is what a durable write of 4 KiB took when the device was added. READS and WRITES are what 99 of 100 took no
     /// longer than in the last seconds, of small ones, writes being durable. ERRORS counts since the node was started. A
-    /// device that is `slow` is an outlier among its peers: data goes elsewhere where it can, and after `rebuild_after_s`
-    /// (grid.json) of that the device is emptied.
+    /// device that is `slow` is an outlier among its peers: data goes elsewhere where it can, and after
+    /// `care.rebuild_after` (holdfast.toml) of that the device is emptied.
     List,
     /// Add a device to a node of a local grid
     Add {

@@ -14,6 +14,8 @@ pub mod processes;
 pub mod token;
 
 use crate::client;
+use crate::config::HostSettings;
+use crate::config::keys::Value;
 use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
@@ -107,7 +109,8 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     let _lock = Lock::take(dir)?;
     let created = !dir.exists();
     let config = if created { create(dir, options)? } else { dir.load()? };
-    check_unchanged(dir, &config, options)?;
+    let settings = dir.settings(&config)?;
+    check_unchanged(dir, (&config, &settings), options)?;
     check_metadata(dir, &config)?;
     let missing: Vec<Role> = roles(&config).into_iter().filter(|role| role.find(dir).is_none()).collect();
     if missing.is_empty() {
@@ -238,7 +241,8 @@ fn patience_of(role: Role) -> Duration {
 }
 
 /// A grid keeps the shape it was made with.
-fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Result<()> {
+fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSettings), options: &UpOptions) -> Result<()> {
+    check_chosen(dir, settings, options)?;
     let nodes = config.nodes.len() as u32;
     let devices = config.nodes.first().map_or(0, |n| n.devices.len() as u32);
     let size = config.nodes.first().and_then(|n| n.devices.first()).map_or(Size(0), |d| Size(d.size_bytes));
@@ -247,8 +251,6 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
         ("--devices", options.devices.is_some_and(|d| d != devices)),
         ("--device-size", options.device_size.is_some_and(|s| s != size)),
         ("--port", options.port.is_some_and(|p| config.nodes.first().is_some_and(|n| n.address.port() != p))),
-        ("--nbd-tcp", options.nbd_tcp.is_some() && options.nbd_tcp != config.host.nbd_tcp),
-        ("--tls-dir", options.tls_dir.is_some() && options.tls_dir != config.host.tls_dir),
         ("--etcd", options.meta.as_ref().is_some_and(|meta| *meta != config.meta)),
         ("--name", options.name.as_ref().is_some_and(|name| *name != config.host.name)),
         ("--address", options.address.is_some_and(|ip| config.nodes.iter().any(|n| n.address.ip() != ip))),
@@ -263,6 +265,38 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
         );
     }
     Ok(())
+}
+
+/// Options of `grid up` that are settings: a file that says something else is the operator's.
+fn check_chosen(dir: &GridDir, settings: &HostSettings, options: &UpOptions) -> Result<()> {
+    let changed = [
+        ("--nbd-tcp", "nbd.tcp", options.nbd_tcp.is_some() && options.nbd_tcp != settings.nbd_tcp),
+        ("--tls-dir", "nbd.tls_dir", options.tls_dir.is_some() && options.tls_dir != settings.tls_dir),
+    ];
+    if let Some((name, key, _)) = changed.iter().find(|(_, _, is)| *is) {
+        bail!(
+            "{name} differs from what is set for the grid in {}; leave the option out, and set {key} in {}",
+            dir.root().display(),
+            dir.settings_path().display()
+        );
+    }
+    Ok(())
+}
+
+/// Writes a new grid's settings, unless there are some already. Returns whether it did.
+fn write_settings(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Result<bool> {
+    let path = dir.settings_path();
+    if path.exists() {
+        check_chosen(dir, &dir.settings(config)?, options)?;
+        return Ok(false);
+    }
+    let (tcp, tls_dir) = (options.nbd_tcp.map(Value::Address), options.tls_dir.clone().map(Value::Directory));
+    layout::write_durably(&path, crate::config::template(tcp.as_ref(), tls_dir.as_ref()).as_bytes())?;
+    if let Err(error) = dir.settings(config) {
+        fs::remove_file(&path)?;
+        return Err(error);
+    }
+    Ok(true)
 }
 
 /// As whom a process takes part in its grid.
@@ -357,13 +391,12 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         address: SocketAddr::from((ip, ports + index as u16)),
         devices: (0..devices).map(|d| device(id, d)).collect(),
     };
-    let default = HostConfig::default();
-    let name = options.name.clone().unwrap_or(default.name.clone());
-    crate::host::catalog::check_name(&name)?;
-    let host = HostConfig { name, nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..default };
+    let host = options.name.clone().map_or_else(HostConfig::default, HostConfig::named);
+    crate::host::catalog::check_name(&host.name)?;
     let meta = options.meta.clone().unwrap_or_default();
     let tls = wants_tls(options);
     let mut config = GridConfig { meta, tls, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
+    let has_new_settings = write_settings(dir, &config, options)?;
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
     let joined = options.join.as_ref().map(|join| join::Joining::begin(dir, &config, join)).transpose()?;
     let made = (0..nodes)
@@ -382,6 +415,9 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
             joining.undo();
         }
         clear_unfinished(dir)?;
+        if has_new_settings {
+            fs::remove_file(dir.settings_path())?;
+        }
         return Err(error);
     }
     fs::remove_file(dir.creating_path())?;
