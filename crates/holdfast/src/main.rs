@@ -123,8 +123,13 @@ fn run(cli: Cli) -> Result<()> {
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Config(args) => cli::config::run(args, dir, cli.json),
         Command::Host(args) => {
+            let dir = GridDir::choose(dir)?;
             daemon::begin(args.daemon)?;
-            host::run(&GridDir::choose(dir)?)
+            if !args.daemon {
+                dir.load()?;
+                grid::processes::Role::Host.register(&dir)?;
+            }
+            host::run(&dir)
         }
     }
 }

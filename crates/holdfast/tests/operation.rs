@@ -3,7 +3,11 @@
 mod support;
 
 use std::fs;
-use support::{Grid, free_ports, holdfast, text};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{Grid, free_ports, holdfast, text, until};
 
 #[test]
 fn settings_are_in_one_file_that_is_checked_before_it_is_used() {
@@ -79,4 +83,171 @@ fn every_key_is_explained() {
         assert!(told.contains("takes ") && told.contains("default "), "{told}");
     }
     assert!(run(&["config", "explain", "--markdown"]).starts_with("# Configuration"));
+}
+
+/// Values of a key in a unit file.
+fn unit_values(path: &Path, key: &str) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap();
+    let lines = text.lines().filter_map(|line| line.split_once('='));
+    lines.filter(|(name, _)| *name == key).map(|(_, value)| value.to_string()).collect()
+}
+
+/// A process that a service manager would run; ends with the test.
+struct Service {
+    child: Child,
+    ready: UnixDatagram,
+}
+
+impl Service {
+    /// Starts exactly what the unit says, without any capability where that can be tried.
+    fn start(unit: &Path, instance: &str, notify: &Path) -> Service {
+        let _ = fs::remove_file(notify);
+        let ready = UnixDatagram::bind(notify).unwrap();
+        ready.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let line = unit_values(unit, "ExecStart").remove(0).replace("%i", instance);
+        let without = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
+        let can_try =
+            Command::new(without[0]).args(&without[1..]).arg("true").output().is_ok_and(|o| o.status.success());
+        let words: Vec<&str> = without.into_iter().filter(|_| can_try).chain(line.split_whitespace()).collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).env("NOTIFY_SOCKET", notify).env_remove("HOLDFAST_DIR").stderr(Stdio::null());
+        Service { child: command.spawn().unwrap(), ready }
+    }
+
+    fn wait_ready(&self) {
+        let mut said = [0; 64];
+        let len = self.ready.recv(&mut said).expect("it says that it is ready");
+        assert_eq!(&said[..len], b"READY=1");
+    }
+
+    fn stop(mut self, within: Duration) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let end = Instant::now() + within;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "it does not stop within the time that its unit gives it");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn services_run_what_their_units_say_and_are_seen_by_all_commands() {
+    let grid = Grid::new(5);
+    grid.up("--nodes 2 --devices 1");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    grid.ok("grid down");
+    let units = grid.path("units");
+    let told = grid.ok(&format!("grid units --output {}", units.display()));
+    assert!(told.contains("wrote ") && told.contains("does not look there"), "{told}");
+    let (node, host) = (units.join("holdfast-node@.service"), units.join("holdfast-host.service"));
+    match Command::new("systemd-analyze").arg("verify").args([&node, &host, &units.join("holdfast.target")]).output() {
+        // It tells of every unit of the machine.
+        Ok(output) => {
+            let said = text(&output.stderr);
+            assert!(!said.lines().any(|line| line.contains("holdfast")), "{said}");
+        }
+        Err(_) => eprintln!("SKIPPED in part: there is no systemd-analyze here"),
+    }
+    let notify = |name: &str| grid.path(&format!("notify-{name}"));
+    let services: Vec<Service> = ["1", "2"].iter().map(|id| Service::start(&node, id, &notify(id))).collect();
+    services.iter().for_each(Service::wait_ready);
+    let serving = Service::start(&host, "", &notify("host"));
+    serving.wait_ready();
+    assert_eq!(grid.json("status")["host"]["pid"], serving.child.id());
+    grid.wait_for_node(2, "up");
+    assert!(grid.fails("grid up").contains("already up"));
+    until("the volume is open", || grid.json("volume show v1")["state"] == "open");
+    let error = text(&holdfast().args(["host", "--dir"]).arg(grid.dir.path()).output().unwrap().stderr);
+    assert!(error.contains("the host is running already"), "{error}");
+    let stop_max = |unit: &Path| Duration::from_secs(unit_values(unit, "TimeoutStopSec")[0].parse().unwrap());
+    serving.stop(stop_max(&host));
+    services.into_iter().for_each(|service| service.stop(stop_max(&node)));
+    assert_eq!(grid.json("status")["host"]["state"], "down");
+    grid.ok("grid up");
+}
+
+/// Does what this test needs of systemctl: runs a unit's ExecStart until it is ready, ends it, and notes what was asked.
+const SYSTEMCTL: &str = r#"#!/bin/sh
+echo "$*" >>"$UNITS/asked"
+instance=$(echo "$2" | sed -n 's/.*@\(.*\)\.service/\1/p')
+case "$2" in
+    *@*) file="$UNITS/holdfast-node@.service"; pid="$GRID/run/node$instance.pid" ;;
+    *) file="$UNITS/holdfast-host.service"; pid="$GRID/run/host.pid" ;;
+esac
+number() { sed -n 's/.*"pid":\([0-9]*\).*/\1/p' "$pid" 2>/dev/null; }
+case "$1" in
+    start)
+        rm -f "$pid"
+        line=$(sed -n 's/^ExecStart=//p' "$file" | sed "s/%i/$instance/")
+        setsid $line </dev/null >/dev/null 2>>"$UNITS/journal" &
+        for i in $(seq 300); do [ -n "$(number)" ] && break; sleep 0.05; done ;;
+    stop)
+        [ -n "$(number)" ] && kill "$(number)" 2>/dev/null
+        for i in $(seq 600); do kill -0 "$(number)" 2>/dev/null || break; sleep 0.05; done ;;
+esac
+exit 0
+"#;
+
+#[test]
+fn a_grid_that_systemd_runs_is_started_and_stopped_by_it_alone() {
+    let grid = Grid::new(6);
+    grid.up("--nodes 2 --devices 1");
+    let units = grid.path("units");
+    fs::create_dir(&units).unwrap();
+    let tool = units.join("systemctl");
+    fs::write(&tool, SYSTEMCTL).unwrap();
+    fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", units.display(), std::env::var("PATH").unwrap());
+    let run = |line: &str| {
+        let mut command = holdfast();
+        command.args(line.split_whitespace()).arg("--dir").arg(grid.dir.path()).env("PATH", &path);
+        let output =
+            command.env("SYSTEMD_UNIT_PATH", &units).env("UNITS", &units).env("GRID", grid.dir.path()).output();
+        let output = output.unwrap();
+        (output.status.success(), format!("{}{}", text(&output.stdout), text(&output.stderr)))
+    };
+    let ok = |line: &str| {
+        let (is_ok, said) = run(line);
+        assert!(is_ok, "{line}: {said}");
+        said
+    };
+    let asked = || fs::read_to_string(units.join("asked")).unwrap_or_default();
+    let write = format!("grid units --output {}", units.display());
+    let (is_ok, said) = run(&write);
+    assert!(!is_ok && said.contains("stop the grid first"), "{said}");
+    ok("grid down");
+    assert!(ok(&write).contains("enable --now holdfast.target"));
+    let (is_ok, said) = run(&format!("{write} --name lab"));
+    assert!(!is_ok && said.contains("holdfast.target in"), "{said}");
+
+    ok("grid up");
+    assert_eq!(asked(), "start holdfast-node@1.service\nstart holdfast-node@2.service\nstart holdfast-host.service\n");
+    ok("node stop 2");
+    assert!(asked().ends_with("stop holdfast-node@2.service\n"));
+    let (is_ok, said) = run("node start 2 --format-blank");
+    assert!(!is_ok && said.contains("start it once by hand") && said.contains("--format-blank"), "{said}");
+    ok("node start 2");
+    // The files know all nodes.
+    ok("node add");
+    assert!(asked().ends_with("daemon-reload\nstart holdfast-node@3.service\n"), "{}", asked());
+    assert!(unit_values(&units.join("holdfast.target"), "Wants")[0].contains("holdfast-node@3.service"));
+    assert!(ok("node kill 3").contains("systemd starts it again"));
+    assert!(ok("grid down").contains("the host"));
+    let asked = asked();
+    let last: Vec<&str> = asked.lines().rev().take(4).collect();
+    let expected = ["1", "2", "3"].map(|id| format!("stop holdfast-node@{id}.service"));
+    assert_eq!(last[..3], expected, "{asked}");
+    assert_eq!(last[3], "stop holdfast-host.service");
+    // Without its files systemd runs it no more.
+    fs::remove_file(units.join("holdfast.target")).unwrap();
+    ok("grid up");
+    assert!(grid.path("logs/node3.log").exists(), "started as before");
 }

@@ -11,4 +11,5 @@ pub mod status;
 pub mod task;
 pub mod tls;
 pub mod transfer;
+pub mod units;
 pub mod volume;

@@ -6,6 +6,7 @@ use crate::grid::certs::Certificates;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
 use crate::grid::token::JoinToken;
+use crate::grid::units::Units;
 use crate::grid::{self, grow};
 use crate::node_shell::{self, NodeOptions};
 use crate::protocol::Request;
@@ -172,7 +173,11 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             if !role.wait_gone(dir, Duration::from_secs(10)) {
                 bail!("node {node} (process {}) does not die; it waits for its disk (see `dmesg`)", running.pid);
             }
-            (node, format!("node {node} is dead; `holdfast node start {node}` brings it back"))
+            let back = match Units::of(dir) {
+                Some(_) => "systemd starts it again in a second".to_string(),
+                None => format!("`holdfast node start {node}` brings it back"),
+            };
+            (node, format!("node {node} is dead; {back}"))
         }
         NodeAction::Hang { node } => {
             config.node(node)?;
@@ -229,6 +234,9 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
             options.devices = node.devices.iter().map(|d| dir.device_path(d)).collect();
         }
         options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
+        if !args.daemon {
+            Role::Node(id).register(&dir)?;
+        }
     }
     if let Some(dir) = &args.tls {
         options.tls = Some(Certificates::in_dir(dir, options.grid).paths(&own));

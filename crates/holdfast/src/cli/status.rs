@@ -49,6 +49,8 @@ enum GridAction {
     Token(TokenArgs),
     /// The certificates of this machine
     Tls(TlsArgs),
+    /// Write units for systemd, which then runs this machine's part of the grid
+    Units(super::units::UnitsArgs),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -136,6 +138,7 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         GridAction::Token(args) => super::tls::token(&args, dir, json),
         GridAction::Tls(args) => super::tls::run(args, dir, json),
+        GridAction::Units(args) => super::units::run(args, dir, json),
     }
 }
 

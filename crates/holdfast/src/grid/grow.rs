@@ -8,6 +8,7 @@ use super::certs::Certificates;
 use super::layout::{DeviceConfig, GridConfig, GridDir, NodeConfig};
 use super::processes::{Role, wait};
 use super::token::JoinToken;
+use super::units::{self, Units};
 use super::{
     DEVICE_SIZE_MIN, DEVICES_MAX, Lock, NODE_DOWN_MAX, NODES_MAX, UP_MAX, check_port, check_space, check_startable,
     ownership, wait_until_serves,
@@ -41,6 +42,7 @@ pub fn add_device(dir: &GridDir, node: u32, size: Option<Size>) -> Result<Device
     let entry = config.nodes.iter_mut().find(|n| n.id == node).expect("just seen");
     entry.devices.push(device.clone());
     dir.save(&config)?;
+    units::refresh(dir, &config)?;
     restart(dir, &config, node)?;
     client::done(dir, &Request::GridReload)?;
     wait_until_used(dir, &config, node)?;
@@ -79,6 +81,7 @@ pub fn add_node(
     let node = NodeConfig { id, address, devices };
     config.nodes.push(node.clone());
     dir.save(&config)?;
+    units::refresh(dir, &config)?;
     check_startable(dir, &config, Role::Node(id))?;
     Role::Node(id).start(dir, &[])?;
     wait_until_serves(dir, &config, id)?;
@@ -131,6 +134,7 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     }
     config.nodes.retain(|n| !n.devices.is_empty());
     dir.save(&config)?;
+    units::refresh(dir, &config)?;
     stop(dir, id)?;
     if config.nodes.iter().any(|n| n.id == id) {
         start(dir, &config, id)?;
@@ -190,7 +194,9 @@ fn make_device(dir: &GridDir, config: &GridConfig, node: u32, size: Size) -> Res
 /// Ends the node's process in good order, or by force if that takes too long.
 pub(super) fn stop(dir: &GridDir, node: u32) -> Result<()> {
     let role = Role::Node(node);
-    if role.find(dir).is_some() {
+    if let Some(units) = Units::of(dir) {
+        units.stop(role)?;
+    } else if role.find(dir).is_some() {
         role.signal(dir, Signal::CONT)?;
         role.signal(dir, Signal::TERM)?;
         if !role.wait_gone(dir, NODE_DOWN_MAX) {

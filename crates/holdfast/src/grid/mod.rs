@@ -12,6 +12,7 @@ pub mod metadata;
 pub mod ownership;
 pub mod processes;
 pub mod token;
+pub mod units;
 
 use crate::client;
 use crate::config::HostSettings;
@@ -33,6 +34,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use token::{Join, TLS_KEY, TlsRecord};
+use units::Units;
 
 const NODES_DEFAULT: u32 = 4;
 const NODES_MAX: u32 = 64;
@@ -187,6 +189,9 @@ pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
     if !force {
         check_unused(dir)?;
     }
+    if let Some(units) = Units::of(dir) {
+        return down_by_systemd(dir, &config, &units);
+    }
     let mut stopped = Vec::new();
     // The host first: it empties its log into the nodes.
     for (role, patience) in roles(&config).into_iter().rev().map(|role| (role, patience_of(role))) {
@@ -210,6 +215,18 @@ pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
         role.forget(dir);
     }
     Ok(stopped.iter().map(Role::to_string).collect())
+}
+
+/// What doesn't run may be about to be started again: so all units are stopped, the host's first.
+fn down_by_systemd(dir: &GridDir, config: &GridConfig, units: &Units) -> Result<Vec<String>> {
+    let mut stopped = Vec::new();
+    for role in roles(config).into_iter().rev() {
+        let was_there = role.find(dir).is_some();
+        units.stop(role)?;
+        role.forget(dir);
+        stopped.extend(was_there.then(|| role.to_string()));
+    }
+    Ok(stopped)
 }
 
 /// A host that does not answer has no clients that get any.

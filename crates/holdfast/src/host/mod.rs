@@ -34,7 +34,7 @@ mod volumes;
 mod watcher;
 
 use crate::config::HostSettings;
-use crate::daemon::outwait;
+use crate::daemon::{outwait, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::GridDir;
 use crate::logger;
@@ -143,6 +143,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     }
     control::start(dir, (&config, settings), (meta, catalog, presence.clone()), sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
+    tell_ready();
     reactor.run(&mut host)?;
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
