@@ -3,8 +3,9 @@
 mod support;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Grid, free_ports, holdfast, text, until};
@@ -250,4 +251,171 @@ fn a_grid_that_systemd_runs_is_started_and_stopped_by_it_alone() {
     fs::remove_file(units.join("holdfast.target")).unwrap();
     ok("grid up");
     assert!(grid.path("logs/node3.log").exists(), "started as before");
+}
+
+/// A loop device over a sparse file; detached with the test.
+struct Loop {
+    device: PathBuf,
+}
+
+impl Loop {
+    /// `None`, and the reason in the test's output, where there can't be any.
+    fn attach(file: &Path, size: u64, options: &[&str]) -> Option<Loop> {
+        if !file.exists() {
+            fs::File::create(file).unwrap().set_len(size).unwrap();
+        }
+        // Another one may take the same number in between.
+        for _ in 0..5 {
+            let output = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output();
+            let output = output.ok().filter(|output| output.status.success());
+            if let Some(output) = output {
+                return Some(Loop { device: PathBuf::from(text(&output.stdout).trim()) });
+            }
+        }
+        // Past the test harness, which keeps back what passing tests print.
+        let _ =
+            writeln!(std::io::stderr(), "skipped: no loop devices here; run this as root where the kernel has them");
+        None
+    }
+
+    fn path(&self) -> &str {
+        self.device.to_str().unwrap()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
+    }
+}
+
+/// What is said of a device: whether it is eligible, and why.
+fn verdict(grid: &Grid, path: &str) -> (String, String) {
+    let found = grid.json(&format!("device list --eligible {path}"));
+    let why = found[0]["why"].as_str().unwrap_or_default().to_string();
+    (found[0]["verdict"].as_str().unwrap().to_string(), why)
+}
+
+fn run(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn block_devices_are_taken_only_when_they_are_empty() {
+    const SIZE: u64 = 512 << 20;
+    let grid = Grid::new(7);
+    let Some(blank) = Loop::attach(&grid.path("blank"), SIZE, &[]) else { return };
+    assert_eq!(verdict(&grid, blank.path()).0, "eligible", "before there is a grid, too");
+    grid.up("--nodes 2 --devices 1");
+    let (Some(ext4), Some(xfs), Some(small)) = (
+        Loop::attach(&grid.path("ext4"), SIZE, &[]),
+        Loop::attach(&grid.path("xfs"), SIZE, &[]),
+        Loop::attach(&grid.path("small"), 8 << 20, &[]),
+    ) else {
+        return;
+    };
+    let mut table = vec![0; 512];
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    // One partition, of everything behind the first MiB.
+    table[446 + 4] = 0x83;
+    table[446 + 8..446 + 12].copy_from_slice(&2048_u32.to_le_bytes());
+    table[446 + 12..446 + 16].copy_from_slice(&((SIZE / 512) as u32 - 2048).to_le_bytes());
+    fs::write(grid.path("parts"), &table).unwrap();
+    fs::OpenOptions::new().write(true).open(grid.path("parts")).unwrap().set_len(SIZE).unwrap();
+    let (Some(parts), Some(fixed)) =
+        (Loop::attach(&grid.path("parts"), SIZE, &[]), Loop::attach(&grid.path("fixed"), SIZE, &["--read-only"]))
+    else {
+        return;
+    };
+    assert!(run("mkfs.ext4", &["-q", ext4.path()]) && run("mkfs.xfs", &["-q", xfs.path()]));
+    let not_empty = |path: &str, part: &str| {
+        let (verdict, why) = verdict(&grid, path);
+        assert!(verdict == "not-empty" && why.contains(part), "{path}: {verdict}: {why}");
+        let error = grid.fails(&format!("device add 1 --path {path}"));
+        assert!(error.contains(part) && error.contains("nothing was written") && error.contains("--force"), "{error}");
+    };
+    let impossible = |path: &str, part: &str| {
+        let (verdict, why) = verdict(&grid, path);
+        assert!(verdict == "impossible" && why.contains(part), "{path}: {verdict}: {why}");
+        let error = grid.fails(&format!("device add 1 --path {path} --force"));
+        assert!(error.contains(part), "{error}");
+    };
+    not_empty(ext4.path(), "holds an ext4 file system");
+    not_empty(xfs.path(), "holds an XFS file system");
+    not_empty(parts.path(), "holds a partition table (MBR)");
+    impossible(small.path(), "too small: it has 8 MiB");
+    impossible(fixed.path(), "is read-only");
+    let mount = grid.path("mnt");
+    fs::create_dir(&mount).unwrap();
+    if run("mount", &[ext4.path(), mount.to_str().unwrap()]) {
+        impossible(ext4.path(), &format!("is mounted at {}", mount.display()));
+        assert!(run("umount", &[mount.to_str().unwrap()]));
+    }
+    assert!(run("blkid", &[ext4.path()]), "it is as it was");
+    let listed = grid.ok("device list --eligible");
+    let line = |path: &str| listed.lines().find(|line| line.starts_with(&format!("{path} "))).unwrap().to_string();
+    assert!(line(blank.path()).contains(" yes "), "{listed}");
+    assert!(line(xfs.path()).contains(" with --force "), "{listed}");
+
+    grid.ok(&format!("device add 1 --path {}", blank.path()));
+    impossible(blank.path(), "is a device of node 1 of this grid already");
+    grid.ok(&format!("device add 2 --path {} --force", ext4.path()));
+    assert!(!run("blkid", &["--probe", ext4.path()]), "nobody takes it for a file system any more");
+    grid.ok("volume create v1 --size 64MiB --layout mirror:2");
+    assert_eq!(grid.json("device list").as_array().unwrap().len(), 4);
+    grid.ok("device drain 1/1");
+    grid.ok("task watch");
+    until("the device is empty", || grid.run("device remove 1/1").status.success());
+    assert!(blank.device.exists(), "it is not a file to delete");
+    assert_eq!(verdict(&grid, blank.path()), ("eligible".to_string(), String::new()));
+    grid.ok("grid down");
+    grid.ok("grid up");
+}
+
+#[test]
+fn devices_of_another_grid_are_left_alone() {
+    let (grid, other) = (Grid::new(8), Grid::new(9));
+    for g in [&grid, &other] {
+        g.up("--nodes 1 --devices 1");
+    }
+    let theirs = other.path("devices/node1-0.img");
+    let add = format!("device add 1 --path {}", theirs.display());
+    assert!(grid.fails(&format!("{add} --force")).contains("in use by another process"));
+    other.ok("grid down");
+    let id = other.json("status")["grid"].as_str().unwrap().to_string();
+    let error = grid.fails(&add);
+    assert!(error.contains(&format!("belongs to node 1 of grid {id}")), "{error}");
+    other.ok("grid up");
+    other.ok("grid down");
+    grid.ok(&format!("{add} --force"));
+    assert_eq!(grid.json("device list").as_array().unwrap().len(), 2);
+    assert!(other.fails("grid up").contains("belongs to grid"));
+}
+
+#[test]
+fn a_grid_and_nodes_are_made_on_devices_that_are_there() {
+    let grid = Grid::new(10);
+    let disks = tempfile::tempdir().unwrap();
+    let disk = |name: &str, bytes: &[u8]| {
+        let path = disks.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(256 << 20).unwrap();
+        path.display().to_string()
+    };
+    let (one, two, full) = (disk("one", &[]), disk("two", &[]), disk("full", &[1; 4096]));
+    let port = &grid.port;
+    let error = grid.fails(&format!("grid up --port {port} --device {one} --device {full}"));
+    assert!(error.contains("unknown kind") && !grid.path("grid.json").exists(), "{error}");
+    assert!(grid.fails(&format!("grid up --device {one} --device {one}")).contains("named twice"));
+    assert!(grid.fails(&format!("grid up --nodes 2 --device {one}")).contains("holdfast node add"));
+    assert_eq!(verdict(&grid, &one).0, "eligible");
+    grid.ok(&format!("grid up --port {port} --device {one}"));
+    assert!(grid.fails(&format!("node add --path {full}")).contains("--force"));
+    grid.ok(&format!("node add --path {two} --path {full} --force"));
+    let devices = grid.json("device list");
+    assert_eq!(devices.as_array().unwrap().len(), 3);
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert!(Path::new(&one).exists());
 }

@@ -79,6 +79,12 @@ pub struct NodeConfig {
     pub devices: Vec<DeviceConfig>,
 }
 
+impl NodeConfig {
+    pub fn has(&self, path: &Path) -> bool {
+        self.devices.iter().any(|device| device.path == path)
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {

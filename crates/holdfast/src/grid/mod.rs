@@ -11,6 +11,8 @@ pub mod layout;
 pub mod metadata;
 pub mod ownership;
 pub mod processes;
+pub mod signatures;
+pub mod survey;
 pub mod token;
 pub mod units;
 
@@ -33,6 +35,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use survey::Asker;
 use token::{Join, TLS_KEY, TlsRecord};
 use units::Units;
 
@@ -60,6 +63,10 @@ pub struct UpOptions {
     pub nodes: Option<u32>,
     pub devices: Option<u32>,
     pub device_size: Option<Size>,
+    /// Devices of the only node, rather than new files.
+    pub paths: Vec<PathBuf>,
+    /// Although these are not empty.
+    pub force: bool,
     pub port: Option<u16>,
     pub nbd_tcp: Option<SocketAddr>,
     pub tls_dir: Option<PathBuf>,
@@ -263,7 +270,10 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
     let nodes = config.nodes.len() as u32;
     let devices = config.nodes.first().map_or(0, |n| n.devices.len() as u32);
     let size = config.nodes.first().and_then(|n| n.devices.first()).map_or(Size(0), |d| Size(d.size_bytes));
+    let is_named =
+        |path: &PathBuf| std::path::absolute(path).is_ok_and(|path| config.nodes.iter().any(|n| n.has(&path)));
     let changed = [
+        ("--device", !options.paths.iter().all(is_named)),
         ("--nodes", options.nodes.is_some_and(|n| n != nodes)),
         ("--devices", options.devices.is_some_and(|d| d != devices)),
         ("--device-size", options.device_size.is_some_and(|s| s != size)),
@@ -382,7 +392,9 @@ fn check_port(address: SocketAddr) -> Result<()> {
 /// Makes a new grid: devices first, its configuration last.
 fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     clear_unfinished(dir)?;
-    let (nodes, devices) = (options.nodes.unwrap_or(NODES_DEFAULT), options.devices.unwrap_or(DEVICES_DEFAULT));
+    let given = grow::describe_all(&options.paths, &Asker::default(), options.force)?;
+    let nodes = options.nodes.unwrap_or(if given.is_empty() { NODES_DEFAULT } else { 1 });
+    let devices = options.devices.unwrap_or(if given.is_empty() { DEVICES_DEFAULT } else { given.len() as u32 });
     let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
     let fewest = if options.join.is_some() { 0 } else { 1 };
     if !(fewest..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
@@ -394,7 +406,13 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
         bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
     }
-    check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
+    if given.is_empty() {
+        check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
+    } else if nodes != 1 {
+        bail!(
+            "devices that are named by --device are those of one node; leave --nodes out, and add others by `holdfast node add`"
+        );
+    }
     let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let ports = choose_ports(ip, options.port, nodes)?;
     let grid = options.join.as_ref().map_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()), Join::grid);
@@ -406,7 +424,10 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let node = |index: u32, id: u32| NodeConfig {
         id,
         address: SocketAddr::from((ip, ports + index as u16)),
-        devices: (0..devices).map(|d| device(id, d)).collect(),
+        devices: match given.is_empty() {
+            true => (0..devices).map(|d| device(id, d)).collect(),
+            false => given.clone(),
+        },
     };
     let host = options.name.clone().map_or_else(HostConfig::default, HostConfig::named);
     crate::host::catalog::check_name(&host.name)?;
@@ -431,6 +452,8 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         if let Some(joining) = joined {
             joining.undo();
         }
+        // What was made ours of them is of no grid.
+        given.iter().for_each(|device| drop(grow::give_back(device, grid)));
         clear_unfinished(dir)?;
         if has_new_settings {
             fs::remove_file(dir.settings_path())?;
@@ -549,6 +572,10 @@ fn make_devices(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let grid = config.grid_id()?;
     for node in &config.nodes {
         for device in &node.devices {
+            if device.path.is_absolute() {
+                grow::take(device, grid, NodeId(node.id))?;
+                continue;
+            }
             let path = dir.device_path(device);
             create_file(&path, device.size_bytes, 0)?;
             // Writes the journal with zeroes, as `create_file` advises.
