@@ -396,23 +396,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let nodes = options.nodes.unwrap_or(if given.is_empty() { NODES_DEFAULT } else { 1 });
     let devices = options.devices.unwrap_or(if given.is_empty() { DEVICES_DEFAULT } else { given.len() as u32 });
     let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
-    let fewest = if options.join.is_some() { 0 } else { 1 };
-    if !(fewest..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
-        bail!(
-            "a machine has {fewest} to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
-             --devices so"
-        );
-    }
-    if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
-        bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
-    }
-    if given.is_empty() {
-        check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
-    } else if nodes != 1 {
-        bail!(
-            "devices that are named by --device are those of one node; leave --nodes out, and add others by `holdfast node add`"
-        );
-    }
+    check_shape(dir, options, (nodes, devices, size))?;
     let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let ports = choose_ports(ip, options.port, nodes)?;
     let grid = options.join.as_ref().map_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()), Join::grid);
@@ -434,7 +418,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let meta = options.meta.clone().unwrap_or_default();
     let tls = wants_tls(options);
     let mut config = GridConfig { meta, tls, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
-    let has_new_settings = write_settings(dir, &config, options)?;
+    let mut has_new_settings = false;
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
     let joined = options.join.as_ref().map(|join| join::Joining::begin(dir, &config, join)).transpose()?;
     let made = (0..nodes)
@@ -444,6 +428,8 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         })
         .collect::<Result<Vec<_>>>()
         .map(|nodes| config.nodes = nodes)
+        .and_then(|()| write_settings(dir, &config, options))
+        .map(|is_new| has_new_settings = is_new)
         .and_then(|()| make_devices(dir, &config))
         .and_then(|()| secure(dir, &config, joined.as_ref()))
         .and_then(|()| if joined.is_some() { Ok(()) } else { make_metadata(dir, &config) })
@@ -462,6 +448,28 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     }
     fs::remove_file(dir.creating_path())?;
     Ok(config)
+}
+
+/// Refuses what a machine can't have, or has no room for.
+fn check_shape(dir: &GridDir, options: &UpOptions, (nodes, devices, size): (u32, u32, Size)) -> Result<()> {
+    let fewest = if options.join.is_some() { 0 } else { 1 };
+    if !(fewest..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
+        bail!(
+            "a machine has {fewest} to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
+             --devices so"
+        );
+    }
+    if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
+        bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
+    }
+    if options.paths.is_empty() {
+        check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
+    } else if nodes != 1 {
+        bail!(
+            "devices that are named by --device are those of one node; leave --nodes out, and add others by `holdfast node add`"
+        );
+    }
+    Ok(())
 }
 
 /// Whether a grid that is being made or joined has TLS.
