@@ -197,6 +197,7 @@ impl ControlPlane {
             }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
+            Request::VolumeExplain { name } => self.explain(&name),
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
@@ -325,6 +326,12 @@ impl ControlPlane {
 
     fn list(&self) -> Result<Vec<VolumeInfo>> {
         Ok(self.status()?.volumes)
+    }
+
+    fn explain(&self, name: &str) -> Result<Response> {
+        let volume = Box::new(self.show(name)?);
+        let parts = self.ask(|answer| Command::Anatomy { name: name.to_string(), answer })?;
+        Ok(Response::Explained { volume, parts })
     }
 
     pub(super) fn show(&self, name: &str) -> Result<VolumeInfo> {
