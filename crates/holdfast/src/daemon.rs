@@ -1,6 +1,9 @@
 //! What a process of a local grid does before it serves.
 
 use anyhow::{Context, Result};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 /// How long what a killed process held may still be taken: the kernel ends its operations in flight first.
@@ -14,6 +17,23 @@ pub fn begin(is_daemon: bool) -> Result<()> {
         rustix::process::setsid().context("cannot leave the terminal's session")?;
     }
     Ok(())
+}
+
+/// Names the socket on which systemd wants to hear that a service is ready.
+pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+
+/// Tells systemd that this process serves, where it waits for that.
+pub fn tell_ready() {
+    let Some(path) = std::env::var_os(NOTIFY_SOCKET) else { return };
+    let bytes = path.as_bytes();
+    let address = match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    if let Err(error) = sent {
+        crate::logger::warn(format_args!("systemd can't be told that this process is ready: {error}"));
+    }
 }
 
 /// Repeats `attempt` for a while where it failed because something is in use: a process that has just been killed lets

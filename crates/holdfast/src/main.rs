@@ -3,8 +3,10 @@
 //! Role: reads the command line and hands over. Everything that can go wrong ends here as one message on standard error
 //! that says what, why, and what to do next.
 
+mod anatomy;
 mod cli;
 mod client;
+mod config;
 mod daemon;
 mod drill;
 mod grid;
@@ -80,6 +82,8 @@ enum Command {
     Node(cli::node::NodeArgs),
     /// Lose a node under load, bring it back, and verify everything
     Drill(drill::DrillArgs),
+    /// Settings of this machine: what they mean, whether they are right, what is set
+    Config(cli::config::ConfigArgs),
     /// Run the host of a grid in the foreground: its controllers, NBD server and control socket
     #[command(after_help = "Example:\n  holdfast host --dir /data/grid\n\n`holdfast grid up` starts one by itself.")]
     Host(HostArgs),
@@ -118,9 +122,15 @@ fn run(cli: Cli) -> Result<()> {
         Command::Meta(args) => cli::meta::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
+        Command::Config(args) => cli::config::run(args, dir, cli.json),
         Command::Host(args) => {
+            let dir = GridDir::choose(dir)?;
             daemon::begin(args.daemon)?;
-            host::run(&GridDir::choose(dir)?)
+            if !args.daemon {
+                dir.load()?;
+                grid::processes::Role::Host.register(&dir)?;
+            }
+            host::run(&dir)
         }
     }
 }

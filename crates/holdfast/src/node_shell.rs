@@ -11,7 +11,7 @@
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
 //! serves on with the others.
 
-use crate::daemon::outwait;
+use crate::daemon::{outwait, tell_ready};
 use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
 use crate::logger;
 use anyhow::{Result, anyhow, bail};
@@ -116,6 +116,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
             "{bound} is open to everybody who can reach it, without TLS; only on a network of the grid's own"
         ));
     }
+    tell_ready();
     reactor.run(&mut shell)?;
     logger::info(format_args!("node {} stops", options.node));
     Ok(())

@@ -2,6 +2,7 @@
 //!
 //! Role: types only. A request is answered by exactly one line; a connection may carry any number, one after the other.
 
+use crate::anatomy::Parts;
 use crate::host::schedule::Schedule;
 use holdfast_format::stream::Begin;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,10 @@ pub enum Request {
     },
     VolumeList,
     VolumeShow {
+        name: String,
+    },
+    /// The same, with its parts.
+    VolumeExplain {
         name: String,
     },
     VolumeResize {
@@ -220,6 +225,11 @@ pub enum Response {
     Done,
     Status(HostStatus),
     Volume(Box<VolumeInfo>),
+    Explained {
+        volume: Box<VolumeInfo>,
+        /// Of a volume that is open here.
+        parts: Option<Box<Parts>>,
+    },
     Volumes {
         volumes: Vec<VolumeInfo>,
     },

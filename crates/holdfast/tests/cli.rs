@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, free_ports, give_back, has_nbdcopy, holdfast, nbdcopy, pattern, text};
+use support::{Grid, assert_volume_holds, free_ports, give_back, has_nbdcopy, holdfast, nbdcopy, pattern, text, until};
 
 #[test]
 fn a_grid_keeps_its_volumes_over_down_and_up_and_the_loss_of_a_node() {
@@ -792,6 +792,10 @@ fn a_grid_is_not_stopped_under_the_hands_of_clients() {
 
 /// A client of a volume that has come to the end of the handshake of the oldest kind, and does nothing more.
 fn greeted_client(grid: &Grid, volume: &str) -> std::os::unix::net::UnixStream {
+    greeted_client_of(grid, volume, 16 << 20)
+}
+
+fn greeted_client_of(grid: &Grid, volume: &str, size: u64) -> std::os::unix::net::UnixStream {
     let mut stream = std::os::unix::net::UnixStream::connect(grid.path("nbd.sock")).unwrap();
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).unwrap();
@@ -804,7 +808,7 @@ fn greeted_client(grid: &Grid, volume: &str) -> std::os::unix::net::UnixStream {
     stream.write_all(volume.as_bytes()).unwrap();
     let mut export = [0; 10];
     stream.read_exact(&mut export).unwrap();
-    assert_eq!(export[..8], (16_u64 << 20).to_be_bytes());
+    assert_eq!(export[..8], size.to_be_bytes());
     stream
 }
 
@@ -978,4 +982,83 @@ fn damage_is_read_around_or_with_integrity_off_left_to_the_scrub() {
     assert!(grid.ok("volume set fast --integrity on").contains("is checked"));
     assert_eq!(grid.json("volume show fast")["integrity"], "on");
     assert!(differing("fast").is_empty());
+}
+
+#[test]
+fn a_volume_is_drawn_from_its_clients_down_to_devices() {
+    let grid = Grid::new(25);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 64MiB");
+    let file = grid.path("pattern");
+    pattern(&file, 24 << 20);
+    let copies = has_nbdcopy();
+    if copies {
+        nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
+        until("it is in segments", || grid.json("volume show v1")["live"]["segments"].as_u64() > Some(0));
+        is_settled(&grid);
+    }
+    let _client = greeted_client_of(&grid, "v1", 64 << 20);
+    let sum =
+        |list: &Value, name: &str| list.as_array().unwrap().iter().map(|p| p[name].as_u64().unwrap()).sum::<u64>();
+    let count = |told: &Value, state: &str| {
+        let legs = told["parts"]["log"]["open"]["legs"].as_array().unwrap();
+        legs.iter().filter(|leg| leg["state"] == state).count()
+    };
+    let mut told = Value::Null;
+    // On a busy machine a node may be late, and something more be written, just now.
+    until("two legs take entries, one client is there, and all segments were when the volume was told of", || {
+        told = grid.json("volume explain v1");
+        (count(&told, "appending"), count(&told, "standby")) == (2, 1)
+            && told["volume"]["sessions"] == 1
+            && sum(&told["parts"]["segments"], "segments") == told["volume"]["live"]["segments"].as_u64().unwrap()
+    });
+    let (volume, parts) = (&told["volume"], &told["parts"]);
+    for figure in ["shards", "bytes"] {
+        assert_eq!(
+            sum(&parts["segments"], figure),
+            sum(&parts["devices"], figure),
+            "every shard is somewhere: {parts}"
+        );
+    }
+    let open = &parts["log"]["open"];
+    assert_eq!((&open["copies"], &open["nodes"]), (&2.into(), &2.into()), "{open}");
+    assert_eq!(told["nodes"].as_array().unwrap().len(), 3);
+    if copies {
+        // What is still in the log only is a few entries.
+        assert!(sum(&parts["devices"], "bytes") >= 24 << 20, "with parity: {parts}");
+        let counters = &volume["live"]["counters"];
+        assert!(counters["write_bytes"].as_u64() >= Some(24 << 20), "{counters}");
+    }
+
+    let drawn = grid.ok("volume explain v1");
+    let at =
+        |part: &str| drawn.lines().position(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{part}: {drawn}"));
+    let order = ["volume ", "front end ", "controller ", "log ", "layout ", "nodes "].map(at);
+    assert!(order.is_sorted(), "{drawn}");
+    assert!(drawn.contains("NBD, 1 client connected") && drawn.contains("2 legs in 2 nodes acknowledge"), "{drawn}");
+    let is_uri = |line: &str| line.contains("nbd+unix:");
+    for line in drawn.lines().filter(|line| !is_uri(line)) {
+        assert!(line.chars().count() <= 100, "{} columns: {line}", line.chars().count());
+    }
+    grid.ok("node kill 2");
+    until("node 2 is seen to be down", || {
+        let told = grid.json("volume explain v1");
+        told["nodes"][1]["link"] == "down" && grid.ok("volume explain v1").contains("down")
+    });
+    grid.ok("node start 2");
+    grid.ok("volume unexport v1 --force");
+    let closed = grid.ok("volume explain v1");
+    assert!(closed.contains("it is closed") && !closed.contains("front end"), "{closed}");
+    assert!(grid.json("volume explain v1")["parts"].is_null());
+    assert!(grid.fails("volume explain v9").contains("volume list"));
+}
+
+/// Waits until no segment is being written.
+fn is_settled(grid: &Grid) {
+    until("nothing is being written", || {
+        let first = grid.json("volume explain v1")["parts"].clone();
+        std::thread::sleep(Duration::from_millis(300));
+        let second = grid.json("volume explain v1")["parts"].clone();
+        first["jobs"] == 0 && first["segments"] == second["segments"]
+    });
 }

@@ -2,6 +2,7 @@
 //!
 //! Start reading at [`controller::Controller`].
 
+mod anatomy;
 pub mod api;
 mod append;
 mod apply;
@@ -49,6 +50,7 @@ mod snapshots;
 mod space;
 mod write;
 
+pub use anatomy::{Anatomy, CacheParts, DeviceParts, LegParts, LogParts, SegmentParts};
 pub use api::{
     Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, SlowBecause, SpaceUse, State, Status, Target,
 };

@@ -146,3 +146,30 @@ fn what_a_smaller_size_cut_off_never_comes_back() {
         }
     }
 }
+
+#[test]
+fn the_parts_of_a_volume_add_up() {
+    let layout = Layout::Parity { data: 2, parity: 1 };
+    let mut world = World::new(11, 4, layout, 6 << 20);
+    let none = world.controller.anatomy();
+    assert_eq!((none.segments.len(), none.log.legs.len()), (0, 3), "{none:?}");
+    for at in 0..96 {
+        let data = Buf::copy_from(&vec![at as u8 + 1; 65536]);
+        let token = world.request(BlockOp::Write { offset: at * 65536 % (6 << 20), data });
+        world.wait(token);
+    }
+    let full = world.controller.anatomy();
+    assert!(full.log.appended_bytes > 0 && full.log.completed.0 >= 96, "{full:?}");
+    let legs: Vec<u64> = full.log.legs.iter().filter(|leg| leg.is_preferred).map(|leg| leg.entries).collect();
+    assert_eq!(legs.len(), 2, "{full:?}");
+    world.settle(Duration::from_secs(30));
+    let parts = world.controller.anatomy();
+    let shards: u64 = parts.segments.iter().map(|part| part.shards).sum();
+    let bytes: u64 = parts.segments.iter().map(|part| part.bytes).sum();
+    assert_eq!(shards, parts.devices.iter().map(|device| device.shards).sum::<u64>());
+    assert_eq!(bytes, parts.devices.iter().map(|device| device.bytes).sum::<u64>());
+    let data: u64 =
+        parts.segments.iter().filter(|part| part.is_data && part.layout == layout).map(|part| part.bytes).sum();
+    assert!(data >= 9 << 20, "half as much again: {parts:?}");
+    assert_eq!(parts.segments.iter().map(|part| part.segments).sum::<u64>(), world.controller.status().segment_count);
+}

@@ -3,17 +3,21 @@
 use super::format::{percent_used, print, print_json, print_table, table};
 use super::status::gather;
 use crate::client;
-use crate::grid::grow;
+use crate::grid::grow::{self, Source};
 use crate::grid::layout::GridDir;
+use crate::grid::survey::{self, Asker, Verdict};
 use crate::protocol::Request;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     holdfast device list\n  \
+    holdfast device list --eligible         which block devices of this machine could be taken\n  \
+    holdfast device add 2 --path /dev/disk/by-id/nvme-…    one of them; refused if it holds anything\n  \
     holdfast device add 2 --size 8GiB       a new device for node 2, which is restarted\n  \
     holdfast device drain 2/0               by node and place in the list, or by its id\n  \
     holdfast task watch                     how it gets on\n  \
@@ -30,15 +34,28 @@ enum DeviceAction {
     ///
     /// FLUSH is what a durable write of 4 KiB took when the device was added. READS and WRITES are what 99 of 100 took no
     /// longer than in the last seconds, of small ones, writes being durable. ERRORS counts since the node was started. A
-    /// device that is `slow` is an outlier among its peers: data goes elsewhere where it can, and after `rebuild_after_s`
-    /// (grid.json) of that the device is emptied.
-    List,
-    /// Add a device to a node of a local grid
+    /// device that is `slow` is an outlier among its peers: data goes elsewhere where it can, and after
+    /// `care.rebuild_after` (holdfast.toml) of that the device is emptied.
+    List {
+        /// Instead: which block devices of this machine could be taken, and why the others can't
+        #[arg(long)]
+        eligible: bool,
+        /// Only these, block devices or files
+        #[arg(requires = "eligible")]
+        paths: Vec<PathBuf>,
+    },
+    /// Add a device to a node of a local grid: a new file, or with --path what is there
     Add {
         node: u32,
         /// By default as large as the node's first
-        #[arg(long)]
+        #[arg(long, conflicts_with = "path")]
         size: Option<Size>,
+        /// A block device, or a file that is there; it has to be empty
+        #[arg(long)]
+        path: Option<PathBuf>,
+        /// Although it holds something, which is destroyed
+        #[arg(long, requires = "path")]
+        force: bool,
     },
     /// Move everything off a device; nothing new goes there
     Drain {
@@ -51,7 +68,7 @@ enum DeviceAction {
         #[arg(long)]
         force: bool,
     },
-    /// Take a device that was drained out of a local grid, and delete its file
+    /// Take a device that was drained out of a local grid, and delete its file (a device elsewhere becomes an empty one)
     Remove {
         device: String,
         /// Although it is not empty: what lay there is made again from the others
@@ -62,9 +79,14 @@ enum DeviceAction {
 
 pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
-        DeviceAction::List => list(dir, json),
-        DeviceAction::Add { node, size } => {
-            let device = grow::add_device(dir, node, size)?;
+        DeviceAction::List { eligible: true, paths } => list_eligible(&paths, dir, json),
+        DeviceAction::List { .. } => list(dir, json),
+        DeviceAction::Add { node, size, path, force } => {
+            let source = match path {
+                Some(path) => Source::Path { path: std::path::absolute(path)?, force },
+                None => Source::File(size),
+            };
+            let device = grow::add_device(dir, node, &source)?;
             let text = format!("device {} ({}) is added to node {node}", device.device, Size(device.size_bytes));
             if json { print_json(&device) } else { print(text) }
         }
@@ -80,11 +102,14 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
         DeviceAction::Remove { device, force } => {
             let device = find(dir, &device)?;
             let node = grow::remove_devices(dir, std::slice::from_ref(&device), force)?;
-            let text = format!("device {device} is not a part of node {node} any more; its file is deleted");
+            let text = format!("device {device} is not a part of node {node} any more; {DISCARDED}");
             if json { print_json(&json!({ "device": device, "removed": true })) } else { print(text) }
         }
     }
 }
+
+/// What becomes of a device that is removed.
+pub const DISCARDED: &str = "files in the grid's directory are deleted, other devices can be taken again";
 
 /// Has devices emptied, or ends that.
 pub fn drain(dir: &GridDir, devices: &[String], cancel: bool, force: bool) -> Result<()> {
@@ -107,6 +132,29 @@ fn find(dir: &GridDir, name: &str) -> Result<String> {
         Some(id) => Ok(id.clone()),
         None => bail!("this grid has no device {name}; `holdfast device list` shows them"),
     }
+}
+
+/// What could be taken; before there is a grid, too.
+fn list_eligible(paths: &[PathBuf], dir: &GridDir, json: bool) -> Result<()> {
+    let asker = if dir.exists() { Asker::of(dir, &dir.load()?)? } else { Asker::default() };
+    let found = match paths.is_empty() {
+        true => survey::all(dir, &asker)?,
+        false => paths.iter().map(|path| survey::examine(path, &asker)).collect(),
+    };
+    if json {
+        return print_json(&found);
+    }
+    let mut rows = table(&["PATH", "KIND", "SIZE", "ELIGIBLE", "WHY"], &[2]);
+    for candidate in &found {
+        let (is_eligible, why) = match &candidate.verdict {
+            Verdict::Eligible => ("yes", "is empty"),
+            Verdict::NotEmpty(why) => ("with --force", why.as_str()),
+            Verdict::Impossible(why) => ("no", why.as_str()),
+        };
+        let size = Size(candidate.size_bytes).to_string();
+        rows.add_row([&candidate.path.display().to_string(), &candidate.kind, &size, is_eligible, why]);
+    }
+    print_table(&rows)
 }
 
 fn millis(us: Option<u32>) -> String {

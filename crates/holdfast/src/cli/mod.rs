@@ -1,6 +1,8 @@
 //! The command line: what can be asked, and how answers look.
 
+pub mod config;
 pub mod device;
+pub mod explain;
 pub mod format;
 pub mod meta;
 pub mod node;
@@ -10,4 +12,5 @@ pub mod status;
 pub mod task;
 pub mod tls;
 pub mod transfer;
+pub mod units;
 pub mod volume;

@@ -1,11 +1,12 @@
 //! `holdfast node`: the storage process itself, and the faults that a local grid can be given.
 
-use super::device::drain;
+use super::device::{DISCARDED, drain};
 use super::format::{print, print_json};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
 use crate::grid::token::JoinToken;
+use crate::grid::units::Units;
 use crate::grid::{self, grow};
 use crate::node_shell::{self, NodeOptions};
 use crate::protocol::Request;
@@ -80,6 +81,12 @@ enum NodeAction {
         /// By default as large as the last node's first
         #[arg(long)]
         device_size: Option<Size>,
+        /// A block device, or a file that is there, any number of times, rather than new files; it has to be empty
+        #[arg(long = "path", value_name = "PATH", conflicts_with_all = ["devices", "device_size"])]
+        paths: Vec<PathBuf>,
+        /// Although such a device holds something, which is destroyed
+        #[arg(long, requires = "paths")]
+        force: bool,
         /// In a grid with TLS, where its authority is on another machine: a token of `holdfast grid token --for` this
         /// one, made there
         #[arg(long)]
@@ -95,7 +102,8 @@ enum NodeAction {
         #[arg(long)]
         force: bool,
     },
-    /// Stop a node that was drained, take it out of the local grid, and delete its devices' files
+    /// Stop a node that was drained, take it out of the local grid, and delete its devices' files (devices elsewhere
+    /// become empty ones)
     Remove {
         node: u32,
         /// Although it is not empty, or down: what lay there is made again from the others
@@ -145,8 +153,12 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
         Ok(config.node(node)?.devices.iter().map(|d| d.device.clone()).collect())
     };
     let (id, text) = match *action {
-        NodeAction::Add { devices, device_size, ref token } => {
-            let node = grow::add_node(dir, devices, device_size, token.as_ref())?;
+        NodeAction::Add { devices, device_size, ref paths, force, ref token } => {
+            let devices = match paths.is_empty() {
+                true => grow::Devices::Files(devices, device_size),
+                false => grow::Devices::Paths { paths: paths.clone(), force },
+            };
+            let node = grow::add_node(dir, &devices, token.as_ref())?;
             (node.id, format!("node {} is added, and up at {}; data is moved there by itself", node.id, node.address))
         }
         NodeAction::Drain { node, cancel, force } => {
@@ -159,7 +171,7 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
         }
         NodeAction::Remove { node, force } => {
             grow::remove_devices(dir, &devices_of(node)?, force)?;
-            (node, format!("node {node} is not a part of the grid any more; its devices' files are deleted"))
+            (node, format!("node {node} is not a part of the grid any more; {DISCARDED}"))
         }
         NodeAction::Stop { node, force } => {
             grid::stop_node(dir, node, force)?;
@@ -172,7 +184,11 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             if !role.wait_gone(dir, Duration::from_secs(10)) {
                 bail!("node {node} (process {}) does not die; it waits for its disk (see `dmesg`)", running.pid);
             }
-            (node, format!("node {node} is dead; `holdfast node start {node}` brings it back"))
+            let back = match Units::of(dir) {
+                Some(_) => "systemd starts it again in a second".to_string(),
+                None => format!("`holdfast node start {node}` brings it back"),
+            };
+            (node, format!("node {node} is dead; {back}"))
         }
         NodeAction::Hang { node } => {
             config.node(node)?;
@@ -229,6 +245,9 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
             options.devices = node.devices.iter().map(|d| dir.device_path(d)).collect();
         }
         options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
+        if !args.daemon {
+            Role::Node(id).register(&dir)?;
+        }
     }
     if let Some(dir) = &args.tls {
         options.tls = Some(Certificates::in_dir(dir, options.grid).paths(&own));

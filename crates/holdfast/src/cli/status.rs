@@ -25,6 +25,7 @@ use std::path::PathBuf;
     holdfast grid up --dir /data/grid --nodes 3 --devices 1 --device-size 2GiB\n  \
     holdfast grid up --etcd http://10.0.0.9:2379 --name a --address 10.0.0.1               the first of several machines\n  \
     holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join TOKEN  the next one, with\n                                               a token of `holdfast grid token` on the first\n  \
+    holdfast grid up --device /dev/nvme0n1 --device /dev/nvme1n1   one node on empty devices\n  \
     holdfast grid status\n  \
     holdfast grid down                           everything stops; `holdfast grid up` goes on where it was\n\n\
     A grid's directory holds all of it: configuration, devices, metadata, logs. HOLDFAST_DIR names one for all commands.")]
@@ -49,6 +50,8 @@ enum GridAction {
     Token(TokenArgs),
     /// The certificates of this machine
     Tls(TlsArgs),
+    /// Write units for systemd, which then runs this machine's part of the grid
+    Units(super::units::UnitsArgs),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -68,6 +71,12 @@ struct UpArgs {
     /// Size of each device, all of it allocated at once [default: 8GiB]
     #[arg(long)]
     device_size: Option<Size>,
+    /// A block device, or a file that is there, for the only node, any number of times; it has to be empty
+    #[arg(long = "device", value_name = "PATH", conflicts_with_all = ["devices", "device_size"])]
+    paths: Vec<PathBuf>,
+    /// Although a device that is named holds something, which is destroyed
+    #[arg(long, requires = "paths")]
+    force: bool,
     /// First of the nodes' ports on 127.0.0.1 [default: the first free range from 7500 on]
     #[arg(long)]
     port: Option<u16>,
@@ -95,16 +104,30 @@ struct UpArgs {
     tls: Option<Switch>,
 }
 
+impl UpArgs {
+    fn options(self) -> Result<UpOptions> {
+        Ok(UpOptions {
+            nodes: self.nodes,
+            devices: self.devices,
+            device_size: self.device_size,
+            paths: self.paths,
+            force: self.force,
+            port: self.port,
+            nbd_tcp: self.nbd_tcp,
+            tls_dir: self.tls_dir.map(std::path::absolute).transpose()?,
+            meta: self.etcd.config()?,
+            name: self.name,
+            address: self.address,
+            join: self.join,
+            tls: self.tls.map(|tls| tls == Switch::On),
+        })
+    }
+}
+
 pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
         GridAction::Up(args) => {
-            let UpArgs { nodes, devices, device_size, port, nbd_tcp, tls_dir, etcd, name, address, join, tls } = *args;
-            let tls = tls.map(|tls| tls == Switch::On);
-            let tls_dir = tls_dir.map(std::path::absolute).transpose()?;
-            let meta = etcd.config()?;
-            let options =
-                UpOptions { nodes, devices, device_size, port, nbd_tcp, tls_dir, meta, name, address, join, tls };
-            let outcome = grid::up(dir, &options)?;
+            let outcome = grid::up(dir, &args.options()?)?;
             if json {
                 return print_json(&gather(dir)?);
             }
@@ -136,6 +159,7 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         GridAction::Token(args) => super::tls::token(&args, dir, json),
         GridAction::Tls(args) => super::tls::run(args, dir, json),
+        GridAction::Units(args) => super::units::run(args, dir, json),
     }
 }
 

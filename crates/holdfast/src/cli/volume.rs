@@ -17,6 +17,7 @@ use serde_json::json;
     holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
     holdfast volume create db --size 2GiB --provisioning fixed   others never take the space that it has yet to write\n  \
     holdfast volume list\n  \
+    holdfast volume explain vm1                drawn from its clients down to devices\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
@@ -72,6 +73,8 @@ enum VolumeAction {
     List,
     /// One volume, with its counters
     Show { name: String },
+    /// What a volume consists of, from its clients down to devices, and what passes from part to part
+    Explain { name: String },
     /// Change a volume's size; clients see it when they connect anew
     Resize {
         name: String,
@@ -168,6 +171,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let volume = client::volume(dir, &Request::VolumeShow { name })?;
             if json { print_json(&volume) } else { print_one(&volume) }
         }
+        VolumeAction::Explain { name } => super::explain::run(&name, dir, json),
         VolumeAction::Resize { name, size, shrink } => {
             let volume = client::volume(dir, &Request::VolumeResize { name, size_bytes: size.0, shrink })?;
             let text = format!(

@@ -1,13 +1,16 @@
 //! Nodes and devices of a local grid that come and go while it serves.
 //!
 //! Faults: a device is made before grid.json names it, and grid.json forgets it before its file is removed; a crash in
-//! between leaves a file that nothing names. Nothing is removed that the host has not found empty.
+//! between leaves a file that nothing names. Nothing is removed that the host has not found empty. What is there already is
+//! taken only where it is empty, or where that is forced.
 
 use super::asking::Asking;
 use super::certs::Certificates;
 use super::layout::{DeviceConfig, GridConfig, GridDir, NodeConfig};
 use super::processes::{Role, wait};
+use super::survey::{self, Asker};
 use super::token::JoinToken;
+use super::units::{self, Units};
 use super::{
     DEVICE_SIZE_MIN, DEVICES_MAX, Lock, NODE_DOWN_MAX, NODES_MAX, UP_MAX, check_port, check_space, check_startable,
     ownership, wait_until_serves,
@@ -17,53 +20,88 @@ use crate::node_shell::fresh_device_id;
 use crate::protocol::{LinkState, Request};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
-use holdfast_base::NodeId;
+use holdfast_base::{BLOCK_BYTES, GridId, NodeId};
 use holdfast_runtime::device::create_file;
 use holdfast_runtime::pki;
 use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// What becomes a device.
+pub enum Source {
+    /// A new file in the grid's directory; by default as large as the node's first device.
+    File(Option<Size>),
+    /// A block device or a file that is there; all that it holds is destroyed where that is forced.
+    Path { path: PathBuf, force: bool },
+}
 
 /// Adds a device to a node, and restarts that.
-pub fn add_device(dir: &GridDir, node: u32, size: Option<Size>) -> Result<DeviceConfig> {
+pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
     let at = config.node(node)?;
     if at.devices.len() as u32 >= DEVICES_MAX {
         bail!("node {node} has {DEVICES_MAX} devices, which is the bound");
     }
-    let size = size.or_else(|| at.devices.first().map(|d| Size(d.size_bytes))).unwrap_or(super::DEVICE_SIZE_DEFAULT);
-    check_size(size)?;
-    check_space(dir, 1, size)?;
+    let default =
+        at.devices.iter().find(|d| d.path.is_relative()).map_or(super::DEVICE_SIZE_DEFAULT, |d| Size(d.size_bytes));
+    match source {
+        Source::File(size) => {
+            check_size(size.unwrap_or(default))?;
+            check_space(dir, 1, size.unwrap_or(default))?;
+        }
+        Source::Path { path, force } => drop(survey::check(path, &Asker::of(dir, &config)?, *force)?),
+    }
     client::done(dir, &Request::CheckRemovable { devices: Vec::new(), force: false })
         .with_context(|| format!("node {node} is not restarted now"))?;
-    let device = make_device(dir, &config, node, size)?;
+    let device = match source {
+        Source::File(size) => make_device(dir, &config, node, size.unwrap_or(default))?,
+        Source::Path { path, force } => {
+            let device = describe(path, &Asker::of(dir, &config)?, *force)?;
+            take(&device, config.grid_id()?, NodeId(node))?;
+            device
+        }
+    };
     let entry = config.nodes.iter_mut().find(|n| n.id == node).expect("just seen");
     entry.devices.push(device.clone());
     dir.save(&config)?;
+    units::refresh(dir, &config)?;
     restart(dir, &config, node)?;
     client::done(dir, &Request::GridReload)?;
     wait_until_used(dir, &config, node)?;
     Ok(device)
 }
 
+/// The devices of a node that is added.
+pub enum Devices {
+    /// New files, so many, so large; by default as the last node has.
+    Files(Option<u32>, Option<Size>),
+    /// Block devices or files that are there.
+    Paths { paths: Vec<PathBuf>, force: bool },
+}
+
 /// Adds a node and starts it; with a token, where the grid has TLS and this machine can't sign.
-pub fn add_node(
-    dir: &GridDir,
-    devices: Option<u32>,
-    size: Option<Size>,
-    token: Option<&JoinToken>,
-) -> Result<NodeConfig> {
+pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> Result<NodeConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
     let last = config.nodes.iter().max_by_key(|n| n.id).context("a grid has nodes")?.clone();
-    let count = devices.unwrap_or(last.devices.len() as u32);
+    let default = last.devices.first().map_or(super::DEVICE_SIZE_DEFAULT, |d| Size(d.size_bytes));
+    let count = match devices {
+        Devices::Files(count, _) => count.unwrap_or(last.devices.len() as u32),
+        Devices::Paths { paths, .. } => paths.len() as u32,
+    };
     if config.nodes.len() as u32 >= NODES_MAX || !(1..=DEVICES_MAX).contains(&count) {
         bail!("a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each");
     }
-    let size = size.or_else(|| last.devices.first().map(|d| Size(d.size_bytes))).unwrap_or(super::DEVICE_SIZE_DEFAULT);
-    check_size(size)?;
-    check_space(dir, u64::from(count), size)?;
+    let chosen = match devices {
+        Devices::Files(_, size) => {
+            check_size(size.unwrap_or(default))?;
+            check_space(dir, u64::from(count), size.unwrap_or(default))?;
+            Vec::new()
+        }
+        Devices::Paths { paths, force } => describe_all(paths, &Asker::of(dir, &config)?, *force)?,
+    };
     // Nodes of other machines have numbers, too.
     let told = client::status(dir)?.nodes;
     let id = told.iter().map(|node| node.id).fold(last.id, u32::max) + 1;
@@ -75,10 +113,19 @@ pub fn add_node(
     if config.tls {
         obtain(dir, &config, &[pki::Role::Node(NodeId(id))], token)?;
     }
-    let devices = (0..count).map(|_| make_device(dir, &config, id, size)).collect::<Result<_>>()?;
+    let devices = match devices {
+        Devices::Files(_, size) => {
+            (0..count).map(|_| make_device(dir, &config, id, size.unwrap_or(default))).collect::<Result<_>>()?
+        }
+        Devices::Paths { .. } => {
+            chosen.iter().try_for_each(|device| take(device, config.grid_id()?, NodeId(id)))?;
+            chosen
+        }
+    };
     let node = NodeConfig { id, address, devices };
     config.nodes.push(node.clone());
     dir.save(&config)?;
+    units::refresh(dir, &config)?;
     check_startable(dir, &config, Role::Node(id))?;
     Role::Node(id).start(dir, &[])?;
     wait_until_serves(dir, &config, id)?;
@@ -119,18 +166,14 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
         bail!("the last node of a grid can't be removed; `holdfast grid down` stops the grid");
     }
     client::done(dir, &Request::CheckRemovable { devices: devices.to_vec(), force })?;
-    let gone: Vec<PathBuf> = config
-        .nodes
-        .iter()
-        .flat_map(|n| &n.devices)
-        .filter(|d| devices.contains(&d.device))
-        .map(|d| dir.device_path(d))
-        .collect();
+    let gone: Vec<DeviceConfig> =
+        config.nodes.iter().flat_map(|n| &n.devices).filter(|d| devices.contains(&d.device)).cloned().collect();
     for node in &mut config.nodes {
         node.devices.retain(|d| !devices.contains(&d.device));
     }
     config.nodes.retain(|n| !n.devices.is_empty());
     dir.save(&config)?;
+    units::refresh(dir, &config)?;
     stop(dir, id)?;
     if config.nodes.iter().any(|n| n.id == id) {
         start(dir, &config, id)?;
@@ -141,14 +184,10 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     } else if config.tls {
         Certificates::of(dir, config.grid_id()?).forget(&pki::Role::Node(NodeId(id)));
     }
-    for path in gone {
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(e)
-                    .with_context(|| format!("{} is not a part of the grid any more, but stays", path.display()));
-            }
-            _ => {}
-        }
+    for device in gone {
+        let path = dir.device_path(&device);
+        discard(dir, &device)
+            .with_context(|| format!("{} is not a part of the grid any more, but stays as it is", path.display()))?;
     }
     Ok(id)
 }
@@ -177,6 +216,57 @@ fn check_size(size: Size) -> Result<()> {
     Ok(())
 }
 
+/// Deletes the file of a device that is the grid's no more; what isn't the grid's to delete can be taken by others again.
+fn discard(dir: &GridDir, device: &DeviceConfig) -> Result<()> {
+    let path = dir.device_path(device);
+    if path.starts_with(dir.devices_dir()) {
+        return match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
+            _ => Ok(()),
+        };
+    }
+    match ownership::probe(&path, device.size_bytes) {
+        Ok(Ok(found)) if found.device.to_string() == device.device => survey::clear_ends(&path, device.size_bytes),
+        // It is gone or broken, or another one by now.
+        _ => Ok(()),
+    }
+}
+
+/// A device that is there, as the configuration will name it; refused where it can't be taken.
+fn describe(path: &Path, asker: &Asker, force: bool) -> Result<DeviceConfig> {
+    let path = std::path::absolute(path).with_context(|| format!("cannot use {} as a device", path.display()))?;
+    let found = survey::check(&path, asker, force)?;
+    let size_bytes = found.size_bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    Ok(DeviceConfig { path, device: fresh_device_id().to_string(), size_bytes })
+}
+
+pub(super) fn describe_all(paths: &[PathBuf], asker: &Asker, force: bool) -> Result<Vec<DeviceConfig>> {
+    let mut seen = BTreeSet::new();
+    for path in paths {
+        let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        if !seen.insert(real) {
+            bail!("{} is named twice; name each device once", path.display());
+        }
+    }
+    paths.iter().map(|path| describe(path, asker, force)).collect()
+}
+
+/// Makes a device that is there a node's: all that it holds is destroyed.
+pub(super) fn take(device: &DeviceConfig, grid: GridId, node: NodeId) -> Result<()> {
+    // Nobody else's while that goes on.
+    let held = holdfast_runtime::device::open(&device.path)?;
+    survey::clear_end(&device.path, held.size_bytes())?;
+    ownership::format(&device.path, device.size_bytes, grid, node, device.device.parse()?)
+}
+
+/// Undoes [`take`].
+pub(super) fn give_back(device: &DeviceConfig, grid: GridId) -> Result<()> {
+    match ownership::probe(&device.path, device.size_bytes)? {
+        Ok(found) if found.grid == grid => survey::clear_ends(&device.path, device.size_bytes),
+        _ => Ok(()),
+    }
+}
+
 fn make_device(dir: &GridDir, config: &GridConfig, node: u32, size: Size) -> Result<DeviceConfig> {
     let name = |n: u32| PathBuf::from(format!("devices/node{node}-{n}.img"));
     let path = (0..).map(name).find(|path| !dir.root().join(path).exists()).expect("numbers don't end");
@@ -190,7 +280,9 @@ fn make_device(dir: &GridDir, config: &GridConfig, node: u32, size: Size) -> Res
 /// Ends the node's process in good order, or by force if that takes too long.
 pub(super) fn stop(dir: &GridDir, node: u32) -> Result<()> {
     let role = Role::Node(node);
-    if role.find(dir).is_some() {
+    if let Some(units) = Units::of(dir) {
+        units.stop(role)?;
+    } else if role.find(dir).is_some() {
         role.signal(dir, Signal::CONT)?;
         role.signal(dir, Signal::TERM)?;
         if !role.wait_gone(dir, NODE_DOWN_MAX) {

@@ -1,7 +1,8 @@
-//! Where a local grid keeps what, and its configuration file.
+//! Where a local grid keeps what, and the file that says what belongs to it.
 //!
 //! ```text
-//! DIR/grid.json      the configuration: written last when a grid is made, so that what it names exists
+//! DIR/grid.json      what the program made: id, nodes, devices; written last when a grid is made, so that what it names exists
+//! DIR/holdfast.toml  what the operator sets (see `config`)
 //! DIR/grid.lock      held by `grid up` and `grid down`
 //! DIR/devices/       node1-0.img …
 //! DIR/meta.redb      the embedded metadata store, the host's alone; nothing where etcd keeps the metadata
@@ -11,6 +12,7 @@
 //! DIR/logs/, DIR/run/   one log and one pid file a process
 //! ```
 
+use crate::config::HostSettings;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -77,6 +79,12 @@ pub struct NodeConfig {
     pub devices: Vec<DeviceConfig>,
 }
 
+impl NodeConfig {
+    pub fn has(&self, path: &Path) -> bool {
+        self.devices.iter().any(|device| device.path == path)
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
@@ -91,30 +99,37 @@ pub struct DeviceConfig {
 pub struct HostConfig {
     /// Name of this host in root records.
     pub name: String,
-    /// NBD over TCP as well, if set.
+    // Settings from before there was a holdfast.toml: kept as they are, and read through [`GridDir::settings`] alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub nbd_tcp: Option<SocketAddr>,
-    /// Certificates (`ca-cert.pem`, `server-cert.pem`, `server-key.pem`) for NBD over TCP.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
-    /// Log entries that may wait in memory, over all volumes.
-    pub writeback_bytes: u64,
-    /// Clean map pages in memory, over all volumes.
-    pub map_cache_bytes: u64,
-    /// Seconds after which what an absent node held is made again elsewhere.
-    pub rebuild_after_s: u64,
-    /// Seconds in which every shard is read and checked once.
-    pub scrub_every_s: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub map_cache_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rebuild_after_s: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub_every_s: Option<u64>,
 }
 
 impl Default for HostConfig {
     fn default() -> HostConfig {
+        HostConfig::named("local".to_string())
+    }
+}
+
+impl HostConfig {
+    pub fn named(name: String) -> HostConfig {
         HostConfig {
-            name: "local".to_string(),
+            name,
             nbd_tcp: None,
             tls_dir: None,
-            writeback_bytes: 256 << 20,
-            map_cache_bytes: 64 << 20,
-            rebuild_after_s: 600,
-            scrub_every_s: 14 * 24 * 3600,
+            writeback_bytes: None,
+            map_cache_bytes: None,
+            rebuild_after_s: None,
+            scrub_every_s: None,
         }
     }
 }
@@ -148,6 +163,11 @@ impl GridDir {
         self.root.join("grid.json")
     }
 
+    /// What the operator sets.
+    pub fn settings_path(&self) -> PathBuf {
+        self.root.join("holdfast.toml")
+    }
+
     /// There while a grid is being made: what it names may be removed.
     pub fn creating_path(&self) -> PathBuf {
         self.root.join("grid.creating")
@@ -157,7 +177,7 @@ impl GridDir {
         self.root.join("grid.lock")
     }
 
-    /// Certificates of the grid's links; NBD's are where `HostConfig::tls_dir` says.
+    /// Certificates of the grid's links; NBD's are where the setting `nbd.tls_dir` says.
     pub fn tls_dir(&self) -> PathBuf {
         self.root.join("tls")
     }
@@ -231,6 +251,11 @@ impl GridDir {
             );
         }
         Ok(config)
+    }
+
+    /// The operator's settings, checked, of the grid with this configuration.
+    pub fn settings(&self, config: &GridConfig) -> Result<HostSettings> {
+        crate::config::load(self, config)
     }
 
     /// Replaces the configuration in one step, durably.

@@ -11,9 +11,14 @@ pub mod layout;
 pub mod metadata;
 pub mod ownership;
 pub mod processes;
+pub mod signatures;
+pub mod survey;
 pub mod token;
+pub mod units;
 
 use crate::client;
+use crate::config::HostSettings;
+use crate::config::keys::Value;
 use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
@@ -30,7 +35,9 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use survey::Asker;
 use token::{Join, TLS_KEY, TlsRecord};
+use units::Units;
 
 const NODES_DEFAULT: u32 = 4;
 const NODES_MAX: u32 = 64;
@@ -56,6 +63,10 @@ pub struct UpOptions {
     pub nodes: Option<u32>,
     pub devices: Option<u32>,
     pub device_size: Option<Size>,
+    /// Devices of the only node, rather than new files.
+    pub paths: Vec<PathBuf>,
+    /// Although these are not empty.
+    pub force: bool,
     pub port: Option<u16>,
     pub nbd_tcp: Option<SocketAddr>,
     pub tls_dir: Option<PathBuf>,
@@ -107,7 +118,8 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     let _lock = Lock::take(dir)?;
     let created = !dir.exists();
     let config = if created { create(dir, options)? } else { dir.load()? };
-    check_unchanged(dir, &config, options)?;
+    let settings = dir.settings(&config)?;
+    check_unchanged(dir, (&config, &settings), options)?;
     check_metadata(dir, &config)?;
     let missing: Vec<Role> = roles(&config).into_iter().filter(|role| role.find(dir).is_none()).collect();
     if missing.is_empty() {
@@ -184,6 +196,9 @@ pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
     if !force {
         check_unused(dir)?;
     }
+    if let Some(units) = Units::of(dir) {
+        return down_by_systemd(dir, &config, &units);
+    }
     let mut stopped = Vec::new();
     // The host first: it empties its log into the nodes.
     for (role, patience) in roles(&config).into_iter().rev().map(|role| (role, patience_of(role))) {
@@ -207,6 +222,18 @@ pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
         role.forget(dir);
     }
     Ok(stopped.iter().map(Role::to_string).collect())
+}
+
+/// What doesn't run may be about to be started again: so all units are stopped, the host's first.
+fn down_by_systemd(dir: &GridDir, config: &GridConfig, units: &Units) -> Result<Vec<String>> {
+    let mut stopped = Vec::new();
+    for role in roles(config).into_iter().rev() {
+        let was_there = role.find(dir).is_some();
+        units.stop(role)?;
+        role.forget(dir);
+        stopped.extend(was_there.then(|| role.to_string()));
+    }
+    Ok(stopped)
 }
 
 /// A host that does not answer has no clients that get any.
@@ -238,17 +265,19 @@ fn patience_of(role: Role) -> Duration {
 }
 
 /// A grid keeps the shape it was made with.
-fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Result<()> {
+fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSettings), options: &UpOptions) -> Result<()> {
+    check_chosen(dir, settings, options)?;
     let nodes = config.nodes.len() as u32;
     let devices = config.nodes.first().map_or(0, |n| n.devices.len() as u32);
     let size = config.nodes.first().and_then(|n| n.devices.first()).map_or(Size(0), |d| Size(d.size_bytes));
+    let is_named =
+        |path: &PathBuf| std::path::absolute(path).is_ok_and(|path| config.nodes.iter().any(|n| n.has(&path)));
     let changed = [
+        ("--device", !options.paths.iter().all(is_named)),
         ("--nodes", options.nodes.is_some_and(|n| n != nodes)),
         ("--devices", options.devices.is_some_and(|d| d != devices)),
         ("--device-size", options.device_size.is_some_and(|s| s != size)),
         ("--port", options.port.is_some_and(|p| config.nodes.first().is_some_and(|n| n.address.port() != p))),
-        ("--nbd-tcp", options.nbd_tcp.is_some() && options.nbd_tcp != config.host.nbd_tcp),
-        ("--tls-dir", options.tls_dir.is_some() && options.tls_dir != config.host.tls_dir),
         ("--etcd", options.meta.as_ref().is_some_and(|meta| *meta != config.meta)),
         ("--name", options.name.as_ref().is_some_and(|name| *name != config.host.name)),
         ("--address", options.address.is_some_and(|ip| config.nodes.iter().any(|n| n.address.ip() != ip))),
@@ -263,6 +292,38 @@ fn check_unchanged(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> R
         );
     }
     Ok(())
+}
+
+/// Options of `grid up` that are settings: a file that says something else is the operator's.
+fn check_chosen(dir: &GridDir, settings: &HostSettings, options: &UpOptions) -> Result<()> {
+    let changed = [
+        ("--nbd-tcp", "nbd.tcp", options.nbd_tcp.is_some() && options.nbd_tcp != settings.nbd_tcp),
+        ("--tls-dir", "nbd.tls_dir", options.tls_dir.is_some() && options.tls_dir != settings.tls_dir),
+    ];
+    if let Some((name, key, _)) = changed.iter().find(|(_, _, is)| *is) {
+        bail!(
+            "{name} differs from what is set for the grid in {}; leave the option out, and set {key} in {}",
+            dir.root().display(),
+            dir.settings_path().display()
+        );
+    }
+    Ok(())
+}
+
+/// Writes a new grid's settings, unless there are some already. Returns whether it did.
+fn write_settings(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Result<bool> {
+    let path = dir.settings_path();
+    if path.exists() {
+        check_chosen(dir, &dir.settings(config)?, options)?;
+        return Ok(false);
+    }
+    let (tcp, tls_dir) = (options.nbd_tcp.map(Value::Address), options.tls_dir.clone().map(Value::Directory));
+    layout::write_durably(&path, crate::config::template(tcp.as_ref(), tls_dir.as_ref()).as_bytes())?;
+    if let Err(error) = dir.settings(config) {
+        fs::remove_file(&path)?;
+        return Err(error);
+    }
+    Ok(true)
 }
 
 /// As whom a process takes part in its grid.
@@ -331,19 +392,11 @@ fn check_port(address: SocketAddr) -> Result<()> {
 /// Makes a new grid: devices first, its configuration last.
 fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     clear_unfinished(dir)?;
-    let (nodes, devices) = (options.nodes.unwrap_or(NODES_DEFAULT), options.devices.unwrap_or(DEVICES_DEFAULT));
+    let given = grow::describe_all(&options.paths, &Asker::default(), options.force)?;
+    let nodes = options.nodes.unwrap_or(if given.is_empty() { NODES_DEFAULT } else { 1 });
+    let devices = options.devices.unwrap_or(if given.is_empty() { DEVICES_DEFAULT } else { given.len() as u32 });
     let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
-    let fewest = if options.join.is_some() { 0 } else { 1 };
-    if !(fewest..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
-        bail!(
-            "a machine has {fewest} to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
-             --devices so"
-        );
-    }
-    if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
-        bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
-    }
-    check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
+    check_shape(dir, options, (nodes, devices, size))?;
     let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let ports = choose_ports(ip, options.port, nodes)?;
     let grid = options.join.as_ref().map_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()), Join::grid);
@@ -355,15 +408,17 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let node = |index: u32, id: u32| NodeConfig {
         id,
         address: SocketAddr::from((ip, ports + index as u16)),
-        devices: (0..devices).map(|d| device(id, d)).collect(),
+        devices: match given.is_empty() {
+            true => (0..devices).map(|d| device(id, d)).collect(),
+            false => given.clone(),
+        },
     };
-    let default = HostConfig::default();
-    let name = options.name.clone().unwrap_or(default.name.clone());
-    crate::host::catalog::check_name(&name)?;
-    let host = HostConfig { name, nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..default };
+    let host = options.name.clone().map_or_else(HostConfig::default, HostConfig::named);
+    crate::host::catalog::check_name(&host.name)?;
     let meta = options.meta.clone().unwrap_or_default();
     let tls = wants_tls(options);
     let mut config = GridConfig { meta, tls, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
+    let mut has_new_settings = false;
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
     let joined = options.join.as_ref().map(|join| join::Joining::begin(dir, &config, join)).transpose()?;
     let made = (0..nodes)
@@ -373,6 +428,8 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         })
         .collect::<Result<Vec<_>>>()
         .map(|nodes| config.nodes = nodes)
+        .and_then(|()| write_settings(dir, &config, options))
+        .map(|is_new| has_new_settings = is_new)
         .and_then(|()| make_devices(dir, &config))
         .and_then(|()| secure(dir, &config, joined.as_ref()))
         .and_then(|()| if joined.is_some() { Ok(()) } else { make_metadata(dir, &config) })
@@ -381,11 +438,38 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         if let Some(joining) = joined {
             joining.undo();
         }
+        // What was made ours of them is of no grid.
+        given.iter().for_each(|device| drop(grow::give_back(device, grid)));
         clear_unfinished(dir)?;
+        if has_new_settings {
+            fs::remove_file(dir.settings_path())?;
+        }
         return Err(error);
     }
     fs::remove_file(dir.creating_path())?;
     Ok(config)
+}
+
+/// Refuses what a machine can't have, or has no room for.
+fn check_shape(dir: &GridDir, options: &UpOptions, (nodes, devices, size): (u32, u32, Size)) -> Result<()> {
+    let fewest = if options.join.is_some() { 0 } else { 1 };
+    if !(fewest..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
+        bail!(
+            "a machine has {fewest} to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
+             --devices so"
+        );
+    }
+    if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
+        bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
+    }
+    if options.paths.is_empty() {
+        check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
+    } else if nodes != 1 {
+        bail!(
+            "devices that are named by --device are those of one node; leave --nodes out, and add others by `holdfast node add`"
+        );
+    }
+    Ok(())
 }
 
 /// Whether a grid that is being made or joined has TLS.
@@ -496,6 +580,10 @@ fn make_devices(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let grid = config.grid_id()?;
     for node in &config.nodes {
         for device in &node.devices {
+            if device.path.is_absolute() {
+                grow::take(device, grid, NodeId(node.id))?;
+                continue;
+            }
             let path = dir.device_path(device);
             create_file(&path, device.size_bytes, 0)?;
             // Writes the journal with zeroes, as `create_file` advises.

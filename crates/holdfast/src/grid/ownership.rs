@@ -1,5 +1,6 @@
 //! Whose a device is: probed before anything is written to it, and made ours only when it holds nothing.
 
+use super::signatures::{self, Holding, open_unlocked};
 use crate::node_shell::{NodeOptions, fresh_device_id};
 use anyhow::{Context, Result, bail};
 use holdfast_base::buf::ALIGN_BYTES;
@@ -7,7 +8,7 @@ use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, GridId, NodeId};
 use holdfast_format::disk::Superblock;
 use holdfast_runtime::device::Device;
 use holdfast_store::{JournalSizing, ProbeError, format_device, note_flush_cost, probe_superblock};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -32,17 +33,6 @@ pub fn probe(path: &Path, size_bytes: u64) -> Result<Result<Superblock, ProbeErr
     }
 }
 
-/// The lock on the device is another handle's: the caller's, or nobody's.
-fn open_unlocked(path: &Path, mode: OFlags) -> Result<OwnedFd> {
-    let flags = mode | OFlags::CLOEXEC;
-    match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
-        // Some file systems have no direct I/O.
-        Err(rustix::io::Errno::INVAL) => rustix::fs::open(path, flags, Mode::empty()),
-        other => other,
-    }
-    .with_context(|| format!("cannot open {}; check the path and its permissions", path.display()))
-}
-
 fn read_block(fd: &OwnedFd, path: &Path, offset: u64) -> Result<BufMut> {
     let mut block = BufMut::zeroed(BLOCK_BYTES);
     let count = rustix::io::pread(fd, &mut block[..], offset)
@@ -59,6 +49,10 @@ pub fn claim(device: &Device, options: &NodeOptions) -> Result<Result<(), String
     let unusable = match probe(path, device.size_bytes())? {
         Ok(found) => return check_owner(path, &found, options.grid, options.node).map(Ok),
         Err(ProbeError::Blank) if options.format_blank => {
+            let holding = signatures::examine(path, device.size_bytes())?;
+            if holding != Holding::Nothing {
+                return Ok(Err(not_ours(path, &holding)));
+            }
             let id = fresh_device_id();
             return format(path, device.size_bytes(), options.grid, options.node, id).map(Ok);
         }
@@ -66,17 +60,22 @@ pub fn claim(device: &Device, options: &NodeOptions) -> Result<Result<(), String
             "device {shown} is blank; if it shall be node {node}'s, add --format-blank (in a local grid: `holdfast node \
              start {node} --format-blank` while the node is down)"
         ),
-        Err(ProbeError::Foreign) => format!(
-            "device {shown} holds data that is not Holdfast's, or both of its superblocks are damaged; nothing was \
-             written to it. Choose another device; or, if its data is not needed, clear it (`dd if=/dev/zero \
-             of={shown} bs=4096 count=1 conv=notrunc`) and start the node with --format-blank"
-        ),
+        Err(ProbeError::Foreign) => not_ours(path, &signatures::examine(path, device.size_bytes())?),
         Err(error @ ProbeError::Unreadable(_)) => format!(
             "device {shown}: {error}; nothing was written to it. It is damaged, or another release's: start the node \
              with that release, or replace the device"
         ),
     };
     Ok(Err(unusable))
+}
+
+fn not_ours(path: &Path, holding: &Holding) -> String {
+    let shown = path.display();
+    format!(
+        "device {shown} {holding}, which is not Holdfast's, or both of its superblocks are damaged; nothing was written to it. \
+         Choose another device; or, if its data is not needed, clear it (`wipefs --all {shown}`, `dd if=/dev/zero of={shown} bs=1M \
+         count=1 conv=notrunc`) and start the node with --format-blank"
+    )
 }
 
 /// Refuses a device of another grid or node.

@@ -4,6 +4,8 @@
 //! as; only where both still hold is the process ours.
 
 use super::layout::{GridDir, write_durably};
+use super::units::Units;
+use crate::daemon::NOTIFY_SOCKET;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
@@ -84,8 +86,48 @@ impl Role {
             .then_some(Running { pid: file.pid, stopped: matches!(stat.state, 'T' | 't') })
     }
 
-    /// Starts the process, with these options besides, detached from this one, its output in its log.
+    /// Makes this very process known as the one in its role: it was started by systemd, or by hand in the foreground.
+    pub fn register(self, dir: &GridDir) -> Result<()> {
+        let pid = std::process::id();
+        if let Some(other) = self.find(dir).filter(|other| other.pid != pid) {
+            bail!(
+                "{self} is running already (process {}); `holdfast grid status` shows it, `holdfast grid down` stops it",
+                other.pid
+            );
+        }
+        let (stat, shown) = (Stat::read(pid), command_line(pid));
+        let (stat, command_line) = stat.zip(shown).context("cannot read what /proc says of this process")?;
+        let run_dir = dir.run_dir();
+        fs::create_dir_all(&run_dir)
+            .with_context(|| format!("cannot make {}; check permissions", run_dir.display()))?;
+        self.write_pid_file(dir, &PidFile { pid, start_ticks: stat.start_ticks, command_line })
+    }
+
+    fn write_pid_file(self, dir: &GridDir, file: &PidFile) -> Result<()> {
+        let text = serde_json::to_string(file).expect("a pid file always encodes");
+        write_durably(&self.pid_path(dir), text.as_bytes())
+    }
+
+    /// Starts the process, with these options besides: by systemd where that runs the grid, else detached from this one,
+    /// its output in its log.
     pub fn start(self, dir: &GridDir, options: &[&str]) -> Result<Running> {
+        let Some(units) = Units::of(dir) else { return self.spawn(dir, options) };
+        if !options.is_empty() {
+            let by_hand = self.arguments(dir);
+            bail!(
+                "systemd runs {self}, and knows no {0}; start it once by hand: `holdfast {1} {0}`, end it with ctrl-c when it \
+                 serves, then `systemctl start {2}`",
+                options.join(" "),
+                by_hand[..by_hand.len() - 1].join(" "),
+                units.unit(self)
+            );
+        }
+        units.start(self)?;
+        // It has said that it is ready: it is known by now.
+        self.find(dir).with_context(|| format!("{self} ended at once; see `journalctl -u {}`", units.unit(self)))
+    }
+
+    fn spawn(self, dir: &GridDir, options: &[&str]) -> Result<Running> {
         let log_path = self.log_path(dir);
         let log = fs::OpenOptions::new().create(true).append(true).open(&log_path);
         let log = log.with_context(|| format!("cannot write {}; check permissions", log_path.display()))?;
@@ -100,6 +142,7 @@ impl Role {
             .stdout(log.try_clone()?)
             .stderr(log)
             .current_dir("/")
+            .env_remove(NOTIFY_SOCKET)
             .spawn()
             .with_context(|| format!("cannot start {program}"))?;
         let pid = child.id();
@@ -108,9 +151,7 @@ impl Role {
         };
         // What it will show once the kernel has loaded it.
         let command_line = [program].into_iter().chain(arguments).collect();
-        let file = PidFile { pid, start_ticks: stat.start_ticks, command_line };
-        let text = serde_json::to_string(&file).expect("a pid file always encodes");
-        write_durably(&self.pid_path(dir), text.as_bytes())?;
+        self.write_pid_file(dir, &PidFile { pid, start_ticks: stat.start_ticks, command_line })?;
         Ok(Running { pid, stopped: false })
     }
 
@@ -136,6 +177,9 @@ impl Role {
 
     /// The end of the process's log.
     pub fn log_tail(self, dir: &GridDir) -> String {
+        if let Some(units) = Units::of(dir) {
+            return format!("(it is in systemd's journal: `journalctl -u {}`)", units.unit(self));
+        }
         const TAIL_BYTES: u64 = 1500;
         let read = || -> std::io::Result<String> {
             let mut file = fs::File::open(self.log_path(dir))?;

@@ -9,6 +9,7 @@ use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
 use super::portals::Offer;
 use super::volumes::OpenSpec;
+use crate::anatomy::Parts;
 use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
@@ -35,6 +36,11 @@ pub enum Command {
     Volume {
         name: String,
         answer: Answer<Option<VolumeInfo>>,
+    },
+    /// The parts of the volume, if it is open.
+    Anatomy {
+        name: String,
+        answer: Answer<Option<Box<Parts>>>,
     },
     /// Puts a volume into service; harmless where it is already.
     Open {
@@ -339,6 +345,12 @@ impl Waiters {
 }
 
 impl Host {
+    /// The parts of a volume that is open; a clone's are those of the volume that it is in.
+    fn parts_of(&self, name: &str) -> Option<Box<Parts>> {
+        let (at, _) = self.volumes.find_open(name)?;
+        self.volumes.table.get(at).map(|volume| Box::new(volume.controller.anatomy().into()))
+    }
+
     pub(super) fn on_command(&mut self, now: Instant, command: Command, io: &mut Io) {
         match command {
             Command::Status { answer } => tell(&answer, self.live_status(now)),
@@ -346,6 +358,7 @@ impl Host {
                 let found = self.volumes.find_open(&name);
                 tell(&answer, found.and_then(|(at, head)| self.volumes.info(&name, at, head)));
             }
+            Command::Anatomy { name, answer } => tell(&answer, self.parts_of(&name)),
             Command::EndCare { name, answer } => {
                 let found = self.volumes.find_open(&name).and_then(|(at, _)| self.volumes.table.get(at));
                 match found.is_some_and(|volume| !volume.exported) {

@@ -20,6 +20,7 @@ use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
+use crate::config::HostSettings;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
@@ -77,6 +78,8 @@ pub(super) struct ControlPlane {
     bell: JanitorBell,
     pub(super) dir: GridDir,
     config: Mutex<GridConfig>,
+    /// As they were when the host started.
+    pub(super) settings: HostSettings,
     history: Mutex<TaskHistory>,
     trend: Mutex<Trend>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
@@ -86,7 +89,7 @@ pub(super) struct ControlPlane {
 /// Binds the socket and serves it from threads of its own.
 pub fn start(
     dir: &GridDir,
-    config: &GridConfig,
+    (config, settings): (&GridConfig, HostSettings),
     (meta, catalog, presence): (Meta, Catalog, Presence),
     reactor: Sender<Command>,
 ) -> Result<()> {
@@ -102,6 +105,7 @@ pub fn start(
         bell,
         dir: dir.clone(),
         config: Mutex::new(config.clone()),
+        settings,
         history: Mutex::default(),
         changes: Mutex::new(()),
     });
@@ -193,6 +197,7 @@ impl ControlPlane {
             }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
+            Request::VolumeExplain { name } => self.explain(&name),
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
@@ -324,6 +329,12 @@ impl ControlPlane {
 
     fn list(&self) -> Result<Vec<VolumeInfo>> {
         Ok(self.status()?.volumes)
+    }
+
+    fn explain(&self, name: &str) -> Result<Response> {
+        let volume = Box::new(self.show(name)?);
+        let parts = self.ask(|answer| Command::Anatomy { name: name.to_string(), answer })?;
+        Ok(Response::Explained { volume, parts })
     }
 
     pub(super) fn show(&self, name: &str) -> Result<VolumeInfo> {

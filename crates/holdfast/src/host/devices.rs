@@ -223,7 +223,7 @@ impl ControlPlane {
     /// Has devices emptied that have been bypassed for as long as an absent node is waited for, if that may be.
     fn drain_slow(&self, slow: &mut SlowDevices) -> Result<()> {
         let devices: Vec<DeviceInfo> = self.live()?.nodes.into_iter().flat_map(|node| node.devices).collect();
-        for (name, seconds) in slow.due(&devices, self.config().host.rebuild_after_s) {
+        for (name, seconds) in slow.due(&devices, self.settings.rebuild_after.as_secs()) {
             let _alone = self.alone();
             match self.drain(std::slice::from_ref(&name), false, false) {
                 Ok(()) => {

@@ -36,7 +36,8 @@ mod trend;
 mod volumes;
 mod watcher;
 
-use crate::daemon::outwait;
+use crate::config::HostSettings;
+use crate::daemon::{outwait, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::link_tls::Door;
@@ -104,6 +105,7 @@ pub struct Host {
 /// Runs until SIGTERM.
 pub fn run(dir: &GridDir) -> Result<()> {
     let mut config = dir.load()?;
+    let settings = dir.settings(&config)?;
     dir.check_socket_paths()?;
     let grid = config.grid_id()?;
     let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
@@ -112,7 +114,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name);
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
-    let (listeners, uris) = listen(&mut reactor, dir, &config)?;
+    let (listeners, uris) = listen(&mut reactor, dir, &settings)?;
     let host_listener = listen_to_hosts(&mut reactor, &config)?;
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
     // The sockets are ours now: no other host runs in this directory.
@@ -125,18 +127,15 @@ pub fn run(dir: &GridDir) -> Result<()> {
     catalog.adopt_exports()?;
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
-    let budget = Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
-    let care = Care {
-        rebuild_after: Duration::from_secs(config.host.rebuild_after_s.max(1)),
-        scrub_every: Duration::from_secs(config.host.scrub_every_s.max(1)),
-    };
+    let budget = Budget { writeback_bytes: settings.writeback_bytes, map_cache_bytes: settings.map_cache_bytes };
+    let care = Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every };
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
         volumes: Volumes::new(grid, &config.host.name, (budget, care), fixed, exported.len(), uris),
         portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
-        clients: Clients::new(config.host.tls_dir.as_deref().map(tls::load).transpose()?),
+        clients: Clients::new(settings.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
@@ -159,8 +158,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
     for spec in exported {
         host.open_volume(started, spec, true, reactor.io());
     }
-    control::start(dir, &config, (meta, catalog, presence.clone()), sender)?;
+    control::start(dir, (&config, settings), (meta, catalog, presence.clone()), sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
+    tell_ready();
     reactor.run(&mut host)?;
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
@@ -175,19 +175,19 @@ fn listen_to_hosts(reactor: &mut Reactor, config: &GridConfig) -> Result<Option<
     Ok(Some(reactor.io().listen_tcp(address).context("a port for other hosts")?))
 }
 
-fn listen(reactor: &mut Reactor, dir: &GridDir, config: &GridConfig) -> Result<(Vec<ListenerId>, Vec<String>)> {
+fn listen(reactor: &mut Reactor, dir: &GridDir, settings: &HostSettings) -> Result<(Vec<ListenerId>, Vec<String>)> {
     let socket = dir.nbd_socket();
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
     let mut listeners = vec![outwait(|| reactor.io().listen_unix(&socket), in_use)?];
     let mut uris = vec![format!("nbd+unix:///{{}}?socket={}", socket.display())];
-    if let Some(address) = config.host.nbd_tcp {
+    if let Some(address) = settings.nbd_tcp {
         let (listener, bound) =
-            outwait(|| reactor.io().listen_tcp(address), in_use).context("NBD over TCP, as grid.json asks for")?;
+            outwait(|| reactor.io().listen_tcp(address), in_use).context("NBD over TCP, as nbd.tcp asks for")?;
         listeners.push(listener);
-        let scheme = if config.host.tls_dir.is_some() { "nbds" } else { "nbd" };
+        let scheme = if settings.tls_dir.is_some() { "nbds" } else { "nbd" };
         if scheme == "nbd" && !bound.ip().is_loopback() {
             logger::warn(format_args!(
-                "NBD on {bound} is open to everybody who can reach it; set tls_dir in grid.json"
+                "NBD on {bound} is open to everybody who can reach it; set nbd.tls_dir in holdfast.toml"
             ));
         }
         uris.push(format!("{scheme}://{bound}/{{}}"));

@@ -25,7 +25,7 @@ const PREFIX: &str = "auto-";
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// A span as people write it: `30s`, `15m`, `1h`, `1d`, `2w`.
+/// A span as people write it: `30s`, `15m` or `15 min`, `1h`, `1d`, `2w`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Span {
@@ -47,6 +47,10 @@ impl Span {
     fn ms(self) -> u64 {
         self.count * self.unit_ms()
     }
+
+    pub fn seconds(self) -> u64 {
+        self.ms() / 1000
+    }
 }
 
 impl FromStr for Span {
@@ -54,8 +58,16 @@ impl FromStr for Span {
 
     fn from_str(text: &str) -> Result<Span> {
         let wrong = || format!("`{text}` is no span: write a number and s, m, h, d or w, for example 1h");
-        let unit = text.chars().last().filter(|c| "smhdw".contains(*c)).with_context(wrong)?;
-        let count: u64 = text[..text.len() - 1].parse().with_context(wrong)?;
+        let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+        let unit = match unit.trim() {
+            "s" => 's',
+            "m" | "min" => 'm',
+            "h" => 'h',
+            "d" => 'd',
+            "w" => 'w',
+            _ => bail!(wrong()),
+        };
+        let count: u64 = digits.parse().ok().with_context(wrong)?;
         if count == 0 || count > 10_000 {
             bail!("{}; from 1 to 10000", wrong());
         }

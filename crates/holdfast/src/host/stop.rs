@@ -58,7 +58,7 @@ impl ControlPlane {
 
     /// What of the rest of the grid is not there, and what to do.
     fn missing_besides(&self, live: &LiveStatus, node: u32) -> Option<(String, String)> {
-        let rebuild_after_s = self.config().host.rebuild_after_s;
+        let rebuild_after_s = self.settings.rebuild_after.as_secs();
         let others = || live.nodes.iter().filter(|other| other.id != node);
         let is_gone = |other: &&NodeInfo| is_missing(other, rebuild_after_s) || !self.answers(other);
         if let Some(other) = others().find(is_gone) {

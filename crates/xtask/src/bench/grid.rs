@@ -85,28 +85,20 @@ impl Grid {
         cpu_ms(&self.status()?)
     }
 
-    /// A value of `grid.json`'s part about the host.
-    pub fn host_setting(&self, name: &str) -> Result<u64> {
-        self.config()?["host"][name].as_u64().with_context(|| format!("grid.json has no host.{name}"))
+    /// A setting of the host that is a number: bytes or seconds.
+    pub fn host_setting(&self, key: &str) -> Result<u64> {
+        let all = tools::json_of(&mut self.holdfast(&["config", "show", "--json"]))?;
+        let found = all.as_array().into_iter().flatten().find(|setting| setting["key"] == key);
+        found.and_then(|setting| setting["number"].as_u64()).with_context(|| format!("the host has no setting {key}"))
     }
 
-    /// Sets such a value; the grid is down and up again afterwards.
-    pub fn set_host_setting(&self, name: &str, value: u64) -> Result<()> {
-        let mut config = self.config()?;
-        config["host"][name] = value.into();
+    /// Sets one, and nothing else; the grid is down and up again afterwards.
+    pub fn set_host_setting(&self, key: &str, value: &str) -> Result<()> {
         self.done(&["grid", "down"])?;
-        std::fs::write(self.config_path(), serde_json::to_string_pretty(&config)?)?;
+        let path = self.dir.join("grid/holdfast.toml");
+        std::fs::write(&path, format!("{key} = \"{value}\"\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         self.done(&["grid", "up"]).map(drop)
-    }
-
-    fn config_path(&self) -> PathBuf {
-        self.dir.join("grid/grid.json")
-    }
-
-    fn config(&self) -> Result<Value> {
-        let path = self.config_path();
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("cannot use {}", path.display()))
     }
 
     pub fn host_log(&self) -> Result<String> {

@@ -23,7 +23,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let (at_once, most) = (memory_mib(pid, "VmRSS")?, memory_mib(pid, "VmHWM")?);
     grid.settle()?;
     let after = memory_mib(pid, "VmRSS")?;
-    let budget = (grid.host_setting("map_cache_bytes")? + grid.host_setting("writeback_bytes")?) as f64 / MIB;
+    let budget = (grid.host_setting("memory.map_cache")? + grid.host_setting("memory.writeback")?) as f64 / MIB;
     report.told("resident memory of the host before", before, "MiB");
     report.told("right after the last write", at_once, "MiB");
     report.told("at rest", after, "MiB");

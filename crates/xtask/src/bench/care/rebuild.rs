@@ -121,7 +121,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let options = &setup.options;
     // All of it has to fit on the nodes that are left, and be overwritten there.
     let grid = setup.grid("rebuild", options.rebuild_mib, NODES - 1, 1.6)?;
-    grid.set_host_setting("rebuild_after_s", options.grace_seconds)?;
+    grid.set_host_setting("care.rebuild_after", &format!("{} s", options.grace_seconds))?;
     setup.filled_volume(&grid, VOLUME, options.rebuild_mib)?;
     grid.settle()?;
     let lost = idle(setup, &grid, report)?;

@@ -25,7 +25,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let size_mib = setup.options.recovery_mib;
     let grid = setup.grid("recovery", size_mib + WITNESS_MIB, NODES, 2.5)?;
     if let Some(mib) = setup.options.writeback_mib {
-        grid.set_host_setting("writeback_bytes", mib << 20)?;
+        grid.set_host_setting("memory.writeback", &format!("{mib} MiB"))?;
     }
     grid.create_volume("busy", size_mib + WITNESS_MIB, LAYOUT)?;
     let host = grid.host_pid()?;
@@ -52,7 +52,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
 /// Returns when the log is as full as it gets, and the witness is acknowledged; the load goes on.
 fn fill_log(setup: &Setup, grid: &Grid, report: &mut Report) -> Result<Load> {
     const FULL: f64 = 0.95;
-    let bound = grid.host_setting("writeback_bytes")? as f64;
+    let bound = grid.host_setting("memory.writeback")? as f64;
     let (size_mib, seconds) = (setup.options.recovery_mib, setup.options.log_seconds_max);
     say(&format!("recovery: filling the log, for {seconds} s at most"));
     let block = format!("--bs={}k", setup.options.log_block_kib);

@@ -1,0 +1,174 @@
+//! The table of keys as text: for the command line, for docs/configuration.md, and as the file that a new grid begins with.
+
+use super::keys::{KEYS, Key, Value};
+
+fn default_text(key: &Key) -> &'static str {
+    if key.default.is_empty() { "not set" } else { key.default }
+}
+
+/// All keys, a line each.
+pub fn explain_keys() -> String {
+    let wide = KEYS.iter().map(|key| key.name.len()).max().unwrap_or(0);
+    let line = |key: &Key| format!("{:wide$}  {} Default: {}.", key.name, key.brief, default_text(key));
+    let lines: Vec<String> = KEYS.iter().map(line).collect();
+    format!("{}\n\n`holdfast config explain KEY` tells more of one.", lines.join("\n"))
+}
+
+/// One key, or all of a section.
+pub fn explain_key(name: &str) -> Option<String> {
+    let chosen = KEYS.iter().filter(|key| key.name == name || key.section() == name || key.leaf() == name);
+    let text = |key: &Key| {
+        let (section, leaf, example) = (key.section(), key.leaf(), key.example);
+        format!(
+            "{}: {}\n{}\n\n  takes      {}\n  default    {}\n  example    [{section}]\n             {leaf} = \"{example}\"",
+            key.name,
+            key.brief,
+            plain(key.more),
+            key.kind.text(),
+            default_text(key)
+        )
+    };
+    let texts: Vec<String> = chosen.map(text).collect();
+    (!texts.is_empty()).then(|| texts.join("\n\n"))
+}
+
+/// Broken into lines that fit a terminal.
+fn plain(text: &str) -> String {
+    wrap(text, 100).join("\n")
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is always one");
+        if !line.is_empty() && line.len() + 1 + word.len() > width {
+            lines.push(word.to_string());
+        } else {
+            let space = if line.is_empty() { "" } else { " " };
+            line.push_str(space);
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
+/// docs/configuration.md, whole.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "# Configuration\n\n\
+         <!-- Written by `holdfast config explain --markdown`: change crates/holdfast/src/config/, then write it anew. -->\n\n\
+         What an operator sets for one machine is in `holdfast.toml` in the grid's directory. All keys are optional, and a file that \
+         isn't there is an empty one. `holdfast grid up` writes one with every key in a comment when it makes a grid. What the \
+         program itself has made, such as the grid's id, its nodes and their devices, is in `grid.json` beside it, which is not \
+         for editing.\n\n\
+         ```console\n\
+         $ holdfast config explain memory.writeback   # what a key does\n\
+         $ holdfast config check                      # or `check FILE`: is all right with it? nothing is changed\n\
+         $ holdfast config show                       # what is set, and where\n\
+         ```\n\n\
+         The host reads the file when it starts; so a change takes effect with `holdfast grid down` and `holdfast grid up`, or with \
+         a restart of its service. It doesn't start with a file that is wrong: it says in which line, what, why, and what to do. Nodes \
+         take nothing from it and start in any case. Values are texts: sizes as `\"256 MiB\"`, in powers of 1024; times as `\"10 min\"`, \
+         with `s`, `min`, `h`, `d` or `w`.\n\n\
+         A `grid.json` of a release that had no `holdfast.toml` may hold settings in its part `host`. They count where \
+         `holdfast.toml` says nothing; the old names are below.\n\n\
+         | key | default | what |\n| --- | --- | --- |\n",
+    );
+    for key in KEYS {
+        text.push_str(&format!("| `{}` | {} | {} |\n", key.name, default_text(key), key.brief));
+    }
+    for key in KEYS {
+        text.push_str(&format!(
+            "\n## {}\n\n{} {}\n\nTakes {}. Default: {}. In an older `grid.json`: `host.{}`.\n\n```toml\n[{}]\n{} = \"{}\"\n```\n",
+            key.name,
+            key.brief,
+            key.more,
+            key.kind.text(),
+            default_text(key),
+            key.older_name,
+            key.section(),
+            key.leaf(),
+            key.example
+        ));
+    }
+    text
+}
+
+/// A new grid's file: what was chosen is set, the rest is in comments.
+pub fn template(nbd_tcp: Option<&Value>, tls_dir: Option<&Value>) -> String {
+    let mut text = String::from(
+        "# HostSettings of this machine's part of the grid; read when the host starts. All keys are optional.\n\
+         # `holdfast config explain` tells of them, `holdfast config check` finds mistakes.\n",
+    );
+    let mut section = "";
+    for key in KEYS {
+        if key.section() != section {
+            section = key.section();
+            text.push_str(&format!("\n[{section}]\n"));
+        }
+        let chosen = match key.name {
+            "nbd.tcp" => nbd_tcp,
+            "nbd.tls_dir" => tls_dir,
+            _ => None,
+        };
+        text.push_str(&format!("# {}\n", key.brief));
+        let value = chosen
+            .map_or_else(|| if key.default.is_empty() { key.example } else { key.default }.to_string(), Value::text);
+        let hash = if chosen.is_some() { "" } else { "# " };
+        text.push_str(&format!("{hash}{} = {}\n", key.leaf(), quoted(&value)));
+    }
+    text
+}
+
+/// A text as TOML has it.
+fn quoted(text: &str) -> String {
+    let escape = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    format!("\"{}\"", text.chars().map(escape).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{file, keys::Kind};
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_new_file_sets_what_was_chosen_and_nothing_else() {
+        let read = |text: &str| file::read(Path::new("f"), text).unwrap();
+        assert_eq!(read(&template(None, None)).len(), 0);
+        let (tcp, dir) = (Kind::Address.parse("10.0.0.1:10809").unwrap(), Kind::Directory.parse("/a \"b\"").unwrap());
+        let found: Vec<Value> = read(&template(Some(&tcp), Some(&dir))).into_values().map(|(value, _)| value).collect();
+        assert_eq!(found, [tcp, dir]);
+        // All of them, uncommented, are right.
+        let bare: String = template(None, None)
+            .lines()
+            .map(|line| match line.strip_prefix("# ") {
+                Some(rest) if rest.contains(" = ") => format!("{rest}\n"),
+                _ => format!("{line}\n"),
+            })
+            .collect();
+        assert_eq!(read(&bare).len(), KEYS.len());
+    }
+
+    #[test]
+    fn the_page_about_configuration_is_what_the_table_says() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+        let page = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            page == markdown(),
+            "docs/configuration.md is stale: write it anew by `holdfast config explain --markdown >docs/configuration.md`"
+        );
+    }
+
+    #[test]
+    fn keys_are_explained_one_a_section_or_all() {
+        assert!(explain_keys().lines().count() == KEYS.len() + 2);
+        assert!(explain_key("memory.writeback").unwrap().contains("256 MiB"));
+        assert!(explain_key("care").unwrap().contains("care.scrub_every: "));
+        assert!(explain_key("colour").is_none());
+    }
+}

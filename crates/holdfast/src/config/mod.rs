@@ -1,0 +1,185 @@
+//! HostSettings of one machine's part of a grid: `DIR/holdfast.toml`, which an operator writes.
+//!
+//! What the program itself has made (the grid's id, names, nodes, devices) is in `grid.json`, see [`crate::grid::layout`].
+//! A `grid.json` of an older release may hold settings, too: they count where the TOML says nothing.
+
+mod explain;
+pub mod file;
+pub mod keys;
+
+use crate::grid::layout::{GridConfig, GridDir};
+use crate::size::Size;
+use anyhow::{Context, Result};
+pub use explain::{explain_key, explain_keys, markdown, template};
+use file::{Complaint, ConfigError, Found};
+use keys::{KEYS, Value};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// All settings, each set or by its default.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct HostSettings {
+    pub nbd_tcp: Option<SocketAddr>,
+    /// Certificates (`ca-cert.pem`, `server-cert.pem`, `server-key.pem`) for NBD over TCP.
+    pub tls_dir: Option<PathBuf>,
+    pub writeback_bytes: u64,
+    pub map_cache_bytes: u64,
+    pub rebuild_after: Duration,
+    pub scrub_every: Duration,
+}
+
+/// Where a setting comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    Default,
+    /// `grid.json`, written by an older release.
+    Older,
+    /// `holdfast.toml`, in this line.
+    File(usize),
+}
+
+/// One setting as it is in force from the host's next start on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Setting {
+    pub value: Option<Value>,
+    pub origin: Origin,
+}
+
+/// The settings of the grid in `dir`; refused where anything is wrong with them.
+pub fn load(dir: &GridDir, config: &GridConfig) -> Result<HostSettings> {
+    load_file(&dir.settings_path(), config).map(|all| settings(&all))
+}
+
+/// As [`load`], from any file, each with its origin, in the order of the table.
+pub fn load_file(path: &Path, config: &GridConfig) -> Result<Vec<Setting>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(e).with_context(|| format!("cannot read {}; check its permissions", path.display())),
+    };
+    let found = file::read(path, &text)?;
+    let all = merge(&found, config);
+    let complaints = contradictions(&found, &all, config, memory_bytes());
+    match complaints.is_empty() {
+        true => Ok(all),
+        false => Err(ConfigError { path: path.to_path_buf(), complaints }.into()),
+    }
+}
+
+fn merge(found: &Found, config: &GridConfig) -> Vec<Setting> {
+    let setting = |(at, key): (usize, &keys::Key)| {
+        if let Some((value, line)) = found.get(&at) {
+            return Setting { value: Some(value.clone()), origin: Origin::File(*line) };
+        }
+        if let Some(value) = (key.older)(&config.host) {
+            return Setting { value: Some(value), origin: Origin::Older };
+        }
+        let default =
+            (!key.default.is_empty()).then(|| key.kind.parse(key.default).expect("tested: defaults are right"));
+        Setting { value: default, origin: Origin::Default }
+    };
+    KEYS.iter().enumerate().map(setting).collect()
+}
+
+pub fn settings(all: &[Setting]) -> HostSettings {
+    let mut settings = HostSettings::default();
+    for (key, setting) in KEYS.iter().zip(all) {
+        if let Some(value) = setting.value.clone() {
+            (key.put)(&mut settings, value);
+        }
+    }
+    settings
+}
+
+/// What is right by itself, and not together. Only what the file sets is complained of: an older release accepted the rest.
+fn contradictions(found: &Found, all: &[Setting], config: &GridConfig, memory: Option<u64>) -> Vec<Complaint> {
+    let line = |name: &str| KEYS.iter().position(|key| key.name == name).and_then(|at| found.get(&at)).map(|(_, l)| *l);
+    let settings = settings(all);
+    let mut complaints = Vec::new();
+    if let (Some(line), None) = (line("nbd.tls_dir"), settings.nbd_tcp) {
+        let what = "nbd.tls_dir is set, and nbd.tcp is not: it secures NBD over TCP, which is not served".to_string();
+        complaints.push(Complaint { line, what, next: "set nbd.tcp, too, or remove nbd.tls_dir".to_string() });
+    }
+    if let (Some(line), Some(dir)) = (line("nbd.tls_dir"), &settings.tls_dir) {
+        let missing = ["server-cert.pem", "server-key.pem"].into_iter().find(|name| !dir.join(name).exists());
+        if let Some(name) = missing {
+            let what = format!("nbd.tls_dir can't be used: there is no {}", dir.join(name).display());
+            complaints.push(Complaint { line, what, next: "put it there, or name another directory".to_string() });
+        }
+    }
+    if let (Some(line), Some(address)) = (line("nbd.tcp"), settings.nbd_tcp) {
+        let is_taken = |n: &&crate::grid::layout::NodeConfig| {
+            n.address.port() == address.port() && (n.address.ip() == address.ip() || address.ip().is_unspecified())
+        };
+        if let Some(node) = config.nodes.iter().find(is_taken) {
+            let what = format!("nbd.tcp is {address}, and there node {} of this grid listens", node.id);
+            complaints.push(Complaint { line, what, next: "choose another port; NBD's own is 10809".to_string() });
+        }
+    }
+    let wanted = settings.writeback_bytes.saturating_add(settings.map_cache_bytes);
+    let at = line("memory.writeback").into_iter().chain(line("memory.map_cache")).min();
+    if let (Some(line), Some(memory)) = (at, memory.filter(|memory| wanted > *memory)) {
+        let (wanted, memory) = (Size(wanted), Size(memory));
+        let what =
+            format!("memory.writeback and memory.map_cache together are {wanted}, and this machine has {memory}");
+        complaints.push(Complaint { line, what, next: "choose smaller ones".to_string() });
+    }
+    complaints.sort_by_key(|complaint| complaint.line);
+    complaints
+}
+
+/// Memory of this machine, if it can be told.
+fn memory_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grid::layout::{HostConfig, NodeConfig};
+
+    fn grid(older: &str) -> GridConfig {
+        let host: HostConfig = serde_json::from_str(older).unwrap();
+        let node = NodeConfig { id: 1, address: "10.0.0.1:7500".parse().unwrap(), devices: Vec::new() };
+        GridConfig::new(holdfast_base::GridId(7).to_string(), vec![node], host)
+    }
+
+    fn load_text(text: &str, config: &GridConfig) -> Result<HostSettings> {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("holdfast.toml");
+        fs::write(&path, text).unwrap();
+        load_file(&path, config).map(|all| settings(&all))
+    }
+
+    #[test]
+    fn the_file_counts_before_an_older_grid_json_and_that_before_defaults() {
+        let all_older = r#"{"name": "a", "nbd_tcp": "10.0.0.1:10809", "tls_dir": null, "writeback_bytes": 5242880,
+            "map_cache_bytes": 12345678, "rebuild_after_s": 0, "scrub_every_s": 2}"#;
+        let older = load_text("[memory]\nwriteback = '1 GiB'\n", &grid(all_older)).unwrap();
+        let (defaults, none) = (load_text("", &grid("{}")).unwrap(), grid(r#"{"name": "a"}"#));
+        assert_eq!((older.writeback_bytes, older.map_cache_bytes), (1 << 30, 12_345_678));
+        assert_eq!((older.rebuild_after.as_secs(), older.scrub_every.as_secs()), (1, 2), "0 meant 1 before");
+        assert_eq!(older.nbd_tcp, Some("10.0.0.1:10809".parse().unwrap()));
+        assert_eq!((defaults.writeback_bytes, defaults.map_cache_bytes), (256 << 20, 64 << 20));
+        assert_eq!((defaults.rebuild_after.as_secs(), defaults.scrub_every.as_secs()), (600, 14 * 86_400));
+        assert_eq!(load_file(Path::new("/nowhere/holdfast.toml"), &none).map(|all| settings(&all)).unwrap(), defaults);
+    }
+
+    #[test]
+    fn what_contradicts_is_refused() {
+        let refused = |text: &str| load_text(text, &grid("{}")).unwrap_err().to_string();
+        let error = refused("[nbd]\ntls_dir = '/nowhere'");
+        assert!(error.contains("line 2: nbd.tls_dir is set, and nbd.tcp is not"), "{error}");
+        assert!(error.contains("no /nowhere/server-cert.pem"), "{error}");
+        let error = refused("[nbd]\ntcp = '0.0.0.0:7500'");
+        assert!(error.contains("node 1 of this grid listens"), "{error}");
+        let error = refused("[memory]\nwriteback = '1 TiB'\nmap_cache = '1 TiB'");
+        assert!(error.contains("line 2: ") && error.contains("2 TiB"), "{error}");
+        // An older release took it so.
+        assert!(load_text("", &grid(r#"{"tls_dir": "/nowhere"}"#)).is_ok());
+    }
+}
