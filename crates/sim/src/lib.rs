@@ -19,6 +19,7 @@ pub mod net;
 pub mod node;
 pub mod plan;
 pub mod runner;
+pub mod secrecy;
 mod snapshots;
 pub mod stage;
 pub mod swarm;

@@ -49,6 +49,7 @@ use crate::resize::Resizer;
 use crate::roll::Roll;
 use crate::root::RootWriter;
 use crate::scrub::Scrubber;
+use crate::sealing::Seal;
 use crate::segments::SegmentTable;
 use crate::snapshots::Changes;
 use crate::space::Space;
@@ -130,6 +131,7 @@ pub struct Controller {
     pub(crate) marker: Marker,
     pub(crate) family: Family,
     pub(crate) counters: Counters,
+    pub(crate) seals: Vec<Seal>,
     pub(crate) last_activity: Instant,
     /// When it first served.
     pub(crate) opened_at: Instant,
@@ -193,6 +195,7 @@ impl Controller {
             marker: Marker::default(),
             family: Family::default(),
             counters: Counters::default(),
+            seals: Vec::new(),
             last_activity: Instant::ZERO,
             opened_at: Instant::ZERO,
             close_by: None,
