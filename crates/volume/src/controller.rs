@@ -279,6 +279,10 @@ impl Controller {
         self.root().epoch
     }
 
+    pub fn is_encrypted(&self) -> bool {
+        self.config.key.is_some()
+    }
+
     pub fn checks_reads(&self) -> bool {
         self.config.checked_reads
     }

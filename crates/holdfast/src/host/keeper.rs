@@ -39,8 +39,9 @@ impl ControlPlane {
             let found = open.iter().find(|volume| volume.name == name);
             match found {
                 None if is_here => {
+                    let Some(spec) = self.keys.spec_now_and_then(entry) else { continue };
                     logger::info(format_args!("volume {name} is to be in service here, and is opened"));
-                    self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
+                    self.ask(|answer| Command::Open { spec, exported: true, answer })?;
                 }
                 Some(volume) if volume.exported && entry.served_by.is_some() && !is_here => {
                     let host = entry.served_by.as_deref().unwrap_or_default();

@@ -20,6 +20,7 @@ mod fixed;
 mod groups;
 mod janitor;
 mod keeper;
+mod keys;
 mod links;
 pub mod meta;
 mod nbd;
@@ -50,6 +51,7 @@ use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 use volumes::{Budget, Care, OpenSpec, Volumes, Wait};
 
@@ -111,6 +113,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     // Read after that: while the host was away others may have taken volumes over.
     catalog.adopt_exports()?;
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
+    let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: config.host.writeback_bytes, map_cache_bytes: config.host.map_cache_bytes };
     let care = Care {
@@ -139,10 +142,11 @@ pub fn run(dir: &GridDir) -> Result<()> {
         started,
         life: Life::Running,
     };
-    for spec in exported {
+    // The keeper goes on with those whose keys are not there, or take a while.
+    for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
         host.open_volume(started, spec, true, reactor.io());
     }
-    control::start(dir, &config, (meta, catalog, presence.clone()), sender)?;
+    control::start(dir, &config, (meta, catalog, presence.clone(), keys), sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     reactor.run(&mut host)?;
     presence.end();
