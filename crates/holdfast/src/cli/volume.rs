@@ -225,7 +225,8 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let before = client::volume(dir, &Request::VolumeShow { name: name.clone() });
             client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
             let key = before.ok().map_or("", |volume| what_becomes_of_the_key(&volume));
-            let text = format!("volume {name} is deleted{key}; its space returns in the background (`holdfast status`)");
+            let text =
+                format!("volume {name} is deleted{key}; its space returns in the background (`holdfast status`)");
             if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
         }
         VolumeAction::Rekey { name, key } => {

@@ -225,7 +225,10 @@ impl Keys {
     fn local(&self) -> Result<BTreeMap<String, LocalSource>> {
         match std::fs::read(&self.path) {
             Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
-                format!("{} is damaged; remove it, and name keys anew with `holdfast volume export`", self.path.display())
+                format!(
+                    "{} is damaged; remove it, and name keys anew with `holdfast volume export`",
+                    self.path.display()
+                )
             }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
             Err(error) => Err(error).with_context(|| format!("cannot read {}", self.path.display())),
@@ -416,8 +419,7 @@ fn run(command: &str) -> Result<Vec<u8>> {
 fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     use std::io::Write;
     let new = path.with_extension("json.new");
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&new, path)?;
