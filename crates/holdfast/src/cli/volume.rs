@@ -176,10 +176,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
         VolumeAction::Create { name, size, layout, provisioning, integrity, encrypt, key, no_export } => {
-            let key = key.source()?;
-            if key.is_some() && !encrypt {
-                bail!("a key is for an encrypted volume; add --encrypt, or leave the key out");
-            }
+            let key = key_of_new(key, encrypt)?;
             let layout = layout.to_string();
             let fixed = provisioning == Provisioning::Fixed;
             let checked_reads = integrity == Integrity::On;
@@ -230,15 +227,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
         }
         VolumeAction::Rekey { name, key } => {
-            let Some(key) = key.source()? else {
-                bail!("say which key the volume's own is to be wrapped with: --key-file FILE or --key-command CMD");
-            };
-            let volume = client::volume(dir, &Request::VolumeRekey { name, key })?;
-            let text = format!(
-                "the key of volume {} is wrapped with the new one; the former one opens it no more. Separate clones, and what \
-                 `holdfast meta export` wrote before, still go by the former",
-                volume.name
-            );
+            let (volume, text) = rekey(dir, name, key)?;
             show(&volume, text)
         }
         VolumeAction::Export { name, takeover, key } => {
@@ -253,6 +242,27 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             )
         }
     }
+}
+
+fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
+    let key = key.source()?;
+    if key.is_some() && !encrypt {
+        bail!("a key is for an encrypted volume; add --encrypt, or leave the key out");
+    }
+    Ok(key)
+}
+
+fn rekey(dir: &GridDir, name: String, key: WrappingKey) -> Result<(VolumeInfo, String)> {
+    let Some(key) = key.source()? else {
+        bail!("say which key the volume's own is to be wrapped with: --key-file FILE or --key-command CMD");
+    };
+    let volume = client::volume(dir, &Request::VolumeRekey { name, key })?;
+    let text = format!(
+        "the key of volume {} is wrapped with the new one; the former one opens it no more. Separate clones, and what \
+         `holdfast meta export` wrote before, still go by the former",
+        volume.name
+    );
+    Ok((volume, text))
 }
 
 fn what_was_set(
