@@ -106,56 +106,69 @@ fn devices_hold_no_plaintext_and_the_wrong_key_opens_nothing() {
     assert!(on_devices(&grid, "OPEN-TO-ALL") > LEN / 512, "what is not encrypted is found where it is looked for");
     assert_eq!(on_devices(&grid, "SECRET-OF-VAULT"), 0);
 
-    // Another key, and none: the volume stays closed, the other one serves, and nothing is lost.
+    only_its_key_opens_it(&grid, &key, &secret, &open);
+    its_key_is_wrapped_anew(&grid, &key, &secret);
+    a_separate_clone_has_a_wrapping_of_its_own(&grid, &secret);
+    assert!(grid.ok("volume delete vault").contains("its key destroyed"));
+    assert_eq!(on_devices(&grid, "SECRET-OF-VAULT"), 0);
+}
+
+/// Another key, and none: the volume stays closed, the other one serves, and nothing is lost.
+fn only_its_key_opens_it(grid: &Grid, key: &str, secret: &Path, open: &Path) {
+    let scratch = grid.path("scratch");
     let kept = grid.path("kept");
-    fs::rename(&key, &kept).unwrap();
-    fs::copy(key_file(&grid, "another", 0o600), &key).unwrap();
+    fs::rename(key, &kept).unwrap();
+    fs::copy(key_file(grid, "another", 0o600), key).unwrap();
     for why in ["is not the key", "cannot read key file"] {
-        restart(&grid);
-        until("the volume is locked", || state(&grid, "vault") == "locked");
+        restart(grid);
+        until("the volume is locked", || state(grid, "vault") == "locked");
         assert!(grid.ok("volume list").contains(why), "{}", grid.ok("volume list"));
         let error = grid.fails("volume export vault");
         assert!(error.contains(why) && error.contains("--key-file") && error.contains("all its data"), "{error}");
-        assert_volume_holds(&grid.uri("plain"), &open, &scratch);
-        let _ = fs::remove_file(&key);
+        assert_volume_holds(&grid.uri("plain"), open, &scratch);
+        let _ = fs::remove_file(key);
     }
-    fs::rename(&kept, &key).unwrap();
-    until("the volume opens once its key is there", || state(&grid, "vault") == "open");
-    assert_volume_holds(&grid.uri("vault"), &secret, &scratch);
+    fs::rename(&kept, key).unwrap();
+    until("the volume opens once its key is there", || state(grid, "vault") == "open");
+    assert_volume_holds(&grid.uri("vault"), secret, &scratch);
+}
 
-    // The key is wrapped anew while the volume is used; from then on it is the new one that opens it.
+/// The key is wrapped anew while the volume is used; from then on it is the new one that opens it.
+fn its_key_is_wrapped_anew(grid: &Grid, key: &str, secret: &Path) {
+    let scratch = grid.path("scratch");
     let command = grid.path("give-key");
-    fs::write(&command, format!("#!/bin/sh\ncat {}\n", key_file(&grid, "new", 0o600))).unwrap();
+    fs::write(&command, format!("#!/bin/sh\ncat {}\n", key_file(grid, "new", 0o600))).unwrap();
     fs::set_permissions(&command, fs::Permissions::from_mode(0o700)).unwrap();
     let told = grid.ok(&format!("volume rekey vault --key-command {}", command.display()));
     assert!(told.contains("opens it no more"), "{told}");
     assert!(grid.fails(&format!("volume export vault --key-file {key}")).contains("is not the key"));
-    fs::remove_file(&key).unwrap();
-    restart(&grid);
-    until("the new key opens it", || state(&grid, "vault") == "open");
-    assert_volume_holds(&grid.uri("vault"), &secret, &scratch);
+    fs::remove_file(key).unwrap();
+    restart(grid);
+    until("the new key opens it", || state(grid, "vault") == "open");
+    assert_volume_holds(&grid.uri("vault"), secret, &scratch);
     // A host that was not told of a command does not run it.
     grid.ok("grid down");
     fs::remove_file(grid.path("keys.json")).unwrap();
     grid.ok("grid up");
-    until("the volume is locked", || state(&grid, "vault") == "locked");
+    until("the volume is locked", || state(grid, "vault") == "locked");
     assert!(grid.fails("volume export vault").contains("nobody has named at this host"));
     grid.ok(&format!("volume export vault --key-command {}", command.display()));
-    assert_volume_holds(&grid.uri("vault"), &secret, &scratch);
+    assert_volume_holds(&grid.uri("vault"), secret, &scratch);
+}
 
-    // A separate clone has a wrapping of its own of the same key.
+/// A separate clone has a wrapping of its own of the same key.
+fn a_separate_clone_has_a_wrapping_of_its_own(grid: &Grid, secret: &Path) {
+    let scratch = grid.path("scratch");
     grid.ok("snapshot create vault v1");
     let clone = grid.json("volume clone vault@v1 copy --separate");
     assert_eq!((&clone["state"], &clone["encrypted"]), (&"open".into(), &true.into()), "{clone}");
-    assert_volume_holds(&grid.uri("copy"), &secret, &scratch);
-    let own = key_file(&grid, "own", 0o600);
+    assert_volume_holds(&grid.uri("copy"), secret, &scratch);
+    let own = key_file(grid, "own", 0o600);
     grid.ok(&format!("volume rekey copy --key-file {own}"));
-    restart(&grid);
-    until("both open", || state(&grid, "vault") == "open" && state(&grid, "copy") == "open");
-    assert_volume_holds(&grid.uri("copy"), &secret, &scratch);
+    restart(grid);
+    until("both open", || state(grid, "vault") == "open" && state(grid, "copy") == "open");
+    assert_volume_holds(&grid.uri("copy"), secret, &scratch);
     assert!(grid.fails("volume delete vault").contains("copy"));
     assert!(grid.ok("volume delete copy").contains("copy of its family's key destroyed"));
     until("the copy's space is back", || grid.json("status")["deleting"].as_array().is_some_and(Vec::is_empty));
-    assert!(grid.ok("volume delete vault").contains("its key destroyed"));
-    assert_eq!(on_devices(&grid, "SECRET-OF-VAULT"), 0);
 }

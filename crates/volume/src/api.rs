@@ -131,6 +131,8 @@ pub struct Mutations {
     pub hold_tells: bool,
     /// Rule 21: entries of all ledgers are encrypted with one key.
     pub one_key_for_all_ledgers: bool,
+    /// Rule 21: blocks of all segments are encrypted with one key.
+    pub one_key_for_all_segments: bool,
     /// Encryption: entries of the log are not.
     pub log_in_plain: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.

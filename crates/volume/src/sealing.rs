@@ -59,6 +59,13 @@ fn ledger_cipher(config: &Config, key: &VolumeKey, ledger: LedgerId, instance: I
     key.of_ledger(config.volume, ledger, instance)
 }
 
+fn segment_cipher(config: &Config, key: &VolumeKey, id: SegmentId) -> Cipher {
+    if config.mutations.one_key_for_all_segments {
+        return key.of_segment(SegmentId::default());
+    }
+    key.of_segment(id)
+}
+
 fn writable(bytes: &[u8]) -> BufMut {
     let mut copy = BufMut::new(bytes.len());
     copy.copy_from_slice(bytes);
@@ -112,7 +119,7 @@ impl Controller {
 
     /// Payload for the shards of a segment of this id.
     pub(crate) fn sealed_payload(&mut self, id: SegmentId, payload: &[Buf]) -> Option<SealedPayload> {
-        let cipher = self.config.key.as_ref()?.of_segment(id);
+        let cipher = segment_cipher(&self.config, self.config.key.as_ref()?, id);
         let blocks = payload.iter().map(|bytes| bytes.len() / holdfast_base::BLOCK_BYTES).sum();
         let mut sealed = SealedPayload {
             payload: Vec::with_capacity(payload.len()),
@@ -139,7 +146,8 @@ impl Controller {
         let Some(key) = &self.config.key else { return verifies(&bytes, checks).then_some(bytes) };
         let mut plain = writable(&bytes);
         let checks = checks.map(Crcs::as_slice);
-        key.of_segment(id).open_blocks(block, &mut plain, checks).then(|| plain.freeze())
+        let cipher = segment_cipher(&self.config, key, id);
+        cipher.open_blocks(block, &mut plain, checks).then(|| plain.freeze())
     }
 
     /// What was encrypted since the last call, where [`Config::notes_seals`] asks for it.
