@@ -6,7 +6,7 @@
 use crate::geometry::Geometry;
 use crate::ledger::Leg;
 use crate::{FormatError, from_postcard, to_postcard};
-use holdfast_base::{BlockCrc, Epoch, HeadId, Key, Lsn, ObjectId, SegmentId, VolumeId};
+use holdfast_base::{BlockCrc, Epoch, HeadId, InstanceId, Key, Lsn, ObjectId, SegmentId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// A segment's number inside its volume: unique for ever, since counters only rise and every owner's epoch is new.
@@ -149,6 +149,38 @@ pub enum Record {
 /// Version byte in front of every record.
 const RECORD_VERSION: u8 = 1;
 
+/// Version byte in front of the header of an entry whose payload is encrypted: instance, tag, and the record as above.
+const SEALED_VERSION: u8 = 2;
+
+const SEALED_PREFIX_BYTES: usize = 1 + 16 + 16;
+
+/// The header of an entry whose payload is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SealedHeader<'a> {
+    /// The opening that wrote it: a part of its key.
+    pub instance: InstanceId,
+    /// Of the payload, and of the record.
+    pub tag: [u8; 16],
+    /// As [`Record::encode`] gives it.
+    pub record: &'a [u8],
+}
+
+impl SealedHeader<'_> {
+    pub fn encode(&self) -> Vec<u8> {
+        let instance = self.instance.0.to_le_bytes();
+        [&[SEALED_VERSION][..], &instance, &self.tag, self.record].concat()
+    }
+
+    /// `None` for a header of another version.
+    pub fn decode(bytes: &[u8]) -> Option<SealedHeader<'_>> {
+        let (prefix, record) = bytes.split_at_checked(SEALED_PREFIX_BYTES)?;
+        let (instance, tag) = prefix[1..].split_at(16);
+        let instance = InstanceId(u128::from_le_bytes(instance.try_into().expect("16 bytes")));
+        let header = SealedHeader { instance, tag: tag.try_into().expect("16 bytes"), record };
+        (prefix[0] == SEALED_VERSION).then_some(header)
+    }
+}
+
 impl Record {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![RECORD_VERSION];
@@ -219,6 +251,17 @@ mod tests {
         ] {
             assert_eq!(Record::decode(&record.encode()), Ok(record));
         }
+    }
+
+    #[test]
+    fn a_sealed_header_reads_back_and_is_no_record() {
+        let record = Record::Write { key: Key(7), blocks: 2 }.encode();
+        let header = SealedHeader { instance: InstanceId(9), tag: [3; 16], record: &record };
+        let bytes = header.encode();
+        assert_eq!(SealedHeader::decode(&bytes), Some(header));
+        assert_eq!(SealedHeader::decode(&bytes[..32]), None);
+        assert_eq!(SealedHeader::decode(&[1; 40]), None);
+        assert_eq!(Record::decode(&bytes), Err(FormatError::Version(2)));
     }
 
     #[test]

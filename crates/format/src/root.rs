@@ -44,11 +44,16 @@ pub struct Root {
     pub origins: Vec<Origin>,
     /// Volumes that may name segments of this one, or of its origins.
     pub dependents: Vec<Dependent>,
+    /// The id of the key that the volume and its family are encrypted with.
+    pub key_id: Option<u128>,
 }
 
-/// Magic number and version in front of the record: "HFRT", 2.
+/// Magic number and version in front of the record: "HFRT", 3.
 const ROOT_MAGIC: [u8; 4] = *b"HFRT";
-const ROOT_VERSION: u16 = 2;
+const ROOT_VERSION: u16 = 3;
+
+/// Before there was encryption: the record ends in front of the key's id.
+const ROOT_VERSION_PLAIN: u16 = 2;
 
 /// Before there were families: the record ends in front of them.
 const ROOT_VERSION_ALONE: u16 = 1;
@@ -72,6 +77,7 @@ impl Root {
             deleted: false,
             origins: Vec::new(),
             dependents: Vec::new(),
+            key_id: None,
         }
     }
 
@@ -92,17 +98,17 @@ impl Root {
             return Err(FormatError::Magic);
         }
         let version = u16::from_le_bytes([header[4], header[5]]);
-        if version != ROOT_VERSION && version != ROOT_VERSION_ALONE {
-            return Err(FormatError::Version(version));
-        }
+        // No lists, no key.
+        let missing: &[u8] = match version {
+            ROOT_VERSION => &[],
+            ROOT_VERSION_PLAIN => &[0],
+            ROOT_VERSION_ALONE => &[0, 0, 0],
+            _ => return Err(FormatError::Version(version)),
+        };
         if header[6..10] != crc32c(body).to_le_bytes() {
             return Err(FormatError::Checksum);
         }
-        if version == ROOT_VERSION_ALONE {
-            // Two empty lists.
-            return from_postcard(&[body, &[0, 0]].concat());
-        }
-        from_postcard(body)
+        from_postcard(&[body, missing].concat())
     }
 
     /// The volume that a segment with this number belongs to.
@@ -137,14 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn a_record_from_before_families_reads_as_one_without() {
+    fn a_record_from_before_families_or_encryption_reads_as_one_without() {
         let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
-        let mut bytes = root.encode();
-        bytes.truncate(bytes.len() - 2);
-        bytes[4] = 1;
-        let crc = crc32c(&bytes[10..]);
-        bytes[6..10].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(Root::decode(&bytes), Ok(root));
+        for (version, missing_bytes) in [(1, 3), (2, 1)] {
+            let mut bytes = root.encode();
+            bytes.truncate(bytes.len() - missing_bytes);
+            bytes[4] = version;
+            let crc = crc32c(&bytes[10..]);
+            bytes[6..10].copy_from_slice(&crc.to_le_bytes());
+            assert_eq!(Root::decode(&bytes), Ok(root.clone()));
+        }
+        let encrypted = Root { key_id: Some(u128::MAX - 5), ..root };
+        assert_eq!(Root::decode(&encrypted.encode()), Ok(encrypted));
     }
 
     #[test]

@@ -35,12 +35,17 @@ pub struct ShardHeader {
     /// Checksums of this shard's blocks.
     pub block_crcs: Vec<BlockCrc>,
     pub index: SegmentIndex,
-    /// Checksums of the segment's payload blocks.
+    /// Checksums of the segment's payload blocks; where they are encrypted, the heads of their tags.
     pub payload_crcs: Vec<BlockCrc>,
+    /// The payload is encrypted. The version in front of the body says so.
+    #[serde(skip)]
+    pub sealed: bool,
 }
 
 const SHARD_MAGIC: [u8; 4] = *b"HFSH";
 const SHARD_VERSION: u16 = 1;
+/// The payload is encrypted; all else is as in version 1.
+const SHARD_VERSION_SEALED: u16 = 2;
 const PREFIX_BYTES: usize = 16;
 
 /// Blocks a header area may have: index and checksums of the largest segment stay below half of it.
@@ -57,7 +62,8 @@ impl ShardHeader {
         let body = to_postcard(self);
         let mut bytes = Vec::with_capacity((PREFIX_BYTES + body.len()).next_multiple_of(BLOCK_BYTES));
         bytes.extend_from_slice(&SHARD_MAGIC);
-        bytes.extend_from_slice(&SHARD_VERSION.to_le_bytes());
+        let version = if self.sealed { SHARD_VERSION_SEALED } else { SHARD_VERSION };
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&[0; 2]);
         bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&seeded_crc32c(&seed(self.shard), &body).to_le_bytes());
@@ -74,7 +80,7 @@ impl ShardHeader {
             return Err(FormatError::Magic);
         }
         let version = u16::from_le_bytes([prefix[4], prefix[5]]);
-        if version != SHARD_VERSION {
+        if version != SHARD_VERSION && version != SHARD_VERSION_SEALED {
             return Err(FormatError::Version(version));
         }
         let len = u32::from_le_bytes(prefix[8..12].try_into().expect("four bytes")) as usize;
@@ -82,7 +88,7 @@ impl ShardHeader {
         if prefix[12..16] != seeded_crc32c(&seed(shard), body).to_le_bytes() {
             return Err(FormatError::Checksum);
         }
-        let header: ShardHeader = from_postcard(body)?;
+        let header = ShardHeader { sealed: version == SHARD_VERSION_SEALED, ..from_postcard(body)? };
         if header.shard != shard || !header.geometry.is_valid() {
             return Err(FormatError::Field("shard"));
         }
@@ -110,6 +116,7 @@ mod tests {
             block_crcs: vec![7; geometry.shard_blocks() as usize],
             index: SegmentIndex::Meta,
             payload_crcs: vec![9; 40],
+            sealed: false,
         };
         let bytes = header.encode();
         assert_eq!(bytes.len() % BLOCK_BYTES, 0);
@@ -117,5 +124,10 @@ mod tests {
         let other = ShardId { segment, index: 2 };
         assert_eq!(ShardHeader::decode(other, &bytes), Err(FormatError::Checksum));
         assert_eq!(ShardHeader::decode(header.shard, &[0; 4096]), Err(FormatError::Magic));
+        let sealed = ShardHeader { sealed: true, ..header };
+        assert_eq!(ShardHeader::decode(sealed.shard, &sealed.encode()), Ok(sealed.clone()));
+        let mut later = sealed.encode();
+        later[4] = 3;
+        assert_eq!(ShardHeader::decode(sealed.shard, &later), Err(FormatError::Version(3)));
     }
 }

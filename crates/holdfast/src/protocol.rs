@@ -6,9 +6,20 @@ use crate::anatomy::Parts;
 use crate::host::schedule::Schedule;
 use holdfast_format::stream::Begin;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// Longest line that either side takes.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// Where a key-encrypting key is to be had.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeySource {
+    /// Absolute.
+    File(PathBuf),
+    /// For a shell; it prints the key.
+    Command(String),
+}
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
@@ -23,6 +34,9 @@ pub enum Request {
         /// Capacity is set aside for all of it.
         fixed: bool,
         checked_reads: bool,
+        /// It is encrypted, with a key that this one wraps.
+        #[serde(default)]
+        key: Option<KeySource>,
     },
     VolumeList,
     VolumeShow {
@@ -62,11 +76,19 @@ pub enum Request {
         /// Beside the host that has it in service.
         #[serde(default)]
         portal: bool,
+        /// From where this host is to get the key of an encrypted one.
+        #[serde(default)]
+        key: Option<KeySource>,
     },
     /// Another host shall have it in service; answered when it has.
     VolumeHandover {
         name: String,
         to: String,
+    },
+    /// Wraps the key of an encrypted volume anew.
+    VolumeRekey {
+        name: String,
+        key: KeySource,
     },
     VolumeUnexport {
         name: String,
@@ -197,6 +219,7 @@ impl Request {
             Request::VolumeCreate { .. }
                 | Request::VolumeDelete { .. }
                 | Request::VolumeExport { .. }
+                | Request::VolumeRekey { .. }
                 | Request::VolumeUnexport { .. }
                 | Request::VolumeHandover { .. }
                 | Request::VolumeResize { .. }
@@ -377,6 +400,9 @@ pub struct VolumeInfo {
     /// `on`: what guests read is checked against checksums, or `off`.
     #[serde(default)]
     pub integrity: String,
+    /// What guests write is encrypted wherever it is kept.
+    #[serde(default)]
+    pub encrypted: bool,
     pub exported: bool,
     /// Of a separate clone: the volume that it was made of. Told by `volume show`, like the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -391,7 +417,8 @@ pub struct VolumeInfo {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
     /// `open`, `opening`, `closing`, `deposed`; at other hosts than the one that has it in service `portal` where they offer it,
-    /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it.
+    /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it; `locked` where its key could not
+    /// be had.
     pub state: String,
     /// What opening waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -49,6 +49,12 @@ pub fn decode(bytes: &[u8], sector: u64) -> Option<Version> {
     sound.then_some(version)
 }
 
+/// Whether these bytes of a sector are of a pattern, whatever its version and address. Zeroes are not.
+pub fn is_pattern(bytes: &[u8]) -> bool {
+    let word = |k: usize| u64::from_le_bytes(bytes[k * 8..k * 8 + 8].try_into().expect("eight bytes"));
+    (1..WORDS).all(|k| word(k) == word(0) ^ (k as u64).wrapping_mul(STEP))
+}
+
 /// Names an operation of a [`History`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct OpId(pub u32);

@@ -195,6 +195,16 @@ impl Disk {
         buf.freeze()
     }
 
+    /// The first sector that is as asked for.
+    pub fn find_sector(&self, is_wanted: impl Fn(&[u8]) -> bool) -> Option<u64> {
+        let chunks = self.chunks.iter().enumerate().filter_map(|(at, chunk)| Some((at, chunk.as_ref()?)));
+        let sectors = chunks.flat_map(|(at, chunk)| {
+            let first = (at * CHUNK_BYTES / SECTOR_BYTES) as u64;
+            (first..).zip(chunk.chunks_exact(SECTOR_BYTES))
+        });
+        sectors.into_iter().find(|(_, bytes)| is_wanted(bytes)).map(|(sector, _)| sector)
+    }
+
     fn complete_write(&mut self, offset: u64, data: &[Buf], durable: bool) -> Result<Buf, IoError> {
         let faults = self.faults;
         if faults.write_error > 0 && self.prng.chance(faults.write_error) {

@@ -227,6 +227,9 @@ impl<M: Machine> World<M> {
         let Some(slot) = self.hosts[at.host].machines[at.machine].as_mut() else { return };
         let mut effects = std::mem::take(&mut self.host_effects);
         slot.machine.handle(self.now, event, &mut effects);
+        for seal in slot.machine.take_seals() {
+            self.seals.note(seal);
+        }
         let list = effects.take();
         self.host_effects = effects;
         for effect in list {

@@ -20,6 +20,7 @@ pub mod node;
 pub mod plan;
 pub mod portals;
 pub mod runner;
+pub mod secrecy;
 mod snapshots;
 pub mod stage;
 pub mod swarm;

@@ -8,6 +8,7 @@ use crate::family::Families;
 use crate::faults::{HostAct, Nemesis};
 use crate::groups::Groups;
 use crate::plan::Plan;
+use crate::secrecy::{find_plain, key_of};
 use crate::snapshots::Snapshots;
 use crate::workload::{Area, Guests, What};
 use crate::world::{MachineAt, Output, World};
@@ -63,6 +64,10 @@ pub struct Outcome {
     pub folds: u64,
     pub marks: u64,
     pub shards_rebuilt: u64,
+    /// By keys and positions: what was encrypted.
+    pub seals: u64,
+    /// Of a volume that is not encrypted: disks show what guests wrote.
+    pub plain_seen: bool,
 }
 
 pub struct Run {
@@ -94,6 +99,7 @@ pub struct Run {
     drain_prng: Prng,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
     held_twice: Vec<String>,
+    plain_seen: bool,
     failure: Option<String>,
 }
 
@@ -123,7 +129,8 @@ impl Run {
         if let Some(faults) = plan.rotten {
             nemesis.make_rotten(&mut world, faults);
         }
-        let root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
+        let mut root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
+        root.key_id = plan.encrypted.then(|| key_of(plan.seed).id());
         let key = root_key(VOLUME);
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
         let mut guests =
@@ -157,6 +164,7 @@ impl Run {
             discarded_all: false,
             held: BTreeMap::new(),
             held_twice: Vec::new(),
+            plain_seen: false,
             failure: None,
         };
         run.open(0);
@@ -180,6 +188,8 @@ impl Run {
         (config.scrub_every, config.mark_every) = (plan.scrub_every, plan.mark_every);
         config.slow_after = plan.slow_after;
         config.mutations = plan.volume_mutations;
+        config.key = plan.encrypted.then(|| key_of(plan.seed));
+        config.notes_seals = plan.encrypted;
         config
     }
 
@@ -481,9 +491,22 @@ impl Run {
         if self.steps > STEPS_MAX {
             return Err(format!("no rest after {STEPS_MAX} events"));
         }
-        match self.failure.take() {
+        match self.failure.take().or_else(|| self.world.seals.take_broken()) {
             Some(why) => Err(why),
             None => Ok(()),
+        }
+    }
+
+    /// What guests wrote is on no disk of an encrypted volume. On those of others it is: where it is looked for it is found.
+    fn check_secrecy(&mut self) -> Result<(), String> {
+        match find_plain(&self.world) {
+            Some((node, disk, sector)) if self.plan.encrypted => Err(format!(
+                "sector {sector} of disk {disk} of node {node} shows what a guest wrote, and the volume is encrypted"
+            )),
+            found => {
+                self.plain_seen |= found.is_some();
+                Ok(())
+            }
         }
     }
 
@@ -519,6 +542,7 @@ impl Run {
         let requests = self.plan.requests;
         self.run_until(start + Duration::from_secs(15), move |r| r.issued >= requests)?;
         self.issued = requests;
+        self.check_secrecy()?;
         self.heal()?;
         self.converge("settle")?;
         self.settle_clones();
@@ -532,6 +556,7 @@ impl Run {
         }
         self.guests.history.check().map_err(|v| v.to_string())?;
         self.check_nothing_leaked()?;
+        self.check_secrecy()?;
         self.outcome()
     }
 
@@ -675,6 +700,8 @@ impl Run {
             folds: 0,
             marks: 0,
             shards_rebuilt: 0,
+            seals: self.world.seals.count(),
+            plain_seen: self.plain_seen,
         };
         for controller in self.openings.iter().filter_map(|at| self.world.machine(*at)) {
             let counters = controller.status().counters;

@@ -13,11 +13,12 @@ use crate::host::HostProc;
 use crate::meta::{MetaOutcome, MetaStore};
 use crate::net::{Body, ConnId, Message, Net, Stream, Toward};
 use crate::node::NodeProc;
+use crate::secrecy::Seals;
 use crate::trace::Trace;
 use holdfast_base::{BlockReply, Buf, Effects, GridId, Instant, MetaReply, MetaRequest, Prng};
 use holdfast_format::wire::Reply;
 use holdfast_store as store;
-use holdfast_volume::{Effect, Event, Notice};
+use holdfast_volume::{Effect, Event, Notice, Seal};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
@@ -26,6 +27,11 @@ use std::time::Duration;
 pub trait Machine {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>);
     fn next_deadline(&self) -> Option<Instant>;
+
+    /// What it has encrypted since the last call.
+    fn take_seals(&mut self) -> Vec<Seal> {
+        Vec::new()
+    }
 }
 
 impl Machine for holdfast_volume::Controller {
@@ -35,6 +41,10 @@ impl Machine for holdfast_volume::Controller {
 
     fn next_deadline(&self) -> Option<Instant> {
         holdfast_volume::Controller::next_deadline(self)
+    }
+
+    fn take_seals(&mut self) -> Vec<Seal> {
+        holdfast_volume::Controller::take_seals(self)
     }
 }
 
@@ -150,6 +160,7 @@ pub struct World<M> {
     pub nodes: Vec<NodeProc>,
     pub hosts: Vec<HostProc<M>>,
     pub outputs: VecDeque<Output>,
+    pub seals: Seals,
     pub(crate) node_effects: Effects<store::Effect>,
     pub(crate) host_effects: Effects<Effect>,
     pub grid: GridId,
@@ -173,6 +184,7 @@ impl<M: Machine> World<M> {
             nodes: Vec::new(),
             hosts: Vec::new(),
             outputs: VecDeque::new(),
+            seals: Seals::default(),
             node_effects: Effects::new(),
             host_effects: Effects::new(),
             grid: GridId(0x1001),

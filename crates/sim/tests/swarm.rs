@@ -20,6 +20,8 @@ fn random_runs_are_sound_and_repeatable() {
         ("rolls", sum(|o| o.rolls)),
         ("segments cleaned", sum(|o| o.segments_cleaned)),
         ("folds", sum(|o| o.folds)),
+        ("seals", sum(|o| o.seals)),
+        ("sectors of guests on disks of volumes that are not encrypted", sum(|o| u64::from(o.plain_seen))),
     ] {
         assert!(seeds < 100 || count > 0, "no {what} in {seeds} runs: the swarm has gone blind");
     }

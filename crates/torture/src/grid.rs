@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 pub struct Grid {
     binary: PathBuf,
     dir: PathBuf,
+    /// Of volumes, where they are encrypted.
+    key: Option<PathBuf>,
 }
 
 /// How large a fresh grid is.
@@ -20,6 +22,8 @@ pub struct Shape {
     pub device_mib: u64,
     /// Hosts and nodes talk over TLS.
     pub tls: bool,
+    /// Volumes are encrypted.
+    pub encrypt: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,10 +49,22 @@ impl NodeAction {
     }
 }
 
+/// A file with a key. Which one makes no difference here. Beside the grid's files, whose directory is to be empty.
+fn make_key(dir: &Path) -> Result<PathBuf> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = dir.with_extension("key");
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
+    let written = file.and_then(|file| std::io::Write::write_all(&mut &file, &[0x5a; 32]));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
 impl Grid {
     /// Makes a grid in an empty directory and brings it up.
     pub fn create(binary: &Path, dir: &Path, shape: Shape) -> Result<Grid> {
-        let grid = Grid { binary: binary.into(), dir: dir.into() };
+        let key = shape.encrypt.then(|| make_key(dir)).transpose()?;
+        let grid = Grid { binary: binary.into(), dir: dir.into(), key };
         let (nodes, devices) = (shape.nodes.to_string(), shape.devices.to_string());
         let size = format!("{}MiB", shape.device_mib);
         let tls = if shape.tls { "on" } else { "off" };
@@ -98,7 +114,10 @@ impl Grid {
 
     pub fn create_volume(&self, name: &str, size_bytes: u64, layout: &str) -> Result<()> {
         let size = format!("{}MiB", size_bytes >> 20);
-        self.run(&["volume", "create", name, "--size", &size, "--layout", layout]).map(drop)
+        let mut line = vec!["volume", "create", name, "--size", &size, "--layout", layout];
+        let key = self.key.as_ref().map(|key| key.to_string_lossy());
+        line.extend(key.as_deref().into_iter().flat_map(|key| ["--encrypt", "--key-file", key]));
+        self.run(&line).map(drop)
     }
 
     pub fn node(&self, action: NodeAction, node: u32) -> Result<()> {

@@ -42,6 +42,10 @@ struct Arguments {
     #[arg(long)]
     tls: bool,
 
+    /// Volumes are encrypted
+    #[arg(long)]
+    encrypt: bool,
+
     /// Requests in flight on each connection
     #[arg(long, default_value_t = 8)]
     depth: usize,
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
             println!("{line}");
             if !arguments.keep {
                 let _ = std::fs::remove_dir_all(&dir);
+                let _ = std::fs::remove_file(dir.with_extension("key"));
             }
             ExitCode::SUCCESS
         }
@@ -88,7 +93,8 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut random = Prng::new(seed);
     let nodes = arguments.nodes.unwrap_or(random.between(3, 4) as u32);
-    let shape = Shape { nodes, devices: DEVICES, device_mib: DEVICE_MIB, tls: arguments.tls };
+    let (tls, encrypt) = (arguments.tls, arguments.encrypt);
+    let shape = Shape { nodes, devices: DEVICES, device_mib: DEVICE_MIB, tls, encrypt };
     let grid = Grid::create(&arguments.binary, dir, shape)?;
     let outcome = run(arguments, &grid, &mut random);
     // Whatever happened, no process stays behind; the logs are complete only now.

@@ -7,6 +7,7 @@ use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
     NodeId, ObjectId, VolumeId,
 };
+use holdfast_cipher::VolumeKey;
 use holdfast_format::family::{Dependent, SegmentRanges};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
@@ -31,6 +32,10 @@ pub struct Config {
     pub takeover: bool,
     /// Guests' reads are checked against their blocks' checksums. Metadata and what is moved always are.
     pub checked_reads: bool,
+    /// What the volume is encrypted with; it must be the key that its root record names.
+    pub key: Option<VolumeKey>,
+    /// For a check: see [`Controller::take_seals`](crate::Controller::take_seals).
+    pub notes_seals: bool,
     /// Log entries that may wait for destage (protocol rule 23).
     pub writeback_bytes_max: u64,
     /// Memory of clean map pages.
@@ -71,6 +76,8 @@ impl Config {
             seed,
             takeover: false,
             checked_reads: true,
+            key: None,
+            notes_seals: false,
             writeback_bytes_max: 256 << 20,
             map_cache_bytes_max: 64 << 20,
             segment_payload_bytes: 4 << 20,
@@ -122,6 +129,12 @@ pub struct Mutations {
     pub forgets_dependents: bool,
     /// Groups of snapshots: answers are told while they should be held back.
     pub hold_tells: bool,
+    /// Rule 21: entries of all ledgers are encrypted with one key.
+    pub one_key_for_all_ledgers: bool,
+    /// Rule 21: blocks of all segments are encrypted with one key.
+    pub one_key_for_all_segments: bool,
+    /// Encryption: entries of the log are not.
+    pub log_in_plain: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
 }

@@ -6,6 +6,7 @@ use crate::api::{Effect, Lane, Notice, State};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::{Done, Entry};
+use crate::sealing::Sent;
 use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::Record;
@@ -28,6 +29,7 @@ impl Controller {
             record,
             crcs,
             payload,
+            sealed: None,
             done,
             ledger,
             have: 0,
@@ -68,17 +70,9 @@ impl Controller {
         if entry.ledger != ledger || entry.sent >> index & 1 == 1 {
             return;
         }
-        let request = Request::Append {
-            device: leg.device,
-            volume,
-            epoch,
-            ledger,
-            lsn,
-            acked,
-            header: entry.header.clone(),
-            crcs: entry.crcs.to_vec(),
-        };
-        let payload = if entry.payload.is_empty() { Vec::new() } else { vec![entry.payload.clone()] };
+        let Sent { header, payload, crcs, .. } = self.as_sent(lsn);
+        let request = Request::Append { device: leg.device, volume, epoch, ledger, lsn, acked, header, crcs };
+        let payload = if payload.is_empty() { Vec::new() } else { vec![payload] };
         let purpose = Purpose::Append { ledger, leg: index, lsn };
         if self.send(leg.node, Lane::Fast, purpose, request, payload, out).is_some() {
             self.log.get_mut(lsn).expect("just read").sent |= 1 << index;
@@ -157,7 +151,9 @@ impl Controller {
         while self.log.next_is_acknowledged(&self.config.mutations) {
             let lsn = self.log.complete_next();
             self.apply(lsn);
-            let done = std::mem::replace(&mut self.log.get_mut(lsn).expect("just completed").done, Done::Nothing);
+            let entry = self.log.get_mut(lsn).expect("just completed");
+            entry.sealed = None;
+            let done = std::mem::replace(&mut entry.done, Done::Nothing);
             self.on_done(lsn, done, out);
         }
     }

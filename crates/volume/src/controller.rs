@@ -51,6 +51,7 @@ use crate::resize::Resizer;
 use crate::roll::Roll;
 use crate::root::RootWriter;
 use crate::scrub::Scrubber;
+use crate::sealing::Seal;
 use crate::segments::SegmentTable;
 use crate::snapshots::Changes;
 use crate::space::Space;
@@ -133,6 +134,7 @@ pub struct Controller {
     pub(crate) marker: Marker,
     pub(crate) family: Family,
     pub(crate) counters: Counters,
+    pub(crate) seals: Vec<Seal>,
     pub(crate) last_activity: Instant,
     /// When it first served.
     pub(crate) opened_at: Instant,
@@ -197,6 +199,7 @@ impl Controller {
             marker: Marker::default(),
             family: Family::default(),
             counters: Counters::default(),
+            seals: Vec::new(),
             last_activity: Instant::ZERO,
             opened_at: Instant::ZERO,
             close_by: None,
@@ -280,6 +283,10 @@ impl Controller {
 
     pub(crate) fn epoch(&self) -> Epoch {
         self.root().epoch
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.config.key.is_some()
     }
 
     pub fn checks_reads(&self) -> bool {

@@ -313,6 +313,7 @@ impl Controller {
         let mut root = Root::new(self.config.grid, dependent, &name, size_bytes, self.root().layout);
         root.epoch = self.epoch().next();
         root.instance = InstanceId(dependent.0);
+        root.key_id = self.root().key_id;
         root.origins = self.root().origins.clone();
         root.origins.push(Origin { upto: self.epoch(), volume: self.config.volume });
         root.trimmed = self.log.completed;

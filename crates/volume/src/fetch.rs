@@ -10,6 +10,7 @@ use crate::call::{Purpose, Wants};
 use crate::controller::{Controller, Out};
 use crate::family::LOOKS_MAX;
 use crate::map::Crcs;
+use crate::segments::Kind;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
@@ -30,6 +31,8 @@ pub(crate) struct Fetch {
     position: u8,
     block: u32,
     blocks: u32,
+    /// The run's first block in the segment's payload.
+    payload_block: u32,
     /// Checksums of the run's blocks; without them (metadata), who wants the bytes checks them, or nobody (guests' reads).
     crcs: Option<Crcs>,
     wide: bool,
@@ -64,7 +67,7 @@ impl Fetch {
         wants: Wants,
         (segment, shape): (SegmentNo, Option<Shape>),
         position: u8,
-        (block, blocks): (u32, u32),
+        (block, blocks, payload_block): (u32, u32, u32),
         crcs: Option<Crcs>,
     ) -> Fetch {
         Fetch {
@@ -74,6 +77,7 @@ impl Fetch {
             position,
             block,
             blocks,
+            payload_block,
             crcs,
             wide: false,
             asked: 0,
@@ -108,7 +112,7 @@ impl Controller {
         };
         let at = geometry.locate(block);
         assert!(blocks <= geometry.run_from(block), "a fetch stays in one run of one shard");
-        let fetch = Fetch::new(wants, (segment, shape), at.position, (at.block, blocks), crcs);
+        let fetch = Fetch::new(wants, (segment, shape), at.position, (at.block, blocks, block), crcs);
         if self.fetches.is_full() {
             return self.deliver(fetch.wants, Err(FetchError::Gone), out);
         }
@@ -293,7 +297,7 @@ impl Controller {
         let width = geometry.code_width();
         let direct = fetch.got.iter().find(|(i, _)| *i % width == fetch.position).map(|(i, b)| (*i, b.clone()));
         if let Some((index, bytes)) = direct {
-            if verifies(&bytes, fetch.crcs.as_ref()) {
+            if let Some(bytes) = self.opened(fetch, bytes) {
                 return self.finish_fetch(token, Ok(bytes), out);
             }
             let node = homes[usize::from(index)].node;
@@ -301,7 +305,7 @@ impl Controller {
             return self.on_bad_shard(token, index, node, &reply, out);
         }
         if let Some(bytes) = reconstruct(&geometry, fetch) {
-            if verifies(&bytes, fetch.crcs.as_ref()) {
+            if let Some(bytes) = self.opened(fetch, bytes) {
                 self.counters.reconstructed_reads += 1;
                 return self.finish_fetch(token, Ok(bytes), out);
             }
@@ -317,6 +321,16 @@ impl Controller {
         } else if fetch.asked == 0 && fetch.wide {
             self.fetches.get_mut(token).expect("still there").stalled = true;
         }
+    }
+
+    /// The run as it was before it was written, where it is what was written. Data is in the table, and so are leaves, which their reader
+    /// checks.
+    fn opened(&self, fetch: &Fetch, bytes: Buf) -> Option<Buf> {
+        let is_data = fetch.shape.is_none() && self.segments.get(fetch.segment).is_some_and(|s| s.kind == Kind::Data);
+        if !is_data {
+            return verifies(&bytes, fetch.crcs.as_ref()).then_some(bytes);
+        }
+        self.opened_blocks(self.segment_id(fetch.segment), fetch.payload_block, bytes, fetch.crcs.as_ref())
     }
 
     /// Asks once more for what nodes had no room for, a tick ago; elsewhere only after a while: others have no more room.
@@ -396,7 +410,8 @@ impl Controller {
             let Some(fetch) = self.fetches.get(token) else { return true };
             let crcs = fetch.crcs.as_ref().map(|crcs| crcs.slice(u64::from(at), 1));
             let place = (fetch.segment, fetch.shape.clone());
-            let piece = Fetch::new(Wants::Block { of: token, at }, place, fetch.position, (fetch.block + at, 1), crcs);
+            let run = (fetch.block + at, 1, fetch.payload_block + at);
+            let piece = Fetch::new(Wants::Block { of: token, at }, place, fetch.position, run, crcs);
             if self.fetches.is_full() {
                 self.finish_fetch(token, Err(FetchError::Lost), out);
                 return true;
@@ -445,7 +460,7 @@ fn adds_up(geometry: &Geometry, position: u8, mask: u64) -> bool {
     })
 }
 
-fn verifies(bytes: &Buf, crcs: Option<&Crcs>) -> bool {
+pub(crate) fn verifies(bytes: &Buf, crcs: Option<&Crcs>) -> bool {
     crcs.is_none_or(|crcs| bytes.chunks_exact(BLOCK_BYTES).zip(crcs.as_slice()).all(|(b, crc)| crc32c(b) == *crc))
 }
 

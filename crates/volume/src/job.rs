@@ -9,6 +9,7 @@ use crate::api::Lane;
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
+use crate::sealing::SealedPayload;
 use crate::segments::{Kind, SegmentInfo};
 use crate::space::Keep;
 use holdfast_base::{
@@ -89,6 +90,8 @@ struct Placed {
     geometry: Geometry,
     homes: Vec<Leg>,
     shards: Vec<Shard>,
+    /// By which the map knows the payload's blocks: checksums, or what tells that they open.
+    checks: Vec<BlockCrc>,
     committing: bool,
 }
 
@@ -134,10 +137,10 @@ impl Controller {
         if volume == self.config.volume {
             self.unsettled.insert(no);
         }
-        let shards = self.encode(token, id, &geometry);
+        let (shards, checks) = self.encode(token, id, &geometry);
         let count = shards.len() as u8;
         let job = self.jobs.get_mut(token).expect("a job under way");
-        job.placed = Some(Placed { no, id, geometry, homes, shards, committing: false });
+        job.placed = Some(Placed { no, id, geometry, homes, shards, checks, committing: false });
         self.counters.segments_written += 1;
         for index in 0..count {
             // A shard that can't be sent anywhere parks the job again.
@@ -155,12 +158,22 @@ impl Controller {
         }
     }
 
-    fn encode(&self, token: Token, id: SegmentId, geometry: &Geometry) -> Vec<Shard> {
+    /// The shards of a segment, and by what the map is to know its blocks.
+    fn encode(&mut self, token: Token, id: SegmentId, geometry: &Geometry) -> (Vec<Shard>, Vec<BlockCrc>) {
         let work = &self.jobs.get(token).expect("a job under way").work;
-        let index = if work.kind.is_meta() { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
-        let pieces = if geometry.parity == 0 { mirror_shards(work) } else { code_shards(work, geometry) };
+        let is_meta = work.kind.is_meta();
+        let index = if is_meta { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
+        let (payload, crcs) = (work.payload.clone(), work.crcs.clone());
+        let sealed = if is_meta { None } else { self.sealed_payload(id, &payload) };
+        let is_sealed = sealed.is_some();
+        let SealedPayload { payload, crcs, checks } =
+            sealed.unwrap_or_else(|| SealedPayload { payload, checks: crcs.clone(), crcs });
+        let pieces = match geometry.parity {
+            0 => mirror_shards(payload, crcs),
+            _ => code_shards(&payload, &crcs, geometry),
+        };
         let width = geometry.code_width();
-        (0..geometry.shard_count())
+        let shards = (0..geometry.shard_count())
             .map(|i| {
                 let (data, block_crcs) = &pieces[usize::from(i % width)];
                 let header = ShardHeader {
@@ -169,7 +182,8 @@ impl Controller {
                     geometry: *geometry,
                     block_crcs: block_crcs.clone(),
                     index: index.clone(),
-                    payload_crcs: work.crcs.clone(),
+                    payload_crcs: checks.clone(),
+                    sealed: is_sealed,
                 };
                 let header = header.encode();
                 let header_blocks = (header.len() / BLOCK_BYTES) as u32;
@@ -177,7 +191,8 @@ impl Controller {
                 payload.extend(data.iter().cloned());
                 Shard { payload, header_blocks, durable: false, failed: Vec::new() }
             })
-            .collect()
+            .collect();
+        (shards, checks)
     }
 
     fn put_shard(&mut self, token: Token, index: u8, out: Out) {
@@ -339,7 +354,7 @@ impl Controller {
             geometry: placed.geometry,
             homes: placed.homes.clone(),
             extents: job.work.extents.clone(),
-            crcs: job.work.crcs.clone(),
+            crcs: placed.checks.clone(),
         };
         placed.shards.clear();
         self.append_control(Record::Commit(commit), Done::Committed(token), out);
@@ -387,15 +402,15 @@ fn gathered(handles: Vec<Buf>) -> Vec<Buf> {
     if handles.len() > HANDLES_MAX { vec![holdfast_base::buf::concat(&handles)] } else { handles }
 }
 
-fn mirror_shards(work: &Work) -> ShardPieces {
-    vec![(gathered(work.payload.clone()), work.crcs.clone())]
+fn mirror_shards(payload: Vec<Buf>, crcs: Vec<BlockCrc>) -> ShardPieces {
+    vec![(gathered(payload), crcs)]
 }
 
 /// Data shards by stripes, then parity over them.
-fn code_shards(work: &Work, geometry: &Geometry) -> ShardPieces {
+fn code_shards(payload: &[Buf], all_crcs: &[BlockCrc], geometry: &Geometry) -> ShardPieces {
     let mut pieces: ShardPieces = vec![Default::default(); usize::from(geometry.data)];
     let mut block = 0_u32;
-    for buf in &work.payload {
+    for buf in payload {
         let mut at = 0;
         while at < buf.len() {
             // A shard's blocks come in order.
@@ -403,7 +418,7 @@ fn code_shards(work: &Work, geometry: &Geometry) -> ShardPieces {
             let (handles, crcs) = &mut pieces[usize::from(geometry.locate(block).position)];
             let end = at + run as usize * BLOCK_BYTES;
             handles.push(buf.slice(at..end));
-            crcs.extend_from_slice(&work.crcs[block as usize..(block + run) as usize]);
+            crcs.extend_from_slice(&all_crcs[block as usize..(block + run) as usize]);
             at = end;
             block += run;
         }

@@ -5,6 +5,7 @@
 //! entry sizes is what the write-back budget bounds.
 
 use crate::api::Mutations;
+use crate::sealing::Sent;
 use holdfast_base::{BlockCrc, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};
@@ -41,6 +42,8 @@ pub struct Entry {
     pub record: Record,
     pub crcs: Arc<[BlockCrc]>,
     pub payload: Buf,
+    /// What legs get instead of header, checksums and payload, while it may be sent again.
+    pub sealed: Option<Box<Sent>>,
     pub done: Done,
     /// The ledger that holds (or is to hold) it, and the legs that do or were asked to.
     pub ledger: LedgerId,

@@ -25,13 +25,14 @@ use crate::leafload::block_runs;
 use crate::log::{Done, Entry, Log};
 use crate::map::Place;
 use crate::root::Change;
+use crate::sealing::opened_entry;
 use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, buf, crc32c};
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record};
 use holdfast_format::root::Root;
 use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 use std::time::Duration;
 
 /// How long opening waits for more nodes than it needs.
@@ -459,11 +460,17 @@ impl Controller {
             if reference.sealed.is_some_and(|sealed| entry.lsn > sealed) {
                 continue;
             }
-            let found = opening.found.entry(entry.lsn).or_insert_with(|| Found {
-                entry,
-                payload: bytes,
-                holders: BTreeMap::new(),
-            });
+            let found = match opening.found.entry(entry.lsn) {
+                btree_map::Entry::Occupied(found) => found.into_mut(),
+                btree_map::Entry::Vacant(place) => {
+                    let lsn = entry.lsn;
+                    let Some((entry, payload)) = opened_entry(&self.config, ledger, entry, bytes) else {
+                        opening.damaged.insert((ledger, leg, lsn));
+                        continue;
+                    };
+                    place.insert(Found { entry, payload, holders: BTreeMap::new() })
+                }
+            };
             *found.holders.entry(ledger).or_insert(0) |= bit;
         }
         if more && last > Lsn::ZERO {
@@ -559,6 +566,7 @@ impl Controller {
                 record,
                 crcs: found.entry.crcs.into(),
                 payload: found.payload,
+                sealed: None,
                 done: Done::Nothing,
                 ledger,
                 have,
@@ -757,7 +765,7 @@ impl Controller {
             self.step(Step::Creating);
             return self.create_first_ledger(out);
         }
-        let (rule, legs) = (open.rule, open.legs.clone());
+        let (rule, legs, preferred) = (open.rule, open.legs.clone(), open.preferred);
         let mut unsent = Vec::new();
         let opening = self.opening.as_mut().expect("opening");
         while let Some(lsn) = opening.reappending.front() {
@@ -765,12 +773,13 @@ impl Controller {
             if !rule.is_ack_set(&legs, entry.have) {
                 break;
             }
-            opening.reappending.pop_front();
+            let lsn = opening.reappending.pop_front().expect("just seen");
+            self.log.get_mut(lsn).expect("in the window").sealed = None;
         }
         let may_send = self.now >= opening.reappend_at;
         for lsn in opening.reappending.iter().filter(|_| may_send) {
             let entry = self.log.get(*lsn).expect("in the window");
-            if entry.sent & open.preferred != open.preferred {
+            if entry.sent & preferred != preferred {
                 unsent.push(*lsn);
             }
         }

@@ -7,6 +7,7 @@
 use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
 use holdfast_base::{Instant, MetaReply, MetaRequest, MetaVersion};
+use holdfast_cipher::VolumeKey;
 use holdfast_format::root::{Root, root_key};
 use std::time::Duration;
 
@@ -151,6 +152,10 @@ impl Controller {
         };
         match Root::decode(bytes) {
             Ok(root) if root.deleted => self.opening_waits("the volume was deleted", out),
+            Ok(root) if root.key_id != self.config.key.as_ref().map(VolumeKey::id) => {
+                // Nothing is read without it, and nothing may be written with another, or in plain.
+                self.opening_waits("the volume's key is not the one that it is encrypted with", out);
+            }
             Ok(root) if self.is_outbid() => self.on_outbid(&root, out),
             Ok(root) => {
                 self.root.version = version;

@@ -4,18 +4,21 @@ use super::format::{print, print_json, print_table, table};
 use super::snapshot::share;
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{Request, VolumeInfo, VolumeLive};
+use crate::protocol::{KeySource, Request, VolumeInfo, VolumeLive};
 use crate::size::Size;
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::geometry::Layout;
 use serde_json::json;
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     holdfast volume create vm1 --size 4GiB\n  \
     holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
     holdfast volume create db --size 2GiB --provisioning fixed   others never take the space that it has yet to write\n  \
+    holdfast volume create vault --size 2GiB --encrypt --key-file /root/vault.key   only who has the key can read it\n  \
+    holdfast volume rekey vault --key-file /root/new.key\n  \
     holdfast volume list\n  \
     holdfast volume explain vm1                drawn from its clients down to devices\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
@@ -49,6 +52,12 @@ enum VolumeAction {
         /// it. Checksums are kept, and metadata is checked, either way
         #[arg(long, default_value = "on")]
         integrity: Integrity,
+        /// Encrypt what clients write, in the log and in segments, with a key of the volume's own (AES-256-GCM). Clones share it.
+        /// Needs --key-file or --key-command
+        #[arg(long, requires = "key")]
+        encrypt: bool,
+        #[command(flatten)]
+        key: WrappingKey,
         /// Only make it; `holdfast volume export` offers it to clients later
         #[arg(long)]
         no_export: bool,
@@ -114,6 +123,9 @@ enum VolumeAction {
         /// Beside the host that has it in service: what clients ask here goes there, and if that host is lost this one takes over
         #[arg(long)]
         portal: bool,
+        /// Where this host gets the key of an encrypted volume from here on
+        #[command(flatten)]
+        key: WrappingKey,
     },
     /// Have another host serve a volume, while clients use it: those of this host go on through it
     Handover {
@@ -122,6 +134,13 @@ enum VolumeAction {
         #[arg(long, value_name = "HOST")]
         to: String,
     },
+    /// Wrap the key of an encrypted volume with another one, while it is used; no data is written anew. The former one is needed for
+    /// it once more, and opens only separate clones then, which have wrappings of their own
+    Rekey {
+        name: String,
+        #[command(flatten)]
+        key: WrappingKey,
+    },
     /// Take a volume out of service; its data stays
     Unexport {
         name: String,
@@ -129,6 +148,29 @@ enum VolumeAction {
         #[arg(long)]
         force: bool,
     },
+}
+
+/// The key that a volume's own is wrapped with. It is not kept: the host gets it again whenever the volume is opened.
+#[derive(Args, Debug)]
+#[group(id = "key", multiple = false)]
+struct WrappingKey {
+    /// File with the key that the volume's own key is wrapped with: 32 bytes or 64 hexadecimal digits, to be read by nobody else
+    /// (`openssl rand -hex 32`). Without it the volume can't be opened: keep a copy elsewhere
+    #[arg(long)]
+    key_file: Option<PathBuf>,
+    /// Command that prints that key; the host runs it in a shell whenever it opens the volume
+    #[arg(long)]
+    key_command: Option<String>,
+}
+
+impl WrappingKey {
+    fn source(self) -> Result<Option<KeySource>> {
+        let absolute = |path: PathBuf| {
+            std::path::absolute(&path).with_context(|| format!("cannot use {} as --key-file", path.display()))
+        };
+        let file = self.key_file.map(absolute).transpose()?.map(KeySource::File);
+        Ok(file.or(self.key_command.map(KeySource::Command)))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -146,12 +188,13 @@ enum Integrity {
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, provisioning, integrity, no_export } => {
+        VolumeAction::Create { name, size, layout, provisioning, integrity, encrypt, key, no_export } => {
+            let key = key_of_new(key, encrypt)?;
             let layout = layout.to_string();
             let fixed = provisioning == Provisioning::Fixed;
             let checked_reads = integrity == Integrity::On;
             let (size_bytes, export) = (size.0, !no_export);
-            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads };
+            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, key };
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
@@ -190,8 +233,11 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             show(&volume, what_was_set(&volume, layout, fixed, checked_reads))
         }
         VolumeAction::Delete { name, force } => {
+            let before = client::volume(dir, &Request::VolumeShow { name: name.clone() });
             client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
-            let text = format!("volume {name} is deleted; its space returns in the background (`holdfast status`)");
+            let key = before.ok().map_or("", |volume| what_becomes_of_the_key(&volume));
+            let text =
+                format!("volume {name} is deleted{key}; its space returns in the background (`holdfast status`)");
             if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
         }
         VolumeAction::Handover { name, to } => {
@@ -199,8 +245,13 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let host = volume.host.as_deref().unwrap_or_default();
             show(&volume, format!("volume {} is in service at host {host}", volume.name))
         }
-        VolumeAction::Export { name, takeover, portal } => {
-            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal })?;
+        VolumeAction::Rekey { name, key } => {
+            let (volume, text) = rekey(dir, name, key)?;
+            show(&volume, text)
+        }
+        VolumeAction::Export { name, takeover, portal, key } => {
+            let key = key.source()?;
+            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key })?;
             show(&volume, format!("volume {} is exported{}", volume.name, how_to_use(&volume)))
         }
         VolumeAction::Unexport { name, force } => {
@@ -211,6 +262,27 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             )
         }
     }
+}
+
+fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
+    let key = key.source()?;
+    if key.is_some() && !encrypt {
+        bail!("a key is for an encrypted volume; add --encrypt, or leave the key out");
+    }
+    Ok(key)
+}
+
+fn rekey(dir: &GridDir, name: String, key: WrappingKey) -> Result<(VolumeInfo, String)> {
+    let Some(key) = key.source()? else {
+        bail!("say which key the volume's own is to be wrapped with: --key-file FILE or --key-command CMD");
+    };
+    let volume = client::volume(dir, &Request::VolumeRekey { name, key })?;
+    let text = format!(
+        "the key of volume {} is wrapped with the new one; the former one opens it no more. Separate clones, and what \
+         `holdfast meta export` wrote before, still go by the former",
+        volume.name
+    );
+    Ok((volume, text))
 }
 
 fn what_was_set(
@@ -232,6 +304,15 @@ fn what_was_set(
         false => format!("what is read of volume {name} is not checked; a scrub still finds damage"),
     });
     layout.into_iter().chain(fixed).chain(checked).collect::<Vec<_>>().join("\n")
+}
+
+fn what_becomes_of_the_key(volume: &VolumeInfo) -> &'static str {
+    match (volume.encrypted, &volume.clone_of, &volume.shares_with) {
+        (false, ..) => "",
+        (true, Some(_), _) => " (its volume keeps the key)",
+        (true, None, Some(_)) => ", and its copy of its family's key destroyed",
+        (true, None, None) => ", and its key destroyed: what devices still hold of it can't be read any more",
+    }
 }
 
 fn how_to_use(volume: &VolumeInfo) -> String {
@@ -309,6 +390,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         },
     );
     row("integrity", volume.integrity.clone());
+    row("encrypted", if volume.encrypted { "yes" } else { "no" }.to_string());
     row("exported", volume.host.as_ref().map_or("no".to_string(), |host| format!("by host {host}")));
     if !volume.portals.is_empty() {
         row("offered by", format!("hosts {}", volume.portals.join(", ")));

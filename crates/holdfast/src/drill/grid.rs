@@ -190,6 +190,7 @@ impl Grid for LocalGrid {
             export: true,
             fixed: false,
             checked_reads: true,
+            key: None,
         };
         let mut volume = client::volume(&self.dir, &request)?;
         let deadline = Instant::now() + OPEN_TIME_MAX;

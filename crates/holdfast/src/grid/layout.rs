@@ -9,6 +9,7 @@
 //! DIR/nbd.sock       all exports
 //! DIR/tls/           certificates of the links, where the grid has TLS (see `certs`)
 //! DIR/control.sock   the host's control socket
+//! DIR/keys.json      where this host gets keys of encrypted volumes, and no keys
 //! DIR/logs/, DIR/run/   one log and one pid file a process
 //! ```
 
@@ -192,6 +193,10 @@ impl GridDir {
 
     pub fn nbd_socket(&self) -> PathBuf {
         self.root.join("nbd.sock")
+    }
+
+    pub fn keys_path(&self) -> PathBuf {
+        self.root.join("keys.json")
     }
 
     pub fn control_socket(&self) -> PathBuf {

@@ -60,7 +60,12 @@ impl ControlPlane {
             if entry.served_by.is_some() {
                 return Ok(());
             }
-            self.ask(|answer| Command::Open { spec: entry.spec(), exported: false, answer })?;
+            // Others wait: without its key it has had its turn.
+            let Some(spec) = self.keys.spec_now_and_then(&entry) else {
+                cared.insert(name, Instant::now());
+                return Ok(());
+            };
+            self.ask(|answer| Command::Open { spec, exported: false, answer })?;
         }
         self.wait_for_rest(&name)?;
         cared.insert(name.clone(), Instant::now());

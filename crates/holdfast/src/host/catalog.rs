@@ -3,6 +3,7 @@
 //! ```text
 //! name/NAME              which volume or clone has the name; made first, so that names are unique
 //! volume/ID/root         the root record
+//! volume/ID/key          of an encrypted one: its key, wrapped (see `keys`)
 //! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/dependent/ID what a volume that was made of this one names of it (see `family`)
 //! volume/ID/export       there while the volume is in service, for the next start: at which host
@@ -20,6 +21,7 @@
 
 use super::family::is_placeholder;
 use super::fixed::{Fixed, FixedVolume};
+use super::keys::{KeyRecord, NewKey};
 use super::meta::Meta;
 use super::presence::live_hosts;
 use super::receive::Received;
@@ -29,6 +31,7 @@ use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, Epoch, GridId, InstanceId, MetaVersion, VolumeId};
+use holdfast_cipher::VolumeKey;
 use holdfast_format::family::{SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
@@ -165,11 +168,11 @@ impl Entry {
         self.clone.as_ref().map_or(self.root.size_bytes, |(_, clone)| clone.size_bytes)
     }
 
-    /// Of the volume, also for a clone of it.
-    pub fn spec(&self) -> OpenSpec {
+    /// Of the volume, also for a clone of it. With the key of an encrypted one (see `Keys::spec_of`).
+    pub fn spec(&self, key: Option<VolumeKey>) -> OpenSpec {
         let Root { volume, name, size_bytes, layout, .. } = &self.root;
         let checked_reads = !self.settings.unchecked_reads;
-        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout, checked_reads }
+        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout, checked_reads, key }
     }
 }
 
@@ -191,6 +194,10 @@ fn export_key(volume: VolumeId) -> String {
 
 fn clone_key(clone: VolumeId) -> String {
     format!("volume/{clone}/clone")
+}
+
+fn key_key(volume: VolumeId) -> String {
+    format!("volume/{volume}/key")
 }
 
 fn deleting_key(volume: &str) -> String {
@@ -310,10 +317,18 @@ impl Catalog {
     }
 
     /// Makes a volume.
-    pub fn create(&self, name: &str, size_bytes: u64, layout: Layout, settings: Settings) -> Result<Entry> {
+    pub fn create(
+        &self,
+        name: &str,
+        (size_bytes, layout): (u64, Layout),
+        settings: Settings,
+        key: Option<&NewKey>,
+    ) -> Result<Entry> {
         let chosen = self.take_name(name, Again::SameId)?;
         self.change_settings(chosen, |found| *found = settings)?;
-        let root = Root::new(self.grid, chosen, name, size_bytes, layout);
+        self.set_key(chosen, key)?;
+        let key_id = key.map(NewKey::id);
+        let root = Root { key_id, ..Root::new(self.grid, chosen, name, size_bytes, layout) };
         self.update(&root_key(chosen), |found| match found {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
@@ -322,8 +337,15 @@ impl Catalog {
     }
 
     /// The first step of making a separate clone: its name, and a placeholder for its root.
-    pub fn begin_separate(&self, name: &str, layout: Layout, unchecked_reads: bool) -> Result<Begun> {
+    pub fn begin_separate(
+        &self,
+        name: &str,
+        layout: Layout,
+        unchecked_reads: bool,
+        key: Option<&NewKey>,
+    ) -> Result<Begun> {
         let volume = self.take_name(name, Again::NewId)?;
+        self.set_key(volume, key)?;
         self.change_settings(volume, |found| *found = Settings { fixed: None, unchecked_reads })?;
         let root = Root { deleted: true, ..Root::new(self.grid, volume, name, 0, layout) };
         match self.meta.swap(&root_key(volume), MetaVersion::ABSENT, Some(&root.encode()), None)? {
@@ -345,6 +367,7 @@ impl Catalog {
         let is_gone = self.is_gone(begun.volume)?;
         if is_gone {
             self.set(&settings_key(begun.volume), None)?;
+            self.set_key(begun.volume, None)?;
             self.free_name(name, &begun.volume.to_string())?;
         }
         Ok(is_gone)
@@ -401,6 +424,25 @@ impl Catalog {
         let decode =
             |bytes: Vec<u8>| SegmentRanges::decode(&bytes).with_context(|| format!("metadata record {key} is damaged"));
         value.map(decode).transpose()
+    }
+
+    /// The wrapped key of an encrypted volume.
+    pub fn key(&self, volume: VolumeId) -> Result<Option<KeyRecord>> {
+        let key = key_key(volume);
+        let (_, value) = self.get(&key)?;
+        value.map(|bytes| decode(&key, &bytes)).transpose()
+    }
+
+    fn set_key(&self, volume: VolumeId, new: Option<&NewKey>) -> Result<()> {
+        self.set(&key_key(volume), new.map(|new| encode(&new.record(volume))))
+    }
+
+    /// Puts another wrapping of the same key in the place of the one that is there; one that is gone does not come back.
+    pub fn replace_key(&self, volume: VolumeId, record: &KeyRecord) -> Result<()> {
+        self.update(&key_key(volume), |found| {
+            found.context("the volume's key is gone: it is being deleted")?;
+            Ok(Some(Some(encode(record))))
+        })
     }
 
     pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
@@ -493,12 +535,12 @@ impl Catalog {
     }
 
     /// Volumes that this host has in service.
-    pub fn exported(&self) -> Result<Vec<OpenSpec>> {
+    pub fn exported(&self) -> Result<Vec<Entry>> {
         // One whose deletion was begun is not opened again.
         let deleting: BTreeSet<String> = self.deleting()?.into_iter().map(|record| record.volume).collect();
         let is_ours =
             |e: &&Entry| self.is_here(e) && e.clone.is_none() && !deleting.contains(&e.root.volume.to_string());
-        Ok(self.all()?.iter().filter(is_ours).map(Entry::spec).collect())
+        Ok(self.all()?.iter().filter(is_ours).cloned().collect())
     }
 
     /// Whether this host offers it, and others may.
@@ -747,6 +789,8 @@ impl Catalog {
             root.instance = instance;
             Ok(Some(Some(root.encode())))
         })?;
+        // First of all: from here on nobody can read what devices hold of it, whenever they return it.
+        self.set_key(volume, None)?;
         self.free_name(&record.name, &record.volume)?;
         self.end_export(volume)?;
         self.set_schedule(volume, None)?;

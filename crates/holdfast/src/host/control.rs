@@ -13,6 +13,7 @@ use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
 use super::keeper;
+use super::keys::{Keys, NewKey};
 use super::meta::{Health, Meta};
 use super::presence::Presence;
 use super::schedule;
@@ -24,7 +25,7 @@ use crate::config::HostSettings;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
-use crate::protocol::{HostStatus, LINE_BYTES_MAX, Request, Response, VolumeInfo};
+use crate::protocol::{HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
@@ -73,6 +74,7 @@ pub fn ask<T>(
 pub(super) struct ControlPlane {
     pub(super) catalog: Catalog,
     pub(super) presence: Presence,
+    pub(super) keys: Arc<Keys>,
     health: Health,
     pub(super) reactor: Sender<Command>,
     bell: JanitorBell,
@@ -90,7 +92,7 @@ pub(super) struct ControlPlane {
 pub fn start(
     dir: &GridDir,
     (config, settings): (&GridConfig, HostSettings),
-    (meta, catalog, presence): (Meta, Catalog, Presence),
+    (meta, catalog, presence, keys): (Meta, Catalog, Presence, Arc<Keys>),
     reactor: Sender<Command>,
 ) -> Result<()> {
     let health = Health::watch(meta.clone())?;
@@ -100,6 +102,7 @@ pub fn start(
         trend,
         catalog,
         presence,
+        keys,
         health,
         reactor,
         bell,
@@ -192,9 +195,9 @@ impl ControlPlane {
         }
         let result = match request {
             Request::Status => self.status().map(Response::Status),
-            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads } => {
-                self.create(&name, (size_bytes, &layout), export, (fixed, checked_reads)).map(Response::from)
-            }
+            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, key } => self
+                .create(&name, (size_bytes, &layout), export, (fixed, checked_reads), key.as_ref())
+                .map(Response::from),
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
             Request::VolumeExplain { name } => self.explain(&name),
@@ -208,9 +211,16 @@ impl ControlPlane {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
             Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
-            Request::VolumeExport { name, portal: true, .. } => self.export_by_portal(&name).map(Response::from),
-            Request::VolumeExport { name, takeover, .. } => self.export(&name, takeover).map(Response::from),
+            Request::VolumeExport { name, takeover, portal, key } => {
+                let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
+                let exported = named.and_then(|()| match portal {
+                    true => self.export_by_portal(&name),
+                    false => self.export(&name, takeover),
+                });
+                exported.map(Response::from)
+            }
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
+            Request::VolumeRekey { name, key } => self.rekey(&name, &key).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
             Request::SnapshotGroup { volumes, name } => {
@@ -356,6 +366,7 @@ impl ControlPlane {
         (size_bytes, layout): (u64, &str),
         export: bool,
         (is_fixed, checked_reads): (bool, bool),
+        key: Option<&KeySource>,
     ) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
@@ -366,7 +377,11 @@ impl ControlPlane {
         self.drop_orphan(name)?;
         let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
         let settings = Settings { fixed, unchecked_reads: !checked_reads };
-        let entry = self.catalog.create(name, size_bytes, layout, settings)?;
+        let key = key.map(NewKey::make).transpose()?;
+        let entry = self.catalog.create(name, (size_bytes, layout), settings, key.as_ref())?;
+        if let Some(key) = &key {
+            self.keys.on_made(entry.root.volume, key)?;
+        }
         if is_fixed {
             self.set_fixed_anew(&entry)?;
         }
@@ -429,12 +444,13 @@ impl ControlPlane {
     pub(super) fn export(&self, name: &str, takeover: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         self.check_no_stream(name)?;
+        let spec = self.keys.spec_of(&entry)?;
         if self.catalog.claim_export(&entry, takeover)? {
             // What is left here of an earlier service knows nothing of what happened since.
             let (name, force, discard) = (name.to_string(), true, true);
             ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
         }
-        self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
+        self.ask(|answer| Command::Open { spec, exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
@@ -638,6 +654,7 @@ impl ControlPlane {
             }
         }
         self.ask(|answer| Command::SetFixed { id: entry.root.volume, fixed: None, answer })?;
+        self.keys.forget(entry.root.volume)?;
         self.bell.ring();
         Ok(())
     }
@@ -663,6 +680,13 @@ impl ControlPlane {
     /// A volume that is not in service here.
     fn closed_info(&self, entry: &Entry) -> VolumeInfo {
         let elsewhere = entry.served_by.is_some() && !self.catalog.is_here(entry);
+        let trouble = self.keys.trouble(entry.root.volume).filter(|_| !elsewhere);
+        let state = match trouble {
+            _ if elsewhere && self.catalog.is_offered(entry) => "portal",
+            _ if elsewhere => "elsewhere",
+            Some(_) => "locked",
+            None => "closed",
+        };
         let fixed = entry.settings.fixed.filter(|_| entry.clone.is_none());
         let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
         VolumeInfo {
@@ -674,18 +698,14 @@ impl ControlPlane {
             provisioning: provisioning_text(fixed.is_some()).to_string(),
             set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
             integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
+            encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),
             shares_with: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
             portals: entry.portals.iter().cloned().collect(),
-            state: match elsewhere {
-                true if self.catalog.is_offered(entry) => "portal",
-                true => "elsewhere",
-                false => "closed",
-            }
-            .to_string(),
-            waits: None,
+            state: state.to_string(),
+            waits: trouble,
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),
             sessions: 0,

@@ -163,7 +163,8 @@ impl ControlPlane {
             bail!("a clone is at least as large as its snapshot; make it smaller later (`holdfast volume resize`)");
         }
         let layout = origin.root.layout;
-        let begun = self.catalog.begin_separate(name, layout, origin.settings.unchecked_reads)?;
+        let key = self.keys.for_dependent(&origin)?;
+        let begun = self.catalog.begin_separate(name, layout, origin.settings.unchecked_reads, key.as_ref())?;
         let made = self.fork((volume, snapshot), &begun, name, size_bytes);
         if let Err(error) = made.and_then(|root| self.catalog.finish_separate(&begun, &root)) {
             // The last step may have happened although nobody heard of it.
@@ -171,6 +172,9 @@ impl ControlPlane {
                 self.ring_janitor();
                 return Err(error);
             }
+        }
+        if let Some(key) = &key {
+            self.keys.on_made(begun.volume, key)?;
         }
         if export {
             self.export(name, false)?;

@@ -84,17 +84,20 @@ impl ControlPlane {
             let is_lost = entry.served_by.as_ref().is_some_and(|host| !hosts.contains_key(host));
             match found {
                 None if is_here => {
+                    // First the key: until it is there the other host goes on.
+                    let Some(spec) = self.keys.spec_now_and_then(entry) else { continue };
                     self.await_yield(entry)?;
                     logger::info(format_args!("volume {name} is to be in service here, and is opened"));
-                    self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
+                    self.ask(|answer| Command::Open { spec, exported: true, answer })?;
                     self.end_hand_over(entry)?;
                 }
                 None if self.catalog.is_offered(entry) && is_lost => {
+                    let Some(spec) = self.keys.spec_now_and_then(entry) else { continue };
                     let host = entry.served_by.as_deref().unwrap_or_default();
                     logger::warn(format_args!("volume {name}: its host {host} is gone; it is taken over"));
                     // Where another portal was faster, this is refused.
                     if self.catalog.claim_export(entry, false).is_ok() {
-                        self.ask(|answer| Command::Open { spec: entry.spec(), exported: true, answer })?;
+                        self.ask(|answer| Command::Open { spec, exported: true, answer })?;
                     }
                 }
                 // It yields when the other asks it to; where that is gone, it has it again.

@@ -21,6 +21,7 @@ mod groups;
 mod handover;
 mod janitor;
 mod keeper;
+mod keys;
 mod links;
 pub mod meta;
 mod nbd;
@@ -58,6 +59,7 @@ use peers::Peers;
 use portals::Portals;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use volumes::{Budget, Care, OpenSpec, Volumes, Wait};
 
@@ -126,6 +128,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     // Read after that: while the host was away others may have taken volumes over.
     catalog.adopt_exports()?;
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
+    let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: settings.writeback_bytes, map_cache_bytes: settings.map_cache_bytes };
     let care = Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every };
@@ -155,10 +158,11 @@ pub fn run(dir: &GridDir) -> Result<()> {
     };
     let (offers, hosts) = keeper::offers(&catalog, &catalog.all()?, &presence.hosts()?);
     host.set_offers(started, offers, &hosts, reactor.io());
-    for spec in exported {
+    // The keeper goes on with those whose keys are not there, or take a while.
+    for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
         host.open_volume(started, spec, true, reactor.io());
     }
-    control::start(dir, (&config, settings), (meta, catalog, presence.clone()), sender)?;
+    control::start(dir, (&config, settings), (meta, catalog, presence.clone(), keys), sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
     reactor.run(&mut host)?;

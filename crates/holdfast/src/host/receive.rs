@@ -141,11 +141,11 @@ impl ControlPlane {
         }
         check_start(name, begin)?;
         let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
-        Ok(self.catalog.create(name, begin.size_bytes, layout, Settings::default())?.root.volume)
+        Ok(self.catalog.create(name, (begin.size_bytes, layout), Settings::default(), None)?.root.volume)
     }
 
     fn open_for_stream(&self, name: &str, ticket: &str) -> Result<()> {
-        let spec = self.catalog.find(name)?.spec();
+        let spec = self.keys.spec_of(&self.catalog.find(name)?)?;
         self.ask(|answer| Command::Open { spec, exported: false, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {

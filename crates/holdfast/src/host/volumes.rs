@@ -11,6 +11,7 @@ use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use holdfast_base::Instant;
 use holdfast_base::{BlockOp, ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
+use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
@@ -57,6 +58,8 @@ pub struct OpenSpec {
     pub size_bytes: u64,
     pub layout: Layout,
     pub checked_reads: bool,
+    /// Of an encrypted one.
+    pub key: Option<VolumeKey>,
 }
 
 /// Why a volume is not open yet.
@@ -165,6 +168,7 @@ impl Volumes {
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
         config.checked_reads = spec.checked_reads;
+        config.key = spec.key;
         // Who shall have it the records say, and the keeper goes by them.
         config.takeover = false;
         config.rebuild_after = self.care.rebuild_after;
@@ -350,6 +354,7 @@ impl Volume {
             provisioning: provisioning_text(false).to_string(),
             set_aside_bytes: 0,
             integrity: integrity_text(self.controller.checks_reads()).to_string(),
+            encrypted: self.controller.is_encrypted(),
             exported: self.exported,
             shares_with: None,
             needed_by: Vec::new(),

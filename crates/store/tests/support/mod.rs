@@ -479,6 +479,7 @@ pub fn put(v: u128, epoch: u64, counter: u64, blocks: u32) -> (Request, Buf) {
         block_crcs: block_crcs(&data),
         index: SegmentIndex::Meta,
         payload_crcs: block_crcs(&data),
+        sealed: false,
     };
     let mut payload = header.encode();
     let header_blocks = (payload.len() / BLOCK_BYTES) as u32;

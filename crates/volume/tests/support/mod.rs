@@ -283,6 +283,11 @@ impl World {
     }
 
     pub fn open(&mut self) {
+        self.begin_open();
+        self.run_until(|w| w.controller.state() == State::Open);
+    }
+
+    pub fn begin_open(&mut self) {
         self.openings += 1;
         self.queue.clear();
         for node in &mut self.nodes {
@@ -301,7 +306,6 @@ impl World {
                 self.announce(i);
             }
         }
-        self.run_until(|w| w.controller.state() == State::Open);
     }
 
     pub fn announce(&mut self, i: usize) {

@@ -1,9 +1,10 @@
 //! `./x bench`: what guests get, beside the raw file and qemu-nbd; with `--care`, what background care costs and takes;
-//! with `--tls`, what TLS between host and nodes costs.
+//! with `--tls`, what TLS between host and nodes costs; with `--encrypt`, what encryption at rest does.
 //!
 //! Every run makes grids of its own, and takes them down with all their files, however it ends.
 
 mod care;
+mod encrypt;
 mod fio;
 mod grid;
 mod guests;
@@ -15,6 +16,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     match arguments.split_first() {
         Some((first, rest)) if first == "--care" => care::run(rest),
         Some((first, rest)) if first == "--tls" => tls::run(rest),
+        Some((first, rest)) if first == "--encrypt" => encrypt::run(rest),
         _ => guests::run(arguments),
     }
 }

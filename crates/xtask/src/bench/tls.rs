@@ -10,7 +10,7 @@ use std::path::PathBuf;
 const VOLUME_MIB: u64 = 512;
 const DEVICE_MIB: u64 = 768;
 
-const JOBS: &[(&str, &[&str])] = &[
+pub const JOBS: &[(&str, &[&str])] = &[
     ("8k random read, 16 deep", fio::RANDOM_READ_8K),
     ("8k random write, 16 deep", &["--rw=randwrite", "--bs=8k", "--iodepth=16"]),
     ("64k sequential read, 16 deep", &["--rw=read", "--bs=64k", "--iodepth=16"]),
@@ -19,35 +19,48 @@ const JOBS: &[(&str, &[&str])] = &[
 
 /// One run of fio: requests a second, and CPU for each.
 #[derive(Clone, Copy)]
-struct Figures {
-    iops: f64,
-    host_us: f64,
-    nodes_us: f64,
+pub struct Figures {
+    pub iops: f64,
+    pub host_us: f64,
+    pub nodes_us: f64,
 }
 
-/// Measures as long, so many rounds.
-pub fn run(arguments: &[String]) -> Result<()> {
-    let (mut binary, mut seconds, mut rounds) = (None, 10, 3);
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        let value = words.next().with_context(|| format!("{word} needs a value"))?;
-        match word.as_str() {
-            "--binary" => binary = Some(PathBuf::from(value)),
-            "--seconds" => seconds = value.parse().context("--seconds needs a number")?,
-            "--rounds" => rounds = value.parse().context("--rounds needs a number")?,
-            _ => bail!("usage: ./x bench --tls [--seconds N] [--rounds N] [--binary FILE]"),
+/// What to measure, how long, and how often.
+pub struct Run {
+    pub binary: PathBuf,
+    pub seconds: u64,
+    pub rounds: usize,
+}
+
+impl Run {
+    pub fn from(arguments: &[String], which: &str) -> Result<Run> {
+        let (mut binary, mut seconds, mut rounds) = (None, 10, 3);
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            let value = words.next().with_context(|| format!("{word} needs a value"))?;
+            match word.as_str() {
+                "--binary" => binary = Some(PathBuf::from(value)),
+                "--seconds" => seconds = value.parse().context("--seconds needs a number")?,
+                "--rounds" => rounds = value.parse().context("--rounds needs a number")?,
+                _ => bail!("usage: ./x bench {which} [--seconds N] [--rounds N] [--binary FILE]"),
+            }
         }
+        let binary = match binary {
+            Some(binary) => std::path::absolute(binary)?,
+            None => tools::build_release()?,
+        };
+        Ok(Run { binary, seconds, rounds })
     }
-    let binary = match binary {
-        Some(binary) => std::path::absolute(binary)?,
-        None => tools::build_release()?,
-    };
+}
+
+pub fn run(arguments: &[String]) -> Result<()> {
+    let Run { binary, seconds, rounds } = Run::from(arguments, "--tls")?;
     let dir = |name: &str| std::env::temp_dir().join(format!("holdfast-bench-{}-{name}", std::process::id()));
     let make = |name: &str, tls: &str| Grid::make_with(&binary, dir(name), DEVICE_MIB, &["--tls", tls]);
     let grids = [make("plain", "off")?, make("tls", "on")?];
     for grid in &grids {
         grid.create_volume("v", VOLUME_MIB, "parity:2+1")?;
-        measure(grid, fio::FILL, None)?;
+        measure(grid, "v", VOLUME_MIB, fio::FILL, None)?;
     }
     println!("{seconds} s a job, median of {rounds} rounds, parity:2+1 of {VOLUME_MIB} MiB\n");
     println!("| job | links | IOPS | CPU us: host | nodes | both |");
@@ -56,7 +69,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         let mut results = [Vec::new(), Vec::new()];
         for _ in 0..rounds.max(1) {
             for (grid, into) in grids.iter().zip(&mut results) {
-                into.push(measure(grid, job, Some(seconds))?);
+                into.push(measure(grid, "v", VOLUME_MIB, job, Some(seconds))?);
             }
         }
         for (links, results) in ["plain", "TLS"].iter().zip(&results) {
@@ -73,10 +86,10 @@ pub fn run(arguments: &[String]) -> Result<()> {
 }
 
 /// Runs fio for some seconds, or once over everything.
-fn measure(grid: &Grid, job: &[&str], seconds: Option<u64>) -> Result<Figures> {
+pub fn measure(grid: &Grid, volume: &str, size_mib: u64, job: &[&str], seconds: Option<u64>) -> Result<Figures> {
     let before = grid.cpu_ms()?;
-    let mut command = fio::command(VOLUME_MIB);
-    command.args(fio::nbd(&grid.uri("v"))).args(job).args(seconds.iter().flat_map(|s| fio::timed(*s)));
+    let mut command = fio::command(size_mib);
+    command.args(fio::nbd(&grid.uri(volume))).args(job).args(seconds.iter().flat_map(|s| fio::timed(*s)));
     let report = fio::report_of(&mut command, "the volume")?;
     let after = grid.cpu_ms()?;
     let ios = fio::sum(&report, "total_ios").max(1.0);
@@ -87,7 +100,7 @@ fn measure(grid: &Grid, job: &[&str], seconds: Option<u64>) -> Result<Figures> {
     })
 }
 
-fn median(results: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
+pub fn median(results: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
     let mut values: Vec<f64> = results.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

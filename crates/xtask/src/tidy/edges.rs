@@ -16,10 +16,11 @@ struct Allowed {
 const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-base", ours: &[], theirs: Some(&["crc-fast", "serde"]) },
     Allowed { name: "holdfast-erasure", ours: &[], theirs: Some(&["thiserror"]) },
+    Allowed { name: "holdfast-cipher", ours: &["holdfast-base"], theirs: Some(&["aws-lc-rs"]) },
     Allowed { name: "holdfast-format", ours: &["holdfast-base"], theirs: Some(&["postcard", "serde", "thiserror"]) },
     Allowed {
         name: "holdfast-volume",
-        ours: &["holdfast-base", "holdfast-format", "holdfast-erasure"],
+        ours: &["holdfast-base", "holdfast-cipher", "holdfast-format", "holdfast-erasure"],
         theirs: Some(&["postcard", "serde", "thiserror"]),
     },
     Allowed {
@@ -34,6 +35,7 @@ const EDGES: &[Allowed] = &[
         name: "holdfast-sim",
         ours: &[
             "holdfast-base",
+            "holdfast-cipher",
             "holdfast-format",
             "holdfast-portal",
             "holdfast-store",
@@ -46,6 +48,7 @@ const EDGES: &[Allowed] = &[
         name: "holdfast",
         ours: &[
             "holdfast-base",
+            "holdfast-cipher",
             "holdfast-erasure",
             "holdfast-format",
             "holdfast-frontend",

@@ -1,5 +1,6 @@
 use super::*;
 use crate::pki::{Authority, Pair};
+use holdfast_base::NodeId;
 use rcgen::{CertificateParams, KeyPair};
 use std::fs;
 use std::io::IoSlice;

@@ -1,0 +1,481 @@
+//! Keys of encrypted volumes: made, wrapped, kept, and had again when a volume is opened.
+//!
+//! A volume's own key is random and never changes; it is kept in the metadata store only wrapped, by a key-encrypting key
+//! that an operator has in a file or gets by a command. This host keeps neither: it knows where the key-encrypting key is to be had, reads it when
+//! a volume is opened, and forgets it.
+//!
+//! ```text
+//! volume/ID/key   the wrapped key, and where its key-encrypting key was when it was wrapped
+//! DIR/keys.json   of this host: where else it is to be had here, and which commands its operator has named
+//! ```
+//!
+//! A file that the record names is read by any host. A command that it names is run only where the same was given to this very
+//! host, over its control socket: who can write to the metadata store must not be able to run commands on hosts.
+//!
+//! Faults: a key that can't be had, or is the wrong one, keeps its volume closed and says why; the keeper tries again, commands less
+//! often than files.
+
+use super::catalog::{Catalog, Entry};
+use super::control::ControlPlane;
+use super::volumes::OpenSpec;
+use crate::grid::layout::GridDir;
+use crate::logger;
+use crate::protocol::{KeySource, VolumeInfo};
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use holdfast_base::VolumeId;
+use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
+use holdfast_runtime::pki::random;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A command that gives no key within this does not give one.
+const COMMAND_MAX: Duration = Duration::from_secs(10);
+
+/// Between two attempts of the keeper with a command that gave none.
+const COMMAND_PACE: Duration = Duration::from_secs(30);
+
+/// More than any key, with a line's end.
+const KEY_TEXT_MAX: u64 = 4096;
+
+const VERSION: u32 = 1;
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeySource::File(path) => write!(f, "key file {}", path.display()),
+            KeySource::Command(command) => write!(f, "key command `{command}`"),
+        }
+    }
+}
+
+/// A volume's key as the metadata store has it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeyRecord {
+    version: u32,
+    /// Of the wrapping; base64, like the key.
+    nonce: String,
+    wrapped: String,
+    source: KeySource,
+}
+
+impl KeyRecord {
+    fn new(kek: &Secret, volume: VolumeId, key: &Secret, source: &KeySource) -> KeyRecord {
+        let nonce: [u8; NONCE_BYTES] = random();
+        let wrapped = BASE64.encode(wrap(kek, volume, nonce, key));
+        KeyRecord { version: VERSION, nonce: BASE64.encode(nonce), wrapped, source: source.clone() }
+    }
+
+    /// `None` where the key-encrypting key is another.
+    fn open(&self, kek: &Secret, volume: VolumeId) -> Result<Option<Secret>> {
+        let damaged = || format!("metadata record volume/{volume}/key is damaged");
+        if self.version != VERSION {
+            bail!("metadata record volume/{volume}/key has version {}, which this host does not know", self.version);
+        }
+        let nonce = BASE64.decode(&self.nonce).ok().and_then(|nonce| nonce.try_into().ok()).with_context(damaged)?;
+        let wrapped = BASE64.decode(&self.wrapped).with_context(damaged)?;
+        Ok(unwrap(kek, volume, nonce, &wrapped))
+    }
+}
+
+/// What a new volume is to be encrypted with.
+pub struct NewKey {
+    secret: Secret,
+    kek: Secret,
+    source: KeySource,
+}
+
+impl NewKey {
+    /// A random one.
+    pub fn make(source: &KeySource) -> Result<NewKey> {
+        Ok(NewKey { secret: Secret::new(random()), kek: fetch(source)?, source: source.clone() })
+    }
+
+    pub fn id(&self) -> u128 {
+        VolumeKey::new(&self.secret).id()
+    }
+
+    pub fn record(&self, volume: VolumeId) -> KeyRecord {
+        KeyRecord::new(&self.kek, volume, &self.secret, &self.source)
+    }
+}
+
+/// Where this host gets the key-encrypting key of one wrapping.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct LocalSource {
+    /// The wrapping's nonce: after the next one this is out of date.
+    nonce: String,
+    source: KeySource,
+}
+
+#[derive(Debug)]
+struct Trouble {
+    why: String,
+    retry_at: Instant,
+}
+
+pub struct Keys {
+    catalog: Catalog,
+    path: PathBuf,
+    /// Volumes that could not be opened for want of their keys.
+    troubles: Mutex<BTreeMap<VolumeId, Trouble>>,
+}
+
+impl Keys {
+    pub fn new(dir: &GridDir, catalog: Catalog) -> Keys {
+        Keys { catalog, path: dir.keys_path(), troubles: Mutex::default() }
+    }
+
+    fn troubles(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Trouble>> {
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why a volume's key could not be had, when it was tried last.
+    pub fn trouble(&self, volume: VolumeId) -> Option<String> {
+        self.troubles().get(&volume).map(|trouble| trouble.why.clone())
+    }
+
+    /// What is needed to open the volume, its key included.
+    pub fn spec_of(&self, entry: &Entry) -> Result<OpenSpec> {
+        let volume = entry.root.volume;
+        match self.secret_of(entry, None) {
+            Ok(secret) => {
+                self.troubles().remove(&volume);
+                Ok(entry.spec(secret.map(|(secret, _)| VolumeKey::new(&secret))))
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                let retry_at = Instant::now() + if error.is::<CommandFailed>() { COMMAND_PACE } else { Duration::ZERO };
+                let former = self.troubles().insert(volume, Trouble { why: why.clone(), retry_at });
+                if former.is_none_or(|former| former.why != why) {
+                    logger::error(format_args!("{why}"));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The same for who tries again and again: `None` where there is nothing to be had, which was said before.
+    pub fn spec_now_and_then(&self, entry: &Entry) -> Option<OpenSpec> {
+        let is_early = self.troubles().get(&entry.root.volume).is_some_and(|t| Instant::now() < t.retry_at);
+        if is_early { None } else { self.spec_of(entry).ok() }
+    }
+
+    /// The key of an encrypted volume, and what wraps it.
+    fn secret_of(&self, entry: &Entry, source: Option<&KeySource>) -> Result<Option<(Secret, NewKey)>> {
+        let Some(key_id) = entry.root.key_id else { return Ok(None) };
+        let (volume, name) = (entry.root.volume, &entry.root.name);
+        let Some(record) = self.catalog.key(volume)? else {
+            bail!(
+                "volume {name} is encrypted, and its key is gone from the metadata store, as after a deletion that was cut short; \
+                 `holdfast volume delete {name}` ends that. If it was not deleted, bring back what `holdfast meta export` has \
+                 written, with `holdfast meta import`"
+            );
+        };
+        let source = match source {
+            Some(source) => source.clone(),
+            None => self.source_of(name, volume, &record)?,
+        };
+        let another = match source {
+            KeySource::File(_) => "put it there",
+            KeySource::Command(_) => "see to it that the command gives it",
+        };
+        let hint = format!(
+            "volume {name} is encrypted and stays closed, with all its data; {another}, or say where it is: `holdfast volume export \
+             {name} --key-file FILE`"
+        );
+        let kek = fetch(&source).map_err(|error| match error.downcast::<CommandFailed>() {
+            Ok(CommandFailed(why)) => CommandFailed(format!("{hint}: {why}")).into(),
+            Err(error) => error.context(hint.clone()),
+        })?;
+        let secret = record.open(&kek, volume)?;
+        let Some(secret) = secret.filter(|secret| VolumeKey::new(secret).id() == key_id) else {
+            let why = format!("what the {source} gives is not the key that the volume's key was wrapped with");
+            return Err(match source {
+                KeySource::File(_) => anyhow::anyhow!("{hint}: {why}"),
+                KeySource::Command(_) => CommandFailed(format!("{hint}: {why}")).into(),
+            });
+        };
+        Ok(Some((secret.clone(), NewKey { secret, kek, source })))
+    }
+
+    /// Where the key-encrypting key is to be had at this host.
+    fn source_of(&self, name: &str, volume: VolumeId, record: &KeyRecord) -> Result<KeySource> {
+        let local = self.local()?.remove(&volume.to_string());
+        match (local, &record.source) {
+            (Some(local), _) if local.nonce == record.nonce => Ok(local.source),
+            (_, KeySource::File(_)) => Ok(record.source.clone()),
+            (Some(local), command) if local.source == *command => Ok(local.source),
+            (_, KeySource::Command(command)) => bail!(
+                "volume {name} is encrypted and stays closed: its key comes from a command that nobody has named at this host, and \
+                 which is not run for that reason; `holdfast volume export {name} --key-command '{command}'` here names it"
+            ),
+        }
+    }
+
+    fn local(&self) -> Result<BTreeMap<String, LocalSource>> {
+        match std::fs::read(&self.path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
+                format!(
+                    "{} is damaged; remove it, and name keys anew with `holdfast volume export`",
+                    self.path.display()
+                )
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", self.path.display())),
+        }
+    }
+
+    /// To be called alone.
+    fn set_local(&self, volume: VolumeId, source: Option<LocalSource>) -> Result<()> {
+        let mut all = self.local()?;
+        let id = volume.to_string();
+        if all.get(&id) == source.as_ref() {
+            return Ok(());
+        }
+        all.remove(&id);
+        all.extend(source.map(|source| (id, source)));
+        write_private(&self.path, &serde_json::to_vec_pretty(&all)?)
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// This host gets the key from there.
+    fn use_here(&self, volume: VolumeId, source: &KeySource) -> Result<()> {
+        let record = self.catalog.key(volume)?;
+        let local = record.map(|record| LocalSource { nonce: record.nonce, source: source.clone() });
+        self.set_local(volume, local)
+    }
+
+    /// A volume was made with a new key.
+    pub fn on_made(&self, volume: VolumeId, key: &NewKey) -> Result<()> {
+        self.use_here(volume, &key.source)
+    }
+
+    /// From here on this host gets the key from there, if it is to be had there.
+    pub fn name_source(&self, entry: &Entry, source: &KeySource) -> Result<()> {
+        if self.secret_of(entry, Some(source))?.is_none() {
+            bail!("volume {} is not encrypted, and needs no key; try again without one", entry.root.name);
+        }
+        self.use_here(entry.root.volume, source)
+    }
+
+    /// The key of a volume for one that is made of it.
+    pub fn for_dependent(&self, origin: &Entry) -> Result<Option<NewKey>> {
+        Ok(self.secret_of(origin, None)?.map(|(_, key)| key))
+    }
+
+    /// Wraps the volume's key anew. What is written stays as it is.
+    pub fn wrap_anew(&self, entry: &Entry, source: &KeySource) -> Result<()> {
+        let (volume, name) = (entry.root.volume, &entry.root.name);
+        let new_kek = fetch(source)?;
+        let Some((secret, _)) = self.secret_of(entry, None)? else {
+            bail!(
+                "volume {name} is not encrypted; make an encrypted one (`holdfast volume create NEW --encrypt`) and copy it there"
+            );
+        };
+        let record = KeyRecord::new(&new_kek, volume, &secret, source);
+        self.catalog.replace_key(volume, &record)?;
+        self.use_here(volume, source)
+    }
+
+    /// The volume is gone.
+    pub fn forget(&self, volume: VolumeId) -> Result<()> {
+        self.troubles().remove(&volume);
+        self.set_local(volume, None)
+    }
+}
+
+impl ControlPlane {
+    /// A clone has the key of its volume, which is the one to be named.
+    pub(super) fn rekey(&self, name: &str, source: &KeySource) -> Result<VolumeInfo> {
+        let entry = self.catalog.find(name)?;
+        if entry.clone.is_some() {
+            bail!("{name} is a clone, a part of volume {0}; `holdfast volume rekey {0}` is for both", entry.root.name);
+        }
+        self.keys.wrap_anew(&entry, source)?;
+        logger::info(format_args!("the key of volume {name} is wrapped anew, with that of the {source}"));
+        self.show(name)
+    }
+}
+
+/// A command gave no key. Told apart, since it is not run again at once.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct CommandFailed(String);
+
+/// Gets a key-encrypting key.
+fn fetch(source: &KeySource) -> Result<Secret> {
+    match source {
+        KeySource::File(path) => {
+            let text = read_file(path)?;
+            parse(&text).with_context(|| format!("{} holds no key", path.display()))
+        }
+        KeySource::Command(command) => {
+            let key = run(command).and_then(|text| parse(&text));
+            key.map_err(|error| CommandFailed(format!("key command `{command}`: {error:#}")).into())
+        }
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let missing = || {
+        format!(
+            "cannot read key file {0}; `(umask 077; openssl rand -hex 32 > {0})` makes a new one, for a new volume",
+            path.display()
+        )
+    };
+    let file = std::fs::File::open(path).with_context(missing)?;
+    let found = file.metadata().with_context(missing)?;
+    if !found.is_file() {
+        bail!("key file {} is no regular file; name one that holds a key", path.display());
+    }
+    if found.mode() & 0o077 != 0 {
+        bail!(
+            "key file {0} can be read by others (mode {1:03o}), so its key is no secret; `chmod 600 {0}`, or better make a new \
+             key",
+            path.display(),
+            found.mode() & 0o777
+        );
+    }
+    let mut text = Vec::new();
+    file.take(KEY_TEXT_MAX).read_to_end(&mut text).with_context(missing)?;
+    Ok(text)
+}
+
+/// 32 bytes, or 64 hexadecimal digits with white space around.
+fn parse(text: &[u8]) -> Result<Secret> {
+    if let Ok(bytes) = <[u8; KEY_BYTES]>::try_from(text) {
+        return Ok(Secret::new(bytes));
+    }
+    let digits = text.trim_ascii();
+    let mut bytes = [0; KEY_BYTES];
+    let pairs = digits.chunks_exact(2).map(|pair| std::str::from_utf8(pair).ok());
+    let values: Option<Vec<u8>> = pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect();
+    match values {
+        Some(values) if digits.len() == 2 * KEY_BYTES && digits.iter().all(u8::is_ascii_hexdigit) => {
+            bytes.copy_from_slice(&values);
+            Ok(Secret::new(bytes))
+        }
+        _ => bail!(
+            "a key is 32 bytes, or 64 hexadecimal digits, and this is neither ({} bytes); `openssl rand -hex 32` gives one",
+            text.len()
+        ),
+    }
+}
+
+/// What the command prints, if it ends well and soon. It is ended with all that it has started where it does not.
+fn run(command: &str) -> Result<Vec<u8>> {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = shell.spawn().context("it can't be started")?;
+    let end = |pid: u32| {
+        if let Some(group) = rustix::process::Pid::from_raw(pid as i32) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+    };
+    let (out, err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+    let reader = |stream: Box<dyn Read + Send>| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = stream.take(KEY_TEXT_MAX).read_to_end(&mut text);
+            text
+        })
+    };
+    let (out, err) = (reader(Box::new(out)), reader(Box::new(err)));
+    let until = Instant::now() + COMMAND_MAX;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if Instant::now() >= until => {
+                end(child.id());
+                let _ = child.wait();
+                bail!("it has not ended within {} s", COMMAND_MAX.as_secs());
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    // What it has left behind may hold the pipes open.
+    end(child.id());
+    let text = out.join().unwrap_or_default();
+    if !status.success() {
+        let said = err.join().unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let said = said.lines().next().unwrap_or("nothing");
+        bail!("it ended with {status} and said: {said}");
+    }
+    Ok(text)
+}
+
+/// Replaces a file that only its owner may read, whole or not at all.
+fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::io::Write;
+    let new = path.with_extension("json.new");
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(dir: &Path, name: &str, text: &[u8], mode: u32) -> KeySource {
+        use std::os::unix::fs::PermissionsExt;
+        let path = dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        KeySource::File(path)
+    }
+
+    #[test]
+    fn a_key_is_bytes_or_digits_and_nobody_elses_to_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let raw = fetch(&file(dir, "raw", &[0xab; 32], 0o600)).unwrap();
+        let digits = format!(" {}\n", "aB".repeat(32));
+        assert_eq!(fetch(&file(dir, "digits", digits.as_bytes(), 0o400)).unwrap(), raw);
+        assert_eq!(fetch(&KeySource::Command(format!("echo {digits}"))).unwrap(), raw);
+        let refused = |source: &KeySource| format!("{:#}", fetch(source).unwrap_err());
+        assert!(refused(&file(dir, "open", &[1; 32], 0o644)).contains("chmod 600"));
+        assert!(refused(&file(dir, "group", &[1; 32], 0o640)).contains("chmod 600"));
+        for text in [&b""[..], &[1; 31], &[1; 33], "g".repeat(64).as_bytes(), "+1".repeat(32).as_bytes()] {
+            assert!(refused(&file(dir, "odd", text, 0o600)).contains("64 hexadecimal digits"));
+        }
+        assert!(refused(&KeySource::File(dir.join("none"))).contains("openssl rand"));
+        assert!(refused(&KeySource::File(dir.to_path_buf())).contains("no regular file"));
+    }
+
+    #[test]
+    fn a_command_that_fails_says_why() {
+        let refused = |command: &str| format!("{:#}", fetch(&KeySource::Command(command.to_string())).unwrap_err());
+        assert!(refused("echo no such token >&2; exit 3").contains("no such token"));
+        assert!(refused("true").contains("0 bytes"));
+        let long_past = Instant::now();
+        assert!(refused("sleep 60 & echo x").contains("2 bytes"));
+        assert!(long_past.elapsed() < COMMAND_MAX, "what it leaves behind is not waited for");
+    }
+
+    #[test]
+    fn a_record_opens_with_its_key_for_its_volume() {
+        let source = KeySource::File(PathBuf::from("/k"));
+        let (kek, other) = (Secret::new([1; 32]), Secret::new([2; 32]));
+        let key = NewKey { secret: Secret::new([3; 32]), kek: kek.clone(), source };
+        let record = key.record(VolumeId(5));
+        assert_eq!(record.open(&kek, VolumeId(5)).unwrap(), Some(Secret::new([3; 32])));
+        assert_eq!(record.open(&other, VolumeId(5)).unwrap(), None);
+        assert_eq!(record.open(&kek, VolumeId(6)).unwrap(), None);
+        let later = KeyRecord { version: 9, ..record };
+        assert!(later.open(&kek, VolumeId(5)).unwrap_err().to_string().contains("version 9"));
+    }
+}

@@ -1,0 +1,166 @@
+//! Encryption at rest: what leaves the controller of an encrypted volume is sealed, what comes back is opened.
+//!
+//! Role: called where entries go to legs and come back in recovery, and where payload goes into segments and is fetched.
+//! Memory holds plaintext; what is sealed is made from it anew for each ledger and each segment, so that nodes, repair
+//! and moves see ciphertext only, and nothing that was sealed for one place is ever put into another.
+//!
+//! Invariants
+//! 1. A key and a position seal one plaintext (protocol rule 21). An entry's key is that of its ledger *and* of this
+//!    opening, its position the LSN: a hedge sends the same bytes again, an entry that goes to another ledger is sealed
+//!    anew, and an opening that was undone shares no key with the next one of the same epoch. A segment's key is that of its id, which
+//!    each attempt at writing it takes anew.
+//! 2. Where the volume has a key, data without a seal is not accepted, neither from a leg nor from a shard.
+//!
+//! Not encrypted: records without payload (what was written where, discards, commits), leaves of the map, checkpoints.
+//!
+//! Faults: an entry that does not open counts as damaged on its leg, a block that does not open as a damaged shard.
+
+use crate::api::Config;
+use crate::controller::Controller;
+use crate::fetch::verifies;
+use crate::log::Entry;
+use crate::map::Crcs;
+use holdfast_base::{BlockCrc, Buf, BufMut, InstanceId, LedgerId, Lsn, SegmentId, block_crcs, crc32c};
+use holdfast_cipher::{Cipher, VolumeKey};
+use holdfast_format::record::SealedHeader;
+use holdfast_format::wire::LogEntry;
+
+/// An entry as a ledger's legs get it.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    ledger: LedgerId,
+    pub(crate) header: Vec<u8>,
+    pub(crate) payload: Buf,
+    pub(crate) crcs: Vec<BlockCrc>,
+}
+
+/// That something was encrypted, for the check that no key and position ever seal two plaintexts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seal {
+    /// Equal for equal keys.
+    pub key: u128,
+    pub position: u64,
+    /// Of the plaintext, and of what else is bound to it.
+    pub digest: (u32, u32),
+}
+
+/// Payload of a segment as its shards hold it.
+pub(crate) struct SealedPayload {
+    pub(crate) payload: Vec<Buf>,
+    pub(crate) crcs: Vec<BlockCrc>,
+    /// The heads of the blocks' tags, instead of checksums.
+    pub(crate) checks: Vec<BlockCrc>,
+}
+
+fn ledger_cipher(config: &Config, key: &VolumeKey, ledger: LedgerId, instance: InstanceId) -> Cipher {
+    if config.mutations.one_key_for_all_ledgers {
+        return key.of_ledger(config.volume, LedgerId::default(), InstanceId::default());
+    }
+    key.of_ledger(config.volume, ledger, instance)
+}
+
+fn segment_cipher(config: &Config, key: &VolumeKey, id: SegmentId) -> Cipher {
+    if config.mutations.one_key_for_all_segments {
+        return key.of_segment(SegmentId::default());
+    }
+    key.of_segment(id)
+}
+
+fn writable(bytes: &[u8]) -> BufMut {
+    let mut copy = BufMut::new(bytes.len());
+    copy.copy_from_slice(bytes);
+    copy
+}
+
+/// An entry that a leg gave back, as it was before it was sealed; `None` where it is not what was sealed.
+pub(crate) fn opened_entry(
+    config: &Config,
+    ledger: LedgerId,
+    entry: LogEntry,
+    payload: Buf,
+) -> Option<(LogEntry, Buf)> {
+    let Some(key) = &config.key else { return Some((entry, payload)) };
+    if payload.is_empty() || config.mutations.log_in_plain {
+        return Some((entry, payload));
+    }
+    let header = SealedHeader::decode(&entry.header)?;
+    let cipher = ledger_cipher(config, key, ledger, header.instance);
+    let mut bytes = writable(&payload);
+    if !cipher.open_entry(entry.lsn, header.record, &header.tag, &mut bytes) {
+        return None;
+    }
+    let (payload, record) = (bytes.freeze(), header.record.to_vec());
+    Some((LogEntry { header: record, crcs: block_crcs(&payload), ..entry }, payload))
+}
+
+impl Controller {
+    /// The entry as it goes to legs of its ledger.
+    pub(crate) fn as_sent(&mut self, lsn: Lsn) -> Sent {
+        let entry = self.log.get(lsn).expect("an entry that is sent is in the window");
+        if let Some(sent) = entry.sealed.as_deref().filter(|sent| sent.ledger == entry.ledger) {
+            return sent.clone();
+        }
+        let key = self.config.key.as_ref().filter(|_| !entry.payload.is_empty() && !self.config.mutations.log_in_plain);
+        let Some(key) = key else { return as_it_is(entry) };
+        let (ledger, instance) = (entry.ledger, self.config.instance);
+        let cipher = ledger_cipher(&self.config, key, ledger, instance);
+        let mut bytes = writable(&entry.payload);
+        let tag = cipher.seal_entry(lsn, &entry.header, &mut bytes);
+        if self.config.notes_seals {
+            let digest = (crc32c(&entry.payload), crc32c(&entry.header));
+            self.seals.push(Seal { key: cipher.fingerprint(), position: lsn.0, digest });
+        }
+        let header = SealedHeader { instance, tag, record: &entry.header }.encode();
+        let payload = bytes.freeze();
+        let sent = Sent { ledger, header, crcs: block_crcs(&payload), payload };
+        self.log.get_mut(lsn).expect("just seen").sealed = Some(Box::new(sent.clone()));
+        sent
+    }
+
+    /// Payload for the shards of a segment of this id.
+    pub(crate) fn sealed_payload(&mut self, id: SegmentId, payload: &[Buf]) -> Option<SealedPayload> {
+        let cipher = segment_cipher(&self.config, self.config.key.as_ref()?, id);
+        let blocks = payload.iter().map(|bytes| bytes.len() / holdfast_base::BLOCK_BYTES).sum();
+        let mut sealed = SealedPayload {
+            payload: Vec::with_capacity(payload.len()),
+            crcs: Vec::with_capacity(blocks),
+            checks: Vec::with_capacity(blocks),
+        };
+        for piece in payload {
+            let position = sealed.checks.len() as u32;
+            if self.config.notes_seals {
+                let key = cipher.fingerprint();
+                let plain = block_crcs(piece).into_iter().zip(u64::from(position)..);
+                self.seals.extend(plain.map(|(crc, position)| Seal { key, position, digest: (crc, 0) }));
+            }
+            let mut bytes = writable(piece);
+            cipher.seal_blocks(position, &mut bytes, &mut sealed.checks);
+            sealed.crcs.extend(block_crcs(&bytes));
+            sealed.payload.push(bytes.freeze());
+        }
+        Some(sealed)
+    }
+
+    /// Blocks of a segment, checked and decrypted; `None` where they are not what was written.
+    pub(crate) fn opened_blocks(&self, id: SegmentId, block: u32, bytes: Buf, checks: Option<&Crcs>) -> Option<Buf> {
+        let Some(key) = &self.config.key else { return verifies(&bytes, checks).then_some(bytes) };
+        let mut plain = writable(&bytes);
+        let checks = checks.map(Crcs::as_slice);
+        let cipher = segment_cipher(&self.config, key, id);
+        cipher.open_blocks(block, &mut plain, checks).then(|| plain.freeze())
+    }
+
+    /// What was encrypted since the last call, where [`Config::notes_seals`] asks for it.
+    pub fn take_seals(&mut self) -> Vec<Seal> {
+        std::mem::take(&mut self.seals)
+    }
+}
+
+fn as_it_is(entry: &Entry) -> Sent {
+    Sent {
+        ledger: entry.ledger,
+        header: entry.header.clone(),
+        payload: entry.payload.clone(),
+        crcs: entry.crcs.to_vec(),
+    }
+}
