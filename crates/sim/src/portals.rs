@@ -506,7 +506,7 @@ impl Street {
             let due = |c: &Conn, s: &Street| {
                 let ready = |pipe: &Pipe, way, to: usize| {
                     pipe.queue.front().is_some_and(|(at, ..)| *at <= now)
-                        && !s.cut.get(&way).is_some_and(|until| *until > now)
+                        && s.cut.get(&way).is_none_or(|until| *until <= now)
                         && (s.is_running(to) || !s.shells[to].up)
                 };
                 if ready(&c.to_owner, (c.portal, c.owner), c.owner) {
@@ -914,11 +914,10 @@ impl Street {
             && self.hand_over.is_none()
             && self.is_running(host)
             && host != self.owner
+            && let Some(at) = self.shells[self.owner].controller
         {
-            if let Some(at) = self.shells[self.owner].controller {
-                self.hand_over = Some((HandOver::Preparing { to: host }, now + Duration::from_secs(16)));
-                self.world.tell(at, Event::Prepare);
-            }
+            self.hand_over = Some((HandOver::Preparing { to: host }, now + Duration::from_secs(16)));
+            self.world.tell(at, Event::Prepare);
         }
     }
 

@@ -101,11 +101,10 @@ impl ControlPlane {
                     }
                 }
                 // It yields when the other asks it to; where that is gone, it has it again.
-                Some(_) if entry.handed_from.as_ref() == Some(self.catalog.host()) => {
-                    if is_lost {
-                        self.catalog.claim_export(entry, false)?;
-                    }
+                Some(_) if entry.handed_from.as_ref() == Some(self.catalog.host()) && is_lost => {
+                    self.catalog.claim_export(entry, false)?;
                 }
+                Some(_) if entry.handed_from.as_ref() == Some(self.catalog.host()) => {}
                 Some(volume) if volume.exported && entry.served_by.is_some() && !is_here => {
                     let host = entry.served_by.as_deref().unwrap_or_default();
                     logger::info(format_args!("volume {name} is host {host}'s now, and is let go of"));
