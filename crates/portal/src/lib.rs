@@ -30,6 +30,8 @@ pub struct Mutations {
     pub begins_at_once: bool,
     /// A portal that stood still looks at what its clients sent before it ends their sessions.
     pub never_lapses: bool,
+    /// What clients asked is passed on however long ago that was.
+    pub holds_for_ever: bool,
     /// An answer counts although the session was attached anew since.
     pub hears_old_answers: bool,
 }

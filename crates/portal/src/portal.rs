@@ -35,6 +35,15 @@ use std::time::Duration;
 /// may drift in that time.
 pub const LAPSE: Duration = Duration::from_millis(LIFETIME_MS + 2_000);
 
+/// What was asked for so long ago is not passed on any more: its session ends. Together with the owner's [`LIFETIME_MS`] this is how
+/// long after a client's last word, on a path on which it hears nothing, something of it may still be carried out.
+const HOLD_MAX: Duration = LAPSE;
+
+/// A process that did nothing for so long may find what clients sent at any time in between; and finds it within
+/// [`STALL_ECHO`].
+const STALL_MIN: Duration = Duration::from_millis(100);
+const STALL_ECHO: Duration = Duration::from_secs(1);
+
 /// Pace of asking an owner for its tick.
 const PING_PACE: Duration = Duration::from_millis(1_000);
 
@@ -75,6 +84,8 @@ pub enum Event {
     Request {
         session: Token,
         request: BlockRequest,
+        /// The earliest that the client may have sent it: see [`Portal::since`].
+        since: Instant,
     },
     /// The controller beside the portal does not own the volume that the session is of; what it was asked follows.
     NotHere {
@@ -113,6 +124,7 @@ pub enum Effect {
     Submit {
         session: Token,
         request: BlockRequest,
+        since: Instant,
     },
     /// To the client.
     Reply {
@@ -161,7 +173,7 @@ struct Session {
     export: String,
     state: State,
     /// Not answered yet, and not the controller's.
-    pending: BTreeMap<RequestToken, BlockOp>,
+    pending: BTreeMap<RequestToken, (BlockOp, Instant)>,
     /// It was never attached, nor here.
     fresh: bool,
     /// When an owner was last heard of, where no link says it.
@@ -213,6 +225,8 @@ pub struct Portal {
     links: BTreeMap<Peer, Link>,
     /// No session lapses before.
     lapse_from: Instant,
+    /// The last time that the process stood still for a while: from, to.
+    stall: (Instant, Instant),
     mutations: Mutations,
 }
 
@@ -229,6 +243,7 @@ impl Portal {
             routes: BTreeMap::new(),
             links: BTreeMap::new(),
             lapse_from: Instant::ZERO,
+            stall: (Instant::ZERO, Instant::ZERO),
             mutations: Mutations::default(),
         }
     }
@@ -240,13 +255,16 @@ impl Portal {
     /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
         let stood_still = now.since(self.now) >= LAPSE && self.now > Instant::ZERO;
+        if now.since(self.now) >= STALL_MIN {
+            self.stall = (self.now, now);
+        }
         self.now = self.now.max(now);
         // Before anything else: a process that stood still has the bytes of clients that may have gone elsewhere.
         self.end_lapsed(stood_still, out);
         match event {
             Event::Open { session, volume, export } => self.on_open(session, volume, export, out),
             Event::Close { session } => self.on_close(session, out),
-            Event::Request { session, request } => self.on_request(session, request, out),
+            Event::Request { session, request, since } => self.on_request(session, request, since, out),
             Event::NotHere { session } => self.on_not_here(session, out),
             Event::Route { volume, route } => self.on_route(volume, route, out),
             Event::Connected { peer } => self.on_connected(peer, out),
@@ -372,12 +390,24 @@ impl Portal {
         }
     }
 
-    fn on_request(&mut self, token: Token, request: BlockRequest, out: Out) {
+    /// The earliest that a client may have sent what is read of it at `now`.
+    pub fn since(&self, now: Instant) -> Instant {
+        let (from, to) = self.stall;
+        if now.since(self.now) >= STALL_MIN {
+            self.now
+        } else if now.since(to) < STALL_ECHO {
+            from
+        } else {
+            now
+        }
+    }
+
+    fn on_request(&mut self, token: Token, request: BlockRequest, since: Instant, out: Out) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
         if session.state == State::Here {
-            return out.push(Effect::Submit { session: token, request });
+            return out.push(Effect::Submit { session: token, request, since });
         }
-        let before = session.pending.insert(request.token, request.op);
+        let before = session.pending.insert(request.token, (request.op, since));
         assert!(before.is_none(), "session {token:?} asks {:?} twice", request.token);
         if let State::Attached(peer) = session.state {
             self.send_op(peer, token, request.token, out);
@@ -437,8 +467,16 @@ impl Portal {
         }
     }
 
-    /// Brings a session to where its volume is served.
+    /// Brings a session to where its volume is served. One of which something is too old waits for its end.
     fn steer(&mut self, token: Token, out: Out) {
+        let session = &self.sessions[&token];
+        let is_old = |(_, since): &(BlockOp, Instant)| self.now.since(*since) >= HOLD_MAX;
+        if !self.mutations.holds_for_ever && session.pending.values().any(is_old) {
+            if !matches!(session.state, State::Here | State::Leaving(_)) {
+                self.wait(token, self.now + LAPSE);
+            }
+            return;
+        }
         let session = &self.sessions[&token];
         let (state, route, owner) = (session.state, self.route(session.volume), self.owner_of(session));
         match (state, route) {
@@ -460,8 +498,8 @@ impl Portal {
         self.forget_calls(token);
         let session = self.sessions.get_mut(&token).expect("asked for one that is there");
         (session.state, session.fresh) = (State::Here, false);
-        for (request, op) in std::mem::take(&mut session.pending) {
-            out.push(Effect::Submit { session: token, request: BlockRequest { token: request, op } });
+        for (request, (op, since)) in std::mem::take(&mut session.pending) {
+            out.push(Effect::Submit { session: token, request: BlockRequest { token: request, op }, since });
         }
     }
 
@@ -497,7 +535,7 @@ impl Portal {
     }
 
     fn send_op(&mut self, peer: Peer, token: Token, request: RequestToken, out: Out) {
-        let (op, payload) = travelling(&self.sessions[&token].pending[&request]);
+        let (op, payload) = travelling(&self.sessions[&token].pending[&request].0);
         let Some(tick) = self.links.get(&peer).map(|l| l.tick) else { return };
         self.send(peer, Some(Call::Op(token, request)), Ask::Op { session: token.0, tick, op }, payload, out);
     }

@@ -28,7 +28,7 @@ const VOLUME: VolumeId = VolumeId(0x9047a1);
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
 /// A client that hears nothing for so long leaves its path, whoever may still read what it sent there.
-const CLIENT_PATIENCE: Duration = Duration::from_millis(portal::LAPSE.as_millis() as u64 + 1_500);
+const CLIENT_PATIENCE: Duration = Duration::from_millis(2 * portal::LAPSE.as_millis() as u64 + 1_000);
 
 /// Something may be due between hosts.
 const WAKE: u64 = 7;
@@ -118,7 +118,8 @@ struct Conn {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asker {
-    Own(Token),
+    /// And the earliest that its client may have sent it.
+    Own(Token, Instant),
     Guest(Token),
 }
 
@@ -291,7 +292,9 @@ impl Street {
 
     fn on_portal_effect(&mut self, host: usize, effect: portal::Effect) {
         match effect {
-            portal::Effect::Submit { session, request } => self.submit(host, Asker::Own(session), request),
+            portal::Effect::Submit { session, request, since } => {
+                self.submit(host, Asker::Own(session, since), request)
+            }
             portal::Effect::Reply { session, reply } => self.on_client_reply(session, reply),
             portal::Effect::Abort { session } => {
                 self.trace(&[40, host as u64, session.0], || format!("h{host} ends session {session:?}"));
@@ -387,11 +390,11 @@ impl Street {
         let reply = BlockReply { token, result: reply.result };
         match asker {
             Asker::Guest(request) => self.desk(host, DeskEvent::Reply { request, reply }),
-            Asker::Own(session) if is_elsewhere => {
+            Asker::Own(session, since) if is_elsewhere => {
                 self.portal(host, portal::Event::NotHere { session });
-                self.portal(host, portal::Event::Request { session, request: BlockRequest { token, op } });
+                self.portal(host, portal::Event::Request { session, request: BlockRequest { token, op }, since });
             }
-            Asker::Own(session) => self.on_client_reply(session, reply),
+            Asker::Own(session, _) => self.on_client_reply(session, reply),
         }
     }
 
@@ -623,7 +626,8 @@ impl Street {
                 self.portal(host, portal::Event::Close { session });
             }
             ToHost::Request { session, request } => {
-                self.portal(host, portal::Event::Request { session, request });
+                let since = self.shells[host].portal.since(self.now());
+                self.portal(host, portal::Event::Request { session, request, since });
             }
             ToHost::Route(route) => self.portal(host, portal::Event::Route { volume: VOLUME, route }),
         }
@@ -883,7 +887,7 @@ impl Street {
                 self.world.wake_at(until, WAKE);
             }
         }
-        let span = if self.prng.chance(150) { span + Duration::from_secs(20) } else { span };
+        let span = if self.prng.chance(150) { span + Duration::from_secs(30) } else { span };
         if self.prng.chance(self.plan.cut) {
             self.cut.insert((host, other), now + span);
             if self.prng.chance(500) {

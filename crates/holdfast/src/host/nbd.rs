@@ -64,7 +64,7 @@ pub enum Held {
     Arriving {
         volume: VolumeId,
         export: String,
-        requests: Vec<BlockRequest>,
+        requests: Vec<(BlockRequest, Instant)>,
     },
 }
 
@@ -259,13 +259,13 @@ impl Host {
         let Some(asker) = self.volumes.table.get_mut(volume).and_then(|v| v.askers.remove(Token(reply.token.0))) else {
             return;
         };
-        let Asker { who, token, op } = asker;
+        let Asker { who, token, op, since } = asker;
         let reply = BlockReply { token, result: reply.result };
         let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
         match (who, op) {
             (Who::Guest(request), _) => self.portals.desk_events.push_back(DeskEvent::Reply { request, reply }),
             (Who::Client(session), Some(op)) if is_elsewhere && !self.is_stopping() && self.is_of_portal(session) => {
-                self.hand_back(session, BlockRequest { token, op });
+                self.hand_back(session, BlockRequest { token, op }, since);
             }
             (Who::Client(session), _) => self.on_session_reply(session, reply, io),
         }
@@ -285,23 +285,31 @@ impl Host {
     /// A session's request goes to its volume, by the portal where that may be elsewhere.
     pub(super) fn submit(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
         let Some(client) = self.clients.table.get_mut(session) else { return };
+        let since = self.portals.since(now);
         match &mut client.held {
-            Held::Arriving { requests, .. } => requests.push(request),
+            Held::Arriving { requests, .. } => requests.push((request, since)),
             Held::Nothing if client.of_portal => {
-                self.portals.events.push_back(PortalEvent::Request { session, request });
+                self.portals.events.push_back(PortalEvent::Request { session, request, since });
             }
-            Held::Nothing => self.submit_local(now, session, request, io),
+            Held::Nothing => self.submit_local(now, session, request, since, io),
         }
     }
 
     /// To the controller of the volume that the session is bound to.
-    pub(super) fn submit_local(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
+    pub(super) fn submit_local(
+        &mut self,
+        now: Instant,
+        session: Token,
+        request: BlockRequest,
+        since: Instant,
+        io: &mut Io,
+    ) {
         let Some((volume, target)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.target))) else {
             return;
         };
         let Some(open) = self.volumes.table.get_mut(volume) else { return };
         let op = Some(request.op.clone());
-        let token = open.askers.insert(Asker { who: Who::Client(session), token: request.token, op });
+        let token = open.askers.insert(Asker { who: Who::Client(session), token: request.token, op, since });
         let request = BlockRequest { token: RequestToken(token.0), op: request.op };
         self.drive(now, volume, VolumeEvent::Request { target, request }, io);
     }

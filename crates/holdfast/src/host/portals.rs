@@ -90,6 +90,11 @@ impl Portals {
         }
     }
 
+    /// The earliest that a client may have sent what is read of it now.
+    pub fn since(&self, now: Instant) -> Instant {
+        self.portal.since(now)
+    }
+
     pub fn is_offered(&self, volume: VolumeId) -> bool {
         self.offers.contains_key(&volume)
     }
@@ -171,7 +176,7 @@ impl Host {
 
     fn on_portal_effect(&mut self, now: Instant, effect: Effect, io: &mut Io) {
         match effect {
-            Effect::Submit { session, request } => self.submit_here(now, session, request, io),
+            Effect::Submit { session, request, since } => self.submit_here(now, session, (request, since), io),
             Effect::Reply { session, reply } => self.on_session_reply(session, reply, io),
             Effect::Abort { session } => {
                 logger::warn(format_args!(
@@ -228,24 +233,24 @@ impl Host {
         let Held::Arriving { volume, export, requests } = std::mem::take(&mut client.held) else { return };
         let events = &mut self.portals.events;
         events.push_back(Event::Open { session, volume, export });
-        events.extend(requests.into_iter().map(|request| Event::Request { session, request }));
+        events.extend(requests.into_iter().map(|(request, since)| Event::Request { session, request, since }));
     }
 
     /// The portal's session is served here.
-    fn submit_here(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
+    fn submit_here(&mut self, now: Instant, session: Token, (request, since): (BlockRequest, Instant), io: &mut Io) {
         if self.bind_here(session) {
-            return self.submit_local(now, session, request, io);
+            return self.submit_local(now, session, request, since, io);
         }
         // It is being opened or closed again, or a clone is gone.
         self.portals.events.push_back(Event::NotHere { session });
-        self.portals.events.push_back(Event::Request { session, request });
+        self.portals.events.push_back(Event::Request { session, request, since });
     }
 
     /// The controller beside the portal has stopped: what it was asked is asked again, here or elsewhere.
-    pub(super) fn hand_back(&mut self, session: Token, request: BlockRequest) {
+    pub(super) fn hand_back(&mut self, session: Token, request: BlockRequest, since: Instant) {
         self.unbind_here(session);
         self.portals.events.push_back(Event::NotHere { session });
-        self.portals.events.push_back(Event::Request { session, request });
+        self.portals.events.push_back(Event::Request { session, request, since });
     }
 
     // ---- sessions of other hosts' portals ----
@@ -292,7 +297,7 @@ impl Host {
             let reply = BlockReply { token: block.token, result: Err(BlockError::Deposed) };
             return self.portals.desk_events.push_back(DeskEvent::Reply { request, reply });
         };
-        let token = volume.askers.insert(Asker { who: Who::Guest(request), token: block.token, op: None });
+        let token = volume.askers.insert(Asker { who: Who::Guest(request), token: block.token, op: None, since: now });
         let request = BlockRequest { token: RequestToken(token.0), op: block.op };
         self.drive(now, at, VolumeEvent::Request { target, request }, io);
     }

@@ -48,6 +48,8 @@ pub struct Asker {
     pub token: RequestToken,
     /// What a client of this host asked: where its volume turns out to be served elsewhere it is asked there.
     pub op: Option<BlockOp>,
+    /// The earliest that the client may have sent it.
+    pub since: Instant,
 }
 
 /// What is needed to open a volume, from its root record.
