@@ -21,6 +21,7 @@ use holdfast_base::{
     VolumeId, buf::concat, crc32c,
 };
 use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, Op, PORTAL_VERSION, Refusal, TickMs};
+use holdfast_format::wire::PAYLOAD_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -29,6 +30,9 @@ const SESSIONS_MAX: usize = 4096;
 
 /// Requests of all sessions.
 const REQUESTS_MAX: usize = 65_536;
+
+/// Longest range of a status request: what NBD can ask for. Its extents fit a frame.
+const STATUS_BYTES_MAX: u64 = 4 << 30;
 
 /// A connection, as the shell numbers them; never used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -311,7 +315,8 @@ impl Desk {
         }
         if !self.links.get(&link).is_some_and(|l| l.is_open && l.greeting.is_none()) {
             // Nobody asks before the greeting is answered.
-            return out.push(DeskEffect::CloseLink { link });
+            out.push(DeskEffect::CloseLink { link });
+            return self.on_link_down(link, out);
         }
         match ask {
             Ask::Ping => self.answer(link, token, Answer::Pong { tick: self.tick() }, Vec::new(), out),
@@ -328,7 +333,8 @@ impl Desk {
         let refuse =
             |refusal| DeskEffect::Answer { link: id, token, answer: Answer::Refused(refusal), payload: Vec::new() };
         if self.links.contains_key(&id) {
-            return out.push(DeskEffect::CloseLink { link: id });
+            out.push(DeskEffect::CloseLink { link: id });
+            return self.on_link_down(id, out);
         }
         if version != PORTAL_VERSION || grid != self.grid {
             out.push(refuse(if version == PORTAL_VERSION { Refusal::Grid } else { Refusal::Version }));
@@ -492,6 +498,9 @@ impl Desk {
         else {
             return self.answer(link, token, Answer::Failed(Failure::NotOwner), Vec::new(), out);
         };
+        if !is_bounded(&op) {
+            return self.answer(link, token, Answer::Failed(Failure::Invalid), Vec::new(), out);
+        }
         let Some(op) = arrived(op, payload).filter(|_| !self.asked.is_full()) else {
             out.push(DeskEffect::CloseLink { link });
             return self.on_link_down(link, out);
@@ -523,6 +532,15 @@ impl Desk {
         let (link, number) = (guest.link, guest.number);
         self.links.get_mut(&link).expect("the link of a session").sessions.remove(&number);
         self.let_go(token, out);
+    }
+}
+
+/// Whether its answer fits a frame, whatever it is.
+fn is_bounded(op: &Op) -> bool {
+    match op {
+        Op::Read(range) => range.len <= u64::from(PAYLOAD_BYTES_MAX),
+        Op::Status(range) | Op::Changes { range, .. } => range.len <= STATUS_BYTES_MAX,
+        Op::Write { .. } | Op::Flush | Op::Discard(_) | Op::WriteZeroes(_) | Op::Prefetch(_) => true,
     }
 }
 

@@ -265,7 +265,7 @@ impl Portal {
             Event::Open { session, volume, export } => self.on_open(session, volume, export, out),
             Event::Close { session } => self.on_close(session, out),
             Event::Request { session, request, since } => self.on_request(session, request, since, out),
-            Event::NotHere { session } => self.on_not_here(session, out),
+            Event::NotHere { session } => self.on_not_here(session),
             Event::Route { volume, route } => self.on_route(volume, route, out),
             Event::Connected { peer } => self.on_connected(peer, out),
             Event::Disconnected { peer } => self.on_disconnected(peer, out),
@@ -284,7 +284,7 @@ impl Portal {
     pub fn next_deadline(&self) -> Option<Instant> {
         let sessions = self.sessions.values().map(|s| {
             let retry = match s.state {
-                State::Waiting { retry_at } if self.owner_of(s).is_some() => Some(retry_at),
+                State::Waiting { retry_at } if self.has_owner(s) => Some(retry_at),
                 _ => None,
             };
             earliest(retry, self.lapse_of(s))
@@ -331,6 +331,10 @@ impl Portal {
             Route::At(peer) if self.links.get(&peer).is_some_and(|l| l.up) => Some(peer),
             _ => None,
         }
+    }
+
+    fn has_owner(&self, session: &Session) -> bool {
+        self.route(session.volume) == Route::Here || self.owner_of(session).is_some()
     }
 
     fn lapse_of(&self, session: &Session) -> Option<Instant> {
@@ -414,14 +418,11 @@ impl Portal {
         }
     }
 
-    fn on_not_here(&mut self, token: Token, out: Out) {
+    fn on_not_here(&mut self, token: Token) {
         let now = self.now;
         let Some(session) = self.sessions.get_mut(&token).filter(|s| s.state == State::Here) else { return };
         // The controller has ended for good: none of what it took is under way any more.
         (session.state, session.heard_at) = (State::Waiting { retry_at: now + RETRY_PAUSE }, now);
-        if self.route(self.sessions[&token].volume) != Route::Here {
-            self.steer(token, out);
-        }
     }
 
     fn on_route(&mut self, volume: VolumeId, route: Route, out: Out) {
@@ -483,8 +484,8 @@ impl Portal {
             (State::Leaving(_), _) => {}
             (State::Here, Route::Here) => {}
             (State::Attaching(peer) | State::Attached(peer), Route::At(at)) if at == peer => {}
-            (_, Route::Here) => self.bring_here(token, out),
             (State::Waiting { retry_at }, _) if retry_at > self.now => {}
+            (_, Route::Here) => self.bring_here(token, out),
             (_, _) => {
                 self.wait(token, self.now);
                 if let Some(peer) = owner {
@@ -660,7 +661,7 @@ impl Portal {
         let due = |s: &Session| matches!(s.state, State::Waiting { retry_at } if retry_at <= self.now);
         let due: Vec<Token> = self.sessions.iter().filter(|(_, s)| due(s)).map(|(token, _)| *token).collect();
         for token in due {
-            if self.owner_of(&self.sessions[&token]).is_some() {
+            if self.has_owner(&self.sessions[&token]) {
                 self.steer(token, out);
             }
         }

@@ -175,6 +175,9 @@ impl Controller {
         op.parts -= 1;
         if op.parts == 0 {
             let op = self.write_ops.remove(token).expect("just seen");
+            if let Some(error) = op.failed {
+                return self.reply(op.token, Err(error), out);
+            }
             self.counters.writes += 1;
             self.governor.on_answered(self.now.since(op.began_at));
             self.counters.write_bytes += op.bytes;

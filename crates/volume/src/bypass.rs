@@ -72,6 +72,8 @@ impl Controller {
         let segment_bytes = self.config.segment_payload_bytes as usize;
         let mut at = 0;
         let mut pieces = 0;
+        // It has an end only when all of it is cut: what is refused is so at once.
+        self.add_parts(1, op);
         while at < data.len() {
             let room = segment_bytes - self.bypass.bytes as usize;
             let len = room.min(data.len() - at);
@@ -92,6 +94,7 @@ impl Controller {
             }
         }
         self.close_bypass_early(out);
+        self.on_write_part_done(op, out);
     }
 
     fn close_bypass_early(&mut self, out: Out) {

@@ -6,7 +6,7 @@
 
 use crate::api::Mutations;
 use crate::sealing::Sent;
-use holdfast_base::{BlockCrc, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
+use holdfast_base::{BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};
 use std::collections::VecDeque;
@@ -310,4 +310,7 @@ pub struct WriteOp {
     pub began_at: Instant,
     pub parts: u32,
     pub bytes: u64,
+    /// Why a part was not done: the guest hears of it when nothing of the write is under way any more, since what comes later
+    /// would undo what it writes after the answer.
+    pub failed: Option<BlockError>,
 }

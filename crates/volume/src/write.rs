@@ -245,7 +245,14 @@ impl Controller {
         let end = range.offset + range.len;
         let (whole_first, whole_end) = (range.offset.div_ceil(block), end / block);
         let bytes = if data.is_some() { range.len } else { 0 };
-        let op = self.write_ops.insert(WriteOp { token: request.token, head, began_at: self.now, parts: 1, bytes });
+        let op = self.write_ops.insert(WriteOp {
+            token: request.token,
+            head,
+            began_at: self.now,
+            parts: 1,
+            bytes,
+            failed: None,
+        });
         let part_of = |from: u64, to: u64| {
             data.as_ref().map(|d| d.slice((from - range.offset) as usize..(to - range.offset) as usize))
         };
@@ -266,7 +273,7 @@ impl Controller {
         self.on_write_part_done(op, out);
     }
 
-    /// The write has more parts, unless it has failed already.
+    /// The write has more parts.
     pub(crate) fn add_parts(&mut self, count: u32, op: Token) {
         if let Some(op) = self.write_ops.get_mut(op) {
             op.parts += count;
@@ -274,9 +281,12 @@ impl Controller {
     }
 
     fn place_part(&mut self, part: Part, out: Out) {
-        if self.write_ops.get(part.op).is_none() {
-            // Another part of it has failed, and the guest knows.
-            return;
+        match self.write_ops.get(part.op) {
+            // The opening has ended.
+            None => return,
+            // Another part of it has failed, and the guest hears of that.
+            Some(op) if op.failed.is_some() => return self.on_write_part_done(part.op, out),
+            Some(_) => {}
         }
         if self.writes.modifies_any(part.first, part.blocks) {
             self.writes.blocked.push_back(part);
@@ -398,10 +408,12 @@ impl Controller {
         self.on_write_part_done(op, out);
     }
 
+    /// A part of a write can't be done. The others go on: they may have happened already.
     pub(crate) fn fail_write(&mut self, op: Token, error: BlockError, out: Out) {
-        if let Some(op) = self.write_ops.remove(op) {
-            self.reply(op.token, Err(error), out);
+        if let Some(op) = self.write_ops.get_mut(op) {
+            op.failed.get_or_insert(error);
         }
+        self.on_write_part_done(op, out);
     }
 
     /// Something completed: partial writes and parts that waited for it may go on.

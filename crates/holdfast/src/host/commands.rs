@@ -501,6 +501,7 @@ impl Host {
             for session in self.clients.of_head(at, head) {
                 self.abort_client(session, io);
             }
+            self.cut_guests_of(at, head);
         }
         match self.change_for(at, head, wanted) {
             Ok(change) => {
@@ -522,11 +523,11 @@ impl Host {
             }
             Wanted::DropSnapshot { name } => {
                 let found = volume.snapshot(head, &name);
-                unused(found.map_or(0, |(layer, _)| self.clients.of_target(at, Target::Snapshot(layer))))?;
+                unused(found.map_or(0, |(layer, _)| self.users_of(at, head, Target::Snapshot(layer))))?;
                 Ok(Change::DropSnapshot { head, name })
             }
             Wanted::Rollback { snapshot } => {
-                unused(self.clients.of_target(at, Target::Head(head)))?;
+                unused(self.users_of(at, head, Target::Head(head)))?;
                 Ok(Change::Rollback { head, name: snapshot })
             }
             Wanted::Clone { snapshot, id, name, size_bytes } => {
@@ -535,11 +536,16 @@ impl Host {
                 Ok(Change::Clone { of, id, name, size_bytes: size_bytes.unwrap_or(found.size_bytes) })
             }
             Wanted::DropClone { .. } => {
-                unused(self.clients.of_head(at, head).len())?;
+                unused(self.clients.of_head(at, head).len() + self.guests_of(at, head, None))?;
                 Ok(Change::DropClone { head })
             }
             Wanted::ResizeClone { size_bytes } => Ok(Change::ResizeClone { head, size_bytes }),
         }
+    }
+
+    /// Clients here and at other hosts' portals.
+    fn users_of(&self, at: Token, head: HeadId, target: Target) -> usize {
+        self.clients.of_target(at, target) + self.guests_of(at, head, Some(target))
     }
 
     fn left_to_drain(&self) -> BTreeMap<DeviceId, u64> {

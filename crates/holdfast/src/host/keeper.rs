@@ -12,6 +12,7 @@ use super::commands::Command;
 use super::control::{CLOSE_MAX, ControlPlane, ask};
 use super::portals::{Offer, Place};
 use crate::logger;
+use crate::protocol::LinkState;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
 use holdfast_format::portal::Answer;
@@ -73,7 +74,9 @@ pub(super) fn offers(
 impl ControlPlane {
     /// To be called alone.
     pub(super) fn keep_to_records(&self) -> Result<()> {
-        let open = self.live()?.volumes;
+        let live = self.live()?;
+        let open = live.volumes;
+        let out_of_reach = live.nodes.iter().filter(|node| node.link != LinkState::Up).count();
         let entries = self.catalog.all()?;
         let hosts = self.presence.hosts()?;
         let (offers, addresses) = offers(&self.catalog, &entries, &hosts);
@@ -84,7 +87,10 @@ impl ControlPlane {
             let is_lost = entry.served_by.as_ref().is_some_and(|host| !hosts.contains_key(host));
             match found {
                 None if is_here => {
-                    // First the key: until it is there the other host goes on.
+                    // First the key, and the nodes: until they are there the other host goes on.
+                    if entry.handed_from.is_some() && out_of_reach > usize::from(entry.root.layout.failures()) {
+                        continue;
+                    }
                     let Some(spec) = self.keys.spec_now_and_then(entry) else { continue };
                     self.await_yield(entry)?;
                     logger::info(format_args!("volume {name} is to be in service here, and is opened"));
@@ -99,6 +105,10 @@ impl ControlPlane {
                     if self.catalog.claim_export(entry, false).is_ok() {
                         self.ask(|answer| Command::Open { spec, exported: true, answer })?;
                     }
+                }
+                // The hand-over was cut short when it was as good as done.
+                Some(volume) if is_here && entry.handed_from.is_some() && volume.state == "open" => {
+                    self.catalog.handed_over(entry.root.volume)?;
                 }
                 // It yields when the other asks it to; where that is gone, it has it again.
                 Some(_) if entry.handed_from.as_ref() == Some(self.catalog.host()) && is_lost => {

@@ -46,7 +46,7 @@ use crate::logger;
 use anyhow::{Context, Result};
 use commands::{ChangeOutcome, Command, Waiters};
 use holdfast_base::time::earliest;
-use holdfast_base::{BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token};
+use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
@@ -369,6 +369,19 @@ impl Host {
 
     /// A controller has stopped for good: its clients go, and who waited for it is told.
     fn on_volume_closed(&mut self, at: Token, io: &mut Io) {
+        let (own, others) = std::mem::take(&mut self.replies).into_iter().partition(|(of, _)| *of == at);
+        self.replies = others;
+        let own: VecDeque<(Token, BlockReply)> = own;
+        for (_, reply) in own {
+            self.on_volume_reply(at, reply, io);
+        }
+        if let Some((requests, behind)) = self.volumes.table.get_mut(at).map(volumes::Volume::give_up) {
+            // One that was dropped with requests under way: what became of them its successor knows.
+            for token in requests {
+                self.on_volume_reply(at, BlockReply { token, result: Err(BlockError::Deposed) }, io);
+            }
+            self.portals.cleared.extend(behind);
+        }
         self.let_sessions_go(at, io);
         let gone = self.volumes.remove(at);
         self.groups.on_gone(at);

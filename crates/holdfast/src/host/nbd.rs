@@ -12,11 +12,11 @@
 use super::Host;
 use super::portals::Portals;
 use super::tls::Secured;
-use super::volumes::{Asker, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
+use super::volumes::{Asker, Behind, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
 use crate::logger;
 use holdfast_base::{
-    BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, HeadId, Instant, ObjectId, RequestToken,
-    Slab, Token, VolumeId,
+    BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, HeadId, Instant, ObjectId, Slab, Token,
+    VolumeId,
 };
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_portal::{DeskEvent, Event as PortalEvent};
@@ -64,6 +64,10 @@ pub enum Held {
     Arriving {
         volume: VolumeId,
         export: String,
+        requests: Vec<(BlockRequest, Instant)>,
+    },
+    /// Of a session that is not the portal's: what was asked of the volume before is not done yet.
+    Behind {
         requests: Vec<(BlockRequest, Instant)>,
     },
 }
@@ -256,9 +260,9 @@ impl Host {
 
     /// A controller's answer.
     pub(super) fn on_volume_reply(&mut self, volume: Token, reply: BlockReply, io: &mut Io) {
-        let Some(asker) = self.volumes.table.get_mut(volume).and_then(|v| v.askers.remove(Token(reply.token.0))) else {
-            return;
-        };
+        let answered = self.volumes.table.get_mut(volume).and_then(|v| v.answered(reply.token));
+        let Some((asker, clear)) = answered else { return };
+        self.portals.cleared.extend(clear);
         let Asker { who, token, op, since } = asker;
         let reply = BlockReply { token, result: reply.result };
         let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
@@ -287,7 +291,7 @@ impl Host {
         let Some(client) = self.clients.table.get_mut(session) else { return };
         let since = self.portals.since(now);
         match &mut client.held {
-            Held::Arriving { requests, .. } => requests.push((request, since)),
+            Held::Arriving { requests, .. } | Held::Behind { requests } => requests.push((request, since)),
             Held::Nothing if client.of_portal => {
                 self.portals.events.push_back(PortalEvent::Request { session, request, since });
             }
@@ -304,14 +308,28 @@ impl Host {
         since: Instant,
         io: &mut Io,
     ) {
-        let Some((volume, target)) = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.target))) else {
-            return;
+        let found = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.target)));
+        let open = found.and_then(|(at, target)| Some((at, target, self.volumes.table.get_mut(at)?)));
+        let Some((at, target, volume)) = open else {
+            let reply = BlockReply { token: request.token, result: Err(BlockError::ShuttingDown) };
+            return self.on_session_reply(session, reply, io);
         };
-        let Some(open) = self.volumes.table.get_mut(volume) else { return };
         let op = Some(request.op.clone());
-        let token = open.askers.insert(Asker { who: Who::Client(session), token: request.token, op, since });
-        let request = BlockRequest { token: RequestToken(token.0), op: request.op };
-        self.drive(now, volume, VolumeEvent::Request { target, request }, io);
+        let Some(token) = volume.ask(Asker { who: Who::Client(session), token: request.token, op, since }) else {
+            let reply = BlockReply { token: request.token, result: Err(BlockError::Unavailable) };
+            return self.on_session_reply(session, reply, io);
+        };
+        self.drive(now, at, VolumeEvent::Request { target, request: BlockRequest { token, op: request.op } }, io);
+    }
+
+    /// What was asked of its volume before the session began is done.
+    pub(super) fn on_client_clear(&mut self, now: Instant, session: Token, io: &mut Io) {
+        let Some(client) = self.clients.table.get_mut(session) else { return };
+        if let Held::Behind { requests } = std::mem::take(&mut client.held) {
+            for (request, since) in requests {
+                self.submit_local(now, session, request, since, io);
+            }
+        }
     }
 
     /// Binds a session of the portal to its volume, which serves here; false where it does not, or has no such clone or
@@ -451,8 +469,12 @@ impl Host {
             return Ok(info);
         }
         volume.add_session(head);
+        let is_behind = volume.comes_behind(Behind::Client(session));
         self.share_memory();
         let client = self.clients.table.get_mut(session).expect("it has just asked");
+        if is_behind {
+            client.held = Held::Behind { requests: Vec::new() };
+        }
         (client.volume, client.target, client.head) = (Some(at), target, head);
         client.export = Some(export.to_string());
         logger::info(format_args!("client {} opens {shown}", client.peer));

@@ -100,6 +100,8 @@ struct Peer {
 struct Link {
     from: String,
     conn: Conn<Ask>,
+    /// Until then it has to say something; none once it has.
+    silent_until: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -204,7 +206,11 @@ impl Peers {
                 return io.abort(conn);
             }
         };
-        let token = self.links.insert(Link { from, conn: Conn { conn, reader: FrameReader::new(), secured } });
+        let token = self.links.insert(Link {
+            from,
+            conn: Conn { conn, reader: FrameReader::new(), secured },
+            silent_until: Some(now + HANDSHAKE_MAX),
+        });
         self.by_conn.insert(conn, End::Link(token));
         if let Some(pushed_out) = self.door.as_mut().and_then(|door| door.come(token, now + HANDSHAKE_MAX)) {
             self.refuse(now, pushed_out, "too many connections are in their TLS handshake, and it is the oldest", io);
@@ -286,6 +292,7 @@ impl Peers {
 
     fn after_link(&mut self, now: Instant, token: Token, result: Result<(), String>, io: &mut Io) {
         while let Some(frame) = self.links.get_mut(token).and_then(|l| l.conn.reader.pop()) {
+            self.links.get_mut(token).expect("just seen").silent_until = None;
             let (link, payload) = (LinkId(token.0), frame.payload);
             self.events.push_back(PeerEvent::Ask { link, token: frame.token, ask: frame.message, payload });
         }
@@ -351,6 +358,16 @@ impl Peers {
             let why = format!("it has not finished its TLS handshake within {} s", HANDSHAKE_MAX.as_secs());
             self.refuse(now, late, &why, io);
         }
+        self.end_silent(now, io);
+    }
+
+    /// Ends connections that say nothing.
+    fn end_silent(&mut self, now: Instant, io: &mut Io) {
+        let is_silent = |l: &Link| l.silent_until.is_some_and(|until| until <= now);
+        let silent: Vec<Token> = self.links.iter().filter(|(_, l)| is_silent(l)).map(|(token, _)| token).collect();
+        for token in silent {
+            self.refuse(now, token, "it has not greeted; check what it is that connects", io);
+        }
     }
 
     fn connect(&mut self, now: Instant, peer: usize, io: &mut Io) {
@@ -371,7 +388,9 @@ impl Peers {
 
     pub fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.peers.iter().filter(|p| p.is_wanted && p.conn.is_none());
-        earliest(waiting.map(|p| p.retry_at).min(), self.door.as_ref().and_then(Door::next_deadline))
+        let silent = self.links.iter().filter_map(|(_, l)| l.silent_until).min();
+        let waiting = earliest(waiting.map(|p| p.retry_at).min(), silent);
+        earliest(waiting, self.door.as_ref().and_then(Door::next_deadline))
     }
 }
 

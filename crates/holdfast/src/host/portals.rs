@@ -9,12 +9,12 @@ use super::Host;
 use super::commands::{Answer, tell};
 use super::nbd::Held;
 use super::peers::{PeerEvent, Peers};
-use super::volumes::{Asker, Who, split_export};
+use super::volumes::{Asker, Behind, SESSIONS_MAX, Who, split_export};
 use crate::logger;
 use holdfast_base::time::earliest;
 use holdfast_base::{
-    BlockError, BlockReply, BlockRequest, Effects, ExportInfo, GridId, HeadId, InstanceId, Instant, RequestToken, Slab,
-    Token, VolumeId,
+    BlockError, BlockReply, BlockRequest, Effects, ExportInfo, GridId, HeadId, InstanceId, Instant, Slab, Token,
+    VolumeId,
 };
 use holdfast_format::portal::{self as wire, Ask, Refusal};
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, Effect, Event, LinkId, Portal, Route};
@@ -67,6 +67,8 @@ pub struct Portals {
     yielding: Vec<(Token, LinkId, u64)>,
     questions: Slab<Answer<Option<wire::Answer>>>,
     preparing: Vec<(Token, Answer<bool>)>,
+    /// What these waited for is done.
+    pub cleared: VecDeque<Behind>,
 }
 
 impl Portals {
@@ -87,6 +89,7 @@ impl Portals {
             yielding: Vec::new(),
             questions: Slab::new(QUESTIONS_MAX),
             preparing: Vec::new(),
+            cleared: VecDeque::new(),
         }
     }
 
@@ -134,6 +137,12 @@ impl Host {
                 self.on_desk_effect(now, effect, io);
             }
             self.portals.desk_effects = effects;
+        } else if let Some(who) = self.portals.cleared.pop_front() {
+            match who {
+                Behind::Client(session) => self.on_client_clear(now, session, io),
+                Behind::Session(session) => self.begin(session, io),
+                Behind::Guest(guest, host, export) => self.bind_guest_now(guest, &host, export),
+            }
         } else {
             return false;
         }
@@ -216,7 +225,7 @@ impl Host {
             DeskEffect::Bind { guest, host, export } => self.bind_guest(guest, &host, export),
             DeskEffect::Unbind { guest } => self.forget_guest(guest),
             DeskEffect::Submit { guest, request, block } => self.submit_guest(now, guest, request, block, io),
-            DeskEffect::Admit { session } => self.admit(session),
+            DeskEffect::Admit { session } => self.admit(session, io),
             DeskEffect::Yield { link, token, volume } => self.begin_yield(now, volume, (link, token), io),
         }
     }
@@ -228,12 +237,31 @@ impl Host {
         self.portals.desk_events.push_back(DeskEvent::Arrive { session });
     }
 
-    fn admit(&mut self, session: Token) {
+    /// Others have passed on what they had; what was asked here before is waited for, too.
+    fn admit(&mut self, session: Token, io: &mut Io) {
+        let Some(Held::Arriving { volume, .. }) = self.clients.get_mut(session).map(|client| &client.held) else {
+            return;
+        };
+        let at = self.volumes.find_id(*volume);
+        let open = at.and_then(|at| self.volumes.table.get_mut(at));
+        if !open.is_some_and(|volume| volume.comes_behind(Behind::Session(session))) {
+            self.begin(session, io);
+        }
+    }
+
+    fn begin(&mut self, session: Token, io: &mut Io) {
         let Some(client) = self.clients.get_mut(session) else { return };
         let Held::Arriving { volume, export, requests } = std::mem::take(&mut client.held) else { return };
+        if !self.portals.is_offered(volume) {
+            // Meanwhile only one host has it; the client may find out which.
+            return self.abort_client(session, io);
+        }
         let events = &mut self.portals.events;
         events.push_back(Event::Open { session, volume, export });
         events.extend(requests.into_iter().map(|(request, since)| Event::Request { session, request, since }));
+        if self.serves(volume) {
+            self.bind_here(session);
+        }
     }
 
     /// The portal's session is served here.
@@ -256,6 +284,16 @@ impl Host {
     // ---- sessions of other hosts' portals ----
 
     fn bind_guest(&mut self, guest: Token, host: &str, export: String) {
+        let found = self.volumes.find_open(split_export(&export).0);
+        let open = found.and_then(|(at, _)| self.volumes.table.get_mut(at));
+        let behind = Behind::Guest(guest, host.to_string(), export.clone());
+        if !open.is_some_and(|volume| volume.comes_behind(behind)) {
+            self.bind_guest_now(guest, host, export);
+        }
+    }
+
+    /// What was asked before is done.
+    fn bind_guest_now(&mut self, guest: Token, host: &str, export: String) {
         let (name, snapshot) = split_export(&export);
         let found = self.volumes.find_open(name);
         let volume = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
@@ -264,6 +302,7 @@ impl Host {
             Some((_, _, volume)) if volume.controller.state() == State::Opening => {
                 return self.portals.binding.push((guest, export));
             }
+            Some((_, _, volume)) if volume.sessions() >= SESSIONS_MAX => Binding::Refused(Refusal::Full),
             Some((at, head, volume)) if volume.controller.state() == State::Open => {
                 let layer = snapshot.map(|snapshot| volume.snapshot(head, snapshot).map(|(layer, _)| layer));
                 match layer {
@@ -297,9 +336,12 @@ impl Host {
             let reply = BlockReply { token: block.token, result: Err(BlockError::Deposed) };
             return self.portals.desk_events.push_back(DeskEvent::Reply { request, reply });
         };
-        let token = volume.askers.insert(Asker { who: Who::Guest(request), token: block.token, op: None, since: now });
-        let request = BlockRequest { token: RequestToken(token.0), op: block.op };
-        self.drive(now, at, VolumeEvent::Request { target, request }, io);
+        let asker = Asker { who: Who::Guest(request), token: block.token, op: None, since: now };
+        let Some(token) = volume.ask(asker) else {
+            let reply = BlockReply { token: block.token, result: Err(BlockError::Unavailable) };
+            return self.portals.desk_events.push_back(DeskEvent::Reply { request, reply });
+        };
+        self.drive(now, at, VolumeEvent::Request { target, request: BlockRequest { token, op: block.op } }, io);
     }
 
     // ---- volumes come and go ----
@@ -334,7 +376,8 @@ impl Host {
     fn end_offer(&mut self, volume: VolumeId) {
         if self.serves(volume) {
             let own: Vec<Token> = self.portals.portal.sessions_of(volume).collect();
-            for session in own.into_iter().filter(|s| self.portals.portal.is_here(*s)) {
+            let is_ours = |host: &mut Host, s: Token| host.portals.portal.is_here(s) && host.bind_here(s);
+            for session in own.into_iter().filter(|s| is_ours(self, *s)).collect::<Vec<_>>() {
                 self.portals.events.push_back(Event::Close { session });
                 if let Some(client) = self.clients.get_mut(session) {
                     client.take_from_portal();
@@ -364,8 +407,28 @@ impl Host {
     pub(super) fn on_serving(&mut self, at: Token) {
         let Some(volume) = self.volumes.table.get(at).map(|v| v.id) else { return };
         self.route(volume);
+        let sessions: Vec<Token> = self.portals.portal.sessions_of(volume).collect();
+        for session in sessions {
+            self.bind_here(session);
+        }
         for (guest, export) in std::mem::take(&mut self.portals.binding) {
             self.bind_guest(guest, "another", export);
+        }
+    }
+
+    /// Sessions of other hosts' portals that use a head, its snapshots included, or only one target.
+    pub(super) fn guests_of(&self, at: Token, head: HeadId, target: Option<Target>) -> usize {
+        let uses = |g: &&Guest| g.volume == at && g.head == head && target.is_none_or(|target| g.target == target);
+        self.portals.guests.values().filter(uses).count()
+    }
+
+    /// Cuts sessions of other hosts' portals off that use a head.
+    pub(super) fn cut_guests_of(&mut self, at: Token, head: HeadId) {
+        let uses = |g: &Guest| g.volume == at && g.head == head;
+        let using: Vec<Token> = self.portals.guests.iter().filter(|(_, g)| uses(g)).map(|(t, _)| *t).collect();
+        for guest in using {
+            self.forget_guest(guest);
+            self.portals.desk_events.push_back(DeskEvent::Unserved { guest });
         }
     }
 

@@ -16,7 +16,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 pub const VOLUMES_MAX: usize = 4096;
@@ -52,6 +52,17 @@ pub struct Asker {
     pub since: Instant,
 }
 
+/// Who may ask when what was asked before is done: a client that was cut off with a write under way may be back, and what it
+/// then writes must come after that.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Behind {
+    Client(Token),
+    /// Of the portal.
+    Session(Token),
+    /// Of a portal elsewhere: its host, and the export.
+    Guest(Token, String, String),
+}
+
 /// What is needed to open a volume, from its root record.
 #[derive(Clone, Debug)]
 pub struct OpenSpec {
@@ -80,7 +91,12 @@ pub struct Volume {
     pub exported: bool,
     /// It takes in a stream, from the client that knows this.
     pub receiver: Option<String>,
-    pub askers: Slab<Asker>,
+    askers: Slab<(u64, Asker)>,
+    /// Requests are numbered as they come; those that are under way.
+    next_number: u64,
+    under_way: BTreeSet<u64>,
+    /// Who waits for all below a number.
+    behind: Vec<(u64, Behind)>,
     /// By head; clients of snapshots count, too.
     sessions: BTreeMap<HeadId, usize>,
     pub waits: Option<Wait>,
@@ -182,6 +198,9 @@ impl Volumes {
             exported,
             receiver: None,
             askers: Slab::new(REQUESTS_MAX),
+            next_number: 0,
+            under_way: BTreeSet::new(),
+            behind: Vec::new(),
             sessions: BTreeMap::new(),
             waits: None,
             deadline: None,
@@ -243,6 +262,44 @@ impl Volumes {
 }
 
 impl Volume {
+    /// Somebody asks; gives the name for the request. `None` where more is under way than a controller takes.
+    pub fn ask(&mut self, asker: Asker) -> Option<RequestToken> {
+        if self.askers.is_full() {
+            return None;
+        }
+        self.under_way.insert(self.next_number);
+        let token = self.askers.insert((self.next_number, asker));
+        self.next_number += 1;
+        Some(RequestToken(token.0))
+    }
+
+    /// A request is answered: who asked, and who may ask now.
+    pub fn answered(&mut self, request: RequestToken) -> Option<(Asker, Vec<Behind>)> {
+        let (number, asker) = self.askers.remove(Token(request.0))?;
+        self.under_way.remove(&number);
+        if self.behind.is_empty() {
+            return Some((asker, Vec::new()));
+        }
+        let first = self.under_way.first().copied().unwrap_or(u64::MAX);
+        let clear = self.behind.extract_if(.., |(upto, _)| *upto <= first).map(|(_, who)| who).collect();
+        Some((asker, clear))
+    }
+
+    /// Whether anything is under way; then whoever it is waits for that.
+    pub fn comes_behind(&mut self, who: Behind) -> bool {
+        if self.under_way.is_empty() {
+            return false;
+        }
+        self.behind.push((self.next_number, who));
+        true
+    }
+
+    /// The controller is gone: what it was asked and has not answered, and who waited for that.
+    pub fn give_up(&mut self) -> (Vec<RequestToken>, Vec<Behind>) {
+        let behind = std::mem::take(&mut self.behind).into_iter().map(|(_, who)| who).collect();
+        (self.askers.tokens().into_iter().map(|token| RequestToken(token.0)).collect(), behind)
+    }
+
     pub fn layout(&self) -> Layout {
         self.controller.layout().unwrap_or(self.layout_at_open)
     }
