@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Grid, assert_volume_holds, has_nbdcopy, nbdcopy, text, until};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, text, until};
 
 const LEN: usize = 12 << 20;
 
@@ -171,4 +171,39 @@ fn a_separate_clone_has_a_wrapping_of_its_own(grid: &Grid, secret: &Path) {
     assert!(grid.fails("volume delete vault").contains("copy"));
     assert!(grid.ok("volume delete copy").contains("copy of its family's key destroyed"));
     until("the copy's space is back", || grid.json("status")["deleting"].as_array().is_some_and(Vec::is_empty));
+}
+
+#[test]
+fn another_host_takes_an_encrypted_volume_over_where_it_gets_the_key() {
+    let store = tempfile::tempdir().unwrap();
+    let Some(member) = etcd(store.path(), 40) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(2), Grid::new(3));
+    a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --name a"));
+    let id = a.json("status")["grid"].as_str().unwrap().to_string();
+    b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name b"));
+    until("both hosts see all nodes", || a.node_state(3) == "up" && b.node_state(1) == "up");
+    let key = key_file(&a, "key", 0o600);
+    let command = a.path("give-key");
+    fs::write(&command, format!("#!/bin/sh\ncat {key}\n")).unwrap();
+    fs::set_permissions(&command, fs::Permissions::from_mode(0o700)).unwrap();
+    a.ok(&format!("volume create v1 --size 32MiB --layout mirror:2 --encrypt --key-command {}", command.display()));
+    let (data, scratch) = (a.path("data"), a.path("scratch"));
+    marked(&data, "SECRET-OF-V1");
+    if has_nbdcopy() {
+        nbdcopy(data.to_str().unwrap(), &a.uri("v1"));
+    }
+    // What stands in the metadata store is not run, and who can't open the volume does not take it away.
+    assert!(b.fails("volume export v1 --takeover").contains("nobody has named at this host"));
+    assert_eq!(state(&a, "v1"), "open");
+    b.ok(&format!("volume export v1 --takeover --key-command {}", command.display()));
+    until("host a has let go of it", || state(&a, "v1") == "elsewhere");
+    // A file that the record names any host reads.
+    b.ok(&format!("volume rekey v1 --key-file {key}"));
+    b.ok("volume unexport v1");
+    a.ok("volume export v1");
+    assert_eq!(state(&a, "v1"), "open");
+    if has_nbdcopy() {
+        assert_volume_holds(&a.uri("v1"), &data, &scratch);
+    }
 }

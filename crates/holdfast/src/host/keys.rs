@@ -97,7 +97,7 @@ pub struct NewKey {
 impl NewKey {
     /// A random one.
     pub fn make(source: &KeySource) -> Result<NewKey> {
-        Ok(NewKey { secret: Secret::new(random()), kek: fetch(source)?, source: source.clone() })
+        Ok(NewKey { secret: Secret::new(random()), kek: fetch_new(source)?, source: source.clone() })
     }
 
     pub fn id(&self) -> u128 {
@@ -185,26 +185,12 @@ impl Keys {
             Some(source) => source.clone(),
             None => self.source_of(name, volume, &record)?,
         };
-        let another = match source {
-            KeySource::File(_) => "put it there",
-            KeySource::Command(_) => "see to it that the command gives it",
-        };
-        let hint = format!(
-            "volume {name} is encrypted and stays closed, with all its data; {another}, or say where it is: `holdfast volume export \
-             {name} --key-file FILE`"
-        );
-        let kek = fetch(&source).map_err(|error| match error.downcast::<CommandFailed>() {
-            Ok(CommandFailed(why)) => CommandFailed(format!("{hint}: {why}")).into(),
-            Err(error) => error.context(hint.clone()),
-        })?;
-        let secret = record.open(&kek, volume)?;
-        let Some(secret) = secret.filter(|secret| VolumeKey::new(secret).id() == key_id) else {
-            let why = format!("what the {source} gives is not the key that the volume's key was wrapped with");
-            return Err(match source {
-                KeySource::File(_) => anyhow::anyhow!("{hint}: {why}"),
-                KeySource::Command(_) => CommandFailed(format!("{hint}: {why}")).into(),
-            });
-        };
+        let found = fetch(&source).and_then(|kek| {
+            let secret = record.open(&kek, volume)?.filter(|secret| VolumeKey::new(secret).id() == key_id);
+            let wrong = || format!("what the {source} gives is not the key that the volume's key was wrapped with");
+            Ok((secret.with_context(wrong)?, kek))
+        });
+        let (secret, kek) = found.map_err(|error| locked(name, &source, &error))?;
         Ok(Some((secret.clone(), NewKey { secret, kek, source })))
     }
 
@@ -276,7 +262,7 @@ impl Keys {
     /// Wraps the volume's key anew. What is written stays as it is.
     pub fn wrap_anew(&self, entry: &Entry, source: &KeySource) -> Result<()> {
         let (volume, name) = (entry.root.volume, &entry.root.name);
-        let new_kek = fetch(source)?;
+        let new_kek = fetch_new(source)?;
         let Some((secret, _)) = self.secret_of(entry, None)? else {
             bail!(
                 "volume {name} is not encrypted; make an encrypted one (`holdfast volume create NEW --encrypt`) and copy it there"
@@ -307,32 +293,49 @@ impl ControlPlane {
     }
 }
 
+/// Why a volume is not opened, and what to do.
+fn locked(name: &str, source: &KeySource, error: &anyhow::Error) -> anyhow::Error {
+    let again = match source {
+        KeySource::File(_) => "put it there",
+        KeySource::Command(_) => "see to it that the command gives it",
+    };
+    let why = format!(
+        "volume {name} is encrypted, and stays closed with all its data until its key is to be had: {error:#}; {again}, or say where \
+         else it is: `holdfast volume export {name} --key-file FILE`"
+    );
+    match source {
+        KeySource::File(_) => anyhow::anyhow!(why),
+        KeySource::Command(_) => CommandFailed(why).into(),
+    }
+}
+
 /// A command gave no key. Told apart, since it is not run again at once.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct CommandFailed(String);
+
+/// For what is to be wrapped with it from here on.
+fn fetch_new(source: &KeySource) -> Result<Secret> {
+    fetch(source).context(
+        "there is no key to wrap the volume's with; `(umask 077; openssl rand -hex 32 > FILE)` makes one, and --key-file FILE names it",
+    )
+}
 
 /// Gets a key-encrypting key.
 fn fetch(source: &KeySource) -> Result<Secret> {
     match source {
         KeySource::File(path) => {
             let text = read_file(path)?;
-            parse(&text).with_context(|| format!("{} holds no key", path.display()))
+            parse(&text).with_context(|| format!("{source} holds no key"))
         }
         KeySource::Command(command) => {
-            let key = run(command).and_then(|text| parse(&text));
-            key.map_err(|error| CommandFailed(format!("key command `{command}`: {error:#}")).into())
+            run(command).and_then(|text| parse(&text)).with_context(|| format!("{source} gives no key"))
         }
     }
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let missing = || {
-        format!(
-            "cannot read key file {0}; `(umask 077; openssl rand -hex 32 > {0})` makes a new one, for a new volume",
-            path.display()
-        )
-    };
+    let missing = || format!("cannot read key file {}", path.display());
     let file = std::fs::File::open(path).with_context(missing)?;
     let found = file.metadata().with_context(missing)?;
     if !found.is_file() {
@@ -452,7 +455,9 @@ mod tests {
         for text in [&b""[..], &[1; 31], &[1; 33], "g".repeat(64).as_bytes(), "+1".repeat(32).as_bytes()] {
             assert!(refused(&file(dir, "odd", text, 0o600)).contains("64 hexadecimal digits"));
         }
-        assert!(refused(&KeySource::File(dir.join("none"))).contains("openssl rand"));
+        assert!(refused(&KeySource::File(dir.join("none"))).contains("cannot read key file"));
+        let made = NewKey::make(&KeySource::File(dir.join("none"))).map(|_| ()).unwrap_err();
+        assert!(format!("{made:#}").contains("openssl rand"));
         assert!(refused(&KeySource::File(dir.to_path_buf())).contains("no regular file"));
     }
 
