@@ -30,6 +30,9 @@ const SECTOR: u64 = SECTOR_BYTES as u64;
 /// A client that hears nothing for so long leaves its path, whoever may still read what it sent there.
 const CLIENT_PATIENCE: Duration = Duration::from_millis(2 * portal::LAPSE.as_millis() as u64 + 1_000);
 
+/// Pace of a host's comparing what it does with what the records say.
+const KEEPER_PACE: Duration = Duration::from_millis(500);
+
 /// Something may be due between hosts.
 const WAKE: u64 = 7;
 
@@ -191,6 +194,7 @@ pub struct Street {
     /// A node that hangs, and until when.
     node_back: Option<(Instant, usize)>,
     next_link: u64,
+    keeper_at: Instant,
     ask_at: Instant,
     misfortune_at: Instant,
     issued: u32,
@@ -244,6 +248,7 @@ impl Street {
             take_over_at: None,
             node_back: None,
             next_link: 1,
+            keeper_at: Instant::ZERO,
             ask_at: Instant::ZERO,
             misfortune_at: Instant::ZERO,
             issued: 0,
@@ -463,7 +468,10 @@ impl Street {
     fn open(&mut self, host: usize) {
         if let Some(before) = self.shells[host].controller {
             match self.state(host) {
-                Some(State::Opening | State::Open) => return,
+                Some(State::Opening) => return,
+                Some(State::Open) => {
+                    return self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Here });
+                }
                 _ => self.world.detach(before),
             }
         }
@@ -944,6 +952,12 @@ impl Street {
         }
         if let Some((_, node)) = self.node_back.take_if(|(until, _)| *until <= now) {
             self.world.resume_node(node);
+        }
+        if self.keeper_at <= now {
+            // Hosts compare what they do with what the records say.
+            self.keeper_at = now + KEEPER_PACE;
+            self.world.wake_at(self.keeper_at, WAKE);
+            self.news.extend((0..self.shells.len()).map(|host| (now, host, self.owner)));
         }
         self.on_news();
         if self.hand_over.is_some_and(|(_, until)| until <= now) {

@@ -1,0 +1,61 @@
+//! Random runs of hosts with portals, each twice with the same trace: see `holdfast_sim::portals`.
+
+use holdfast_sim::portals::{PortalOutcome, PortalPlan, run_portals};
+use holdfast_sim::runner::{replay_command, run_seeds, twice};
+
+const SEEDS: u64 = 400;
+
+/// A plan in which nothing happens by itself.
+fn quiet(seed: u64) -> PortalPlan {
+    let mut plan = PortalPlan::from_seed(seed);
+    (plan.crash, plan.hang, plan.cut, plan.reset, plan.slow, plan.node_hang) = (0, 0, 0, 0, 0, 0);
+    (plan.jump, plan.take_over, plan.hand_over) = (0, 0, 0);
+    plan
+}
+
+#[test]
+fn random_runs_are_sound_and_repeatable() {
+    let jobs = std::thread::available_parallelism().map_or(2, |n| n.get());
+    let run = |seed| twice(seed, || run_portals(PortalPlan::from_seed(seed), false));
+    let (outcomes, findings) = run_seeds(0, SEEDS, jobs, false, run);
+    for finding in &findings {
+        eprintln!("seed {}: {}\n  replay: {} --portals", finding.seed, finding.why, replay_command(finding.seed));
+    }
+    assert!(findings.is_empty(), "{} of {SEEDS} seeds found something", findings.len());
+    let sum = |f: fn(&PortalOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
+    for (what, count) in [
+        ("sessions ended by portals", sum(|o| o.aborts)),
+        ("openings", sum(|o| o.openings)),
+        ("hand-overs", sum(|o| o.handovers)),
+    ] {
+        assert!(count > 0, "no {what} in {SEEDS} runs: the simulator has gone blind");
+    }
+}
+
+#[test]
+fn hand_overs_alone_end_no_session() {
+    let mut handovers = 0;
+    for seed in 0..20 {
+        let mut plan = quiet(seed);
+        plan.hand_over = 100;
+        let clients = plan.clients as u64;
+        let outcome = run_portals(plan, false).expect("sound");
+        assert_eq!((outcome.aborts, outcome.path_changes), (0, clients), "seed {seed}: a client had to connect again");
+        handovers += outcome.handovers;
+    }
+    assert!(handovers > 100, "{handovers} hand-overs");
+}
+
+#[test]
+fn take_overs_from_owners_that_work_end_no_session() {
+    let mut openings = 0;
+    for seed in 0..20 {
+        let mut plan = quiet(seed);
+        plan.take_over = 60;
+        let clients = plan.clients as u64;
+        let outcome = run_portals(plan, false).expect("sound");
+        assert_eq!((outcome.aborts, outcome.path_changes), (0, clients), "seed {seed}: a client had to connect again");
+        openings += outcome.openings;
+    }
+    assert!(openings > 60, "{openings} openings");
+}
