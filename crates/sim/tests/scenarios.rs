@@ -1297,3 +1297,28 @@ fn a_device_with_many_errors_is_bypassed() {
     assert_eq!(stage.slow_devices(), [(device, true)]);
     stage.finish();
 }
+
+#[test]
+fn writes_that_come_while_no_leg_can_be_used_leave_journals_room() {
+    let mut stage = Scenery::new(71)
+        .with(|plan| {
+            (plan.volume_bytes, plan.writeback_bytes) = (16 << 20, 64 << 20);
+            (plan.segment_bytes, plan.bypass_bytes) = (512 << 10, 512 << 10);
+            plan.disk_bytes = 96 << 20;
+        })
+        .raise();
+    let at = stage.owner();
+    stage.write(0, 1);
+    // Of three legs one is suspected, and the connection to another one is lost.
+    stage.world().pause_node(0);
+    stage.ask(at, What::Write(0), 1, 1);
+    stage.pass_ms(60);
+    stage.crash_node(1);
+    stage.pass_ms(1);
+    let asked: Vec<_> = (0..240).map(|i| stage.ask(at, What::Write(0), 16 + i * 12, 12)).collect();
+    stage.pass_ms(20);
+    stage.world().resume_node(0);
+    stage.start_node(1);
+    stage.until("all writes are answered", |s| asked.iter().all(|token| s.is_answered(*token)));
+    stage.finish();
+}

@@ -44,10 +44,11 @@ impl Controller {
         self.nodes.on_journal_fill(open.legs[usize::from(leg)], fill);
     }
 
-    /// Legs' journals that new entries go to.
+    /// Legs' journals that new entries go to; while none can, those that they will go to.
     fn preferred_journals(&self) -> impl Iterator<Item = &DeviceStat> {
         let open = self.log.open.iter();
-        open.flat_map(|open| open.legs.iter().enumerate().filter(|(i, _)| open.preferred >> i & 1 == 1))
+        let is_preferred = |preferred: u8, i: usize| preferred == 0 || preferred >> i & 1 == 1;
+        open.flat_map(move |open| open.legs.iter().enumerate().filter(move |(i, _)| is_preferred(open.preferred, *i)))
             .filter_map(|(_, leg)| self.nodes.device(*leg))
     }
 
@@ -66,7 +67,9 @@ impl Controller {
             fill_per_mille(d, in_flight + len) <= FILL_PER_MILLE_MAX
                 && (in_flight == 0 || (in_flight + len) * IN_FLIGHT_SHARE <= d.journal_bytes)
         });
-        fits || in_flight == 0 && self.log.all_destaged()
+        // Nothing is known of the journals of nodes that were never heard of.
+        let is_known = self.preferred_journals().next().is_some();
+        fits && (is_known || in_flight == 0) || in_flight == 0 && self.log.all_destaged()
     }
 
     /// Held back by full journals, a controller hears of no fill by itself: it asks.
