@@ -28,10 +28,8 @@ use holdfast_format::portal::Op;
 pub struct Mutations {
     /// A session begins although others may have something under way.
     pub begins_at_once: bool,
-    /// A portal that stood still looks at what its clients sent before it ends their sessions.
+    /// A portal goes on, and passes on what clients asked, however long it stood still or was cut off.
     pub never_lapses: bool,
-    /// What clients asked is passed on however long ago that was.
-    pub holds_for_ever: bool,
     /// An answer counts although the session was attached anew since.
     pub hears_old_answers: bool,
 }

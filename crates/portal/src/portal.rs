@@ -472,7 +472,7 @@ impl Portal {
     fn steer(&mut self, token: Token, out: Out) {
         let session = &self.sessions[&token];
         let is_old = |(_, since): &(BlockOp, Instant)| self.now.since(*since) >= HOLD_MAX;
-        if !self.mutations.holds_for_ever && session.pending.values().any(is_old) {
+        if !self.mutations.never_lapses && session.pending.values().any(is_old) {
             if !matches!(session.state, State::Here | State::Leaving(_)) {
                 self.wait(token, self.now + LAPSE);
             }

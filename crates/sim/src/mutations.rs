@@ -55,7 +55,6 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(store_mutations.blank_says_dont_have, "rule 1"),
     mutation!(portals: begins_at_once, "rule 22"),
     mutation!(portals: never_lapses, "rule 22"),
-    mutation!(portals: holds_for_ever, "rule 22"),
     mutation!(portals: hears_old_answers, "rule 22"),
 ];
 

@@ -880,6 +880,8 @@ impl Street {
         let now = self.now();
         let span = *self.prng.pick(&[20, 200, 2_000, 8_000, 14_000]);
         let span = Duration::from_millis(self.prng.between(span / 2, span));
+        // Longer than any client waits, now and then.
+        let span = if self.prng.chance(150) { span + Duration::from_secs(30) } else { span };
         if self.prng.chance(self.plan.crash) {
             self.crash(host);
         }
@@ -895,7 +897,6 @@ impl Street {
                 self.world.wake_at(until, WAKE);
             }
         }
-        let span = if self.prng.chance(150) { span + Duration::from_secs(30) } else { span };
         if self.prng.chance(self.plan.cut) {
             self.cut.insert((host, other), now + span);
             if self.prng.chance(500) {
