@@ -132,6 +132,8 @@ struct Link {
     greeting: Option<u64>,
     under_way: usize,
     is_open: bool,
+    /// When it was last told a tick: what it asks by that is refused after the lifetime.
+    ticked_at: Instant,
     /// By the portal's number.
     sessions: BTreeMap<u64, Token>,
 }
@@ -227,14 +229,17 @@ impl Desk {
     /// A session is about to begin: portals, other than its own, are asked to say when what they have has come.
     fn arrive(&mut self, who: Who, own: Option<&str>, out: Out) {
         let others = self.links.values().filter(|l| own != Some(l.host.as_str()));
-        let portals: BTreeSet<String> =
-            others.filter(|l| !l.sessions.is_empty() || l.under_way > 0).map(|l| l.host.clone()).collect();
+        let mut until = self.now;
+        let mut portals = BTreeSet::new();
+        for link in others.filter(|l| !l.sessions.is_empty() || l.under_way > 0) {
+            until = until.max(link.ticked_at + Duration::from_millis(LIFETIME_MS + 1_000));
+            portals.insert(link.host.clone());
+        }
         let barrier = self.next_barrier;
         self.next_barrier += 1;
         for portal in &portals {
             self.ask_barrier(barrier, portal, out);
         }
-        let until = self.now + Duration::from_millis(LIFETIME_MS + 1_000);
         self.barriers.insert(barrier, Barrier { who, portals, until });
     }
 
@@ -308,6 +313,7 @@ impl Desk {
                     greeting: Some(token),
                     under_way: 0,
                     is_open: true,
+                    ticked_at: self.now,
                     sessions: BTreeMap::new(),
                 },
                 out,
@@ -319,7 +325,10 @@ impl Desk {
             return self.on_link_down(link, out);
         }
         match ask {
-            Ask::Ping => self.answer(link, token, Answer::Pong { tick: self.tick() }, Vec::new(), out),
+            Ask::Ping => {
+                self.links.get_mut(&link).expect("just seen").ticked_at = self.now;
+                self.answer(link, token, Answer::Pong { tick: self.tick() }, Vec::new(), out);
+            }
             Ask::Attach { session, export, fresh } => self.on_attach(link, token, (session, fresh), export, out),
             Ask::Detach { session } => self.on_detach(link, token, session, out),
             Ask::Op { session, tick, op } => self.on_op(link, token, (session, tick), (op, payload), out),
@@ -365,6 +374,7 @@ impl Desk {
         let tick = self.tick();
         for (id, link) in self.links.iter_mut().filter(|(_, l)| l.host == host) {
             if let Some(token) = link.greeting.take() {
+                link.ticked_at = self.now;
                 let answer = Answer::Hello { host: self.host.clone(), tick };
                 out.push(DeskEffect::Answer { link: *id, token, answer, payload: Vec::new() });
             }
@@ -490,6 +500,7 @@ impl Desk {
     fn on_op(&mut self, link: LinkId, token: u64, (number, tick): (u64, TickMs), (op, payload): (Op, Buf), out: Out) {
         let now = self.tick();
         if now.saturating_sub(tick) > LIFETIME_MS {
+            self.links.get_mut(&link).expect("it has asked").ticked_at = self.now;
             return self.answer(link, token, Answer::Stale { tick: now }, Vec::new(), out);
         }
         let found = self.links.get(&link).and_then(|l| l.sessions.get(&number)).copied();

@@ -174,6 +174,8 @@ struct Session {
     state: State,
     /// Not answered yet, and not the controller's.
     pending: BTreeMap<RequestToken, (BlockOp, Instant)>,
+    /// Nothing of it is older.
+    opened_at: Instant,
     /// It was never attached, nor here.
     fresh: bool,
     /// When an owner was last heard of, where no link says it.
@@ -255,7 +257,7 @@ impl Portal {
     /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
         let stood_still = now.since(self.now) >= LAPSE && self.now > Instant::ZERO;
-        if now.since(self.now) >= STALL_MIN {
+        if now.since(self.now) >= STALL_MIN && self.now > Instant::ZERO {
             self.stall = (self.now, now);
         }
         self.now = self.now.max(now);
@@ -360,11 +362,13 @@ impl Portal {
         self.lapse_from = lapses.fold(self.now + LAPSE, Instant::min);
     }
 
-    fn end(&mut self, session: Token, out: Out) {
-        self.forget_calls(session);
-        if self.sessions.remove(&session).is_some() {
-            out.push(Effect::Abort { session });
+    fn end(&mut self, token: Token, out: Out) {
+        self.forget_calls(token);
+        let Some(session) = self.sessions.remove(&token) else { return };
+        if let State::Attaching(peer) | State::Attached(peer) = session.state {
+            self.send(peer, None, Ask::Detach { session: token.0 }, Buf::empty(), out);
         }
+        out.push(Effect::Abort { session: token });
     }
 
     /// What was asked for the session before is not waited for any more: its answers say nothing about what is asked anew.
@@ -380,7 +384,15 @@ impl Portal {
 
     fn on_open(&mut self, token: Token, volume: VolumeId, export: String, out: Out) {
         let state = State::Waiting { retry_at: self.now };
-        let session = Session { volume, export, state, pending: BTreeMap::new(), fresh: true, heard_at: self.now };
+        let session = Session {
+            volume,
+            export,
+            state,
+            pending: BTreeMap::new(),
+            opened_at: self.now,
+            fresh: true,
+            heard_at: self.now,
+        };
         let before = self.sessions.insert(token, session);
         assert!(before.is_none(), "session {token:?} is open already");
         self.steer(token, out);
@@ -397,7 +409,7 @@ impl Portal {
     /// The earliest that a client may have sent what is read of it at `now`.
     pub fn since(&self, now: Instant) -> Instant {
         let (from, to) = self.stall;
-        if now.since(self.now) >= STALL_MIN {
+        if now.since(self.now) >= STALL_MIN && self.now > Instant::ZERO {
             self.now
         } else if now.since(to) < STALL_ECHO {
             from
@@ -411,7 +423,7 @@ impl Portal {
         if session.state == State::Here {
             return out.push(Effect::Submit { session: token, request, since });
         }
-        let before = session.pending.insert(request.token, (request.op, since));
+        let before = session.pending.insert(request.token, (request.op, since.max(session.opened_at)));
         assert!(before.is_none(), "session {token:?} asks {:?} twice", request.token);
         if let State::Attached(peer) = session.state {
             self.send_op(peer, token, request.token, out);
@@ -454,10 +466,7 @@ impl Portal {
                 self.forget_calls(token);
                 self.send(peer, Some(Call::Detach(token)), Ask::Detach { session: token.0 }, Buf::empty(), out);
             }
-            State::Attached(peer) => {
-                self.send(peer, None, Ask::Detach { session: token.0 }, Buf::empty(), out);
-                self.end(token, out);
-            }
+            State::Attached(_) => self.end(token, out),
             // What it had sent before may still be carried out: it waits for its lapse.
             State::Waiting { .. } | State::Attaching(_) if !session.pending.is_empty() => {
                 session.state = State::Waiting { retry_at: self.now };
@@ -595,7 +604,7 @@ impl Portal {
             }
             (Call::Ping, Answer::Pong { tick }) => self.heard(peer, tick),
             (Call::Attach(session), Answer::Attached) => self.on_attached(session, peer, out),
-            (Call::Attach(session), Answer::Refused(Refusal::Unknown)) => self.end(session, out),
+            (Call::Attach(session), Answer::Refused(Refusal::Unknown | Refusal::Full)) => self.end(session, out),
             (Call::Attach(session), Answer::Refused(_)) => self.wait(session, self.now + RETRY_PAUSE),
             (Call::Detach(session), Answer::Detached) => self.end(session, out),
             (Call::Op(session, request), Answer::Stale { tick }) => {

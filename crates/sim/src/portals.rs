@@ -1027,7 +1027,9 @@ impl Street {
             let len = part / SECTOR * SECTOR;
             let request = self.guests.ask(at, Area::VOLUME, What::Read, base, len, false);
             self.clients[client].pending.insert(request.token, request.clone());
-            if let Some((_, session)) = self.clients[client].path {
+            if let Some((host, session)) = self.clients[client].path
+                && self.shells[host].portal.has(session)
+            {
                 self.client_sends(client, ToHost::Request { session, request });
             }
         }

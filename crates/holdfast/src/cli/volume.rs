@@ -317,7 +317,7 @@ fn what_becomes_of_the_key(volume: &VolumeInfo) -> &'static str {
 
 fn how_to_use(volume: &VolumeInfo) -> String {
     match (volume.state.as_str(), volume.uris.first()) {
-        ("open", Some(uri)) => format!("; connect to {uri}"),
+        ("open" | "portal", Some(uri)) => format!("; connect to {uri}"),
         (_, Some(uri)) => {
             let why = volume.waits.as_deref().unwrap_or("its log is being read");
             format!("; it is still opening ({why}), at {uri}")

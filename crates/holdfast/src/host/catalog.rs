@@ -629,6 +629,16 @@ impl Catalog {
         })
     }
 
+    /// The other host could not serve it: this one goes on.
+    pub fn take_back(&self, volume: VolumeId, from: &str) -> Result<()> {
+        self.change_export(volume, |export| {
+            if export.host == from && export.from.as_ref() == Some(&self.host) {
+                (export.host, export.from) = (self.host.clone(), None);
+            }
+        })?;
+        Ok(())
+    }
+
     /// The hand-over to this host is done.
     pub fn handed_over(&self, volume: VolumeId) -> Result<()> {
         self.change_export(volume, |export| {

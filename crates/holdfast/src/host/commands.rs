@@ -153,6 +153,11 @@ pub enum Command {
         volume: VolumeId,
         answer: Answer<Option<wire::Answer>>,
     },
+    /// Clients of this host that use an offered volume.
+    Through {
+        volume: VolumeId,
+        answer: Answer<usize>,
+    },
     /// Where clients reach an export of this host.
     Uris {
         name: String,
@@ -415,6 +420,7 @@ impl Host {
             }
             Command::Prepare { name, answer } => self.prepare(now, &name, answer, io),
             Command::AskToYield { host, volume, answer } => self.ask_host(&host, volume, answer),
+            Command::Through { volume, answer } => tell(&answer, self.portals.sessions(volume)),
             Command::Uris { name, answer } => tell(&answer, self.volumes.uris(&name)),
             Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => {

@@ -487,7 +487,7 @@ impl ControlPlane {
     pub(super) fn unexport(&self, name: &str, force: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if self.catalog.is_offered(&entry) && !self.catalog.is_here(&entry) && entry.clone.is_none() {
-            return self.end_portal(&entry);
+            return self.end_portal(&entry, force);
         }
         self.catalog.check_not_elsewhere(&entry)?;
         if entry.clone.is_some() {
@@ -708,7 +708,7 @@ impl ControlPlane {
             waits: trouble,
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),
-            sessions: 0,
+            sessions: if elsewhere && self.catalog.is_offered(entry) { self.clients_through(entry) } else { 0 },
             live: None,
         }
     }

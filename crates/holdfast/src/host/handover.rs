@@ -42,7 +42,14 @@ impl ControlPlane {
         Ok(())
     }
 
-    pub(super) fn end_portal(&self, entry: &Entry) -> Result<VolumeInfo> {
+    pub(super) fn end_portal(&self, entry: &Entry, force: bool) -> Result<VolumeInfo> {
+        let count = self.clients_through(entry);
+        if count > 0 && !force {
+            bail!(
+                "volume {} stays offered here: clients are connected ({count}); disconnect first, or add --force to cut them off",
+                entry.name()
+            );
+        }
         self.catalog.end_portal(entry.root.volume)?;
         self.keep_to_records()?;
         self.show(entry.name())
@@ -79,13 +86,31 @@ impl ControlPlane {
         let end = Instant::now() + SERVED_MAX;
         while Instant::now() < end {
             let entry = self.catalog.find(name)?;
-            if !self.catalog.is_here(&entry) && entry.handed_from.is_none() {
+            if entry.handed_from.is_none() {
                 self.keep_to_records()?;
+                let host = entry.served_by.unwrap_or_default();
+                if host != to {
+                    bail!(
+                        "host {to} did not take volume {name} over, which is in service at host {host}; is {to} well?"
+                    );
+                }
                 return self.show(name);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        bail!("host {to} does not have volume {name} in service yet; `holdfast volume show {name}` tells when it has")
+        self.catalog.take_back(volume, to)?;
+        self.keep_to_records()?;
+        bail!(
+            "host {to} could not take volume {name} over within {} s, and this one goes on; does {to} reach all nodes, and the key \
+             of an encrypted volume? Its log tells",
+            SERVED_MAX.as_secs()
+        )
+    }
+
+    /// Clients of this host that use a volume of another one.
+    pub(super) fn clients_through(&self, entry: &Entry) -> usize {
+        let volume = entry.root.volume;
+        self.ask(|answer| Command::Through { volume, answer }).unwrap_or_default()
     }
 
     /// Where clients reach a volume of another host through this one.

@@ -109,6 +109,11 @@ impl Portals {
         Some((volume, ExportInfo { name: name.to_string(), description, size_bytes: size, read_only: false }))
     }
 
+    /// Clients of this host that use an offered volume.
+    pub fn sessions(&self, volume: VolumeId) -> usize {
+        self.portal.sessions_of(volume).count()
+    }
+
     pub fn exports(&self) -> impl Iterator<Item = ExportInfo> {
         self.offers.values().flat_map(|o| o.exports.keys()).filter_map(|name| Some(self.export(name)?.1))
     }
