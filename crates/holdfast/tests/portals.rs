@@ -63,7 +63,7 @@ impl Client {
 }
 
 #[test]
-fn clients_go_on_while_a_volume_is_handed_over_and_when_its_host_dies() {
+fn clients_go_on_while_a_volume_is_handed_over() {
     let store = tempfile::tempdir().expect("a directory");
     let Some(member) = etcd(store.path(), 23) else { return };
     if !has_nbdcopy() {
