@@ -8,6 +8,7 @@ pub mod buf;
 pub mod checksum;
 pub mod effects;
 pub mod ids;
+pub mod media;
 pub mod meta;
 pub mod prng;
 pub mod slab;
@@ -24,6 +25,7 @@ pub use effects::Effects;
 pub use ids::{
     DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, SegmentId, ShardId, VolumeId,
 };
+pub use media::MediaClass;
 pub use meta::{MetaReply, MetaRequest, MetaVersion};
 pub use prng::Prng;
 pub use slab::{Slab, Token};

@@ -5,7 +5,9 @@
 //! bytes never pass for current ones (protocol rule 11). docs/FORMAT-disk.md draws each structure.
 
 use crate::FormatError;
-use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch, GridId, NodeId, SegmentId, ShardId, VolumeId, seeded_crc32c};
+use holdfast_base::{
+    BLOCK_BYTES, DeviceId, Epoch, GridId, MediaClass, NodeId, SegmentId, ShardId, VolumeId, seeded_crc32c,
+};
 
 mod journal;
 
@@ -174,7 +176,18 @@ pub struct Superblock {
     pub size_bytes: u64,
     /// What one durable write of a block took when the device was formatted; zero where nobody measured.
     pub flush_us: u32,
+    /// What the operator says that the device is made of; where nobody did, what its node finds counts.
+    pub media: Option<MediaClass>,
     pub areas: Areas,
+}
+
+/// Zero is none: in superblocks from before there were classes it always was zero.
+fn media_code(media: Option<MediaClass>) -> u16 {
+    media.map_or(0, |class| match class {
+        MediaClass::Hdd => 1,
+        MediaClass::Ssd => 2,
+        MediaClass::Nvme => 3,
+    })
 }
 
 impl Superblock {
@@ -188,7 +201,7 @@ impl Superblock {
         let mut bytes = vec![0; SUPERBLOCK_BYTES];
         let a = &self.areas;
         let mut out = Out::new(&mut bytes);
-        out.put(&SUPERBLOCK_MAGIC).u16(DISK_VERSION).u16(0);
+        out.put(&SUPERBLOCK_MAGIC).u16(DISK_VERSION).u16(media_code(self.media));
         out.u128(self.grid.0).u128(self.device.0).u32(self.node.0).u32(self.flush_us);
         out.u64(self.sequence).u64(self.size_bytes);
         out.u64(a.unit_table_offset).u32(a.unit_table_bytes).u32(a.unit_bytes).u64(a.journal_offset);
@@ -210,7 +223,8 @@ impl Superblock {
         if version != DISK_VERSION {
             return Err(FormatError::Version(version));
         }
-        input.u16();
+        let code = input.u16();
+        let media = MediaClass::ALL.into_iter().find(|class| media_code(Some(*class)) == code);
         let (grid, device, node) = (GridId(input.u128()), DeviceId(input.u128()), NodeId(input.u32()));
         let flush_us = input.u32();
         let (sequence, size_bytes) = (input.u64(), input.u64());
@@ -228,7 +242,7 @@ impl Superblock {
         if size_bytes < BLOCK_BYTES as u64 || !areas.is_valid(size_bytes) {
             return Err(FormatError::Field("areas"));
         }
-        Ok(Superblock { grid, node, device, sequence, size_bytes, flush_us, areas })
+        Ok(Superblock { grid, node, device, sequence, size_bytes, flush_us, media, areas })
     }
 }
 
@@ -486,7 +500,16 @@ mod tests {
             data_blocks: 100,
         };
         let size_bytes = areas.data_offset + 101 * 4096;
-        Superblock { grid: GridId(0x11), node: NodeId(3), device: DEVICE, sequence: 9, size_bytes, flush_us: 0, areas }
+        Superblock {
+            grid: GridId(0x11),
+            node: NodeId(3),
+            device: DEVICE,
+            sequence: 9,
+            size_bytes,
+            flush_us: 0,
+            media: None,
+            areas,
+        }
     }
 
     fn slot() -> Slot {
@@ -537,6 +560,10 @@ mod tests {
     #[test]
     fn structures_read_back() {
         assert_eq!(Superblock::decode(&superblock().encode()), Ok(superblock()));
+        for class in MediaClass::ALL {
+            let set = Superblock { media: Some(class), ..superblock() };
+            assert_eq!(Superblock::decode(&set.encode()), Ok(set));
+        }
         let mut bytes = [0; SLOT_BYTES];
         assert_eq!(Slot::decode(DEVICE, 70, &bytes), Ok(None));
         slot().encode_into(DEVICE, 70, &mut bytes);

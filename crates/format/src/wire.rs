@@ -12,14 +12,15 @@
 use crate::ledger::{AckRule, Leg};
 use crate::{FormatError, from_postcard};
 use holdfast_base::{
-    BlockCrc, Buf, BufMut, DeviceId, Epoch, GridId, InstanceId, LedgerId, Lsn, NodeId, ShardId, VolumeId, crc32c,
+    BlockCrc, Buf, BufMut, DeviceId, Epoch, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId,
+    crc32c,
     stream::{Inbound, SINK_BYTES_MIN},
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Version of the messages; a greeting with another one is refused.
-pub const WIRE_VERSION: u32 = 3;
+pub const WIRE_VERSION: u32 = 4;
 
 pub const FRAME_HEADER_BYTES: usize = 28;
 
@@ -108,6 +109,11 @@ pub enum Request {
         volume: VolumeId,
         epoch: Epoch,
     },
+    /// The operator says what the device is made of; `None` leaves it to the node to find out. Durable before it is answered.
+    SetMedia {
+        device: DeviceId,
+        media: Option<MediaClass>,
+    },
     /// Payload: header area (`header_blocks`), then the shard's blocks. Written whole, checked first, never changed.
     PutShard {
         device: DeviceId,
@@ -187,6 +193,8 @@ pub struct DeviceStat {
     pub io_errors: u64,
     /// What one durable write of a block took when the device was formatted; zero where nobody measured.
     pub flush_us: u32,
+    /// What it is made of, as far as anybody knows.
+    pub media: Option<MediaClass>,
 }
 
 impl DeviceStat {
@@ -204,6 +212,7 @@ impl DeviceStat {
             writes: OpTimes::default(),
             io_errors: 0,
             flush_us: 0,
+            media: None,
         }
     }
 }

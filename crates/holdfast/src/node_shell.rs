@@ -104,9 +104,10 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         read_from: reactor.io().now() + OPENING_MAX,
     };
     for device in devices {
-        let (path, size_bytes) = (device.path().to_path_buf(), device.size_bytes());
+        let (path, size_bytes, media) = (device.path().to_path_buf(), device.size_bytes(), device.media());
         let slot = reactor.io().add_device(device, DISK_IN_FLIGHT_MAX);
-        shell.local.push_back(store::Event::AddDevice { slot: store::DeviceSlot(shell.disks.len()), size_bytes });
+        let slot_of_node = store::DeviceSlot(shell.disks.len());
+        shell.local.push_back(store::Event::AddDevice { slot: slot_of_node, size_bytes, media });
         shell.disks.push(Disk { slot, path });
     }
     let how = if options.tls.is_some() { ", with TLS" } else { "" };

@@ -5,10 +5,9 @@
 //! Faults: two processes on one device would destroy it, so opening takes an exclusive advisory lock, which the kernel
 //! drops with the process however it dies.
 
-use holdfast_base::BufMut;
+use holdfast_base::{BufMut, MediaClass};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use std::fmt;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
@@ -52,24 +51,6 @@ pub enum DeviceError {
     BlockSize { path: PathBuf, block_bytes: u64 },
     #[error("cannot {step} {path}: {errno}; check the file system and the kernel log (`dmesg`)")]
     System { step: &'static str, path: PathBuf, errno: Errno },
-}
-
-/// What a device is made of, as far as the kernel tells.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum MediaClass {
-    Nvme,
-    Ssd,
-    Hdd,
-}
-
-impl fmt::Display for MediaClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MediaClass::Nvme => "nvme",
-            MediaClass::Ssd => "ssd",
-            MediaClass::Hdd => "hdd",
-        })
-    }
 }
 
 /// An open device, locked against every other process.

@@ -7,7 +7,7 @@
 //! Faults: torn, lost and misdirected writes, bit rot, unreadable sectors, failing reads and writes, a slow disk, a disk
 //! that answers nothing for a while, a single write that takes long while later ones overtake it.
 
-use holdfast_base::{Buf, BufMut, Instant, Prng};
+use holdfast_base::{Buf, BufMut, Instant, MediaClass, Prng};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -69,6 +69,8 @@ pub struct Disk {
     in_flight: BTreeMap<u64, DiskOp>,
     next_op: u64,
     prng: Prng,
+    /// As the node's shell finds it to be.
+    pub media: Option<MediaClass>,
     pub faults: DiskFaults,
     /// Silent faults of writes strike only from this offset on.
     pub silent_from: u64,
@@ -95,6 +97,7 @@ impl Disk {
             in_flight: BTreeMap::new(),
             next_op: 0,
             prng,
+            media: None,
             faults: DiskFaults::default(),
             silent_from: 0,
             slowness: 1,

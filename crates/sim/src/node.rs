@@ -95,10 +95,11 @@ impl<M: Machine> World<M> {
         assert!(node.machine.is_none(), "node {index} runs already");
         node.config.boot = boot;
         node.machine = Some(Box::new(store::Node::new(node.config.clone())));
-        let sizes: Vec<u64> = node.disks.iter().map(Disk::size_bytes).collect();
+        let disks: Vec<_> = node.disks.iter().map(|disk| (disk.size_bytes(), disk.media)).collect();
         self.trace.event(self.now, &[1, index as u64], || format!("node {} starts", index + 1));
-        for (slot, size_bytes) in sizes.into_iter().enumerate() {
-            self.node_handles(index, store::Event::AddDevice { slot: store::DeviceSlot(slot), size_bytes });
+        for (slot, (size_bytes, media)) in disks.into_iter().enumerate() {
+            let slot = store::DeviceSlot(slot);
+            self.node_handles(index, store::Event::AddDevice { slot, size_bytes, media });
         }
         // Peers of a former life that never heard of its end are told when they send; here: soon.
         for conn in self.net.conns_where(|c| c.node == index && !c.node_open && c.host_open) {

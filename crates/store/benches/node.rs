@@ -45,7 +45,7 @@ impl Bench {
         let config = NodeConfig::new(GRID, node, InstanceId(1));
         let (now, out) = (Instant(1), Effects::new());
         let mut bench = Bench { node: Node::new(config), now, out, disk, canned: None, writes: 0 };
-        bench.run(vec![Event::AddDevice { slot: DeviceSlot(0), size_bytes: SIZE as u64 }]);
+        bench.run(vec![Event::AddDevice { slot: DeviceSlot(0), size_bytes: SIZE as u64, media: None }]);
         bench
     }
 

@@ -1,7 +1,7 @@
 //! The node's vocabulary: configuration, events, effects, notices.
 
 use crate::journal::commit::BATCH_RECORDS_MAX;
-use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, NodeId, ShardId, VolumeId};
+use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId};
 use holdfast_format::wire::{Reply, Request, WIRE_VERSION};
 use std::fmt;
 use std::time::Duration;
@@ -102,6 +102,8 @@ pub enum Event {
     AddDevice {
         slot: DeviceSlot,
         size_bytes: u64,
+        /// What the shell found it to be made of.
+        media: Option<MediaClass>,
     },
     /// The connection is closed. What it asked for is still done; replies to it go nowhere.
     PeerGone {

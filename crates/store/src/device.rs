@@ -9,7 +9,7 @@ use crate::io::{Client, Ctx, IO_MAX, Io, Started, client_of};
 use crate::meter::Meter;
 use crate::open::{Opening, Progress};
 use crate::serving::Serving;
-use holdfast_base::{Buf, DeviceId, Effects, Instant, Slab, Token};
+use holdfast_base::{Buf, DeviceId, Effects, Instant, MediaClass, Slab, Token};
 use holdfast_format::disk::SUPERBLOCK_BYTES;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Refusal, Request};
 
@@ -23,6 +23,8 @@ pub(crate) struct Device {
     slot: DeviceSlot,
     /// Known once the superblock was read.
     id: Option<DeviceId>,
+    /// As its shell found it to be.
+    media: Option<MediaClass>,
     io: Slab<Started>,
     meter: Meter,
     state: State,
@@ -40,9 +42,9 @@ fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, io: &'a mut Slab<Started>, s:
 }
 
 impl Device {
-    pub fn open(slot: DeviceSlot, size_bytes: u64, around: &mut Surroundings) -> Device {
+    pub fn open(slot: DeviceSlot, size_bytes: u64, media: Option<MediaClass>, around: &mut Surroundings) -> Device {
         let meter = Meter::new(around.now);
-        let mut device = Device { slot, id: None, io: Slab::new(IO_MAX), meter, state: State::Failed };
+        let mut device = Device { slot, id: None, media, io: Slab::new(IO_MAX), meter, state: State::Failed };
         match Opening::start(&mut ctx(slot, None, &mut device.io, around), size_bytes) {
             Ok(opening) => device.state = State::Opening(Box::new(opening)),
             Err(reason) => device.fail(reason, around),
@@ -167,6 +169,7 @@ impl Device {
         (stat.reads, stat.writes) =
             self.meter.times(now, self.io.iter().map(|(_, started)| (started.kind, started.at)));
         stat.io_errors = self.meter.io_errors;
+        stat.media = stat.media.or(self.media);
         Some(stat)
     }
 

@@ -65,6 +65,10 @@ pub(crate) enum Io {
         shard: ShardId,
     },
     SuperblockRepair,
+    /// See [`crate::labels`].
+    Label {
+        copy: u8,
+    },
     /// How the device does; nobody waits for it.
     Probe,
 }

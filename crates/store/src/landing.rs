@@ -29,6 +29,7 @@ impl Serving {
                 result.map_err(FailReason::TableWrite)?;
                 ctx.note(Notice::SuperblockRepaired { device: ctx.device });
             }
+            Io::Label { copy } => self.on_label_written(ctx, copy, result)?,
             Io::ShardData { number } => {
                 result.map_err(FailReason::ShardWrite)?;
                 self.shards.on_part_durable(ctx, number);

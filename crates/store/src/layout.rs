@@ -156,7 +156,7 @@ pub fn format_device(
     second.copy_from_slice(first);
     writes.push((areas.unit_table_offset, copies.freeze()));
     let size_bytes = size_bytes / BLOCK * BLOCK;
-    let superblock = Superblock { grid, node, device, sequence: 1, size_bytes, flush_us: 0, areas };
+    let superblock = Superblock { grid, node, device, sequence: 1, size_bytes, flush_us: 0, media: None, areas };
     let bytes = Buf::copy_from(&superblock.encode());
     writes.push((Superblock::second_offset(size_bytes), bytes.clone()));
     writes.push((0, bytes));

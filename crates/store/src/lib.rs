@@ -9,6 +9,7 @@ mod device;
 mod fence;
 mod io;
 mod journal;
+mod labels;
 mod landing;
 mod layout;
 mod ledgers;

@@ -45,10 +45,10 @@ impl Node {
                 let mut around = Surroundings { now, config: &self.config, out };
                 self.devices.values_mut().for_each(|d| d.on_tick(&mut around));
             }
-            Event::AddDevice { slot, size_bytes } => {
+            Event::AddDevice { slot, size_bytes, media } => {
                 assert!(slot.0 < DEVICES_MAX && !self.devices.contains_key(&slot), "{slot:?} is added once");
                 let mut around = Surroundings { now, config: &self.config, out };
-                let device = Device::open(slot, size_bytes, &mut around);
+                let device = Device::open(slot, size_bytes, media, &mut around);
                 self.devices.insert(slot, device);
             }
             // What the peer asked for is done all the same; the shell drops replies to peers that are gone.
@@ -142,6 +142,7 @@ fn device_of(request: &Request) -> Option<DeviceId> {
         | Request::DeleteLedger { device, .. }
         | Request::Grant { device, .. }
         | Request::Release { device, .. }
+        | Request::SetMedia { device, .. }
         | Request::PutShard { device, .. }
         | Request::ReadShard { device, .. }
         | Request::ReadShardHeader { device, .. }

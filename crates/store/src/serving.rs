@@ -13,6 +13,7 @@ use crate::io::{Client, Ctx};
 use crate::journal::recover::Recovered;
 use crate::journal::units::UnitState;
 use crate::journal::{EntryIn, Journal, Queued, Source, Then, Use};
+use crate::labels::Label;
 use crate::ledgers::{ControlKey, Ledger, LedgerKey, Life, Volumes};
 use crate::log_read::{LOG_READS_MAX, LogRead};
 use crate::shards::Shards;
@@ -44,6 +45,7 @@ pub(crate) struct Serving {
     pub is_table_written: bool,
     /// That, and whatever of the slot table had to be written anew.
     pub is_ready: bool,
+    pub label: Option<Label>,
 }
 
 /// An append's own fields.
@@ -91,6 +93,7 @@ impl Serving {
             promises_lost,
             is_table_written: false,
             is_ready: promises_lost,
+            label: None,
         };
         if !promises_lost {
             serving.journal.recovery_moves = newly_unsound.len() as u32;
@@ -120,6 +123,7 @@ impl Serving {
             journal_used_bytes: self.journal.units.used_bytes(),
             shard_count: self.shards.live_count(),
             flush_us: self.superblock.flush_us,
+            media: self.superblock.media,
             ..DeviceStat::unknown(self.superblock.device, self.health())
         }
     }
@@ -192,6 +196,7 @@ impl Serving {
                 ctx.reply(client, Reply::Done);
                 Ok(())
             }
+            Request::SetMedia { media, .. } => self.on_set_media(ctx, client, media),
             Request::CreateLedger { volume, epoch, instance, ledger, legs, rule, .. } => {
                 let claim = Promise { epoch, instance };
                 self.on_create(ctx, client, Create { volume, claim, ledger, legs, rule })
@@ -493,6 +498,7 @@ impl Serving {
         clients.extend(self.log_reads.iter().map(|(_, read)| read.client));
         clients.extend(self.joins.iter().map(|(_, join)| join.client));
         clients.extend(self.shards.waiting_clients());
+        clients.extend(self.label.iter().map(|label| label.client));
         clients
     }
 }

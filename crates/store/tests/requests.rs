@@ -2,7 +2,7 @@
 
 mod support;
 
-use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, VolumeId};
+use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, MediaClass, VolumeId};
 use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE_VERSION};
 use holdfast_store::{DeviceSlot, Event, Notice};
 use std::time::Duration;
@@ -330,4 +330,27 @@ fn a_volume_of_thousands_of_shards_is_dropped_at_once() {
     assert!(is_done(&rig.replies[&token].0) && is_done(&rig.replies[&again].0));
     rig.restart(Crash::Power);
     assert!(rig.list(5).is_empty());
+}
+
+#[test]
+fn a_set_class_of_media_outlives_restarts_and_crashes() {
+    let mut rig = Rig::small(40);
+    let media_of = |rig: &Rig| rig.node.as_ref().unwrap().stats(rig.now)[0].media;
+    let set = |media| Request::SetMedia { device: device(0), media };
+    assert_eq!(media_of(&rig), None);
+    assert!(is_done(&rig.call(set(Some(MediaClass::Hdd)))));
+    assert_eq!(media_of(&rig), Some(MediaClass::Hdd));
+    rig.send(set(Some(MediaClass::Nvme)), Buf::empty());
+    assert_eq!(rig.call(set(None)), refused(Refusal::Busy), "one change at a time");
+    for steps in 0..3 {
+        rig.send(set(Some(MediaClass::Ssd)), Buf::empty());
+        (0..steps).for_each(|_| assert!(rig.complete_any()));
+        rig.restart(Crash::Power);
+        let found = media_of(&rig).expect("a label is there, the former or the new one");
+        assert!(found == MediaClass::Nvme || found == MediaClass::Ssd || steps == 0, "{found}");
+        assert!(is_done(&rig.call(set(Some(MediaClass::Nvme)))));
+    }
+    assert!(is_done(&rig.call(set(None))));
+    rig.restart(Crash::Power);
+    assert_eq!(media_of(&rig), None);
 }

@@ -197,7 +197,7 @@ impl Rig {
         self.node = Some(Node::new(self.config.clone()));
         for slot in 0..self.disks.len() {
             let size_bytes = self.disks[slot].media.len() as u64;
-            self.event(Event::AddDevice { slot: DeviceSlot(slot), size_bytes });
+            self.event(Event::AddDevice { slot: DeviceSlot(slot), size_bytes, media: None });
         }
     }
 
