@@ -6,8 +6,9 @@
 use crate::disk::DiskFaults;
 use crate::faults::Weights;
 use crate::workload::Mix;
-use holdfast_base::Prng;
+use holdfast_base::{MediaClass, Prng};
 use holdfast_format::geometry::Layout;
+use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use holdfast_store as store;
 use holdfast_volume as volume;
 use std::time::Duration;
@@ -98,6 +99,10 @@ pub struct Plan {
     pub relayouts: bool,
     /// Its volumes are encrypted.
     pub encrypted: bool,
+    /// Of each disk of a node; of the others nothing is known.
+    pub media: Vec<MediaClass>,
+    /// Of the volume.
+    pub tiers: Tiers,
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
@@ -154,6 +159,8 @@ impl Plan {
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
+            media: Vec::new(),
+            tiers: Tiers::default(),
             mark_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
@@ -172,6 +179,7 @@ impl Plan {
             store_mutations: store::Mutations::default(),
         };
         plan.nest(Prng::new(seed ^ 0x4e57));
+        plan.tier(Prng::new(seed ^ 0x71e4));
         plan.apply_profile(&mut prng);
         plan.relayouts &= plan.profile != Profile::Full;
         if plan.relayouts {
@@ -205,6 +213,31 @@ impl Plan {
             self.nodes = prng.between(2, 3) as usize;
             self.disks = usize::from(self.layout.shards_a_domain()) + prng.below(2) as usize;
         }
+    }
+
+    /// One in four has a first tier: on the same media, or a mirror on flash before disks.
+    fn tier(&mut self, mut prng: Prng) {
+        if !prng.chance(250) {
+            return;
+        }
+        let is_nested = self.layout.is_nested();
+        let mirror = Layout::Mirror { copies: self.layout.failures() + 1 };
+        let layout = if is_nested { Layout::NestedMirror } else { mirror };
+        let is_hybrid = prng.chance(600);
+        if layout == self.layout && !is_hybrid {
+            return;
+        }
+        let size = TierSize::PerMille(*prng.pick(&[60, 200, 500]));
+        let mut first = FirstTier { layout, media: None, size };
+        if is_hybrid {
+            let flash = usize::from(layout.shards_a_domain());
+            let disks = self.disks.max(usize::from(self.layout.shards_a_domain()));
+            self.disks = flash + disks;
+            self.media = [vec![MediaClass::Ssd; flash], vec![MediaClass::Hdd; disks]].concat();
+            first.media = Some(MediaClass::Ssd);
+            self.tiers.capacity = prng.chance(800).then_some(MediaClass::Hdd);
+        }
+        self.tiers.first = prng.chance(900).then_some(first);
     }
 
     fn apply_profile(&mut self, prng: &mut Prng) {

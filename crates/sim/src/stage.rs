@@ -11,6 +11,7 @@ use crate::world::{MachineAt, World};
 use holdfast_base::{DeviceId, HeadId, Instant, RequestToken};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
+use holdfast_format::tier::Tiers;
 use holdfast_volume::{Change, Claim, Controller, Event, GroupEnd, State, Status};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ impl Scenery {
         plan.profile = Profile::Calm;
         (plan.snapshots_max, plan.clones_max, plan.forks_max) = (0, 4, 0);
         (plan.groups, plan.drains, plan.relayouts) = (false, false, false);
+        (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
@@ -412,6 +414,11 @@ impl Stage {
         let layout = layout.parse().expect("a layout");
         self.run.world.tell(self.owner(), Event::SetLayout { layout });
         self.until("the owner knows that the layout is set", |s| s.status().layout == layout);
+    }
+
+    pub fn set_tiers(&mut self, tiers: Tiers) {
+        self.run.world.tell(self.owner(), Event::SetTiers { tiers });
+        self.until("the owner knows that the tiers are set", |s| s.status().tiers == tiers);
     }
 
     /// What lies on this disk shall go elsewhere; without one, nothing any more.

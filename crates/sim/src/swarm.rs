@@ -17,6 +17,7 @@ use holdfast_base::{
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceHealth, Reply, Request};
 use holdfast_store as store;
 use holdfast_volume::{Config, Controller, Event, Notice, State, Target};
@@ -114,6 +115,9 @@ impl Run {
             config.mutations = plan.store_mutations;
             config.batch_records_max = plan.batch_records_max;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
+            for (disk, media) in world.nodes[node].disks.iter_mut().zip(&plan.media) {
+                disk.media = Some(*media);
+            }
             world.start_node(node);
         }
         if !plan.greet_early {
@@ -130,6 +134,7 @@ impl Run {
             nemesis.make_rotten(&mut world, faults);
         }
         let mut root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
+        root.tiers = plan.tiers;
         root.key_id = plan.encrypted.then(|| key_of(plan.seed).id());
         let key = root_key(VOLUME);
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
@@ -379,6 +384,9 @@ impl Run {
             let fitting: Vec<Layout> = LAYOUTS.into_iter().filter(fits).collect();
             let layout = *self.drain_prng.pick(&fitting);
             self.world.tell(at, Event::SetLayout { layout });
+            // A tier that bears as much as every one of these.
+            let tiers = if self.drain_prng.chance(300) { Tiers::default() } else { self.plan.tiers };
+            self.world.tell(at, Event::SetTiers { tiers });
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
 use crate::mark::Sharing;
+use crate::tiers::TierUse;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
     NodeId, ObjectId, VolumeId,
@@ -11,6 +12,7 @@ use holdfast_cipher::VolumeKey;
 use holdfast_format::family::{Dependent, SegmentRanges};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -214,6 +216,10 @@ pub enum Event {
     SetLayout {
         layout: Layout,
     },
+    /// Change where the volume's data lie, besides their layout. Answered by [`Notice::TiersSet`].
+    SetTiers {
+        tiers: Tiers,
+    },
     /// Another host is about to take the volume over: empty the log as far as that can be done beside the service. Answered by
     /// [`Notice::Prepared`].
     Prepare,
@@ -376,6 +382,9 @@ pub enum Notice {
     LayoutSet {
         layout: Layout,
     },
+    TiersSet {
+        tiers: Tiers,
+    },
     /// The change is complete and stays.
     Changed {
         change: Change,
@@ -450,6 +459,11 @@ pub struct Status {
     pub left_to_drain: Vec<(DeviceId, u64)>,
     /// Bytes that would even out the fullest device and the emptiest, while they are moved.
     pub left_to_balance_bytes: u64,
+    pub tiers: Tiers,
+    /// What the first tier holds, and what it did since the opening; `None` where there is none.
+    pub first_tier: Option<TierUse>,
+    /// Segments on media that the policy does not name; they are written anew when there is room.
+    pub astray_segments: u64,
     /// Volumes that may name segments of this one.
     pub dependents: Vec<Dependent>,
     pub counters: Counters,

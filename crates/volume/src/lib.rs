@@ -49,6 +49,7 @@ mod segments;
 mod sharing;
 mod snapshots;
 mod space;
+mod tiers;
 mod write;
 
 pub use anatomy::{Anatomy, CacheParts, DeviceParts, LegParts, LogParts, SegmentParts};
@@ -63,3 +64,4 @@ pub use mark::Sharing;
 pub use sealing::Seal;
 pub use sharing::Shares;
 pub use space::reserve_bytes;
+pub use tiers::TierUse;

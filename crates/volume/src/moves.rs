@@ -9,7 +9,7 @@
 use crate::controller::{Controller, Out};
 use crate::segments::Kind;
 use crate::space::Keep;
-use holdfast_base::{BLOCK_BYTES, DeviceId, Instant};
+use holdfast_base::{BLOCK_BYTES, DeviceId, Instant, MediaClass};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -149,15 +149,21 @@ impl Controller {
         tilt.map_or(0, |(_, _, bytes)| bytes)
     }
 
-    /// The fullest device, the emptiest one, and the bytes that would make them equal, if they differ much.
+    /// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they differ
+    /// much: of the class where they differ most.
     fn tilt(&self) -> Option<(Leg, Leg, u64)> {
+        let classes: BTreeSet<Option<MediaClass>> = self.usable_devices().map(|d| d.media).collect();
+        classes.into_iter().filter_map(|media| self.tilt_of(media)).max_by_key(|(_, _, bytes)| *bytes)
+    }
+
+    fn tilt_of(&self, media: Option<MediaClass>) -> Option<(Leg, Leg, u64)> {
         let usable = self.nodes.iter().filter(|(_, node)| node.up && !node.suspect);
         let devices = usable.flat_map(|(id, node)| node.devices.values().map(move |d| (id, d)));
         let fill = |d: &holdfast_format::wire::DeviceStat| {
             (d.capacity_bytes.saturating_sub(d.free_bytes)) * 1000 / d.capacity_bytes.max(1)
         };
         let mut by_fill: Vec<(u64, Leg, u64)> = devices
-            .filter(|(_, d)| self.nodes.takes_shards(d))
+            .filter(|(_, d)| self.nodes.takes_shards(d) && d.media == media)
             .map(|(node, d)| (fill(d), Leg { node, device: d.device }, d.capacity_bytes))
             .collect();
         by_fill.sort_unstable();
@@ -174,7 +180,8 @@ impl Controller {
             return;
         }
         let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-        let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], Keep::HalfReserve));
+        let room = (Keep::HalfReserve, self.media_of_homes(&homes, index));
+        let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], room));
         // The list may be old: the others may have been made again there.
         let fits = |target: &Leg| {
             *target != home && self.nodes.leg_usable(*target) && may_lie(&geometry, &homes, index, *target)

@@ -5,7 +5,8 @@ use crate::controller::Controller;
 use crate::pressure::is_roomy;
 use crate::repair::DEVICES_APPEAR_WITHIN;
 use crate::space::Keep;
-use holdfast_base::NodeId;
+use crate::tiers::Place;
+use holdfast_base::{MediaClass, NodeId};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
@@ -13,6 +14,19 @@ use std::time::Duration;
 
 /// How long all other nodes must have been out before copies are put onto devices of one: a pause of theirs is waited out.
 const ALONE_AFTER: Duration = Duration::from_millis(200);
+
+/// What a shard leaves of a device's reserve, and the class of media that it goes to; any where none is named.
+pub(crate) type Target = (Keep, Option<MediaClass>);
+
+/// Whether the device is of that class of media.
+pub(crate) fn is_of(device: &DeviceStat, media: Option<MediaClass>) -> bool {
+    media.is_none() || device.media == media
+}
+
+/// Ranks devices by their media; those of which nothing is known stand with SSDs.
+fn speed(device: &DeviceStat) -> u64 {
+    device.media.unwrap_or(MediaClass::Ssd) as u64
+}
 
 impl Controller {
     /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
@@ -37,8 +51,13 @@ impl Controller {
     /// devices (protocol rule 2). Spread: a random device of each node among those with journal space.
     pub(crate) fn choose_legs(&mut self) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.root().layout.failures();
-        let mut nodes = self.candidates(|d| d.journal_bytes.saturating_sub(d.journal_used_bytes) >> 22);
-        nodes.sort_by_key(|(_, legs)| !self.nodes.device(legs[0]).is_some_and(is_roomy));
+        // The log goes to the fastest media of each node, if there is room.
+        let room = |d: &DeviceStat| d.journal_bytes.saturating_sub(d.journal_used_bytes) >> 22;
+        let mut nodes = self.candidates(|d| if is_roomy(d) { (speed(d) + 1) << 60 | room(d) } else { room(d) });
+        nodes.sort_by_key(|(_, legs)| {
+            let best = self.nodes.device(legs[0]);
+            (!best.is_some_and(is_roomy), std::cmp::Reverse(best.map(speed)))
+        });
         if self.config.mutations.both_copies_on_one_node {
             let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
             return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));
@@ -119,15 +138,33 @@ impl Controller {
         usable.filter(|(_, n)| takers(n) >= devices).count()
     }
 
+    /// The same, of a class of media.
+    pub(crate) fn nodes_with_of(&self, devices: usize, media: Option<MediaClass>) -> usize {
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        let is_taker = |d: &&DeviceStat| self.nodes.takes_shards(d) && is_of(d, media);
+        usable.filter(|(_, n)| n.devices.values().filter(is_taker).count() >= devices).count()
+    }
+
+    /// Whether a whole segment would find homes.
+    pub(crate) fn could_place(&self, place: Place, shard_bytes: u64, keep: Keep) -> bool {
+        let each = usize::from(place.layout.shards_a_domain());
+        let has_room = |(id, node): &(NodeId, &crate::nodes::Node)| {
+            let fits = |d: &&DeviceStat| self.fits_shard(*id, d, shard_bytes, (keep, place.media));
+            node.up && !node.suspect && node.devices.values().filter(fits).count() >= each
+        };
+        self.nodes.iter().filter(has_room).count() >= usize::from(place.layout.width())
+    }
+
     /// Homes of a whole segment: those of one fault domain follow each other.
-    pub(crate) fn place_segment(&mut self, layout: Layout, shard_bytes: u64, keep: Keep) -> Option<Vec<Leg>> {
+    pub(crate) fn place_segment(&mut self, place: Place, shard_bytes: u64, keep: Keep) -> Option<Vec<Leg>> {
+        let (layout, room) = (place.layout, (keep, place.media));
         if !layout.is_nested() {
-            return self.place_shards(usize::from(layout.width()), shard_bytes, &[], keep);
+            return self.place_shards(usize::from(layout.width()), shard_bytes, &[], room);
         }
         let each = usize::from(layout.shards_a_domain());
         let mut nodes: Vec<(u64, Vec<Leg>)> = Vec::new();
         for (id, node) in self.nodes.iter().filter(|(_, node)| node.up && !node.suspect) {
-            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, keep);
+            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, room);
             let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
             fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
             fitting.truncate(each);
@@ -164,21 +201,37 @@ impl Controller {
         })
     }
 
-    fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, keep: Keep) -> bool {
+    fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, (keep, media): Target) -> bool {
         self.nodes.takes_shards(d)
+            && is_of(d, media)
             && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes
             && self.nodes.may_hold(Leg { node, device: d.device }, shard_bytes)
     }
 
     /// Another home for one shard of a segment, not on these nodes: of a nested one in the fault domain of its fellows, where
-    /// those still are.
+    /// those still are. On the class of media that is named, if that has room.
     pub(crate) fn place_again(
+        &mut self,
+        shape: (&Geometry, &[Leg]),
+        index: u8,
+        shard_bytes: u64,
+        failed: &[NodeId],
+        (keep, media): Target,
+    ) -> Option<Leg> {
+        let there = self.place_again_on(shape, index, shard_bytes, failed, (keep, media));
+        if there.is_some() || media.is_none() {
+            return there;
+        }
+        self.place_again_on(shape, index, shard_bytes, failed, (keep, None))
+    }
+
+    fn place_again_on(
         &mut self,
         (geometry, homes): (&Geometry, &[Leg]),
         index: u8,
         shard_bytes: u64,
         failed: &[NodeId],
-        keep: Keep,
+        room: Target,
     ) -> Option<Leg> {
         let domain = geometry.domain_of(index);
         let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
@@ -187,7 +240,7 @@ impl Controller {
         let mut avoid: Vec<NodeId> = failed.to_vec();
         avoid.extend(strangers.iter().map(|(_, leg)| leg.node));
         if !geometry.layout().is_nested() {
-            return Some(self.place_shards(1, shard_bytes, &avoid, keep)?[0]);
+            return Some(self.place_shards(1, shard_bytes, &avoid, room)?[0]);
         }
         let fellows: Vec<Leg> = fellows.into_iter().map(|(_, leg)| leg).collect();
         let mut found: Vec<(bool, u64, Leg)> = Vec::new();
@@ -195,7 +248,7 @@ impl Controller {
             let is_home = fellows.iter().any(|leg| leg.node == id);
             for d in node.devices.values().filter(|_| !avoid.contains(&id)) {
                 let leg = Leg { node: id, device: d.device };
-                if !homes.contains(&leg) && self.fits_shard(id, d, shard_bytes, keep) {
+                if !homes.contains(&leg) && self.fits_shard(id, d, shard_bytes, room) {
                     found.push((is_home, d.free_bytes, leg));
                 }
             }
@@ -212,7 +265,7 @@ impl Controller {
         count: usize,
         shard_bytes: u64,
         avoid: &[NodeId],
-        keep: Keep,
+        room: Target,
     ) -> Option<Vec<Leg>> {
         let is_alone = self.is_alone();
         let mut pool: Vec<(Leg, u64)> = Vec::new();
@@ -220,7 +273,7 @@ impl Controller {
             if !node.up || node.suspect || avoid.contains(&id) {
                 continue;
             }
-            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, keep);
+            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, room);
             let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
             fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
             let taken = if is_alone { fitting.len() } else { 1 };
@@ -322,9 +375,12 @@ impl Controller {
 
     /// Whether a segment of this shape is narrower than the volume's policy asks, and could be written better now.
     pub(crate) fn wants_recode(&self, geometry: &Geometry) -> bool {
+        if self.is_of_policy(geometry) {
+            return false;
+        }
         let layout = self.root().layout;
         let now = self.layout_now();
         let bears_more = |now: Layout| Geometry::new(now, 1).failures() > geometry.failures();
-        geometry.layout() != layout && (now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more))
+        now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more)
     }
 }
