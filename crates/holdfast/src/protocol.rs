@@ -5,6 +5,7 @@
 use crate::anatomy::Parts;
 use crate::host::schedule::Schedule;
 use holdfast_format::stream::Begin;
+use holdfast_format::tier::Tiers;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -34,6 +35,8 @@ pub enum Request {
         /// Capacity is set aside for all of it.
         fixed: bool,
         checked_reads: bool,
+        #[serde(default)]
+        tiers: Tiers,
         /// It is encrypted, with a key that this one wraps.
         #[serde(default)]
         key: Option<KeySource>,
@@ -58,6 +61,8 @@ pub enum Request {
         layout: Option<String>,
         fixed: Option<bool>,
         checked_reads: Option<bool>,
+        #[serde(default)]
+        tiers: Option<Tiers>,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
@@ -391,6 +396,8 @@ pub struct VolumeInfo {
     pub clone_of: Option<String>,
     pub size_bytes: u64,
     pub layout: String,
+    #[serde(default)]
+    pub tiers: Tiers,
     /// `thin`, or `fixed`: capacity is set aside for all of it.
     #[serde(default)]
     pub provisioning: String,
@@ -459,10 +466,42 @@ pub struct VolumeLive {
     /// States of the volume that nobody needs any more, on their way to be merged or dropped.
     #[serde(default)]
     pub layers_going: u64,
+    /// Where there is a first tier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_tier: Option<FirstTierUse>,
+    /// Segments on media that the policy does not name.
+    #[serde(default)]
+    pub astray_segments: u64,
     /// Oldest first.
     #[serde(default)]
     pub snapshots: Vec<SnapshotInfo>,
     pub counters: Counters,
+}
+
+/// What a first tier holds, and what it did since the volume was opened; bytes of guests' data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FirstTierUse {
+    pub bytes: u64,
+    pub bytes_max: u64,
+    pub born_bytes: u64,
+    pub passed_bytes: u64,
+    pub rotated_bytes: u64,
+    pub read_bytes: u64,
+    pub read_first_bytes: u64,
+}
+
+impl From<holdfast_volume::TierUse> for FirstTierUse {
+    fn from(u: holdfast_volume::TierUse) -> FirstTierUse {
+        FirstTierUse {
+            bytes: u.bytes,
+            bytes_max: u.bytes_max,
+            born_bytes: u.born_bytes,
+            passed_bytes: u.passed_bytes,
+            rotated_bytes: u.rotated_bytes,
+            read_bytes: u.read_bytes,
+            read_first_bytes: u.read_first_bytes,
+        }
+    }
 }
 
 /// Bytes of devices that a volume's segments take.

@@ -10,6 +10,7 @@ pub mod snapshot;
 pub mod space;
 pub mod status;
 pub mod task;
+pub mod tier;
 pub mod tls;
 pub mod transfer;
 pub mod units;

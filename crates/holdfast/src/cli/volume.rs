@@ -2,6 +2,7 @@
 
 use super::format::{print, print_json, print_table, table};
 use super::snapshot::share;
+use super::tier::TierFlags;
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::protocol::{KeySource, Request, VolumeInfo, VolumeLive};
@@ -9,6 +10,7 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::geometry::Layout;
+use holdfast_format::tier::Tiers;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -26,6 +28,9 @@ use std::path::PathBuf;
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
     holdfast volume clone golden@v1 vm3 --separate --no-export     for another host to export\n  \
     holdfast volume set vm1 --layout mirror:3  in any direction that the nodes allow\n  \
+    holdfast volume create vm4 --size 100GiB --first-tier mirror:2,ssd,20% --media hdd\n  \
+    \x20                                            written to flash, moved to disks by age (`holdfast tier show`)\n  \
+    holdfast volume set vm4 --first-tier none\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
     #[command(subcommand)]
@@ -52,6 +57,8 @@ enum VolumeAction {
         /// it. Checksums are kept, and metadata is checked, either way
         #[arg(long, default_value = "on")]
         integrity: Integrity,
+        #[command(flatten)]
+        tiers: TierFlags,
         /// Encrypt what clients write, in the log and in segments, with a key of the volume's own (AES-256-GCM). Clones share it.
         /// Needs --key-file or --key-command
         #[arg(long, requires = "key")]
@@ -94,18 +101,21 @@ enum VolumeAction {
         shrink: bool,
     },
     /// Change how a volume is kept, while it is used
-    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
+    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
+        .args(["layout", "provisioning", "integrity", "first_tier", "media"])))]
     Set {
         name: String,
         /// As for `volume create`; what is there is written anew in the background
-        #[arg(long, group = "change")]
+        #[arg(long)]
         layout: Option<Layout>,
         /// As for `volume create`
-        #[arg(long, group = "change")]
+        #[arg(long)]
         provisioning: Option<Provisioning>,
         /// As for `volume create`
-        #[arg(long, group = "change")]
+        #[arg(long)]
         integrity: Option<Integrity>,
+        #[command(flatten)]
+        tiers: TierFlags,
     },
     /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
@@ -188,13 +198,13 @@ enum Integrity {
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, provisioning, integrity, encrypt, key, no_export } => {
+        VolumeAction::Create { name, size, layout, provisioning, integrity, tiers, encrypt, key, no_export } => {
             let key = key_of_new(key, encrypt)?;
-            let layout = layout.to_string();
+            let (layout, tiers) = (layout.to_string(), tiers.applied_to(Tiers::default()));
             let fixed = provisioning == Provisioning::Fixed;
             let checked_reads = integrity == Integrity::On;
             let (size_bytes, export) = (size.0, !no_export);
-            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, key };
+            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key };
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
@@ -224,13 +234,22 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
-        VolumeAction::Set { name, layout, provisioning, integrity } => {
+        VolumeAction::Set { name, layout, provisioning, integrity, tiers } => {
             let fixed = provisioning.map(|p| p == Provisioning::Fixed);
             let checked_reads = integrity.map(|i| i == Integrity::On);
             let layout_name = layout.map(|l| l.to_string());
-            let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads };
+            let tiers = tiers.change(&name, dir)?;
+            let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads, tiers };
             let volume = client::volume(dir, &request)?;
-            show(&volume, what_was_set(&volume, layout, fixed, checked_reads))
+            let tiers = tiers.map(|tiers| super::tier::what_was_set(&volume.name, tiers));
+            show(
+                &volume,
+                [tiers, what_was_set(&volume, layout, fixed, checked_reads)]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>()
+                    .join("\n"),
+            )
         }
         VolumeAction::Delete { name, force } => {
             let before = client::volume(dir, &Request::VolumeShow { name: name.clone() });
@@ -290,7 +309,7 @@ fn what_was_set(
     layout: Option<Layout>,
     fixed: Option<bool>,
     checked_reads: Option<bool>,
-) -> String {
+) -> Option<String> {
     let name = &volume.name;
     let layout = layout.map(|layout| {
         format!("volume {name} is written as {layout} from here on; what is there follows (`holdfast task watch`)")
@@ -303,7 +322,8 @@ fn what_was_set(
         true => format!("what is read of volume {name} is checked against its checksums"),
         false => format!("what is read of volume {name} is not checked; a scrub still finds damage"),
     });
-    layout.into_iter().chain(fixed).chain(checked).collect::<Vec<_>>().join("\n")
+    let said: Vec<String> = layout.into_iter().chain(fixed).chain(checked).collect();
+    (!said.is_empty()).then(|| said.join("\n"))
 }
 
 fn what_becomes_of_the_key(volume: &VolumeInfo) -> &'static str {
@@ -382,6 +402,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("size", Size(volume.size_bytes).to_string());
     row("layout", volume.layout.clone());
+    super::tier::rows(volume, &mut row);
     row(
         "provisioning",
         match volume.provisioning.as_str() {

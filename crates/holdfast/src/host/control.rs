@@ -7,7 +7,7 @@
 
 use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, Settings, StillNeeded, check_name};
-use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
+use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
@@ -30,6 +30,7 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
 use holdfast_format::geometry::Layout;
+use holdfast_format::tier::Tiers;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -195,8 +196,8 @@ impl ControlPlane {
         }
         let result = match request {
             Request::Status => self.status().map(Response::Status),
-            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, key } => self
-                .create(&name, (size_bytes, &layout), export, (fixed, checked_reads), key.as_ref())
+            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key } => self
+                .create(&name, (size_bytes, &layout, tiers), export, (fixed, checked_reads), key.as_ref())
                 .map(Response::from),
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
@@ -204,8 +205,8 @@ impl ControlPlane {
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
-            Request::VolumeSet { name, layout, fixed, checked_reads } => {
-                self.set(&name, layout.as_deref(), fixed, checked_reads).map(Response::from)
+            Request::VolumeSet { name, layout, fixed, checked_reads, tiers } => {
+                self.set(&name, (layout.as_deref(), tiers), fixed, checked_reads).map(Response::from)
             }
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
@@ -363,13 +364,14 @@ impl ControlPlane {
     fn create(
         &self,
         name: &str,
-        (size_bytes, layout): (u64, &str),
+        (size_bytes, layout, tiers): (u64, &str, Tiers),
         export: bool,
         (is_fixed, checked_reads): (bool, bool),
         key: Option<&KeySource>,
     ) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
+        tiers.check(layout, size_bytes)?;
         let left_bytes = owned_bytes(size_bytes);
         if is_fixed {
             self.check_owned(&format!("volume {name}"), None, layout, left_bytes)?;
@@ -378,7 +380,7 @@ impl ControlPlane {
         let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
         let settings = Settings { fixed, unchecked_reads: !checked_reads };
         let key = key.map(NewKey::make).transpose()?;
-        let entry = self.catalog.create(name, (size_bytes, layout), settings, key.as_ref())?;
+        let entry = self.catalog.create(name, (size_bytes, layout, tiers), settings, key.as_ref())?;
         if let Some(key) = &key {
             self.keys.on_made(entry.root.volume, key)?;
         }
@@ -406,7 +408,7 @@ impl ControlPlane {
     fn set(
         &self,
         name: &str,
-        layout: Option<&str>,
+        (layout, tiers): (Option<&str>, Option<Tiers>),
         fixed: Option<bool>,
         checked_reads: Option<bool>,
     ) -> Result<VolumeInfo> {
@@ -414,8 +416,15 @@ impl ControlPlane {
         if entry.clone.is_some() {
             bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
         }
+        let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
+        let root = &entry.root;
+        tiers.unwrap_or(root.tiers).check(layout.unwrap_or(root.layout), entry.size_bytes())?;
         if let Some(layout) = layout {
-            self.set_layout(&entry, layout)?;
+            self.check_fixed(&entry, entry.size_bytes(), layout)?;
+            self.set_policy(name, Policy::Layout(layout))?;
+        }
+        if let Some(tiers) = tiers {
+            self.set_policy(name, Policy::Tiers(tiers))?;
         }
         if let Some(fixed) = fixed {
             self.set_provisioning(&self.catalog.find(name)?, fixed)?;
@@ -427,16 +436,13 @@ impl ControlPlane {
         self.show(name)
     }
 
-    fn set_layout(&self, entry: &Entry, layout: &str) -> Result<()> {
-        let layout = self.check_layout(layout)?;
-        let name = entry.name();
-        self.check_fixed(entry, entry.size_bytes(), layout)?;
-        let command = |answer| Command::SetLayout { name: name.to_string(), layout, answer };
+    fn set_policy(&self, name: &str, policy: Policy) -> Result<()> {
+        let command = |answer| Command::SetPolicy { name: name.to_string(), policy, answer };
         match ask(&self.reactor, RESIZE_MAX, command) {
             Ok(true) => Ok(()),
             Ok(false) => bail!("volume {name} is not in service; `holdfast volume export {name}`, then try again"),
             Err(error) => {
-                Err(error.context(format!("the layout of volume {name} is not changed yet; it may still be")))
+                Err(error.context(format!("the policy of volume {name} is not changed yet; it may still be")))
             }
         }
     }
@@ -695,6 +701,7 @@ impl ControlPlane {
             clone_of: entry.clone.as_ref().map(|_| entry.root.name.clone()),
             size_bytes: entry.size_bytes(),
             layout: entry.root.layout.to_string(),
+            tiers: entry.root.tiers,
             provisioning: provisioning_text(fixed.is_some()).to_string(),
             set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
             integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),

@@ -44,7 +44,7 @@ use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::link_tls::Door;
 use crate::logger;
 use anyhow::{Context, Result};
-use commands::{ChangeOutcome, Command, Waiters};
+use commands::{ChangeOutcome, Command, Policy, Waiters};
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
@@ -301,7 +301,11 @@ impl Host {
             }
             Notice::LayoutSet { layout } => {
                 logger::info(format_args!("volume {name} is written as {layout} from here on"));
-                self.waiters.on_layout_set(at, *layout);
+                self.waiters.on_policy_set(at, Policy::Layout(*layout));
+            }
+            Notice::TiersSet { tiers } => {
+                logger::info(format_args!("volume {name} has other tiers from here on"));
+                self.waiters.on_policy_set(at, Policy::Tiers(*tiers));
             }
             Notice::Changed { change, .. } => {
                 logger::info(format_args!("volume {name}: {}", commands::change_text(change)));
