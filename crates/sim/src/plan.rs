@@ -172,6 +172,7 @@ impl Plan {
             store_mutations: store::Mutations::default(),
         };
         plan.nest(Prng::new(seed ^ 0x4e57));
+        plan.lay_over_devices(Prng::new(seed ^ 0xdef1));
         plan.apply_profile(&mut prng);
         plan.relayouts &= plan.profile != Profile::Full;
         if plan.relayouts {
@@ -185,7 +186,7 @@ impl Plan {
     /// What the grid, or the profile, has no room for.
     fn leave_out_what_does_not_fit(&mut self) {
         let plan = self;
-        plan.drains &= plan.nodes > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
+        plan.drains &= plan.domains() > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
         plan.groups &= plan.snapshots_max > 0 && plan.profile != Profile::Full;
         if plan.snapshots_max == 0 || plan.profile == Profile::Full {
             plan.forks_max = 0;
@@ -204,6 +205,22 @@ impl Plan {
             self.layout = *prng.pick(&[Layout::NestedMirror, Layout::NestedParity { data: 2, parity: 1 }]);
             self.nodes = prng.between(2, 3) as usize;
             self.disks = usize::from(self.layout.shards_a_domain()) + prng.below(2) as usize;
+        }
+    }
+
+    /// One in eight of the others has a layout over devices, on one node to three.
+    fn lay_over_devices(&mut self, mut prng: Prng) {
+        if !self.layout.is_nested() && prng.chance(125) {
+            self.layout = *prng.pick(&[
+                Layout::DeviceMirror { copies: 2 },
+                Layout::DeviceMirror { copies: 2 },
+                Layout::DeviceMirror { copies: 3 },
+                Layout::DeviceParity { data: 2, parity: 1 },
+                Layout::DeviceParity { data: 2, parity: 2 },
+            ]);
+            self.nodes = *prng.pick(&[1, 1, 2, 3]);
+            let least = usize::from(self.layout.width()).div_ceil(self.nodes);
+            self.disks = least + prng.below(3) as usize;
         }
     }
 
@@ -286,6 +303,11 @@ impl Plan {
         self.rotten = Some(DiskFaults::default());
         self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
         self.destage_age *= 4;
+    }
+
+    /// Fault domains of the grid.
+    pub fn domains(&self) -> usize {
+        if self.layout.is_on_devices() { self.nodes * self.disks } else { self.nodes }
     }
 
     /// Whether writes may run out of space.

@@ -218,10 +218,10 @@ impl Controller {
         let is_out = |home: &Leg| Some(home.node) != node && !self.nodes.leg_usable(*home);
         self.own_segments()
             .filter(|(no, info)| {
-                info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
+                info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout.shape()
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(is_out)
-                    || info.live > 0 && crate::moves::crowded(&info.geometry, &info.homes).is_some()
+                    || info.live > 0 && self.crowded(&info.geometry, &info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
