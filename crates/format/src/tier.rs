@@ -55,7 +55,9 @@ pub struct FirstTier {
 impl FirstTier {
     /// Whether what it holds outlives as much as what is in that layout.
     pub fn bears(&self, layout: Layout) -> bool {
-        self.layout.failures() >= layout.failures() && (self.layout.is_nested() || !layout.is_nested())
+        self.layout.failures() >= layout.failures()
+            && (self.layout.is_nested() || !layout.is_nested())
+            && self.layout.is_on_devices() == layout.is_on_devices()
     }
 }
 

@@ -179,6 +179,7 @@ impl Plan {
             store_mutations: store::Mutations::default(),
         };
         plan.nest(Prng::new(seed ^ 0x4e57));
+        plan.lay_over_devices(Prng::new(seed ^ 0xdef1));
         plan.tier(Prng::new(seed ^ 0x71e4));
         plan.apply_profile(&mut prng);
         plan.relayouts &= plan.profile != Profile::Full;
@@ -193,7 +194,7 @@ impl Plan {
     /// What the grid, or the profile, has no room for.
     fn leave_out_what_does_not_fit(&mut self) {
         let plan = self;
-        plan.drains &= plan.nodes > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
+        plan.drains &= plan.domains() > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
         plan.groups &= plan.snapshots_max > 0 && plan.profile != Profile::Full;
         if plan.snapshots_max == 0 || plan.profile == Profile::Full {
             plan.forks_max = 0;
@@ -221,8 +222,12 @@ impl Plan {
             return;
         }
         let is_nested = self.layout.is_nested();
-        let mirror = Layout::Mirror { copies: self.layout.failures() + 1 };
-        let layout = if is_nested { Layout::NestedMirror } else { mirror };
+        let copies = self.layout.failures() + 1;
+        let layout = match self.layout {
+            _ if is_nested => Layout::NestedMirror,
+            of if of.is_on_devices() => Layout::DeviceMirror { copies },
+            _ => Layout::Mirror { copies },
+        };
         let is_hybrid = prng.chance(600);
         if layout == self.layout && !is_hybrid {
             return;
@@ -230,7 +235,10 @@ impl Plan {
         let size = TierSize::PerMille(*prng.pick(&[60, 200, 500]));
         let mut first = FirstTier { layout, media: None, size };
         if is_hybrid {
-            let flash = usize::from(layout.shards_a_domain());
+            let flash = match layout.is_on_devices() {
+                true => usize::from(copies).div_ceil(self.nodes),
+                false => usize::from(layout.shards_a_domain()),
+            };
             let disks = self.disks.max(usize::from(self.layout.shards_a_domain()));
             self.disks = flash + disks;
             self.media = [vec![MediaClass::Ssd; flash], vec![MediaClass::Hdd; disks]].concat();
@@ -238,6 +246,22 @@ impl Plan {
             self.tiers.capacity = prng.chance(800).then_some(MediaClass::Hdd);
         }
         self.tiers.first = prng.chance(900).then_some(first);
+    }
+
+    /// One in eight of the others has a layout over devices, on one node to three.
+    fn lay_over_devices(&mut self, mut prng: Prng) {
+        if !self.layout.is_nested() && prng.chance(125) {
+            self.layout = *prng.pick(&[
+                Layout::DeviceMirror { copies: 2 },
+                Layout::DeviceMirror { copies: 2 },
+                Layout::DeviceMirror { copies: 3 },
+                Layout::DeviceParity { data: 2, parity: 1 },
+                Layout::DeviceParity { data: 2, parity: 2 },
+            ]);
+            self.nodes = *prng.pick(&[1, 1, 2, 3]);
+            let least = usize::from(self.layout.width()).div_ceil(self.nodes);
+            self.disks = least + prng.below(3) as usize;
+        }
     }
 
     fn apply_profile(&mut self, prng: &mut Prng) {
@@ -319,6 +343,11 @@ impl Plan {
         self.rotten = Some(DiskFaults::default());
         self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
         self.destage_age *= 4;
+    }
+
+    /// Fault domains of the grid.
+    pub fn domains(&self) -> usize {
+        if self.layout.is_on_devices() { self.nodes * self.disks } else { self.nodes }
     }
 
     /// Whether writes may run out of space.

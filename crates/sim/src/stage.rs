@@ -84,7 +84,7 @@ impl Scenery {
 
 /// A grid in the middle of a story.
 pub struct Stage {
-    run: Run,
+    pub(crate) run: Run,
 }
 
 impl Stage {

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 pub const VOLUME: VolumeId = VolumeId(0x0a_b1e5);
 
-const LAYOUTS: [Layout; 8] = [
+const LAYOUTS: [Layout; 11] = [
     Layout::NestedMirror,
     Layout::NestedParity { data: 2, parity: 1 },
     Layout::Mirror { copies: 2 },
@@ -35,6 +35,9 @@ const LAYOUTS: [Layout; 8] = [
     Layout::Parity { data: 3, parity: 1 },
     Layout::Parity { data: 2, parity: 2 },
     Layout::Parity { data: 4, parity: 2 },
+    Layout::DeviceMirror { copies: 2 },
+    Layout::DeviceMirror { copies: 3 },
+    Layout::DeviceParity { data: 2, parity: 1 },
 ];
 
 const WAKE_FAULTS: u64 = 1;
@@ -72,7 +75,7 @@ pub struct Outcome {
 }
 
 pub struct Run {
-    plan: Plan,
+    pub(crate) plan: Plan,
     pub world: World<Controller>,
     pub guests: Guests,
     nemesis: Nemesis,
@@ -110,6 +113,7 @@ impl Run {
         let mut prng = world.prng.fork();
         let failures = usize::from(plan.layout.failures());
         let mut nemesis = Nemesis::new(prng.fork(), failures, plan.weights);
+        nemesis.spares_nodes = !plan.layout.is_on_devices();
         for n in 0..plan.nodes {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
@@ -362,7 +366,11 @@ impl Run {
     pub(crate) fn drain(&mut self, disk: Option<(usize, usize)>) {
         let now = self.world.now();
         let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats(now).get(slot)?.device));
-        self.draining = device.into_iter().collect();
+        self.drain_devices(device.into_iter().collect());
+    }
+
+    pub(crate) fn drain_devices(&mut self, devices: BTreeSet<DeviceId>) {
+        self.draining = devices;
         let members: Vec<MachineAt> = self.families.all_machines().collect();
         for at in self.openings.iter().copied().chain(members).collect::<Vec<_>>() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
@@ -378,7 +386,8 @@ impl Run {
         if self.plan.relayouts && self.drain_prng.chance(10) && !self.is_late(at) {
             let fits = |layout: &Layout| {
                 layout.failures() == self.plan.layout.failures()
-                    && usize::from(layout.width()) <= self.plan.nodes
+                    && layout.is_on_devices() == self.plan.layout.is_on_devices()
+                    && usize::from(layout.width()) <= self.plan.domains()
                     && usize::from(layout.shards_a_domain()) <= self.plan.disks
             };
             let fitting: Vec<Layout> = LAYOUTS.into_iter().filter(fits).collect();

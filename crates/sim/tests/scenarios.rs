@@ -1322,3 +1322,18 @@ fn writes_that_come_while_no_leg_can_be_used_leave_journals_room() {
     stage.until("all writes are answered", |s| asked.iter().all(|token| s.is_answered(*token)));
     stage.finish();
 }
+
+#[test]
+fn the_third_node_of_three_is_drained_with_the_log_on_it() {
+    let mut stage = Scenery::new(2510).nodes(3).layout("mirror:2").raise();
+    stage.write_segments(6);
+    for node in 0..3 {
+        stage.drain(Some((node, 0)));
+        stage.until("nothing is left there", |s| {
+            let left = s.status().left_to_drain;
+            !left.is_empty() && left.iter().all(|(_, left)| *left == 0)
+        });
+        stage.drain(None);
+    }
+    stage.finish();
+}

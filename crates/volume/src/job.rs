@@ -300,9 +300,10 @@ impl Controller {
             self.repairer.note_stray(stray);
             self.recheck(failed);
         }
-        // Of a nested one another device of the node will do, where the node is there.
+        // Where a node holds several of its shards another device of the node will do, where the node is there.
         let is_tried = avoid.len() > usize::from(geometry.shard_count());
-        let is_avoided = |node: &NodeId| !geometry.layout().is_nested() || is_tried || !self.nodes.is_usable(*node);
+        let holds_several = geometry.layout().is_nested() || self.is_on_devices();
+        let is_avoided = |node: &NodeId| !holds_several || is_tried || !self.nodes.is_usable(*node);
         let avoid: Vec<NodeId> = avoid.into_iter().filter(is_avoided).collect();
         match self.place_again((&geometry, &homes), index, bytes, &avoid, (keep, media)) {
             Some(home) => {

@@ -14,6 +14,7 @@ mod cleaner;
 pub mod controller;
 mod destage;
 mod directory;
+mod domains;
 mod family;
 mod fetch;
 mod governor;

@@ -10,7 +10,6 @@ use crate::controller::{Controller, Out};
 use crate::segments::Kind;
 use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, DeviceId, Instant, MediaClass};
-use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeSet;
@@ -119,7 +118,7 @@ impl Controller {
     fn list_together(&mut self) {
         let mut list = Vec::new();
         for (no, info) in self.own_segments().filter(|(_, info)| info.kind != Kind::Run && info.is_needed()) {
-            if let Some(index) = crowded(&info.geometry, &info.homes) {
+            if let Some(index) = self.crowded(&info.geometry, &info.homes) {
                 list.push((no, index, info.homes[usize::from(index)], None));
             }
         }
@@ -134,7 +133,7 @@ impl Controller {
         for (no, info) in self.own_segments().filter(|(_, info)| info.kind == Kind::Data && info.is_needed()) {
             let Some(index) = info.homes.iter().position(|home| *home == fullest) else { continue };
             let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
-            if bytes <= left && may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
+            if bytes <= left && self.may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
                 list.push((no, index as u8, fullest, Some(emptiest)));
                 left -= bytes;
             }
@@ -184,25 +183,10 @@ impl Controller {
         let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], room));
         // The list may be old: the others may have been made again there.
         let fits = |target: &Leg| {
-            *target != home && self.nodes.leg_usable(*target) && may_lie(&geometry, &homes, index, *target)
+            *target != home && self.nodes.leg_usable(*target) && self.may_lie(&geometry, &homes, index, *target)
         };
         if let Some(target) = target.filter(fits) {
             self.begin_move(segment, index, target, out);
         }
     }
-}
-
-/// Whether a shard may lie there beside the others of its segment: on a device of its own, and on no node that another fault
-/// domain's shards are on.
-pub(crate) fn may_lie(geometry: &Geometry, homes: &[Leg], index: u8, there: Leg) -> bool {
-    let domain = geometry.domain_of(index);
-    let mut others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
-    others.all(|(i, home)| {
-        home.device != there.device && (home.node != there.node || geometry.domain_of(i as u8) == domain)
-    })
-}
-
-/// The first shard that may not lie where it does.
-pub(crate) fn crowded(geometry: &Geometry, homes: &[Leg]) -> Option<u8> {
-    (0..geometry.shard_count()).find(|index| !may_lie(geometry, homes, *index, homes[usize::from(*index)]))
 }

@@ -231,7 +231,7 @@ impl Controller {
         let all_up = self.old_ledgers().iter().flat_map(|l| &l.legs).all(|leg| self.nodes.is_usable(leg.node));
         let width = usize::from(self.root().layout.width());
         let waited = self.now.since(self.opening.as_ref().expect("opening").since) >= REACH_GRACE;
-        if !waited && (!all_up || self.nodes.usable_count() < width) {
+        if !waited && (!all_up || self.domain_count() < width) {
             return;
         }
         if self.choose_legs().is_none() {

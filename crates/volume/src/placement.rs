@@ -58,6 +58,9 @@ impl Controller {
             let best = self.nodes.device(legs[0]);
             (!best.is_some_and(is_roomy), std::cmp::Reverse(best.map(speed)))
         });
+        if self.is_on_devices() {
+            return self.choose_devices(&nodes, is_roomy);
+        }
         if self.config.mutations.both_copies_on_one_node {
             let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
             return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));
@@ -89,32 +92,43 @@ impl Controller {
         let failures = self.root().layout.failures();
         let wanted = 2 * usize::from(failures) + 1;
         let best = self.rule_now();
-        let usable_nodes = if best == AckRule::NESTED { self.nodes_with(2) } else { self.nodes.usable_count() };
+        let usable_domains = if best == AckRule::NESTED { self.nodes_with(2) } else { self.domain_count() };
         let usable = self.usable_legs();
         let stays =
             |leg: &Leg| !self.nodes.draining.contains(&leg.device) && !self.nodes.bypassed.contains(&leg.device);
         let legs = open.legs.iter().enumerate().filter(|(i, leg)| usable >> i & 1 == 1 && stays(leg));
         let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
-        domains.sort_unstable();
-        domains.dedup();
+        if !self.is_on_devices() {
+            domains.sort_unstable();
+            domains.dedup();
+        }
         // Of a nested ledger a node has several legs: one that is to go does not take the node with it.
-        let is_leaving = best == AckRule::NESTED && open.rule == best && open.legs.iter().any(|leg| !stays(leg));
-        domains.len() < wanted.min(usable_nodes)
+        let is_nested = best == AckRule::NESTED && open.rule == best;
+        let is_leaving = is_nested && open.legs.iter().any(|leg| !stays(leg))
+            || open.legs.iter().any(|leg| self.nodes.draining.contains(&leg.device));
+        domains.len() < wanted.min(usable_domains)
             || is_leaving
             || !open.rule.is_at_least(best)
-            || open.rule != best && usable_nodes > failures.into()
+            || open.rule != best && usable_domains > failures.into()
     }
 
     /// What the log wants: what it acknowledges bears as much as the layout does.
     pub(crate) fn full_rule(&self) -> AckRule {
         let layout = self.root().layout;
-        if layout.is_nested() { AckRule::NESTED } else { AckRule::flat(layout.failures()) }
+        match layout.is_nested() {
+            true => AckRule::NESTED,
+            false if layout.is_on_devices() => AckRule::on_devices(layout.failures()),
+            false => AckRule::flat(layout.failures()),
+        }
     }
 
     /// The same, as far as there are nodes and devices for it: that of a ledger that is chosen now.
     pub(crate) fn rule_now(&self) -> AckRule {
         let (full, failures) = (self.full_rule(), self.root().layout.failures());
         let usable = self.nodes.usable_count();
+        if self.is_on_devices() {
+            return self.rule_over(self.domain_count(), failures);
+        }
         if full == AckRule::NESTED && self.nodes_with(2) >= 2 {
             return full;
         }
@@ -125,10 +139,11 @@ impl Controller {
         AckRule { copies: domains.max(self.copies_alone()), domains }
     }
 
-    /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other goes on with
-    /// the last device, when it has come to that.
-    fn copies_alone(&self) -> u8 {
-        if self.root().layout.is_nested() && self.is_last_device() { 1 } else { 2 }
+    /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other, or of devices
+    /// wherever they are, goes on with the last device, when it has come to that.
+    pub(crate) fn copies_alone(&self) -> u8 {
+        let layout = self.root().layout;
+        if (layout.is_nested() || layout.is_on_devices()) && self.is_last_device() { 1 } else { 2 }
     }
 
     /// Usable nodes that have so many devices which take shards.
@@ -147,6 +162,12 @@ impl Controller {
 
     /// Whether a whole segment would find homes.
     pub(crate) fn could_place(&self, place: Place, shard_bytes: u64, keep: Keep) -> bool {
+        if self.is_on_devices() {
+            let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+            let fits = |(id, d): &(NodeId, &DeviceStat)| self.fits_shard(*id, d, shard_bytes, (keep, place.media));
+            let devices = usable.flat_map(|(id, n)| n.devices.values().map(move |d| (id, d)));
+            return devices.filter(fits).count() >= usize::from(place.layout.width());
+        }
         let each = usize::from(place.layout.shards_a_domain());
         let has_room = |(id, node): &(NodeId, &crate::nodes::Node)| {
             let fits = |d: &&DeviceStat| self.fits_shard(*id, d, shard_bytes, (keep, place.media));
@@ -158,6 +179,9 @@ impl Controller {
     /// Homes of a whole segment: those of one fault domain follow each other.
     pub(crate) fn place_segment(&mut self, place: Place, shard_bytes: u64, keep: Keep) -> Option<Vec<Leg>> {
         let (layout, room) = (place.layout, (keep, place.media));
+        if self.is_on_devices() {
+            return self.place_on_devices(usize::from(layout.width()), shard_bytes, room);
+        }
         if !layout.is_nested() {
             return self.place_shards(usize::from(layout.width()), shard_bytes, &[], room);
         }
@@ -187,7 +211,7 @@ impl Controller {
     }
 
     /// One of several, each with its weight.
-    fn draw(&mut self, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+    pub(crate) fn draw(&mut self, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
         let total: u64 = weights.clone().map(|w| (w >> 12) + 1).sum();
         if total == 0 {
             return None;
@@ -201,7 +225,7 @@ impl Controller {
         })
     }
 
-    fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, (keep, media): Target) -> bool {
+    pub(crate) fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, (keep, media): Target) -> bool {
         self.nodes.takes_shards(d)
             && is_of(d, media)
             && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes
@@ -233,6 +257,9 @@ impl Controller {
         failed: &[NodeId],
         room: Target,
     ) -> Option<Leg> {
+        if self.is_on_devices() {
+            return self.place_again_on_devices(homes, index, shard_bytes, failed, room);
+        }
         let domain = geometry.domain_of(index);
         let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
         let (fellows, strangers): (Vec<_>, Vec<_>) =
@@ -318,7 +345,7 @@ impl Controller {
 
     /// What is written while one node is left.
     fn layout_alone(&self) -> Option<Layout> {
-        if self.root().layout.is_nested() && self.is_last_device() {
+        if self.copies_alone() == 1 {
             return Some(Layout::Mirror { copies: 1 });
         }
         self.is_alone().then_some(Layout::Mirror { copies: 2 })
@@ -334,7 +361,7 @@ impl Controller {
     /// log keeps what is written.
     pub(crate) fn layout_now(&self) -> Option<Layout> {
         let layout = self.root().layout;
-        match self.nodes.usable_count() {
+        match self.domain_count() {
             0 | 1 => self.layout_alone(),
             _ if self.nodes_with(layout.shards_a_domain().into()) < usize::from(layout.width())
                 && layout.is_nested() =>
@@ -348,7 +375,7 @@ impl Controller {
 
     /// Metadata is mirrored, so that a small page is one small read: one copy more than failures tolerated.
     pub(crate) fn meta_layout_now(&self) -> Option<Layout> {
-        match usize::from(self.root().layout.failures() + 1).min(self.nodes.usable_count()) {
+        match usize::from(self.root().layout.failures() + 1).min(self.domain_count()) {
             0 | 1 => self.layout_alone(),
             _ if self.root().layout.is_nested() && self.nodes_with(2) >= 2 => Some(Layout::NestedMirror),
             copies => Some(Layout::Mirror { copies: copies as u8 }),
@@ -357,7 +384,7 @@ impl Controller {
 
     /// Whether shards of a segment can lie on nodes of their own, as many as the layout tolerates to lose and one more.
     pub(crate) fn can_spread(&self) -> bool {
-        self.nodes.usable_count() > usize::from(self.root().layout.failures())
+        self.domain_count() > usize::from(self.root().layout.failures())
     }
 
     /// Whether metadata of this shape has fewer copies than the volume's policy asks for.

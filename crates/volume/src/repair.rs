@@ -220,7 +220,7 @@ impl Controller {
                 info.live > 0 && info.kind == Kind::Data && !self.is_of_policy(&info.geometry)
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(is_out)
-                    || info.live > 0 && crate::moves::crowded(&info.geometry, &info.homes).is_some()
+                    || info.live > 0 && self.crowded(&info.geometry, &info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })

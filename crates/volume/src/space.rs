@@ -197,7 +197,7 @@ impl Controller {
             let emptiest = *by_room.get(usize::from(layout.shards_a_domain()) - 1)?;
             Some((serving().map(above_reserve).sum(), emptiest))
         });
-        let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() {
+        let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() || self.is_on_devices() {
             true => self.usable_devices().filter(|d| is_of(d, media)).map(|d| (above_reserve(d), d)).collect(),
             false => by_node.collect(),
         };
@@ -242,7 +242,7 @@ impl Controller {
 
     fn bytes_of_a_device(&self, len: u64) -> u64 {
         let layout = self.layout_now().filter(|_| !self.space.claims.is_empty());
-        let spread = if self.is_alone() { self.usable_devices().count() } else { self.nodes.usable_count().max(1) };
+        let spread = if self.is_alone() { self.usable_devices().count() } else { self.domain_count().max(1) };
         layout.map_or(0, |layout| raw_bytes(layout, len).div_ceil(spread as u64 * u64::from(layout.shards_a_domain())))
     }
 

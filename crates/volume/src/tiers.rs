@@ -14,6 +14,7 @@
 
 use crate::controller::Controller;
 use crate::job::JobKind;
+use crate::placement::is_of;
 use crate::segments::{Kind, SegmentInfo};
 use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, MediaClass};
@@ -126,6 +127,10 @@ impl Controller {
 
     /// Whether there are devices for a whole segment.
     fn fits(&self, place: Place) -> bool {
+        if self.is_on_devices() {
+            let devices = self.usable_devices().filter(|d| is_of(d, place.media)).count();
+            return devices >= usize::from(place.layout.width());
+        }
         let each = usize::from(place.layout.shards_a_domain());
         self.nodes_with_of(each, place.media) >= usize::from(place.layout.width())
     }
@@ -147,19 +152,19 @@ impl Controller {
     }
 
     pub(crate) fn is_in_first_tier(&self, geometry: &Geometry, homes: &[Leg]) -> bool {
-        let is_of = |first: FirstTier| geometry.layout() == first.layout && self.lie_on(homes, first.media);
+        let is_of = |first: FirstTier| geometry.layout() == first.layout.shape() && self.lie_on(homes, first.media);
         self.first_tier().is_some_and(is_of)
     }
 
     fn is_in_capacity_tier(&self, geometry: &Geometry, homes: &[Leg]) -> bool {
         let own = self.own_place();
-        geometry.layout() == own.layout && self.lie_on(homes, own.media)
+        geometry.layout() == own.layout.shape() && self.lie_on(homes, own.media)
     }
 
     /// Whether data of this shape bears what the volume's policy says, wherever it lies.
     pub(crate) fn is_of_policy(&self, geometry: &Geometry) -> bool {
         let layout = geometry.layout();
-        layout == self.root().layout || self.first_tier().is_some_and(|first| first.layout == layout)
+        layout == self.root().layout.shape() || self.first_tier().is_some_and(|first| first.layout.shape() == layout)
     }
 
     /// Whether a segment of the right layout lies on media where the policy does not say.
