@@ -115,8 +115,13 @@ impl Stage {
         self.run.world.machine(at).map(Controller::state)
     }
 
+    /// The newest opening's machine.
+    pub fn controller(&self) -> &Controller {
+        self.run.world.machine(self.owner()).expect("the owner runs")
+    }
+
     pub fn status(&self) -> Status {
-        self.run.world.machine(self.owner()).expect("the owner runs").status()
+        self.controller().status()
     }
 
     /// The root record as the metadata store has it.

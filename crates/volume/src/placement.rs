@@ -2,7 +2,7 @@
 //! layout several devices in each of two nodes.
 
 use crate::controller::Controller;
-use crate::pressure::is_roomy;
+use crate::pressure::{free_sixteenths, is_roomy};
 use crate::repair::DEVICES_APPEAR_WITHIN;
 use crate::space::Keep;
 use crate::tiers::Place;
@@ -52,8 +52,8 @@ impl Controller {
     pub(crate) fn choose_legs(&mut self) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.root().layout.failures();
         // The log goes to the fastest media of each node, if there is room.
-        let room = |d: &DeviceStat| d.journal_bytes.saturating_sub(d.journal_used_bytes) >> 22;
-        let mut nodes = self.candidates(|d| if is_roomy(d) { (speed(d) + 1) << 60 | room(d) } else { room(d) });
+        let rank = |d: &DeviceStat| free_sixteenths(d) + if is_roomy(d) { 100 * (speed(d) + 1) } else { 0 };
+        let mut nodes = self.candidates(rank);
         nodes.sort_by_key(|(_, legs)| {
             let best = self.nodes.device(legs[0]);
             (!best.is_some_and(is_roomy), std::cmp::Reverse(best.map(speed)))
