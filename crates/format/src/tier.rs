@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Smallest first tier: a few segments, or it would be full all the time.
-pub const FIRST_TIER_BYTES_MIN: u64 = 256 << 20;
+/// Smallest first tier: sixteen full segments; less would be full all the time.
+pub const FIRST_TIER_BYTES_MIN: u64 = 64 << 20;
 
 /// How much a first tier may hold, of guests' data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -184,7 +184,7 @@ mod tests {
         let flash = first("parity:2+1", Some(MediaClass::Ssd));
         assert_eq!(flash.check(parity, VOLUME), Err(TierError::Same { layout: parity }));
         assert_eq!(Tiers { capacity: Some(MediaClass::Hdd), ..flash }.check(parity, VOLUME), Ok(()));
-        assert!(matches!(first("mirror:2", None).check(parity, 1 << 30), Err(TierError::Small { .. })));
+        assert!(matches!(first("mirror:2", None).check(parity, 256 << 20), Err(TierError::Small { .. })));
     }
 
     #[test]

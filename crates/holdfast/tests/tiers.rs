@@ -1,0 +1,86 @@
+//! Tiers through the command line: data are born in one place and end in another, and what clients read is the same.
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use support::{Grid, assert_volume_holds, has_nbdcopy, pattern, text, until};
+
+const LEN: usize = 40 << 20;
+const MIB: u64 = 1 << 20;
+
+/// Small requests go through the log, as a guest's do.
+fn copy_in(grid: &Grid, file: &Path) {
+    let uri = grid.uri("vm");
+    let output = Command::new("nbdcopy").arg("--request-size=65536").arg(file).arg(uri).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+fn tier(grid: &Grid, volume: &str) -> Value {
+    grid.json(&format!("tier show {volume}"))[0].clone()
+}
+
+/// Bytes of guests' data by layout.
+fn data_in(grid: &Grid, volume: &str, layout: &str) -> u64 {
+    let parts = grid.json(&format!("volume explain {volume}"));
+    let segments = parts["parts"]["segments"].as_array().unwrap_or_else(|| panic!("{parts}")).clone();
+    let of = |s: &&Value| s["kind"] == "data" && s["layout"] == layout;
+    segments.iter().filter(of).map(|s| s["bytes"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn what_cannot_be_tiers_is_refused() {
+    let grid = Grid::new(0);
+    grid.up("--nodes 3 --devices 1");
+    assert!(grid.ok("tier show").contains("--first-tier"));
+    let create = "volume create vm --size 512MiB";
+    assert!(grid.fails(&format!("{create} --first-tier mirror")).contains("not a layout"));
+    assert!(grid.fails(&format!("{create} --first-tier mirror:2,floppy")).contains("class of media"));
+    assert!(grid.fails(&format!("{create} --first-tier parity:2+1")).contains("for nothing"));
+    assert!(grid.fails(&format!("{create} --first-tier mirror:2,4MiB")).contains("full all the time"));
+    assert!(grid.fails(&format!("{create} --layout mirror:3 --first-tier mirror:2")).contains("mirror:3"));
+    assert!(grid.ok("volume list").contains("no volumes yet"), "nothing is made with tiers that don't go together");
+    grid.ok(create);
+    assert!(grid.fails("tier show vm").contains("has no first tier"));
+    assert!(grid.fails("volume set vm --first-tier mirror:2,95%").contains("90 %"));
+}
+
+#[test]
+fn data_are_born_in_a_mirror_and_move_on_by_age() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let grid = Grid::new(1);
+    grid.up("--nodes 4 --devices 1");
+    let said = grid.ok("volume create vm --size 512MiB --first-tier mirror:2,64MiB");
+    assert!(said.contains("is made"), "{said}");
+    assert!(grid.ok("volume show vm").contains("mirror:2, 64MiB"));
+    let (one, two) = (grid.path("one"), grid.path("two"));
+    pattern(&one, LEN);
+    let backwards: Vec<u8> = fs::read(&one).unwrap().into_iter().rev().collect();
+    fs::write(&two, backwards).unwrap();
+    copy_in(&grid, &one);
+    until("data are born in the mirror", || tier(&grid, "vm")["born_bytes"].as_u64().unwrap() > 8 * MIB);
+    until("clients rest, and a quarter of the tier is left", || {
+        let tier = tier(&grid, "vm");
+        tier["bytes"].as_u64().unwrap() <= 20 * MIB && tier["rotated_bytes"].as_u64().unwrap() > 8 * MIB
+    });
+    assert!(data_in(&grid, "vm", "parity:2+1") > 8 * MIB);
+    assert_volume_holds(&grid.uri("vm"), &one, &grid.path("scratch"));
+    grid.ok("node kill 2");
+    copy_in(&grid, &two);
+    assert_volume_holds(&grid.uri("vm"), &two, &grid.path("scratch"));
+    grid.ok("node start 2");
+    let said = grid.ok("volume set vm --first-tier none");
+    assert!(said.contains("no first tier"), "{said}");
+    until("all is in the volume's own layout", || {
+        data_in(&grid, "vm", "mirror:2") == 0 && data_in(&grid, "vm", "parity:2+1") >= LEN as u64
+    });
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert_volume_holds(&grid.uri("vm"), &two, &grid.path("scratch"));
+    grid.ok("volume set vm --first-tier mirror:2,20%");
+    assert_eq!(grid.json("volume show vm")["tiers"]["first"]["size"]["PerMille"], 200);
+}
