@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 /// The class of a device's media, slower ones first: detected from what the kernel tells, or set by the operator.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum MediaClass {
     Hdd,
     Ssd,

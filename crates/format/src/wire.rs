@@ -195,6 +195,8 @@ pub struct DeviceStat {
     pub flush_us: u32,
     /// What it is made of, as far as anybody knows.
     pub media: Option<MediaClass>,
+    /// The operator said so; else it was detected.
+    pub media_is_set: bool,
 }
 
 impl DeviceStat {
@@ -213,6 +215,7 @@ impl DeviceStat {
             io_errors: 0,
             flush_us: 0,
             media: None,
+            media_is_set: false,
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::anatomy::Parts;
 use crate::host::schedule::Schedule;
+use holdfast_base::MediaClass;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use serde::{Deserialize, Serialize};
@@ -171,6 +172,11 @@ pub enum Request {
         cancel: bool,
         force: bool,
     },
+    /// What a device is made of; without a class its node finds out.
+    DeviceClass {
+        device: String,
+        class: Option<MediaClass>,
+    },
     /// Done where these devices hold nothing that is needed.
     CheckRemovable {
         devices: Vec<String>,
@@ -240,6 +246,7 @@ impl Request {
                 | Request::ReceiveAbandon { .. }
                 | Request::ReceiveEnd { .. }
                 | Request::Drain { .. }
+                | Request::DeviceClass { .. }
                 | Request::CheckRemovable { .. }
                 | Request::CheckStop { .. }
                 | Request::GridReload
@@ -343,6 +350,12 @@ pub struct DeviceInfo {
     pub journal_bytes: u64,
     pub journal_used_bytes: u64,
     pub shards: u64,
+    /// What it is made of (`nvme`, `ssd` or `hdd`), as far as anybody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<MediaClass>,
+    /// By an operator, with `holdfast device class`; else it was detected.
+    #[serde(default)]
+    pub class_set: bool,
     /// It is being emptied.
     #[serde(default)]
     pub draining: bool,

@@ -833,6 +833,37 @@ fn what_a_flush_costs_is_measured_when_a_device_is_added_and_shown() {
 }
 
 #[test]
+fn what_a_device_is_made_of_can_be_set() {
+    let grid = Grid::new(44);
+    grid.up("--nodes 2 --devices 2");
+    let row = |place: usize| grid.json("device list").as_array().unwrap()[place]["device"].clone();
+    assert_eq!(row(1)["class_set"], false);
+    let detected = row(1)["class"].clone();
+    let set = grid.json("device class 1/1 hdd");
+    assert_eq!((&set["class"], &set["class_set"]), (&"hdd".into(), &true.into()), "{set}");
+    let set = grid.ok(&format!("device class {} nvme", row(0)["device"].as_str().unwrap()));
+    assert!(set.contains("is nvme, as it was set"), "{set}");
+    assert_eq!((&row(1)["class"], &row(0)["class"]), (&"hdd".into(), &"nvme".into()));
+    let list = grid.ok("device list");
+    assert!(list.contains("CLASS") && list.contains("hdd (set)"), "{list}");
+    // It stands on the device.
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert_eq!((&row(1)["class"], &row(1)["class_set"]), (&"hdd".into(), &true.into()));
+    let unset = grid.json("device class 1/1 auto");
+    assert_eq!((&unset["class"], &unset["class_set"]), (&detected, &false.into()), "{unset}");
+    assert_eq!(row(1)["class_set"], false);
+    assert!(grid.ok("device class 1/0").contains("as it was set"));
+
+    assert!(grid.fails("device class 1/7 ssd").contains("node 1 has 2 devices"));
+    assert!(grid.fails("device class 1/0 tape").contains("[possible values: nvme, ssd, hdd, auto]"));
+    assert!(grid.fails("device class f00 ssd").contains("`holdfast device list` shows them"));
+    grid.ok("node kill 2");
+    let error = grid.fails("device class 2/0 ssd");
+    assert!(error.contains("node 2 is out of reach") && error.contains("try again"), "{error}");
+}
+
+#[test]
 fn a_fixed_volume_can_be_written_to_its_end_when_thin_ones_find_no_more_room() {
     let grid = Grid::new(16);
     grid.up("--nodes 3 --devices 1");

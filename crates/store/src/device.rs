@@ -169,6 +169,7 @@ impl Device {
         (stat.reads, stat.writes) =
             self.meter.times(now, self.io.iter().map(|(_, started)| (started.kind, started.at)));
         stat.io_errors = self.meter.io_errors;
+        stat.media_is_set = stat.media.is_some();
         stat.media = stat.media.or(self.media);
         Some(stat)
     }

@@ -6,10 +6,11 @@ use crate::client;
 use crate::grid::grow::{self, Source};
 use crate::grid::layout::GridDir;
 use crate::grid::survey::{self, Asker, Verdict};
-use crate::protocol::Request;
+use crate::protocol::{DeviceInfo, Request};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+use holdfast_base::MediaClass;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -21,7 +22,8 @@ use std::path::PathBuf;
     holdfast device add 2 --size 8GiB       a new device for node 2, which is restarted\n  \
     holdfast device drain 2/0               by node and place in the list, or by its id\n  \
     holdfast task watch                     how it gets on\n  \
-    holdfast device remove 2/0              once it is empty\n\n\
+    holdfast device remove 2/0              once it is empty\n  \
+    holdfast device class 2/1 hdd           what it is made of, where the list has it wrong\n\n\
     Data is moved from full devices to empty ones by itself.")]
 pub struct DeviceArgs {
     #[command(subcommand)]
@@ -30,8 +32,9 @@ pub struct DeviceArgs {
 
 #[derive(Subcommand, Debug)]
 enum DeviceAction {
-    /// All devices: their fill, what a flush costs, how they do
+    /// All devices: their fill, what they are made of, what a flush costs, how they do
     ///
+    /// CLASS is as the node found it, or as it was set (`holdfast device class`).
     /// FLUSH is what a durable write of 4 KiB took when the device was added. READS and WRITES are what 99 of 100 took no
     /// longer than in the last seconds, of small ones, writes being durable. ERRORS counts since the node was started. A
     /// device that is `slow` is an outlier among its peers: data goes elsewhere where it can, and after
@@ -68,6 +71,16 @@ enum DeviceAction {
         #[arg(long)]
         force: bool,
     },
+    /// Show what a device is made of, or set it
+    ///
+    /// Nodes ask the kernel, which often has it wrong of virtual disks: these claim to be rotational, whatever is below. What is set
+    /// stands on the device, and takes effect at once.
+    Class {
+        /// NODE/PLACE, for example 2/0, or the device's id
+        device: String,
+        /// `auto`: as the node finds it to be
+        class: Option<ClassArg>,
+    },
     /// Take a device that was drained out of a local grid, and delete its file (a device elsewhere becomes an empty one)
     Remove {
         device: String,
@@ -75,6 +88,25 @@ enum DeviceAction {
         #[arg(long)]
         force: bool,
     },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum ClassArg {
+    Nvme,
+    Ssd,
+    Hdd,
+    Auto,
+}
+
+impl ClassArg {
+    fn media(self) -> Option<MediaClass> {
+        match self {
+            ClassArg::Nvme => Some(MediaClass::Nvme),
+            ClassArg::Ssd => Some(MediaClass::Ssd),
+            ClassArg::Hdd => Some(MediaClass::Hdd),
+            ClassArg::Auto => None,
+        }
+    }
 }
 
 pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
@@ -99,6 +131,13 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
             };
             if json { print_json(&json!({ "device": device, "draining": !cancel })) } else { print(text) }
         }
+        DeviceAction::Class { device, class } => {
+            let device = find(dir, &device)?;
+            if let Some(class) = class {
+                client::done(dir, &Request::DeviceClass { device: device.clone(), class: class.media() })?;
+            }
+            show_class(dir, &device, json)
+        }
         DeviceAction::Remove { device, force } => {
             let device = find(dir, &device)?;
             let node = grow::remove_devices(dir, std::slice::from_ref(&device), force)?;
@@ -106,6 +145,30 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json { print_json(&json!({ "device": device, "removed": true })) } else { print(text) }
         }
     }
+}
+
+fn show_class(dir: &GridDir, device: &str, json: bool) -> Result<()> {
+    let status = gather(dir)?;
+    let found = status.nodes.iter().flat_map(|n| &n.devices).find(|d| d.device == device);
+    let found = found.with_context(|| {
+        format!("nothing is known of device {device}: its node is down; `holdfast status` shows the nodes")
+    })?;
+    if json {
+        return print_json(&json!({ "device": device, "class": found.class, "class_set": found.class_set }));
+    }
+    print(match found.class {
+        Some(class) if found.class_set => format!("device {device} is {class}, as it was set"),
+        Some(class) => format!("device {device} is {class}, as its node found it"),
+        None => {
+            format!("nobody knows what device {device} is; `holdfast device class {device} nvme`, ssd or hdd sets it")
+        }
+    })
+}
+
+/// `set` beside a class that nobody detected.
+fn class_text(device: &DeviceInfo) -> String {
+    let set = if device.class_set { " (set)" } else { "" };
+    device.class.map_or("-".to_string(), |class| format!("{class}{set}"))
 }
 
 /// What becomes of a device that is removed.
@@ -169,8 +232,11 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
         return print_json(&rows);
     }
     let mut rows = table(
-        &["DEVICE", "STATE", "CAPACITY", "USED", "SHARDS", "JOURNAL", "FLUSH", "READS", "WRITES", "ERRORS", "ID"],
-        &[2, 3, 4, 5, 6, 7, 8, 9],
+        &[
+            "DEVICE", "STATE", "CLASS", "CAPACITY", "USED", "SHARDS", "JOURNAL", "FLUSH", "READS", "WRITES", "ERRORS",
+            "ID",
+        ],
+        &[3, 4, 5, 6, 7, 8, 9, 10],
     );
     for node in &config.nodes {
         let told = status.nodes.iter().find(|n| n.id == node.id);
@@ -183,10 +249,11 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
                 Some(d) if d.slow_s.is_some() => "slow".to_string(),
                 Some(d) => d.health.clone(),
             };
-            let figure = |f: &dyn Fn(&crate::protocol::DeviceInfo) -> String| found.map_or("-".to_string(), f);
+            let figure = |f: &dyn Fn(&DeviceInfo) -> String| found.map_or("-".to_string(), f);
             rows.add_row([
                 format!("{}/{place}", node.id),
                 state,
+                figure(&class_text),
                 figure(&|d| Size(d.capacity_bytes).to_string()),
                 figure(&|d| percent_used(d.capacity_bytes, d.free_bytes)),
                 figure(&|d| d.shards.to_string()),

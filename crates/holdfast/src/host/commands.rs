@@ -651,6 +651,8 @@ impl Host {
             journal_bytes: stat.journal_bytes,
             journal_used_bytes: stat.journal_used_bytes,
             shards: stat.shard_count,
+            class: stat.media,
+            class_set: stat.media_is_set,
             draining: left.is_some(),
             left,
             read_p99_us: told(stat.reads),

@@ -251,6 +251,7 @@ impl ControlPlane {
             Request::ReceiveAbandon { name } => self.receive_abandon(&name).map(|()| Response::Done),
             Request::ReceiveState { name } => self.receive_state(&name).map(|token| Response::Resume { token }),
             Request::Drain { devices, cancel, force } => self.drain(&devices, cancel, force).map(|()| Response::Done),
+            Request::DeviceClass { device, class } => self.set_class(&device, class).map(|()| Response::Done),
             Request::CheckRemovable { devices, force } => {
                 self.check_removable(&devices, force).map(|()| Response::Done)
             }

@@ -13,8 +13,9 @@ use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{DeviceId, NodeId};
+use holdfast_base::{DeviceId, MediaClass, NodeId};
 use holdfast_format::geometry::Layout;
+use holdfast_format::wire::{Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,27 @@ const FILL_PER_MILLE: u64 = 900;
 
 /// Rates are of this span.
 const RATE_SPAN: Duration = Duration::from_secs(30);
+
+/// How long a device may take to note its class, and that to show.
+const CLASS_MAX: Duration = Duration::from_secs(4);
+
+/// Why a node did not note a device's class, and what to do.
+fn why_no_class(node: NodeId, reply: Option<Reply>) -> String {
+    match reply {
+        None => format!("node {node} is out of reach; `holdfast status` says why, and when it is up again, try again"),
+        Some(Reply::Refused(Refusal::DeviceFailed)) => {
+            "it is noted on the device, which has failed; replace it (`holdfast device drain`, `remove` and `add`)"
+                .to_string()
+        }
+        Some(Reply::Refused(Refusal::UnknownDevice)) => {
+            format!("node {node} runs without it; its log (`holdfast grid status` names the directory) says why")
+        }
+        Some(Reply::Refused(Refusal::Busy)) => {
+            format!("node {node} is busy with the device, or still opens it; try again")
+        }
+        Some(other) => format!("node {node} answered {other:?}; check that it runs the same release as this host"),
+    }
+}
 
 /// What is left of each task, as it was seen.
 #[derive(Default)]
@@ -98,6 +120,32 @@ impl ControlPlane {
             self.catalog.set_draining(*device, !cancel)?;
         }
         self.ask(|answer| Command::Drain { devices: after, answer })
+    }
+
+    /// The device's node notes what it is made of, or is to find out. Returns when it shows.
+    pub(super) fn set_class(&self, name: &str, class: Option<MediaClass>) -> Result<()> {
+        let device: DeviceId = name.parse()?;
+        let Some((node, _)) = self.config().devices().into_iter().find(|(_, known)| *known == device) else {
+            bail!("this grid has no device {name}; `holdfast device list` shows them");
+        };
+        let patience = Instant::now() + CLASS_MAX;
+        loop {
+            let request = || Box::new(Request::SetMedia { device, media: class });
+            match self.ask(|answer| Command::Call { node, request: request(), answer })? {
+                Some(Reply::Done) => break,
+                Some(Reply::Refused(Refusal::Busy)) if Instant::now() < patience => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                reply => bail!("the class of device {name} is not changed: {}", why_no_class(node, reply)),
+            }
+        }
+        // Nodes are asked for the state of their devices once a second.
+        let is_shown =
+            |d: &DeviceInfo| d.device == name && d.class_set == class.is_some() && (!d.class_set || d.class == class);
+        while Instant::now() < patience && !self.live()?.nodes.iter().flat_map(|n| &n.devices).any(is_shown) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
     }
 
     /// What remains must be able to hold what leaves.
@@ -328,6 +376,8 @@ mod tests {
             journal_bytes: 1 << 26,
             journal_used_bytes: 0,
             shards: 7,
+            class: None,
+            class_set: false,
             draining,
             left: None,
             read_p99_us: None,
