@@ -13,6 +13,7 @@ pub mod cell;
 pub mod engine;
 pub mod faults;
 pub mod grid;
+pub mod guest;
 pub mod history;
 pub mod logs;
 pub mod model;

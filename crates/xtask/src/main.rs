@@ -13,7 +13,7 @@ mod tools;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|demo|sim|torture|atlas|bench|clean [ARGUMENTS]";
+const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|demo|sim|torture|atlas|guest|bench|clean [ARGUMENTS]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -38,6 +38,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "sim" => suite::simulate(rest),
         "torture" => suite::torture(rest),
         "atlas" => atlas::run(rest),
+        "guest" => atlas::guest(rest),
         "bench" => bench::run(rest),
         "clean" => tools::cargo(&["clean"], rest),
         _ => bail!("no such command\n{USAGE}"),

@@ -75,6 +75,8 @@ pub struct Seen {
     pub left: u64,
     /// For each guest, the longest that it has waited for an answer.
     pub longest: Vec<Duration>,
+    /// The slowest of all answered requests, in words.
+    pub slowest: Option<(Duration, String)>,
     /// What went wrong, in words.
     pub failures: Vec<String>,
 }
@@ -94,6 +96,9 @@ impl Seen {
         self.left += other.left;
         for (mine, theirs) in self.longest.iter_mut().zip(&other.longest) {
             *mine = (*mine).max(*theirs);
+        }
+        if other.slowest.as_ref().map(|(took, _)| *took) > self.slowest.as_ref().map(|(took, _)| *took) {
+            self.slowest.clone_from(&other.slowest);
         }
         let room = FAILURES_MAX.saturating_sub(self.failures.len());
         self.failures.extend(other.failures.iter().take(room).cloned());
@@ -504,6 +509,11 @@ impl Guests {
         let flight = self.take(slot);
         let took = at.saturating_duration_since(flight.begun);
         self.seen.longest[guest] = self.seen.longest[guest].max(took);
+        if self.seen.slowest.as_ref().is_none_or(|(slowest, _)| *slowest < took) {
+            let (name, waited) = (&self.volumes[self.guests[guest].volume].plan.name, at - flight.sent);
+            let text = format!("{:?} of {name}, guest {guest}, {waited:?} of it over its last path", flight.drawn);
+            self.seen.slowest = Some((took, text));
+        }
         self.guests[guest].in_flight.retain(|s| *s != slot);
         let model = &mut self.volumes[self.guests[guest].volume].model;
         if reply.error != 0 {

@@ -11,6 +11,7 @@
 
 pub mod fault;
 pub mod guests;
+pub mod launch;
 pub mod machine;
 pub mod net;
 pub mod path;
@@ -23,7 +24,7 @@ use fault::{Fault, Kind};
 use guests::{Control, Guests, Plan, VolumePlan, Work};
 use machine::Part;
 use report::{Report, Row};
-use site::Site;
+use site::{Site, VolumeSpec};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,14 +46,14 @@ const AFTER_SILENCE: Duration = Duration::from_secs(10);
 const SWEEP_MAX: Duration = Duration::from_secs(300);
 const LOOK_PACE: Duration = Duration::from_millis(200);
 
-/// Volumes of a run: name, layout, encrypted. Each layout that three nodes with three devices can hold.
-pub const VOLUMES: [(&str, &str, bool); 6] = [
-    ("mirror2", "mirror:2", false),
-    ("mirror3", "mirror:3", false),
-    ("parity", "parity:2+1", false),
-    ("sealed", "parity:2+1", true),
-    ("nestedm", "nested-mirror", false),
-    ("nestedp", "nested-parity:2+1", false),
+/// Each layout that three nodes with three devices can hold.
+pub const VOLUMES: [VolumeSpec; 6] = [
+    VolumeSpec { name: "mirror2", layout: "mirror:2", is_encrypted: false },
+    VolumeSpec { name: "mirror3", layout: "mirror:3", is_encrypted: false },
+    VolumeSpec { name: "parity", layout: "parity:2+1", is_encrypted: false },
+    VolumeSpec { name: "sealed", layout: "parity:2+1", is_encrypted: true },
+    VolumeSpec { name: "nestedm", layout: "nested-mirror", is_encrypted: false },
+    VolumeSpec { name: "nestedp", layout: "nested-parity:2+1", is_encrypted: false },
 ];
 
 #[derive(Clone, Debug)]
@@ -74,10 +75,10 @@ pub struct Options {
 /// Makes the grid, commits all faults, and reads everything back. What guests saw is in the report, whatever happened.
 pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
     let begun = Instant::now();
-    let mut site = Site::build(&options.binary, &options.dir, (options.device_mib, options.volume_mib))?;
-    let volumes = VOLUMES.map(|(name, layout, _)| VolumePlan {
-        name: name.to_string(),
-        layout: layout.to_string(),
+    let mut site = Site::build(&options.binary, &options.dir, (options.device_mib, options.volume_mib), &VOLUMES)?;
+    let volumes = VOLUMES.map(|volume| VolumePlan {
+        name: volume.name.to_string(),
+        layout: volume.layout.to_string(),
         size_bytes: options.volume_mib << 20,
     });
     let plan = Plan {

@@ -35,9 +35,18 @@ impl Row {
         Row { name, expectation, lasted, whole_after, longest_at_hit: at_hit, longest_elsewhere: elsewhere, seen }
     }
 
-    fn json(&self) -> Value {
+    /// The longest wait of any guest, by volume.
+    fn by_volume(&self, volumes: &[(String, String)]) -> Value {
+        let longest = self.seen.longest.chunks(GUESTS_PER_VOLUME).map(|pair| pair.iter().max().copied());
+        let seconds = longest.map(|longest| json!(longest.unwrap_or_default().as_secs_f64()));
+        volumes.iter().map(|(name, _)| name.clone()).zip(seconds).collect::<serde_json::Map<_, _>>().into()
+    }
+
+    fn json(&self, volumes: &[(String, String)]) -> Value {
         let seen = &self.seen;
         json!({
+            "longest_stall_by_volume_s": self.by_volume(volumes),
+            "slowest_request": seen.slowest.as_ref().map(|(_, what)| what),
             "fault": self.name,
             "expected": self.expectation,
             "lasted_s": self.lasted.as_secs_f64(),
@@ -82,7 +91,7 @@ impl Report {
             "seed": self.seed,
             "took_s": self.took.as_secs_f64(),
             "volumes": self.volumes.iter().map(volume).collect::<Vec<_>>(),
-            "faults": self.rows.iter().map(Row::json).collect::<Vec<_>>(),
+            "faults": self.rows.iter().map(|row| row.json(&self.volumes)).collect::<Vec<_>>(),
             "requests": self.total.requests,
             "errors": self.total.errors,
             "mismatches": self.total.mismatches,

@@ -2,7 +2,7 @@
 
 use super::machine::{Machine, Part, endpoints, wait_etcd};
 use super::net::Net;
-use super::{VOLUMES, say};
+use super::say;
 use crate::logs;
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -13,18 +13,32 @@ use std::path::{Path, PathBuf};
 /// Devices of a node: as many as `nested-parity:2+1` wants.
 const DEVICES: &str = "3";
 
+/// A volume that both hosts are to offer.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeSpec {
+    pub name: &'static str,
+    pub layout: &'static str,
+    pub is_encrypted: bool,
+}
+
 pub struct Site {
     pub net: Net,
+    volumes: Vec<VolumeSpec>,
     machines: Vec<Machine>,
     key: PathBuf,
 }
 
 impl Site {
     /// Links the machines, starts etcd, makes the grid on n1, lets the others join, and makes the volumes.
-    pub fn build(binary: &Path, dir: &Path, (device_mib, volume_mib): (u64, u64)) -> Result<Site> {
+    pub fn build(
+        binary: &Path,
+        dir: &Path,
+        (device_mib, volume_mib): (u64, u64),
+        volumes: &[VolumeSpec],
+    ) -> Result<Site> {
         let net = Net::build(dir)?;
         let machines = Part::ALL.map(|part| Machine::new(part, binary, dir)).into_iter().collect();
-        let mut site = Site { net, machines, key: dir.join("sealed.key") };
+        let mut site = Site { net, volumes: volumes.to_vec(), machines, key: dir.join("sealed.key") };
         say("starting three members of etcd");
         for part in Part::VOTERS {
             site.machine(part).start_etcd()?;
@@ -65,7 +79,7 @@ impl Site {
     fn make_volumes(&mut self, volume_mib: u64) -> Result<()> {
         self.make_key()?;
         let (size, key) = (format!("{volume_mib}MiB"), self.key.to_string_lossy().into_owned());
-        for (name, layout, is_encrypted) in VOLUMES {
+        for VolumeSpec { name, layout, is_encrypted } in self.volumes.clone() {
             say(&format!("volume {name}: {layout}{}", if is_encrypted { ", encrypted" } else { "" }));
             let mut create = vec!["volume", "create", name, "--size", &size, "--layout", layout];
             let mut export = vec!["volume", "export", name, "--portal"];
@@ -88,7 +102,7 @@ impl Site {
 
     /// Hands volumes over until each host has every second one in service, counted from `turn` on.
     pub fn balance(&mut self, turn: usize) -> Result<()> {
-        for (at, (name, ..)) in VOLUMES.iter().enumerate() {
+        for (at, VolumeSpec { name, .. }) in self.volumes.clone().into_iter().enumerate() {
             let wanted = Part::HOSTS[(at + turn) % Part::HOSTS.len()];
             let shown = self.machine(Part::H1).json(&["volume", "show", name])?;
             let host =
@@ -106,18 +120,19 @@ impl Site {
         if let Some(what) = self.machines.iter_mut().find_map(Machine::missing) {
             return Some(what);
         }
-        let mut owners = vec![0; VOLUMES.len()];
+        let volumes = self.volumes.clone();
+        let mut owners = vec![0; volumes.len()];
         for host in Part::HOSTS {
             let status = match self.machine(host).json(&["status"]) {
                 Ok(status) => status,
                 Err(error) => return Some(format!("{error:#}")),
             };
-            if let Some(what) = lacks_at(&status, &mut owners) {
+            if let Some(what) = lacks_at(&status, &volumes, &mut owners) {
                 return Some(format!("host {host}: {what}"));
             }
         }
         let at = owners.iter().position(|owners| *owners != 1)?;
-        Some(format!("volume {} is in service at {} hosts", VOLUMES[at].0, owners[at]))
+        Some(format!("volume {} is in service at {} hosts", volumes[at].name, owners[at]))
     }
 
     /// What processes logged that asks for a person.
@@ -132,7 +147,7 @@ impl Site {
 }
 
 /// What one host lacks; counts the volumes that it has in service.
-fn lacks_at(status: &Value, owners: &mut [usize]) -> Option<String> {
+fn lacks_at(status: &Value, wanted: &[VolumeSpec], owners: &mut [usize]) -> Option<String> {
     let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
     if status["host"]["state"] != "up" {
         return Some(format!("it is {}", status["host"]["state"]));
@@ -144,7 +159,7 @@ fn lacks_at(status: &Value, owners: &mut [usize]) -> Option<String> {
     if let Some(node) = nodes.iter().find(|node| node["state"] != "up") {
         return Some(format!("node {} is {}", node["id"], node["state"]));
     }
-    for (at, (name, ..)) in VOLUMES.iter().enumerate() {
+    for (at, VolumeSpec { name, .. }) in wanted.iter().enumerate() {
         let volumes = list("volumes");
         let Some(volume) = volumes.iter().find(|volume| volume["name"] == *name) else {
             return Some(format!("it knows of no volume {name}"));

@@ -1,26 +1,14 @@
 //! `holdfast-atlas`: a grid over six network namespaces, every fault for each of them, a table at the end.
-//!
-//! Two processes. The outer one makes the namespaces, starts the inner one in that of the bridge, and removes them all when
-//! it has ended, however it has ended; so a run that was killed with everything else leaves only what the next start removes.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use holdfast_torture::atlas::fault::Fault;
-use holdfast_torture::atlas::{self, Options, net, say};
-use rustix::fs::FlockOperation;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use holdfast_torture::atlas::{self, Options, launch, say};
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// One run at a time: names of namespaces are this program's.
-const LOCK: &str = "/run/holdfast-atlas.lock";
-
-/// In each directory that this program has made, and may therefore empty.
-const MARK: &str = "atlas-was-here";
-
-/// Grids over six machines, every fault for each of them, and guests that check every byte
+/// A grid over six machines, every fault for each of them, and guests that check every byte
 ///
 /// Fails on any error that a guest sees, any wrong byte, any request that takes longer than it may, redundancy that does not come
 /// back, a process that ends by itself, and any ERROR line in a log. Needs root, for network namespaces.
@@ -119,72 +107,15 @@ fn list(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Makes the namespaces, runs the inner process, and removes them.
 fn outer(arguments: &Arguments) -> Result<bool> {
     faults(arguments)?;
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "network namespaces are root's to make: run it as root, or with sudo"
-    );
     ensure!(arguments.seconds > 0.0 && arguments.rate > 0.0 && arguments.depth > 0, "there is nothing to do");
-    let binary = std::fs::canonicalize(&arguments.binary);
-    let binary = binary.with_context(|| format!("no program {}; `./x build`", arguments.binary.display()))?;
-    let lock = std::fs::File::options().create(true).truncate(false).write(true).open(LOCK)?;
-    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        bail!("another run is at work on this machine ({LOCK} is locked); wait for it");
-    }
-    // What an interrupt does the inner process decides; this one waits for it, and cleans up.
-    let ignored = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&ignored))?;
-    }
-    net::remove().context("what an earlier run has left can't be removed")?;
-    let dir = make_dir(&arguments.dir)?;
-    net::make()?;
-    let outcome = run_inner(&binary, &dir);
-    let removed = net::remove();
-    for entry in std::fs::read_dir(&dir)?.flatten() {
-        // Devices are large, and logs tell what there is to tell; after a failure both stay.
-        if outcome.as_ref().is_ok_and(|passed| *passed) && entry.path().is_dir() {
-            let _ = std::fs::remove_dir_all(entry.path().join("devices"));
-        }
-    }
-    removed?;
-    if !outcome.as_ref().is_ok_and(|passed| *passed) {
-        say(&format!("logs and devices are kept in {}", dir.display()));
-    }
-    outcome
-}
-
-fn run_inner(binary: &Path, dir: &Path) -> Result<bool> {
-    let own = std::env::current_exe().context("cannot tell where this program is")?;
-    let mut command = Command::new("ip");
-    command.args(["netns", "exec", &net::namespace(net::HUB)]).arg(own);
-    command.args(std::env::args_os().skip(1)).arg("--inside");
-    command.arg("--binary").arg(binary).arg("--dir").arg(dir);
-    let status = command.status().context("cannot start `ip`; is iproute2 installed? (`./x setup`)")?;
-    Ok(status.success())
-}
-
-/// An empty directory, marked as this program's.
-fn make_dir(dir: &Path) -> Result<PathBuf> {
-    let is_empty = std::fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none());
-    if !is_empty {
-        let shown = dir.display();
-        ensure!(dir.join(MARK).exists(), "{shown} is not empty, and no run of this has made it: choose another --dir");
-        std::fs::remove_dir_all(dir).with_context(|| format!("cannot empty {shown}"))?;
-    }
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    std::fs::write(dir.join(MARK), b"a run of holdfast-atlas has made this directory, and the next one empties it\n")?;
-    Ok(std::fs::canonicalize(dir)?)
+    launch::outer(&arguments.binary, &arguments.dir)
 }
 
 /// The run itself, in the namespace of the bridge.
 fn inner(arguments: &Arguments) -> Result<bool> {
-    let stopped = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stopped))?;
-    }
+    let stopped = launch::interrupted()?;
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let options = Options {
         binary: arguments.binary.clone(),
