@@ -16,7 +16,7 @@ pub enum Kind {
     Hang,
     /// The machine's cable is pulled.
     Cut,
-    /// What the machine sends and gets takes 100 ms longer in each direction.
+    /// What the machine sends and gets takes longer, in each direction.
     Slow,
     /// Nothing arrives at the machine; what it sends does.
     Deaf,

@@ -31,9 +31,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wire::Passage;
 
-/// How late frames of a slow machine are, in each direction.
-const SLOW: Duration = Duration::from_millis(100);
-
 /// How long all may take to be whole after a fault.
 const WHOLE_MAX: Duration = Duration::from_secs(150);
 
@@ -64,6 +61,8 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// How long a fault lasts.
     pub lasts: Duration,
+    /// How late frames of a slow machine are, in each direction.
+    pub slow: Duration,
     pub silence: Duration,
     pub patience: Duration,
     pub depth: usize,
@@ -201,7 +200,7 @@ impl Atlas<'_> {
             Kind::Kill => self.site.machine(part).kill(),
             Kind::Hang => self.site.machine(part).hang(),
             Kind::Cut => self.site.net.cut(part),
-            Kind::Slow => self.site.net.divert(part, Passage::Late(SLOW)),
+            Kind::Slow => self.site.net.divert(part, Passage::Late(self.options.slow)),
             Kind::Deaf => self.site.net.divert(part, Passage::Deaf),
             Kind::Mute => self.site.net.divert(part, Passage::Mute),
         }

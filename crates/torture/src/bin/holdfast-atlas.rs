@@ -31,6 +31,10 @@ struct Arguments {
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
 
+    /// How late frames of a slow machine are, in each direction
+    #[arg(long, default_value_t = 100)]
+    slow_ms: u64,
+
     /// How long a guest that waits hears nothing before it leaves its host; less than 25 is not safe
     #[arg(long, default_value_t = 25.0)]
     silence: f64,
@@ -123,6 +127,7 @@ fn inner(arguments: &Arguments) -> Result<bool> {
         seed: arguments.seed.unwrap_or(clock.as_nanos() as u64 % 1_000_000),
         faults: faults(arguments)?,
         lasts: Duration::from_secs_f64(arguments.seconds),
+        slow: Duration::from_millis(arguments.slow_ms),
         silence: Duration::from_secs_f64(arguments.silence),
         patience: Duration::from_secs_f64(arguments.patience),
         depth: arguments.depth,
