@@ -171,11 +171,11 @@ pub fn run(dir: &GridDir) -> Result<()> {
     Ok(())
 }
 
-/// Where portals of other hosts come: beside this machine's nodes, on a port that the host's record tells.
+/// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
 fn listen_to_hosts(reactor: &mut Reactor, config: &GridConfig) -> Result<Option<(ListenerId, SocketAddr)>> {
     let is_shared = matches!(config.meta, MetaConfig::Etcd(_));
-    let Some(node) = config.nodes.first().filter(|_| is_shared) else { return Ok(None) };
-    let address = SocketAddr::new(node.address.ip(), 0);
+    let Some(ip) = config.address().filter(|_| is_shared) else { return Ok(None) };
+    let address = SocketAddr::new(ip, 0);
     Ok(Some(reactor.io().listen_tcp(address).context("a port for other hosts")?))
 }
 
