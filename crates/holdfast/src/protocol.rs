@@ -364,9 +364,13 @@ pub struct DeviceInfo {
 }
 
 /// What guests can still write to a node with these devices.
-pub fn free_of(devices: &[DeviceInfo]) -> u64 {
-    let takes = devices.iter().filter(|d| d.health == "serving" && !d.draining);
-    takes.map(|d| d.free_bytes - d.reserve_bytes).sum()
+pub fn free_of(devices: &[DeviceInfo]) -> Vec<u64> {
+    takers(devices).map(|d| d.free_bytes.saturating_sub(d.reserve_bytes)).collect()
+}
+
+/// Devices that take something new.
+pub fn takers(devices: &[DeviceInfo]) -> impl Iterator<Item = &DeviceInfo> {
+    devices.iter().filter(|d| d.health == "serving" && !d.draining)
 }
 
 /// Something that is done in the background.

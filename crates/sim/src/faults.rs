@@ -257,7 +257,7 @@ impl Nemesis {
             return None;
         }
         let healthy: Vec<usize> = (0..world.nodes.len()).filter(|n| !self.is_ill(*n)).collect();
-        Some(*self.prng.pick(&healthy))
+        (!healthy.is_empty()).then(|| *self.prng.pick(&healthy))
     }
 
     /// When [`Nemesis::act`] is to be called next, where that is not for chance to say.

@@ -33,7 +33,11 @@ impl Controller {
 
     /// Legs and rule of a new ledger over devices: 2f+1 of them where there are that many, taken from the nodes in turn.
     /// Of each node the best comes first.
-    pub(crate) fn choose_devices(&mut self, nodes: &[(NodeId, Vec<Leg>)], is_roomy: impl Fn(&DeviceStat) -> bool) -> Option<(Vec<Leg>, AckRule)> {
+    pub(crate) fn choose_devices(
+        &mut self,
+        nodes: &[(NodeId, Vec<Leg>)],
+        is_roomy: impl Fn(&DeviceStat) -> bool,
+    ) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.root().layout.failures();
         let depth = nodes.iter().map(|(_, legs)| legs.len()).max().unwrap_or(0);
         let mut legs: Vec<Leg> =

@@ -346,6 +346,7 @@ impl Controller {
         let layout = self.root().layout;
         let now = self.layout_now();
         let bears_more = |now: Layout| Geometry::new(now, 1).failures() > geometry.failures();
-        geometry.layout() != layout.shape() && (now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more))
+        geometry.layout() != layout.shape()
+            && (now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more))
     }
 }

@@ -1,6 +1,7 @@
 //! `holdfast volume`: make, show, resize, delete, export.
 
 use super::format::{print, print_json, print_table, table};
+use super::protect::{self, Redundancy};
 use super::snapshot::share;
 use crate::client;
 use crate::grid::layout::GridDir;
@@ -9,6 +10,7 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::geometry::Layout;
+use holdfast_volume::protect::Protect;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -16,6 +18,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:\n  \
     holdfast volume create vm1 --size 4GiB\n  \
     holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
+    holdfast volume plan                       what each --protect rule means here, and what it leaves\n  \
+    holdfast volume create safe --size 1GiB --protect node+device --dry-run\n  \
     holdfast volume create db --size 2GiB --provisioning fixed   others never take the space that it has yet to write\n  \
     holdfast volume create vault --size 2GiB --encrypt --key-file /root/vault.key   only who has the key can read it\n  \
     holdfast volume rekey vault --key-file /root/new.key\n  \
@@ -26,6 +30,7 @@ use std::path::PathBuf;
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
     holdfast volume clone golden@v1 vm3 --separate --no-export     for another host to export\n  \
     holdfast volume set vm1 --layout mirror:3  in any direction that the nodes allow\n  \
+    holdfast volume set vm1 --protect node     after a node was added\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
     #[command(subcommand)]
@@ -40,11 +45,11 @@ enum VolumeAction {
         /// Bytes that clients see, for example 4GiB; space is taken only for what is written
         #[arg(long)]
         size: Size,
-        /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node. For two nodes with several devices
-        /// each, nested-mirror and nested-parity:K+1 survive a node and at the same time a device of the other.
-        /// `holdfast space` tells what each leaves of the raw capacity
-        #[arg(long, default_value_t = Layout::DEFAULT)]
-        layout: Layout,
+        #[command(flatten)]
+        redundancy: Redundancy,
+        /// Show what the layout bears and what it leaves of the raw capacity, and make nothing
+        #[arg(long)]
+        dry_run: bool,
         /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
         #[arg(long, default_value = "thin")]
         provisioning: Provisioning,
@@ -80,6 +85,8 @@ enum VolumeAction {
     },
     /// All volumes of the grid
     List,
+    /// Which layout each protection rule chooses on this grid, and what that leaves of the raw capacity
+    Plan,
     /// One volume, with its counters
     Show { name: String },
     /// What a volume consists of, from its clients down to devices, and what passes from part to part
@@ -98,8 +105,14 @@ enum VolumeAction {
     Set {
         name: String,
         /// As for `volume create`; what is there is written anew in the background
-        #[arg(long, group = "change")]
+        #[arg(long, group = "change", conflicts_with = "protect")]
         layout: Option<Layout>,
+        /// As for `volume create`: what shall be survived, on the nodes and devices that there are now
+        #[arg(long, group = "change")]
+        protect: Option<Protect>,
+        /// Show what the layout bears and what it leaves of the raw capacity, and change nothing
+        #[arg(long)]
+        dry_run: bool,
         /// As for `volume create`
         #[arg(long, group = "change")]
         provisioning: Option<Provisioning>,
@@ -188,9 +201,12 @@ enum Integrity {
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, provisioning, integrity, encrypt, key, no_export } => {
+        VolumeAction::Create { size, redundancy, dry_run: true, .. } => {
+            protect::show_one(dir, json, &redundancy, Some(size.0))
+        }
+        VolumeAction::Create { name, size, redundancy, provisioning, integrity, encrypt, key, no_export, .. } => {
             let key = key_of_new(key, encrypt)?;
-            let layout = layout.to_string();
+            let layout = said(redundancy.settle(dir)?, json)?.unwrap_or(Layout::DEFAULT).to_string();
             let fixed = provisioning == Provisioning::Fixed;
             let checked_reads = integrity == Integrity::On;
             let (size_bytes, export) = (size.0, !no_export);
@@ -224,7 +240,15 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
-        VolumeAction::Set { name, layout, provisioning, integrity } => {
+        VolumeAction::Plan => protect::show_plan(dir, json),
+        VolumeAction::Set { layout, protect, dry_run: true, .. } => {
+            if layout.is_none() && protect.is_none() {
+                bail!("--dry-run shows what a layout means; say which, by --layout or --protect");
+            }
+            protect::show_one(dir, json, &Redundancy { layout, protect }, None)
+        }
+        VolumeAction::Set { name, layout, protect, provisioning, integrity, .. } => {
+            let layout = said(Redundancy { layout, protect }.settle(dir)?, json)?;
             let fixed = provisioning.map(|p| p == Provisioning::Fixed);
             let checked_reads = integrity.map(|i| i == Integrity::On);
             let layout_name = layout.map(|l| l.to_string());
@@ -262,6 +286,16 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             )
         }
     }
+}
+
+/// Tells people what a rule has chosen, before it is done.
+fn said(settled: Option<(Layout, Option<String>)>, json: bool) -> Result<Option<Layout>> {
+    let Some((layout, sentence)) = settled else { return Ok(None) };
+    match sentence.filter(|_| !json) {
+        Some(sentence) => print(sentence)?,
+        None => {}
+    }
+    Ok(Some(layout))
 }
 
 fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
