@@ -532,6 +532,11 @@ pub struct Counters {
     pub write_bytes: u64,
     pub append_hedges: u64,
     pub read_hedges: u64,
+    #[serde(default)]
+    pub shard_reads: u64,
+    /// Of these, from nodes of the host's own machine.
+    #[serde(default)]
+    pub near_reads: u64,
     pub reconstructed_reads: u64,
     pub rolls: u64,
     pub segments_written: u64,
@@ -560,6 +565,8 @@ impl From<holdfast_volume::Counters> for Counters {
             write_bytes: c.write_bytes,
             append_hedges: c.append_hedges,
             read_hedges: c.read_hedges,
+            shard_reads: c.shard_reads,
+            near_reads: c.near_reads,
             reconstructed_reads: c.reconstructed_reads,
             rolls: c.rolls,
             segments_written: c.segments_written,

@@ -96,6 +96,8 @@ pub struct Plan {
     pub drains: bool,
     /// The layout is changed now and then.
     pub relayouts: bool,
+    /// Each host has the node of its own number beside it.
+    pub near: bool,
     /// Its volumes are encrypted.
     pub encrypted: bool,
     /// Nodes are away for up to 1.5 s.
@@ -153,6 +155,7 @@ impl Plan {
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
+            near: Prng::new(seed ^ 0x4ea2).chance(300),
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
             mark_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod faults;
 pub mod grid;
 pub mod history;
+pub mod journey;
 pub mod logs;
 pub mod model;
 pub mod nbd;

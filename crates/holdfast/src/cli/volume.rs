@@ -440,6 +440,11 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     print_table(&rows)
 }
 
+/// Where holders of copies are on several machines it tells how local reads are.
+fn near_text(c: &crate::protocol::Counters) -> String {
+    format!("{} of {} shard reads from this machine's nodes", c.near_reads, c.shard_reads)
+}
+
 fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
     let c = &live.counters;
     row("mapped", Size(live.mapped_bytes).to_string());
@@ -455,6 +460,7 @@ fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
         row("avoids nodes", nodes.join(", "));
     }
     row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
+    row("near", near_text(c));
     row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
     row(
         "hedges",
