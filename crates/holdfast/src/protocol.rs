@@ -382,9 +382,13 @@ pub struct DeviceInfo {
 }
 
 /// What guests can still write to a node with these devices.
-pub fn free_of(devices: &[DeviceInfo]) -> u64 {
-    let takes = devices.iter().filter(|d| d.health == "serving" && !d.draining);
-    takes.map(|d| d.free_bytes - d.reserve_bytes).sum()
+pub fn free_of(devices: &[DeviceInfo]) -> Vec<u64> {
+    takers(devices).map(|d| d.free_bytes.saturating_sub(d.reserve_bytes)).collect()
+}
+
+/// Devices that take something new.
+pub fn takers(devices: &[DeviceInfo]) -> impl Iterator<Item = &DeviceInfo> {
+    devices.iter().filter(|d| d.health == "serving" && !d.draining)
 }
 
 /// Something that is done in the background.
@@ -580,6 +584,11 @@ pub struct Counters {
     pub write_bytes: u64,
     pub append_hedges: u64,
     pub read_hedges: u64,
+    #[serde(default)]
+    pub shard_reads: u64,
+    /// Of these, from nodes of the host's own machine.
+    #[serde(default)]
+    pub near_reads: u64,
     pub reconstructed_reads: u64,
     pub rolls: u64,
     pub segments_written: u64,
@@ -608,6 +617,8 @@ impl From<holdfast_volume::Counters> for Counters {
             write_bytes: c.write_bytes,
             append_hedges: c.append_hedges,
             read_hedges: c.read_hedges,
+            shard_reads: c.shard_reads,
+            near_reads: c.near_reads,
             reconstructed_reads: c.reconstructed_reads,
             rolls: c.rolls,
             segments_written: c.segments_written,

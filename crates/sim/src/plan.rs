@@ -97,6 +97,8 @@ pub struct Plan {
     pub drains: bool,
     /// The layout is changed now and then.
     pub relayouts: bool,
+    /// Each host has the node of its own number beside it.
+    pub near: bool,
     /// Its volumes are encrypted.
     pub encrypted: bool,
     /// Of each disk of a node; of the others nothing is known.
@@ -158,6 +160,7 @@ impl Plan {
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
+            near: Prng::new(seed ^ 0x4ea2).chance(300),
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
             media: Vec::new(),
             tiers: Tiers::default(),

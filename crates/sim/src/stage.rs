@@ -33,7 +33,7 @@ impl Scenery {
         plan.seed = seed;
         plan.profile = Profile::Calm;
         (plan.snapshots_max, plan.clones_max, plan.forks_max) = (0, 4, 0);
-        (plan.groups, plan.drains, plan.relayouts) = (false, false, false);
+        (plan.groups, plan.drains, plan.relayouts, plan.near) = (false, false, false, false);
         (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);

@@ -217,6 +217,10 @@ impl Run {
         self.on_group_loss();
         let controller = Controller::new(self.config_of(VOLUME, host));
         let at = self.world.attach(host, controller);
+        if self.plan.near {
+            let nodes = BTreeSet::from([NodeId(host as u32 + 1)]);
+            self.world.tell(at, Event::Near { nodes });
+        }
         if !self.draining.is_empty() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
         }

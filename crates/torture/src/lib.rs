@@ -15,6 +15,7 @@ pub mod faults;
 pub mod grid;
 pub mod guest;
 pub mod history;
+pub mod journey;
 pub mod logs;
 pub mod model;
 pub mod nbd;

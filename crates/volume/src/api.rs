@@ -210,6 +210,10 @@ pub enum Event {
     Resize {
         size_bytes: u64,
     },
+    /// Nodes of this machine: what one of them holds a copy of is read there first. Instead of what was told before.
+    Near {
+        nodes: BTreeSet<NodeId>,
+    },
     /// See [`Config::checked_reads`].
     CheckReads(bool),
     /// Change how the volume is written; what is there is written anew in the background.
@@ -492,6 +496,9 @@ pub struct Counters {
     pub write_bytes: u64,
     pub append_hedges: u64,
     pub read_hedges: u64,
+    /// Runs of blocks that one holder was asked for, and how many of these were on a node of this machine.
+    pub shard_reads: u64,
+    pub near_reads: u64,
     pub reconstructed_reads: u64,
     pub rolls: u64,
     pub segments_written: u64,

@@ -226,6 +226,7 @@ impl Controller {
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
+            Event::Near { nodes } => self.nodes.near = nodes,
             Event::CheckReads(checked) => self.config.checked_reads = checked,
             Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::SetTiers { tiers } => self.resizer.wanted_tiers = Some(tiers),

@@ -37,6 +37,7 @@ mod opening;
 mod outliers;
 mod placement;
 mod pressure;
+pub mod protect;
 mod rangemap;
 mod read;
 mod repair;

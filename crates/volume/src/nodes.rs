@@ -84,6 +84,8 @@ pub struct Nodes {
     refused_bytes: BTreeMap<Leg, u64>,
     /// Nothing new goes there.
     pub draining: BTreeSet<DeviceId>,
+    /// Nodes of the host's own machine.
+    pub near: BTreeSet<NodeId>,
     /// Slow ones that the volume does without: nothing new goes there, and what can be read elsewhere is.
     pub bypassed: BTreeSet<DeviceId>,
 }

@@ -6,6 +6,7 @@ pub mod explain;
 pub mod format;
 pub mod meta;
 pub mod node;
+pub mod protect;
 pub mod snapshot;
 pub mod space;
 pub mod status;

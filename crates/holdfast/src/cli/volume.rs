@@ -1,6 +1,7 @@
 //! `holdfast volume`: make, show, resize, delete, export.
 
 use super::format::{print, print_json, print_table, table};
+use super::protect::{self, Redundancy};
 use super::snapshot::share;
 use super::tier::TierFlags;
 use crate::client;
@@ -11,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::geometry::Layout;
 use holdfast_format::tier::Tiers;
+use holdfast_volume::protect::Protect;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -18,6 +20,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:\n  \
     holdfast volume create vm1 --size 4GiB\n  \
     holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
+    holdfast volume plan                       what each --protect rule means here, and what it leaves\n  \
+    holdfast volume create safe --size 1GiB --protect node+device --dry-run\n  \
     holdfast volume create db --size 2GiB --provisioning fixed   others never take the space that it has yet to write\n  \
     holdfast volume create vault --size 2GiB --encrypt --key-file /root/vault.key   only who has the key can read it\n  \
     holdfast volume rekey vault --key-file /root/new.key\n  \
@@ -31,6 +35,7 @@ use std::path::PathBuf;
     holdfast volume create vm4 --size 100GiB --first-tier mirror:2,ssd,20% --media hdd\n  \
     \x20                                            written to flash, moved to disks by age (`holdfast tier show`)\n  \
     holdfast volume set vm4 --first-tier none\n  \
+    holdfast volume set vm1 --protect node     after a node was added\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
     #[command(subcommand)]
@@ -45,11 +50,11 @@ enum VolumeAction {
         /// Bytes that clients see, for example 4GiB; space is taken only for what is written
         #[arg(long)]
         size: Size,
-        /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node. For two nodes with several devices
-        /// each, nested-mirror and nested-parity:K+1 survive a node and at the same time a device of the other.
-        /// `holdfast space` tells what each leaves of the raw capacity
-        #[arg(long, default_value_t = Layout::DEFAULT)]
-        layout: Layout,
+        #[command(flatten)]
+        redundancy: Redundancy,
+        /// Show what the layout bears and what it leaves of the raw capacity, and make nothing
+        #[arg(long)]
+        dry_run: bool,
         /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
         #[arg(long, default_value = "thin")]
         provisioning: Provisioning,
@@ -87,6 +92,8 @@ enum VolumeAction {
     },
     /// All volumes of the grid
     List,
+    /// Which layout each protection rule chooses on this grid, and what that leaves of the raw capacity
+    Plan,
     /// One volume, with its counters
     Show { name: String },
     /// What a volume consists of, from its clients down to devices, and what passes from part to part
@@ -102,12 +109,18 @@ enum VolumeAction {
     },
     /// Change how a volume is kept, while it is used
     #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
-        .args(["layout", "provisioning", "integrity", "first_tier", "media"])))]
+        .args(["layout", "protect", "provisioning", "integrity", "first_tier", "media"])))]
     Set {
         name: String,
         /// As for `volume create`; what is there is written anew in the background
-        #[arg(long)]
+        #[arg(long, conflicts_with = "protect")]
         layout: Option<Layout>,
+        /// As for `volume create`: what shall be survived, on the nodes and devices that there are now
+        #[arg(long)]
+        protect: Option<Protect>,
+        /// Show what the layout bears and what it leaves of the raw capacity, and change nothing
+        #[arg(long)]
+        dry_run: bool,
         /// As for `volume create`
         #[arg(long)]
         provisioning: Option<Provisioning>,
@@ -198,9 +211,24 @@ enum Integrity {
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, provisioning, integrity, tiers, encrypt, key, no_export } => {
+        VolumeAction::Create { size, redundancy, dry_run: true, .. } => {
+            protect::show_one(dir, json, &redundancy, Some(size.0))
+        }
+        VolumeAction::Create {
+            name,
+            size,
+            redundancy,
+            provisioning,
+            integrity,
+            tiers,
+            encrypt,
+            key,
+            no_export,
+            ..
+        } => {
             let key = key_of_new(key, encrypt)?;
-            let (layout, tiers) = (layout.to_string(), tiers.applied_to(Tiers::default()));
+            let tiers = tiers.applied_to(Tiers::default());
+            let layout = said(redundancy.settle(dir)?, json)?.unwrap_or(Layout::DEFAULT).to_string();
             let fixed = provisioning == Provisioning::Fixed;
             let checked_reads = integrity == Integrity::On;
             let (size_bytes, export) = (size.0, !no_export);
@@ -234,7 +262,15 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
-        VolumeAction::Set { name, layout, provisioning, integrity, tiers } => {
+        VolumeAction::Plan => protect::show_plan(dir, json),
+        VolumeAction::Set { layout, protect, dry_run: true, .. } => {
+            if layout.is_none() && protect.is_none() {
+                bail!("--dry-run shows what a layout means; say which, by --layout or --protect");
+            }
+            protect::show_one(dir, json, &Redundancy { layout, protect }, None)
+        }
+        VolumeAction::Set { name, layout, protect, provisioning, integrity, tiers, .. } => {
+            let layout = said(Redundancy { layout, protect }.settle(dir)?, json)?;
             let fixed = provisioning.map(|p| p == Provisioning::Fixed);
             let checked_reads = integrity.map(|i| i == Integrity::On);
             let layout_name = layout.map(|l| l.to_string());
@@ -281,6 +317,15 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             )
         }
     }
+}
+
+/// Tells people what a rule has chosen, before it is done.
+fn said(settled: Option<(Layout, Option<String>)>, json: bool) -> Result<Option<Layout>> {
+    let Some((layout, sentence)) = settled else { return Ok(None) };
+    if let Some(sentence) = sentence.filter(|_| !json) {
+        print(sentence)?;
+    }
+    Ok(Some(layout))
 }
 
 fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
@@ -427,6 +472,11 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     print_table(&rows)
 }
 
+/// Where holders of copies are on several machines it tells how local reads are.
+fn near_text(c: &crate::protocol::Counters) -> String {
+    format!("{} of {} shard reads from this machine's nodes", c.near_reads, c.shard_reads)
+}
+
 fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
     let c = &live.counters;
     row("mapped", Size(live.mapped_bytes).to_string());
@@ -442,6 +492,7 @@ fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
         row("avoids nodes", nodes.join(", "));
     }
     row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
+    row("near", near_text(c));
     row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
     row(
         "hedges",

@@ -429,6 +429,7 @@ impl Host {
             Command::LeftToDrain { answer } => tell(&answer, self.left_to_drain()),
             Command::Nodes { nodes, answer } => {
                 self.links.set_nodes(&nodes, now, io);
+                self.look_who_is_near(now, &nodes, io);
                 tell(&answer, ());
             }
             Command::Offers { offers, hosts, answer } => {

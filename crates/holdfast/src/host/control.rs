@@ -33,6 +33,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
+use holdfast_volume::protect::{self, Protect};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -393,17 +394,15 @@ impl ControlPlane {
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
         let layout: Layout = layout.parse()?;
-        let (config, each) = (self.config(), layout.shards_a_domain());
-        let fitting = config.nodes.iter().filter(|node| node.devices.len() >= usize::from(each)).count();
-        if usize::from(layout.width()) > fitting {
-            let of = if layout.is_nested() { format!(" of {each} devices") } else { String::new() };
-            bail!(
-                "layout {layout} wants {} nodes{of} and this grid has {fitting}; choose a narrower one, for example \
-                 mirror:2",
-                layout.width()
-            );
+        let by_node: Vec<usize> = self.config().nodes.iter().map(|node| node.devices.len()).collect();
+        let Some((wants, has)) = protect::lacks(layout, &by_node) else { return Ok(layout) };
+        match protect::choose(Protect::Node, &by_node).or_else(|_| protect::choose(Protect::Device, &by_node)) {
+            Ok(fits) => bail!(
+                "layout {layout} wants {wants} and this grid has {has}; choose another, for example {fits} \
+                 (`holdfast volume plan` shows what there is)"
+            ),
+            Err(why) => bail!("layout {layout} wants {wants} and this grid has {has}; {why}"),
         }
-        Ok(layout)
     }
 
     fn set(

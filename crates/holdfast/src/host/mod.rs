@@ -25,6 +25,7 @@ mod keys;
 mod links;
 pub mod meta;
 mod nbd;
+mod near;
 mod peers;
 pub mod portals;
 pub mod presence;
@@ -101,6 +102,7 @@ pub struct Host {
     closed: VecDeque<Token>,
     chores_at: Instant,
     started: Instant,
+    near: near::Near,
     life: Life,
 }
 
@@ -123,6 +125,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let address = host_listener.map(|(_, address)| address);
     let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
     catalog.set_own_nodes(&config.nodes)?;
+    let near = near::Near::of(&config.nodes);
     signer::start(dir, &config, catalog.clone(), meta.clone())?;
     config.nodes = catalog.nodes()?;
     // Read after that: while the host was away others may have taken volumes over.
@@ -154,6 +157,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         closed: VecDeque::new(),
         chores_at: started,
         started,
+        near,
         life: Life::Running,
     };
     let (offers, hosts) = keeper::offers(&catalog, &catalog.all()?, &presence.hosts()?);
@@ -212,6 +216,7 @@ impl Host {
         for (node, boot, devices) in up {
             self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices }, io);
         }
+        self.drive(now, at, VolumeEvent::Near { nodes: self.near.nodes.clone() }, io);
         if !self.draining.is_empty() {
             self.drive(now, at, VolumeEvent::Drain { devices: self.draining.clone() }, io);
         }
