@@ -84,3 +84,57 @@ fn data_are_born_in_a_mirror_and_move_on_by_age() {
     grid.ok("volume set vm --first-tier mirror:2,20%");
     assert_eq!(grid.json("volume show vm")["tiers"]["first"]["size"]["PerMille"], 200);
 }
+
+/// Devices of each node, by id: (node, device).
+fn devices(grid: &Grid) -> Vec<(u64, String)> {
+    let list = grid.json("device list");
+    let row = |row: &Value| (row["node"].as_u64().unwrap(), row["device"]["device"].as_str().unwrap().to_string());
+    list.as_array().unwrap_or_else(|| panic!("{list}")).iter().map(row).collect()
+}
+
+/// Bytes of a volume's shards on devices of a class, its map's apart.
+fn data_on(grid: &Grid, volume: &str, of: &[String]) -> u64 {
+    let parts = grid.json(&format!("volume explain {volume}"));
+    let devices = parts["parts"]["devices"].as_array().unwrap_or_else(|| panic!("{parts}")).clone();
+    let is_of = |d: &&Value| of.iter().any(|device| d["device"] == device.as_str());
+    devices.iter().filter(is_of).map(|d| d["bytes"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn data_are_born_on_flash_and_end_on_disks() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let grid = Grid::new(2);
+    grid.up("--nodes 3 --devices 2");
+    let create = "volume create vm --size 512MiB --first-tier mirror:2,ssd,64MiB --media hdd";
+    let mut flash = Vec::new();
+    let mut disks = Vec::new();
+    for (i, (_, device)) in devices(&grid).into_iter().enumerate() {
+        let class = if i % 2 == 0 { "ssd" } else { "hdd" };
+        grid.ok(&format!("device class {device} {class}"));
+        if class == "ssd" { &mut flash } else { &mut disks }.push(device);
+    }
+    let on_nvme = grid.fails(&create.replace("ssd", "nvme"));
+    assert!(
+        on_nvme.contains("mirror:2 on nvme wants 2 nodes") && on_nvme.contains("holdfast device class"),
+        "{on_nvme}"
+    );
+    grid.ok(create);
+    let (one, scratch) = (grid.path("one"), grid.path("scratch"));
+    pattern(&one, LEN);
+    copy_in(&grid, &one);
+    until("clients rest, and a quarter of the tier is left", || {
+        let tier = tier(&grid, "vm");
+        tier["bytes"].as_u64().unwrap() <= 20 * MIB && tier["rotated_bytes"].as_u64().unwrap() > 8 * MIB
+    });
+    let (on_flash, on_disks) = (data_on(&grid, "vm", &flash), data_on(&grid, "vm", &disks));
+    assert!(on_flash > 0 && on_disks > 8 * MIB, "{on_flash} on flash, {on_disks} on disks");
+    assert_eq!(tier(&grid, "vm")["astray_segments"], 0);
+    assert_volume_holds(&grid.uri("vm"), &one, &scratch);
+    assert!(tier(&grid, "vm")["read_first_bytes"].as_u64().unwrap() > 0);
+    // A device changes its class: what lies there is astray, and goes where it belongs.
+    grid.ok(&format!("device class {} hdd", flash[0]));
+    until("what lies there has left", || tier(&grid, "vm")["astray_segments"] == 0);
+    assert_volume_holds(&grid.uri("vm"), &one, &scratch);
+}

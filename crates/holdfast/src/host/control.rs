@@ -25,7 +25,7 @@ use crate::config::HostSettings;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
-use crate::protocol::{HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, VolumeInfo};
+use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
@@ -374,6 +374,7 @@ impl ControlPlane {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
         tiers.check(layout, size_bytes)?;
+        self.check_media(layout, tiers)?;
         let left_bytes = owned_bytes(size_bytes);
         if is_fixed {
             self.check_owned(&format!("volume {name}"), None, layout, left_bytes)?;
@@ -418,7 +419,11 @@ impl ControlPlane {
         }
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
         let root = &entry.root;
-        tiers.unwrap_or(root.tiers).check(layout.unwrap_or(root.layout), entry.size_bytes())?;
+        let becomes = (layout.unwrap_or(root.layout), tiers.unwrap_or(root.tiers));
+        becomes.1.check(becomes.0, entry.size_bytes())?;
+        if becomes != (root.layout, root.tiers) {
+            self.check_media(becomes.0, becomes.1)?;
+        }
         if let Some(layout) = layout {
             self.check_fixed(&entry, entry.size_bytes(), layout)?;
             self.set_policy(name, Policy::Layout(layout))?;
@@ -434,6 +439,24 @@ impl ControlPlane {
             self.ask(|answer| Command::CheckReads { name: name.to_string(), checked, answer })?;
         }
         self.show(name)
+    }
+
+    /// Whether nodes have devices enough of the classes of media that tiers name.
+    fn check_media(&self, layout: Layout, tiers: Tiers) -> Result<()> {
+        let first = tiers.first.and_then(|first| Some((first.layout, first.media?)));
+        let named = tiers.capacity.map(|media| (layout, media)).into_iter().chain(first);
+        for (layout, media) in named {
+            let live = self.live()?;
+            let is_of = |d: &&DeviceInfo| d.class == Some(media);
+            let by_node: Vec<usize> = live.nodes.iter().map(|n| n.devices.iter().filter(is_of).count()).collect();
+            if let Some((wants, has)) = protect::lacks(layout, &by_node) {
+                bail!(
+                    "layout {layout} on {media} wants {wants}, and this grid has {has} of that class; `holdfast device list` \
+                     shows the classes of devices, and `holdfast device class` sets them"
+                );
+            }
+        }
+        Ok(())
     }
 
     fn set_policy(&self, name: &str, policy: Policy) -> Result<()> {
