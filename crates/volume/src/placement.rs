@@ -90,7 +90,7 @@ impl Controller {
     pub(crate) fn better_ledger_possible(&self) -> bool {
         let Some(open) = &self.log.open else { return false };
         let failures = self.root().layout.failures();
-        let wanted = 2 * usize::from(failures) + 1;
+        let wanted = (2 * usize::from(failures) + 1).min(LEGS_MAX);
         let best = self.rule_now();
         let usable_domains = if best == AckRule::NESTED { self.nodes_with(2) } else { self.domain_count() };
         let usable = self.usable_legs();

@@ -7,10 +7,10 @@ use super::status::{GridStatus, gather};
 use crate::grid::layout::GridDir;
 use crate::protocol::takers;
 use crate::size::Size;
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use holdfast_format::geometry::Layout;
-use holdfast_volume::protect::{Protect, bears, choose};
+use holdfast_volume::protect::{Protect, bears, choose, lacks};
 use serde::Serialize;
 
 /// How a volume is kept: by a layout, or by a rule that chooses one.
@@ -136,7 +136,16 @@ pub fn show_one(dir: &GridDir, json: bool, of: &Redundancy, size_bytes: Option<u
     let status = gather(dir)?;
     let plan = match of.protect {
         Some(rule) => Plan::by_rule(&status, rule).map_err(|why| anyhow!(why))?,
-        None => Plan::of(&status, of.layout.unwrap_or(Layout::DEFAULT)),
+        None => {
+            let layout = of.layout.unwrap_or(Layout::DEFAULT);
+            if let Some((wants, has)) = lacks(layout, &devices_of(&status)) {
+                bail!(
+                    "layout {layout} wants {wants} and this grid has {has} that take data; `holdfast volume plan` shows what \
+                     fits"
+                );
+            }
+            Plan::of(&status, layout)
+        }
     };
     if json { print_json(&plan) } else { print(plan.sentence(size_bytes)) }
 }
