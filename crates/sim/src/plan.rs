@@ -96,6 +96,9 @@ pub struct Plan {
     pub drains: bool,
     /// The layout is changed now and then.
     pub relayouts: bool,
+    /// Nodes have disks of different classes, and this share of the fast ones is for copies of what is read; zero where there is
+    /// no read cache.
+    pub read_cache_per_mille: u32,
     /// Its volumes are encrypted.
     pub encrypted: bool,
     /// Nodes are away for up to 1.5 s.
@@ -153,6 +156,7 @@ impl Plan {
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
+            read_cache_per_mille: *Prng::new(seed ^ 0xcac4e).pick(&[0, 0, 0, 20, 100, 400]),
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
             mark_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
@@ -173,6 +177,9 @@ impl Plan {
         };
         plan.nest(Prng::new(seed ^ 0x4e57));
         plan.apply_profile(&mut prng);
+        if plan.read_cache_per_mille > 0 {
+            plan.read_again();
+        }
         plan.relayouts &= plan.profile != Profile::Full;
         if plan.relayouts {
             // For a while it lies there twice.
@@ -205,6 +212,17 @@ impl Plan {
             self.nodes = prng.between(2, 3) as usize;
             self.disks = usize::from(self.layout.shards_a_domain()) + prng.below(2) as usize;
         }
+    }
+
+    /// Two disks a node at least, and guests that read the same again and again; disks that lie do so more often, for what is
+    /// written for a cache is little.
+    fn read_again(&mut self) {
+        self.disks = self.disks.max(2);
+        self.requests = self.requests * 3 / 2;
+        if let Some(faults) = &mut self.rotten {
+            (faults.lost_write, faults.misdirected_write) = (3 * faults.lost_write, 3 * faults.misdirected_write);
+        }
+        self.mix = Mix { read: 2 * self.mix.read, hot: self.mix.hot.max(800), ..self.mix };
     }
 
     fn apply_profile(&mut self, prng: &mut Prng) {

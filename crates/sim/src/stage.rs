@@ -33,6 +33,7 @@ impl Scenery {
         plan.profile = Profile::Calm;
         (plan.snapshots_max, plan.clones_max, plan.forks_max) = (0, 4, 0);
         (plan.groups, plan.drains, plan.relayouts) = (false, false, false);
+        plan.read_cache_per_mille = 0;
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
