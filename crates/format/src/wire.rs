@@ -130,6 +130,8 @@ pub enum Request {
         blocks: u32,
         /// Against the shard's checksums. Bytes that were not may be damaged.
         checked: bool,
+        /// A copy in the node's read cache will do; not for who looks whether the shard can be read.
+        cached: bool,
     },
     /// The shard's header area.
     ReadShardHeader {
@@ -175,6 +177,22 @@ pub struct OpTimes {
     pub samples: u32,
 }
 
+/// A node's read cache since the node's process was started: reads of devices slower than the one that it is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CacheStat {
+    /// Reads that were answered from it, and those that were not.
+    pub hits: u64,
+    pub misses: u64,
+    /// Lines that could not be read back as they were written.
+    pub damaged: u64,
+    pub admitted_bytes: u64,
+    /// Because others were read more often, or shards needed the room.
+    pub evicted_bytes: u64,
+    pub held_bytes: u64,
+    /// Most that it may come to hold; free space counts as free, whatever of it is held.
+    pub limit_bytes: u64,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeviceStat {
     pub device: DeviceId,
@@ -197,6 +215,8 @@ pub struct DeviceStat {
     pub media: Option<MediaClass>,
     /// The operator said so; else it was detected.
     pub media_is_set: bool,
+    /// Of the device that the node's read cache is on.
+    pub read_cache: Option<CacheStat>,
 }
 
 impl DeviceStat {
@@ -216,6 +236,7 @@ impl DeviceStat {
             flush_us: 0,
             media: None,
             media_is_set: false,
+            read_cache: None,
         }
     }
 }

@@ -50,6 +50,8 @@ pub struct NodeOptions {
     pub format_blank: bool,
     /// Credentials, where links have TLS.
     pub tls: Option<LinkPaths>,
+    /// Share of a fast device for copies of what is read from slower ones; zero for none.
+    pub read_cache_percent: u32,
 }
 
 struct Peer {
@@ -92,8 +94,10 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
     let (_, bound) = outwait(|| reactor.io().listen_tcp(options.listen), in_use)?;
     let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
+    let node_config = store::NodeConfig::new(options.grid, options.node, boot);
+    let node_config = store::NodeConfig { read_cache_per_mille: options.read_cache_percent * 10, ..node_config };
     let mut shell = NodeShell {
-        node: store::Node::new(store::NodeConfig::new(options.grid, options.node, boot)),
+        node: store::Node::new(node_config),
         effects: Effects::new(),
         peers: Slab::new(PEERS_MAX),
         by_conn: HashMap::new(),

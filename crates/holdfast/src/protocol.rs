@@ -4,10 +4,13 @@
 
 use crate::anatomy::Parts;
 use crate::host::schedule::Schedule;
+use crate::size::Size;
 use holdfast_base::MediaClass;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
+use holdfast_format::wire::CacheStat;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::PathBuf;
 
 /// Longest line that either side takes.
@@ -373,12 +376,45 @@ pub struct DeviceInfo {
     /// What a durable write of a block took when the device was added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flush_us: Option<u32>,
+    /// Where its node's read cache is on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_cache: Option<ReadCacheInfo>,
     /// It is an outlier among its peers: for so many seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_s: Option<u64>,
     /// Then: a volume does without it.
     #[serde(default)]
     pub bypassed: bool,
+}
+
+/// Copies on a fast device of what is read often from slower ones of its node; counted since the node was started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReadCacheInfo {
+    /// Reads of slower devices that were answered from it, and those that were not.
+    pub hits: u64,
+    pub misses: u64,
+    /// Copies that could not be read back, and were read from the slower device again.
+    pub damaged: u64,
+    pub admitted_bytes: u64,
+    pub evicted_bytes: u64,
+    pub held_bytes: u64,
+    /// Most that it may come to hold. What it holds counts as free.
+    pub limit_bytes: u64,
+}
+
+impl From<CacheStat> for ReadCacheInfo {
+    fn from(stat: CacheStat) -> ReadCacheInfo {
+        let CacheStat { hits, misses, damaged, admitted_bytes, evicted_bytes, held_bytes, limit_bytes } = stat;
+        ReadCacheInfo { hits, misses, damaged, admitted_bytes, evicted_bytes, held_bytes, limit_bytes }
+    }
+}
+
+impl fmt::Display for ReadCacheInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (held, limit, reads) = (Size(self.held_bytes), Size(self.limit_bytes), self.hits + self.misses);
+        let percent = (self.hits * 100).checked_div(reads).unwrap_or(0);
+        write!(f, "{held} of at most {limit}, which served {percent} % of {reads} reads of slower devices")
+    }
 }
 
 /// What guests can still write to a node with these devices.

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Grid, free_ports, holdfast, text, until};
+use support::{Grid, assert_volume_holds, free_ports, has_nbdcopy, holdfast, nbdcopy, pattern, text, until};
 
 #[test]
 fn settings_are_in_one_file_that_is_checked_before_it_is_used() {
@@ -418,4 +418,56 @@ fn a_grid_and_nodes_are_made_on_devices_that_are_there() {
     grid.ok("grid down");
     grid.ok("grid up");
     assert!(Path::new(&one).exists());
+}
+
+/// The counters of the grid's read caches.
+fn read_caches(grid: &Grid) -> Vec<serde_json::Value> {
+    let devices = grid.json("device list");
+    let told = devices.as_array().unwrap().iter().map(|row| row["device"]["read_cache"].clone());
+    told.filter(|cache| !cache.is_null()).collect()
+}
+
+#[test]
+fn what_is_read_again_and_again_from_a_slow_device_is_read_from_a_fast_one() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let grid = Grid::new(45);
+    grid.up("--nodes 2 --devices 2");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    let (original, scratch) = (grid.path("original"), grid.path("scratch"));
+    pattern(&original, 16 << 20);
+    nbdcopy(original.to_str().unwrap(), &grid.uri("v1"));
+    // So that all of it lies in segments.
+    grid.ok("volume unexport v1");
+    grid.ok("volume export v1");
+    assert!(read_caches(&grid).is_empty(), "all devices are alike");
+    for node in [1, 2] {
+        grid.ok(&format!("device class {node}/0 nvme"));
+        grid.ok(&format!("device class {node}/1 hdd"));
+    }
+    let sum = |key: &str| read_caches(&grid).iter().map(|cache| cache[key].as_u64().unwrap()).sum::<u64>();
+    until("reads are served from a read cache", || {
+        assert_volume_holds(&grid.uri("v1"), &original, &scratch);
+        sum("hits") > 20
+    });
+    assert!(read_caches(&grid).len() <= 2 && sum("held_bytes") > 1 << 20 && sum("damaged") == 0);
+    let list = grid.ok("device list");
+    assert!(list.contains("read cache on 1/0: ") && list.contains(" reads of slower devices"), "{list}");
+
+    let path = grid.path("holdfast.toml");
+    fs::write(&path, "[cache]\nreads = \"off\"\n").unwrap();
+    assert!(grid.ok("config check").contains("it sets 1 of"));
+    grid.ok("grid down");
+    grid.ok("grid up");
+    for _ in 0..3 {
+        assert_volume_holds(&grid.uri("v1"), &original, &scratch);
+    }
+    assert!(read_caches(&grid).is_empty(), "it is off");
+    // A node starts whatever is wrong with the file.
+    fs::write(&path, "[cache]\nreads = \"200 %\"\n").unwrap();
+    assert!(grid.fails("config check").contains("from 1 % to 50 %, or off"));
+    grid.ok("node kill 2");
+    grid.ok("node start 2");
+    assert!(read_caches(&grid).is_empty(), "it does without");
 }

@@ -22,6 +22,7 @@ pub mod plan;
 pub mod portals;
 pub mod runner;
 pub mod secrecy;
+pub mod shards;
 mod snapshots;
 pub mod stage;
 pub mod swarm;

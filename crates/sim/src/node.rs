@@ -163,7 +163,9 @@ impl<M: Machine> World<M> {
         let event = match input {
             Input::Disk { token, result } => store::Event::Disk { token, result },
             Input::Message(stream, Message { token, body: Body::Request(request), payload }) => {
-                store::Event::Request { peer: peer_of(stream), token, request, payload }
+                let peer = peer_of(stream);
+                self.witness.on_request(peer, token, &request, &payload);
+                store::Event::Request { peer, token, request, payload }
             }
             Input::Message(stream, Message { body: Body::End, .. }) => {
                 self.node_hears_end(stream.conn);
@@ -205,6 +207,7 @@ impl<M: Machine> World<M> {
             }
             store::Effect::Reply { peer, token, reply, payload } => {
                 let payload = holdfast_base::buf::concat(&payload);
+                self.witness.on_reply(peer, token, &reply, &payload);
                 self.send(stream_to(peer), Message { token, body: Body::Reply(reply), payload });
             }
             store::Effect::Read { slot, offset, len, token } => {

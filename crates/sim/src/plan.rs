@@ -99,6 +99,9 @@ pub struct Plan {
     pub relayouts: bool,
     /// Each host has the node of its own number beside it.
     pub near: bool,
+    /// Nodes have disks of different classes, and this share of the fast ones is for copies of what is read; zero where there is
+    /// no read cache.
+    pub read_cache_per_mille: u32,
     /// Its volumes are encrypted.
     pub encrypted: bool,
     /// Of each disk of a node; of the others nothing is known.
@@ -161,6 +164,7 @@ impl Plan {
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
             near: Prng::new(seed ^ 0x4ea2).chance(300),
+            read_cache_per_mille: *Prng::new(seed ^ 0xcac4e).pick(&[0, 0, 0, 20, 100, 400]),
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
             media: Vec::new(),
             tiers: Tiers::default(),
@@ -185,6 +189,9 @@ impl Plan {
         plan.lay_over_devices(Prng::new(seed ^ 0xdef1));
         plan.tier(Prng::new(seed ^ 0x71e4));
         plan.apply_profile(&mut prng);
+        if plan.read_cache_per_mille > 0 {
+            plan.read_again();
+        }
         plan.relayouts &= plan.profile != Profile::Full;
         if plan.relayouts {
             // For a while it lies there twice.
@@ -265,6 +272,17 @@ impl Plan {
             let least = usize::from(self.layout.width()).div_ceil(self.nodes);
             self.disks = least + prng.below(3) as usize;
         }
+    }
+
+    /// Two disks a node at least, and guests that read the same again and again; disks that lie do so more often, for what is
+    /// written for a cache is little.
+    fn read_again(&mut self) {
+        self.disks = self.disks.max(2);
+        self.requests = self.requests * 3 / 2;
+        if let Some(faults) = &mut self.rotten {
+            (faults.lost_write, faults.misdirected_write) = (3 * faults.lost_write, 3 * faults.misdirected_write);
+        }
+        self.mix = Mix { read: 2 * self.mix.read, hot: self.mix.hot.max(800), ..self.mix };
     }
 
     fn apply_profile(&mut self, prng: &mut Prng) {

@@ -35,6 +35,7 @@ impl Scenery {
         (plan.snapshots_max, plan.clones_max, plan.forks_max) = (0, 4, 0);
         (plan.groups, plan.drains, plan.relayouts, plan.near) = (false, false, false, false);
         (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
+        plan.read_cache_per_mille = 0;
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);

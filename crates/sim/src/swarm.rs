@@ -3,7 +3,7 @@
 //! Safety phase: requests and faults. Liveness phase: everything is healed, and the grid must converge: all requests
 //! answered, the volume open, redundancy whole, every sector read back and judged, nothing held that nobody names.
 
-use crate::disk::Crash;
+use crate::disk::{Crash, Disk};
 use crate::family::Families;
 use crate::faults::{HostAct, Nemesis};
 use crate::groups::Groups;
@@ -13,7 +13,8 @@ use crate::snapshots::Snapshots;
 use crate::workload::{Area, Guests, What};
 use crate::world::{MachineAt, Output, World};
 use holdfast_base::{
-    DeviceId, Epoch, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId, VolumeId,
+    DeviceId, Epoch, InstanceId, Instant, MediaClass, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId,
+    VolumeId,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
@@ -68,6 +69,8 @@ pub struct Outcome {
     pub folds: u64,
     pub marks: u64,
     pub shards_rebuilt: u64,
+    /// Reads that were answered from nodes' read caches, of processes that live at the end.
+    pub cache_hits: u64,
     /// By keys and positions: what was encrypted.
     pub seals: u64,
     /// Of a volume that is not encrypted: disks show what guests wrote.
@@ -118,9 +121,13 @@ impl Run {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
             config.batch_records_max = plan.batch_records_max;
+            config.read_cache_per_mille = plan.read_cache_per_mille;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
             for (disk, media) in world.nodes[node].disks.iter_mut().zip(&plan.media) {
                 disk.media = Some(*media);
+            }
+            if plan.read_cache_per_mille > 0 && plan.media.is_empty() {
+                mix_classes(&mut world.nodes[node].disks, Prng::new(plan.seed ^ 0xcac4e ^ n as u64));
             }
             world.start_node(node);
         }
@@ -512,7 +519,12 @@ impl Run {
         if self.steps > STEPS_MAX {
             return Err(format!("no rest after {STEPS_MAX} events"));
         }
-        match self.failure.take().or_else(|| self.world.seals.take_broken()) {
+        match self
+            .failure
+            .take()
+            .or_else(|| self.world.seals.take_broken())
+            .or_else(|| self.world.witness.take_broken())
+        {
             Some(why) => Err(why),
             None => Ok(()),
         }
@@ -563,6 +575,7 @@ impl Run {
         let requests = self.plan.requests;
         self.run_until(start + Duration::from_secs(15), move |r| r.issued >= requests)?;
         self.issued = requests;
+        self.verify_nodes();
         self.check_secrecy()?;
         self.heal()?;
         self.converge("settle")?;
@@ -577,6 +590,7 @@ impl Run {
         }
         self.guests.history.check().map_err(|v| v.to_string())?;
         self.check_nothing_leaked()?;
+        self.verify_nodes();
         self.check_secrecy()?;
         self.outcome()
     }
@@ -707,6 +721,17 @@ impl Run {
         }
     }
 
+    /// What must hold in every node's process.
+    fn verify_nodes(&self) {
+        self.world.nodes.iter().filter_map(|node| node.machine()).for_each(store::Node::verify);
+    }
+
+    fn cache_hits(&self) -> u64 {
+        let nodes = self.world.nodes.iter().filter_map(|node| node.machine());
+        let stats = nodes.flat_map(|node| node.stats(self.world.now()));
+        stats.filter_map(|stat| stat.read_cache).map(|cache| cache.hits).sum()
+    }
+
     fn outcome(&self) -> Result<Outcome, String> {
         let mut outcome = Outcome {
             trace_hash: self.world.trace.hash(),
@@ -721,6 +746,7 @@ impl Run {
             folds: 0,
             marks: 0,
             shards_rebuilt: 0,
+            cache_hits: self.cache_hits(),
             seals: self.world.seals.count(),
             plain_seen: self.plain_seen,
         };
@@ -734,6 +760,15 @@ impl Run {
             outcome.shards_rebuilt += counters.shards_rebuilt;
         }
         Ok(outcome)
+    }
+}
+
+/// Most nodes have one fast disk among slow ones.
+fn mix_classes(disks: &mut [Disk], mut prng: Prng) {
+    if prng.chance(800) {
+        let fast = prng.below(disks.len() as u64) as usize;
+        disks.iter_mut().for_each(|disk| disk.media = Some(MediaClass::Hdd));
+        disks[fast].media = Some(*prng.pick(&[MediaClass::Ssd, MediaClass::Nvme]));
     }
 }
 

@@ -14,6 +14,7 @@ use crate::meta::{MetaOutcome, MetaStore};
 use crate::net::{Body, ConnId, Message, Net, Stream, Toward};
 use crate::node::NodeProc;
 use crate::secrecy::Seals;
+use crate::shards::ShardWitness;
 use crate::trace::Trace;
 use holdfast_base::{BlockReply, Buf, Effects, GridId, Instant, MetaReply, MetaRequest, Prng};
 use holdfast_format::wire::Reply;
@@ -161,6 +162,7 @@ pub struct World<M> {
     pub hosts: Vec<HostProc<M>>,
     pub outputs: VecDeque<Output>,
     pub seals: Seals,
+    pub witness: ShardWitness,
     pub(crate) node_effects: Effects<store::Effect>,
     pub(crate) host_effects: Effects<Effect>,
     pub grid: GridId,
@@ -185,6 +187,7 @@ impl<M: Machine> World<M> {
             hosts: Vec::new(),
             outputs: VecDeque::new(),
             seals: Seals::default(),
+            witness: ShardWitness::default(),
             node_effects: Effects::new(),
             host_effects: Effects::new(),
             grid: GridId(0x1001),

@@ -20,6 +20,7 @@ fn random_runs_are_sound_and_repeatable() {
         ("rolls", sum(|o| o.rolls)),
         ("segments cleaned", sum(|o| o.segments_cleaned)),
         ("folds", sum(|o| o.folds)),
+        ("reads from nodes' read caches", sum(|o| o.cache_hits)),
         ("seals", sum(|o| o.seals)),
         ("sectors of guests on disks of volumes that are not encrypted", sum(|o| u64::from(o.plain_seen))),
     ] {

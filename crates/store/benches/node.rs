@@ -143,7 +143,11 @@ fn measure_reads(bench: &mut Bench, shards: &[ShardId], rounds: u64) {
     let read = |round: u64, i: usize| {
         let shard = shards[(round as usize * 7 + i * 13) % shards.len()];
         let block = ((round * 31 + i as u64 * 2) % u64::from(SHARD_BLOCKS - 1)) as u32;
-        request(i as u64, Request::ReadShard { device: DEVICE, shard, block, blocks: 2, checked: true }, Buf::empty())
+        request(
+            i as u64,
+            Request::ReadShard { device: DEVICE, shard, block, blocks: 2, checked: true, cached: true },
+            Buf::empty(),
+        )
     };
     for round in 0..200 {
         bench.run((0..DEPTH).map(|i| read(round, i)).collect());

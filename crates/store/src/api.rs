@@ -54,6 +54,10 @@ pub struct Mutations {
     pub scan_stops_at_hole: bool,
     /// What is unknown or damaged is told as "sound, and I hold nothing" (rule 1: a blank disk proves nothing).
     pub blank_says_dont_have: bool,
+    /// What a read cache holds is not compared with the shard's checksums (decision 0022).
+    pub cached_read_unverified: bool,
+    /// What a read cache holds of a shard outlives the shard (decision 0022).
+    pub deletion_keeps_cached: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -72,6 +76,10 @@ pub struct NodeConfig {
     pub batch_records_max: usize,
     /// Memory for checksum tables of shards, a device.
     pub shard_table_cache_bytes: usize,
+    /// Share of a device of the fastest class that may hold copies of what is read from slower ones; zero for no read cache.
+    pub read_cache_per_mille: u32,
+    /// Memory for what a read cache knows of what it holds.
+    pub read_cache_state_bytes_max: u64,
     pub mutations: Mutations,
 }
 
@@ -87,6 +95,8 @@ impl NodeConfig {
             batch_in_flight_max: 4,
             batch_records_max: BATCH_RECORDS_MAX,
             shard_table_cache_bytes: 32 << 20,
+            read_cache_per_mille: 100,
+            read_cache_state_bytes_max: 256 << 20,
             mutations: Mutations::default(),
         }
     }

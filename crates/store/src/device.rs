@@ -5,11 +5,13 @@
 //! 25); the node's other devices serve on.
 
 use crate::api::{DeviceSlot, DiskError, Effect, FailReason, NodeConfig, Notice};
-use crate::io::{Client, Ctx, IO_MAX, Io, Started, client_of};
+use crate::cache::{Asked, Fresh};
+use crate::io::{Client, Ctx, IO_MAX, IO_RESERVE, Io, Started, client_of};
 use crate::meter::Meter;
 use crate::open::{Opening, Progress};
 use crate::serving::Serving;
-use holdfast_base::{Buf, DeviceId, Effects, Instant, MediaClass, Slab, Token};
+use crate::shards::Shards;
+use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Effects, Instant, MediaClass, ShardId, Slab, Token};
 use holdfast_format::disk::SUPERBLOCK_BYTES;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Refusal, Request};
 
@@ -35,10 +37,29 @@ pub(crate) struct Surroundings<'a> {
     pub now: Instant,
     pub config: &'a NodeConfig,
     pub out: &'a mut Effects<Effect>,
+    /// What is read for the read cache.
+    pub fresh: &'a mut Vec<Fresh>,
+}
+
+/// What the node is to hear of a completion.
+pub(crate) enum Told {
+    Nothing,
+    /// Which device this is.
+    Id(DeviceId),
+    /// Of the read cache, in space that this device lends.
+    CachedRead {
+        ticket: Token,
+        part: u8,
+        result: Result<Buf, DiskError>,
+    },
+    CachedWrite {
+        ticket: Token,
+        result: Result<Buf, DiskError>,
+    },
 }
 
 fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, io: &'a mut Slab<Started>, s: &'a mut Surroundings<'_>) -> Ctx<'a> {
-    Ctx { now: s.now, slot, device: id.unwrap_or_default(), config: s.config, io, out: s.out }
+    Ctx { now: s.now, slot, device: id.unwrap_or_default(), config: s.config, io, out: s.out, fresh: s.fresh }
 }
 
 impl Device {
@@ -82,19 +103,16 @@ impl Device {
         }
     }
 
-    /// A disk operation is done. Returns the device's id when the operation has told it.
-    pub fn on_disk(
-        &mut self,
-        around: &mut Surroundings,
-        token: Token,
-        result: Result<Buf, DiskError>,
-    ) -> Option<DeviceId> {
+    /// A disk operation is done.
+    pub fn on_disk(&mut self, around: &mut Surroundings, token: Token, result: Result<Buf, DiskError>) -> Told {
         // What was under way when the device failed is answered already.
-        let Started { io, kind, at } = self.io.remove(token)?;
+        let Some(Started { io, kind, at }) = self.io.remove(token) else { return Told::Nothing };
         self.meter.on_done(around.now, kind, at, result.is_err());
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
         let outcome = match (&mut self.state, io) {
-            (State::Failed, _) => return None,
+            (State::Failed, _) => return Told::Nothing,
+            (_, Io::CachedRead { ticket, part }) => return Told::CachedRead { ticket, part, result },
+            (_, Io::CachedWrite { ticket }) => return Told::CachedWrite { ticket, result },
             (State::Opening(opening), Io::Opening { step }) => opening.on_disk(&mut ctx, step, result),
             (State::Opening(_), io) => unreachable!("an opening device does nothing else: {io:?}"),
             (State::Serving(serving), io) => {
@@ -106,19 +124,19 @@ impl Device {
             }
         };
         match outcome {
-            Ok(Progress::Going) => None,
+            Ok(Progress::Going) => Told::Nothing,
             Ok(Progress::Identified) => {
                 let State::Opening(opening) = &self.state else { unreachable!("only an opening identifies") };
                 self.id = opening.superblock().map(|s| s.device);
-                self.id
+                self.id.map_or(Told::Nothing, Told::Id)
             }
             Ok(Progress::Done(serving)) => {
                 self.serve(serving, around);
-                None
+                Told::Nothing
             }
             Err(reason) => {
                 self.fail(reason, around);
-                None
+                Told::Nothing
             }
         }
     }
@@ -172,6 +190,97 @@ impl Device {
         stat.media_is_set = stat.media.is_some();
         stat.media = stat.media.or(self.media);
         Some(stat)
+    }
+
+    pub fn is_serving(&self) -> bool {
+        matches!(&self.state, State::Serving(serving) if serving.health() == DeviceHealth::Serving)
+    }
+
+    /// What it is made of, as far as anybody knows.
+    pub fn media(&self) -> Option<MediaClass> {
+        let State::Serving(serving) = &self.state else { return self.media };
+        serving.superblock.media.or(self.media)
+    }
+
+    /// What its part in the read cache follows from.
+    pub fn standing(&self) -> (bool, Option<MediaClass>) {
+        (self.is_serving(), self.media())
+    }
+
+    fn shards(&self) -> Option<&Shards> {
+        match &self.state {
+            State::Serving(serving) => Some(&serving.shards),
+            State::Opening(_) | State::Failed => None,
+        }
+    }
+
+    fn shards_mut(&mut self) -> Option<&mut Shards> {
+        match &mut self.state {
+            State::Serving(serving) => Some(&mut serving.shards),
+            State::Opening(_) | State::Failed => None,
+        }
+    }
+
+    /// Whether these blocks of a shard can be read here.
+    pub fn holds(&self, shard: ShardId, block: u32, blocks: u32) -> bool {
+        self.is_serving() && self.shards().is_some_and(|shards| shards.holds(shard, block, blocks))
+    }
+
+    /// A read that passed the read cache; `wanted`: what comes of it is told in [`Surroundings::fresh`].
+    pub fn read_shard(&mut self, around: &mut Surroundings, asked: &Asked, wanted: bool) {
+        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        match &mut self.state {
+            State::Opening(_) => ctx.refuse(asked.client, Refusal::Busy),
+            State::Failed => ctx.refuse(asked.client, Refusal::DeviceFailed),
+            State::Serving(serving) => {
+                serving.on_read_shard(&mut ctx, asked, wanted);
+                serving.settle(&mut ctx);
+            }
+        }
+    }
+
+    pub fn has_io_room(&self) -> bool {
+        self.is_serving() && self.io.len() + IO_RESERVE <= IO_MAX
+    }
+
+    pub fn capacity_blocks(&self) -> u64 {
+        self.shards().map_or(0, |shards| shards.capacity_bytes() / BLOCK_BYTES as u64)
+    }
+
+    /// Free, and not lent.
+    pub fn unlent_blocks(&self) -> u64 {
+        self.shards().map_or(0, Shards::unlent_blocks)
+    }
+
+    /// Whether a shard can be put here without what is lent, and so much stays free.
+    pub fn has_room_for(&self, blocks: u64, kept_blocks: u64) -> bool {
+        self.shards().is_none_or(|s| s.unlent_blocks() >= blocks + kept_blocks && s.can_place(blocks))
+    }
+
+    /// Space for the read cache, if so much stays free: the first of the blocks.
+    pub fn lend(&mut self, blocks: u64, kept_blocks: u64) -> Option<u64> {
+        self.shards_mut()?.lend(blocks, kept_blocks)
+    }
+
+    /// Nothing is read or written there any more, but for reads that nobody believes.
+    pub fn take_back(&mut self, first: u64) {
+        if let Some(shards) = self.shards_mut() {
+            shards.take_back(first);
+        }
+    }
+
+    pub fn read_lent(&mut self, around: &mut Surroundings, first: u64, blocks: u32, (ticket, part): (Token, u8)) {
+        let offset = self.shards().expect("what lends serves").offset_of(first);
+        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        ctx.read(offset, blocks * BLOCK_BYTES as u32, Io::CachedRead { ticket, part });
+    }
+
+    pub fn write_lent(&mut self, around: &mut Surroundings, first: u64, bytes: Buf, ticket: Token) {
+        let offset = self.shards().expect("what lends serves").offset_of(first);
+        let aligned = (bytes.as_ptr() as usize).is_multiple_of(BLOCK_BYTES);
+        let bytes = if aligned { bytes } else { Buf::copy_from(&bytes) };
+        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        ctx.write(offset, vec![bytes], false, Io::CachedWrite { ticket });
     }
 
     /// Somebody asks how the device does: where it has had little to do lately, a block is read to see.

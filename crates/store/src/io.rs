@@ -1,6 +1,7 @@
 //! What handlers of one device share: its operations in flight, and the out-tray.
 
 use crate::api::{DeviceSlot, DiskToken, Effect, NodeConfig, Notice, PeerId};
+use crate::cache::Fresh;
 use crate::meter::Kind;
 use crate::shards::{HeaderRead, ShardRead};
 use holdfast_base::{Buf, DeviceId, Effects, Instant, ShardId, Slab, Token};
@@ -69,6 +70,14 @@ pub(crate) enum Io {
     Label {
         copy: u8,
     },
+    /// Of the node's read cache, in space that this device lends: see [`crate::cache`].
+    CachedRead {
+        ticket: Token,
+        part: u8,
+    },
+    CachedWrite {
+        ticket: Token,
+    },
     /// How the device does; nobody waits for it.
     Probe,
 }
@@ -90,6 +99,8 @@ pub(crate) struct Ctx<'a> {
     pub config: &'a NodeConfig,
     pub io: &'a mut Slab<Started>,
     pub out: &'a mut Effects<Effect>,
+    /// What was read for the node's read cache.
+    pub fresh: &'a mut Vec<Fresh>,
 }
 
 impl Ctx<'_> {

@@ -58,6 +58,7 @@ impl Serving {
             Io::Compaction { unit, generation } => self.on_unit_read(ctx, unit, generation, result.ok()),
             // How long it took has been noted, and so has an error.
             Io::Probe => {}
+            Io::CachedRead { .. } | Io::CachedWrite { .. } => unreachable!("the node hears of these"),
             Io::Opening { .. } => unreachable!("the opening is over"),
         }
         Ok(())

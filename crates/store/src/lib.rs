@@ -5,6 +5,7 @@
 //! device, and its failure is its own (protocol rules 6 and 25).
 
 mod api;
+mod cache;
 mod device;
 mod fence;
 mod io;

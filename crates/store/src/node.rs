@@ -4,34 +4,44 @@
 //! about volumes, placement or other nodes; it answers requests, each by itself, for one of its devices.
 //!
 //! A request for a device goes: [`Node::handle`] → [`crate::device`] (is it open?) → [`crate::serving`] (epoch, limits,
-//! state) → [`crate::journal`] or [`crate::shards`] → disk → [`crate::landing`] → reply.
+//! state) → [`crate::journal`] or [`crate::shards`] → disk → [`crate::landing`] → reply. A read of a shard on a device of a slower
+//! class is looked up in the read cache first.
 //!
 //! Invariants:
 //! 1. Every request is answered exactly once, if the shell answers every disk operation.
 //! 2. Nothing is answered as done before it is durable on the device that it concerns.
-//! 3. One device's failure changes no answer of another.
+//! 3. One device's failure changes no answer of another: what the read cache ([`crate::cache`]) has on the one that fails is
+//!    read from the others again.
 //!
 //! Limits: devices [`DEVICES_MAX`]; requests are bounded by each device's own queues, and refused
 //! as `Busy` beyond.
 
 use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, NodeConfig};
-use crate::device::{Device, Surroundings};
+use crate::cache::{Asked, Fresh, ReadCache};
+use crate::device::{Device, Surroundings, Told};
 use crate::io::{Client, DEVICES_MAX, split_token};
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request, WIRE_VERSION};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub struct Node {
-    config: NodeConfig,
-    devices: BTreeMap<DeviceSlot, Device>,
+    pub(crate) config: NodeConfig,
+    pub(crate) devices: BTreeMap<DeviceSlot, Device>,
     /// Where each device is, for the few that a node has: looked through in order.
     slots: Vec<(DeviceId, DeviceSlot)>,
+    pub(crate) cache: ReadCache,
+    /// Devices whose reads are cached.
+    pub(crate) slow: BTreeSet<DeviceSlot>,
+    /// What devices have read for the cache; empty between events.
+    pub(crate) fresh: Vec<Fresh>,
 }
 
 impl Node {
     pub fn new(config: NodeConfig) -> Node {
         assert!(config.batch_in_flight_max > 0, "a journal needs at least one batch in flight");
-        Node { config, devices: BTreeMap::new(), slots: Vec::new() }
+        let cache = ReadCache::new(&config);
+        let (devices, slots) = (BTreeMap::new(), Vec::new());
+        Node { config, devices, slots, cache, slow: BTreeSet::new(), fresh: Vec::new() }
     }
 
     /// Runs one event to completion.
@@ -42,12 +52,12 @@ impl Node {
             }
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
             Event::Tick => {
-                let mut around = Surroundings { now, config: &self.config, out };
+                let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.values_mut().for_each(|d| d.on_tick(&mut around));
             }
             Event::AddDevice { slot, size_bytes, media } => {
                 assert!(slot.0 < DEVICES_MAX && !self.devices.contains_key(&slot), "{slot:?} is added once");
-                let mut around = Surroundings { now, config: &self.config, out };
+                let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 let device = Device::open(slot, size_bytes, media, &mut around);
                 self.devices.insert(slot, device);
             }
@@ -63,29 +73,54 @@ impl Node {
 
     /// Fill and state of all devices whose superblock has been read.
     pub fn stats(&self, now: Instant) -> Vec<DeviceStat> {
-        self.devices.values().filter_map(|device| device.stat(now)).collect()
+        let home = self.cache.home();
+        let stat = |(slot, device): (&DeviceSlot, &Device)| {
+            let read_cache = (home == Some(*slot)).then(|| self.cache.stat());
+            Some(DeviceStat { read_cache, ..device.stat(now)? })
+        };
+        self.devices.iter().filter_map(stat).collect()
     }
 
     /// Asserts what must hold between events: space adds up, and every unit's account agrees with the index. Slow: for
     /// tests and the simulator.
     pub fn verify(&self) {
         self.devices.values().for_each(Device::verify);
+        self.verify_cache();
     }
 
     fn on_request(&mut self, now: Instant, client: Client, request: Request, payload: Buf, out: &mut Effects<Effect>) {
         let refusal = match device_of(&request) {
             None => return self.on_node_request(now, client, &request, out),
             Some(id) => match self.find(id) {
-                Ok(slot) => {
-                    let mut around = Surroundings { now, config: &self.config, out };
-                    let device = self.devices.get_mut(&slot).expect("found there");
-                    return device.on_request(&mut around, client, request, payload);
-                }
+                Ok(slot) => return self.on_device_request(now, client, slot, request, payload, out),
                 Err(refusal) => refusal,
             },
         };
         let reply = Reply::Refused(refusal);
         out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });
+    }
+
+    fn on_device_request(
+        &mut self,
+        now: Instant,
+        client: Client,
+        slot: DeviceSlot,
+        request: Request,
+        payload: Buf,
+        out: &mut Effects<Effect>,
+    ) {
+        if self.cache.home().is_some() {
+            if let Request::ReadShard { shard, block, blocks, checked, cached: true, .. } = request
+                && self.slow.contains(&slot)
+            {
+                let asked = Asked { client, slot, shard, block, blocks, checked };
+                return self.read_through(now, asked, out);
+            }
+            self.clear_way(slot, &request, payload.len());
+        }
+        let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
+        let device = self.devices.get_mut(&slot).expect("found there");
+        device.on_request(&mut around, client, request, payload);
     }
 
     fn find(&self, id: DeviceId) -> Result<DeviceSlot, Refusal> {
@@ -108,7 +143,7 @@ impl Node {
                 }
             }
             Request::Stat => {
-                let mut around = Surroundings { now, config: &self.config, out };
+                let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.values_mut().for_each(|device| device.probe(&mut around));
                 Reply::Stat { devices: self.stats(now) }
             }
@@ -119,13 +154,22 @@ impl Node {
 
     fn on_disk(&mut self, now: Instant, token: DiskToken, result: Result<Buf, DiskError>, out: &mut Effects<Effect>) {
         let (slot, token) = split_token(token);
-        let mut around = Surroundings { now, config: &self.config, out };
+        let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
         let device = self.devices.get_mut(&slot).expect("tokens name devices of this node");
-        let Some(id) = device.on_disk(&mut around, token, result) else { return };
-        if self.slots.iter().any(|(known, _)| *known == id) {
-            device.fail_as_twice(&mut around);
-        } else {
-            self.slots.push((id, slot));
+        let before = device.standing();
+        let told = device.on_disk(&mut around, token, result);
+        match told {
+            Told::Nothing => {}
+            Told::Id(id) if self.slots.iter().any(|(known, _)| *known == id) => device.fail_as_twice(&mut around),
+            Told::Id(id) => self.slots.push((id, slot)),
+            Told::CachedRead { ticket, part, result } => self.on_cached_read(now, (ticket, part), result, out),
+            Told::CachedWrite { ticket, result } => self.on_cached_write(now, ticket, result, out),
+        }
+        if self.devices.get(&slot).is_some_and(|device| device.standing() != before) {
+            self.look_at_roles(now, out);
+        }
+        if !self.fresh.is_empty() {
+            self.admit_fresh(now, out);
         }
     }
 }

@@ -8,6 +8,7 @@
 //! what it sends after is refused.
 
 use crate::api::Notice;
+use crate::cache::Asked;
 use crate::fence::{Grants, Promise};
 use crate::io::{Client, Ctx};
 use crate::journal::recover::Recovered;
@@ -179,10 +180,20 @@ impl Serving {
         }
     }
 
+    /// See [`crate::device::Device::read_shard`].
+    pub fn on_read_shard(&mut self, ctx: &mut Ctx, asked: &Asked, wanted: bool) {
+        let is_possible = self.is_ready && ctx.has_io_room();
+        let result = if is_possible { self.shards.read(ctx, asked, wanted) } else { Err(Refusal::Busy) };
+        if let Err(refusal) = result {
+            ctx.refuse(asked.client, refusal);
+        }
+    }
+
     fn dispatch(&mut self, ctx: &mut Ctx, client: Client, request: Request, payload: Buf) -> Result<(), Refusal> {
         match request {
             Request::ReadShard { shard, block, blocks, checked, .. } => {
-                self.shards.read(ctx, client, shard, (block, blocks), checked)
+                let asked = Asked { client, slot: ctx.slot, shard, block, blocks, checked };
+                self.shards.read(ctx, &asked, false)
             }
             Request::Append { volume, epoch, ledger, lsn, acked, header, crcs, .. } => {
                 let append = Append { volume, epoch, ledger, lsn, acked, header, crcs };

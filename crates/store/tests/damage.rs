@@ -287,7 +287,7 @@ fn who_waives_the_check_gets_what_the_disk_gives() {
     let mut data = shard_data(shard, 4);
     let data_at = find(rig.disks[0].media(), &data[..4096]);
     rig.disks[0].corrupt(data_at + 4096 + 20);
-    let read = |checked| Request::ReadShard { device: device(0), shard, block: 0, blocks: 4, checked };
+    let read = |checked| Request::ReadShard { device: device(0), shard, block: 0, blocks: 4, checked, cached: true };
     let (reply, payload) = rig.call_with(read(false), Buf::empty());
     let bytes: Vec<u8> = payload.iter().flat_map(|buf| buf.to_vec()).collect();
     assert_eq!(reply, Reply::Shard { blocks: 4 });

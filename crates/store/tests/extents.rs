@@ -216,7 +216,14 @@ fn a_device_that_fails_with_parts_in_flight_answers_everything_once() {
         }
         rig.restart(Crash::Process);
         let (large, others) = (shard_id(5, 1, 1000), rig.list(5));
-        let read = |shard, block, blocks| Request::ReadShard { device: device(0), shard, block, blocks, checked: true };
+        let read = |shard, block, blocks| Request::ReadShard {
+            device: device(0),
+            shard,
+            block,
+            blocks,
+            checked: true,
+            cached: true,
+        };
         let mut tokens = Vec::new();
         for i in 0..30 {
             let (request, payload) = match i % 5 {

@@ -182,7 +182,7 @@ impl Controller {
         // What is computed from several is checked: one flipped bit would spread.
         let checked = fetch.wide || fetch.crcs.is_some() || !matches!(fetch.wants, Wants::Read { .. });
         let (block, blocks) = (fetch.block, fetch.blocks);
-        let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked };
+        let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked, cached: true };
         let purpose = Purpose::Fetch { fetch: token, shard: index };
         let sent = self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some();
         if sent && let Some(fetch) = self.fetches.get_mut(token) {

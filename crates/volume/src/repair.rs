@@ -643,6 +643,7 @@ impl Controller {
                 block: 0,
                 blocks: geometry.shard_blocks(),
                 checked: true,
+                cached: false,
             };
             let purpose = Purpose::RepairRead { repair: token, shard: index };
             if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_some() {

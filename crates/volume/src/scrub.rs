@@ -47,7 +47,7 @@ impl Controller {
             return;
         }
         let shard = ShardId { segment: self.segment_id(segment), index };
-        let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks, checked: true };
+        let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks, checked: true, cached: false };
         let sent = self.send(leg.node, Lane::Bulk, Purpose::Scrub { segment, index }, request, Vec::new(), out);
         self.scrubber.reading = sent.map(|_| leg);
     }

@@ -266,5 +266,15 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
             ]);
         }
     }
-    print_table(&rows)
+    print_table(&rows)?;
+    for node in &config.nodes {
+        let told = status.nodes.iter().find(|n| n.id == node.id);
+        for (place, device) in node.devices.iter().enumerate() {
+            let found = told.and_then(|n| n.devices.iter().find(|d| d.device == device.device));
+            if let Some(cache) = found.and_then(|d| d.read_cache) {
+                print(format_args!("read cache on {}/{place}: {cache}", node.id))?;
+            }
+        }
+    }
+    Ok(())
 }

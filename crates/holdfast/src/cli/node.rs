@@ -2,6 +2,7 @@
 
 use super::device::{DISCARDED, drain};
 use super::format::{print, print_json};
+use crate::config::{self, keys};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
@@ -11,7 +12,7 @@ use crate::grid::{self, grow};
 use crate::node_shell::{self, NodeOptions};
 use crate::protocol::Request;
 use crate::size::Size;
-use crate::{client, daemon};
+use crate::{client, daemon, logger};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use holdfast_base::{GridId, NodeId};
@@ -67,8 +68,18 @@ pub struct NodeArgs {
     #[arg(long, value_name = "DIR")]
     tls: Option<PathBuf>,
 
+    /// Share of a fast device for copies of what is read often from this node's slower ones, or `off`; by default what
+    /// holdfast.toml says (`cache.reads`), 10 % where there is none
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    read_cache: Option<u32>,
+
     #[arg(long, hide = true)]
     daemon: bool,
+}
+
+/// A share in per cent, as `cache.reads` in holdfast.toml takes it.
+fn share(text: &str) -> Result<u32, String> {
+    keys::READ_CACHE.parse(text).map(|value| value.share())
 }
 
 #[derive(Subcommand, Debug)]
@@ -228,6 +239,7 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         devices: args.devices,
         format_blank: args.format_blank,
         tls: None,
+        read_cache_percent: args.read_cache.unwrap_or(keys::READ_CACHE_PERCENT),
     };
     let own = pki::Role::Node(options.node);
     if args.grid.is_none() || args.listen.is_none() || options.devices.is_empty() {
@@ -243,6 +255,16 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         }
         if options.devices.is_empty() {
             options.devices = node.devices.iter().map(|d| dir.device_path(d)).collect();
+        }
+        if args.read_cache.is_none() {
+            // A node starts whatever is wrong with the file: hosts are there to complain of it.
+            options.read_cache_percent = config::load(&dir, &config).map_or_else(
+                |error| {
+                    logger::warn(format_args!("node {id} has no read cache: {error:#}"));
+                    0
+                },
+                |settings| settings.read_cache_percent,
+            );
         }
         options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
         if !args.daemon {

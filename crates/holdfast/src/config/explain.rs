@@ -68,7 +68,7 @@ pub fn markdown() -> String {
          ```\n\n\
          The host reads the file when it starts; so a change takes effect with `holdfast grid down` and `holdfast grid up`, or with \
          a restart of its service. It doesn't start with a file that is wrong: it says in which line, what, why, and what to do. Nodes \
-         take nothing from it and start in any case. Values are texts: sizes as `\"256 MiB\"`, in powers of 1024; times as `\"10 min\"`, \
+         take only `cache.reads` from it, and start in any case. Values are texts: sizes as `\"256 MiB\"`, in powers of 1024; times as `\"10 min\"`, \
          with `s`, `min`, `h`, `d` or `w`.\n\n\
          A `grid.json` of a release that had no `holdfast.toml` may hold settings in its part `host`. They count where \
          `holdfast.toml` says nothing; the old names are below.\n\n\
@@ -78,14 +78,17 @@ pub fn markdown() -> String {
         text.push_str(&format!("| `{}` | {} | {} |\n", key.name, default_text(key), key.brief));
     }
     for key in KEYS {
+        let older = match key.older_name {
+            "" => String::new(),
+            name => format!(" In an older `grid.json`: `host.{name}`."),
+        };
         text.push_str(&format!(
-            "\n## {}\n\n{} {}\n\nTakes {}. Default: {}. In an older `grid.json`: `host.{}`.\n\n```toml\n[{}]\n{} = \"{}\"\n```\n",
+            "\n## {}\n\n{} {}\n\nTakes {}. Default: {}.{older}\n\n```toml\n[{}]\n{} = \"{}\"\n```\n",
             key.name,
             key.brief,
             key.more,
             key.kind.text(),
             default_text(key),
-            key.older_name,
             key.section(),
             key.leaf(),
             key.example

@@ -19,6 +19,8 @@ pub enum Kind {
     Address,
     /// An absolute path.
     Directory,
+    /// A share up to this, in per cent, or `off`.
+    Share(u32),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,6 +29,8 @@ pub enum Value {
     Span(Duration),
     Address(SocketAddr),
     Directory(PathBuf),
+    /// In per cent; zero is `off`.
+    Share(u32),
 }
 
 /// One key.
@@ -40,7 +44,7 @@ pub struct Key {
     pub brief: &'static str,
     /// What is worth knowing before it is changed.
     pub more: &'static str,
-    /// Its name among `host` in the `grid.json` of releases that had no `holdfast.toml`.
+    /// Its name among `host` in the `grid.json` of releases that had no `holdfast.toml`; empty where they did not have it.
     pub older_name: &'static str,
     /// What such a `grid.json` says.
     pub older: fn(&HostConfig) -> Option<Value>,
@@ -49,6 +53,12 @@ pub struct Key {
 
 const MIB: u64 = 1 << 20;
 const YEAR_S: u64 = 365 * 24 * 3600;
+
+/// What `cache.reads` takes.
+pub const READ_CACHE: Kind = Kind::Share(50);
+
+/// Its default, for nodes that have no such file.
+pub const READ_CACHE_PERCENT: u32 = 10;
 
 /// By section, as in the file.
 pub const KEYS: &[Key] = &[
@@ -125,6 +135,21 @@ pub const KEYS: &[Key] = &[
         older: |host| host.scrub_every_s.map(|seconds| Value::Span(Duration::from_secs(seconds.max(1)))),
         put: |settings, value| settings.scrub_every = Duration::from_secs(value.count()),
     },
+    Key {
+        name: "cache.reads",
+        kind: READ_CACHE,
+        default: "10 %",
+        example: "off",
+        brief: "Share of a fast device that a node may use for copies of what is read often from its slower ones.",
+        more: "Where a node has devices of several classes (`holdfast device list`), blocks that are read again and again from \
+               the slower ones are kept on one of the fastest, in space that is free and is given back as soon as data needs it. What \
+               is read once, by a backup say, is not kept. It takes up to 8 MiB of the node's memory for each GiB, 256 MiB at most, and \
+               begins empty when the node is started. Nodes read this key when they start, and do without such copies where the file is \
+               wrong. `holdfast device list` shows how much is kept and how often it was of use.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.read_cache_percent = value.share(),
+    },
 ];
 
 /// Keys that one might look for here, and why they are not here.
@@ -156,6 +181,7 @@ impl Kind {
             Kind::Span(from, to) => format!("a time from {} to {}", span_text(from), span_text(to)),
             Kind::Address => "an address with a port".to_string(),
             Kind::Directory => "an absolute path".to_string(),
+            Kind::Share(to) => format!("a share from 1 % to {to} %, or off"),
         }
     }
 
@@ -180,6 +206,12 @@ impl Kind {
             }
             Kind::Directory if text.starts_with('/') => Ok(Value::Directory(PathBuf::from(text))),
             Kind::Directory => Err(format!("`{text}` is no absolute path: it has to begin with /")),
+            Kind::Share(_) if text == "off" => Ok(Value::Share(0)),
+            Kind::Share(to) => {
+                let number = text.strip_suffix('%').map(str::trim_end).and_then(|number| number.parse().ok());
+                let percent: u64 = number.ok_or_else(|| format!("`{text}` is no share: it is {}", self.text()))?;
+                in_range(percent, 1, u64::from(to)).map(|percent| Value::Share(percent as u32))
+            }
         }
     }
 }
@@ -190,7 +222,15 @@ impl Value {
         match self {
             Value::Size(size) => size.0,
             Value::Span(span) => span.as_secs(),
-            Value::Address(_) | Value::Directory(_) => unreachable!("the table puts only numbers where numbers go"),
+            _ => unreachable!("the table puts only numbers where numbers go"),
+        }
+    }
+
+    /// In per cent.
+    pub fn share(&self) -> u32 {
+        match self {
+            Value::Share(percent) => *percent,
+            _ => unreachable!("the table puts only shares where shares go"),
         }
     }
 
@@ -217,6 +257,8 @@ impl Value {
             Value::Span(span) => span_text(span.as_secs()),
             Value::Address(address) => address.to_string(),
             Value::Directory(path) => path.display().to_string(),
+            Value::Share(0) => "off".to_string(),
+            Value::Share(percent) => format!("{percent} %"),
         }
     }
 }
@@ -251,6 +293,12 @@ mod tests {
     }
 
     #[test]
+    fn a_node_without_a_file_has_the_default() {
+        let key = KEYS.iter().find(|key| key.name == "cache.reads").unwrap();
+        assert_eq!(key.kind.parse(key.default), Ok(Value::Share(READ_CACHE_PERCENT)));
+    }
+
+    #[test]
     fn values_are_checked() {
         let size = Kind::Size(MIB, 10 * MIB);
         assert_eq!(size.parse("2 MiB"), Ok(Value::Size(Size(2 * MIB))));
@@ -262,6 +310,9 @@ mod tests {
         }
         assert!(span.parse("2 d").unwrap_err().contains("from 1 s to 1 h"));
         assert!(span.parse("soon").is_err() && span.parse("0 s").is_err());
+        assert_eq!(Kind::Share(50).parse("25%"), Ok(Value::Share(25)));
+        assert!(Kind::Share(50).parse("60 %").unwrap_err().contains("from 1 % to 50 %, or off"));
+        assert!(Kind::Share(50).parse("0 %").is_err() && Kind::Share(50).parse("12").is_err());
         assert!(Kind::Address.parse("10.0.0.1").is_err() && Kind::Directory.parse("tls").is_err());
     }
 }

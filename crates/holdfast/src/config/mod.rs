@@ -28,6 +28,8 @@ pub struct HostSettings {
     pub map_cache_bytes: u64,
     pub rebuild_after: Duration,
     pub scrub_every: Duration,
+    /// Of nodes; zero is none.
+    pub read_cache_percent: u32,
 }
 
 /// Where a setting comes from.

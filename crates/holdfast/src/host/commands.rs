@@ -11,7 +11,7 @@ use super::portals::Offer;
 use super::volumes::OpenSpec;
 use crate::anatomy::Parts;
 use crate::logger;
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, ReadCacheInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::portal as wire;
@@ -654,6 +654,7 @@ impl Host {
             shards: stat.shard_count,
             class: stat.media,
             class_set: stat.media_is_set,
+            read_cache: stat.read_cache.map(ReadCacheInfo::from),
             draining: left.is_some(),
             left,
             read_p99_us: told(stat.reads),

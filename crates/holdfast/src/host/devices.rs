@@ -375,6 +375,7 @@ mod tests {
             shards: 7,
             class: None,
             class_set: false,
+            read_cache: None,
             draining,
             left: None,
             read_p99_us: None,

@@ -90,7 +90,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
     let sum = |f: fn(&Outcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     println!(
         "  events {}, answered {}, refused {}, faults {}, openings {}, rolls {}, segments {} (cleaned {}), folds {}, \
-         marks {}, shards rebuilt {}, seals {}",
+         marks {}, shards rebuilt {}, seals {}, cache hits {}",
         sum(|o| o.events),
         sum(|o| o.answered),
         sum(|o| o.refused),
@@ -103,6 +103,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
         sum(|o| o.marks),
         sum(|o| o.shards_rebuilt),
         sum(|o| o.seals),
+        sum(|o| o.cache_hits),
     );
 }
 

@@ -47,14 +47,7 @@ impl Allocator {
     /// left fits one. `None` if that takes more than [`EXTENTS_MAX`].
     pub fn allocate(&mut self, count: u64) -> Option<Extents> {
         assert!((1..=EXTENT_BLOCKS_MAX).contains(&count), "a shard of {count} blocks");
-        let mut lengths = self.by_len.iter().rev().map(|(len, _)| *len).take(EXTENTS_MAX);
-        let mut found = 0;
-        if !lengths.any(|len| {
-            found += len;
-            found >= count
-        }) {
-            return None;
-        }
+        self.extents_for(count)?;
         let mut extents = Vec::with_capacity(1);
         let mut left = count;
         while left > 0 {
@@ -69,6 +62,17 @@ impl Allocator {
             left -= taken;
         }
         Some(extents.into())
+    }
+
+    /// How many extents [`Allocator::allocate`] would find room in.
+    pub fn extents_for(&self, count: u64) -> Option<usize> {
+        let mut found = 0;
+        let is_enough = |len: u64| {
+            found += len;
+            found >= count
+        };
+        let mut lengths = self.by_len.iter().rev().map(|(len, _)| *len).take(EXTENTS_MAX);
+        lengths.position(is_enough).map(|at| at + 1)
     }
 
     /// Takes exactly this extent, as found in use at start; false where part of it is in use already.
@@ -172,7 +176,9 @@ mod tests {
                         runs.sort_by_key(|r| (r.1, r.0));
                         let best = runs.iter().find(|r| r.1 >= count).map(|r| vec![(r.0, count)]);
                         let longest: u64 = runs.iter().rev().take(EXTENTS_MAX).map(|r| r.1).sum();
+                        let expected = allocator.extents_for(count);
                         let got = allocator.allocate(count);
+                        prop_assert_eq!(got.as_ref().map(|extents| extents.len()), expected);
                         prop_assert_eq!(got.is_some(), longest >= count);
                         let Some(extents) = got else { continue };
                         prop_assert_eq!(extents.block_count(), count);

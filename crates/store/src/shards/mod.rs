@@ -5,7 +5,7 @@
 //! the slot durably before its space can be used again.
 //!
 //! Invariants:
-//! 1. Extents of slots in use are disjoint, and what they don't cover is free.
+//! 1. Extents of slots in use and lent ones are disjoint, and what they don't cover is free.
 //! 2. A shard can be read, listed and deleted exactly while its slot is `Live`.
 //! 3. No byte leaves this module that does not match the shard's own checksums, but where the reader waives that.
 //!
@@ -18,6 +18,7 @@ pub(crate) mod slots;
 pub(crate) mod table_cache;
 
 use crate::api::{DiskError, Notice};
+use crate::cache::{Asked, Fresh, ShardAt};
 use crate::io::{Client, Ctx, Io, client_of};
 use crate::shards::alloc::Allocator;
 use crate::shards::parts::Parts;
@@ -64,6 +65,8 @@ pub(crate) struct ShardRead {
     block: u32,
     blocks: u32,
     checked: bool,
+    /// The read cache would like it: it is verified in any case, and told of.
+    wanted: bool,
     /// `None` until the table has been loaded.
     table: Option<Table>,
 }
@@ -95,6 +98,8 @@ struct Found {
 pub(crate) struct Shards {
     superblock: Superblock,
     allocator: Allocator,
+    /// Extents that the node's read cache has for the time being: first block and count.
+    lent: BTreeMap<u64, u64>,
     slots: Slots,
     cache: TableCache,
     index: BTreeMap<VolumeId, BTreeMap<ShardKey, u32>>,
@@ -117,6 +122,7 @@ impl Shards {
         Shards {
             superblock,
             allocator: Allocator::new(areas.data_blocks),
+            lent: BTreeMap::new(),
             slots: Slots::new(superblock.device, areas.slot_table_offset, areas.slot_count),
             cache: TableCache::new(cache_bytes),
             index: BTreeMap::new(),
@@ -228,12 +234,43 @@ impl Shards {
         self.superblock.areas.data_blocks * BLOCK_BYTES as u64
     }
 
-    /// Of data and of slots the scarcer, so that small shards, too, are seen to fill the device.
+    /// Of data and of slots the scarcer, so that small shards, too, are seen to fill the device. What is lent counts as free.
     pub fn free_bytes(&self) -> u64 {
-        let data = self.allocator.free_blocks() * BLOCK_BYTES as u64;
+        let data = (self.allocator.free_blocks() + self.lent.values().sum::<u64>()) * BLOCK_BYTES as u64;
         let slots = u64::from(self.slots.free_count());
         let by_slots = u128::from(self.capacity_bytes()) * u128::from(slots) / u128::from(self.slots.capacity());
         data.min(by_slots as u64)
+    }
+
+    /// Free, and not lent.
+    pub fn unlent_blocks(&self) -> u64 {
+        self.allocator.free_blocks()
+    }
+
+    /// Whether there is room for a shard, in the data area and among the slots.
+    pub fn can_place(&self, blocks: u64) -> bool {
+        self.allocator.extents_for(blocks).is_some_and(|extents| self.slots.has_room_for(extents))
+    }
+
+    /// One extent of free space for the read cache, where so much stays free; its first block. Shards know nothing of what is
+    /// there, and no slot names it: after a restart it is free.
+    pub fn lend(&mut self, blocks: u64, kept_blocks: u64) -> Option<u64> {
+        if self.allocator.free_blocks() < blocks + kept_blocks || self.allocator.extents_for(blocks) != Some(1) {
+            return None;
+        }
+        let extents = self.allocator.allocate(blocks).expect("just looked");
+        self.lent.insert(extents[0].first, extents[0].count);
+        Some(extents[0].first)
+    }
+
+    pub fn take_back(&mut self, first: u64) {
+        let count = self.lent.remove(&first).expect("it was lent");
+        self.allocator.free(Extent { first, count });
+    }
+
+    /// Of a block of the data area on the device.
+    pub fn offset_of(&self, block: u64) -> u64 {
+        self.superblock.areas.data_offset + block * BLOCK_BYTES as u64
     }
 
     fn number_of(&self, shard: ShardId) -> Option<u32> {
@@ -270,10 +307,12 @@ impl Shards {
         if self.puts.len() >= PUTS_MAX || self.put_bytes + bytes > PUT_BYTES_MAX {
             return Err(Refusal::Busy);
         }
-        let extents = self.allocator.allocate((payload.len() / BLOCK_BYTES) as u64).ok_or(Refusal::NoSpace)?;
+        // What is still lent is being written for the read cache, and comes back in a moment.
+        let full = if self.lent.is_empty() { Refusal::NoSpace } else { Refusal::Busy };
+        let extents = self.allocator.allocate((payload.len() / BLOCK_BYTES) as u64).ok_or(full)?;
         if !self.slots.has_room_for(extents.len()) {
             self.allocator.free_all(&extents);
-            return Err(Refusal::NoSpace);
+            return Err(full);
         }
         let number = self.slots.reserve(shard, header_blocks as u16, extents.clone());
         self.index.entry(shard.segment.volume).or_default().insert(key_of(shard), number);
@@ -403,27 +442,28 @@ impl Shards {
         Reply::Shards { more: live.next().is_some(), shards: page }
     }
 
-    pub fn read(
-        &mut self,
-        ctx: &mut Ctx,
-        client: Client,
-        shard: ShardId,
-        (block, blocks): (u32, u32),
-        checked: bool,
-    ) -> Result<(), Refusal> {
+    /// Whether these blocks of a shard can be read.
+    pub fn holds(&self, shard: ShardId, block: u32, blocks: u32) -> bool {
+        let held = self.number_of(shard).and_then(|number| self.slots.live(number, shard));
+        held.is_some_and(|held| is_in_range(held, block, blocks))
+    }
+
+    pub fn read(&mut self, ctx: &mut Ctx, asked: &Asked, wanted: bool) -> Result<(), Refusal> {
+        let Asked { client, shard, block, blocks, checked, .. } = *asked;
         let number = self.number_of(shard).ok_or(Refusal::UnknownShard)?;
         let slot = self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?;
-        let in_range = blocks > 0 && block.checked_add(blocks).is_some_and(|end| end <= slot.data_blocks());
-        if !in_range || u64::from(blocks) * BLOCK_BYTES as u64 > u64::from(PAYLOAD_BYTES_MAX) {
+        if !is_in_range(slot, block, blocks) || u64::from(blocks) * BLOCK_BYTES as u64 > u64::from(PAYLOAD_BYTES_MAX) {
             return Err(Refusal::Invalid);
         }
-        let table = if checked { self.cache.get(number) } else { None };
-        if checked && table.is_none() && self.parked >= PARKED_MAX {
+        let table = if checked || wanted { self.cache.get(number) } else { None };
+        let may_park = table.is_some() || self.parked < PARKED_MAX;
+        if checked && !may_park {
             return Err(Refusal::Busy);
         }
+        let wanted = wanted && may_park;
         let from = u64::from(slot.header_blocks) + u64::from(block);
-        let wants_table = checked && table.is_none();
-        let read = ShardRead { client, shard, number, block, blocks, checked, table };
+        let wants_table = (checked || wanted) && table.is_none();
+        let read = ShardRead { client, shard, number, block, blocks, checked, wanted, table };
         self.parts.read(ctx, slot.extents.slice(from, u64::from(blocks)), Io::ShardRead(read));
         if wants_table {
             self.load_table(ctx, number, shard);
@@ -448,14 +488,17 @@ impl Shards {
         if self.slots.live(read.number, read.shard).is_none() {
             return ctx.refuse(read.client, Refusal::UnknownShard);
         }
-        if !read.checked {
+        if !read.checked && !read.wanted {
             return ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]);
         }
         if let Some(table) = self.cache.get(read.number) {
             return self.answer(ctx, &read, &table, bytes);
         }
         if !ctx.has_io_room() {
-            return ctx.refuse(read.client, Refusal::Busy);
+            return match read.checked {
+                true => ctx.refuse(read.client, Refusal::Busy),
+                false => ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]),
+            };
         }
         self.load_table(ctx, read.number, read.shard);
         self.parked += 1;
@@ -475,7 +518,7 @@ impl Shards {
         for (read, bytes) in parked {
             match &table {
                 Some(table) => self.answer(ctx, &read, table, bytes),
-                None => self.refuse_damaged(ctx, &read),
+                None => self.answer_unmatched(ctx, &read, bytes),
             }
         }
     }
@@ -483,9 +526,21 @@ impl Shards {
     fn answer(&self, ctx: &mut Ctx, read: &ShardRead, table: &Table, bytes: Buf) {
         let crcs = &table[read.block as usize..(read.block + read.blocks) as usize];
         if !blocks_match(crcs, &bytes) {
-            return self.refuse_damaged(ctx, read);
+            return self.answer_unmatched(ctx, read, bytes);
+        }
+        if read.wanted && self.slots.live(read.number, read.shard).is_some() {
+            let at = ShardAt { slot: ctx.slot, shard: read.shard };
+            ctx.fresh.push(Fresh { at, block: read.block, crcs: crcs.to_vec(), bytes: bytes.clone() });
         }
         ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]);
+    }
+
+    /// Bytes that were compared with checksums and differ, or could not be: who waived that takes them all the same.
+    fn answer_unmatched(&self, ctx: &mut Ctx, read: &ShardRead, bytes: Buf) {
+        match read.checked {
+            true => self.refuse_damaged(ctx, read),
+            false => ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]),
+        }
     }
 
     fn refuse_damaged(&self, ctx: &mut Ctx, read: &ShardRead) {
@@ -537,12 +592,17 @@ impl Shards {
     /// Extents of shards are disjoint, and with the free space they are the whole area.
     pub fn verify(&self) {
         let mut extents: Vec<Extent> = self.slots.iter().flat_map(|(_, held)| held.extents.iter().copied()).collect();
+        extents.extend(self.lent.iter().map(|(first, count)| Extent { first: *first, count: *count }));
         extents.sort();
         assert!(extents.windows(2).all(|w| w[0].end() <= w[1].first), "extents overlap");
         let used: u64 = extents.iter().map(|e| e.count).sum();
         assert_eq!(used + self.allocator.free_blocks(), self.superblock.areas.data_blocks, "space is lost");
         self.slots.verify();
     }
+}
+
+fn is_in_range(held: &Held, block: u32, blocks: u32) -> bool {
+    blocks > 0 && block.checked_add(blocks).is_some_and(|end| end <= held.data_blocks())
 }
 
 fn header_extents(held: &Held) -> impl Iterator<Item = Extent> {

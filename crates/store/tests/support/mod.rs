@@ -3,8 +3,8 @@
 #![allow(dead_code)]
 
 use holdfast_base::{
-    BLOCK_BYTES, Buf, DeviceId, Effects, Epoch, GridId, InstanceId, Instant, LedgerId, Lsn, NodeId, Prng, SegmentId,
-    ShardId, VolumeId, block_crcs, buf,
+    BLOCK_BYTES, Buf, DeviceId, Effects, Epoch, GridId, InstanceId, Instant, LedgerId, Lsn, MediaClass, NodeId, Prng,
+    SegmentId, ShardId, VolumeId, block_crcs, buf,
 };
 use holdfast_format::disk::Superblock;
 use holdfast_format::geometry::{Geometry, Layout};
@@ -46,6 +46,8 @@ pub struct FakeDisk {
     /// Reads that touch these bytes fail.
     pub bad_reads: Vec<std::ops::Range<u64>>,
     pub bytes_read: u64,
+    /// What it is found to be made of.
+    pub class: Option<MediaClass>,
     pub write_count: u64,
     pub bytes_written: u64,
 }
@@ -60,6 +62,7 @@ impl FakeDisk {
             fail_writes: false,
             bad_reads: Vec::new(),
             bytes_read: 0,
+            class: None,
             write_count: 0,
             bytes_written: 0,
         }
@@ -72,6 +75,11 @@ impl FakeDisk {
 
     pub fn media(&self) -> &[u8] {
         &self.media
+    }
+
+    /// Changes what lies in the disk's own cache.
+    pub fn spoil_cache(&mut self, spoil: impl Fn(&mut [u8])) {
+        self.cache.values_mut().for_each(|sector| spoil(sector));
     }
 
     pub fn corrupt(&mut self, offset: u64) {
@@ -167,10 +175,20 @@ pub fn superblock(rig: &Rig) -> Superblock {
 impl Rig {
     /// One node with freshly formatted disks of these sizes, opened.
     pub fn new(seed: u64, sizes: &[u64], sizing: JournalSizing) -> Rig {
+        Rig::of(seed, sizes.iter().map(|s| FakeDisk::new(*s)).collect(), sizing, |_| {})
+    }
+
+    /// With disks of these classes and sizes, and a node that is configured further.
+    pub fn mixed(seed: u64, disks: &[(MediaClass, u64)], configure: impl Fn(&mut NodeConfig)) -> Rig {
+        let disk = |(class, size): &(MediaClass, u64)| FakeDisk { class: Some(*class), ..FakeDisk::new(*size) };
+        Rig::of(seed, disks.iter().map(disk).collect(), small_sizing(), configure)
+    }
+
+    fn of(seed: u64, disks: Vec<FakeDisk>, sizing: JournalSizing, configure: impl Fn(&mut NodeConfig)) -> Rig {
         let mut rig = Rig {
             config: NodeConfig::new(GRID, NODE, InstanceId(1)),
             node: None,
-            disks: sizes.iter().map(|s| FakeDisk::new(*s)).collect(),
+            disks,
             now: Instant(1_000_000_000),
             prng: Prng::new(seed),
             out: Effects::new(),
@@ -178,8 +196,10 @@ impl Rig {
             replies: BTreeMap::new(),
             notices: Vec::new(),
         };
+        configure(&mut rig.config);
         for (slot, disk) in rig.disks.iter_mut().enumerate() {
-            for (offset, data) in format_device(GRID, NODE, device(slot), sizes[slot], sizing).unwrap() {
+            let size_bytes = disk.media.len() as u64;
+            for (offset, data) in format_device(GRID, NODE, device(slot), size_bytes, sizing).unwrap() {
                 disk.write_media(offset, &data);
             }
         }
@@ -196,8 +216,8 @@ impl Rig {
         self.config.boot = InstanceId(self.prng.next_u128());
         self.node = Some(Node::new(self.config.clone()));
         for slot in 0..self.disks.len() {
-            let size_bytes = self.disks[slot].media.len() as u64;
-            self.event(Event::AddDevice { slot: DeviceSlot(slot), size_bytes, media: None });
+            let (size_bytes, media) = (self.disks[slot].media.len() as u64, self.disks[slot].class);
+            self.event(Event::AddDevice { slot: DeviceSlot(slot), size_bytes, media });
         }
     }
 
@@ -380,8 +400,12 @@ impl Rig {
     }
 
     pub fn read_shard(&mut self, shard: ShardId, block: u32, blocks: u32) -> Result<Vec<u8>, Refusal> {
-        let (reply, payload) =
-            self.call_with(Request::ReadShard { device: device(0), shard, block, blocks, checked: true }, Buf::empty());
+        self.read_shard_of(0, shard, block, blocks)
+    }
+
+    pub fn read_shard_of(&mut self, slot: usize, shard: ShardId, block: u32, blocks: u32) -> Result<Vec<u8>, Refusal> {
+        let read = Request::ReadShard { device: device(slot), shard, block, blocks, checked: true, cached: true };
+        let (reply, payload) = self.call_with(read, Buf::empty());
         match reply {
             Reply::Shard { blocks: got } => {
                 assert_eq!(got, blocks);
@@ -470,6 +494,10 @@ pub fn shard_data(shard: ShardId, blocks: u32) -> Vec<u8> {
 }
 
 pub fn put(v: u128, epoch: u64, counter: u64, blocks: u32) -> (Request, Buf) {
+    put_on(0, v, epoch, counter, blocks)
+}
+
+pub fn put_on(slot: usize, v: u128, epoch: u64, counter: u64, blocks: u32) -> (Request, Buf) {
     let shard = shard_id(v, epoch, counter);
     let data = shard_data(shard, blocks);
     let header = ShardHeader {
@@ -485,7 +513,7 @@ pub fn put(v: u128, epoch: u64, counter: u64, blocks: u32) -> (Request, Buf) {
     let header_blocks = (payload.len() / BLOCK_BYTES) as u32;
     payload.extend_from_slice(&data);
     let request =
-        Request::PutShard { device: device(0), volume: VolumeId(v), epoch: Epoch(epoch), shard, header_blocks };
+        Request::PutShard { device: device(slot), volume: VolumeId(v), epoch: Epoch(epoch), shard, header_blocks };
     (request, Buf::copy_from(&payload))
 }
 
