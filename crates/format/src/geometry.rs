@@ -4,6 +4,7 @@
 //! copies of a 1+0 code, plain parity is one copy of a k+m code; nested layouts are two copies of either.
 //! Source: DESIGN's table of layouts; docs/FORMAT.md "Segment".
 
+use crate::ledger::LEGS_MAX;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -148,7 +149,7 @@ impl fmt::Display for ParseLayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is not a layout: use mirror:2, mirror:3 or parity:K+M with K and M at least 1 and K+M at most \
+            "`{}` is not a layout: use mirror:2, mirror:3 or parity:K+M with K and M at least 1, M less than {LEGS_MAX} and K+M at most \
              {CODE_WIDTH_MAX}, for example parity:2+1; the same over devices, whichever nodes they are in, with \
              {ON_DEVICES} behind it, for example mirror:2{ON_DEVICES}; or, over the devices of two nodes, nested-mirror \
              or nested-parity:K+1",
@@ -186,7 +187,8 @@ impl FromStr for Layout {
                 let parity: u8 = m.parse().map_err(|_| error())?;
                 let width = u16::from(data) + u16::from(parity);
                 let is_nested = kind == "nested-parity";
-                match data >= 1 && parity >= 1 && width <= u16::from(CODE_WIDTH_MAX) {
+                let in_log = usize::from(parity) < LEGS_MAX;
+                match data >= 1 && parity >= 1 && in_log && width <= u16::from(CODE_WIDTH_MAX) {
                     true if is_nested && data >= 2 && parity == 1 => Ok(Layout::NestedParity { data, parity }),
                     true if !is_nested => Ok(Layout::Parity { data, parity }),
                     _ => Err(error()),

@@ -80,14 +80,25 @@ pub struct Tiers {
 }
 
 impl Tiers {
+    /// The first tier of a volume of that layout; none where it would bear less, or be the same as the capacity tier.
+    pub fn first_of(&self, layout: Layout) -> Option<FirstTier> {
+        let is_apart = |first: &FirstTier| {
+            let is_same_media = first.media.is_none() || self.capacity.is_none() || first.media == self.capacity;
+            first.layout != layout || !is_same_media
+        };
+        self.first.filter(|first| first.bears(layout) && is_apart(first))
+    }
+
     /// Whether these go together with a layout of the capacity tier.
     pub fn check(&self, layout: Layout, volume_bytes: u64) -> Result<(), TierError> {
         let Some(first) = &self.first else { return Ok(()) };
+        if first.layout.to_string().parse() != Ok(first.layout) {
+            return Err(TierError::NoLayout);
+        }
         if !first.bears(layout) {
             return Err(TierError::Weaker { first: first.layout, capacity: layout });
         }
-        let is_same_media = first.media.is_none() || self.capacity.is_none() || first.media == self.capacity;
-        if first.layout == layout && is_same_media {
+        if self.first_of(layout).is_none() {
             return Err(TierError::Same { layout });
         }
         let bytes = first.size.bytes(volume_bytes);
@@ -101,23 +112,29 @@ impl Tiers {
 /// Why tiers don't go together, and what would.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TierError {
-    Weaker { first: Layout, capacity: Layout },
-    Same { layout: Layout },
-    Small { bytes: u64 },
+    /// Nobody can have chosen it.
+    NoLayout,
+    Weaker {
+        first: Layout,
+        capacity: Layout,
+    },
+    Same {
+        layout: Layout,
+    },
+    Small {
+        bytes: u64,
+    },
 }
 
 impl fmt::Display for TierError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            TierError::NoLayout => f.write_str("the first tier's layout is none; see `holdfast volume create --help`"),
             TierError::Weaker { first, capacity } => write!(
                 f,
-                "a first tier of {first} bears less than the volume's {capacity} does: what was just written would be lost \
-                 first; use one that bears as many failures, for example {}",
-                if capacity.is_nested() {
-                    "nested-mirror".to_string()
-                } else {
-                    format!("mirror:{}", capacity.failures() + 1)
-                }
+                "a first tier of {first} does not bear all that the volume's {capacity} does: what was just written would be \
+                 lost first; use one that bears the same, for example {}",
+                as_strong(*capacity)
             ),
             TierError::Same { layout } => write!(
                 f,
@@ -130,6 +147,17 @@ impl fmt::Display for TierError {
                 FIRST_TIER_BYTES_MIN >> 20
             ),
         }
+    }
+}
+
+/// A mirror, or what comes next to it, that bears as much.
+fn as_strong(layout: Layout) -> Layout {
+    match (layout.failures(), layout.is_on_devices()) {
+        _ if layout.is_nested() => Layout::NestedMirror,
+        (parity @ 3.., true) => Layout::DeviceParity { data: 1, parity },
+        (parity @ 3.., false) => Layout::Parity { data: 1, parity },
+        (failures, true) => Layout::DeviceMirror { copies: failures + 1 },
+        (failures, false) => Layout::Mirror { copies: failures + 1 },
     }
 }
 
@@ -181,6 +209,12 @@ mod tests {
         let weaker = first("mirror:3", None).check(nested, VOLUME).unwrap_err().to_string();
         assert!(weaker.contains("nested-mirror"), "{weaker}");
         assert_eq!(first("parity:2+1", None).check(parity, VOLUME), Err(TierError::Same { layout: parity }));
+        for (layout, example) in [("parity:2+1@device", "mirror:2@device"), ("parity:4+3", "parity:1+3")] {
+            let error = first("mirror:2", None).check(layout.parse().unwrap(), VOLUME).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("for example {example}")), "{error}");
+        }
+        let none = FirstTier { layout: Layout::Mirror { copies: 0 }, ..first("mirror:2", None).first.unwrap() };
+        assert_eq!(Tiers { first: Some(none), capacity: None }.check(parity, VOLUME), Err(TierError::NoLayout));
         let flash = first("parity:2+1", Some(MediaClass::Ssd));
         assert_eq!(flash.check(parity, VOLUME), Err(TierError::Same { layout: parity }));
         assert_eq!(Tiers { capacity: Some(MediaClass::Hdd), ..flash }.check(parity, VOLUME), Ok(()));

@@ -123,6 +123,35 @@ fn what_the_last_device_took_is_copied_as_soon_as_there_is_a_second_one() {
 }
 
 #[test]
+fn what_the_last_of_three_devices_took_is_copied_as_soon_as_there_is_a_second_one() {
+    for (i, layout) in ["parity:2+1@device", "mirror:3@device"].into_iter().enumerate() {
+        let mut stage = raise(2455 + i as u64, layout, 1, 3);
+        if layout == "parity:2+1@device" {
+            // It bears one loss: the second comes when the first is made up for.
+            lose_disk(&mut stage, 0, 1);
+            stage.pass(Duration::from_secs(3));
+            stage.until("what is left is in two copies", |s| s.status().at_risk_entries == 0);
+            stage.pass(Duration::from_secs(60));
+        } else {
+            lose_disk(&mut stage, 0, 1);
+        }
+        lose_disk(&mut stage, 0, 2);
+        for block in (0..512).step_by(8) {
+            stage.write(block, 8);
+        }
+        stage.pass(Duration::from_secs(5));
+        swap_disk(&mut stage, 0, 1);
+        stage.pass(Duration::from_secs(20));
+        lose_disk(&mut stage, 0, 0);
+        stage.read(0, 512);
+        swap_disk(&mut stage, 0, 0);
+        swap_disk(&mut stage, 0, 2);
+        stage.until("everything is whole again", is_whole);
+        stage.finish();
+    }
+}
+
+#[test]
 fn while_the_only_node_is_away_everything_waits_and_then_goes_on() {
     for (i, (layout, disks)) in OVER_DEVICES.into_iter().enumerate() {
         let mut stage = raise(2460 + i as u64, layout, 1, disks);

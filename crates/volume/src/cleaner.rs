@@ -70,6 +70,8 @@ struct Pass {
     pending: usize,
     failed: bool,
     unreadable: BTreeSet<SegmentNo>,
+    /// Its victims leave the first tier.
+    rotates: bool,
 }
 
 #[derive(Debug, Default)]
@@ -80,8 +82,8 @@ pub(crate) struct Cleaner {
     found: VecDeque<SegmentNo>,
     /// Some of them are to be written in another layout, or elsewhere.
     recodes: bool,
-    /// They are of the first tier, and leave it.
-    rotates: bool,
+    /// The last pass moved what leaves the first tier.
+    rotated: bool,
     searched_at: Instant,
     /// Emptied already; freed with the next checkpoint, or when a fold has told that they are empty.
     emptied: BTreeSet<SegmentNo>,
@@ -130,16 +132,35 @@ impl Controller {
             self.checkpointer.hurries = true;
             return;
         }
-        let is_short = self.wants_room();
-        let rotation_is_due = self.rotation_is_due();
-        if self.cleaner.rotates && !rotation_is_due {
-            self.cleaner.found.clear();
+        // In turn, but where the first tier is about to overflow.
+        let victims = match !self.cleaner.rotated || self.first_tier_is_full() {
+            true => self.rotation_pass().or_else(|| self.cleaning_pass()),
+            false => self.cleaning_pass().or_else(|| self.rotation_pass()),
+        };
+        if let Some((victims, rotates)) = victims {
+            self.begin_pass(victims, rotates, out);
         }
-        let is_pressed = is_short || self.cleaner.recodes || rotation_is_due;
+    }
+
+    /// The oldest segments of the first tier, if some are to leave it.
+    fn rotation_pass(&mut self) -> Option<(Vec<SegmentNo>, bool)> {
+        self.measure_first_tier();
+        if self.wants_room() || !self.rotation_is_due() || !self.may_rotate() {
+            return None;
+        }
+        let blocks = u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let victims = self.take_oldest(blocks, VICTIMS_MAX);
+        (!victims.is_empty()).then_some((victims, true))
+    }
+
+    /// What is mostly dead, or is to be written anew.
+    fn cleaning_pass(&mut self) -> Option<(Vec<SegmentNo>, bool)> {
+        let is_short = self.wants_room();
+        let is_pressed = is_short || self.cleaner.recodes;
         if self.cleaner.found.is_empty() || !is_pressed {
             let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
             if self.now.since(self.cleaner.searched_at) < pace {
-                return;
+                return None;
             }
             self.cleaner.searched_at = self.now;
             // Of leaves that are not in memory, what is dead is known only when they are folded.
@@ -147,14 +168,15 @@ impl Controller {
             self.checkpointer.fold_wanted |= is_short && is_hidden;
             self.search_victims();
         }
-        let may_move = if self.cleaner.rotates { self.may_rotate() } else { self.may_move_data() };
-        if self.moves_for_order() && !is_short && !may_move {
-            return;
+        if self.cleaner.recodes && !is_short && !self.may_move_data() {
+            return None;
         }
         let victims = self.take_victims();
-        if victims.is_empty() {
-            return;
-        }
+        (!victims.is_empty()).then_some((victims, false))
+    }
+
+    fn begin_pass(&mut self, victims: Vec<SegmentNo>, rotates: bool, out: Out) {
+        self.cleaner.rotated = rotates;
         let id = self.cleaner.next_id;
         self.cleaner.next_id += 1;
         let count = victims.len();
@@ -168,27 +190,11 @@ impl Controller {
             pending: count,
             failed: false,
             unreadable: BTreeSet::new(),
+            rotates,
         });
         for at in 0..count {
             self.ask_header(id, at, out);
         }
-    }
-
-    /// Whether what the cleaner does is not for the sake of room: it gives way to guests.
-    fn moves_for_order(&self) -> bool {
-        self.cleaner.recodes || self.cleaner.rotates
-    }
-
-    /// The oldest segments of the first tier, if some are to leave it.
-    fn search_first_tier(&mut self) -> bool {
-        self.measure_first_tier();
-        if self.wants_room() || !self.rotation_is_due() {
-            return false;
-        }
-        let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        self.cleaner.found = self.oldest_of_first_tier(room).into();
-        (self.cleaner.rotates, self.cleaner.recodes) = (!self.cleaner.found.is_empty(), false);
-        self.cleaner.rotates
     }
 
     /// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
@@ -206,12 +212,8 @@ impl Controller {
     fn search_victims(&mut self) {
         let now = self.now;
         self.cleaner.unreadable.retain(|_, until| *until > now);
-        // In turn with what else there is to clean.
-        let rotated = std::mem::take(&mut self.cleaner.rotates);
-        if !rotated && self.search_first_tier() {
-            return;
-        }
         let may_return = self.root().tiers != Tiers::default() && self.capacity_takes_a_segment();
+        let may_spread = self.layout_now() == Some(self.root().layout);
         let data = || self.segments.iter().filter(|(_, s)| s.kind == Kind::Data);
         let threshold = self.dead_threshold();
         let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
@@ -222,7 +224,10 @@ impl Controller {
                 continue;
             }
             let must_move = self.is_drained_by_cleaning(info) || self.repairer.is_stuck(no);
-            let recode = self.wants_recode(&info.geometry) || must_move || may_return && self.is_astray(info);
+            let recode = must_move
+                || self.wants_recode(&info.geometry)
+                || may_return && self.is_astray(info)
+                || may_spread && self.is_crowded_foreign(no, info);
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
                 let age = count - rank as u64;
@@ -241,9 +246,6 @@ impl Controller {
             if total >= room {
                 break;
             }
-        }
-        if rotated && self.cleaner.found.is_empty() {
-            self.search_first_tier();
         }
     }
 
@@ -433,7 +435,7 @@ impl Controller {
 
     fn write_live(&mut self, out: Out) {
         let pass = self.cleaner.pass.as_mut().expect("a pass under way");
-        let kind = JobKind::Clean { rotates: self.cleaner.rotates };
+        let kind = JobKind::Clean { rotates: pass.rotates };
         let mut work = Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new() };
         for at in &pass.moves {
             let source = Source::Segment { segment: at.segment, block: at.block };
@@ -450,16 +452,16 @@ impl Controller {
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
         self.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
-        if self.moves_for_order() {
+        if pass.rotates || self.cleaner.recodes {
             self.charge_moved(blocks * BLOCK_BYTES as u64);
         }
-        if self.cleaner.rotates {
+        if pass.rotates {
             let victims: Vec<SegmentNo> = pass.victims.iter().map(|v| v.no).collect();
             self.on_rotated(&victims, blocks * BLOCK_BYTES as u64);
         }
         self.checkpointer.free_wanted = true;
         self.checkpointer.fold_wanted |= !self.hidden.is_known();
-        if self.moves_for_order() && !self.cleaner.found.is_empty() {
+        if pass.rotates || self.cleaner.recodes && !self.cleaner.found.is_empty() {
             // The next is not put off to the next tick.
             self.drive_cleaner(out);
         }

@@ -6,10 +6,12 @@
 
 use crate::controller::Controller;
 use crate::placement::Target;
+use crate::pressure::crowding;
+use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::NodeId;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
-use holdfast_format::wire::DeviceStat;
+use holdfast_format::record::SegmentNo;
 
 impl Controller {
     /// Whether fault domains of this volume are devices.
@@ -33,16 +35,12 @@ impl Controller {
 
     /// Legs and rule of a new ledger over devices: 2f+1 of them where there are that many, taken from the nodes in turn.
     /// Of each node the best comes first.
-    pub(crate) fn choose_devices(
-        &mut self,
-        nodes: &[(NodeId, Vec<Leg>)],
-        is_roomy: impl Fn(&DeviceStat) -> bool,
-    ) -> Option<(Vec<Leg>, AckRule)> {
+    pub(crate) fn choose_devices(&mut self, nodes: &[(NodeId, Vec<Leg>)]) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.root().layout.failures();
         let depth = nodes.iter().map(|(_, legs)| legs.len()).max().unwrap_or(0);
         let mut legs: Vec<Leg> =
             (0..depth).flat_map(|i| nodes.iter().filter_map(move |(_, legs)| legs.get(i).copied())).collect();
-        legs.sort_by_key(|leg| !self.nodes.device(*leg).is_some_and(&is_roomy));
+        legs.sort_by_key(|leg| self.nodes.device(*leg).map_or(2, crowding));
         let rule = self.rule_over(legs.len(), failures);
         if legs.len() > usize::from(failures) {
             // A slow standby is better than none.
@@ -116,6 +114,18 @@ impl Controller {
             home.device != there.device
                 && (is_on_devices || home.node != there.node || geometry.domain_of(i as u8) == domain)
         })
+    }
+
+    /// Whether it is another volume's segment whose shards lie closer together than this volume's fault domains: then this volume
+    /// writes what it sees of it anew.
+    pub(crate) fn is_crowded_foreign(&self, no: SegmentNo, info: &SegmentInfo) -> bool {
+        self.is_foreign(no) && info.visible() > 0 && self.crowded(&info.geometry, &info.homes).is_some()
+    }
+
+    pub(crate) fn crowded_foreign(&self) -> u64 {
+        let foreign = self.segments.iter().take_while(|(no, _)| self.is_foreign(*no));
+        let data = foreign.filter(|(_, info)| info.kind == Kind::Data);
+        data.filter(|(no, info)| self.is_crowded_foreign(*no, info)).count() as u64
     }
 
     /// The first shard that may not lie where it does.

@@ -48,7 +48,9 @@ impl JobKind {
     fn keep(&self) -> Keep {
         match self {
             JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::HalfReserve,
-            JobKind::Clean { .. } => Keep::QuarterReserve,
+            // What leaves a tier gives the other nothing back.
+            JobKind::Clean { rotates: true } => Keep::HalfReserve,
+            JobKind::Clean { rotates: false } => Keep::QuarterReserve,
             JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
             // What is refused leaves shards that nobody knows before the volume is deleted.
             JobKind::Fork { .. } => Keep::QuarterReserve,

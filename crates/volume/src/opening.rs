@@ -807,7 +807,8 @@ impl Controller {
 
     /// A leg has no room for a copy, or no time: it is asked again, not at once. Where others have room, another ledger is begun.
     pub(crate) fn on_reappend_refused(&mut self, (ledger, leg): (LedgerId, u8), refusal: Refusal, out: Out) {
-        let Some(opening) = &mut self.opening else { return };
+        // Once the root is to name the ledger it is not given up.
+        let Some(opening) = self.opening.as_mut().filter(|o| o.step == Step::Reappending) else { return };
         let is_paused = self.now < opening.reappend_at;
         opening.reappend_at = self.now + RETRY_EVERY;
         if refusal != Refusal::NoSpace || is_paused {
@@ -844,6 +845,8 @@ impl Controller {
 
     pub(crate) fn on_serving(&mut self, out: Out) {
         let opening = self.opening.take().expect("opening");
+        let named = self.root().open_ledger().map(|ledger| ledger.id);
+        assert_eq!(named, self.log.open.as_ref().map(|open| open.id), "what takes appends is what the root names");
         self.opened_at = self.now;
         self.set_state(State::Open, out);
         let entries = self.log.len() as u64;

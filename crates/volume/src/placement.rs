@@ -2,7 +2,7 @@
 //! layout several devices in each of two nodes.
 
 use crate::controller::Controller;
-use crate::pressure::{free_sixteenths, is_roomy};
+use crate::pressure::{crowding, free_sixteenths};
 use crate::repair::DEVICES_APPEAR_WITHIN;
 use crate::space::Keep;
 use crate::tiers::Place;
@@ -52,14 +52,17 @@ impl Controller {
     pub(crate) fn choose_legs(&mut self) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.root().layout.failures();
         // The log goes to the fastest media of each node, if there is room.
-        let rank = |d: &DeviceStat| free_sixteenths(d) + if is_roomy(d) { 100 * (speed(d) + 1) } else { 0 };
+        let rank = |d: &DeviceStat| {
+            let speed = if crowding(d) == 0 { speed(d) } else { 0 };
+            1000 * u64::from(2 - crowding(d)) + 100 * speed + free_sixteenths(d)
+        };
         let mut nodes = self.candidates(rank);
         nodes.sort_by_key(|(_, legs)| {
             let best = self.nodes.device(legs[0]);
-            (!best.is_some_and(is_roomy), std::cmp::Reverse(best.map(speed)))
+            best.map_or((2, std::cmp::Reverse(0)), |d| (crowding(d), std::cmp::Reverse(speed(d))))
         });
         if self.is_on_devices() {
-            return self.choose_devices(&nodes, is_roomy);
+            return self.choose_devices(&nodes);
         }
         if self.config.mutations.both_copies_on_one_node {
             let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
@@ -408,6 +411,7 @@ impl Controller {
         let layout = self.root().layout;
         let now = self.layout_now();
         let bears_more = |now: Layout| Geometry::new(now, 1).failures() > geometry.failures();
-        now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more)
+        let may_be_between = layout.is_nested() || layout.is_on_devices();
+        now == Some(layout) || may_be_between && now.is_some_and(bears_more)
     }
 }

@@ -40,6 +40,15 @@ pub(crate) fn is_roomy(stat: &DeviceStat) -> bool {
     fill_per_mille(stat, 0) < ROOMY_PER_MILLE
 }
 
+/// Ranks journals for a new ledger, better ones first: roomy, good enough to stand in, and the rest.
+pub(crate) fn crowding(stat: &DeviceStat) -> u8 {
+    match fill_per_mille(stat, 0) {
+        0..ROOMY_PER_MILLE => 0,
+        ROOMY_PER_MILLE..STAND_IN_PER_MILLE => 1,
+        _ => 2,
+    }
+}
+
 /// Sixteenths of a journal that are free: what differs by less is as good.
 pub(crate) fn free_sixteenths(stat: &DeviceStat) -> u64 {
     stat.journal_bytes.saturating_sub(stat.journal_used_bytes) * 16 / stat.journal_bytes.max(1)
@@ -119,6 +128,14 @@ impl Controller {
     pub(crate) fn on_journal_full(&mut self, ledger: LedgerId, leg: u8, out: Out) {
         self.note_journal_fill(ledger, leg, u8::MAX);
         let Some(open) = &self.log.open else { return };
+        if open.rule.domains == 0 {
+            let roomy = self.usable_devices().filter(|d| is_roomy(d)).count();
+            if roomy >= usize::from(open.rule.copies) && self.roll_pause_over() {
+                self.checkpointer.last_roll = self.now;
+                self.want_roll(out);
+            }
+            return;
+        }
         let nodes: BTreeSet<NodeId> = open.legs.iter().map(|leg| leg.node).collect();
         let each = usize::from(open.rule.copies.div_ceil(open.rule.domains.max(1)));
         let roomy = |(_, n): &(_, &crate::nodes::Node)| {

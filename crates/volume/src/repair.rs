@@ -225,6 +225,7 @@ impl Controller {
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
             .count() as u64
+            + self.crowded_foreign()
     }
 
     /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack more.

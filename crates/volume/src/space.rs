@@ -59,6 +59,8 @@ pub(crate) struct Space {
     /// After a segment found no room.
     destage_from: Instant,
     room: Room,
+    /// The same of the capacity tier alone: what the cleaner goes by.
+    capacity: Room,
     /// What others own.
     claims: Vec<Claim>,
     /// What the first write that waits needs of a device, where others own room.
@@ -173,16 +175,14 @@ impl Controller {
     /// Looks at the device that decides: of as many nodes as a segment is wide, those with the most room, the fullest one's
     /// emptiest device. Where no segment can be written the log takes what it can.
     pub(crate) fn look_for_room(&mut self) {
-        self.space.room = self.decisive_room().unwrap_or_default();
+        let capacity = self.capacity_place().and_then(|place| self.room_at(place));
+        let first = self.first_place().and_then(|place| self.room_at(place));
+        // What one tier has no room for goes to the other.
+        self.space.room = capacity.into_iter().chain(first).max_by_key(|room| room.bytes).unwrap_or_default();
+        self.space.capacity = capacity.unwrap_or_default();
         if self.space.room.bytes > self.space.needed_bytes {
             self.space.short_since = None;
         }
-    }
-
-    /// Of the tiers the one that has more: what one has no room for goes to the other.
-    fn decisive_room(&self) -> Option<Room> {
-        let places = [self.capacity_place(), self.first_place()];
-        places.into_iter().flatten().filter_map(|place| self.room_at(place)).max_by_key(|room| room.bytes)
     }
 
     fn room_at(&self, Place { layout, media }: Place) -> Option<Room> {
@@ -253,12 +253,12 @@ impl Controller {
 
     /// Whether the cleaner is to make room.
     pub(crate) fn wants_room(&self) -> bool {
-        self.space.room.bytes < self.space.room.wanted_bytes
+        self.space.capacity.bytes < self.space.capacity.wanted_bytes
     }
 
     /// Free share above the reserve of the device that decides, in 1/1000.
     pub(crate) fn room_per_mille(&self) -> u64 {
-        self.space.room.per_mille
+        self.space.capacity.per_mille
     }
 
     /// A guest's data finds no room: when to look again, if the cleaner is expected to make some.

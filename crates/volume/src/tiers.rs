@@ -17,11 +17,13 @@ use crate::job::JobKind;
 use crate::placement::is_of;
 use crate::segments::{Kind, SegmentInfo};
 use crate::space::Keep;
-use holdfast_base::{BLOCK_BYTES, MediaClass};
+use holdfast_base::{BLOCK_BYTES, Instant, MediaClass};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::tier::{FirstTier, Tiers};
+use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Fill of the first tier, in 1/1000, up to which nothing leaves it, and at which as much leaves as comes.
 const CALM_PER_MILLE: u64 = 250;
@@ -29,6 +31,12 @@ const EVEN_PER_MILLE: u64 = 500;
 
 /// From here on rotation does not ask whether guests feel it.
 const FULL_PER_MILLE: u64 = 750;
+
+/// The segments of the tier are counted this often, and looked for this often when those that were found have left; so many
+/// segments' worth at a time.
+const MEASURE_EVERY: Duration = Duration::from_millis(500);
+const SEARCH_EVERY: Duration = Duration::from_millis(50);
+const SEGMENTS_FOUND: u64 = 64;
 
 /// So many segments may be owed.
 const CREDIT_SEGMENTS: u64 = 16;
@@ -64,13 +72,17 @@ pub(crate) struct Rotation {
     pub(crate) counters: TierUse,
     /// Bytes that are to leave, for what came.
     credit_bytes: u64,
+    measured_at: Instant,
+    /// Segments of the first tier, oldest first, and when they were looked for.
+    oldest: VecDeque<SegmentNo>,
+    searched_at: Instant,
 }
 
 impl Controller {
-    /// One that bears less than the volume's layout, which was changed alone, counts as none.
+    /// One that does not go with the volume's layout, which was changed alone, counts as none.
     fn first_tier(&self) -> Option<FirstTier> {
         let root = self.root.is_known().then(|| self.root())?;
-        root.tiers.first.filter(|first| first.bears(root.layout))
+        root.tiers.first_of(root.layout)
     }
 
     /// What the first tier does; `None` where there is none.
@@ -171,14 +183,14 @@ impl Controller {
     pub(crate) fn is_astray(&self, info: &SegmentInfo) -> bool {
         let is_home =
             self.is_in_first_tier(&info.geometry, &info.homes) || self.is_in_capacity_tier(&info.geometry, &info.homes);
-        !is_home && self.is_of_policy(&info.geometry)
+        !is_home && !info.kept && self.is_of_policy(&info.geometry)
     }
 
     pub(crate) fn astray_segments(&self) -> u64 {
         if self.root().tiers == Tiers::default() {
             return 0;
         }
-        let data = self.own_segments().filter(|(_, info)| info.kind == Kind::Data && info.is_needed());
+        let data = self.own_segments().filter(|(_, info)| info.kind == Kind::Data && info.visible() > 0);
         data.filter(|(_, info)| self.is_astray(info)).count() as u64
     }
 
@@ -199,7 +211,7 @@ impl Controller {
         let place = self.own_place();
         let geometry = Geometry::new(place.layout, self.config.segment_payload_bytes / BLOCK_BYTES as u32);
         let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
-        self.could_place(place, shard_bytes, Keep::QuarterReserve)
+        self.could_place(place, shard_bytes, Keep::HalfReserve)
     }
 
     // ---- rotation ----
@@ -210,6 +222,10 @@ impl Controller {
             self.rotation.credit_bytes = 0;
             return;
         }
+        if self.now.since(self.rotation.measured_at) < MEASURE_EVERY {
+            return;
+        }
+        self.rotation.measured_at = self.now;
         let in_table: u64 = self.first_segments().map(|(_, info)| info.capacity_blocks()).sum();
         let placed = self.jobs.iter().filter_map(|(_, job)| job.placed_data());
         let coming: u64 = placed
@@ -221,13 +237,15 @@ impl Controller {
 
     /// Segments of the first tier that moving would empty.
     fn first_segments(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
-        self.own_segments().filter(|(no, info)| {
-            info.kind == Kind::Data
-                && !info.kept
-                && info.live > 0
-                && !self.cleaner.is_emptied(*no)
-                && self.is_in_first_tier(&info.geometry, &info.homes)
-        })
+        self.own_segments().filter(|(no, info)| self.leaves_first_tier(*no, info))
+    }
+
+    fn leaves_first_tier(&self, no: SegmentNo, info: &SegmentInfo) -> bool {
+        info.kind == Kind::Data
+            && !info.kept
+            && info.live > 0
+            && !self.cleaner.is_emptied(no)
+            && self.is_in_first_tier(&info.geometry, &info.homes)
     }
 
     pub(crate) fn tier_fill_per_mille(&self) -> u64 {
@@ -274,20 +292,41 @@ impl Controller {
         self.tier_fill_per_mille() >= FULL_PER_MILLE || self.may_move_data()
     }
 
-    /// The oldest segments of the first tier, with so many blocks that can be read.
-    pub(crate) fn oldest_of_first_tier(&self, blocks: u64) -> Vec<SegmentNo> {
-        let mut total = 0;
-        let mut oldest = Vec::new();
-        for (no, info) in self.first_segments().filter(|(no, _)| !self.cleaner.is_unreadable(*no)) {
-            if total >= blocks {
-                break;
-            }
-            if info.visible() > 0 {
-                total += info.visible();
-                oldest.push(no);
+    pub(crate) fn first_tier_is_full(&self) -> bool {
+        self.first_tier().is_some() && self.tier_fill_per_mille() >= FULL_PER_MILLE
+    }
+
+    /// The oldest segments of the first tier, with so many blocks that can be read, or a few more.
+    pub(crate) fn take_oldest(&mut self, blocks: u64, count_max: usize) -> Vec<SegmentNo> {
+        if self.rotation.oldest.is_empty() && self.now.since(self.rotation.searched_at) >= SEARCH_EVERY {
+            self.rotation.searched_at = self.now;
+            self.rotation.oldest = self.find_oldest(SEGMENTS_FOUND * blocks);
+        }
+        let (mut total, mut taken) = (0, Vec::new());
+        while total < blocks
+            && taken.len() < count_max
+            && let Some(no) = self.rotation.oldest.pop_front()
+        {
+            // It may have died, or have been moved, since it was found.
+            let visible =
+                self.segments.get(no).filter(|info| self.leaves_first_tier(no, info)).map_or(0, |i| i.visible());
+            if visible > 0 {
+                total += visible;
+                taken.push(no);
             }
         }
-        oldest
+        taken
+    }
+
+    fn find_oldest(&self, blocks: u64) -> VecDeque<SegmentNo> {
+        let mut total = 0;
+        let with_data = self.first_segments().filter(|(_, info)| info.visible() > 0);
+        let readable = with_data.filter(|(no, _)| !self.cleaner.is_unreadable(*no));
+        let few = readable.take_while(|(_, info)| {
+            total += info.visible();
+            total < blocks + info.visible()
+        });
+        few.map(|(no, _)| no).collect()
     }
 
     /// These were emptied: so many bytes are elsewhere now.

@@ -420,8 +420,8 @@ impl ControlPlane {
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
         let root = &entry.root;
         let becomes = (layout.unwrap_or(root.layout), tiers.unwrap_or(root.tiers));
-        becomes.1.check(becomes.0, entry.size_bytes())?;
         if becomes != (root.layout, root.tiers) {
+            becomes.1.check(becomes.0, entry.size_bytes())?;
             self.check_media(becomes.0, becomes.1)?;
         }
         if let Some(layout) = layout {
@@ -443,13 +443,14 @@ impl ControlPlane {
 
     /// Whether nodes have devices enough of the classes of media that tiers name.
     fn check_media(&self, layout: Layout, tiers: Tiers) -> Result<()> {
-        let first = tiers.first.and_then(|first| Some((first.layout, first.media?)));
-        let named = tiers.capacity.map(|media| (layout, media)).into_iter().chain(first);
+        let first = tiers.first.map(|first| (first.layout, first.media));
+        let named = tiers.capacity.map(|media| (layout, Some(media))).into_iter().chain(first);
         for (layout, media) in named {
             let live = self.live()?;
-            let is_of = |d: &&DeviceInfo| d.class == Some(media);
+            let is_of = |d: &&DeviceInfo| media.is_none() || d.class == media;
             let by_node: Vec<usize> = live.nodes.iter().map(|n| n.devices.iter().filter(is_of).count()).collect();
             if let Some((wants, has)) = protect::lacks(layout, &by_node) {
+                let Some(media) = media else { bail!("layout {layout} wants {wants}, and this grid has {has}") };
                 bail!(
                     "layout {layout} on {media} wants {wants}, and this grid has {has} of that class; `holdfast device list` \
                      shows the classes of devices, and `holdfast device class` sets them"
