@@ -57,7 +57,7 @@ fn a_near_node_that_hangs_or_is_lost_costs_a_hedge_and_no_more() {
     stage.world().pause_node(0);
     let (began, hedges) = (stage.now(), stage.status().counters.read_hedges);
     stage.read(0, 16);
-    assert!(stage.now() - began < Duration::from_millis(200), "the read waited for the node that hangs");
+    assert!(stage.now().since(began) < Duration::from_millis(200), "the read waited for the node that hangs");
     assert!(stage.status().counters.read_hedges > hedges);
     stage.world().resume_node(0);
     stage.pass_ms(400);
