@@ -261,6 +261,9 @@ impl Status {
             let id = n["id"].as_u64().context("a node without an id")? as u32;
             Ok(Node { id, state: word(n, "state")?, pid: pid(n) })
         };
+        let nodes: Vec<Node> = list("nodes")?.iter().map(node).collect::<Result<_>>()?;
+        // A node that was taken out is away for good.
+        let is_node = |id: &&Value| nodes.iter().any(|node| Some(u64::from(node.id)) == id.as_u64());
         let volume = |v: &Value| -> Result<Volume> {
             let live = &v["live"];
             // Absent while the volume is not open: then nothing may be taken for redundant.
@@ -270,14 +273,16 @@ impl Status {
                 state: word(v, "state")?,
                 degraded_segments: number("degraded_segments"),
                 at_risk_entries: number("at_risk_entries"),
-                suspect_nodes: live["suspect_nodes"].as_array().map_or(usize::MAX, Vec::len),
+                suspect_nodes: live["suspect_nodes"]
+                    .as_array()
+                    .map_or(usize::MAX, |ids| ids.iter().filter(is_node).count()),
             })
         };
         Ok(Status {
             host_state: word(&all["host"], "state")?,
             host_pid: pid(&all["host"]),
-            nodes: list("nodes")?.iter().map(node).collect::<Result<_>>()?,
             volumes: list("volumes")?.iter().map(volume).collect::<Result<_>>()?,
+            nodes,
         })
     }
 
