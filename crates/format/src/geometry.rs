@@ -32,6 +32,15 @@ pub enum Layout {
         data: u8,
         parity: u8,
     },
+    /// Copies on different devices, whichever nodes these are in: fault domains are devices.
+    DeviceMirror {
+        copies: u8,
+    },
+    /// Coded over different devices, whichever nodes these are in.
+    DeviceParity {
+        data: u8,
+        parity: u8,
+    },
 }
 
 impl Layout {
@@ -40,10 +49,25 @@ impl Layout {
     /// Fault domains that may be lost without losing data.
     pub fn failures(self) -> u8 {
         match self {
-            Layout::Mirror { copies } => copies - 1,
-            Layout::Parity { parity, .. } => parity,
+            Layout::Mirror { copies } | Layout::DeviceMirror { copies } => copies - 1,
+            Layout::Parity { parity, .. } | Layout::DeviceParity { parity, .. } => parity,
             // And at the same time a device of the other.
             Layout::NestedMirror | Layout::NestedParity { .. } => 1,
+        }
+    }
+
+    /// Whether its fault domains are devices: a node may hold several shards of a segment.
+    pub fn is_on_devices(self) -> bool {
+        matches!(self, Layout::DeviceMirror { .. } | Layout::DeviceParity { .. })
+    }
+
+    /// The layout over nodes whose segments have the same shape. A segment does not record what its fault domains are:
+    /// where its shards may lie follows from the volume's layout of today.
+    pub fn shape(self) -> Layout {
+        match self {
+            Layout::DeviceMirror { copies } => Layout::Mirror { copies },
+            Layout::DeviceParity { data, parity } => Layout::Parity { data, parity },
+            over_nodes => over_nodes,
         }
     }
 
@@ -54,10 +78,10 @@ impl Layout {
 
     /// Shards of a segment in each of its fault domains, on different devices there.
     pub fn shards_a_domain(self) -> u8 {
-        match self {
-            Layout::Mirror { .. } | Layout::Parity { .. } => 1,
+        match self.shape() {
             Layout::NestedMirror => 2,
             Layout::NestedParity { data, parity } => data + parity,
+            _ => 1,
         }
     }
 
@@ -69,8 +93,8 @@ impl Layout {
     /// Fault domains that one segment occupies.
     pub fn width(self) -> u8 {
         match self {
-            Layout::Mirror { copies } => copies,
-            Layout::Parity { data, parity } => data + parity,
+            Layout::Mirror { copies } | Layout::DeviceMirror { copies } => copies,
+            Layout::Parity { data, parity } | Layout::DeviceParity { data, parity } => data + parity,
             Layout::NestedMirror | Layout::NestedParity { .. } => 2,
         }
     }
@@ -78,8 +102,8 @@ impl Layout {
     /// Payload is divided by this.
     pub fn data_shards(self) -> u8 {
         match self {
-            Layout::Mirror { .. } | Layout::NestedMirror => 1,
-            Layout::Parity { data, .. } | Layout::NestedParity { data, .. } => data,
+            Layout::Mirror { .. } | Layout::NestedMirror | Layout::DeviceMirror { .. } => 1,
+            Layout::Parity { data, .. } | Layout::NestedParity { data, .. } | Layout::DeviceParity { data, .. } => data,
         }
     }
 
@@ -92,7 +116,15 @@ impl Layout {
         let copies = usize::from(self.failures() + 1).min(domains);
         (copies > 0).then_some(Layout::Mirror { copies: copies as u8 })
     }
+
+    /// What guests see of what devices hold, in 1/1000: 666 for `parity:2+1`.
+    pub fn efficiency_per_mille(self) -> u32 {
+        u32::from(self.data_shards()) * 1000 / u32::from(self.shard_count())
+    }
 }
+
+/// Behind the name of a layout whose fault domains are devices.
+const ON_DEVICES: &str = "@device";
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,6 +133,7 @@ impl fmt::Display for Layout {
             Layout::Parity { data, parity } => write!(f, "parity:{data}+{parity}"),
             Layout::NestedMirror => f.write_str("nested-mirror"),
             Layout::NestedParity { data, parity } => write!(f, "nested-parity:{data}+{parity}"),
+            Layout::DeviceMirror { .. } | Layout::DeviceParity { .. } => write!(f, "{}{ON_DEVICES}", self.shape()),
         }
     }
 }
@@ -116,8 +149,9 @@ impl fmt::Display for ParseLayoutError {
         write!(
             f,
             "`{}` is not a layout: use mirror:2, mirror:3 or parity:K+M with K and M at least 1 and K+M at most \
-             {CODE_WIDTH_MAX}, for example parity:2+1; or, over the devices of two nodes, nested-mirror or \
-             nested-parity:K+1",
+             {CODE_WIDTH_MAX}, for example parity:2+1; the same over devices, whichever nodes they are in, with \
+             {ON_DEVICES} behind it, for example mirror:2{ON_DEVICES}; or, over the devices of two nodes, nested-mirror \
+             or nested-parity:K+1",
             self.text
         )
     }
@@ -132,6 +166,13 @@ impl FromStr for Layout {
         let error = || ParseLayoutError { text: text.to_string() };
         if text == "nested-mirror" {
             return Ok(Layout::NestedMirror);
+        }
+        if let Some(shape) = text.strip_suffix(ON_DEVICES) {
+            return match shape.parse() {
+                Ok(Layout::Mirror { copies }) => Ok(Layout::DeviceMirror { copies }),
+                Ok(Layout::Parity { data, parity }) => Ok(Layout::DeviceParity { data, parity }),
+                _ => Err(error()),
+            };
         }
         let (kind, rest) = text.split_once(':').ok_or_else(error)?;
         match kind {
@@ -185,8 +226,8 @@ impl Geometry {
     pub fn new(layout: Layout, payload_blocks: u32) -> Geometry {
         assert!(payload_blocks > 0, "a segment has a payload");
         let (copies, data, parity) = match layout {
-            Layout::Mirror { copies } => (copies, 1, 0),
-            Layout::Parity { data, parity } => (1, data, parity),
+            Layout::Mirror { copies } | Layout::DeviceMirror { copies } => (copies, 1, 0),
+            Layout::Parity { data, parity } | Layout::DeviceParity { data, parity } => (1, data, parity),
             // The parity of a single shard is another copy of it. So no plain mirror, however wide, has the same shape.
             Layout::NestedMirror => (2, 1, 1),
             Layout::NestedParity { data, parity } => (2, data, parity),
@@ -204,7 +245,7 @@ impl Geometry {
             && self.payload_blocks >= 1
     }
 
-    /// The layout that a segment of this shape has.
+    /// The layout that a segment of this shape has, over nodes.
     pub fn layout(&self) -> Layout {
         let Geometry { copies, data, parity, .. } = *self;
         match (copies, parity) {
@@ -291,11 +332,13 @@ mod tests {
             "parity:15+1",
             "nested-mirror",
             "nested-parity:3+1",
+            "mirror:2@device",
+            "parity:4+2@device",
         ] {
             let layout = text.parse::<Layout>().unwrap();
             assert_eq!(layout.to_string(), text);
             let geometry = Geometry::new(layout, 9);
-            assert_eq!((geometry.layout(), geometry.shard_count()), (layout, layout.shard_count()));
+            assert_eq!((geometry.layout(), geometry.shard_count()), (layout.shape(), layout.shard_count()));
             let domains: std::collections::BTreeSet<u8> =
                 (0..layout.shard_count()).map(|i| geometry.domain_of(i)).collect();
             assert_eq!(domains.len(), usize::from(layout.width()));
@@ -311,6 +354,9 @@ mod tests {
             "",
             "nested-mirror:2",
             "nested-parity:1+1",
+            "mirror:2@node",
+            "nested-mirror@device",
+            "mirror:2@device@device",
         ] {
             assert!(text.parse::<Layout>().unwrap_err().to_string().contains("for example parity:2+1"), "{text}");
         }

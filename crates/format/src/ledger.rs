@@ -16,7 +16,7 @@ pub struct Leg {
 pub const LEGS_MAX: usize = 8;
 
 /// When an entry is acknowledged: on at least `copies` legs, shared out evenly over `domains` different nodes: each of so
-/// many nodes holds its share at least.
+/// many nodes holds its share at least. With no domains: on so many devices, whichever nodes they are in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AckRule {
     pub copies: u8,
@@ -29,6 +29,11 @@ impl AckRule {
         AckRule { copies: failures + 1, domains: failures + 1 }
     }
 
+    /// The rule for `failures` tolerated devices, wherever these are: that many and one copies.
+    pub fn on_devices(failures: u8) -> AckRule {
+        AckRule { copies: failures + 1, domains: 0 }
+    }
+
     /// The rule for a node and a device of another one at the same time: two devices in each of two nodes.
     pub const NESTED: AckRule = AckRule { copies: 4, domains: 2 };
 
@@ -39,7 +44,10 @@ impl AckRule {
 
     /// Whether entries that lie on the legs in `mask` (bit i for leg i) are acknowledged.
     pub fn is_ack_set(self, legs: &[Leg], mask: u8) -> bool {
-        let share = usize::from(self.copies.div_ceil(self.domains.max(1)));
+        if self.domains == 0 {
+            return (mask & all(legs)).count_ones() >= u32::from(self.copies);
+        }
+        let share = usize::from(self.copies.div_ceil(self.domains));
         let on = |i: &usize| mask >> i & 1 == 1;
         let held = |node: NodeId, upto: usize| (0..upto).filter(on).filter(|i| legs[*i].node == node).count();
         // Where a node has come to its share it counts, once.
@@ -59,7 +67,7 @@ impl AckRule {
 
     /// Whether the rule can be met by these legs at all.
     pub fn is_satisfiable(self, legs: &[Leg]) -> bool {
-        self.copies >= 1 && self.domains >= 1 && legs.len() <= LEGS_MAX && self.is_ack_set(legs, all(legs))
+        self.copies >= 1 && legs.len() <= LEGS_MAX && self.is_ack_set(legs, all(legs))
     }
 }
 
@@ -105,6 +113,16 @@ mod tests {
     }
 
     #[test]
+    fn over_devices_any_of_them_count() {
+        let legs = legs(&[1, 1, 2]);
+        let rule = AckRule::on_devices(1);
+        assert!(rule.is_ack_set(&legs, 0b011) && rule.is_ack_set(&legs, 0b101) && !rule.is_ack_set(&legs, 0b100));
+        assert!(rule.is_fence_set(&legs, 0b110) && !rule.is_fence_set(&legs, 0b010));
+        assert!(rule.is_satisfiable(&legs) && !AckRule { copies: 0, domains: 0 }.is_satisfiable(&legs));
+        assert!(AckRule::flat(1).is_at_least(rule) && !rule.is_at_least(AckRule::flat(1)));
+    }
+
+    #[test]
     fn nested_is_two_devices_in_each_of_two_nodes() {
         let legs = legs(&[1, 2, 1, 2, 1, 2]);
         let rule = AckRule::NESTED;
@@ -121,7 +139,7 @@ mod tests {
         /// some legs lies on no ack set.
         #[test]
         fn fence_sets_meet_ack_sets(
-            nodes in proptest::collection::vec(1u32..4, 1..6), copies in 1u8..4, domains in 1u8..4, a: u8, b: u8,
+            nodes in proptest::collection::vec(1u32..4, 1..6), copies in 1u8..4, domains in 0u8..4, a: u8, b: u8,
         ) {
             let legs = legs(&nodes);
             let rule = AckRule { copies, domains };

@@ -12,6 +12,7 @@ pub mod record;
 pub mod root;
 pub mod segment;
 pub mod stream;
+pub mod tier;
 pub mod wire;
 
 use std::fmt;

@@ -5,6 +5,7 @@ use crate::family::{Dependent, Origin};
 use crate::geometry::Layout;
 use crate::ledger::LedgerRef;
 use crate::record::{Checkpoint, SegmentNo};
+use crate::tier::Tiers;
 use crate::{FormatError, from_postcard, to_postcard};
 use holdfast_base::{Epoch, GridId, InstanceId, Lsn, VolumeId, crc32c};
 use serde::{Deserialize, Serialize};
@@ -46,11 +47,15 @@ pub struct Root {
     pub dependents: Vec<Dependent>,
     /// The id of the key that the volume and its family are encrypted with.
     pub key_id: Option<u128>,
+    pub tiers: Tiers,
 }
 
-/// Magic number and version in front of the record: "HFRT", 3.
+/// Magic number and version in front of the record: "HFRT", 4.
 const ROOT_MAGIC: [u8; 4] = *b"HFRT";
-const ROOT_VERSION: u16 = 3;
+const ROOT_VERSION: u16 = 4;
+
+/// Before there were tiers: the record ends in front of them.
+const ROOT_VERSION_UNTIERED: u16 = 3;
 
 /// Before there was encryption: the record ends in front of the key's id.
 const ROOT_VERSION_PLAIN: u16 = 2;
@@ -78,6 +83,7 @@ impl Root {
             origins: Vec::new(),
             dependents: Vec::new(),
             key_id: None,
+            tiers: Tiers::default(),
         }
     }
 
@@ -98,11 +104,12 @@ impl Root {
             return Err(FormatError::Magic);
         }
         let version = u16::from_le_bytes([header[4], header[5]]);
-        // No lists, no key.
+        // No lists, no key, no tiers.
         let missing: &[u8] = match version {
             ROOT_VERSION => &[],
-            ROOT_VERSION_PLAIN => &[0],
-            ROOT_VERSION_ALONE => &[0, 0, 0],
+            ROOT_VERSION_UNTIERED => &[0; 2],
+            ROOT_VERSION_PLAIN => &[0; 3],
+            ROOT_VERSION_ALONE => &[0; 5],
             _ => return Err(FormatError::Version(version)),
         };
         if header[6..10] != crc32c(body).to_le_bytes() {
@@ -130,6 +137,8 @@ impl Root {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tier::{FirstTier, TierSize};
+    use holdfast_base::MediaClass;
 
     #[test]
     fn a_root_reads_back_and_damage_is_seen() {
@@ -143,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn a_record_from_before_families_or_encryption_reads_as_one_without() {
+    fn a_record_from_before_families_encryption_or_tiers_reads_as_one_without() {
         let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
-        for (version, missing_bytes) in [(1, 3), (2, 1)] {
+        for (version, missing_bytes) in [(1, 5), (2, 3), (3, 2)] {
             let mut bytes = root.encode();
             bytes.truncate(bytes.len() - missing_bytes);
             bytes[4] = version;
@@ -153,7 +162,9 @@ mod tests {
             bytes[6..10].copy_from_slice(&crc.to_le_bytes());
             assert_eq!(Root::decode(&bytes), Ok(root.clone()));
         }
-        let encrypted = Root { key_id: Some(u128::MAX - 5), ..root };
+        let first = FirstTier { layout: Layout::Mirror { copies: 2 }, media: None, size: TierSize::PerMille(100) };
+        let tiers = Tiers { first: Some(first), capacity: Some(MediaClass::Hdd) };
+        let encrypted = Root { key_id: Some(u128::MAX - 5), tiers, ..root };
         assert_eq!(Root::decode(&encrypted.encode()), Ok(encrypted));
     }
 

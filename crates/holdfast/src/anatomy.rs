@@ -34,7 +34,7 @@ pub struct LogParts {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LedgerParts {
     pub id: String,
-    /// What acknowledges an entry: so many copies, in so many nodes.
+    /// What acknowledges an entry: so many copies, in so many nodes; wherever they are for none.
     pub copies: u8,
     pub nodes: u8,
     pub legs: Vec<LegParts>,

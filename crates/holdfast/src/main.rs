@@ -65,6 +65,8 @@ enum Command {
     Changes(cli::transfer::ChangesArgs),
     /// What can still be written, and where the bytes are
     Space(cli::space::SpaceArgs),
+    /// What first tiers hold, what leaves them, and how often they are read
+    Tier(cli::tier::TierArgs),
     /// What the grid does right now
     #[command(
         after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \
@@ -116,6 +118,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Receive(args) => cli::transfer::receive(&args, &GridDir::choose(dir)?, cli.json),
         Command::Changes(args) => cli::transfer::changes(&args, &GridDir::choose(dir)?, cli.json),
         Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
+        Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Device(args) => cli::device::run(args, &GridDir::choose(dir)?, cli.json),

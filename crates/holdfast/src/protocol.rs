@@ -7,6 +7,7 @@ use crate::host::schedule::Schedule;
 use crate::size::Size;
 use holdfast_base::MediaClass;
 use holdfast_format::stream::Begin;
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::CacheStat;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -38,6 +39,8 @@ pub enum Request {
         /// Capacity is set aside for all of it.
         fixed: bool,
         checked_reads: bool,
+        #[serde(default)]
+        tiers: Tiers,
         /// It is encrypted, with a key that this one wraps.
         #[serde(default)]
         key: Option<KeySource>,
@@ -62,6 +65,8 @@ pub enum Request {
         layout: Option<String>,
         fixed: Option<bool>,
         checked_reads: Option<bool>,
+        #[serde(default)]
+        tiers: Option<Tiers>,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
@@ -413,9 +418,13 @@ impl fmt::Display for ReadCacheInfo {
 }
 
 /// What guests can still write to a node with these devices.
-pub fn free_of(devices: &[DeviceInfo]) -> u64 {
-    let takes = devices.iter().filter(|d| d.health == "serving" && !d.draining);
-    takes.map(|d| d.free_bytes - d.reserve_bytes).sum()
+pub fn free_of(devices: &[DeviceInfo]) -> Vec<u64> {
+    takers(devices).map(|d| d.free_bytes.saturating_sub(d.reserve_bytes)).collect()
+}
+
+/// Devices that take something new.
+pub fn takers(devices: &[DeviceInfo]) -> impl Iterator<Item = &DeviceInfo> {
+    devices.iter().filter(|d| d.health == "serving" && !d.draining)
 }
 
 /// Something that is done in the background.
@@ -440,6 +449,8 @@ pub struct VolumeInfo {
     pub clone_of: Option<String>,
     pub size_bytes: u64,
     pub layout: String,
+    #[serde(default)]
+    pub tiers: Tiers,
     /// `thin`, or `fixed`: capacity is set aside for all of it.
     #[serde(default)]
     pub provisioning: String,
@@ -508,10 +519,42 @@ pub struct VolumeLive {
     /// States of the volume that nobody needs any more, on their way to be merged or dropped.
     #[serde(default)]
     pub layers_going: u64,
+    /// Where there is a first tier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_tier: Option<FirstTierUse>,
+    /// Segments on media that the policy does not name.
+    #[serde(default)]
+    pub astray_segments: u64,
     /// Oldest first.
     #[serde(default)]
     pub snapshots: Vec<SnapshotInfo>,
     pub counters: Counters,
+}
+
+/// What a first tier holds, and what it did since the volume was opened; bytes of guests' data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FirstTierUse {
+    pub bytes: u64,
+    pub bytes_max: u64,
+    pub born_bytes: u64,
+    pub passed_bytes: u64,
+    pub rotated_bytes: u64,
+    pub read_bytes: u64,
+    pub read_first_bytes: u64,
+}
+
+impl From<holdfast_volume::TierUse> for FirstTierUse {
+    fn from(u: holdfast_volume::TierUse) -> FirstTierUse {
+        FirstTierUse {
+            bytes: u.bytes,
+            bytes_max: u.bytes_max,
+            born_bytes: u.born_bytes,
+            passed_bytes: u.passed_bytes,
+            rotated_bytes: u.rotated_bytes,
+            read_bytes: u.read_bytes,
+            read_first_bytes: u.read_first_bytes,
+        }
+    }
 }
 
 /// Bytes of devices that a volume's segments take.
@@ -577,6 +620,11 @@ pub struct Counters {
     pub write_bytes: u64,
     pub append_hedges: u64,
     pub read_hedges: u64,
+    #[serde(default)]
+    pub shard_reads: u64,
+    /// Of these, from nodes of the host's own machine.
+    #[serde(default)]
+    pub near_reads: u64,
     pub reconstructed_reads: u64,
     pub rolls: u64,
     pub segments_written: u64,
@@ -605,6 +653,8 @@ impl From<holdfast_volume::Counters> for Counters {
             write_bytes: c.write_bytes,
             append_hedges: c.append_hedges,
             read_hedges: c.read_hedges,
+            shard_reads: c.shard_reads,
+            near_reads: c.near_reads,
             reconstructed_reads: c.reconstructed_reads,
             rolls: c.rolls,
             segments_written: c.segments_written,

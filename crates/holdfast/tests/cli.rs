@@ -10,7 +10,9 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, free_ports, give_back, has_nbdcopy, holdfast, nbdcopy, pattern, text, until};
+use support::{
+    Grid, assert_volume_holds, free_ports, give_back, has_nbdcopy, holdfast, is_whole, nbdcopy, pattern, text, until,
+};
 
 #[test]
 fn a_grid_keeps_its_volumes_over_down_and_up_and_the_loss_of_a_node() {
@@ -457,6 +459,52 @@ fn nested_layouts_lie_on_several_devices_of_two_nodes() {
         grid.ok(&format!("volume set v1 --layout {layout}"));
         wait("v1");
     }
+    if copies {
+        assert_volume_holds(&grid.uri("v1"), &file, &scratch);
+    }
+}
+
+#[test]
+fn a_rule_chooses_the_layout_for_what_there_is_and_says_what_it_costs() {
+    let grid = Grid::new(26);
+    grid.up("--nodes 1 --devices 2");
+    assert!(grid.fails("volume create v1 --size 24MiB").contains("for example mirror:2@device"));
+    let refused = grid.fails("volume create v1 --size 24MiB --protect node");
+    assert!(refused.contains("needs two nodes") && refused.contains("node add"), "{refused}");
+    assert!(grid.fails("volume create v1 --size 24MiB --protect rack").contains("node+device"));
+    let told = grid.ok("volume create v1 --size 24MiB --protect device --dry-run");
+    assert!(
+        told.contains("mirror:2@device") && told.contains("50.0 %") && told.contains("48 MiB of devices"),
+        "{told}"
+    );
+    assert!(grid.ok("volume list").contains("no volumes yet"));
+    let told = grid.ok("volume create v1 --size 24MiB --protect device");
+    assert!(told.contains("any device, but not its node") && told.contains("50.0 %"), "{told}");
+    assert_eq!(grid.json("volume show v1")["layout"], "mirror:2@device");
+    assert!(grid.ok("volume explain v1").contains("2 legs in any nodes acknowledge"));
+
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 24 << 20);
+    let copies = has_nbdcopy();
+    if copies {
+        nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
+    }
+    grid.ok("node add");
+    let plan = grid.ok("volume plan");
+    assert!(plan.contains("nested-mirror") && plan.contains("25.0 %"), "{plan}");
+    assert_eq!(grid.json("volume plan")[1]["layout"], "mirror:2");
+    for (change, layout) in [
+        ("--protect node", "mirror:2"),
+        ("--protect node+device", "nested-mirror"),
+        ("--layout mirror:2@device", "mirror:2@device"),
+    ] {
+        grid.ok(&format!("volume set v1 {change}"));
+        assert_eq!(grid.json("volume show v1")["layout"], layout);
+        until(layout, || is_whole(&grid, "v1"));
+    }
+    grid.ok("node drain 2");
+    grid.ok("task watch");
+    until("the node can be removed", || grid.run("node remove 2").status.success());
     if copies {
         assert_volume_holds(&grid.uri("v1"), &file, &scratch);
     }

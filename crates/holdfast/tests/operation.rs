@@ -471,3 +471,50 @@ fn what_is_read_again_and_again_from_a_slow_device_is_read_from_a_fast_one() {
     grid.ok("node start 2");
     assert!(read_caches(&grid).is_empty(), "it does without");
 }
+
+/// Process of each node.
+fn node_pids(grid: &Grid) -> Vec<u64> {
+    let status = grid.json("grid status");
+    let nodes = status["nodes"].as_array().unwrap_or_else(|| panic!("{status}")).clone();
+    nodes.iter().map(|node| node["pid"].as_u64().unwrap_or_else(|| panic!("{status}"))).collect()
+}
+
+#[test]
+fn nodes_are_restarted_in_turn_while_clients_write() {
+    if !has_nbdcopy() {
+        return;
+    }
+    let grid = Grid::new(46);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 32MiB");
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 32 << 20);
+    let before = node_pids(&grid);
+    let uri = grid.uri("v1");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                nbdcopy(file.to_str().unwrap(), &uri);
+            }
+        });
+        let said = grid.run("node restart --rolling --patience 120");
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(said.status.success(), "{}", text(&said.stderr));
+        assert!(text(&said.stdout).contains("node 3 is restarted (3 of 3)"), "{}", text(&said.stdout));
+    });
+    let after = node_pids(&grid);
+    assert!(before.iter().all(|pid| !after.contains(pid)), "{before:?} {after:?}");
+    assert_volume_holds(&uri, &file, &scratch);
+    grid.ok("node kill 1");
+    let refusal = grid.fails("node restart 2 3 --patience 1");
+    for part in ["node 2 is not restarted", "nothing was restarted", "node 1 is down"] {
+        assert!(refusal.contains(part), "{part}: {refusal}");
+    }
+    assert_eq!(node_pids_of_up(&grid), 2);
+}
+
+fn node_pids_of_up(grid: &Grid) -> usize {
+    let status = grid.json("grid status");
+    status["nodes"].as_array().unwrap().iter().filter(|node| node["pid"].is_u64()).count()
+}

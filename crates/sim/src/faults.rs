@@ -161,6 +161,9 @@ pub struct Nemesis {
     weights: Vec<(Kind, u32)>,
     failures: usize,
     ill: Vec<Illness>,
+    /// Redundancy is over nodes. Else it is over devices: a node that is out is beyond what it covers, and of a node that
+    /// is damaged one disk is.
+    pub spares_nodes: bool,
     /// The node whose disks may be damaged silently, if the run has one.
     rotten: Option<usize>,
     hosts_to_resume: Vec<(usize, Instant)>,
@@ -202,6 +205,7 @@ impl Nemesis {
             prng,
             weights,
             failures,
+            spares_nodes: true,
             ill: Vec::new(),
             rotten: None,
             hosts_to_resume: Vec::new(),
@@ -216,7 +220,10 @@ impl Nemesis {
     pub fn make_rotten<M: Machine>(&mut self, world: &mut World<M>, faults: DiskFaults) {
         let node = self.prng.below(world.nodes.len() as u64) as usize;
         self.rotten = Some(node);
-        world.set_disk_faults(node, faults);
+        match self.spares_nodes {
+            true => world.set_disk_faults(node, faults),
+            false => world.nodes[node].disks[0].faults = faults,
+        }
     }
 
     pub fn rotten(&self) -> Option<usize> {
@@ -250,7 +257,7 @@ impl Nemesis {
             return None;
         }
         let healthy: Vec<usize> = (0..world.nodes.len()).filter(|n| !self.is_ill(*n)).collect();
-        Some(*self.prng.pick(&healthy))
+        (!healthy.is_empty()).then(|| *self.prng.pick(&healthy))
     }
 
     /// When [`Nemesis::act`] is to be called next, where that is not for chance to say.
@@ -414,7 +421,7 @@ impl Nemesis {
 
     fn rot<M: Machine>(&mut self, world: &mut World<M>) {
         let Some(node) = self.rotten else { return };
-        let disks = world.nodes[node].disks.len() as u64;
+        let disks = if self.spares_nodes { world.nodes[node].disks.len() as u64 } else { 1 };
         let slot = self.prng.below(disks) as usize;
         let count = self.prng.between(1, 8) as u32;
         let disk = &mut world.nodes[node].disks[slot];
@@ -462,6 +469,9 @@ impl Nemesis {
         world.format_disk(node, slot);
         let hurry = self.weights.iter().any(|(k, w)| *k == Kind::Beyond && *w > 0) && self.prng.chance(500);
         let until = world.now() + if hurry { self.span(1, 3) } else { self.span(1, 300) };
+        if !self.spares_nodes {
+            self.overwhelmed_until = self.overwhelmed_until.max(until + 3 * NOTICE_SPAN);
+        }
         self.fall_ill(node, Cure::Start, until, true);
         if !hurry {
             return None;
@@ -557,7 +567,8 @@ impl Nemesis {
     fn forget<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
         let node = self.rotten.filter(|n| self.ill.is_empty() && world.nodes[*n].is_up())?;
         world.crash_node(node, Crash::Process);
-        let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
+        let disks = if self.spares_nodes { world.nodes[node].disks.len() as u64 } else { 1 };
+        let slot = self.prng.below(disks) as usize;
         world.forget_disk(node, slot);
         let until = world.now() + self.span(1, 3);
         self.fall_ill(node, Cure::Start, until, false);
@@ -611,6 +622,9 @@ impl Nemesis {
             }
             other => unreachable!("{other:?} does not strike a node"),
         };
+        if !self.spares_nodes {
+            self.overwhelmed_until = self.overwhelmed_until.max(now + span + 3 * NOTICE_SPAN);
+        }
         self.fall_ill(node, cure, now + span, lost_data);
     }
 

@@ -31,7 +31,7 @@ struct Slot<M> {
 }
 
 #[derive(Clone, Default)]
-struct Greeting {
+pub(crate) struct Greeting {
     up: Option<(InstanceId, Vec<DeviceStat>)>,
 }
 
@@ -44,7 +44,7 @@ pub struct HostProc<M> {
     inbox: VecDeque<Input>,
     next_token: u64,
     /// By node: what its greeting said, while it is up for the machines.
-    nodes: Vec<Greeting>,
+    pub(crate) nodes: Vec<Greeting>,
     pub meta_reachable: bool,
     /// Without, what it reaches of the metadata store can't change anything, nor tell.
     pub meta_quorum: bool,
@@ -290,7 +290,7 @@ impl<M: Machine> World<M> {
         self.net.sweep();
     }
 
-    fn connect_later(&mut self, host: usize, node: usize, pause: Duration) {
+    pub(crate) fn connect_later(&mut self, host: usize, node: usize, pause: Duration) {
         let generation = self.hosts[host].generation;
         self.schedule(self.now + pause, Happening::Connect { host, generation, node });
     }

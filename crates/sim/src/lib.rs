@@ -9,6 +9,7 @@ pub mod disk;
 mod family;
 pub mod faults;
 mod groups;
+pub mod growth;
 pub mod host;
 pub mod ledger_client;
 pub mod ledger_recovery;

@@ -6,8 +6,9 @@
 use crate::disk::DiskFaults;
 use crate::faults::Weights;
 use crate::workload::Mix;
-use holdfast_base::Prng;
+use holdfast_base::{MediaClass, Prng};
 use holdfast_format::geometry::Layout;
+use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use holdfast_store as store;
 use holdfast_volume as volume;
 use std::time::Duration;
@@ -96,11 +97,17 @@ pub struct Plan {
     pub drains: bool,
     /// The layout is changed now and then.
     pub relayouts: bool,
+    /// Each host has the node of its own number beside it.
+    pub near: bool,
     /// Nodes have disks of different classes, and this share of the fast ones is for copies of what is read; zero where there is
     /// no read cache.
     pub read_cache_per_mille: u32,
     /// Its volumes are encrypted.
     pub encrypted: bool,
+    /// Of each disk of a node; of the others nothing is known.
+    pub media: Vec<MediaClass>,
+    /// Of the volume.
+    pub tiers: Tiers,
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
@@ -156,8 +163,11 @@ impl Plan {
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
+            near: Prng::new(seed ^ 0x4ea2).chance(300),
             read_cache_per_mille: *Prng::new(seed ^ 0xcac4e).pick(&[0, 0, 0, 20, 100, 400]),
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
+            media: Vec::new(),
+            tiers: Tiers::default(),
             mark_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
@@ -176,6 +186,8 @@ impl Plan {
             store_mutations: store::Mutations::default(),
         };
         plan.nest(Prng::new(seed ^ 0x4e57));
+        plan.lay_over_devices(Prng::new(seed ^ 0xdef1));
+        plan.tier(Prng::new(seed ^ 0x71e4));
         plan.apply_profile(&mut prng);
         if plan.read_cache_per_mille > 0 {
             plan.read_again();
@@ -192,7 +204,7 @@ impl Plan {
     /// What the grid, or the profile, has no room for.
     fn leave_out_what_does_not_fit(&mut self) {
         let plan = self;
-        plan.drains &= plan.nodes > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
+        plan.drains &= plan.domains() > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
         plan.groups &= plan.snapshots_max > 0 && plan.profile != Profile::Full;
         if plan.snapshots_max == 0 || plan.profile == Profile::Full {
             plan.forks_max = 0;
@@ -211,6 +223,54 @@ impl Plan {
             self.layout = *prng.pick(&[Layout::NestedMirror, Layout::NestedParity { data: 2, parity: 1 }]);
             self.nodes = prng.between(2, 3) as usize;
             self.disks = usize::from(self.layout.shards_a_domain()) + prng.below(2) as usize;
+        }
+    }
+
+    /// One in four has a first tier: on the same media, or a mirror on flash before disks.
+    fn tier(&mut self, mut prng: Prng) {
+        if !prng.chance(250) {
+            return;
+        }
+        let is_nested = self.layout.is_nested();
+        let copies = self.layout.failures() + 1;
+        let layout = match self.layout {
+            _ if is_nested => Layout::NestedMirror,
+            of if of.is_on_devices() => Layout::DeviceMirror { copies },
+            _ => Layout::Mirror { copies },
+        };
+        let is_hybrid = prng.chance(600);
+        if layout == self.layout && !is_hybrid {
+            return;
+        }
+        let size = TierSize::PerMille(*prng.pick(&[60, 200, 500]));
+        let mut first = FirstTier { layout, media: None, size };
+        if is_hybrid {
+            let flash = match layout.is_on_devices() {
+                true => usize::from(copies).div_ceil(self.nodes),
+                false => usize::from(layout.shards_a_domain()),
+            };
+            let disks = self.disks.max(usize::from(self.layout.shards_a_domain()));
+            self.disks = flash + disks;
+            self.media = [vec![MediaClass::Ssd; flash], vec![MediaClass::Hdd; disks]].concat();
+            first.media = Some(MediaClass::Ssd);
+            self.tiers.capacity = prng.chance(800).then_some(MediaClass::Hdd);
+        }
+        self.tiers.first = prng.chance(900).then_some(first);
+    }
+
+    /// One in eight of the others has a layout over devices, on one node to three.
+    fn lay_over_devices(&mut self, mut prng: Prng) {
+        if !self.layout.is_nested() && prng.chance(125) {
+            self.layout = *prng.pick(&[
+                Layout::DeviceMirror { copies: 2 },
+                Layout::DeviceMirror { copies: 2 },
+                Layout::DeviceMirror { copies: 3 },
+                Layout::DeviceParity { data: 2, parity: 1 },
+                Layout::DeviceParity { data: 2, parity: 2 },
+            ]);
+            self.nodes = *prng.pick(&[1, 1, 2, 3]);
+            let least = usize::from(self.layout.width()).div_ceil(self.nodes);
+            self.disks = least + prng.below(3) as usize;
         }
     }
 
@@ -304,6 +364,11 @@ impl Plan {
         self.rotten = Some(DiskFaults::default());
         self.fault_pace = self.fault_pace.min(Duration::from_millis(80));
         self.destage_age *= 4;
+    }
+
+    /// Fault domains of the grid.
+    pub fn domains(&self) -> usize {
+        if self.layout.is_on_devices() { self.nodes * self.disks } else { self.nodes }
     }
 
     /// Whether writes may run out of space.

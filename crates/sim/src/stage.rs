@@ -11,6 +11,7 @@ use crate::world::{MachineAt, World};
 use holdfast_base::{DeviceId, HeadId, Instant, RequestToken};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
+use holdfast_format::tier::Tiers;
 use holdfast_volume::{Change, Claim, Controller, Event, GroupEnd, State, Status};
 use std::time::Duration;
 
@@ -32,7 +33,8 @@ impl Scenery {
         plan.seed = seed;
         plan.profile = Profile::Calm;
         (plan.snapshots_max, plan.clones_max, plan.forks_max) = (0, 4, 0);
-        (plan.groups, plan.drains, plan.relayouts) = (false, false, false);
+        (plan.groups, plan.drains, plan.relayouts, plan.near) = (false, false, false, false);
+        (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
         plan.read_cache_per_mille = 0;
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
@@ -83,7 +85,7 @@ impl Scenery {
 
 /// A grid in the middle of a story.
 pub struct Stage {
-    run: Run,
+    pub(crate) run: Run,
 }
 
 impl Stage {
@@ -114,8 +116,13 @@ impl Stage {
         self.run.world.machine(at).map(Controller::state)
     }
 
+    /// The newest opening's machine.
+    pub fn controller(&self) -> &Controller {
+        self.run.world.machine(self.owner()).expect("the owner runs")
+    }
+
     pub fn status(&self) -> Status {
-        self.run.world.machine(self.owner()).expect("the owner runs").status()
+        self.controller().status()
     }
 
     /// The root record as the metadata store has it.
@@ -413,6 +420,11 @@ impl Stage {
         let layout = layout.parse().expect("a layout");
         self.run.world.tell(self.owner(), Event::SetLayout { layout });
         self.until("the owner knows that the layout is set", |s| s.status().layout == layout);
+    }
+
+    pub fn set_tiers(&mut self, tiers: Tiers) {
+        self.run.world.tell(self.owner(), Event::SetTiers { tiers });
+        self.until("the owner knows that the tiers are set", |s| s.status().tiers == tiers);
     }
 
     /// What lies on this disk shall go elsewhere; without one, nothing any more.

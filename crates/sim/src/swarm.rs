@@ -18,6 +18,7 @@ use holdfast_base::{
 };
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceHealth, Reply, Request};
 use holdfast_store as store;
 use holdfast_volume::{Config, Controller, Event, Notice, State, Target};
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 pub const VOLUME: VolumeId = VolumeId(0x0a_b1e5);
 
-const LAYOUTS: [Layout; 8] = [
+const LAYOUTS: [Layout; 11] = [
     Layout::NestedMirror,
     Layout::NestedParity { data: 2, parity: 1 },
     Layout::Mirror { copies: 2 },
@@ -35,6 +36,9 @@ const LAYOUTS: [Layout; 8] = [
     Layout::Parity { data: 3, parity: 1 },
     Layout::Parity { data: 2, parity: 2 },
     Layout::Parity { data: 4, parity: 2 },
+    Layout::DeviceMirror { copies: 2 },
+    Layout::DeviceMirror { copies: 3 },
+    Layout::DeviceParity { data: 2, parity: 1 },
 ];
 
 const WAKE_FAULTS: u64 = 1;
@@ -74,7 +78,7 @@ pub struct Outcome {
 }
 
 pub struct Run {
-    plan: Plan,
+    pub(crate) plan: Plan,
     pub world: World<Controller>,
     pub guests: Guests,
     nemesis: Nemesis,
@@ -112,13 +116,17 @@ impl Run {
         let mut prng = world.prng.fork();
         let failures = usize::from(plan.layout.failures());
         let mut nemesis = Nemesis::new(prng.fork(), failures, plan.weights);
+        nemesis.spares_nodes = !plan.layout.is_on_devices();
         for n in 0..plan.nodes {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
             config.batch_records_max = plan.batch_records_max;
             config.read_cache_per_mille = plan.read_cache_per_mille;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
-            if plan.read_cache_per_mille > 0 {
+            for (disk, media) in world.nodes[node].disks.iter_mut().zip(&plan.media) {
+                disk.media = Some(*media);
+            }
+            if plan.read_cache_per_mille > 0 && plan.media.is_empty() {
                 mix_classes(&mut world.nodes[node].disks, Prng::new(plan.seed ^ 0xcac4e ^ n as u64));
             }
             world.start_node(node);
@@ -137,6 +145,7 @@ impl Run {
             nemesis.make_rotten(&mut world, faults);
         }
         let mut root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
+        root.tiers = plan.tiers;
         root.key_id = plan.encrypted.then(|| key_of(plan.seed).id());
         let key = root_key(VOLUME);
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
@@ -215,6 +224,10 @@ impl Run {
         self.on_group_loss();
         let controller = Controller::new(self.config_of(VOLUME, host));
         let at = self.world.attach(host, controller);
+        if self.plan.near {
+            let nodes = BTreeSet::from([NodeId(host as u32 + 1)]);
+            self.world.tell(at, Event::Near { nodes });
+        }
         if !self.draining.is_empty() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
         }
@@ -364,7 +377,11 @@ impl Run {
     pub(crate) fn drain(&mut self, disk: Option<(usize, usize)>) {
         let now = self.world.now();
         let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats(now).get(slot)?.device));
-        self.draining = device.into_iter().collect();
+        self.drain_devices(device.into_iter().collect());
+    }
+
+    pub(crate) fn drain_devices(&mut self, devices: BTreeSet<DeviceId>) {
+        self.draining = devices;
         let members: Vec<MachineAt> = self.families.all_machines().collect();
         for at in self.openings.iter().copied().chain(members).collect::<Vec<_>>() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
@@ -380,12 +397,16 @@ impl Run {
         if self.plan.relayouts && self.drain_prng.chance(10) && !self.is_late(at) {
             let fits = |layout: &Layout| {
                 layout.failures() == self.plan.layout.failures()
-                    && usize::from(layout.width()) <= self.plan.nodes
+                    && layout.is_on_devices() == self.plan.layout.is_on_devices()
+                    && usize::from(layout.width()) <= self.plan.domains()
                     && usize::from(layout.shards_a_domain()) <= self.plan.disks
             };
             let fitting: Vec<Layout> = LAYOUTS.into_iter().filter(fits).collect();
             let layout = *self.drain_prng.pick(&fitting);
             self.world.tell(at, Event::SetLayout { layout });
+            // A tier that bears as much as every one of these.
+            let tiers = if self.drain_prng.chance(300) { Tiers::default() } else { self.plan.tiers };
+            self.world.tell(at, Event::SetTiers { tiers });
         }
     }
 

@@ -1322,3 +1322,51 @@ fn writes_that_come_while_no_leg_can_be_used_leave_journals_room() {
     stage.until("all writes are answered", |s| asked.iter().all(|token| s.is_answered(*token)));
     stage.finish();
 }
+
+#[test]
+fn the_third_node_of_three_is_drained_with_the_log_on_it() {
+    let mut stage = Scenery::new(2510).nodes(3).layout("mirror:2").raise();
+    stage.write_segments(6);
+    for node in 0..3 {
+        stage.drain(Some((node, 0)));
+        stage.until("nothing is left there", |s| {
+            let left = s.status().left_to_drain;
+            !left.is_empty() && left.iter().all(|(_, left)| *left == 0)
+        });
+        stage.drain(None);
+    }
+    stage.finish();
+}
+
+#[test]
+fn what_a_taker_copied_into_a_ledger_that_it_gives_up_is_copied_again() {
+    for step in 0..24 {
+        let seed = 2900 + step;
+        let lost = (step % 3) as usize;
+        let mut stage = Scenery::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60)).raise();
+        for block in (0..128).step_by(8) {
+            stage.write(block, 8);
+        }
+        stage.crash_host(0);
+        // Of what this node held there is one copy.
+        stage.swap_disks(lost);
+        stage.open_on(1);
+        stage.until("it copies", |s| s.controller().dump().contains("step: Reappending"));
+        stage.pass(Duration::from_micros(50 * step));
+        // The new ledger's legs go away, and come back.
+        (0..3).for_each(|node| stage.crash_node(node));
+        stage.pass_ms(50);
+        (0..3).for_each(|node| stage.start_node(node));
+        stage.until("the taker serves", |s| s.serving().is_some());
+        stage.until("it says that all is safe", |s| {
+            s.status().at_risk_entries == 0 && s.status().degraded_segments == 0
+        });
+        // So another may go.
+        stage.crash_host(1);
+        stage.start_host(0);
+        stage.swap_disks((lost + 1) % 3);
+        stage.take_over_on(0);
+        stage.read(0, 128);
+        stage.finish();
+    }
+}

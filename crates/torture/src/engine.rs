@@ -10,7 +10,7 @@
 
 use crate::cell::{self, CELL_BYTES, Place, Version};
 use crate::history::History;
-use crate::model::{Model, Request};
+use crate::model::{Model, Reading, Request};
 use crate::nbd::{self, Client, Command, Reply};
 use crate::workload::{Drawn, Kind, REQUEST_BYTES_MAX, Workload};
 use anyhow::{Context, Result, bail, ensure};
@@ -168,7 +168,8 @@ pub struct Engine {
     source: Source,
 }
 
-fn cells_of(offset: u64, len: u64) -> Range<u32> {
+/// The cells that a stretch of bytes touches.
+pub fn cells_of(offset: u64, len: u64) -> Range<u32> {
     let cell = CELL_BYTES as u64;
     (offset / cell) as u32..(offset + len).div_ceil(cell) as u32
 }
@@ -376,24 +377,10 @@ impl Engine {
         let (offset, len) = (flight.drawn.offset, flight.drawn.len);
         ensure!(data.len() as u64 == len, "a read of {len} bytes was answered with {}", data.len());
         let mut reading = self.volumes[flight.volume].model.finish_read(slot as Request);
-        for index in cells_of(offset, len) {
-            let place = Place { volume: flight.volume as u8, index };
-            let begins = u64::from(index) * CELL_BYTES as u64;
-            let from = begins.max(offset);
-            let to = (begins + CELL_BYTES as u64).min(offset + len);
-            let bytes = &data[(from - offset) as usize..(to - offset) as usize];
-            let found = if bytes.len() == CELL_BYTES {
-                cell::read(place, bytes).map_err(|bad| bad.to_string()).and_then(|version| {
-                    reading.see(index, version).map_err(|m| format!("{:?}, possible were {:?}", m.found, m.possible))
-                })
-            } else {
-                see_part(&mut reading, place, (from - begins) as usize, bytes)
-            };
-            if let Err(why) = found {
-                let history = self.history.about(flight.volume as u8, begins);
-                let export = &self.volumes[flight.volume].plan.export;
-                bail!("mismatch: volume {export}, offset {begins}, read at {offset}+{len}: {why}\n{history}");
-            }
+        if let Err((begins, why)) = see_cells(&mut reading, flight.volume as u8, offset, data) {
+            let history = self.history.about(flight.volume as u8, begins);
+            let export = &self.volumes[flight.volume].plan.export;
+            bail!("mismatch: volume {export}, offset {begins}, read at {offset}+{len}: {why}\n{history}");
         }
         Ok(())
     }
@@ -565,8 +552,28 @@ impl Engine {
     }
 }
 
+/// Holds what a read at `offset` returned against what was possible; else says at which offset it was not, and why.
+pub fn see_cells(reading: &mut Reading<'_>, volume: u8, offset: u64, data: &[u8]) -> Result<(), (u64, String)> {
+    let end = offset + data.len() as u64;
+    for index in cells_of(offset, data.len() as u64) {
+        let place = Place { volume, index };
+        let begins = u64::from(index) * CELL_BYTES as u64;
+        let (from, to) = (begins.max(offset), (begins + CELL_BYTES as u64).min(end));
+        let bytes = &data[(from - offset) as usize..(to - offset) as usize];
+        let found = if bytes.len() == CELL_BYTES {
+            cell::read(place, bytes).map_err(|bad| bad.to_string()).and_then(|version| {
+                reading.see(index, version).map_err(|m| format!("{:?}, possible were {:?}", m.found, m.possible))
+            })
+        } else {
+            see_part(reading, place, (from - begins) as usize, bytes)
+        };
+        found.map_err(|why| (begins, why))?;
+    }
+    Ok(())
+}
+
 /// A read that holds only some bytes of a cell: they must be those of one of its possible versions.
-fn see_part(reading: &mut crate::model::Reading<'_>, place: Place, from: usize, bytes: &[u8]) -> Result<(), String> {
+fn see_part(reading: &mut Reading<'_>, place: Place, from: usize, bytes: &[u8]) -> Result<(), String> {
     let possible = reading.possible(place.index);
     let mut whole = [0; CELL_BYTES];
     let matches = possible.iter().any(|version| {
@@ -576,7 +583,8 @@ fn see_part(reading: &mut crate::model::Reading<'_>, place: Place, from: usize, 
     if matches { Ok(()) } else { Err(format!("part of a cell that is none of {possible:?}")) }
 }
 
-fn request_bytes(volume: u8, slot: u32, drawn: Drawn, version: Version) -> Vec<u8> {
+/// A drawn request on the wire, with what a write of this version writes.
+pub fn request_bytes(volume: u8, slot: u32, drawn: Drawn, version: Version) -> Vec<u8> {
     let Drawn { kind, offset, len } = drawn;
     let (command, fua) = match kind {
         Kind::Read => (Command::Read, false),

@@ -120,6 +120,31 @@ impl Grid {
         self.run(&line).map(drop)
     }
 
+    /// `volume set` with one option.
+    pub fn set_volume(&self, name: &str, option: &str, value: &str) -> Result<()> {
+        self.run(&["volume", "set", name, option, value]).map(drop)
+    }
+
+    pub fn layout_of(&self, volume: &str) -> Result<String> {
+        let text = self.run(&["volume", "show", volume, "--json"])?;
+        let shown: Value = serde_json::from_str(&text).context("`holdfast volume show --json` is no JSON")?;
+        Ok(shown["layout"].as_str().unwrap_or_default().to_string())
+    }
+
+    pub fn add_node(&self) -> Result<()> {
+        self.run(&["node", "add"]).map(drop)
+    }
+
+    /// Begins to empty a node.
+    pub fn drain_node(&self, node: u32) -> Result<()> {
+        self.run(&["node", "drain", &node.to_string()]).map(drop)
+    }
+
+    /// Takes an empty node out of the grid.
+    pub fn remove_node(&self, node: u32) -> Result<()> {
+        self.run(&["node", "remove", &node.to_string()]).map(drop)
+    }
+
     pub fn node(&self, action: NodeAction, node: u32) -> Result<()> {
         self.run(&["node", action.word(), &node.to_string()]).map(drop)
     }

@@ -4,13 +4,18 @@
 //! [`faults`] hits nodes and the host meanwhile, never more of them than the layouts tolerate; [`grid`] is the command
 //! line of the binary. Every failure is a bug: nothing that is done here may cost an error, a wrong byte or a long wait.
 //!
+//! [`atlas`] does the same to a grid over several machines, network namespaces of this one.
+//!
 //! A seed fixes what is drawn, not when the machine gets to it: a run is repeated, not replayed. The simulator replays.
 
+pub mod atlas;
 pub mod cell;
 pub mod engine;
 pub mod faults;
 pub mod grid;
+pub mod guest;
 pub mod history;
+pub mod journey;
 pub mod logs;
 pub mod model;
 pub mod nbd;

@@ -28,25 +28,51 @@ pub struct Findings {
 /// Reads every `*.log` in a directory.
 pub fn scan(directory: &Path) -> Result<Findings> {
     let mut findings = Findings::default();
+    for (name, text) in logs_in(directory)? {
+        read(&name, &text, &mut findings);
+    }
+    Ok(findings)
+}
+
+/// Lines at level ERROR and panics of every `*.log` in a directory, whatever warnings there are.
+pub fn errors(directory: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (name, text) in logs_in(directory)? {
+        let bad = text.lines().filter(|line| is_error(line)).map(|line| format!("{name}: {line}"));
+        found.extend(bad.take(SHOWN_MAX));
+    }
+    Ok(found)
+}
+
+/// Names and contents.
+fn logs_in(directory: &Path) -> Result<Vec<(String, String)>> {
+    let mut logs = Vec::new();
     let entries = std::fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
     for entry in entries {
         let path = entry?.path();
         if path.extension().is_some_and(|e| e == "log") {
             let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            read(&name, &String::from_utf8_lossy(&text), &mut findings);
+            logs.push((name, String::from_utf8_lossy(&text).into_owned()));
         }
     }
-    Ok(findings)
+    Ok(logs)
+}
+
+fn level(line: &str) -> &str {
+    line.split_whitespace().nth(1).unwrap_or_default()
+}
+
+fn is_error(line: &str) -> bool {
+    level(line) == "ERROR" || line.contains("panicked at")
 }
 
 fn read(name: &str, text: &str, findings: &mut Findings) {
     for line in text.lines() {
-        let level = line.split_whitespace().nth(1).unwrap_or_default();
-        let is_warning = level == "WARN";
+        let is_warning = level(line) == "WARN";
         let is_expected = is_warning && EXPECTED_WARNINGS.iter().any(|expected| line.contains(expected));
-        let is_error = level == "ERROR" || line.contains("panicked at") || is_warning && !is_expected;
-        if is_error && findings.errors.len() < SHOWN_MAX {
+        let is_bad = is_error(line) || is_warning && !is_expected;
+        if is_bad && findings.errors.len() < SHOWN_MAX {
             findings.errors.push(format!("{name}: {line}"));
         }
         if is_expected {

@@ -6,6 +6,7 @@ use holdfast_base::Prng;
 use holdfast_torture::engine::{Engine, Plan, VolumePlan};
 use holdfast_torture::faults::{Fault, Report, Tormentor};
 use holdfast_torture::grid::{Grid, Shape};
+use holdfast_torture::journey::Journey;
 use holdfast_torture::logs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -54,6 +55,11 @@ struct Arguments {
     #[arg(long, value_delimiter = ',')]
     faults: Vec<Fault>,
 
+    /// Instead of faults at random: a grid of one node grows to six and shrinks to one again, and its volume goes from layout to
+    /// layout
+    #[arg(long, conflicts_with_all = ["faults", "minutes", "nodes"])]
+    journey: bool,
+
     /// Keep the grid's directory even if all is well
     #[arg(long)]
     keep: bool,
@@ -65,6 +71,10 @@ const VOLUMES: [(&str, &str, u64); 2] = [("parity", "parity:2+1", 192), ("mirror
 const CONNECTIONS: usize = 2;
 const DEVICES: u32 = 2;
 const DEVICE_MIB: u64 = 1024;
+
+/// The volume of a journey, and the devices of its six nodes, two each.
+const JOURNEY_MIB: u64 = 96;
+const JOURNEY_DEVICE_MIB: u64 = 512;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -92,11 +102,14 @@ fn main() -> ExitCode {
 fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut random = Prng::new(seed);
-    let nodes = arguments.nodes.unwrap_or(random.between(3, 4) as u32);
+    let drawn = random.between(3, 4) as u32;
+    let nodes = if arguments.journey { 1 } else { arguments.nodes.unwrap_or(drawn) };
     let (tls, encrypt) = (arguments.tls, arguments.encrypt);
-    let shape = Shape { nodes, devices: DEVICES, device_mib: DEVICE_MIB, tls, encrypt };
+    let device_mib = if arguments.journey { JOURNEY_DEVICE_MIB } else { DEVICE_MIB };
+    let shape = Shape { nodes, devices: DEVICES, device_mib, tls, encrypt };
     let grid = Grid::create(&arguments.binary, dir, shape)?;
-    let outcome = run(arguments, &grid, &mut random);
+    let way = if arguments.journey { travel } else { run };
+    let outcome = way(arguments, &grid, &mut random);
     // Whatever happened, no process stays behind; the logs are complete only now.
     let down = grid.down();
     let findings = logs::scan(&dir.join("logs"))?;
@@ -135,6 +148,26 @@ fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> 
     engine.sweep().context("while everything was read back after a clean stop and start")?;
     engine.disconnect();
     Ok(summary(&engine, &report))
+}
+
+/// See [`Journey`].
+fn travel(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
+    let (volume, size_bytes) = ("vm", JOURNEY_MIB << 20);
+    grid.create_volume(volume, size_bytes, "mirror:2@device")?;
+    let (socket, export) = (grid.nbd_socket(), volume.to_string());
+    let volumes = vec![VolumePlan { socket, export, size_bytes, connections: CONNECTIONS }];
+    let mut engine = Engine::new(Plan { seed: random.next_u64(), depth: arguments.depth, volumes })?;
+    let (steps, longest) = engine.run(|control| Journey { grid, control, volume }.run())?;
+    engine.sweep().context("while everything was read back")?;
+    engine.disconnect();
+    Ok(format!(
+        "{steps} steps, {} requests, redundant again within {:.1} s, longest request {:.0} ms, {} MiB read back: 0 errors, 0 \
+         mismatches",
+        engine.counts.requests,
+        longest.as_secs_f64(),
+        engine.counts.longest.as_secs_f64() * 1e3,
+        engine.bytes() >> 20,
+    ))
 }
 
 fn summary(engine: &Engine, report: &Report) -> String {

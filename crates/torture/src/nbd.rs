@@ -85,8 +85,19 @@ pub fn encode(command: Command, fua: bool, slot: u32, offset: u64, len: u32, pay
     bytes
 }
 
-pub struct Client {
-    stream: UnixStream,
+/// What a conversation goes over: one end, of which a second handle can be had.
+pub trait Stream: Read + Write + Sized {
+    fn second(&self) -> std::io::Result<Self>;
+}
+
+impl Stream for UnixStream {
+    fn second(&self) -> std::io::Result<UnixStream> {
+        self.try_clone()
+    }
+}
+
+pub struct Client<S = UnixStream> {
+    pub stream: S,
     pub size_bytes: u64,
     pub structured: bool,
 }
@@ -107,13 +118,20 @@ impl Client {
     /// Opens `export` of the server at `socket`, with structured replies if asked for and offered.
     pub fn connect(socket: &Path, export: &str, structured: bool) -> Result<Client> {
         let stream = UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
+        Client::open(stream, export, structured)
+    }
+}
+
+impl<S: Stream> Client<S> {
+    /// Opens `export` of the server at the other end, with structured replies if asked for and offered.
+    pub fn open(stream: S, export: &str, structured: bool) -> Result<Client<S>> {
         let mut client = Client { stream, size_bytes: 0, structured: false };
         client.handshake(export, structured).with_context(|| format!("opening export '{export}'"))?;
         Ok(client)
     }
 
-    pub fn split(self) -> Result<(UnixStream, Receiver)> {
-        let sender = self.stream.try_clone()?;
+    pub fn split(self) -> Result<(S, Receiver<S>)> {
+        let sender = self.stream.second()?;
         Ok((sender, Receiver { stream: self.stream, partial: HashMap::new() }))
     }
 
@@ -177,7 +195,7 @@ impl Client {
     }
 }
 
-fn read_array<const N: usize>(stream: &mut UnixStream) -> Result<[u8; N]> {
+fn read_array<const N: usize>(stream: &mut impl Read) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
@@ -193,12 +211,12 @@ struct Partial {
 }
 
 /// Receives replies, in whatever order the server gives them.
-pub struct Receiver {
-    stream: UnixStream,
+pub struct Receiver<S = UnixStream> {
+    stream: S,
     partial: HashMap<Cookie, Partial>,
 }
 
-impl Receiver {
+impl<S: Stream> Receiver<S> {
     /// The next whole reply; `None` when the server has closed the connection between two messages or cut it.
     pub fn receive(&mut self) -> Result<Option<Reply>> {
         loop {

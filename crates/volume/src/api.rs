@@ -3,6 +3,7 @@
 use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
 use crate::mark::Sharing;
+use crate::tiers::TierUse;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
     NodeId, ObjectId, VolumeId,
@@ -11,6 +12,7 @@ use holdfast_cipher::VolumeKey;
 use holdfast_format::family::{Dependent, SegmentRanges};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -208,11 +210,19 @@ pub enum Event {
     Resize {
         size_bytes: u64,
     },
+    /// Nodes of this machine: what one of them holds a copy of is read there first. Instead of what was told before.
+    Near {
+        nodes: BTreeSet<NodeId>,
+    },
     /// See [`Config::checked_reads`].
     CheckReads(bool),
     /// Change how the volume is written; what is there is written anew in the background.
     SetLayout {
         layout: Layout,
+    },
+    /// Change where the volume's data lie, besides their layout. Answered by [`Notice::TiersSet`].
+    SetTiers {
+        tiers: Tiers,
     },
     /// Another host is about to take the volume over: empty the log as far as that can be done beside the service. Answered by
     /// [`Notice::Prepared`].
@@ -376,6 +386,9 @@ pub enum Notice {
     LayoutSet {
         layout: Layout,
     },
+    TiersSet {
+        tiers: Tiers,
+    },
     /// The change is complete and stays.
     Changed {
         change: Change,
@@ -450,6 +463,11 @@ pub struct Status {
     pub left_to_drain: Vec<(DeviceId, u64)>,
     /// Bytes that would even out the fullest device and the emptiest, while they are moved.
     pub left_to_balance_bytes: u64,
+    pub tiers: Tiers,
+    /// What the first tier holds, and what it did since the opening; `None` where there is none.
+    pub first_tier: Option<TierUse>,
+    /// Segments on media that the policy does not name; they are written anew when there is room.
+    pub astray_segments: u64,
     /// Volumes that may name segments of this one.
     pub dependents: Vec<Dependent>,
     pub counters: Counters,
@@ -478,6 +496,9 @@ pub struct Counters {
     pub write_bytes: u64,
     pub append_hedges: u64,
     pub read_hedges: u64,
+    /// Runs of blocks that one holder was asked for, and how many of these were on a node of this machine.
+    pub shard_reads: u64,
+    pub near_reads: u64,
     pub reconstructed_reads: u64,
     pub rolls: u64,
     pub segments_written: u64,

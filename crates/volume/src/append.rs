@@ -115,8 +115,8 @@ impl Controller {
         if !self.is_open_ledger(ledger) {
             return;
         }
-        self.on_reappend_refused(refusal, out);
-        let open = self.log.open.as_mut().expect("just seen");
+        self.on_reappend_refused((ledger, leg), refusal, out);
+        let Some(open) = self.log.open.as_mut() else { return };
         let home = open.legs[usize::from(leg)];
         match refusal {
             Refusal::UnknownLedger => {

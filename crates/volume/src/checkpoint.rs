@@ -261,7 +261,7 @@ impl Controller {
             let is_narrow = self.could_be_wider(&info.geometry);
             self.checkpointer.fold_wanted |= is_narrow && info.kind == Kind::Meta;
             // Where they lie the checkpoint says: they are not moved.
-            let is_together = can_spread && crate::moves::crowded(&info.geometry, &info.homes).is_some();
+            let is_together = can_spread && self.crowded(&info.geometry, &info.homes).is_some();
             self.checkpointer.rewrite_wanted |= (is_narrow || is_together) && info.kind == Kind::Run;
         }
     }

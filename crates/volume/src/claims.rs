@@ -17,6 +17,10 @@ impl Claim {
     /// Room for so many bytes of guests' data.
     pub fn of(layout: Layout, data_bytes: u64) -> Claim {
         let shard_bytes = data_bytes.div_ceil(u64::from(layout.data_shards()));
+        if layout.is_on_devices() {
+            // Of nodes any will do, also one alone.
+            return Claim { width: 1, shard_bytes: shard_bytes.saturating_mul(u64::from(layout.shard_count())) };
+        }
         Claim { width: layout.width(), shard_bytes: shard_bytes.saturating_mul(u64::from(layout.shards_a_domain())) }
     }
 
@@ -46,18 +50,46 @@ pub fn take(free_by_node: &mut [u64], claim: Claim) -> u64 {
 
 /// Bytes of guests' data that fit: each stripe takes a shard of as many different nodes as the layout is wide.
 pub fn writable(free_by_node: &[u64], layout: Layout) -> u64 {
-    let width = u128::from(layout.width());
+    level(free_by_node, layout.width()) / u64::from(layout.shards_a_domain()) * u64::from(layout.data_shards())
+}
+
+/// The same, of devices with so many bytes free, by node, beside what others own. Of a nested layout a node's devices take a
+/// shard each, so that large ones among small ones are of no use; of a layout over devices each device is a place of its own.
+pub fn writable_beside(free_by_device: &[Vec<u64>], claims: &[Claim], layout: Layout) -> u64 {
+    let of_node: Vec<u64> = free_by_device.iter().map(|devices| devices.iter().sum()).collect();
+    let mut left = of_node.clone();
+    for claim in claims {
+        take(&mut left, *claim);
+    }
+    // What others own of a node they own of each of its devices.
+    let share = |of: u64, left: u64, sum: u64| (u128::from(of) * u128::from(left) / u128::from(sum.max(1))) as u64;
+    let by_device = free_by_device
+        .iter()
+        .zip(left.iter().zip(&of_node))
+        .map(|(devices, (left, sum))| devices.iter().map(|free| share(*free, *left, *sum)).collect::<Vec<u64>>());
+    let each = layout.shards_a_domain();
+    match layout.is_on_devices() {
+        true => writable(&by_device.flatten().collect::<Vec<u64>>(), layout),
+        false if each > 1 => {
+            let of_node = by_device.map(|devices| level(&devices, each) * u64::from(each));
+            writable(&of_node.collect::<Vec<u64>>(), layout)
+        }
+        false => writable(&left, layout),
+    }
+}
+
+/// The most that one place of all stripes together may hold, if each stripe takes so many different ones.
+fn level(free: &[u64], width: u8) -> u64 {
     let fits = |shard_bytes: u64| {
-        let placed: u128 = free_by_node.iter().map(|free| u128::from((*free).min(shard_bytes))).sum();
-        placed >= width * u128::from(shard_bytes)
+        let placed: u128 = free.iter().map(|free| u128::from((*free).min(shard_bytes))).sum();
+        placed >= u128::from(width) * u128::from(shard_bytes)
     };
-    // The most that one place of all stripes together may hold.
-    let (mut low, mut high) = (0, free_by_node.iter().sum::<u64>() / u64::from(layout.width()) + 1);
+    let (mut low, mut high) = (0, free.iter().sum::<u64>() / u64::from(width) + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) { low = middle } else { high = middle }
     }
-    low / u64::from(layout.shards_a_domain()) * u64::from(layout.data_shards())
+    low
 }
 
 #[cfg(test)]
@@ -74,6 +106,21 @@ mod tests {
         assert_eq!(writable(&[100, 100, 1000], mirror), 200);
         assert_eq!(writable(&[100, 100], parity), 0);
         assert_eq!(writable(&[60, 60, 60, 60], mirror), 120);
+    }
+
+    #[test]
+    fn inside_a_node_and_over_devices_the_small_ones_decide() {
+        let layout = |text: &str| text.parse::<Layout>().unwrap();
+        let equal = [vec![100, 100], vec![100, 100]];
+        assert_eq!(writable_beside(&equal, &[], layout("nested-mirror")), 100);
+        assert_eq!(writable_beside(&[vec![100, 900], vec![100, 900]], &[], layout("nested-mirror")), 100);
+        assert_eq!(writable_beside(&[vec![100, 60, 60], vec![200, 100, 100]], &[], layout("nested-mirror")), 110);
+        assert_eq!(writable_beside(&[vec![100, 900]], &[], layout("mirror:2@device")), 100);
+        assert_eq!(writable_beside(&equal, &[], layout("parity:3+1@device")), 300);
+        assert_eq!(writable_beside(&[vec![100]], &[], layout("mirror:2@device")), 0);
+        assert_eq!(writable_beside(&[vec![30, 70], vec![100]], &[], layout("mirror:2")), 100);
+        let claim = Claim::of(layout("mirror:2@device"), 50);
+        assert_eq!(writable_beside(&[vec![100, 100]], &[claim], layout("mirror:2@device")), 50);
     }
 
     #[test]

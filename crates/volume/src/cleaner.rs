@@ -19,6 +19,7 @@ use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -79,6 +80,8 @@ pub(crate) struct Cleaner {
     found: VecDeque<SegmentNo>,
     /// Some of them are to be written in another layout, or elsewhere.
     recodes: bool,
+    /// They are of the first tier, and leave it.
+    rotates: bool,
     searched_at: Instant,
     /// Emptied already; freed with the next checkpoint, or when a fold has told that they are empty.
     emptied: BTreeSet<SegmentNo>,
@@ -96,6 +99,14 @@ impl Cleaner {
     /// Whether the pass that is under way reads it.
     pub(crate) fn is_victim(&self, no: SegmentNo) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.victims.iter().any(|victim| victim.no == no))
+    }
+
+    pub(crate) fn is_emptied(&self, no: SegmentNo) -> bool {
+        self.emptied.contains(&no)
+    }
+
+    pub(crate) fn is_unreadable(&self, no: SegmentNo) -> bool {
+        self.unreadable.contains_key(&no)
     }
 
     /// What was emptied is about to be freed.
@@ -120,7 +131,11 @@ impl Controller {
             return;
         }
         let is_short = self.wants_room();
-        let is_pressed = is_short || self.cleaner.recodes;
+        let rotation_is_due = self.rotation_is_due();
+        if self.cleaner.rotates && !rotation_is_due {
+            self.cleaner.found.clear();
+        }
+        let is_pressed = is_short || self.cleaner.recodes || rotation_is_due;
         if self.cleaner.found.is_empty() || !is_pressed {
             let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
             if self.now.since(self.cleaner.searched_at) < pace {
@@ -132,7 +147,8 @@ impl Controller {
             self.checkpointer.fold_wanted |= is_short && is_hidden;
             self.search_victims();
         }
-        if self.cleaner.recodes && !is_short && !self.may_move_data() {
+        let may_move = if self.cleaner.rotates { self.may_rotate() } else { self.may_move_data() };
+        if self.moves_for_order() && !is_short && !may_move {
             return;
         }
         let victims = self.take_victims();
@@ -158,6 +174,23 @@ impl Controller {
         }
     }
 
+    /// Whether what the cleaner does is not for the sake of room: it gives way to guests.
+    fn moves_for_order(&self) -> bool {
+        self.cleaner.recodes || self.cleaner.rotates
+    }
+
+    /// The oldest segments of the first tier, if some are to leave it.
+    fn search_first_tier(&mut self) -> bool {
+        self.measure_first_tier();
+        if self.wants_room() || !self.rotation_is_due() {
+            return false;
+        }
+        let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        self.cleaner.found = self.oldest_of_first_tier(room).into();
+        (self.cleaner.rotates, self.cleaner.recodes) = (!self.cleaner.found.is_empty(), false);
+        self.cleaner.rotates
+    }
+
     /// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
     /// average: there always are some.
     fn dead_threshold(&self) -> u64 {
@@ -173,6 +206,12 @@ impl Controller {
     fn search_victims(&mut self) {
         let now = self.now;
         self.cleaner.unreadable.retain(|_, until| *until > now);
+        // In turn with what else there is to clean.
+        let rotated = std::mem::take(&mut self.cleaner.rotates);
+        if !rotated && self.search_first_tier() {
+            return;
+        }
+        let may_return = self.root().tiers != Tiers::default() && self.capacity_takes_a_segment();
         let data = || self.segments.iter().filter(|(_, s)| s.kind == Kind::Data);
         let threshold = self.dead_threshold();
         let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
@@ -183,7 +222,7 @@ impl Controller {
                 continue;
             }
             let must_move = self.is_drained_by_cleaning(info) || self.repairer.is_stuck(no);
-            let recode = self.wants_recode(&info.geometry) || must_move;
+            let recode = self.wants_recode(&info.geometry) || must_move || may_return && self.is_astray(info);
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
                 let age = count - rank as u64;
@@ -202,6 +241,9 @@ impl Controller {
             if total >= room {
                 break;
             }
+        }
+        if rotated && self.cleaner.found.is_empty() {
+            self.search_first_tier();
         }
     }
 
@@ -391,7 +433,8 @@ impl Controller {
 
     fn write_live(&mut self, out: Out) {
         let pass = self.cleaner.pass.as_mut().expect("a pass under way");
-        let mut work = Work { kind: JobKind::Clean, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new() };
+        let kind = JobKind::Clean { rotates: self.cleaner.rotates };
+        let mut work = Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new() };
         for at in &pass.moves {
             let source = Source::Segment { segment: at.segment, block: at.block };
             work.extents.push(CommitExtent { key: Key(at.key), blocks: at.blocks, source });
@@ -407,12 +450,16 @@ impl Controller {
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
         self.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
-        if self.cleaner.recodes {
+        if self.moves_for_order() {
             self.charge_moved(blocks * BLOCK_BYTES as u64);
+        }
+        if self.cleaner.rotates {
+            let victims: Vec<SegmentNo> = pass.victims.iter().map(|v| v.no).collect();
+            self.on_rotated(&victims, blocks * BLOCK_BYTES as u64);
         }
         self.checkpointer.free_wanted = true;
         self.checkpointer.fold_wanted |= !self.hidden.is_known();
-        if self.cleaner.recodes && !self.cleaner.found.is_empty() {
+        if self.moves_for_order() && !self.cleaner.found.is_empty() {
             // The next is not put off to the next tick.
             self.drive_cleaner(out);
         }

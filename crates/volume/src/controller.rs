@@ -55,6 +55,7 @@ use crate::sealing::Seal;
 use crate::segments::SegmentTable;
 use crate::snapshots::Changes;
 use crate::space::Space;
+use crate::tiers::Rotation;
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -63,6 +64,7 @@ use holdfast_base::{
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -99,6 +101,7 @@ pub struct Controller {
     pub(crate) directory: Directory,
     pub(crate) hidden: Hidden,
     pub(crate) heat: Heat,
+    pub(crate) rotation: Rotation,
     pub(crate) governor: Governor,
     pub(crate) leaves: LeafCache,
     /// What frozen layers say together with those below them, by their leaf; the layers that there are such leaves of.
@@ -167,6 +170,7 @@ impl Controller {
             directory: Directory::default(),
             hidden: Hidden::default(),
             heat: Heat::default(),
+            rotation: Rotation::default(),
             governor: Governor::default(),
             leaves: LeafCache::new(config.map_cache_bytes_max),
             flats: LeafCache::new(config.map_cache_bytes_max / 4),
@@ -222,8 +226,10 @@ impl Controller {
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
+            Event::Near { nodes } => self.nodes.near = nodes,
             Event::CheckReads(checked) => self.config.checked_reads = checked,
             Event::SetLayout { layout } => self.on_set_layout(layout),
+            Event::SetTiers { tiers } => self.resizer.wanted_tiers = Some(tiers),
             Event::SetAside { claims } => self.on_set_aside(claims),
             Event::Fork { head, snapshot, dependent, name, size_bytes } => {
                 self.on_fork((head, snapshot), (dependent, name), size_bytes, out);
@@ -570,6 +576,9 @@ impl Controller {
             layers_going: self.layers.going_count(),
             left_to_drain: self.left_to_drain(),
             left_to_balance_bytes: self.left_to_balance_bytes(),
+            tiers: if known { self.root().tiers } else { Tiers::default() },
+            first_tier: self.tier_use(),
+            astray_segments: if known { self.astray_segments() } else { 0 },
             dependents: if known { self.root().dependents.clone() } else { Vec::new() },
             counters: self.counters,
         }

@@ -311,6 +311,7 @@ impl Controller {
             return self.notice(Notice::ForkRefused { dependent, why }, out);
         };
         let mut root = Root::new(self.config.grid, dependent, &name, size_bytes, self.root().layout);
+        root.tiers = self.root().tiers;
         root.epoch = self.epoch().next();
         root.instance = InstanceId(dependent.0);
         root.key_id = self.root().key_id;

@@ -127,7 +127,8 @@ impl Controller {
         }
     }
 
-    /// Asks one holder of the run itself: of several copies, one that is usable, spread by address. Where that would be a
+    /// Asks one holder of the run itself: of several copies one that is usable, on this machine if there is one, else spread
+    /// by address. Where that would be a
     /// device that is bypassed, enough others are asked instead.
     fn ask_direct(&mut self, token: Token, out: Out) {
         let Some(fetch) = self.fetches.get(token) else { return };
@@ -142,7 +143,9 @@ impl Controller {
             .filter(|index| self.nodes.leg_usable(homes[usize::from(*index)]))
             .collect();
         let preferable = |index: &u8| self.nodes.leg_preferable(homes[usize::from(*index)]);
-        let choice = usable.iter().copied().find(preferable);
+        let is_near = |index: &u8| self.nodes.near.contains(&homes[usize::from(*index)].node);
+        let near = usable.iter().copied().find(|index| preferable(index) && is_near(index));
+        let choice = near.or_else(|| usable.iter().copied().find(preferable));
         if choice.is_none() && !usable.is_empty() {
             let enough: Vec<u8> = (0..width)
                 .filter(|index| *index != fetch.position && preferable(index))
@@ -160,6 +163,9 @@ impl Controller {
         }
         match choice.or(usable.first().copied()) {
             Some(index) => {
+                let is_near = is_near(&index);
+                self.counters.shard_reads += 1;
+                self.counters.near_reads += u64::from(is_near);
                 if !self.ask_shard(token, index, out) {
                     self.hedge_fetch(token, out);
                 }

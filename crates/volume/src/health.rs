@@ -68,7 +68,10 @@ impl Controller {
             if age <= bound {
                 continue;
             }
-            if !self.nodes.others_are_faster(call.sent_at, call.node) {
+            let node_lags = self.nodes.others_are_faster(call.sent_at, call.node);
+            // Where devices are the fault domains one of them may be slow on a node that answers, the only one perhaps.
+            let device_lags = self.is_on_devices() && self.nodes.has_answered_since(call.node, call.sent_at);
+            if !node_lags && !device_lags {
                 alone |= class != Class::Bulk;
                 continue;
             }
@@ -77,7 +80,7 @@ impl Controller {
             }
             let least = (bound * 2).max(self.config.append_hedge_min * 2) * self.nodes.patience(call.node, self.now);
             let patience = least.max(peers_lag(&lags, call.node) * LAG_TIMES);
-            if class != Class::Bulk && age > patience && !suspects.contains(&call.node) {
+            if node_lags && class != Class::Bulk && age > patience && !suspects.contains(&call.node) {
                 suspects.push(call.node);
             }
             if class == Class::Bulk && call.late && age > self.config.append_hedge_max * BULK_BOUNDS {
@@ -152,8 +155,7 @@ impl Controller {
     fn suspect(&mut self, node: NodeId, out: Out) {
         let now = self.now;
         // With fewer nodes than copies are needed on, nothing is gained by using fewer still.
-        let needed = usize::from(if self.root.is_known() { self.root().layout.failures() } else { 0 }) + 1;
-        let spare = self.nodes.usable_count_in_need() > needed;
+        let spare = self.is_spare(node);
         let Some(state) = self.nodes.get_mut(node) else { return };
         if !state.up || state.suspect || !spare {
             return;

@@ -13,8 +13,8 @@ use crate::sealing::SealedPayload;
 use crate::segments::{Kind, SegmentInfo};
 use crate::space::Keep;
 use holdfast_base::{
-    BLOCK_BYTES, BlockCrc, Buf, BufMut, Epoch, Key, Lsn, NodeId, SegmentId, ShardId, Token, VolumeId, block_crcs,
-    crc32c,
+    BLOCK_BYTES, BlockCrc, Buf, BufMut, Epoch, Key, Lsn, MediaClass, NodeId, SegmentId, ShardId, Token, VolumeId,
+    block_crcs, crc32c,
 };
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
@@ -28,8 +28,8 @@ use holdfast_format::wire::{Refusal, Reply, Request};
 pub(crate) enum JobKind {
     /// Log entries leave the log.
     Destage { entries: Vec<Lsn> },
-    /// The cleaner moves what lives.
-    Clean,
+    /// The cleaner moves what lives, out of mostly dead segments or out of the first tier.
+    Clean { rotates: bool },
     /// Bulk writes: (write, first block, blocks).
     Bypass { writes: Vec<(Token, Key, u64)> },
     /// Leaves of the map.
@@ -41,14 +41,14 @@ pub(crate) enum JobKind {
 }
 
 impl JobKind {
-    fn is_meta(&self) -> bool {
+    pub(crate) fn is_meta(&self) -> bool {
         matches!(self, JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. })
     }
 
     fn keep(&self) -> Keep {
         match self {
             JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::HalfReserve,
-            JobKind::Clean => Keep::QuarterReserve,
+            JobKind::Clean { .. } => Keep::QuarterReserve,
             JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
             // What is refused leaves shards that nobody knows before the volume is deleted.
             JobKind::Fork { .. } => Keep::QuarterReserve,
@@ -89,6 +89,8 @@ struct Placed {
     id: SegmentId,
     geometry: Geometry,
     homes: Vec<Leg>,
+    /// Of the homes, where that matters.
+    media: Option<MediaClass>,
     shards: Vec<Shard>,
     /// By which the map knows the payload's blocks: checksums, or what tells that they open.
     checks: Vec<BlockCrc>,
@@ -105,6 +107,12 @@ impl SegmentJob {
         let (kind, blocks) = (&self.work.kind, self.work.crcs.len());
         let placed = self.placed.as_ref().map(|p| (p.no, &p.homes, p.committing));
         format!("{kind:?} of {blocks} blocks, placed {placed:?}")
+    }
+
+    /// Shape and homes of a segment of guests' data that is on its way.
+    pub(crate) fn placed_data(&self) -> Option<(&Geometry, &[Leg])> {
+        let placed = self.placed.as_ref().filter(|_| !self.work.kind.is_meta())?;
+        Some((&placed.geometry, &placed.homes))
     }
 
     pub(crate) fn kind(&self) -> &JobKind {
@@ -125,11 +133,11 @@ impl Controller {
     fn place_job(&mut self, token: Token, out: Out) {
         let job = self.jobs.get(token).expect("a job under way");
         let blocks = job.work.crcs.len() as u32;
-        let (is_meta, keep) = (job.work.kind.is_meta(), job.work.kind.keep());
-        let Some(layout) = (if is_meta { self.meta_layout_now() } else { self.layout_now() }) else { return };
-        let geometry = Geometry::new(layout, blocks);
-        let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
-        let Some(homes) = self.place_segment(layout, shard_bytes, keep) else { return };
+        let kind = job.work.kind.clone();
+        let Some((geometry, homes, media)) = self.find_homes(&kind, blocks) else { return };
+        if !kind.is_meta() {
+            self.on_placed(&kind, &geometry, &homes);
+        }
         let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.config.volume, self.epoch()));
         let no = SegmentNo { epoch, counter: self.next_segment };
         let id = no.of(volume);
@@ -140,7 +148,7 @@ impl Controller {
         let (shards, checks) = self.encode(token, id, &geometry);
         let count = shards.len() as u8;
         let job = self.jobs.get_mut(token).expect("a job under way");
-        job.placed = Some(Placed { no, id, geometry, homes, shards, checks, committing: false });
+        job.placed = Some(Placed { no, id, geometry, homes, media, shards, checks, committing: false });
         self.counters.segments_written += 1;
         for index in 0..count {
             // A shard that can't be sent anywhere parks the job again.
@@ -148,6 +156,15 @@ impl Controller {
                 self.put_shard(token, index, out);
             }
         }
+    }
+
+    /// The first place with room for a segment of so many blocks: its shape, its homes, and their class of media.
+    fn find_homes(&mut self, kind: &JobKind, blocks: u32) -> Option<(Geometry, Vec<Leg>, Option<MediaClass>)> {
+        self.places(kind).into_iter().find_map(|place| {
+            let geometry = Geometry::new(place.layout, blocks);
+            let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
+            Some((geometry, self.place_segment(place, shard_bytes, kind.keep())?, place.media))
+        })
     }
 
     /// Volume and epoch of the ids that a job's shards get, where they are not ours.
@@ -275,7 +292,7 @@ impl Controller {
         let shard = &mut placed.shards[usize::from(index)];
         shard.failed.push(failed);
         let stray = (placed.homes[usize::from(index)], placed.no, index);
-        let (geometry, homes) = (placed.geometry, placed.homes.clone());
+        let (geometry, homes, media) = (placed.geometry, placed.homes.clone(), placed.media);
         let avoid = shard.failed.clone();
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
         // What is left of another volume's it finds itself, when it opens.
@@ -283,11 +300,12 @@ impl Controller {
             self.repairer.note_stray(stray);
             self.recheck(failed);
         }
-        // Of a nested one another device of the node will do, where the node is there.
+        // Where a node holds several of its shards another device of the node will do, where the node is there.
         let is_tried = avoid.len() > usize::from(geometry.shard_count());
-        let is_avoided = |node: &NodeId| !geometry.layout().is_nested() || is_tried || !self.nodes.is_usable(*node);
+        let holds_several = geometry.layout().is_nested() || self.is_on_devices();
+        let is_avoided = |node: &NodeId| !holds_several || is_tried || !self.nodes.is_usable(*node);
         let avoid: Vec<NodeId> = avoid.into_iter().filter(is_avoided).collect();
-        match self.place_again((&geometry, &homes), index, bytes, &avoid, keep) {
+        match self.place_again((&geometry, &homes), index, bytes, &avoid, (keep, media)) {
             Some(home) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
                 placed.homes[usize::from(index)] = home;
@@ -332,7 +350,7 @@ impl Controller {
                 Some(JobKind::Fork { volume, .. }) if !self.is_writing_fork(volume) => {
                     self.jobs.remove(token);
                 }
-                Some(JobKind::Clean) if full => {
+                Some(JobKind::Clean { .. }) if full => {
                     self.jobs.remove(token);
                     self.on_clean_refused();
                 }
@@ -383,7 +401,7 @@ impl Controller {
         let job = self.jobs.remove(token).expect("a committed job was under way");
         match job.work.kind {
             JobKind::Destage { entries } => self.on_destaged(&entries),
-            JobKind::Clean => self.on_cleaned(job.work.crcs.len() as u64, out),
+            JobKind::Clean { .. } => self.on_cleaned(job.work.crcs.len() as u64, out),
             JobKind::Bypass { writes } => self.on_bypass_committed(writes, out),
             JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {
                 unreachable!("metadata has no commit record")

@@ -9,8 +9,7 @@
 use crate::controller::{Controller, Out};
 use crate::segments::Kind;
 use crate::space::Keep;
-use holdfast_base::{BLOCK_BYTES, DeviceId, Instant};
-use holdfast_format::geometry::Geometry;
+use holdfast_base::{BLOCK_BYTES, DeviceId, Instant, MediaClass};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeSet;
@@ -119,7 +118,7 @@ impl Controller {
     fn list_together(&mut self) {
         let mut list = Vec::new();
         for (no, info) in self.own_segments().filter(|(_, info)| info.kind != Kind::Run && info.is_needed()) {
-            if let Some(index) = crowded(&info.geometry, &info.homes) {
+            if let Some(index) = self.crowded(&info.geometry, &info.homes) {
                 list.push((no, index, info.homes[usize::from(index)], None));
             }
         }
@@ -134,7 +133,7 @@ impl Controller {
         for (no, info) in self.own_segments().filter(|(_, info)| info.kind == Kind::Data && info.is_needed()) {
             let Some(index) = info.homes.iter().position(|home| *home == fullest) else { continue };
             let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
-            if bytes <= left && may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
+            if bytes <= left && self.may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
                 list.push((no, index as u8, fullest, Some(emptiest)));
                 left -= bytes;
             }
@@ -149,15 +148,21 @@ impl Controller {
         tilt.map_or(0, |(_, _, bytes)| bytes)
     }
 
-    /// The fullest device, the emptiest one, and the bytes that would make them equal, if they differ much.
+    /// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they differ
+    /// much: of the class where they differ most.
     fn tilt(&self) -> Option<(Leg, Leg, u64)> {
+        let classes: BTreeSet<Option<MediaClass>> = self.usable_devices().map(|d| d.media).collect();
+        classes.into_iter().filter_map(|media| self.tilt_of(media)).max_by_key(|(_, _, bytes)| *bytes)
+    }
+
+    fn tilt_of(&self, media: Option<MediaClass>) -> Option<(Leg, Leg, u64)> {
         let usable = self.nodes.iter().filter(|(_, node)| node.up && !node.suspect);
         let devices = usable.flat_map(|(id, node)| node.devices.values().map(move |d| (id, d)));
         let fill = |d: &holdfast_format::wire::DeviceStat| {
             (d.capacity_bytes.saturating_sub(d.free_bytes)) * 1000 / d.capacity_bytes.max(1)
         };
         let mut by_fill: Vec<(u64, Leg, u64)> = devices
-            .filter(|(_, d)| self.nodes.takes_shards(d))
+            .filter(|(_, d)| self.nodes.takes_shards(d) && d.media == media)
             .map(|(node, d)| (fill(d), Leg { node, device: d.device }, d.capacity_bytes))
             .collect();
         by_fill.sort_unstable();
@@ -174,28 +179,14 @@ impl Controller {
             return;
         }
         let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-        let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], Keep::HalfReserve));
+        let room = (Keep::HalfReserve, self.media_of_homes(&homes, index));
+        let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], room));
         // The list may be old: the others may have been made again there.
         let fits = |target: &Leg| {
-            *target != home && self.nodes.leg_usable(*target) && may_lie(&geometry, &homes, index, *target)
+            *target != home && self.nodes.leg_usable(*target) && self.may_lie(&geometry, &homes, index, *target)
         };
         if let Some(target) = target.filter(fits) {
             self.begin_move(segment, index, target, out);
         }
     }
-}
-
-/// Whether a shard may lie there beside the others of its segment: on a device of its own, and on no node that another fault
-/// domain's shards are on.
-pub(crate) fn may_lie(geometry: &Geometry, homes: &[Leg], index: u8, there: Leg) -> bool {
-    let domain = geometry.domain_of(index);
-    let mut others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
-    others.all(|(i, home)| {
-        home.device != there.device && (home.node != there.node || geometry.domain_of(i as u8) == domain)
-    })
-}
-
-/// The first shard that may not lie where it does.
-pub(crate) fn crowded(geometry: &Geometry, homes: &[Leg]) -> Option<u8> {
-    (0..geometry.shard_count()).find(|index| !may_lie(geometry, homes, *index, homes[usize::from(*index)]))
 }

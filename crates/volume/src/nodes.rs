@@ -84,6 +84,8 @@ pub struct Nodes {
     refused_bytes: BTreeMap<Leg, u64>,
     /// Nothing new goes there.
     pub draining: BTreeSet<DeviceId>,
+    /// Nodes of the host's own machine.
+    pub near: BTreeSet<NodeId>,
     /// Slow ones that the volume does without: nothing new goes there, and what can be read elsewhere is.
     pub bypassed: BTreeSet<DeviceId>,
 }
@@ -235,6 +237,20 @@ impl Nodes {
         self.nodes.iter().filter(|(_, n)| n.up && !n.suspect && may_take_any(n)).count()
     }
 
+    /// Devices of usable nodes if none were bypassed, apart from those of one node.
+    pub fn devices_in_need(&self, without: Option<NodeId>) -> usize {
+        let usable = self.nodes.iter().filter(|(id, n)| n.up && !n.suspect && Some(**id) != without);
+        usable.flat_map(|(_, n)| n.devices.values()).filter(|d| self.may_take(d)).count()
+    }
+
+    /// Bypassed devices that could take something new.
+    pub fn slow_standbys(&self) -> Vec<Leg> {
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        let devices = usable.flat_map(|(id, n)| n.devices.values().map(|d| (*id, d)));
+        let slow = devices.filter(|(_, d)| self.may_take(d) && !self.takes_shards(d));
+        slow.map(|(node, d)| Leg { node, device: d.device }).collect()
+    }
+
     /// Bypassed devices that could take something new, one of each usable node that has no better one.
     pub fn last_resorts(&self) -> Vec<Leg> {
         let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
@@ -271,6 +287,11 @@ impl Nodes {
         let others = || self.nodes.iter().filter(|(other, n)| **other != id && n.up && !n.suspect);
         let faster = others().filter(|(_, n)| n.answered_sent_at > then).count();
         faster > 0 && faster * 2 >= others().count()
+    }
+
+    /// Whether the node has answered something that was sent later than `then`.
+    pub fn has_answered_since(&self, id: NodeId, then: Instant) -> bool {
+        self.nodes.get(&id).is_some_and(|n| n.answered_sent_at > then)
     }
 
     /// How many times the usual patience this node is given.

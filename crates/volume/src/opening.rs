@@ -231,7 +231,7 @@ impl Controller {
         let all_up = self.old_ledgers().iter().flat_map(|l| &l.legs).all(|leg| self.nodes.is_usable(leg.node));
         let width = usize::from(self.root().layout.width());
         let waited = self.now.since(self.opening.as_ref().expect("opening").since) >= REACH_GRACE;
-        if !waited && (!all_up || self.nodes.usable_count() < width) {
+        if !waited && (!all_up || self.domain_count() < width) {
             return;
         }
         if self.choose_legs().is_none() {
@@ -741,11 +741,12 @@ impl Controller {
         }
     }
 
-    /// Entries that fewer answering legs hold than their rule asks are appended anew.
+    /// Entries that fewer answering legs hold than their rule asks are appended anew, and those that were appended to a ledger
+    /// that was given up since.
     fn choose_reappends(&mut self) {
         let new = self.log.open.as_ref().expect("just created").id;
         let lacking: VecDeque<Lsn> =
-            self.log.iter_from(Lsn(0)).filter(|(_, e)| self.is_at_risk(e)).map(|(lsn, _)| lsn).collect();
+            self.log.iter_from(Lsn(0)).filter(|(_, e)| self.is_to_be_copied(e)).map(|(lsn, _)| lsn).collect();
         for lsn in &lacking {
             let entry = self.log.get_mut(*lsn).expect("just listed");
             entry.ledger = new;
@@ -755,6 +756,10 @@ impl Controller {
         let opening = self.opening.as_mut().expect("opening");
         opening.reappended += lacking.len() as u64;
         opening.reappending = lacking;
+    }
+
+    fn is_to_be_copied(&self, entry: &Entry) -> bool {
+        !self.root().ledgers.iter().any(|ledger| ledger.id == entry.ledger) || self.is_at_risk(entry)
     }
 
     fn reappend(&mut self, out: Out) {
@@ -800,8 +805,8 @@ impl Controller {
         }
     }
 
-    /// A leg has no room for a copy, or no time: it is asked again, not at once.
-    pub(crate) fn on_reappend_refused(&mut self, refusal: Refusal, out: Out) {
+    /// A leg has no room for a copy, or no time: it is asked again, not at once. Where others have room, another ledger is begun.
+    pub(crate) fn on_reappend_refused(&mut self, (ledger, leg): (LedgerId, u8), refusal: Refusal, out: Out) {
         let Some(opening) = &mut self.opening else { return };
         let is_paused = self.now < opening.reappend_at;
         opening.reappend_at = self.now + RETRY_EVERY;
@@ -812,6 +817,11 @@ impl Controller {
         let (ours, fenced) = (opening.new.as_ref().map(|new| new.id), opening.fenced.clone());
         for (leg, ledgers) in &fenced {
             self.delete_unnamed_ledgers(*leg, ledgers, ours, out);
+        }
+        self.note_journal_fill(ledger, leg, u8::MAX);
+        if self.finds_roomier_legs() {
+            self.give_up_ledger(out);
+            return self.step(Step::Creating);
         }
         self.opening_waits("a journal has no room for a copy of the volume's log", out);
     }

@@ -261,9 +261,13 @@ impl Controller {
         };
         let usable = self.nodes.iter().filter(|(_, node)| node.up && !node.suspect);
         let layout = self.root().layout;
+        let needed = usize::from(layout.width().max(layout.failures() + 1));
+        if layout.is_on_devices() {
+            return usable.flat_map(|(_, node)| node.devices.values()).filter(takes).count() >= needed;
+        }
         let each = usize::from(layout.shards_a_domain());
         let takers = usable.filter(|(_, node)| node.devices.values().filter(takes).count() >= each).count();
-        takers >= usize::from(layout.width().max(layout.failures() + 1))
+        takers >= needed
     }
 
     /// Devices found slow: since when, and whether this volume does without them.

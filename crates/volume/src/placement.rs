@@ -2,10 +2,11 @@
 //! layout several devices in each of two nodes.
 
 use crate::controller::Controller;
-use crate::pressure::is_roomy;
+use crate::pressure::{free_sixteenths, is_roomy};
 use crate::repair::DEVICES_APPEAR_WITHIN;
 use crate::space::Keep;
-use holdfast_base::NodeId;
+use crate::tiers::Place;
+use holdfast_base::{MediaClass, NodeId};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
@@ -13,6 +14,19 @@ use std::time::Duration;
 
 /// How long all other nodes must have been out before copies are put onto devices of one: a pause of theirs is waited out.
 const ALONE_AFTER: Duration = Duration::from_millis(200);
+
+/// What a shard leaves of a device's reserve, and the class of media that it goes to; any where none is named.
+pub(crate) type Target = (Keep, Option<MediaClass>);
+
+/// Whether the device is of that class of media.
+pub(crate) fn is_of(device: &DeviceStat, media: Option<MediaClass>) -> bool {
+    media.is_none() || device.media == media
+}
+
+/// Ranks devices by their media; those of which nothing is known stand with SSDs.
+fn speed(device: &DeviceStat) -> u64 {
+    device.media.unwrap_or(MediaClass::Ssd) as u64
+}
 
 impl Controller {
     /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
@@ -37,8 +51,16 @@ impl Controller {
     /// devices (protocol rule 2). Spread: a random device of each node among those with journal space.
     pub(crate) fn choose_legs(&mut self) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.root().layout.failures();
-        let mut nodes = self.candidates(|d| d.journal_bytes.saturating_sub(d.journal_used_bytes) >> 22);
-        nodes.sort_by_key(|(_, legs)| !self.nodes.device(legs[0]).is_some_and(is_roomy));
+        // The log goes to the fastest media of each node, if there is room.
+        let rank = |d: &DeviceStat| free_sixteenths(d) + if is_roomy(d) { 100 * (speed(d) + 1) } else { 0 };
+        let mut nodes = self.candidates(rank);
+        nodes.sort_by_key(|(_, legs)| {
+            let best = self.nodes.device(legs[0]);
+            (!best.is_some_and(is_roomy), std::cmp::Reverse(best.map(speed)))
+        });
+        if self.is_on_devices() {
+            return self.choose_devices(&nodes, is_roomy);
+        }
         if self.config.mutations.both_copies_on_one_node {
             let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
             return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));
@@ -68,34 +90,45 @@ impl Controller {
     pub(crate) fn better_ledger_possible(&self) -> bool {
         let Some(open) = &self.log.open else { return false };
         let failures = self.root().layout.failures();
-        let wanted = 2 * usize::from(failures) + 1;
+        let wanted = (2 * usize::from(failures) + 1).min(LEGS_MAX);
         let best = self.rule_now();
-        let usable_nodes = if best == AckRule::NESTED { self.nodes_with(2) } else { self.nodes.usable_count() };
+        let usable_domains = if best == AckRule::NESTED { self.nodes_with(2) } else { self.domain_count() };
         let usable = self.usable_legs();
         let stays =
             |leg: &Leg| !self.nodes.draining.contains(&leg.device) && !self.nodes.bypassed.contains(&leg.device);
         let legs = open.legs.iter().enumerate().filter(|(i, leg)| usable >> i & 1 == 1 && stays(leg));
         let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
-        domains.sort_unstable();
-        domains.dedup();
+        if !self.is_on_devices() {
+            domains.sort_unstable();
+            domains.dedup();
+        }
         // Of a nested ledger a node has several legs: one that is to go does not take the node with it.
-        let is_leaving = best == AckRule::NESTED && open.rule == best && open.legs.iter().any(|leg| !stays(leg));
-        domains.len() < wanted.min(usable_nodes)
+        let is_nested = best == AckRule::NESTED && open.rule == best;
+        let is_leaving = is_nested && open.legs.iter().any(|leg| !stays(leg))
+            || open.legs.iter().any(|leg| self.nodes.draining.contains(&leg.device));
+        domains.len() < wanted.min(usable_domains)
             || is_leaving
             || !open.rule.is_at_least(best)
-            || open.rule != best && usable_nodes > failures.into()
+            || open.rule != best && usable_domains > failures.into()
     }
 
     /// What the log wants: what it acknowledges bears as much as the layout does.
     pub(crate) fn full_rule(&self) -> AckRule {
         let layout = self.root().layout;
-        if layout.is_nested() { AckRule::NESTED } else { AckRule::flat(layout.failures()) }
+        match layout.is_nested() {
+            true => AckRule::NESTED,
+            false if layout.is_on_devices() => AckRule::on_devices(layout.failures()),
+            false => AckRule::flat(layout.failures()),
+        }
     }
 
     /// The same, as far as there are nodes and devices for it: that of a ledger that is chosen now.
     pub(crate) fn rule_now(&self) -> AckRule {
         let (full, failures) = (self.full_rule(), self.root().layout.failures());
         let usable = self.nodes.usable_count();
+        if self.is_on_devices() {
+            return self.rule_over(self.domain_count(), failures);
+        }
         if full == AckRule::NESTED && self.nodes_with(2) >= 2 {
             return full;
         }
@@ -106,10 +139,11 @@ impl Controller {
         AckRule { copies: domains.max(self.copies_alone()), domains }
     }
 
-    /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other goes on with
-    /// the last device, when it has come to that.
-    fn copies_alone(&self) -> u8 {
-        if self.root().layout.is_nested() && self.is_last_device() { 1 } else { 2 }
+    /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other, or of devices
+    /// wherever they are, goes on with the last device, when it has come to that.
+    pub(crate) fn copies_alone(&self) -> u8 {
+        let layout = self.root().layout;
+        if (layout.is_nested() || layout.is_on_devices()) && self.is_last_device() { 1 } else { 2 }
     }
 
     /// Usable nodes that have so many devices which take shards.
@@ -119,15 +153,42 @@ impl Controller {
         usable.filter(|(_, n)| takers(n) >= devices).count()
     }
 
+    /// The same, of a class of media.
+    pub(crate) fn nodes_with_of(&self, devices: usize, media: Option<MediaClass>) -> usize {
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        let is_taker = |d: &&DeviceStat| self.nodes.takes_shards(d) && is_of(d, media);
+        usable.filter(|(_, n)| n.devices.values().filter(is_taker).count() >= devices).count()
+    }
+
+    /// Whether a whole segment would find homes.
+    pub(crate) fn could_place(&self, place: Place, shard_bytes: u64, keep: Keep) -> bool {
+        if self.is_on_devices() {
+            let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+            let fits = |(id, d): &(NodeId, &DeviceStat)| self.fits_shard(*id, d, shard_bytes, (keep, place.media));
+            let devices = usable.flat_map(|(id, n)| n.devices.values().map(move |d| (id, d)));
+            return devices.filter(fits).count() >= usize::from(place.layout.width());
+        }
+        let each = usize::from(place.layout.shards_a_domain());
+        let has_room = |(id, node): &(NodeId, &crate::nodes::Node)| {
+            let fits = |d: &&DeviceStat| self.fits_shard(*id, d, shard_bytes, (keep, place.media));
+            node.up && !node.suspect && node.devices.values().filter(fits).count() >= each
+        };
+        self.nodes.iter().filter(has_room).count() >= usize::from(place.layout.width())
+    }
+
     /// Homes of a whole segment: those of one fault domain follow each other.
-    pub(crate) fn place_segment(&mut self, layout: Layout, shard_bytes: u64, keep: Keep) -> Option<Vec<Leg>> {
+    pub(crate) fn place_segment(&mut self, place: Place, shard_bytes: u64, keep: Keep) -> Option<Vec<Leg>> {
+        let (layout, room) = (place.layout, (keep, place.media));
+        if self.is_on_devices() {
+            return self.place_on_devices(usize::from(layout.width()), shard_bytes, room);
+        }
         if !layout.is_nested() {
-            return self.place_shards(usize::from(layout.width()), shard_bytes, &[], keep);
+            return self.place_shards(usize::from(layout.width()), shard_bytes, &[], room);
         }
         let each = usize::from(layout.shards_a_domain());
         let mut nodes: Vec<(u64, Vec<Leg>)> = Vec::new();
         for (id, node) in self.nodes.iter().filter(|(_, node)| node.up && !node.suspect) {
-            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, keep);
+            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, room);
             let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
             fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
             fitting.truncate(each);
@@ -150,7 +211,7 @@ impl Controller {
     }
 
     /// One of several, each with its weight.
-    fn draw(&mut self, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+    pub(crate) fn draw(&mut self, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
         let total: u64 = weights.clone().map(|w| (w >> 12) + 1).sum();
         if total == 0 {
             return None;
@@ -164,22 +225,41 @@ impl Controller {
         })
     }
 
-    fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, keep: Keep) -> bool {
+    pub(crate) fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, (keep, media): Target) -> bool {
         self.nodes.takes_shards(d)
+            && is_of(d, media)
             && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes
             && self.nodes.may_hold(Leg { node, device: d.device }, shard_bytes)
     }
 
     /// Another home for one shard of a segment, not on these nodes: of a nested one in the fault domain of its fellows, where
-    /// those still are.
+    /// those still are. On the class of media that is named, if that has room.
     pub(crate) fn place_again(
+        &mut self,
+        shape: (&Geometry, &[Leg]),
+        index: u8,
+        shard_bytes: u64,
+        failed: &[NodeId],
+        (keep, media): Target,
+    ) -> Option<Leg> {
+        let there = self.place_again_on(shape, index, shard_bytes, failed, (keep, media));
+        if there.is_some() || media.is_none() {
+            return there;
+        }
+        self.place_again_on(shape, index, shard_bytes, failed, (keep, None))
+    }
+
+    fn place_again_on(
         &mut self,
         (geometry, homes): (&Geometry, &[Leg]),
         index: u8,
         shard_bytes: u64,
         failed: &[NodeId],
-        keep: Keep,
+        room: Target,
     ) -> Option<Leg> {
+        if self.is_on_devices() {
+            return self.place_again_on_devices(homes, index, shard_bytes, failed, room);
+        }
         let domain = geometry.domain_of(index);
         let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
         let (fellows, strangers): (Vec<_>, Vec<_>) =
@@ -187,7 +267,7 @@ impl Controller {
         let mut avoid: Vec<NodeId> = failed.to_vec();
         avoid.extend(strangers.iter().map(|(_, leg)| leg.node));
         if !geometry.layout().is_nested() {
-            return Some(self.place_shards(1, shard_bytes, &avoid, keep)?[0]);
+            return Some(self.place_shards(1, shard_bytes, &avoid, room)?[0]);
         }
         let fellows: Vec<Leg> = fellows.into_iter().map(|(_, leg)| leg).collect();
         let mut found: Vec<(bool, u64, Leg)> = Vec::new();
@@ -195,7 +275,7 @@ impl Controller {
             let is_home = fellows.iter().any(|leg| leg.node == id);
             for d in node.devices.values().filter(|_| !avoid.contains(&id)) {
                 let leg = Leg { node: id, device: d.device };
-                if !homes.contains(&leg) && self.fits_shard(id, d, shard_bytes, keep) {
+                if !homes.contains(&leg) && self.fits_shard(id, d, shard_bytes, room) {
                     found.push((is_home, d.free_bytes, leg));
                 }
             }
@@ -212,7 +292,7 @@ impl Controller {
         count: usize,
         shard_bytes: u64,
         avoid: &[NodeId],
-        keep: Keep,
+        room: Target,
     ) -> Option<Vec<Leg>> {
         let is_alone = self.is_alone();
         let mut pool: Vec<(Leg, u64)> = Vec::new();
@@ -220,7 +300,7 @@ impl Controller {
             if !node.up || node.suspect || avoid.contains(&id) {
                 continue;
             }
-            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, keep);
+            let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, room);
             let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
             fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
             let taken = if is_alone { fitting.len() } else { 1 };
@@ -265,7 +345,7 @@ impl Controller {
 
     /// What is written while one node is left.
     fn layout_alone(&self) -> Option<Layout> {
-        if self.root().layout.is_nested() && self.is_last_device() {
+        if self.copies_alone() == 1 {
             return Some(Layout::Mirror { copies: 1 });
         }
         self.is_alone().then_some(Layout::Mirror { copies: 2 })
@@ -281,7 +361,7 @@ impl Controller {
     /// log keeps what is written.
     pub(crate) fn layout_now(&self) -> Option<Layout> {
         let layout = self.root().layout;
-        match self.nodes.usable_count() {
+        match self.domain_count() {
             0 | 1 => self.layout_alone(),
             _ if self.nodes_with(layout.shards_a_domain().into()) < usize::from(layout.width())
                 && layout.is_nested() =>
@@ -295,7 +375,7 @@ impl Controller {
 
     /// Metadata is mirrored, so that a small page is one small read: one copy more than failures tolerated.
     pub(crate) fn meta_layout_now(&self) -> Option<Layout> {
-        match usize::from(self.root().layout.failures() + 1).min(self.nodes.usable_count()) {
+        match usize::from(self.root().layout.failures() + 1).min(self.domain_count()) {
             0 | 1 => self.layout_alone(),
             _ if self.root().layout.is_nested() && self.nodes_with(2) >= 2 => Some(Layout::NestedMirror),
             copies => Some(Layout::Mirror { copies: copies as u8 }),
@@ -304,7 +384,7 @@ impl Controller {
 
     /// Whether shards of a segment can lie on nodes of their own, as many as the layout tolerates to lose and one more.
     pub(crate) fn can_spread(&self) -> bool {
-        self.nodes.usable_count() > usize::from(self.root().layout.failures())
+        self.domain_count() > usize::from(self.root().layout.failures())
     }
 
     /// Whether metadata of this shape has fewer copies than the volume's policy asks for.
@@ -322,9 +402,12 @@ impl Controller {
 
     /// Whether a segment of this shape is narrower than the volume's policy asks, and could be written better now.
     pub(crate) fn wants_recode(&self, geometry: &Geometry) -> bool {
+        if self.is_of_policy(geometry) {
+            return false;
+        }
         let layout = self.root().layout;
         let now = self.layout_now();
         let bears_more = |now: Layout| Geometry::new(now, 1).failures() > geometry.failures();
-        geometry.layout() != layout && (now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more))
+        now == Some(layout) || layout.is_nested() && now.is_some_and(bears_more)
     }
 }

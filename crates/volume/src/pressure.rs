@@ -6,6 +6,7 @@
 
 use crate::controller::{Controller, Out};
 use holdfast_base::{Instant, LedgerId, NodeId};
+use holdfast_format::ledger::Leg;
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,6 +19,9 @@ const IN_FLIGHT_SHARE: u64 = 16;
 
 /// A journal that has less than this free is no place for a new ledger while there are others.
 const ROOMY_PER_MILLE: u64 = 500;
+
+/// Up to here it is one still for a ledger whose leg is full.
+const STAND_IN_PER_MILLE: u64 = 900;
 
 /// While writes are held back, nodes are asked this often how full their journals are.
 const ASK_EVERY: Duration = Duration::from_millis(10);
@@ -34,6 +38,11 @@ fn fill_per_mille(stat: &DeviceStat, more: u64) -> u64 {
 /// Whether a new ledger's leg would find room there.
 pub(crate) fn is_roomy(stat: &DeviceStat) -> bool {
     fill_per_mille(stat, 0) < ROOMY_PER_MILLE
+}
+
+/// Sixteenths of a journal that are free: what differs by less is as good.
+pub(crate) fn free_sixteenths(stat: &DeviceStat) -> u64 {
+    stat.journal_bytes.saturating_sub(stat.journal_used_bytes) * 16 / stat.journal_bytes.max(1)
 }
 
 impl Controller {
@@ -83,6 +92,26 @@ impl Controller {
         for node in nodes {
             self.ask_state(node, out);
         }
+    }
+
+    /// Whether a device with room could stand for a full leg that entries go to.
+    pub(crate) fn finds_roomier_legs(&self) -> bool {
+        let Some(open) = &self.log.open else { return false };
+        let preferred =
+            || open.legs.iter().enumerate().filter(|(i, _)| open.preferred >> i & 1 == 1).map(|(_, leg)| leg);
+        let is_full = |leg: &Leg| self.nodes.device(*leg).is_none_or(|d| fill_per_mille(d, 0) >= 1000);
+        let is_nested = self.root().layout.is_nested();
+        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        let mut devices = usable.flat_map(|(id, n)| n.devices.values().map(move |d| (id, d)));
+        preferred().any(&is_full)
+            && devices.any(|(node, d)| {
+                let here = || preferred().filter(move |leg| leg.node == node);
+                let may_stand = here().any(&is_full) || !is_nested && here().next().is_none();
+                may_stand
+                    && self.nodes.takes_shards(d)
+                    && fill_per_mille(d, 0) < STAND_IN_PER_MILLE
+                    && here().all(|leg| leg.device != d.device)
+            })
     }
 
     /// A leg has no room for an entry: its ledger is rolled if that finds journals with more room. The entry itself is

@@ -260,6 +260,7 @@ impl Controller {
         // checksum of the copy would vouch for damage.
         let checked = self.config.checked_reads || is_copied;
         for (part, segment, run, crcs) in cut {
+            self.count_tier_read(segment, u64::from(run.1) * BLOCK_BYTES as u64);
             self.start_fetch(Wants::Read { op: token, part }, segment, None, run, checked.then_some(crcs), out);
         }
     }

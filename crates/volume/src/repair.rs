@@ -214,14 +214,13 @@ impl Controller {
 
     /// The same, without counting what is out with one node.
     fn degraded_apart_from(&self, node: Option<NodeId>) -> u64 {
-        let layout = self.root().layout;
         let is_out = |home: &Leg| Some(home.node) != node && !self.nodes.leg_usable(*home);
         self.own_segments()
             .filter(|(no, info)| {
-                info.live > 0 && info.kind == Kind::Data && info.geometry.layout() != layout
+                info.live > 0 && info.kind == Kind::Data && !self.is_of_policy(&info.geometry)
                     || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(is_out)
-                    || info.live > 0 && crate::moves::crowded(&info.geometry, &info.homes).is_some()
+                    || info.live > 0 && self.crowded(&info.geometry, &info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
@@ -549,7 +548,8 @@ impl Controller {
                 return true;
             }
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-            let place = self.place_again((&geometry, &homes), index, bytes, &[], Keep::HalfReserve);
+            let media = self.media_of_homes(&homes, index);
+            let place = self.place_again((&geometry, &homes), index, bytes, &[], (Keep::HalfReserve, media));
             let Some(new) = place else { return false };
             target = new;
         }

@@ -1,4 +1,4 @@
-//! Changing a volume's size and layout.
+//! Changing a volume's size, layout and tiers.
 //!
 //! What lies beyond the end reads as zeroes if the volume ever reaches there again: the end is discarded when it is cut
 //! off, when an opening finds something behind it (its predecessor died in between), and before a volume grows over it.
@@ -12,19 +12,21 @@ use holdfast_base::{BLOCK_BYTES, Buf, HeadId, Lsn};
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::Record;
 use holdfast_format::root::Root;
+use holdfast_format::tier::Tiers;
 use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub(crate) struct Resizer {
     wanted_bytes: Option<u64>,
     wanted_layout: Option<Layout>,
+    pub(crate) wanted_tiers: Option<Tiers>,
     /// The discard that a growing volume waits for.
     cutting: Option<Lsn>,
 }
 
 impl Resizer {
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted_bytes.is_some() || self.wanted_layout.is_some()
+        self.wanted_bytes.is_some() || self.wanted_layout.is_some() || self.wanted_tiers.is_some()
     }
 }
 
@@ -44,6 +46,10 @@ impl Controller {
         if let Some(layout) = self.resizer.wanted_layout.take() {
             let root = Root { layout, ..self.root().clone() };
             return self.swap_root(root, Change::Layout, out);
+        }
+        if let Some(tiers) = self.resizer.wanted_tiers.take() {
+            let root = Root { tiers, ..self.root().clone() };
+            return self.swap_root(root, Change::Tiers, out);
         }
         let Some(size_bytes) = self.resizer.wanted_bytes else { return };
         if self.resizer.cutting.is_some_and(|lsn| lsn > self.log.completed) {

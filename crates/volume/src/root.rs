@@ -25,6 +25,7 @@ pub(crate) enum Change {
     Tidy,
     Resize,
     Layout,
+    Tiers,
     /// Name a volume that is being made of this one.
     Fork,
     /// Such a volume is gone.
@@ -129,6 +130,7 @@ impl Controller {
                 self.repairer.note_degraded();
                 out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
             }
+            Change::Tiers => out.push(Effect::Notice(Notice::TiersSet { tiers: self.root().tiers })),
             Change::Resize => {
                 self.cut_off_end(out);
                 out.push(Effect::Notice(Notice::Resized { size_bytes: self.root().size_bytes }));

@@ -12,7 +12,9 @@ use crate::api::{Config, Lane, SpaceUse, State};
 use crate::call::Purpose;
 use crate::claims::{Claim, take};
 use crate::controller::{Controller, Out};
+use crate::placement::is_of;
 use crate::segments::Kind;
+use crate::tiers::Place;
 use holdfast_base::{BLOCK_BYTES, Instant, NodeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Request};
@@ -177,21 +179,26 @@ impl Controller {
         }
     }
 
+    /// Of the tiers the one that has more: what one has no room for goes to the other.
     fn decisive_room(&self) -> Option<Room> {
-        let layout = self.layout_now()?;
+        let places = [self.capacity_place(), self.first_place()];
+        places.into_iter().flatten().filter_map(|place| self.room_at(place)).max_by_key(|room| room.bytes)
+    }
+
+    fn room_at(&self, Place { layout, media }: Place) -> Option<Room> {
         let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
         let above_reserve = |d: &DeviceStat| d.free_bytes.saturating_sub(reserve(&self.config, d));
         // By node: what it has, and its emptiest device. Devices of a node that is alone stand for nodes.
         let by_node = usable.filter_map(|(_, n)| {
-            let serving = || n.devices.values().filter(|d| self.nodes.takes_shards(d));
+            let serving = || n.devices.values().filter(|d| self.nodes.takes_shards(d) && is_of(d, media));
             // Of a nested layout as many of them are needed as a node holds shards.
             let mut by_room: Vec<&DeviceStat> = serving().collect();
             by_room.sort_unstable_by_key(|d| std::cmp::Reverse(d.free_bytes));
             let emptiest = *by_room.get(usize::from(layout.shards_a_domain()) - 1)?;
             Some((serving().map(above_reserve).sum(), emptiest))
         });
-        let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() {
-            true => self.usable_devices().map(|d| (above_reserve(d), d)).collect(),
+        let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() || self.is_on_devices() {
+            true => self.usable_devices().filter(|d| is_of(d, media)).map(|d| (above_reserve(d), d)).collect(),
             false => by_node.collect(),
         };
         let mut left: Vec<u64> = nodes.iter().map(|(sum, _)| *sum).collect();
@@ -235,7 +242,7 @@ impl Controller {
 
     fn bytes_of_a_device(&self, len: u64) -> u64 {
         let layout = self.layout_now().filter(|_| !self.space.claims.is_empty());
-        let spread = if self.is_alone() { self.usable_devices().count() } else { self.nodes.usable_count().max(1) };
+        let spread = if self.is_alone() { self.usable_devices().count() } else { self.domain_count().max(1) };
         layout.map_or(0, |layout| raw_bytes(layout, len).div_ceil(spread as u64 * u64::from(layout.shards_a_domain())))
     }
 

@@ -1,8 +1,9 @@
 //! What `./x` runs: the parts of a test run in their order, the house rules (`tidy`), the demo, the benchmark, and thin
-//! wrappers around the simulator and the torture program.
+//! wrappers around the simulator and the torture programs.
 //!
 //! Few dependencies, no clap: this crate is compiled before anything else can start.
 
+mod atlas;
 mod bench;
 mod demo;
 mod suite;
@@ -12,7 +13,7 @@ mod tools;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|demo|sim|torture|bench|clean [ARGUMENTS]";
+const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|demo|sim|torture|atlas|guest|bench|clean [ARGUMENTS]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -36,6 +37,8 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "demo" => demo::run(rest),
         "sim" => suite::simulate(rest),
         "torture" => suite::torture(rest),
+        "atlas" => atlas::run(rest),
+        "guest" => atlas::guest(rest),
         "bench" => bench::run(rest),
         "clean" => tools::cargo(&["clean"], rest),
         _ => bail!("no such command\n{USAGE}"),

@@ -129,7 +129,8 @@ fn draw_log(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {
         Some(open) => {
             let (copies, nodes) = (count(open.copies.into(), "leg"), count(open.nodes.into(), "node"));
             let ledgers = count(log.ledgers, "ledger");
-            drawing.more(&format!("{ledgers}; in the open one, {}, {copies} in {nodes} acknowledge", open.id));
+            let places = if open.nodes == 0 { "any nodes".to_string() } else { nodes };
+            drawing.more(&format!("{ledgers}; in the open one, {}, {copies} in {places} acknowledge", open.id));
             let last = open.legs.len().saturating_sub(1);
             for (n, leg) in open.legs.iter().enumerate() {
                 drawing.more(&leg_line(leg, n == last));

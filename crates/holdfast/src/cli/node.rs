@@ -6,6 +6,7 @@ use crate::config::{self, keys};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
+use crate::grid::rolling::restart_nodes;
 use crate::grid::token::JoinToken;
 use crate::grid::units::Units;
 use crate::grid::{self, grow};
@@ -29,6 +30,7 @@ use std::time::Duration;
     subcommand_negates_reqs = true,
     after_help = "Examples:\n  \
         holdfast node stop 2      for maintenance: refused while data would be less redundant than it is to be\n  \
+        holdfast node restart --rolling   all nodes of this machine, one after the other, while volumes serve\n  \
         holdfast node kill 2      node 2 of the local grid dies, as in a crash\n  \
         holdfast node start 2     and comes back\n  \
         holdfast node hang 3      node 3 stands still: its connections stay, nothing answers\n  \
@@ -128,6 +130,18 @@ enum NodeAction {
         #[arg(long)]
         force: bool,
     },
+    /// Stop and start nodes of this machine one after the other, for a new version of the program: each only when data can do
+    /// without it, and the next only when nothing is missing any more
+    Restart {
+        #[arg(required_unless_present = "rolling", conflicts_with = "rolling")]
+        nodes: Vec<u32>,
+        /// All nodes of this machine
+        #[arg(long)]
+        rolling: bool,
+        /// Give up when data can't do without a node for so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        patience: u64,
+    },
     /// Kill a node of the local grid at once (SIGKILL)
     Kill { node: u32 },
     /// Make a node of the local grid stand still (SIGSTOP)
@@ -160,6 +174,10 @@ pub fn run(args: NodeArgs, dir: Option<&std::path::Path>, json: bool) -> Result<
 
 fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
     let config = dir.load()?;
+    if let NodeAction::Restart { nodes, rolling, patience } = action {
+        let all = || config.nodes.iter().map(|node| node.id).collect();
+        return restart(dir, &if *rolling { all() } else { nodes.clone() }, Duration::from_secs(*patience), json);
+    }
     let devices_of = |node: u32| -> Result<Vec<String>> {
         Ok(config.node(node)?.devices.iter().map(|d| d.device.clone()).collect())
     };
@@ -188,6 +206,7 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             grid::stop_node(dir, node, force)?;
             (node, format!("node {node} is stopped; `holdfast node start {node}` brings it back"))
         }
+        NodeAction::Restart { .. } => unreachable!("done above"),
         NodeAction::Kill { node } => {
             config.node(node)?;
             let role = Role::Node(node);
@@ -227,6 +246,15 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
         }
     };
     if json { print_json(&json!({ "node": id, "done": true })) } else { print(text) }
+}
+
+fn restart(dir: &GridDir, nodes: &[u32], patience: Duration, json: bool) -> Result<()> {
+    restart_nodes(dir, nodes, patience, |step| {
+        if !json {
+            let _ = print(step);
+        }
+    })?;
+    if json { print_json(&json!({ "nodes": nodes, "done": true })) } else { Ok(()) }
 }
 
 /// Runs the storage process in the foreground.

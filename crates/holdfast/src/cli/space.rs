@@ -4,13 +4,14 @@ use super::format::{print, print_json, print_table, table};
 use super::status::{GridStatus, gather};
 use crate::grid::layout::GridDir;
 use crate::host::POLL_PACE;
-use crate::protocol::free_of;
+use crate::protocol::{free_of, takers};
 use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::Claim;
-use holdfast_volume::claims::{take, writable};
+use holdfast_volume::claims::writable_beside;
+use holdfast_volume::protect::{Protect, bears, choose, lacks};
 use serde::Serialize;
 
 #[derive(Args, Debug)]
@@ -56,17 +57,48 @@ pub struct Writable {
     pub bytes: u64,
     /// Of what devices hold, what guests see.
     pub efficiency: f64,
+    /// What may be lost at a time.
+    pub bears: String,
 }
 
 impl Writable {
-    fn of(layout: Layout, free_by_node: &[u64]) -> Writable {
-        let efficiency = f64::from(layout.data_shards()) / f64::from(layout.shard_count());
-        Writable { layout: layout.to_string(), bytes: writable(free_by_node, layout), efficiency }
+    fn of(layout: Layout, bytes: u64) -> Writable {
+        Writable { layout: layout.to_string(), bytes, efficiency: efficiency(layout), bears: bears(layout) }
     }
 }
 
+/// Of what devices hold, what guests see.
+pub fn efficiency(layout: Layout) -> f64 {
+    f64::from(layout.data_shards()) / f64::from(layout.shard_count())
+}
+
+/// What guests can write in a layout beside what fixed volumes own.
+pub fn writable_now(status: &GridStatus, layout: Layout) -> u64 {
+    let free: Vec<Vec<u64>> = status.nodes.iter().map(|n| free_of(&n.devices)).collect();
+    let own = |volume: &crate::protocol::VolumeInfo| {
+        let layout = volume.layout.parse::<Layout>().ok()?;
+        let width = if layout.is_on_devices() { 1 } else { layout.width() };
+        Some(Claim { width, shard_bytes: volume.set_aside_bytes / u64::from(width) })
+    };
+    let claims: Vec<Claim> = status.volumes.iter().filter(|v| v.set_aside_bytes > 0).filter_map(own).collect();
+    writable_beside(&free, &claims, layout)
+}
+
+/// Layouts that nodes and devices allow, of the usual ones, and of those that rules choose.
+fn layouts_of(status: &GridStatus) -> Vec<Layout> {
+    let by_node: Vec<usize> = status.nodes.iter().map(|node| takers(&node.devices).count()).collect();
+    let mut layouts: Vec<Layout> = LAYOUTS.iter().map(|layout| layout.parse().expect("a layout")).collect();
+    let chosen: Vec<Layout> = Protect::ALL.iter().filter_map(|rule| choose(*rule, &by_node).ok()).collect();
+    layouts.extend(chosen.into_iter().filter(|layout| !LAYOUTS.contains(&layout.to_string().as_str())));
+    layouts.dedup();
+    layouts.retain(|layout| lacks(*layout, &by_node).is_none());
+    layouts
+}
+
 /// Layouts that `space` tells of.
-const LAYOUTS: [&str; 8] = [
+const LAYOUTS: [&str; 10] = [
+    "mirror:2@device",
+    "parity:2+1@device",
     "mirror:2",
     "mirror:3",
     "parity:2+1",
@@ -132,7 +164,6 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
     let data: u64 = used.data.iter().chain(&used.snapshots).chain(&used.kept).map(|(_, bytes)| bytes).sum();
     let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes;
     used.other_bytes = (capacity - free) as i64 - known as i64;
-    let mut by_node: Vec<u64> = status.nodes.iter().map(|n| free_of(&n.devices)).collect();
     let mut free_bytes = free - reserve_bytes;
     let mut set_aside = Vec::new();
     let mut missing_bytes = 0;
@@ -141,17 +172,8 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         free_bytes -= there;
         missing_bytes += volume.set_aside_bytes - there;
         set_aside.push((volume.name.clone(), there));
-        if let Ok(layout) = volume.layout.parse::<Layout>() {
-            let width = layout.width();
-            take(&mut by_node, Claim { width, shard_bytes: volume.set_aside_bytes / u64::from(width) });
-        }
     }
-    let layouts = LAYOUTS.map(|layout| layout.parse::<Layout>().expect("a layout"));
-    let has_devices = |layout: &Layout| {
-        let each = usize::from(layout.shards_a_domain());
-        status.nodes.iter().filter(|node| node.devices.len() >= each).count() >= usize::from(layout.width())
-    };
-    let fitting = layouts.into_iter().filter(has_devices);
+    let writable = |layout: Layout| Writable::of(layout, writable_now(status, layout));
     Space {
         raw_bytes,
         overhead_bytes: raw_bytes.saturating_sub(capacity),
@@ -162,7 +184,7 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         free_bytes,
         days_to_full: status.days_to_full,
         used,
-        writable: fitting.map(|layout| Writable::of(layout, &by_node)).collect(),
+        writable: layouts_of(status).into_iter().map(writable).collect(),
     }
 }
 
@@ -197,10 +219,10 @@ fn print_short(space: &Space) -> Result<()> {
     if let Some(alarm) = full_soon(space.days_to_full) {
         print(alarm)?;
     }
-    let mut rows = table(&["LAYOUT", "CAN BE WRITTEN", "OF RAW"], &[1, 2]);
+    let mut rows = table(&["LAYOUT", "CAN BE WRITTEN", "OF RAW", "BEARS THE LOSS OF"], &[1, 2]);
     for of in &space.writable {
         let efficiency = format!("{:.1} %", of.efficiency * 100.0);
-        rows.add_row([of.layout.clone(), Size(of.bytes).to_string(), efficiency]);
+        rows.add_row([of.layout.clone(), Size(of.bytes).to_string(), efficiency, of.bears.clone()]);
     }
     print_table(&rows)
 }

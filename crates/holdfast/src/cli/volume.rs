@@ -1,7 +1,9 @@
 //! `holdfast volume`: make, show, resize, delete, export.
 
 use super::format::{print, print_json, print_table, table};
+use super::protect::{self, Redundancy};
 use super::snapshot::share;
+use super::tier::TierFlags;
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::protocol::{KeySource, Request, VolumeInfo, VolumeLive};
@@ -9,6 +11,8 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::geometry::Layout;
+use holdfast_format::tier::Tiers;
+use holdfast_volume::protect::Protect;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -16,6 +20,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:\n  \
     holdfast volume create vm1 --size 4GiB\n  \
     holdfast volume create scratch --size 512MiB --layout mirror:2\n  \
+    holdfast volume plan                       what each --protect rule means here, and what it leaves\n  \
+    holdfast volume create safe --size 1GiB --protect node+device --dry-run\n  \
     holdfast volume create db --size 2GiB --provisioning fixed   others never take the space that it has yet to write\n  \
     holdfast volume create vault --size 2GiB --encrypt --key-file /root/vault.key   only who has the key can read it\n  \
     holdfast volume rekey vault --key-file /root/new.key\n  \
@@ -26,6 +32,10 @@ use std::path::PathBuf;
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
     holdfast volume clone golden@v1 vm3 --separate --no-export     for another host to export\n  \
     holdfast volume set vm1 --layout mirror:3  in any direction that the nodes allow\n  \
+    holdfast volume create vm4 --size 100GiB --first-tier mirror:2,ssd,20% --media hdd\n  \
+    \x20                                            written to flash, moved to disks by age (`holdfast tier show`)\n  \
+    holdfast volume set vm4 --first-tier none\n  \
+    holdfast volume set vm1 --protect node     after a node was added\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
     #[command(subcommand)]
@@ -40,11 +50,11 @@ enum VolumeAction {
         /// Bytes that clients see, for example 4GiB; space is taken only for what is written
         #[arg(long)]
         size: Size,
-        /// Redundancy: mirror:2, mirror:3 or parity:K+M; parity:2+1 survives any one node. For two nodes with several devices
-        /// each, nested-mirror and nested-parity:K+1 survive a node and at the same time a device of the other.
-        /// `holdfast space` tells what each leaves of the raw capacity
-        #[arg(long, default_value_t = Layout::DEFAULT)]
-        layout: Layout,
+        #[command(flatten)]
+        redundancy: Redundancy,
+        /// Show what the layout bears and what it leaves of the raw capacity, and make nothing
+        #[arg(long)]
+        dry_run: bool,
         /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
         #[arg(long, default_value = "thin")]
         provisioning: Provisioning,
@@ -52,6 +62,8 @@ enum VolumeAction {
         /// it. Checksums are kept, and metadata is checked, either way
         #[arg(long, default_value = "on")]
         integrity: Integrity,
+        #[command(flatten)]
+        tiers: TierFlags,
         /// Encrypt what clients write, in the log and in segments, with a key of the volume's own (AES-256-GCM). Clones share it.
         /// Needs --key-file or --key-command
         #[arg(long, requires = "key")]
@@ -80,6 +92,8 @@ enum VolumeAction {
     },
     /// All volumes of the grid
     List,
+    /// Which layout each protection rule chooses on this grid, and what that leaves of the raw capacity
+    Plan,
     /// One volume, with its counters
     Show { name: String },
     /// What a volume consists of, from its clients down to devices, and what passes from part to part
@@ -94,18 +108,27 @@ enum VolumeAction {
         shrink: bool,
     },
     /// Change how a volume is kept, while it is used
-    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
+    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
+        .args(["layout", "protect", "provisioning", "integrity", "first_tier", "media"])))]
     Set {
         name: String,
         /// As for `volume create`; what is there is written anew in the background
-        #[arg(long, group = "change")]
+        #[arg(long, conflicts_with = "protect")]
         layout: Option<Layout>,
+        /// As for `volume create`: what shall be survived, on the nodes and devices that there are now
+        #[arg(long)]
+        protect: Option<Protect>,
+        /// Show what the layout bears and what it leaves of the raw capacity, and change nothing
+        #[arg(long)]
+        dry_run: bool,
         /// As for `volume create`
-        #[arg(long, group = "change")]
+        #[arg(long)]
         provisioning: Option<Provisioning>,
         /// As for `volume create`
-        #[arg(long, group = "change")]
+        #[arg(long)]
         integrity: Option<Integrity>,
+        #[command(flatten)]
+        tiers: TierFlags,
     },
     /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
@@ -188,13 +211,28 @@ enum Integrity {
 pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
     match args.action {
-        VolumeAction::Create { name, size, layout, provisioning, integrity, encrypt, key, no_export } => {
+        VolumeAction::Create { size, redundancy, dry_run: true, .. } => {
+            protect::show_one(dir, json, &redundancy, Some(size.0))
+        }
+        VolumeAction::Create {
+            name,
+            size,
+            redundancy,
+            provisioning,
+            integrity,
+            tiers,
+            encrypt,
+            key,
+            no_export,
+            ..
+        } => {
             let key = key_of_new(key, encrypt)?;
-            let layout = layout.to_string();
+            let tiers = tiers.applied_to(Tiers::default());
+            let layout = said(redundancy.settle(dir)?, json)?.unwrap_or(Layout::DEFAULT).to_string();
             let fixed = provisioning == Provisioning::Fixed;
             let checked_reads = integrity == Integrity::On;
             let (size_bytes, export) = (size.0, !no_export);
-            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, key };
+            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key };
             let volume = client::volume(dir, &request)?;
             let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
             show(&volume, text)
@@ -224,13 +262,30 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
-        VolumeAction::Set { name, layout, provisioning, integrity } => {
+        VolumeAction::Plan => protect::show_plan(dir, json),
+        VolumeAction::Set { layout, protect, dry_run: true, .. } => {
+            if layout.is_none() && protect.is_none() {
+                bail!("--dry-run shows what a layout means; say which, by --layout or --protect");
+            }
+            protect::show_one(dir, json, &Redundancy { layout, protect }, None)
+        }
+        VolumeAction::Set { name, layout, protect, provisioning, integrity, tiers, .. } => {
+            let layout = said(Redundancy { layout, protect }.settle(dir)?, json)?;
             let fixed = provisioning.map(|p| p == Provisioning::Fixed);
             let checked_reads = integrity.map(|i| i == Integrity::On);
             let layout_name = layout.map(|l| l.to_string());
-            let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads };
+            let tiers = tiers.change(&name, dir)?;
+            let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads, tiers };
             let volume = client::volume(dir, &request)?;
-            show(&volume, what_was_set(&volume, layout, fixed, checked_reads))
+            let tiers = tiers.map(|tiers| super::tier::what_was_set(&volume.name, tiers));
+            show(
+                &volume,
+                [tiers, what_was_set(&volume, layout, fixed, checked_reads)]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>()
+                    .join("\n"),
+            )
         }
         VolumeAction::Delete { name, force } => {
             let before = client::volume(dir, &Request::VolumeShow { name: name.clone() });
@@ -264,6 +319,15 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     }
 }
 
+/// Tells people what a rule has chosen, before it is done.
+fn said(settled: Option<(Layout, Option<String>)>, json: bool) -> Result<Option<Layout>> {
+    let Some((layout, sentence)) = settled else { return Ok(None) };
+    if let Some(sentence) = sentence.filter(|_| !json) {
+        print(sentence)?;
+    }
+    Ok(Some(layout))
+}
+
 fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
     let key = key.source()?;
     if key.is_some() && !encrypt {
@@ -290,7 +354,7 @@ fn what_was_set(
     layout: Option<Layout>,
     fixed: Option<bool>,
     checked_reads: Option<bool>,
-) -> String {
+) -> Option<String> {
     let name = &volume.name;
     let layout = layout.map(|layout| {
         format!("volume {name} is written as {layout} from here on; what is there follows (`holdfast task watch`)")
@@ -303,7 +367,8 @@ fn what_was_set(
         true => format!("what is read of volume {name} is checked against its checksums"),
         false => format!("what is read of volume {name} is not checked; a scrub still finds damage"),
     });
-    layout.into_iter().chain(fixed).chain(checked).collect::<Vec<_>>().join("\n")
+    let said: Vec<String> = layout.into_iter().chain(fixed).chain(checked).collect();
+    (!said.is_empty()).then(|| said.join("\n"))
 }
 
 fn what_becomes_of_the_key(volume: &VolumeInfo) -> &'static str {
@@ -382,6 +447,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("size", Size(volume.size_bytes).to_string());
     row("layout", volume.layout.clone());
+    super::tier::rows(volume, &mut row);
     row(
         "provisioning",
         match volume.provisioning.as_str() {
@@ -406,6 +472,11 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     print_table(&rows)
 }
 
+/// Where holders of copies are on several machines it tells how local reads are.
+fn near_text(c: &crate::protocol::Counters) -> String {
+    format!("{} of {} shard reads from this machine's nodes", c.near_reads, c.shard_reads)
+}
+
 fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
     let c = &live.counters;
     row("mapped", Size(live.mapped_bytes).to_string());
@@ -421,6 +492,7 @@ fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
         row("avoids nodes", nodes.join(", "));
     }
     row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
+    row("near", near_text(c));
     row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
     row(
         "hedges",

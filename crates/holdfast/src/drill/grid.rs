@@ -190,6 +190,7 @@ impl Grid for LocalGrid {
             export: true,
             fixed: false,
             checked_reads: true,
+            tiers: holdfast_format::tier::Tiers::default(),
             key: None,
         };
         let mut volume = client::volume(&self.dir, &request)?;

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// Version of the configuration file.
@@ -100,6 +100,9 @@ pub struct DeviceConfig {
 pub struct HostConfig {
     /// Name of this host in root records.
     pub name: String,
+    /// Where other hosts reach this one, on a machine that has no node to say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
     // Settings from before there was a holdfast.toml: kept as they are, and read through [`GridDir::settings`] alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nbd_tcp: Option<SocketAddr>,
@@ -125,6 +128,7 @@ impl HostConfig {
     pub fn named(name: String) -> HostConfig {
         HostConfig {
             name,
+            address: None,
             nbd_tcp: None,
             tls_dir: None,
             writeback_bytes: None,
@@ -278,6 +282,11 @@ impl GridConfig {
 
     pub fn grid_id(&self) -> Result<holdfast_base::GridId> {
         self.grid.parse().context("the grid id in grid.json is damaged; restore a copy of the file")
+    }
+
+    /// Where this machine's part of the grid listens, if that was ever said.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.nodes.first().map(|node| node.address.ip()).or(self.host.address)
     }
 
     pub fn node(&self, id: u32) -> Result<&NodeConfig> {

@@ -11,6 +11,7 @@ pub mod layout;
 pub mod metadata;
 pub mod ownership;
 pub mod processes;
+pub mod rolling;
 pub mod signatures;
 pub mod survey;
 pub mod token;
@@ -280,7 +281,7 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
         ("--port", options.port.is_some_and(|p| config.nodes.first().is_some_and(|n| n.address.port() != p))),
         ("--etcd", options.meta.as_ref().is_some_and(|meta| *meta != config.meta)),
         ("--name", options.name.as_ref().is_some_and(|name| *name != config.host.name)),
-        ("--address", options.address.is_some_and(|ip| config.nodes.iter().any(|n| n.address.ip() != ip))),
+        ("--address", options.address.is_some_and(|ip| config.address() != Some(ip))),
         ("--join", options.join.as_ref().is_some_and(|join| join.grid().to_string() != config.grid)),
         ("--tls", options.tls.is_some_and(|tls| tls != config.tls)),
     ];
@@ -413,7 +414,8 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
             false => given.clone(),
         },
     };
-    let host = options.name.clone().map_or_else(HostConfig::default, HostConfig::named);
+    let mut host = options.name.clone().map_or_else(HostConfig::default, HostConfig::named);
+    host.address = options.address;
     crate::host::catalog::check_name(&host.name)?;
     let meta = options.meta.clone().unwrap_or_default();
     let tls = wants_tls(options);

@@ -35,6 +35,7 @@ use holdfast_cipher::VolumeKey;
 use holdfast_format::family::{SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
+use holdfast_format::tier::Tiers;
 use holdfast_runtime::meta::Swap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -320,7 +321,7 @@ impl Catalog {
     pub fn create(
         &self,
         name: &str,
-        (size_bytes, layout): (u64, Layout),
+        (size_bytes, layout, tiers): (u64, Layout, Tiers),
         settings: Settings,
         key: Option<&NewKey>,
     ) -> Result<Entry> {
@@ -328,7 +329,7 @@ impl Catalog {
         self.change_settings(chosen, |found| *found = settings)?;
         self.set_key(chosen, key)?;
         let key_id = key.map(NewKey::id);
-        let root = Root { key_id, ..Root::new(self.grid, chosen, name, size_bytes, layout) };
+        let root = Root { key_id, tiers, ..Root::new(self.grid, chosen, name, size_bytes, layout) };
         self.update(&root_key(chosen), |found| match found {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),

@@ -15,6 +15,7 @@ use crate::protocol::{DeviceInfo, LinkState, NodeInfo, ReadCacheInfo, VolumeInfo
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::portal as wire;
+use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target};
@@ -28,6 +29,22 @@ const WAITERS_MAX: usize = 4096;
 
 /// The sending half of a channel of capacity one.
 pub type Answer<T> = SyncSender<T>;
+
+/// Where and how a volume's data lie, as far as it can be changed while it is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    Layout(Layout),
+    Tiers(Tiers),
+}
+
+impl From<Policy> for VolumeEvent {
+    fn from(policy: Policy) -> VolumeEvent {
+        match policy {
+            Policy::Layout(layout) => VolumeEvent::SetLayout { layout },
+            Policy::Tiers(tiers) => VolumeEvent::SetTiers { tiers },
+        }
+    }
+}
 
 pub enum Command {
     Status {
@@ -76,10 +93,10 @@ pub enum Command {
         size_bytes: u64,
         answer: Answer<Option<u64>>,
     },
-    /// Answered when everything new is written in the layout; false where the volume is not in service.
-    SetLayout {
+    /// Answered when everything new is written so; false where the volume is not in service.
+    SetPolicy {
         name: String,
-        layout: Layout,
+        policy: Policy,
         answer: Answer<bool>,
     },
     /// Whether guests' reads of a volume are checked; harmless where it is not in service.
@@ -255,7 +272,7 @@ pub struct LiveStatus {
 pub struct Waiters {
     calls: Slab<Answer<Option<Reply>>>,
     resizes: Vec<(Token, u64, Answer<Option<u64>>)>,
-    layouts: Vec<(Token, Layout, Answer<bool>)>,
+    policies: Vec<(Token, Policy, Answer<bool>)>,
     closes: Vec<(Token, Answer<CloseOutcome>)>,
     changes: Vec<(Token, Change, Answer<ChangeOutcome>)>,
     pub(super) forks: Vec<(Token, VolumeId, Answer<ForkOutcome>)>,
@@ -266,7 +283,7 @@ impl Default for Waiters {
         Waiters {
             calls: Slab::new(WAITERS_MAX),
             resizes: Vec::new(),
-            layouts: Vec::new(),
+            policies: Vec::new(),
             closes: Vec::new(),
             changes: Vec::new(),
             forks: Vec::new(),
@@ -292,8 +309,8 @@ impl Waiters {
         }
     }
 
-    pub fn on_layout_set(&mut self, at: Token, layout: Layout) {
-        for (_, _, answer) in self.layouts.extract_if(.., |(volume, wanted, _)| *volume == at && *wanted == layout) {
+    pub fn on_policy_set(&mut self, at: Token, policy: Policy) {
+        for (_, _, answer) in self.policies.extract_if(.., |(volume, wanted, _)| *volume == at && *wanted == policy) {
             tell(&answer, true);
         }
     }
@@ -334,7 +351,7 @@ impl Waiters {
 
     pub fn on_closed(&mut self, at: Token) {
         self.on_changes_lost(at);
-        for (_, _, answer) in self.layouts.extract_if(.., |(volume, _, _)| *volume == at) {
+        for (_, _, answer) in self.policies.extract_if(.., |(volume, _, _)| *volume == at) {
             tell(&answer, false);
         }
         for (_, answer) in self.closes.extract_if(.., |(volume, _)| *volume == at) {
@@ -378,10 +395,10 @@ impl Host {
             }
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
             Command::Resize { name, size_bytes, answer } => self.resize(now, &name, size_bytes, answer, io),
-            Command::SetLayout { name, layout, answer } => {
+            Command::SetPolicy { name, policy, answer } => {
                 let Some((at, _)) = self.volumes.find_open(&name) else { return tell(&answer, false) };
-                self.waiters.layouts.push((at, layout, answer));
-                self.drive(now, at, VolumeEvent::SetLayout { layout }, io);
+                self.waiters.policies.push((at, policy, answer));
+                self.drive(now, at, policy.into(), io);
             }
             Command::CheckReads { name, checked, answer } => {
                 if let Some((at, _)) = self.volumes.find_open(&name) {
@@ -412,6 +429,7 @@ impl Host {
             Command::LeftToDrain { answer } => tell(&answer, self.left_to_drain()),
             Command::Nodes { nodes, answer } => {
                 self.links.set_nodes(&nodes, now, io);
+                self.look_who_is_near(now, &nodes, io);
                 tell(&answer, ());
             }
             Command::Offers { offers, hosts, answer } => {

@@ -7,7 +7,7 @@
 
 use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, Settings, StillNeeded, check_name};
-use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Wanted};
+use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
@@ -25,13 +25,15 @@ use crate::config::HostSettings;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
-use crate::protocol::{HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, VolumeInfo};
+use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
 use holdfast_format::geometry::Layout;
+use holdfast_format::tier::Tiers;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
+use holdfast_volume::protect::{self, Protect};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -195,8 +197,8 @@ impl ControlPlane {
         }
         let result = match request {
             Request::Status => self.status().map(Response::Status),
-            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, key } => self
-                .create(&name, (size_bytes, &layout), export, (fixed, checked_reads), key.as_ref())
+            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key } => self
+                .create(&name, (size_bytes, &layout, tiers), export, (fixed, checked_reads), key.as_ref())
                 .map(Response::from),
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
@@ -204,8 +206,8 @@ impl ControlPlane {
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
-            Request::VolumeSet { name, layout, fixed, checked_reads } => {
-                self.set(&name, layout.as_deref(), fixed, checked_reads).map(Response::from)
+            Request::VolumeSet { name, layout, fixed, checked_reads, tiers } => {
+                self.set(&name, (layout.as_deref(), tiers), fixed, checked_reads).map(Response::from)
             }
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
@@ -364,13 +366,15 @@ impl ControlPlane {
     fn create(
         &self,
         name: &str,
-        (size_bytes, layout): (u64, &str),
+        (size_bytes, layout, tiers): (u64, &str, Tiers),
         export: bool,
         (is_fixed, checked_reads): (bool, bool),
         key: Option<&KeySource>,
     ) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
+        tiers.check(layout, size_bytes)?;
+        self.check_media(layout, tiers)?;
         let left_bytes = owned_bytes(size_bytes);
         if is_fixed {
             self.check_owned(&format!("volume {name}"), None, layout, left_bytes)?;
@@ -379,7 +383,7 @@ impl ControlPlane {
         let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
         let settings = Settings { fixed, unchecked_reads: !checked_reads };
         let key = key.map(NewKey::make).transpose()?;
-        let entry = self.catalog.create(name, (size_bytes, layout), settings, key.as_ref())?;
+        let entry = self.catalog.create(name, (size_bytes, layout, tiers), settings, key.as_ref())?;
         if let Some(key) = &key {
             self.keys.on_made(entry.root.volume, key)?;
         }
@@ -391,23 +395,21 @@ impl ControlPlane {
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
         let layout: Layout = layout.parse()?;
-        let (config, each) = (self.config(), layout.shards_a_domain());
-        let fitting = config.nodes.iter().filter(|node| node.devices.len() >= usize::from(each)).count();
-        if usize::from(layout.width()) > fitting {
-            let of = if layout.is_nested() { format!(" of {each} devices") } else { String::new() };
-            bail!(
-                "layout {layout} wants {} nodes{of} and this grid has {fitting}; choose a narrower one, for example \
-                 mirror:2",
-                layout.width()
-            );
+        let by_node: Vec<usize> = self.config().nodes.iter().map(|node| node.devices.len()).collect();
+        let Some((wants, has)) = protect::lacks(layout, &by_node) else { return Ok(layout) };
+        match protect::choose(Protect::Node, &by_node).or_else(|_| protect::choose(Protect::Device, &by_node)) {
+            Ok(fits) => bail!(
+                "layout {layout} wants {wants} and this grid has {has}; choose another, for example {fits} \
+                 (`holdfast volume plan` shows what there is)"
+            ),
+            Err(why) => bail!("layout {layout} wants {wants} and this grid has {has}; {why}"),
         }
-        Ok(layout)
     }
 
     fn set(
         &self,
         name: &str,
-        layout: Option<&str>,
+        (layout, tiers): (Option<&str>, Option<Tiers>),
         fixed: Option<bool>,
         checked_reads: Option<bool>,
     ) -> Result<VolumeInfo> {
@@ -415,8 +417,19 @@ impl ControlPlane {
         if entry.clone.is_some() {
             bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
         }
+        let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
+        let root = &entry.root;
+        let becomes = (layout.unwrap_or(root.layout), tiers.unwrap_or(root.tiers));
+        becomes.1.check(becomes.0, entry.size_bytes())?;
+        if becomes != (root.layout, root.tiers) {
+            self.check_media(becomes.0, becomes.1)?;
+        }
         if let Some(layout) = layout {
-            self.set_layout(&entry, layout)?;
+            self.check_fixed(&entry, entry.size_bytes(), layout)?;
+            self.set_policy(name, Policy::Layout(layout))?;
+        }
+        if let Some(tiers) = tiers {
+            self.set_policy(name, Policy::Tiers(tiers))?;
         }
         if let Some(fixed) = fixed {
             self.set_provisioning(&self.catalog.find(name)?, fixed)?;
@@ -428,16 +441,31 @@ impl ControlPlane {
         self.show(name)
     }
 
-    fn set_layout(&self, entry: &Entry, layout: &str) -> Result<()> {
-        let layout = self.check_layout(layout)?;
-        let name = entry.name();
-        self.check_fixed(entry, entry.size_bytes(), layout)?;
-        let command = |answer| Command::SetLayout { name: name.to_string(), layout, answer };
+    /// Whether nodes have devices enough of the classes of media that tiers name.
+    fn check_media(&self, layout: Layout, tiers: Tiers) -> Result<()> {
+        let first = tiers.first.and_then(|first| Some((first.layout, first.media?)));
+        let named = tiers.capacity.map(|media| (layout, media)).into_iter().chain(first);
+        for (layout, media) in named {
+            let live = self.live()?;
+            let is_of = |d: &&DeviceInfo| d.class == Some(media);
+            let by_node: Vec<usize> = live.nodes.iter().map(|n| n.devices.iter().filter(is_of).count()).collect();
+            if let Some((wants, has)) = protect::lacks(layout, &by_node) {
+                bail!(
+                    "layout {layout} on {media} wants {wants}, and this grid has {has} of that class; `holdfast device list` \
+                     shows the classes of devices, and `holdfast device class` sets them"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn set_policy(&self, name: &str, policy: Policy) -> Result<()> {
+        let command = |answer| Command::SetPolicy { name: name.to_string(), policy, answer };
         match ask(&self.reactor, RESIZE_MAX, command) {
             Ok(true) => Ok(()),
             Ok(false) => bail!("volume {name} is not in service; `holdfast volume export {name}`, then try again"),
             Err(error) => {
-                Err(error.context(format!("the layout of volume {name} is not changed yet; it may still be")))
+                Err(error.context(format!("the policy of volume {name} is not changed yet; it may still be")))
             }
         }
     }
@@ -696,6 +724,7 @@ impl ControlPlane {
             clone_of: entry.clone.as_ref().map(|_| entry.root.name.clone()),
             size_bytes: entry.size_bytes(),
             layout: entry.root.layout.to_string(),
+            tiers: entry.root.tiers,
             provisioning: provisioning_text(fixed.is_some()).to_string(),
             set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
             integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, MediaClass, NodeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{Refusal, Reply, Request};
+use holdfast_volume::protect;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -157,16 +158,12 @@ impl ControlPlane {
         };
         for entry in self.catalog.all()?.iter().filter(|entry| entry.clone.is_none()) {
             let layout: Layout = entry.root.layout;
-            let each = usize::from(layout.shards_a_domain());
-            let takes = |node: &&NodeInfo| node.devices.iter().filter(stays).count() >= each;
-            let takers = live.nodes.iter().filter(takes).count();
-            if takers < usize::from(layout.width()) {
-                let with = if layout.is_nested() { format!(" with {each} devices") } else { String::new() };
+            let by_node: Vec<usize> = live.nodes.iter().map(|node| node.devices.iter().filter(stays).count()).collect();
+            if let Some((wants, left)) = protect::lacks(layout, &by_node) {
                 bail!(
-                    "volume {} ({layout}) needs {} nodes{with} that take data, and {takers} would be left; add a node or \
-                     device first, or --force to have it with less redundancy",
-                    entry.name(),
-                    layout.width()
+                    "volume {} ({layout}) needs {wants} that take data, and {left} would be left; add a node or device \
+                     first, choose another layout (`holdfast volume set`), or --force to have it with less redundancy",
+                    entry.name()
                 );
             }
         }

@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail};
 use holdfast_base::{Instant, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_runtime::reactor::Io;
-use holdfast_volume::claims::{take, writable};
+use holdfast_volume::claims::writable_beside;
 use holdfast_volume::{Claim, Event as VolumeEvent, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -238,12 +238,10 @@ impl ControlPlane {
     /// How much data can be set aside in a layout, beside what others own.
     fn free_to_own(&self, volume: Option<VolumeId>, layout: Layout) -> Result<u64> {
         let live = self.live()?;
-        let mut free: Vec<u64> =
+        let free: Vec<Vec<u64>> =
             live.nodes.iter().filter(|n| n.link != LinkState::Down).map(|n| free_of(&n.devices)).collect();
-        for claim in self.ask(|answer| Command::Claims { beside: volume, answer })? {
-            take(&mut free, claim);
-        }
-        Ok(writable(&free, layout))
+        let claims = self.ask(|answer| Command::Claims { beside: volume, answer })?;
+        Ok(writable_beside(&free, &claims, layout))
     }
 
     /// Refuses what would own more than there is.

@@ -33,8 +33,8 @@ impl ControlPlane {
         for name in [host, self.catalog.host().as_str()] {
             if matches!(hosts.get(name), Some(None)) {
                 bail!(
-                    "volume {} can't be offered by several hosts: host {name} can't be reached by others; it needs a node on its \
-                     machine, and a grid with etcd",
+                    "volume {} can't be offered by several hosts: host {name} can't be reached by others; its machine needs a node, or \
+                     to have been given an --address when it joined, and the grid has to be one with etcd",
                     entry.root.name
                 );
             }

@@ -25,6 +25,7 @@ mod keys;
 mod links;
 pub mod meta;
 mod nbd;
+mod near;
 mod peers;
 pub mod portals;
 pub mod presence;
@@ -44,7 +45,7 @@ use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::link_tls::Door;
 use crate::logger;
 use anyhow::{Context, Result};
-use commands::{ChangeOutcome, Command, Waiters};
+use commands::{ChangeOutcome, Command, Policy, Waiters};
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token};
 use holdfast_runtime::mailbox::{self, Receiver};
@@ -101,6 +102,7 @@ pub struct Host {
     closed: VecDeque<Token>,
     chores_at: Instant,
     started: Instant,
+    near: near::Near,
     life: Life,
 }
 
@@ -123,6 +125,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let address = host_listener.map(|(_, address)| address);
     let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
     catalog.set_own_nodes(&config.nodes)?;
+    let near = near::Near::of(&config.nodes);
     signer::start(dir, &config, catalog.clone(), meta.clone())?;
     config.nodes = catalog.nodes()?;
     // Read after that: while the host was away others may have taken volumes over.
@@ -154,6 +157,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         closed: VecDeque::new(),
         chores_at: started,
         started,
+        near,
         life: Life::Running,
     };
     let (offers, hosts) = keeper::offers(&catalog, &catalog.all()?, &presence.hosts()?);
@@ -171,11 +175,11 @@ pub fn run(dir: &GridDir) -> Result<()> {
     Ok(())
 }
 
-/// Where portals of other hosts come: beside this machine's nodes, on a port that the host's record tells.
+/// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
 fn listen_to_hosts(reactor: &mut Reactor, config: &GridConfig) -> Result<Option<(ListenerId, SocketAddr)>> {
     let is_shared = matches!(config.meta, MetaConfig::Etcd(_));
-    let Some(node) = config.nodes.first().filter(|_| is_shared) else { return Ok(None) };
-    let address = SocketAddr::new(node.address.ip(), 0);
+    let Some(ip) = config.address().filter(|_| is_shared) else { return Ok(None) };
+    let address = SocketAddr::new(ip, 0);
     Ok(Some(reactor.io().listen_tcp(address).context("a port for other hosts")?))
 }
 
@@ -212,6 +216,7 @@ impl Host {
         for (node, boot, devices) in up {
             self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices }, io);
         }
+        self.drive(now, at, VolumeEvent::Near { nodes: self.near.nodes.clone() }, io);
         if !self.draining.is_empty() {
             self.drive(now, at, VolumeEvent::Drain { devices: self.draining.clone() }, io);
         }
@@ -301,7 +306,11 @@ impl Host {
             }
             Notice::LayoutSet { layout } => {
                 logger::info(format_args!("volume {name} is written as {layout} from here on"));
-                self.waiters.on_layout_set(at, *layout);
+                self.waiters.on_policy_set(at, Policy::Layout(*layout));
+            }
+            Notice::TiersSet { tiers } => {
+                logger::info(format_args!("volume {name} has other tiers from here on"));
+                self.waiters.on_policy_set(at, Policy::Tiers(*tiers));
             }
             Notice::Changed { change, .. } => {
                 logger::info(format_args!("volume {name}: {}", commands::change_text(change)));

@@ -16,6 +16,7 @@ use crate::protocol::{Response, SnapshotInfo, VolumeInfo};
 use anyhow::{Context, Result, anyhow, bail};
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
+use holdfast_format::tier::Tiers;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -141,7 +142,11 @@ impl ControlPlane {
         }
         check_start(name, begin)?;
         let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
-        Ok(self.catalog.create(name, (begin.size_bytes, layout), Settings::default(), None)?.root.volume)
+        Ok(self
+            .catalog
+            .create(name, (begin.size_bytes, layout, Tiers::default()), Settings::default(), None)?
+            .root
+            .volume)
     }
 
     fn open_for_stream(&self, name: &str, ticket: &str) -> Result<()> {

@@ -93,7 +93,7 @@ fn bytes_a_day(samples: &[Sample]) -> Option<f64> {
 /// What can still be written above the reserve and beside what is set aside, and what is taken.
 fn free_and_taken(nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> (u64, u64) {
     let set_aside: u64 = volumes.iter().map(|v| v.set_aside_bytes).sum();
-    let free: u64 = nodes.iter().map(|n| free_of(&n.devices)).sum();
+    let free: u64 = nodes.iter().flat_map(|n| free_of(&n.devices)).sum();
     let devices = nodes.iter().flat_map(|n| &n.devices);
     let used: u64 = devices.map(|d| d.capacity_bytes - d.free_bytes).sum();
     (free.saturating_sub(set_aside), used + set_aside)

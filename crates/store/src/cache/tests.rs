@@ -31,7 +31,7 @@ fn asked(counter: u64, block: u32, blocks: u32) -> Asked {
 fn content(counter: u64, block: u32, blocks: u32) -> Vec<u8> {
     let mut bytes = vec![0; blocks as usize * BLOCK];
     for (i, chunk) in bytes.chunks_exact_mut(BLOCK).enumerate() {
-        Prng::new(counter << 32 | u64::from(block) + i as u64).fill(chunk);
+        Prng::new((counter << 32) | (u64::from(block) + i as u64)).fill(chunk);
     }
     bytes
 }

@@ -1,0 +1,58 @@
+//! Restarting nodes one after the other, so that no volume is ever less redundant than one node's absence makes it: how a new
+//! version of the program comes into service.
+//!
+//! States of a node: asked about (the host says that data could do without it) -> stopped -> started, and serves. The next is
+//! asked about only then, and that question is answered with no until what the restart left behind was made up for.
+
+use super::{start_node, stop_node};
+use crate::client;
+use crate::grid::layout::GridDir;
+use crate::grid::processes::Role;
+use crate::protocol::Request;
+use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+
+/// The host is asked this often whether a node may go.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Restarts these nodes of this machine in turn; `tell` hears of each step. Where data can't do without one for longer than
+/// `patience`, the rest is left as it is, with the host's reason.
+pub fn restart_nodes(dir: &GridDir, nodes: &[u32], patience: Duration, mut tell: impl FnMut(String)) -> Result<()> {
+    for (i, node) in nodes.iter().enumerate() {
+        let so_far = || match nodes[..i].len() {
+            0 => "nothing was restarted".to_string(),
+            _ => format!("restarted so far: {}", listed(&nodes[..i])),
+        };
+        wait_until_spare(dir, *node, patience)
+            .with_context(|| format!("node {node} is not restarted; {}", so_far()))?;
+        stop_node(dir, *node, false).with_context(so_far)?;
+        start_node(dir, *node, &[])
+            .with_context(|| format!("node {node} was stopped and does not start; {}", so_far()))?;
+        tell(format!("node {node} is restarted ({} of {})", i + 1, nodes.len()));
+    }
+    let last = nodes.last().copied();
+    last.map_or(Ok(()), |node| {
+        wait_until_spare(dir, node, patience).context("all nodes are restarted, but not all is well")
+    })
+}
+
+fn listed(nodes: &[u32]) -> String {
+    nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Until data could do without a node: everything is as redundant as it is to be.
+fn wait_until_spare(dir: &GridDir, node: u32, patience: Duration) -> Result<()> {
+    if Role::Host.find(dir).is_none() {
+        return Ok(());
+    }
+    let end = Instant::now() + patience;
+    loop {
+        match client::done(dir, &Request::CheckStop { node }) {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() >= end => {
+                return Err(error.context(format!("after {} s of waiting", patience.as_secs())));
+            }
+            Err(_) => std::thread::sleep(ASK_EVERY),
+        }
+    }
+}

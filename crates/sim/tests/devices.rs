@@ -1,0 +1,248 @@
+//! Stories of layouts over devices: redundancy inside one node, and the way from one node to many and back.
+//!
+//! As in `scenarios`, every story ends with `finish`, which heals, reads everything back and judges it.
+
+use holdfast_sim::disk::DiskFaults;
+use holdfast_sim::stage::{Scenery, Stage};
+use std::time::Duration;
+
+const OVER_DEVICES: [(&str, usize); 4] =
+    [("mirror:2@device", 2), ("mirror:3@device", 3), ("parity:2+1@device", 4), ("parity:4+2@device", 7)];
+
+fn raise(seed: u64, layout: &str, nodes: usize, disks: usize) -> Stage {
+    let mut stage = Scenery::new(seed).layout(layout).nodes(nodes).disks(disks).raise();
+    stage.write_segments(12);
+    stage.write(300, 40);
+    stage.until("everything is whole", is_whole);
+    stage
+}
+
+/// Everything on the disk is gone from one moment to the next: its device answers by errors.
+fn lose_disk(stage: &mut Stage, node: usize, slot: usize) {
+    stage.world().nodes[node].disks[slot].faults =
+        DiskFaults { write_error: 1000, read_error: 1000, ..DiskFaults::default() };
+}
+
+/// The operator puts a blank one into its place.
+fn swap_disk(stage: &mut Stage, node: usize, slot: usize) {
+    stage.crash_node(node);
+    stage.world().nodes[node].disks[slot].faults = DiskFaults::default();
+    stage.world().format_disk(node, slot);
+    stage.start_node(node);
+}
+
+fn is_whole(stage: &Stage) -> bool {
+    let status = stage.status();
+    status.degraded_segments == 0 && status.at_risk_entries == 0
+}
+
+#[test]
+fn a_device_of_one_node_is_lost_and_everything_goes_on() {
+    for (i, (layout, disks)) in OVER_DEVICES.into_iter().enumerate() {
+        for (lost, other) in [(0, 1), (1, 0)] {
+            let mut stage = raise(2400 + 2 * i as u64 + lost as u64, layout, 1, disks);
+            lose_disk(&mut stage, 0, lost);
+            stage.read(0, 512);
+            for block in (0..512).step_by(8) {
+                stage.write(block, 3);
+            }
+            stage.pass(Duration::from_secs(3));
+            stage.read(0, 512);
+            swap_disk(&mut stage, 0, lost);
+            stage.until("everything is whole again", is_whole);
+            // The other way round, by what was made again.
+            lose_disk(&mut stage, 0, other);
+            stage.read(0, 512);
+            stage.write(5, 9);
+            swap_disk(&mut stage, 0, other);
+            stage.until("everything is whole again", is_whole);
+            stage.finish();
+        }
+    }
+}
+
+#[test]
+fn what_was_acknowledged_outlives_owner_and_device_at_once() {
+    for (i, (layout, disks)) in OVER_DEVICES.into_iter().enumerate() {
+        for lost in 0..disks.min(3) {
+            let seed = 2420 + 3 * i as u64 + lost as u64;
+            let scenery = Scenery::new(seed).layout(layout).nodes(1).disks(disks);
+            let mut stage = scenery.with(|plan| plan.destage_age = Duration::from_secs(60)).raise();
+            for block in (0..256).step_by(8) {
+                stage.write(block, 5);
+            }
+            // All of it lies in the log alone.
+            stage.crash_host(0);
+            lose_disk(&mut stage, 0, lost);
+            stage.take_over_on(1);
+            stage.read(0, 256);
+            stage.write(3, 9);
+            swap_disk(&mut stage, 0, lost);
+            stage.start_host(0);
+            stage.finish();
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_is_made_again_on_the_others_of_the_node() {
+    let scenery = Scenery::new(2440).layout("parity:2+1@device").nodes(1).disks(4);
+    let mut stage = scenery.with(|plan| plan.rebuild_after = Duration::from_secs(1)).raise();
+    stage.write_segments(20);
+    stage.until("everything is whole", is_whole);
+    let before = stage.held_by(0);
+    lose_disk(&mut stage, 0, 1);
+    stage.write_segments(4);
+    stage.until("everything is whole again", is_whole);
+    assert!(stage.held_by(0) >= before, "the node holds as much as before, on three devices");
+    // It bears the same once more.
+    lose_disk(&mut stage, 0, 2);
+    stage.read(0, 512);
+    swap_disk(&mut stage, 0, 1);
+    stage.finish();
+}
+
+#[test]
+fn what_the_last_device_took_is_copied_as_soon_as_there_is_a_second_one() {
+    let mut stage = raise(2450, "mirror:2@device", 1, 2);
+    lose_disk(&mut stage, 0, 1);
+    for block in (0..512).step_by(8) {
+        stage.write(block, 5);
+    }
+    stage.until("the loss shows", |s| s.status().at_risk_entries > 0);
+    stage.pass(Duration::from_secs(3));
+    swap_disk(&mut stage, 0, 1);
+    stage.until("everything is whole again", is_whole);
+    lose_disk(&mut stage, 0, 0);
+    stage.crash_host(0);
+    stage.take_over_on(1);
+    stage.read(0, 512);
+    swap_disk(&mut stage, 0, 0);
+    stage.start_host(0);
+    stage.finish();
+}
+
+#[test]
+fn while_the_only_node_is_away_everything_waits_and_then_goes_on() {
+    for (i, (layout, disks)) in OVER_DEVICES.into_iter().enumerate() {
+        let mut stage = raise(2460 + i as u64, layout, 1, disks);
+        stage.crash_node(0);
+        let owner = stage.owner();
+        let token = stage.ask(owner, holdfast_sim::workload::What::Write(0), 7, 9);
+        stage.pass_ms(500);
+        stage.start_node(0);
+        stage.until("the write is answered", |s| s.is_answered(token));
+        stage.power_loss();
+        stage.until("everything is whole again", is_whole);
+        stage.finish();
+    }
+}
+
+#[test]
+fn a_device_that_hangs_is_written_around_where_there_are_others() {
+    for slot in 0..4 {
+        let mut stage = raise(2470 + slot as u64, "mirror:2@device", 1, 4);
+        let until = stage.now() + Duration::from_secs(20);
+        stage.world().nodes[0].disks[slot].stuck_until = until;
+        for block in (0..256).step_by(8) {
+            stage.write(block, 3);
+        }
+        assert!(stage.now() < until, "writes wait for the device");
+        stage.pass(Duration::from_secs(25));
+        stage.crash_node(0);
+        stage.start_node(0);
+        stage.finish();
+    }
+}
+
+#[test]
+fn over_several_nodes_shards_are_spread_and_a_node_may_be_lost_as_well() {
+    // Two of six shards, and two of five legs, lie on each.
+    let mut stage = raise(2480, "parity:4+2@device", 3, 2);
+    for node in 0..3 {
+        stage.crash_node(node);
+        stage.read(0, 512);
+        stage.write(9, 30);
+        stage.start_node(node);
+        stage.until("everything is whole again", is_whole);
+    }
+    stage.finish();
+}
+
+#[test]
+fn a_device_is_drained_with_the_log_on_it() {
+    let mut stage = raise(2490, "mirror:2@device", 1, 3);
+    for slot in [0, 2, 1] {
+        stage.drain(Some((0, slot)));
+        stage.until("nothing is left there", |s| {
+            let left = s.status().left_to_drain;
+            !left.is_empty() && left.iter().all(|(_, left)| *left == 0)
+        });
+        stage.write(8, 40);
+        stage.drain(None);
+    }
+    stage.finish();
+}
+
+/// One stop of the journey: the layout is set while the volume is used; then what it promises to bear is lost.
+fn go_to(stage: &mut Stage, layout: &str, at: &mut u64, losses: &[(usize, Option<usize>)]) {
+    stage.set_layout(layout);
+    while !is_whole(stage) {
+        stage.write(*at * 7 % 500, 3);
+        stage.read(*at * 11 % 400, 16);
+        *at += 1;
+        assert!(*at < 200_000, "{layout}: {:?}", stage.status());
+    }
+    let lose = |stage: &mut Stage| {
+        for (node, slot) in losses {
+            match slot {
+                Some(slot) => lose_disk(stage, *node, *slot),
+                None => stage.crash_node(*node),
+            }
+        }
+    };
+    lose(stage);
+    stage.read(0, 512);
+    stage.write(*at % 300, 8);
+    // The owner dies as well.
+    let (host, next) = (stage.owner().host, 1 - stage.owner().host);
+    stage.crash_host(host);
+    stage.take_over_on(next);
+    stage.read(0, 512);
+    stage.start_host(host);
+    for (node, slot) in losses {
+        match slot {
+            Some(slot) => swap_disk(stage, *node, *slot),
+            None => stage.start_node(*node),
+        }
+    }
+    stage.until("everything is whole again", is_whole);
+}
+
+#[test]
+fn a_grid_grows_from_one_node_to_six_and_shrinks_to_one_while_its_volume_is_used() {
+    let mut stage = Scenery::new(2500).nodes(1).disks(2).layout("mirror:2@device").raise();
+    stage.write_segments(20);
+    let mut at = 0;
+    go_to(&mut stage, "mirror:2@device", &mut at, &[(0, Some(1))]);
+    stage.add_node(2);
+    go_to(&mut stage, "mirror:2", &mut at, &[(0, None)]);
+    go_to(&mut stage, "nested-mirror", &mut at, &[(0, None), (1, Some(0))]);
+    stage.add_node(2);
+    go_to(&mut stage, "parity:2+1", &mut at, &[(1, None)]);
+    for _ in 0..3 {
+        stage.add_node(2);
+    }
+    go_to(&mut stage, "parity:4+2", &mut at, &[(0, None), (4, None)]);
+    go_to(&mut stage, "parity:2+1", &mut at, &[(5, None)]);
+    stage.empty_nodes(&[3, 4, 5]);
+    (3..6).for_each(|node| stage.crash_node(node));
+    go_to(&mut stage, "nested-mirror", &mut at, &[(2, None), (0, Some(1))]);
+    stage.empty_nodes(&[2, 3, 4, 5]);
+    stage.crash_node(2);
+    go_to(&mut stage, "mirror:2@device", &mut at, &[(1, Some(0))]);
+    stage.empty_nodes(&[1, 2, 3, 4, 5]);
+    stage.crash_node(1);
+    go_to(&mut stage, "mirror:2@device", &mut at, &[(0, Some(0))]);
+    stage.finish();
+}

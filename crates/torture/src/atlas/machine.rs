@@ -1,0 +1,287 @@
+//! One machine of the six: its processes, and what can be done to all of them at once.
+//!
+//! Role: starts real processes in the machine's namespace, by the command line as an operator would, and signals them. Everything of
+//! a machine is hit together: the host, the node and the member of etcd that it has.
+
+use super::net;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fmt;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Where NBD is served over TCP.
+const NBD_PORT: u16 = 10809;
+const ETCD_CLIENT_PORT: u16 = 2379;
+const ETCD_PEER_PORT: u16 = 2380;
+
+/// How long a command may take, whatever it waits for.
+const COMMAND_MAX: Duration = Duration::from_secs(100);
+
+/// How long etcd may take to answer, once as many members are there as it needs.
+const ETCD_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Part {
+    H1,
+    H2,
+    N1,
+    N2,
+    N3,
+    /// The witness: nothing but a member of etcd.
+    W,
+}
+
+impl Part {
+    pub const ALL: [Part; 6] = [Part::H1, Part::H2, Part::N1, Part::N2, Part::N3, Part::W];
+    pub const HOSTS: [Part; 2] = [Part::H1, Part::H2];
+    pub const NODES: [Part; 3] = [Part::N1, Part::N2, Part::N3];
+    /// Those with a member of etcd: with any two of them metadata can be changed.
+    pub const VOTERS: [Part; 3] = [Part::N1, Part::N2, Part::W];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::H1 => "h1",
+            Part::H2 => "h2",
+            Part::N1 => "n1",
+            Part::N2 => "n2",
+            Part::N3 => "n3",
+            Part::W => "w",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Part> {
+        Part::ALL.into_iter().find(|part| part.name() == text)
+    }
+
+    pub fn address(self) -> Ipv4Addr {
+        net::address_of(match self {
+            Part::H1 => 1,
+            Part::H2 => 2,
+            Part::N1 => 11,
+            Part::N2 => 12,
+            Part::N3 => 13,
+            Part::W => 21,
+        })
+    }
+
+    pub fn is_host(self) -> bool {
+        Part::HOSTS.contains(&self)
+    }
+
+    pub fn is_node(self) -> bool {
+        Part::NODES.contains(&self)
+    }
+
+    pub fn is_voter(self) -> bool {
+        Part::VOTERS.contains(&self)
+    }
+
+    pub fn nbd(self) -> SocketAddr {
+        SocketAddr::from((self.address(), NBD_PORT))
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Client URLs of all members of etcd.
+pub fn endpoints() -> String {
+    Part::VOTERS.map(|part| format!("http://{}:{ETCD_CLIENT_PORT}", part.address())).join(",")
+}
+
+pub struct Machine {
+    pub part: Part,
+    binary: PathBuf,
+    dir: PathBuf,
+    etcd: Option<Child>,
+}
+
+impl Machine {
+    pub fn new(part: Part, binary: &Path, dir: &Path) -> Machine {
+        Machine { part, binary: binary.into(), dir: dir.join(part.name()), etcd: None }
+    }
+
+    pub fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
+    fn inside(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        let space = net::namespace(self.part.name());
+        command.arg(format!("--net=/run/netns/{space}")).arg("--").arg(program);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command of Holdfast on this machine; its standard output.
+    pub fn holdfast(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.inside(&self.binary);
+        command.args(arguments).arg("--dir").arg(&self.dir).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let shown = format!("`holdfast {}` on {}", arguments.join(" "), self.part);
+        let mut child = command.spawn().with_context(|| format!("cannot run {shown}"))?;
+        let end = Instant::now() + COMMAND_MAX;
+        // What commands say fits into a pipe.
+        while child.try_wait()?.is_none() {
+            if Instant::now() > end {
+                child.kill()?;
+                child.wait()?;
+                bail!("{shown} is not done after {COMMAND_MAX:?}; logs are in {}", self.logs().display());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            bail!("{shown} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.holdfast(&[arguments, &["--json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("`holdfast {}` gave no JSON: {text}", arguments.join(" ")))
+    }
+
+    /// Starts this machine's member of etcd, if it is to have one.
+    pub fn start_etcd(&mut self) -> Result<()> {
+        if !self.part.is_voter() {
+            return Ok(());
+        }
+        let program = etcd_program().context("there is no program `etcd`; `./x setup` fetches it")?;
+        let dir = self.dir.join("etcd");
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let log = std::fs::File::options().create(true).append(true).open(dir.join("etcd.log"))?;
+        let url = |part: Part, port: u16| format!("http://{}:{port}", part.address());
+        let (client, peer) = (url(self.part, ETCD_CLIENT_PORT), url(self.part, ETCD_PEER_PORT));
+        let cluster = Part::VOTERS.map(|part| format!("{part}={}", url(part, ETCD_PEER_PORT))).join(",");
+        let mut command = self.inside(&program);
+        command.args(["--name", self.part.name(), "--initial-cluster", &cluster]);
+        command.arg("--data-dir").arg(dir.join("data"));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.stdout(log.try_clone()?).stderr(log);
+        // Ctrl-C on the terminal is this program's to act on.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        self.etcd = Some(command.spawn().context("cannot start etcd")?);
+        Ok(())
+    }
+
+    /// Brings everything up that this machine is to have and that does not run.
+    pub fn start(&mut self) -> Result<()> {
+        if self.etcd.is_none() {
+            self.start_etcd()?;
+        }
+        if self.part.is_host() || self.part.is_node() {
+            self.holdfast(&["grid", "up"])?;
+        }
+        Ok(())
+    }
+
+    /// Processes by what they are: the host's, the node's, etcd's.
+    pub fn pids(&self) -> Vec<(String, i32)> {
+        let mut pids: Vec<(String, i32)> = Vec::new();
+        for entry in std::fs::read_dir(self.dir.join("run")).into_iter().flatten().flatten() {
+            let Ok(text) = std::fs::read_to_string(entry.path()) else { continue };
+            let pid = serde_json::from_str::<Value>(&text).ok().and_then(|file| file["pid"].as_i64());
+            let role = entry.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            if let Some(pid) = pid.map(|pid| pid as i32).filter(|pid| is_of(*pid, &self.dir)) {
+                pids.push((role, pid));
+            }
+        }
+        pids.extend(self.etcd.as_ref().map(|child| ("etcd".to_string(), child.id().cast_signed())));
+        pids
+    }
+
+    fn signal(&self, signal: Signal) -> Result<Vec<(String, i32)>> {
+        let pids = self.pids();
+        ensure!(!pids.is_empty(), "no process runs on {}; its logs say why ({})", self.part, self.logs().display());
+        for (role, pid) in &pids {
+            let process = Pid::from_raw(*pid).with_context(|| format!("{role} of {} has no process", self.part))?;
+            kill_process(process, signal).with_context(|| format!("cannot signal {role} of {}", self.part))?;
+        }
+        Ok(pids)
+    }
+
+    /// Kills everything at once, as a machine that loses its power does.
+    pub fn kill(&mut self) -> Result<()> {
+        let pids = self.signal(Signal::KILL)?;
+        if let Some(mut child) = self.etcd.take() {
+            child.wait()?;
+        }
+        let end = Instant::now() + Duration::from_secs(10);
+        while pids.iter().any(|(_, pid)| is_of(*pid, &self.dir)) {
+            ensure!(Instant::now() < end, "a process of {} outlives its SIGKILL by ten seconds", self.part);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    pub fn hang(&self) -> Result<()> {
+        self.signal(Signal::STOP).map(drop)
+    }
+
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::CONT).map(drop)
+    }
+
+    /// What has ended and should not have.
+    pub fn missing(&mut self) -> Option<String> {
+        let etcd = self.etcd.as_mut().and_then(|child| child.try_wait().ok().flatten());
+        if let Some(status) = etcd {
+            return Some(format!("etcd on {} has ended by itself ({status})", self.part));
+        }
+        let pids = self.pids();
+        let wanted = [("host", self.part.is_host() || self.part.is_node()), ("node", self.part.is_node())];
+        let is_there = |role: &str| pids.iter().any(|(name, _)| name.starts_with(role));
+        let role = wanted.into_iter().find(|(role, is_wanted)| *is_wanted && !is_there(role))?.0;
+        Some(format!("the {role} on {} has ended by itself; see {}", self.part, self.logs().display()))
+    }
+}
+
+/// A process that runs, with this directory in its command line; one that only waits to be reaped does not run.
+fn is_of(pid: i32, dir: &Path) -> bool {
+    let Ok(line) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+    let dir = dir.to_string_lossy();
+    let names = String::from_utf8_lossy(&line).split('\0').any(|word| word == dir);
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    names && stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// Where etcd is, if it is in the search path.
+fn etcd_program() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file())
+}
+
+/// Waits until every one of these members says that it is well, which it does only with a leader.
+pub fn wait_etcd(members: &[Part]) -> Result<()> {
+    let end = Instant::now() + ETCD_MAX;
+    for part in members {
+        while let Err(error) = etcd_health(*part) {
+            if Instant::now() > end {
+                return Err(error.context(format!("etcd on {part} is not well after {ETCD_MAX:?}; see its etcd.log")));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    Ok(())
+}
+
+fn etcd_health(part: Part) -> Result<()> {
+    let address = SocketAddr::from((part.address(), ETCD_CLIENT_PORT));
+    let patience = Duration::from_secs(2);
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    ensure!(answer.contains("\"health\":\"true\""), "etcd says: {}", answer.lines().last().unwrap_or_default());
+    Ok(())
+}

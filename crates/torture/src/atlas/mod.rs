@@ -1,0 +1,286 @@
+//! The atlas of faults: a grid over six machines, every fault for every one of them, and guests that check every byte meanwhile.
+//!
+//! ```text
+//!   h1, h2       hosts without a node; both offer every volume (portals)
+//!   n1, n2, n3   storage nodes with three devices each, a member of etcd on the first two
+//!   w            the witness: a member of etcd, and nothing else
+//! ```
+//! Machines are network namespaces, processes are real ones of the real binary, and everything between them goes over TLS with
+//! certificates that machines have got by tokens. [`guests`] are clients of both hosts. One fault after the other: commit, wait,
+//! heal, wait until all is redundant again. In the end every block is read through both hosts.
+
+pub mod fault;
+pub mod guests;
+pub mod launch;
+pub mod machine;
+pub mod net;
+pub mod path;
+pub mod report;
+pub mod site;
+pub mod wire;
+
+use anyhow::{Context, Result, bail, ensure};
+use fault::{Fault, Kind};
+use guests::{Control, Guests, Plan, VolumePlan, Work};
+use machine::Part;
+use report::{Report, Row};
+use site::{Site, VolumeSpec};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use wire::Passage;
+
+/// How long all may take to be whole after a fault.
+const WHOLE_MAX: Duration = Duration::from_secs(150);
+
+/// A guest is well when nothing that it asked waits for longer.
+const WELL: Duration = Duration::from_secs(1);
+
+/// Past the time after which clients may leave a silent host, for what follows to be seen.
+const AFTER_SILENCE: Duration = Duration::from_secs(10);
+
+const SWEEP_MAX: Duration = Duration::from_secs(300);
+const LOOK_PACE: Duration = Duration::from_millis(200);
+
+/// Each layout that three nodes with three devices can hold.
+pub const VOLUMES: [VolumeSpec; 6] = [
+    VolumeSpec { name: "mirror2", layout: "mirror:2", is_encrypted: false },
+    VolumeSpec { name: "mirror3", layout: "mirror:3", is_encrypted: false },
+    VolumeSpec { name: "parity", layout: "parity:2+1", is_encrypted: false },
+    VolumeSpec { name: "sealed", layout: "parity:2+1", is_encrypted: true },
+    VolumeSpec { name: "nestedm", layout: "nested-mirror", is_encrypted: false },
+    VolumeSpec { name: "nestedp", layout: "nested-parity:2+1", is_encrypted: false },
+];
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub binary: PathBuf,
+    pub dir: PathBuf,
+    pub seed: u64,
+    pub faults: Vec<Fault>,
+    /// How long a fault lasts.
+    pub lasts: Duration,
+    /// How late frames of a slow machine are, in each direction.
+    pub slow: Duration,
+    pub silence: Duration,
+    pub patience: Duration,
+    pub depth: usize,
+    pub rate: f64,
+    pub device_mib: u64,
+    pub volume_mib: u64,
+}
+
+/// Makes the grid, commits all faults, and reads everything back. What guests saw is in the report, whatever happened.
+pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
+    let begun = Instant::now();
+    let mut site = Site::build(&options.binary, &options.dir, (options.device_mib, options.volume_mib), &VOLUMES)?;
+    let volumes = VOLUMES.map(|volume| VolumePlan {
+        name: volume.name.to_string(),
+        layout: volume.layout.to_string(),
+        size_bytes: options.volume_mib << 20,
+    });
+    let plan = Plan {
+        seed: options.seed,
+        servers: Part::HOSTS.map(Part::nbd),
+        volumes: volumes.to_vec(),
+        depth: options.depth,
+        rate: options.rate,
+        silence: options.silence,
+        patience: options.patience,
+    };
+    let (guests, control) = Guests::new(plan);
+    let mut report = Report {
+        seed: options.seed,
+        volumes: volumes.iter().map(|v| (v.name.clone(), v.layout.clone())).collect(),
+        rows: Vec::new(),
+        total: guests::Seen::default(),
+        verified_bytes: 0,
+        failures: Vec::new(),
+        took: Duration::ZERO,
+    };
+    std::thread::scope(|scope| {
+        let ended = control.clone();
+        let running = scope.spawn(move || {
+            let outcome = guests.run();
+            ended.end();
+            outcome
+        });
+        let mut atlas = Atlas { options, site: &mut site, control: control.clone(), stopped };
+        if let Err(error) = atlas.all(&mut report) {
+            report.failures.push(format!("{error:#}"));
+        }
+        control.end();
+        match running.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => report.failures.push(format!("guests: {error:#}")),
+            Err(_) => report.failures.push("the thread of guests panicked".to_string()),
+        }
+    });
+    report.failures.extend(site.complaints()?);
+    report.total = control.total();
+    report.took = begun.elapsed();
+    Ok(report)
+}
+
+/// The thread that commits faults.
+struct Atlas<'a> {
+    options: &'a Options,
+    site: &'a mut Site,
+    control: Control,
+    stopped: &'a Arc<AtomicBool>,
+}
+
+impl Atlas<'_> {
+    fn all(&mut self, report: &mut Report) -> Result<()> {
+        self.wait_whole().context("before the first fault")?;
+        self.quiet(report)?;
+        for (at, fault) in self.options.faults.iter().enumerate() {
+            say(&format!("{}/{}: {fault} ({})", at + 1, self.options.faults.len(), fault.expectation()));
+            self.one(fault, report).with_context(|| format!("in fault {fault}"))?;
+            ensure!(!self.control.mismatched(), "guests saw wrong bytes: stopped, so that what explains it stays");
+        }
+        say("everything is read back through both hosts");
+        for host in Part::HOSTS {
+            self.sweep(host).with_context(|| format!("while everything was read through {host}"))?;
+            report.verified_bytes += VOLUMES.len() as u64 * (self.options.volume_mib << 20);
+        }
+        Ok(())
+    }
+
+    /// The same time without a fault, and every volume handed over under load: what other figures are to be held against.
+    fn quiet(&mut self, report: &mut Report) -> Result<()> {
+        say("no fault, for comparison");
+        self.control.take_seen();
+        self.rest(self.options.lasts)?;
+        let times = (self.options.lasts, Duration::ZERO);
+        report.rows.push(Row::new("(none)", None, times, self.control.take_seen()));
+        say("every volume is handed over, and back");
+        let begun = Instant::now();
+        for turn in [1, 0] {
+            self.control.note(format!("hand-overs begin, turn {turn}"));
+            self.site.balance(turn)?;
+        }
+        let times = (begun.elapsed(), Duration::ZERO);
+        report.rows.push(Row::new("(hand-over)", None, times, self.control.take_seen()));
+        Ok(())
+    }
+
+    fn one(&mut self, fault: &Fault, report: &mut Report) -> Result<()> {
+        self.control.take_seen();
+        let begun = Instant::now();
+        for (kind, part) in &fault.0 {
+            self.control.note(format!("{}:{part} begins", kind.name()));
+            self.commit(*kind, *part)?;
+        }
+        let least = self.options.silence + AFTER_SILENCE;
+        let lasts = if fault.silences_host() { self.options.lasts.max(least) } else { self.options.lasts };
+        let rested = self.rest(lasts);
+        // Also where the run is to end: nothing is left hung.
+        let ended = Instant::now();
+        self.control.note(format!("{fault} ends"));
+        self.heal(fault)?;
+        rested?;
+        let healed = Instant::now();
+        let whole = self.wait_whole();
+        let times = (ended - begun, healed.elapsed() + (healed - ended));
+        self.control.note(format!("all is whole after {fault}"));
+        report.rows.push(Row::new(&fault.to_string(), Some(fault), times, self.control.take_seen()));
+        if let Some(row) = report.rows.last() {
+            let longest = row.longest_elsewhere.max(row.longest_at_hit.unwrap_or_default());
+            let (stall, whole) = (longest.as_secs_f64(), row.whole_after.as_secs_f64());
+            say(&format!("  longest stall {stall:.2} s, whole after {whole:.1} s, {} failed", row.seen.failed()));
+        }
+        whole?;
+        self.site.balance(0)
+    }
+
+    fn commit(&mut self, kind: Kind, part: Part) -> Result<()> {
+        match kind {
+            Kind::Kill => self.site.machine(part).kill(),
+            Kind::Hang => self.site.machine(part).hang(),
+            Kind::Cut => self.site.net.cut(part),
+            Kind::Slow => self.site.net.divert(part, Passage::Late(self.options.slow)),
+            Kind::Deaf => self.site.net.divert(part, Passage::Deaf),
+            Kind::Mute => self.site.net.divert(part, Passage::Mute),
+        }
+    }
+
+    /// Ends the fault everywhere: links first, since what is started needs them, and members of etcd before all else.
+    fn heal(&mut self, fault: &Fault) -> Result<()> {
+        for (kind, part) in &fault.0 {
+            match kind {
+                Kind::Kill => self.site.machine(*part).start_etcd()?,
+                Kind::Hang => self.site.machine(*part).resume()?,
+                Kind::Cut => self.site.net.mend(*part)?,
+                Kind::Slow | Kind::Deaf | Kind::Mute => self.site.net.restore(*part)?,
+            }
+        }
+        machine::wait_etcd(&Part::VOTERS)?;
+        for (_, part) in fault.0.iter().filter(|(kind, _)| *kind == Kind::Kill) {
+            self.site.machine(*part).start().with_context(|| format!("{part} does not come back"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every volume is open once and redundant, and every guest is answered at its own host.
+    fn wait_whole(&mut self) -> Result<()> {
+        let since = Instant::now();
+        let mut is_asked = false;
+        loop {
+            let mut lacks = self.site.lacks();
+            if lacks.is_none() {
+                if !is_asked {
+                    self.control.go_home();
+                    is_asked = true;
+                }
+                if self.control.is_well(WELL) {
+                    return Ok(());
+                }
+                lacks = Some(format!("guests are not well; their paths lead to {:?}", self.control.at()));
+            }
+            if let Some(what) = lacks.filter(|_| since.elapsed() > WHOLE_MAX) {
+                bail!("not whole {WHOLE_MAX:?} after the fault: {what}");
+            }
+            self.check_going()?;
+            std::thread::sleep(LOOK_PACE);
+        }
+    }
+
+    fn sweep(&mut self, host: Part) -> Result<()> {
+        let since = Instant::now();
+        self.control.set_work(Work::Rest);
+        while !self.control.is_idle() {
+            ensure!(since.elapsed() < SWEEP_MAX, "requests are unanswered after {SWEEP_MAX:?}");
+            self.check_going()?;
+            std::thread::sleep(LOOK_PACE);
+        }
+        self.control.set_work(Work::Sweep(host));
+        while !self.control.swept() {
+            ensure!(since.elapsed() < SWEEP_MAX, "not everything was read after {SWEEP_MAX:?}");
+            self.check_going()?;
+            std::thread::sleep(LOOK_PACE);
+        }
+        Ok(())
+    }
+
+    fn check_going(&self) -> Result<()> {
+        ensure!(!self.stopped.load(Ordering::Relaxed), "interrupted");
+        ensure!(!self.control.ended(), "guests have given up; what they said stands with the failures");
+        Ok(())
+    }
+
+    fn rest(&self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.check_going()?;
+            std::thread::sleep(LOOK_PACE.min(end.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+}
+
+/// A run takes half an hour: each line says what it is at.
+pub fn say(text: &str) {
+    eprintln!("atlas: {text}");
+}

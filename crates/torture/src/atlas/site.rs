@@ -1,0 +1,183 @@
+//! The grid over six machines: how it is made, and whether all of it is well.
+
+use super::machine::{Machine, Part, endpoints, wait_etcd};
+use super::net::Net;
+use super::say;
+use crate::logs;
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Devices of a node: as many as `nested-parity:2+1` wants.
+const DEVICES: &str = "3";
+
+/// A volume that both hosts are to offer.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeSpec {
+    pub name: &'static str,
+    pub layout: &'static str,
+    pub is_encrypted: bool,
+}
+
+pub struct Site {
+    pub net: Net,
+    volumes: Vec<VolumeSpec>,
+    machines: Vec<Machine>,
+    key: PathBuf,
+}
+
+impl Site {
+    /// Links the machines, starts etcd, makes the grid on n1, lets the others join, and makes the volumes.
+    pub fn build(
+        binary: &Path,
+        dir: &Path,
+        (device_mib, volume_mib): (u64, u64),
+        volumes: &[VolumeSpec],
+    ) -> Result<Site> {
+        let net = Net::build(dir)?;
+        let machines = Part::ALL.map(|part| Machine::new(part, binary, dir)).into_iter().collect();
+        let mut site = Site { net, volumes: volumes.to_vec(), machines, key: dir.join("sealed.key") };
+        say("starting three members of etcd");
+        for part in Part::VOTERS {
+            site.machine(part).start_etcd()?;
+        }
+        wait_etcd(&Part::VOTERS)?;
+        site.make_grid(device_mib)?;
+        site.make_volumes(volume_mib)?;
+        Ok(site)
+    }
+
+    pub fn machine(&mut self, part: Part) -> &mut Machine {
+        self.machines.iter_mut().find(|machine| machine.part == part).expect("there is one of each part")
+    }
+
+    fn make_grid(&mut self, device_mib: u64) -> Result<()> {
+        let (etcd, size) = (endpoints(), format!("{device_mib}MiB"));
+        for part in Part::NODES.into_iter().chain(Part::HOSTS) {
+            say(&format!("{part} {}", if part == Part::N1 { "makes the grid" } else { "joins" }));
+            let token = match part {
+                Part::N1 => String::new(),
+                _ => self.machine(Part::N1).holdfast(&["grid", "token"])?.trim().to_string(),
+            };
+            let (address, nbd) = (part.address().to_string(), part.nbd().to_string());
+            let mut line = vec!["grid", "up", "--etcd", &etcd, "--name", part.name(), "--address", &address];
+            if part.is_host() {
+                line.extend(["--nodes", "0", "--nbd-tcp", &nbd]);
+            } else {
+                line.extend(["--nodes", "1", "--devices", DEVICES, "--device-size", &size]);
+            }
+            if !token.is_empty() {
+                line.extend(["--join", &token]);
+            }
+            self.machine(part).holdfast(&line)?;
+        }
+        Ok(())
+    }
+
+    fn make_volumes(&mut self, volume_mib: u64) -> Result<()> {
+        self.make_key()?;
+        let (size, key) = (format!("{volume_mib}MiB"), self.key.to_string_lossy().into_owned());
+        for VolumeSpec { name, layout, is_encrypted } in self.volumes.clone() {
+            say(&format!("volume {name}: {layout}{}", if is_encrypted { ", encrypted" } else { "" }));
+            let mut create = vec!["volume", "create", name, "--size", &size, "--layout", layout];
+            let mut export = vec!["volume", "export", name, "--portal"];
+            if is_encrypted {
+                create.extend(["--encrypt", "--key-file", &key]);
+                export.extend(["--key-file", &key]);
+            }
+            self.machine(Part::H1).holdfast(&create)?;
+            self.machine(Part::H2).holdfast(&export)?;
+        }
+        self.balance(0)
+    }
+
+    /// Which key it is makes no difference here.
+    fn make_key(&self) -> Result<()> {
+        let file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(&self.key);
+        let written = file.and_then(|mut file| file.write_all(&[0x5a; 32]));
+        written.with_context(|| format!("cannot write {}", self.key.display()))
+    }
+
+    /// Hands volumes over until each host has every second one in service, counted from `turn` on.
+    pub fn balance(&mut self, turn: usize) -> Result<()> {
+        for (at, VolumeSpec { name, .. }) in self.volumes.clone().into_iter().enumerate() {
+            let wanted = Part::HOSTS[(at + turn) % Part::HOSTS.len()];
+            let shown = self.machine(Part::H1).json(&["volume", "show", name])?;
+            let host =
+                shown["host"].as_str().with_context(|| format!("volume {name} is in service nowhere: {shown}"))?;
+            if host != wanted.name() {
+                let from = Part::parse(host).with_context(|| format!("volume {name} is at {host}"))?;
+                self.machine(from).holdfast(&["volume", "handover", name, "--to", wanted.name()])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What still keeps the grid from being whole; none when nothing does.
+    pub fn lacks(&mut self) -> Option<String> {
+        if let Some(what) = self.machines.iter_mut().find_map(Machine::missing) {
+            return Some(what);
+        }
+        let volumes = self.volumes.clone();
+        let mut owners = vec![0; volumes.len()];
+        for host in Part::HOSTS {
+            let status = match self.machine(host).json(&["status"]) {
+                Ok(status) => status,
+                Err(error) => return Some(format!("{error:#}")),
+            };
+            if let Some(what) = lacks_at(&status, &volumes, &mut owners) {
+                return Some(format!("host {host}: {what}"));
+            }
+        }
+        let at = owners.iter().position(|owners| *owners != 1)?;
+        Some(format!("volume {} is in service at {} hosts", volumes[at].name, owners[at]))
+    }
+
+    /// What processes logged that asks for a person.
+    pub fn complaints(&self) -> Result<Vec<String>> {
+        let mut all = Vec::new();
+        for machine in self.machines.iter().filter(|machine| machine.logs().exists()) {
+            let errors = logs::errors(&machine.logs())?;
+            all.extend(errors.into_iter().map(|line| format!("log of {}: {line}", machine.part)));
+        }
+        Ok(all)
+    }
+}
+
+/// What one host lacks; counts the volumes that it has in service.
+fn lacks_at(status: &Value, wanted: &[VolumeSpec], owners: &mut [usize]) -> Option<String> {
+    let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
+    if status["host"]["state"] != "up" {
+        return Some(format!("it is {}", status["host"]["state"]));
+    }
+    let nodes = list("nodes");
+    if nodes.len() != Part::NODES.len() {
+        return Some(format!("it knows of {} nodes", nodes.len()));
+    }
+    if let Some(node) = nodes.iter().find(|node| node["state"] != "up") {
+        return Some(format!("node {} is {}", node["id"], node["state"]));
+    }
+    for (at, VolumeSpec { name, .. }) in wanted.iter().enumerate() {
+        let volumes = list("volumes");
+        let Some(volume) = volumes.iter().find(|volume| volume["name"] == *name) else {
+            return Some(format!("it knows of no volume {name}"));
+        };
+        if volume["state"] == "portal" {
+            continue;
+        }
+        if volume["state"] != "open" {
+            return Some(format!("volume {name} is {}", volume["state"]));
+        }
+        owners[at] += 1;
+        let live = &volume["live"];
+        let number = |key: &str| live[key].as_u64();
+        let suspects = live["suspect_nodes"].as_array().map(Vec::len);
+        let redundant = (number("degraded_segments"), number("at_risk_entries"), suspects);
+        if redundant != (Some(0), Some(0), Some(0)) {
+            return Some(format!("volume {name}: degraded segments, entries at risk, suspect nodes: {redundant:?}"));
+        }
+    }
+    None
+}
