@@ -45,35 +45,7 @@ pub struct VolumeArgs {
 #[derive(Subcommand, Debug)]
 enum VolumeAction {
     /// Make a volume, and export it
-    Create {
-        name: String,
-        /// Bytes that clients see, for example 4GiB; space is taken only for what is written
-        #[arg(long)]
-        size: Size,
-        #[command(flatten)]
-        redundancy: Redundancy,
-        /// Show what the layout bears and what it leaves of the raw capacity, and make nothing
-        #[arg(long)]
-        dry_run: bool,
-        /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
-        #[arg(long, default_value = "thin")]
-        provisioning: Provisioning,
-        /// Check what is read against its checksums; `off` saves the CPU, and hands out what disks damage until a scrub finds
-        /// it. Checksums are kept, and metadata is checked, either way
-        #[arg(long, default_value = "on")]
-        integrity: Integrity,
-        #[command(flatten)]
-        tiers: TierFlags,
-        /// Encrypt what clients write, in the log and in segments, with a key of the volume's own (AES-256-GCM). Clones share it.
-        /// Needs --key-file or --key-command
-        #[arg(long, requires = "key")]
-        encrypt: bool,
-        #[command(flatten)]
-        key: WrappingKey,
-        /// Only make it; `holdfast volume export` offers it to clients later
-        #[arg(long)]
-        no_export: bool,
-    },
+    Create(Create),
     /// Make a writable clone of a snapshot, at once, whatever its size; both share what neither overwrites
     Clone {
         /// VOLUME@SNAPSHOT
@@ -108,28 +80,7 @@ enum VolumeAction {
         shrink: bool,
     },
     /// Change how a volume is kept, while it is used
-    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
-        .args(["layout", "protect", "provisioning", "integrity", "first_tier", "media"])))]
-    Set {
-        name: String,
-        /// As for `volume create`; what is there is written anew in the background
-        #[arg(long, conflicts_with = "protect")]
-        layout: Option<Layout>,
-        /// As for `volume create`: what shall be survived, on the nodes and devices that there are now
-        #[arg(long)]
-        protect: Option<Protect>,
-        /// Show what the layout bears and what it leaves of the raw capacity, and change nothing
-        #[arg(long)]
-        dry_run: bool,
-        /// As for `volume create`
-        #[arg(long)]
-        provisioning: Option<Provisioning>,
-        /// As for `volume create`
-        #[arg(long)]
-        integrity: Option<Integrity>,
-        #[command(flatten)]
-        tiers: TierFlags,
-    },
+    Set(Set),
     /// Delete a volume with its data and its snapshots, or a clone with its own
     Delete {
         name: String,
@@ -173,6 +124,63 @@ enum VolumeAction {
     },
 }
 
+/// What a volume is made with.
+#[derive(Args, Debug)]
+struct Create {
+    name: String,
+    /// Bytes that clients see, for example 4GiB; space is taken only for what is written
+    #[arg(long)]
+    size: Size,
+    #[command(flatten)]
+    redundancy: Redundancy,
+    /// Show what the layout bears and what it leaves of the raw capacity, and make nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Take space as it is written, or set all of it aside now, and a sixteenth for what is overwritten
+    #[arg(long, default_value = "thin")]
+    provisioning: Provisioning,
+    /// Check what is read against its checksums; `off` saves the CPU, and hands out what disks damage until a scrub finds
+    /// it. Checksums are kept, and metadata is checked, either way
+    #[arg(long, default_value = "on")]
+    integrity: Integrity,
+    #[command(flatten)]
+    tiers: TierFlags,
+    /// Encrypt what clients write, in the log and in segments, with a key of the volume's own (AES-256-GCM). Clones share it.
+    /// Needs --key-file or --key-command
+    #[arg(long, requires = "key")]
+    encrypt: bool,
+    #[command(flatten)]
+    key: WrappingKey,
+    /// Only make it; `holdfast volume export` offers it to clients later
+    #[arg(long)]
+    no_export: bool,
+}
+
+/// What of a volume is to change.
+#[derive(Args, Debug)]
+#[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
+    .args(["layout", "protect", "provisioning", "integrity", "first_tier", "media"])))]
+struct Set {
+    name: String,
+    /// As for `volume create`; what is there is written anew in the background
+    #[arg(long, conflicts_with = "protect")]
+    layout: Option<Layout>,
+    /// As for `volume create`: what shall be survived, on the nodes and devices that there are now
+    #[arg(long)]
+    protect: Option<Protect>,
+    /// Show what the layout bears and what it leaves of the raw capacity, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// As for `volume create`
+    #[arg(long)]
+    provisioning: Option<Provisioning>,
+    /// As for `volume create`
+    #[arg(long)]
+    integrity: Option<Integrity>,
+    #[command(flatten)]
+    tiers: TierFlags,
+}
+
 /// The key that a volume's own is wrapped with. It is not kept: the host gets it again whenever the volume is opened.
 #[derive(Args, Debug)]
 #[group(id = "key", multiple = false)]
@@ -208,35 +216,59 @@ enum Integrity {
     Off,
 }
 
-pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
-    let show = |volume: &VolumeInfo, text: String| if json { print_json(volume) } else { print(text) };
-    match args.action {
-        VolumeAction::Create { size, redundancy, dry_run: true, .. } => {
-            protect::show_one(dir, json, &redundancy, Some(size.0))
+impl Create {
+    fn run(self, dir: &GridDir, json: bool) -> Result<()> {
+        if self.dry_run {
+            return protect::show_one(dir, json, &self.redundancy, Some(self.size.0));
         }
-        VolumeAction::Create {
-            name,
-            size,
-            redundancy,
-            provisioning,
-            integrity,
-            tiers,
-            encrypt,
+        let key = key_of_new(self.key, self.encrypt)?;
+        let layout = said(self.redundancy.settle(dir)?, json)?.unwrap_or(Layout::DEFAULT);
+        let request = Request::VolumeCreate {
+            name: self.name,
+            size_bytes: self.size.0,
+            layout: layout.to_string(),
+            export: !self.no_export,
+            fixed: self.provisioning == Provisioning::Fixed,
+            checked_reads: self.integrity == Integrity::On,
+            tiers: self.tiers.applied_to(Tiers::default()),
             key,
-            no_export,
-            ..
-        } => {
-            let key = key_of_new(key, encrypt)?;
-            let tiers = tiers.applied_to(Tiers::default());
-            let layout = said(redundancy.settle(dir)?, json)?.unwrap_or(Layout::DEFAULT).to_string();
-            let fixed = provisioning == Provisioning::Fixed;
-            let checked_reads = integrity == Integrity::On;
-            let (size_bytes, export) = (size.0, !no_export);
-            let request = Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key };
-            let volume = client::volume(dir, &request)?;
-            let text = format!("volume {} ({}, {}) is made{}", volume.name, size, volume.layout, how_to_use(&volume));
-            show(&volume, text)
+        };
+        let volume = client::volume(dir, &request)?;
+        let text = format!("volume {} ({}, {}) is made{}", volume.name, self.size, volume.layout, how_to_use(&volume));
+        show(&volume, text, json)
+    }
+}
+
+impl Set {
+    fn run(self, dir: &GridDir, json: bool) -> Result<()> {
+        let redundancy = Redundancy { layout: self.layout, protect: self.protect };
+        if self.dry_run {
+            if redundancy.layout.is_none() && redundancy.protect.is_none() {
+                bail!("--dry-run shows what a layout means; say which, by --layout or --protect");
+            }
+            return protect::show_one(dir, json, &redundancy, None);
         }
+        let layout = said(redundancy.settle(dir)?, json)?;
+        let fixed = self.provisioning.map(|p| p == Provisioning::Fixed);
+        let checked_reads = self.integrity.map(|i| i == Integrity::On);
+        let tiers = self.tiers.change(&self.name, dir)?;
+        let layout_name = layout.map(|l| l.to_string());
+        let request = Request::VolumeSet { name: self.name, layout: layout_name, fixed, checked_reads, tiers };
+        let volume = client::volume(dir, &request)?;
+        let tiers = tiers.map(|tiers| super::tier::what_was_set(&volume.name, tiers));
+        let said: Vec<String> = tiers.into_iter().chain(what_was_set(&volume, layout, fixed, checked_reads)).collect();
+        show(&volume, said.join("\n"), json)
+    }
+}
+
+fn show(volume: &VolumeInfo, text: String, json: bool) -> Result<()> {
+    if json { print_json(volume) } else { print(text) }
+}
+
+pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
+    let show = |volume: &VolumeInfo, text: String| show(volume, text, json);
+    match args.action {
+        VolumeAction::Create(create) => create.run(dir, json),
         VolumeAction::Clone { source, name, size, separate, no_export } => {
             let (size_bytes, export) = (size.map(|s| s.0), !no_export);
             let request = Request::VolumeClone { source: source.clone(), name, size_bytes, separate, export };
@@ -263,30 +295,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             show(&volume, text)
         }
         VolumeAction::Plan => protect::show_plan(dir, json),
-        VolumeAction::Set { layout, protect, dry_run: true, .. } => {
-            if layout.is_none() && protect.is_none() {
-                bail!("--dry-run shows what a layout means; say which, by --layout or --protect");
-            }
-            protect::show_one(dir, json, &Redundancy { layout, protect }, None)
-        }
-        VolumeAction::Set { name, layout, protect, provisioning, integrity, tiers, .. } => {
-            let layout = said(Redundancy { layout, protect }.settle(dir)?, json)?;
-            let fixed = provisioning.map(|p| p == Provisioning::Fixed);
-            let checked_reads = integrity.map(|i| i == Integrity::On);
-            let layout_name = layout.map(|l| l.to_string());
-            let tiers = tiers.change(&name, dir)?;
-            let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads, tiers };
-            let volume = client::volume(dir, &request)?;
-            let tiers = tiers.map(|tiers| super::tier::what_was_set(&volume.name, tiers));
-            show(
-                &volume,
-                [tiers, what_was_set(&volume, layout, fixed, checked_reads)]
-                    .into_iter()
-                    .flatten()
-                    .collect::<Vec<_>>()
-                    .join("\n"),
-            )
-        }
+        VolumeAction::Set(set) => set.run(dir, json),
         VolumeAction::Delete { name, force } => {
             let before = client::volume(dir, &Request::VolumeShow { name: name.clone() });
             client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
