@@ -124,6 +124,11 @@ impl Fault {
         self.0.iter().any(|(kind, part)| part.is_host() && kind.is_silent())
     }
 
+    /// Frames have to be kept, or dropped in one direction.
+    pub fn needs_wire(&self) -> bool {
+        self.0.iter().any(|(kind, _)| matches!(kind, Kind::Slow | Kind::Deaf | Kind::Mute))
+    }
+
     /// Whether etcd is left without a majority, so that nobody may take a volume over until the fault ends.
     pub fn stops_metadata(&self) -> bool {
         let lost = self.0.iter().filter(|(kind, part)| part.is_voter() && *kind != Kind::Slow);

@@ -75,6 +75,11 @@ pub struct Options {
 pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
     let begun = Instant::now();
     let mut site = Site::build(&options.binary, &options.dir, (options.device_mib, options.volume_mib), &VOLUMES)?;
+    if options.faults.iter().any(Fault::needs_wire) {
+        // What this kernel lacks shows now, not after half of the run.
+        site.net.divert(Part::W, Passage::Late(Duration::ZERO))?;
+        site.net.restore(Part::W)?;
+    }
     let volumes = VOLUMES.map(|volume| VolumePlan {
         name: volume.name.to_string(),
         layout: volume.layout.to_string(),
@@ -106,7 +111,7 @@ pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
             ended.end();
             outcome
         });
-        let mut atlas = Atlas { options, site: &mut site, control: control.clone(), stopped };
+        let mut atlas = Atlas { options, site: &mut site, control: control.clone(), stopped, lacked: None };
         if let Err(error) = atlas.all(&mut report) {
             report.failures.push(format!("{error:#}"));
         }
@@ -129,6 +134,8 @@ struct Atlas<'a> {
     site: &'a mut Site,
     control: Control,
     stopped: &'a Arc<AtomicBool>,
+    /// What was waited for last, before all was whole.
+    lacked: Option<String>,
 }
 
 impl Atlas<'_> {
@@ -186,7 +193,8 @@ impl Atlas<'_> {
         let times = (ended - begun, healed.elapsed() + (healed - ended));
         self.control.note(format!("all is whole after {fault}"));
         report.rows.push(Row::new(&fault.to_string(), Some(fault), times, self.control.take_seen()));
-        if let Some(row) = report.rows.last() {
+        if let Some(row) = report.rows.last_mut() {
+            row.lacked = self.lacked.take();
             let longest = row.longest_elsewhere.max(row.longest_at_hit.unwrap_or_default());
             let (stall, whole) = (longest.as_secs_f64(), row.whole_after.as_secs_f64());
             say(&format!("  longest stall {stall:.2} s, whole after {whole:.1} s, {} failed", row.seen.failed()));
@@ -239,9 +247,10 @@ impl Atlas<'_> {
                 }
                 lacks = Some(format!("guests are not well; their paths lead to {:?}", self.control.at()));
             }
-            if let Some(what) = lacks.filter(|_| since.elapsed() > WHOLE_MAX) {
+            if let Some(what) = lacks.as_ref().filter(|_| since.elapsed() > WHOLE_MAX) {
                 bail!("not whole {WHOLE_MAX:?} after the fault: {what}");
             }
+            self.lacked = lacks;
             self.check_going()?;
             std::thread::sleep(LOOK_PACE);
         }

@@ -14,6 +14,8 @@ pub struct Row {
     pub lasted: Duration,
     /// From its end until everything was redundant and every guest was back at its own host.
     pub whole_after: Duration,
+    /// What was waited for last, until then.
+    pub lacked: Option<String>,
     /// The longest wait of guests whose own host was hit; none where no host was.
     pub longest_at_hit: Option<Duration>,
     pub longest_elsewhere: Duration,
@@ -31,8 +33,16 @@ impl Row {
             }
         }
         let expectation = fault.map_or("data go on", Fault::expectation).to_string();
-        let name = name.to_string();
-        Row { name, expectation, lasted, whole_after, longest_at_hit: at_hit, longest_elsewhere: elsewhere, seen }
+        Row {
+            name: name.to_string(),
+            expectation,
+            lasted,
+            whole_after,
+            lacked: None,
+            longest_at_hit: at_hit,
+            longest_elsewhere: elsewhere,
+            seen,
+        }
     }
 
     /// The longest wait of any guest, by volume.
@@ -50,6 +60,7 @@ impl Row {
             "fault": self.name,
             "expected": self.expectation,
             "lasted_s": self.lasted.as_secs_f64(),
+            "waited_last_for": self.lacked,
             "whole_after_s": self.whole_after.as_secs_f64(),
             "longest_stall_s": self.longest_elsewhere.max(self.longest_at_hit.unwrap_or_default()).as_secs_f64(),
             "longest_stall_at_hit_host_s": self.longest_at_hit.map(|d| d.as_secs_f64()),
