@@ -207,6 +207,25 @@ fn rule_09_margin_comes_back() {
 }
 
 #[test]
+fn rule_08_reads_are_answered_where_an_answer_takes_longer_than_a_grant_lasts() {
+    for layout in ["parity:2+1", "mirror:3"] {
+        let mut stage = Scenery::new(8).layout(layout).raise();
+        stage.write(0, 16);
+        for node in 0..3 {
+            stage.world().net.link_mut(0, node).slow = Duration::from_millis(110);
+        }
+        stage.pass_ms(1000);
+        for block in 0..8 {
+            let start = stage.now();
+            stage.read(block, 2);
+            let took = stage.now().since(start);
+            assert!(took < Duration::from_millis(1000), "{layout}: a read took {took:?}");
+        }
+        stage.finish();
+    }
+}
+
+#[test]
 fn rule_10_only_outliers_are_hedged() {
     let mut stage = Scenery::new(10).raise();
     // Everything is slow: nobody is an outlier.

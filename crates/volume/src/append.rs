@@ -259,6 +259,8 @@ impl Controller {
             let until = sent_at + Duration::from_millis(GRANT_MS) - GRANT_MARGIN;
             let grant = &mut open.grants[usize::from(leg)];
             *grant = (*grant).max(until);
+            let heeded = &mut open.heeded[usize::from(leg)];
+            *heeded = (*heeded).max(sent_at);
         }
     }
 
@@ -280,6 +282,12 @@ impl Controller {
 
     pub(crate) fn may_read(&self) -> bool {
         self.config.mutations.read_without_grant || self.log.open.as_ref().is_some_and(|o| o.granted(self.now))
+    }
+
+    /// Whether a read that began then may be answered: under grants, or because nobody else could have answered a write before
+    /// it began. Where answers take longer than a grant lasts only the latter comes true.
+    pub(crate) fn may_answer(&self, since: Instant) -> bool {
+        self.may_read() || self.log.open.as_ref().is_some_and(|o| o.granted_since(self.now, since))
     }
 
     /// Asks every usable leg whose grant ends before `by` for a new one.

@@ -11,7 +11,7 @@
 //! Invariants (numbers as in docs/ARCHITECTURE.md):
 //! 1. An entry completes only with an ack set of the open ledger's legs, in LSN order, and is applied at that moment.
 //! 2. Every record is applied by `apply`, live and in replay.
-//! 3. Reads are answered only under unexpired grants of an ack set.
+//! 3. Reads are answered only under unexpired grants of an ack set, or of legs that have heeded the owner since the read began.
 //! 4. Segment shards are all durable before the commit record is appended.
 //! 5. Nothing that the last durable checkpoint names is freed.
 //!

@@ -83,6 +83,9 @@ pub struct OpenLedger {
     pub rule: AckRule,
     /// Until when each leg lets us serve reads.
     pub grants: Vec<Instant>,
+    /// When the youngest request was sent that each leg has carried out for us: until then it had promised nobody a higher
+    /// epoch.
+    pub heeded: Vec<Instant>,
     /// Grant requests on the way.
     pub asked: u8,
     /// Legs whose device does not know the ledger: it was replaced, or wiped. It may serve everything else.
@@ -100,6 +103,7 @@ impl OpenLedger {
             legs: reference.legs.clone(),
             rule: reference.rule,
             grants: vec![Instant::ZERO; reference.legs.len()],
+            heeded: vec![Instant::ZERO; reference.legs.len()],
             asked: 0,
             gone: 0,
             preferred: 0,
@@ -133,13 +137,20 @@ impl OpenLedger {
     }
 
     pub fn granted(&self, now: Instant) -> bool {
-        let mut mask = 0;
-        for (i, until) in self.grants.iter().enumerate() {
-            if *until > now {
-                mask |= 1 << i;
-            }
-        }
+        self.rule.is_ack_set(&self.legs, self.granting(now))
+    }
+
+    /// Whether a read that began at `since` may be answered: each leg of an ack set grants it, or has heeded this owner since.
+    pub fn granted_since(&self, now: Instant, since: Instant) -> bool {
+        let heeding = self.heeded.iter().enumerate().filter(|(_, at)| **at >= since);
+        let mask = heeding.fold(self.granting(now), |mask, (i, _)| mask | 1 << i);
         self.rule.is_ack_set(&self.legs, mask)
+    }
+
+    /// Legs whose grants have not run out.
+    fn granting(&self, now: Instant) -> u8 {
+        let legs = self.grants.iter().enumerate().filter(|(_, until)| **until > now);
+        legs.fold(0, |mask, (i, _)| mask | 1 << i)
     }
 }
 

@@ -285,7 +285,7 @@ impl Controller {
 
     /// All bytes are there: answer, if the grants allow it, else when they do.
     fn finish_read(&mut self, token: Token, out: Out) {
-        if !self.may_read() {
+        if !self.is_answerable(token) {
             self.awaiting_grant.push(token);
             let soon = self.now + std::time::Duration::from_millis(1);
             self.ask_grants(soon, out);
@@ -311,19 +311,26 @@ impl Controller {
         if self.awaiting_grant.is_empty() {
             return;
         }
-        if !self.may_read() {
+        let awaiting = std::mem::take(&mut self.awaiting_grant);
+        let (ready, waiting): (Vec<_>, Vec<_>) = awaiting.into_iter().partition(|token| self.is_answerable(*token));
+        self.awaiting_grant = waiting;
+        if !self.awaiting_grant.is_empty() {
             let soon = self.now + std::time::Duration::from_millis(1);
             self.ask_grants(soon, out);
-            return;
         }
-        for token in std::mem::take(&mut self.awaiting_grant) {
+        for token in ready {
             let status = self.reads.get(token).is_some_and(ReadOp::is_status);
             if status { self.look_up(token, out) } else { self.finish_read(token, out) }
         }
     }
 
+    /// One that is gone needs nothing.
+    fn is_answerable(&self, token: Token) -> bool {
+        self.reads.get(token).is_none_or(|op| self.may_answer(op.began_at))
+    }
+
     fn answer_status(&mut self, token: Token, places: &[Piece<Place>], out: Out) {
-        if !self.may_read() {
+        if !self.is_answerable(token) {
             return self.finish_read(token, out);
         }
         let op = self.end_read(token).expect("still reading");
