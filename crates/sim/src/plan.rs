@@ -280,7 +280,7 @@ impl Plan {
         self.disks = self.disks.max(2);
         self.requests = self.requests * 3 / 2;
         if let Some(faults) = &mut self.rotten {
-            (faults.lost_write, faults.misdirected_write) = (3 * faults.lost_write, 3 * faults.misdirected_write);
+            (faults.lost_write, faults.misdirected_write) = (8 * faults.lost_write, 8 * faults.misdirected_write);
         }
         self.mix = Mix { read: 2 * self.mix.read, hot: self.mix.hot.max(800), ..self.mix };
     }
@@ -326,6 +326,9 @@ impl Plan {
                     lost_write,
                     misdirected_write,
                 });
+                if Prng::new(self.seed ^ 0x11e5).chance(700) {
+                    self.read_cache_per_mille = 400;
+                }
             }
             Profile::Gray => {
                 let (hang, one_way, slow_disk, stuck_disk, slow_link) = (15, 12, 12, 15, 10);
