@@ -569,7 +569,8 @@ impl Guests {
             Link::Seeking(_) => "without a path".to_string(),
         };
         let text = format!("volume {name}, guest {guest} {over}: {what}");
-        self.history.fault(&text);
+        // What explains a failure is a part of it, and would be told again by each later one.
+        self.history.fault(text.lines().next().unwrap_or_default());
         eprintln!("atlas: {text}");
         if self.seen.failures.len() < FAILURES_MAX {
             self.seen.failures.push(text);

@@ -7,16 +7,20 @@
 use super::{net, say};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::FlockOperation;
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// One run at a time: names of namespaces are this program's.
 const LOCK: &str = "/run/holdfast-atlas.lock";
 
 /// In each directory that a run has made, and the next one may therefore empty.
 const MARK: &str = "atlas-was-here";
+
+const LOOK_PACE: Duration = Duration::from_millis(50);
 
 /// Makes the namespaces, runs this program again inside, and removes them. True when the inner process was content.
 pub fn outer(binary: &Path, dir: &Path) -> Result<bool> {
@@ -30,12 +34,12 @@ pub fn outer(binary: &Path, dir: &Path) -> Result<bool> {
     if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         bail!("another run is at work on this machine ({LOCK} is locked); wait for it");
     }
-    // What an interrupt does the inner process decides; this one waits for it, and cleans up.
-    let _ignored = interrupted()?;
+    // What an interrupt does the inner process decides; this one passes it on, waits for it, and cleans up.
+    let stopped = interrupted()?;
     net::remove().context("what an earlier run has left can't be removed")?;
     let dir = make_dir(dir)?;
     net::make()?;
-    let outcome = run_inner(&binary, &dir);
+    let outcome = run_inner(&binary, &dir, &stopped);
     net::remove()?;
     if !outcome.as_ref().is_ok_and(|passed| *passed) {
         say(&format!("logs and devices are kept in {}", dir.display()));
@@ -57,14 +61,24 @@ pub fn interrupted() -> Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn run_inner(binary: &Path, dir: &Path) -> Result<bool> {
+fn run_inner(binary: &Path, dir: &Path, stopped: &AtomicBool) -> Result<bool> {
     let own = std::env::current_exe().context("cannot tell where this program is")?;
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &net::namespace(net::HUB)]).arg(own);
     command.args(std::env::args_os().skip(1)).arg("--inside");
     command.arg("--binary").arg(binary).arg("--dir").arg(dir);
-    let status = command.status().context("cannot start `ip`; is iproute2 installed? (`./x setup`)")?;
-    Ok(status.success())
+    let mut child = command.spawn().context("cannot start `ip`; is iproute2 installed? (`./x setup`)")?;
+    let process = Pid::from_raw(child.id().cast_signed()).context("a child has an id")?;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.success());
+        }
+        if stopped.swap(false, Ordering::Relaxed) {
+            // A terminal's Ctrl-C reaches both, a signal to this process only this one. It may have ended meanwhile.
+            let _ = kill_process(process, Signal::TERM);
+        }
+        std::thread::sleep(LOOK_PACE);
+    }
 }
 
 /// An empty directory, marked as this program's.
