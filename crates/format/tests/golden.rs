@@ -1,11 +1,12 @@
 //! Records as they are on disk and in the metadata store: what these say is read for ever. They were written out by hand after
 //! docs/FORMAT.md.
 
-use holdfast_base::{BLOCK_BYTES, Epoch, GridId, InstanceId, Key, Lsn, SegmentId, ShardId, VolumeId};
+use holdfast_base::{BLOCK_BYTES, Epoch, GridId, InstanceId, Key, Lsn, MediaClass, SegmentId, ShardId, VolumeId};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::record::{CommitExtent, Record, SealedHeader, Source};
 use holdfast_format::root::Root;
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
@@ -15,23 +16,34 @@ fn bytes(hex: &str) -> Vec<u8> {
     hex.as_bytes().chunks(2).map(|p| u8::from_str_radix(std::str::from_utf8(p).unwrap(), 16).unwrap()).collect()
 }
 
-fn root(key_id: Option<u128>) -> Root {
+fn root(key_id: Option<u128>, tiers: Tiers) -> Root {
     let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
-    Root { epoch: Epoch(7), instance: InstanceId(9), owner: "a".to_string(), key_id, ..root }
+    Root { epoch: Epoch(7), instance: InstanceId(9), owner: "a".to_string(), key_id, tiers, ..root }
 }
 
 #[test]
 fn roots_of_all_versions() {
-    for (version, golden, key_id) in [
-        (1, "484652540100c049438e010203766d31808080800401020107090161000000000000", None),
-        (2, "4846525402001c037ccc010203766d318080808004010201070901610000000000000000", None),
-        (3, "484652540300ed27ac0f010203766d31808080800401020107090161000000000000000000", None),
-        (3, "484652540300e532bf79010203766d31808080800401020107090161000000000000000001a222", Some(0x1122)),
+    let none = Tiers::default();
+    let size = TierSize::PerMille(200);
+    let first = FirstTier { layout: Layout::Mirror { copies: 2 }, media: Some(MediaClass::Nvme), size };
+    let tiers = Tiers { first: Some(first), capacity: Some(MediaClass::Hdd) };
+    for (version, golden, key_id, tiers) in [
+        (1, "484652540100c049438e010203766d31808080800401020107090161000000000000", None, none),
+        (2, "4846525402001c037ccc010203766d318080808004010201070901610000000000000000", None, none),
+        (3, "484652540300ed27ac0f010203766d31808080800401020107090161000000000000000000", None, none),
+        (3, "484652540300e532bf79010203766d31808080800401020107090161000000000000000001a222", Some(0x1122), none),
+        (4, "484652540400a77775be010203766d318080808004010201070901610000000000000000000000", None, none),
+        (
+            4,
+            "484652540400205d61b3010203766d31808080800401020107090161000000000000000001a222010002010201c8010100",
+            Some(0x1122),
+            tiers,
+        ),
     ] {
         let golden = bytes(golden);
-        assert_eq!(Root::decode(&golden), Ok(root(key_id)), "version {version}");
-        if version == 3 {
-            assert_eq!(hex(&root(key_id).encode()), hex(&golden));
+        assert_eq!(Root::decode(&golden), Ok(root(key_id, tiers)), "version {version}");
+        if version == 4 {
+            assert_eq!(hex(&root(key_id, tiers).encode()), hex(&golden));
         }
     }
 }
