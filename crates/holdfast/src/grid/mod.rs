@@ -276,8 +276,9 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
     let changed = [
         ("--device", !options.paths.iter().all(is_named)),
         ("--nodes", options.nodes.is_some_and(|n| n != nodes)),
-        ("--devices", options.devices.is_some_and(|d| d != devices)),
-        ("--device-size", options.device_size.is_some_and(|s| s != size)),
+        // A machine without nodes has no devices to differ.
+        ("--devices", nodes > 0 && options.devices.is_some_and(|d| d != devices)),
+        ("--device-size", nodes > 0 && options.device_size.is_some_and(|s| s != size)),
         ("--port", options.port.is_some_and(|p| config.nodes.first().is_some_and(|n| n.address.port() != p))),
         ("--etcd", options.meta.as_ref().is_some_and(|meta| *meta != config.meta)),
         ("--name", options.name.as_ref().is_some_and(|name| *name != config.host.name)),
