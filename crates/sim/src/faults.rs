@@ -164,6 +164,8 @@ pub struct Nemesis {
     /// Redundancy is over nodes. Else it is over devices: a node that is out is beyond what it covers, and of a node that
     /// is damaged one disk is.
     pub spares_nodes: bool,
+    /// Of the rotten node one disk lies, not all: a volume that may come to lie on that node alone bears no more.
+    pub rots_one_disk: bool,
     /// The node whose disks may be damaged silently, if the run has one.
     rotten: Option<usize>,
     hosts_to_resume: Vec<(usize, Instant)>,
@@ -206,6 +208,7 @@ impl Nemesis {
             weights,
             failures,
             spares_nodes: true,
+            rots_one_disk: false,
             ill: Vec::new(),
             rotten: None,
             hosts_to_resume: Vec::new(),
@@ -220,9 +223,9 @@ impl Nemesis {
     pub fn make_rotten<M: Machine>(&mut self, world: &mut World<M>, faults: DiskFaults) {
         let node = self.prng.below(world.nodes.len() as u64) as usize;
         self.rotten = Some(node);
-        match self.spares_nodes {
-            true => world.set_disk_faults(node, faults),
-            false => world.nodes[node].disks[0].faults = faults,
+        match self.rots_one_disk {
+            true => world.nodes[node].disks[0].faults = faults,
+            false => world.set_disk_faults(node, faults),
         }
     }
 
@@ -421,7 +424,7 @@ impl Nemesis {
 
     fn rot<M: Machine>(&mut self, world: &mut World<M>) {
         let Some(node) = self.rotten else { return };
-        let disks = if self.spares_nodes { world.nodes[node].disks.len() as u64 } else { 1 };
+        let disks = if self.rots_one_disk { 1 } else { world.nodes[node].disks.len() as u64 };
         let slot = self.prng.below(disks) as usize;
         let count = self.prng.between(1, 8) as u32;
         let disk = &mut world.nodes[node].disks[slot];
@@ -567,7 +570,7 @@ impl Nemesis {
     fn forget<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
         let node = self.rotten.filter(|n| self.ill.is_empty() && world.nodes[*n].is_up())?;
         world.crash_node(node, Crash::Process);
-        let disks = if self.spares_nodes { world.nodes[node].disks.len() as u64 } else { 1 };
+        let disks = if self.rots_one_disk { 1 } else { world.nodes[node].disks.len() as u64 };
         let slot = self.prng.below(disks) as usize;
         world.forget_disk(node, slot);
         let until = world.now() + self.span(1, 3);

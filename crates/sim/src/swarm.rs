@@ -117,6 +117,8 @@ impl Run {
         let failures = usize::from(plan.layout.failures());
         let mut nemesis = Nemesis::new(prng.fork(), failures, plan.weights);
         nemesis.spares_nodes = !plan.layout.is_on_devices();
+        // Of a nested layout all copies lie on one node while the other is away.
+        nemesis.rots_one_disk = plan.layout.is_on_devices() || plan.layout.is_nested();
         for n in 0..plan.nodes {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
