@@ -43,9 +43,9 @@ enum TierAction {
 /// What chooses a volume's tiers.
 #[derive(Args, Debug)]
 pub struct TierFlags {
-    /// Where what is written is born: LAYOUT[,MEDIA][,SIZE], for example mirror:2,ssd,20% or mirror:2,80GiB; the size is of
-    /// clients' data, 20 % of the volume where none is given. What lives longest there moves on to the volume's own layout.
-    /// `none`: there is no such tier
+    /// Where what is written is born: a layout, and by commas a class of media and a size, for example mirror:2,ssd,20% or
+    /// mirror:2,80GiB; the size is of clients' data, 20 % of the volume where none is given. What lives longest there moves on to
+    /// the volume's own layout. `none`: there is no such tier
     #[arg(long, value_name = "TIER", conflicts_with = "dry_run", value_parser = parse_first_tier)]
     first_tier: Option<Wanted<FirstTier>>,
     /// The class of media that data lie on when they have left the first tier, or from the beginning where there is none: nvme,
