@@ -331,6 +331,26 @@ fn rule_16_a_hung_node_does_not_stall_a_bypass_write() {
     }
 }
 
+/// Begun anew each time it is late, on the same disks and with their work doubled, it would never be done.
+#[test]
+fn a_bypass_write_to_slow_disks_that_nothing_can_stand_in_for_is_done_at_their_pace() {
+    for lost in 0..3 {
+        let mut stage = Scenery::new(161).layout("parity:2+1").raise();
+        stage.write(0, 32);
+        stage.crash_node(lost);
+        for node in (0..3).filter(|node| *node != lost) {
+            // A shard takes a second and more.
+            stage.world().nodes[node].disks[0].slowness = 5_000;
+        }
+        let before = stage.status().counters.segments_written;
+        stage.write(32, 32);
+        let begun = stage.status().counters.segments_written - before;
+        assert!(begun <= 10, "begun {begun} times");
+        stage.start_node(lost);
+        stage.finish();
+    }
+}
+
 #[test]
 fn rule_17_an_owner_that_dies_amid_segments_leaves_nothing_behind() {
     let mut stage = Scenery::new(17).with(|plan| plan.destage_age = Duration::from_millis(10)).raise();

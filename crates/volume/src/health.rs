@@ -17,7 +17,7 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
 /// Out for this long, a node's holdings are compared at once when it is back.
 const ABSENCE: Duration = Duration::from_secs(1);
 
-/// A shard that takes this much longer than the hedge bound's cap is written elsewhere although its node is alive.
+/// What is long by nature may take this much longer than the hedge bound's cap while its node is alive.
 const BULK_BOUNDS: u32 = 4;
 
 /// A suspect's oldest request is this many times as old as its peers' in the middle.
@@ -83,7 +83,7 @@ impl Controller {
             if node_lags && class != Class::Bulk && age > patience && !suspects.contains(&call.node) {
                 suspects.push(call.node);
             }
-            if class == Class::Bulk && call.late && age > self.config.append_hedge_max * BULK_BOUNDS {
+            if class == Class::Bulk && call.late && age > self.bulk_bound(&call.purpose) {
                 late.push(token);
             }
         }
@@ -100,6 +100,15 @@ impl Controller {
             self.suspect(node, out);
         }
         self.reconnect_silent(out);
+    }
+
+    /// How long what is long by nature may take before it is asked for elsewhere although its node is alive.
+    fn bulk_bound(&self, purpose: &Purpose) -> Duration {
+        let doublings = match purpose {
+            Purpose::PutShard { job, shard } => self.put_doublings(*job, *shard),
+            _ => 0,
+        };
+        self.config.append_hedge_max * (BULK_BOUNDS << doublings)
     }
 
     /// Age of the oldest request that each usable node owes.

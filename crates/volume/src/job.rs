@@ -23,6 +23,9 @@ use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Refusal, Reply, Request};
 
+/// Up to about ten minutes, from 0.6 s on.
+const PUT_DOUBLINGS_MAX: usize = 10;
+
 /// Why a segment is written, and who is told when it is part of the volume.
 #[derive(Debug, Clone)]
 pub(crate) enum JobKind {
@@ -82,6 +85,8 @@ pub(crate) struct SegmentJob {
     work: Work,
     /// Absent while parked.
     placed: Option<Placed>,
+    /// Times that it was begun anew.
+    restarts: usize,
 }
 
 #[derive(Debug)]
@@ -126,7 +131,7 @@ impl Controller {
     pub(crate) fn start_job(&mut self, work: Work, out: Out) -> Token {
         let payload_blocks: usize = work.payload.iter().map(|b| b.len() / BLOCK_BYTES).sum();
         assert_eq!(payload_blocks, work.crcs.len(), "a checksum a block");
-        let token = self.jobs.insert(SegmentJob { work, placed: None });
+        let token = self.jobs.insert(SegmentJob { work, placed: None, restarts: 0 });
         self.place_job(token, out);
         token
     }
@@ -240,6 +245,15 @@ impl Controller {
         (leg.node == node && !placed.shards[usize::from(shard.index)].durable).then_some(leg)
     }
 
+    /// How often the time that a shard may take was doubled: with each place that was tried. Where all disks that are left
+    /// are slow the segment is written at their pace, and not begun anew for ever.
+    pub(crate) fn put_doublings(&self, token: Token, shard: ShardId) -> u32 {
+        let Some(job) = self.jobs.get(token) else { return 0 };
+        let of_shard = job.placed.as_ref().and_then(|placed| placed.shards.get(usize::from(shard.index)));
+        let tried = job.restarts + of_shard.map_or(0, |shard| shard.failed.len());
+        tried.min(PUT_DOUBLINGS_MAX) as u32
+    }
+
     pub(crate) fn on_shard_put(&mut self, token: Token, shard: ShardId, node: NodeId, reply: &Reply, out: Out) {
         let Some(leg) = self.awaits_put(token, shard, node) else { return };
         let index = shard.index;
@@ -319,7 +333,9 @@ impl Controller {
 
     /// Gives the id up for good and parks the job: the next tick begins it anew with what nodes are there.
     fn restart_job(&mut self, token: Token, out: Out) {
-        let placed = self.jobs.get_mut(token).expect("a job under way").placed.take().expect("a placed job");
+        let job = self.jobs.get_mut(token).expect("a job under way");
+        job.restarts += 1;
+        let placed = job.placed.take().expect("a placed job");
         assert!(!placed.committing, "a segment whose shards are durable is not begun again");
         if placed.id.volume != self.config.volume {
             return;
