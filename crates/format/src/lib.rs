@@ -13,6 +13,7 @@ pub mod root;
 pub mod segment;
 pub mod stream;
 pub mod tier;
+pub mod versions;
 pub mod wire;
 
 use std::fmt;

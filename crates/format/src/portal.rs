@@ -7,12 +7,13 @@
 //! refuses a request whose tick is older than [`LIFETIME_MS`] (protocol rule 22): what was held up on the way is not carried
 //! out after the client was told that it failed.
 
+use crate::versions::Versions;
 use crate::wire::Message;
 use holdfast_base::{BlockError, ByteRange, GridId, InstanceId, ObjectId, StatusExtent, VolumeId};
 use serde::{Deserialize, Serialize};
 
-/// Version of these messages; a greeting with another one is refused.
-pub const PORTAL_VERSION: u32 = 1;
+/// Versions of these messages that this release speaks.
+pub const PORTAL: Versions = Versions { oldest: 2, newest: 2 };
 
 /// Age of its tick at which a forwarded request is refused. Longer than a host's lease and a take-over, which clients
 /// shall sit out.
@@ -24,8 +25,8 @@ pub type TickMs = u64;
 /// What a portal asks of the host that owns a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// First on every connection. Of connections of one instance only the one with the highest number lives.
-    Hello { version: u32, grid: GridId, host: String, instance: InstanceId, number: u64 },
+    /// First on every connection, and the same in all versions. Of connections of one instance only the one with the highest number lives.
+    Hello { versions: Versions, grid: GridId, host: String, instance: InstanceId, number: u64 },
     /// For the tick.
     Ping,
     /// A client has opened an export, and has this number at its portal. `fresh`: nothing of it was ever carried out.
@@ -94,7 +95,9 @@ impl From<Extent> for StatusExtent {
 /// What the owner answers. The frame's token is that of what was asked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Answer {
+    /// `version` is the one to be spoken. The same in all versions, and so is the refusal of a greeting.
     Hello {
+        version: u32,
         host: String,
         tick: TickMs,
     },
@@ -151,7 +154,8 @@ impl From<BlockError> for Failure {
 /// Why the owner does not do what it was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Refusal {
-    Version,
+    /// These versions are spoken here, and none of those that were offered.
+    Version(Versions),
     Grid,
     /// Another connection of the same portal is newer.
     Superseded,

@@ -52,7 +52,7 @@ pub struct Root {
 
 /// Magic number and version in front of the record: "HFRT", 4.
 const ROOT_MAGIC: [u8; 4] = *b"HFRT";
-const ROOT_VERSION: u16 = 4;
+pub const ROOT_VERSION: u16 = 4;
 
 /// Before there were tiers: the record ends in front of them.
 const ROOT_VERSION_UNTIERED: u16 = 3;
@@ -87,12 +87,28 @@ impl Root {
         }
     }
 
+    /// The oldest version of the record that says all of this one: hosts of the release that it came with, and of all
+    /// later ones, can serve the volume.
+    pub fn version(&self) -> u16 {
+        if self.tiers != Tiers::default() || self.layout.is_on_devices() {
+            ROOT_VERSION
+        } else if self.key_id.is_some() {
+            ROOT_VERSION_UNTIERED
+        } else if !self.origins.is_empty() || !self.dependents.is_empty() {
+            ROOT_VERSION_PLAIN
+        } else {
+            ROOT_VERSION_ALONE
+        }
+    }
+
     /// Magic, version, checksum of the body, body.
     pub fn encode(&self) -> Vec<u8> {
-        let body = to_postcard(self);
+        let version = self.version();
+        let mut body = to_postcard(self);
+        body.truncate(body.len() - missing(version).expect("a version of ours").len());
         let mut bytes = Vec::with_capacity(body.len() + 10);
         bytes.extend_from_slice(&ROOT_MAGIC);
-        bytes.extend_from_slice(&ROOT_VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&crc32c(&body).to_le_bytes());
         bytes.extend_from_slice(&body);
         bytes
@@ -104,14 +120,7 @@ impl Root {
             return Err(FormatError::Magic);
         }
         let version = u16::from_le_bytes([header[4], header[5]]);
-        // No lists, no key, no tiers.
-        let missing: &[u8] = match version {
-            ROOT_VERSION => &[],
-            ROOT_VERSION_UNTIERED => &[0; 2],
-            ROOT_VERSION_PLAIN => &[0; 3],
-            ROOT_VERSION_ALONE => &[0; 5],
-            _ => return Err(FormatError::Version(version)),
-        };
+        let missing = missing(version).ok_or(FormatError::Version(version))?;
         if header[6..10] != crc32c(body).to_le_bytes() {
             return Err(FormatError::Checksum);
         }
@@ -134,6 +143,17 @@ impl Root {
     }
 }
 
+/// What a body of that version ends in front of: no lists, no key, no tiers.
+fn missing(version: u16) -> Option<&'static [u8]> {
+    match version {
+        ROOT_VERSION => Some(&[]),
+        ROOT_VERSION_UNTIERED => Some(&[0; 2]),
+        ROOT_VERSION_PLAIN => Some(&[0; 3]),
+        ROOT_VERSION_ALONE => Some(&[0; 5]),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,16 +172,20 @@ mod tests {
     }
 
     #[test]
-    fn a_record_from_before_families_encryption_or_tiers_reads_as_one_without() {
+    fn a_record_is_written_in_the_oldest_version_that_says_all_of_it() {
         let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
-        for (version, missing_bytes) in [(1, 5), (2, 3), (3, 2)] {
-            let mut bytes = root.encode();
-            bytes.truncate(bytes.len() - missing_bytes);
-            bytes[4] = version;
-            let crc = crc32c(&bytes[10..]);
-            bytes[6..10].copy_from_slice(&crc.to_le_bytes());
-            assert_eq!(Root::decode(&bytes), Ok(root.clone()));
+        let dependent = Dependent { volume: VolumeId(3), upto: SegmentNo::default() };
+        let family = Root { dependents: vec![dependent], ..root.clone() };
+        let sealed = Root { key_id: Some(7), ..family.clone() };
+        let over_devices = Root { layout: Layout::DeviceMirror { copies: 2 }, ..root.clone() };
+        for (version, root) in [(1, &root), (2, &family), (3, &sealed), (4, &over_devices)] {
+            let bytes = root.encode();
+            assert_eq!((bytes[4], root.version()), (version as u8, version));
+            assert_eq!(Root::decode(&bytes).as_ref(), Ok(root));
         }
+        let mut newer = root.encode();
+        newer[4] = ROOT_VERSION as u8 + 1;
+        assert_eq!(Root::decode(&newer), Err(FormatError::Version(ROOT_VERSION + 1)));
         let first = FirstTier { layout: Layout::Mirror { copies: 2 }, media: None, size: TierSize::PerMille(100) };
         let tiers = Tiers { first: Some(first), capacity: Some(MediaClass::Hdd) };
         let encrypted = Root { key_id: Some(u128::MAX - 5), tiers, ..root };

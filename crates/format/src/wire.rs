@@ -10,6 +10,7 @@
 //! the block checksums that meta carries, the same from the guest's write to the guest's read.
 
 use crate::ledger::{AckRule, Leg};
+use crate::versions::Versions;
 use crate::{FormatError, from_postcard};
 use holdfast_base::{
     BlockCrc, Buf, BufMut, DeviceId, Epoch, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId,
@@ -19,8 +20,8 @@ use holdfast_base::{
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Version of the messages; a greeting with another one is refused.
-pub const WIRE_VERSION: u32 = 4;
+/// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 6 };
 
 pub const FRAME_HEADER_BYTES: usize = 28;
 
@@ -36,9 +37,9 @@ pub const GRANT_MS: u64 = 200;
 /// What a controller asks of a node. Everything names its device: a node's devices fail by themselves.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// First on every connection.
+    /// First on every connection, and the same in all versions.
     Hello {
-        version: u32,
+        versions: Versions,
         grid: GridId,
         host: String,
     },
@@ -157,6 +158,38 @@ pub enum Request {
         volume: VolumeId,
         epoch: Epoch,
     },
+    /// Reads the whole shard and compares it with its checksums: [`Reply::Done`], or why not. Since version 6.
+    CheckShard {
+        device: DeviceId,
+        shard: ShardId,
+    },
+}
+
+impl Request {
+    /// The first version of the messages that has this one.
+    pub fn since(&self) -> u32 {
+        match self {
+            Request::Hello { .. }
+            | Request::Ping
+            | Request::Stat
+            | Request::CreateLedger { .. }
+            | Request::Append { .. }
+            | Request::Fence { .. }
+            | Request::ReadLog { .. }
+            | Request::TrimLedger { .. }
+            | Request::DeleteLedger { .. }
+            | Request::Grant { .. }
+            | Request::Release { .. }
+            | Request::SetMedia { .. }
+            | Request::PutShard { .. }
+            | Request::ReadShard { .. }
+            | Request::ReadShardHeader { .. }
+            | Request::DeleteShards { .. }
+            | Request::ListShards { .. }
+            | Request::DropVolume { .. } => 5,
+            Request::CheckShard { .. } => 6,
+        }
+    }
 }
 
 /// State of one device, as its node sees it.
@@ -280,13 +313,16 @@ pub enum Refusal {
     Checksum,
     /// No room: in the journal for entries, in the data area for shards.
     NoSpace,
-    /// Not a request that this release can serve: bad version, bad range, another grid.
+    /// Not a request that this release can serve: bad range, another grid.
     Invalid,
+    /// Of a greeting: these versions are spoken here, and none of those that were offered.
+    Version(Versions),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// `boot` is new at every start of the process.
+    /// `version` is the one to be spoken; `boot` is new at every start of the process. The same in all versions, and so is
+    /// the refusal of a greeting.
     Hello {
         version: u32,
         node: NodeId,

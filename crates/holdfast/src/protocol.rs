@@ -328,6 +328,9 @@ pub struct NodeInfo {
     /// Why there is no connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+    /// Of the messages between host and node, while there is a connection: the newest that both speak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<u32>,
     pub devices: Vec<DeviceInfo>,
 }
 

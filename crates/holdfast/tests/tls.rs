@@ -5,7 +5,7 @@
 mod support;
 
 use holdfast_base::{GridId, NodeId};
-use holdfast_format::wire::{Request, WIRE_VERSION, encode_frame};
+use holdfast_format::wire::{Request, WIRE, encode_frame};
 use holdfast_runtime::pki::{Authority, Pair, Role};
 use holdfast_runtime::tls::TlsStream;
 use holdfast_runtime::tls::link::{HostTls, LinkPaths};
@@ -71,7 +71,7 @@ fn until_closed(mut stream: TcpStream) -> Vec<u8> {
 }
 
 fn hello(grid: &Grid) -> Vec<u8> {
-    encode_frame(1, &Request::Hello { version: WIRE_VERSION, grid: id(grid), host: "stranger".to_string() }, 0)
+    encode_frame(1, &Request::Hello { versions: WIRE, grid: id(grid), host: "stranger".to_string() }, 0)
 }
 
 /// Drives a session over a socket until the node has ended it; gives what the node said, or why it could not be heard.

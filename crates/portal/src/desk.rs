@@ -20,7 +20,8 @@ use holdfast_base::{
     BlockData, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Slab, Token,
     VolumeId, buf::concat, crc32c,
 };
-use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, Op, PORTAL_VERSION, Refusal, TickMs};
+use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, Op, PORTAL, Refusal, TickMs};
+use holdfast_format::versions::Versions;
 use holdfast_format::wire::PAYLOAD_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -125,6 +126,8 @@ pub enum DeskEffect {
 type Out<'a> = &'a mut Effects<DeskEffect>;
 
 struct Link {
+    /// Of the messages.
+    version: u32,
     host: String,
     instance: InstanceId,
     number: u64,
@@ -301,12 +304,13 @@ impl Desk {
     }
 
     fn on_ask(&mut self, link: LinkId, token: u64, ask: Ask, payload: Buf, out: Out) {
-        if let Ask::Hello { version, grid, host, instance, number } = ask {
+        if let Ask::Hello { versions, grid, host, instance, number } = ask {
             return self.on_hello(
                 link,
                 token,
-                (version, grid),
+                (versions, grid),
                 Link {
+                    version: 0,
                     host,
                     instance,
                     number,
@@ -338,17 +342,19 @@ impl Desk {
         }
     }
 
-    fn on_hello(&mut self, id: LinkId, token: u64, (version, grid): (u32, GridId), link: Link, out: Out) {
+    fn on_hello(&mut self, id: LinkId, token: u64, (versions, grid): (Versions, GridId), mut link: Link, out: Out) {
         let refuse =
             |refusal| DeskEffect::Answer { link: id, token, answer: Answer::Refused(refusal), payload: Vec::new() };
         if self.links.contains_key(&id) {
             out.push(DeskEffect::CloseLink { link: id });
             return self.on_link_down(id, out);
         }
-        if version != PORTAL_VERSION || grid != self.grid {
-            out.push(refuse(if version == PORTAL_VERSION { Refusal::Grid } else { Refusal::Version }));
+        let Some(version) = PORTAL.common(versions).filter(|_| grid == self.grid) else {
+            let is_of_it = PORTAL.common(versions).is_some();
+            out.push(refuse(if is_of_it { Refusal::Grid } else { Refusal::Version(PORTAL) }));
             return out.push(DeskEffect::CloseLink { link: id });
-        }
+        };
+        link.version = version;
         let is_newer = |l: &Link| l.instance == link.instance && l.number > link.number;
         if self.links.values().any(|l| l.host == link.host && is_newer(l)) {
             out.push(refuse(Refusal::Superseded));
@@ -375,7 +381,7 @@ impl Desk {
         for (id, link) in self.links.iter_mut().filter(|(_, l)| l.host == host) {
             if let Some(token) = link.greeting.take() {
                 link.ticked_at = self.now;
-                let answer = Answer::Hello { host: self.host.clone(), tick };
+                let answer = Answer::Hello { version: link.version, host: self.host.clone(), tick };
                 out.push(DeskEffect::Answer { link: *id, token, answer, payload: Vec::new() });
             }
         }

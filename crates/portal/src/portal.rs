@@ -27,7 +27,7 @@ use holdfast_base::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken,
     Token, VolumeId, crc32c,
 };
-use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, PORTAL_VERSION, Refusal, TickMs};
+use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, PORTAL, Refusal, TickMs};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -563,8 +563,8 @@ impl Portal {
         self.links.insert(peer, link);
         let number = self.next_number;
         self.next_number += 1;
-        let (version, grid, host, instance) = (PORTAL_VERSION, self.grid, self.host.clone(), self.instance);
-        self.send(peer, Some(Call::Hello), Ask::Hello { version, grid, host, instance, number }, Buf::empty(), out);
+        let (versions, grid, host, instance) = (PORTAL, self.grid, self.host.clone(), self.instance);
+        self.send(peer, Some(Call::Hello), Ask::Hello { versions, grid, host, instance, number }, Buf::empty(), out);
     }
 
     fn on_disconnected(&mut self, peer: Peer, out: Out) {

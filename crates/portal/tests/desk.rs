@@ -1,7 +1,8 @@
 //! What a desk does with what comes late (protocol rule 22).
 
 use holdfast_base::{BlockData, BlockOp, BlockReply, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Token};
-use holdfast_format::portal::{Answer, Ask, LIFETIME_MS, Op, PORTAL_VERSION, Refusal, TickMs};
+use holdfast_format::portal::{Answer, Ask, LIFETIME_MS, Op, PORTAL, Refusal, TickMs};
+use holdfast_format::versions::Versions;
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId};
 
 const GRID: GridId = GridId(7);
@@ -34,8 +35,8 @@ impl Scene {
     }
 
     fn hello(&mut self, link: u64, host: &str, number: u64) -> Vec<DeskEffect> {
-        let (version, grid, instance) = (PORTAL_VERSION, GRID, InstanceId(1));
-        self.ask(link, Ask::Hello { version, grid, host: host.to_string(), instance, number })
+        let (versions, grid, instance) = (PORTAL, GRID, InstanceId(1));
+        self.ask(link, Ask::Hello { versions, grid, host: host.to_string(), instance, number })
     }
 
     /// Greets, and attaches session 1.
@@ -159,10 +160,11 @@ fn a_fresh_session_begins_when_other_portals_have_passed_on_what_they_had() {
 fn a_stranger_is_refused() {
     let mut scene = Scene::new();
     let (host, instance) = ("portal".to_string(), InstanceId(1));
-    let other_grid = Ask::Hello { version: PORTAL_VERSION, grid: GridId(8), host: host.clone(), instance, number: 1 };
+    let other_grid = Ask::Hello { versions: PORTAL, grid: GridId(8), host: host.clone(), instance, number: 1 };
     assert_eq!(answers(&scene.ask(1, other_grid)), [Answer::Refused(Refusal::Grid)]);
-    let other_version = Ask::Hello { version: PORTAL_VERSION + 1, grid: GRID, host, instance, number: 1 };
-    assert_eq!(answers(&scene.ask(2, other_version)), [Answer::Refused(Refusal::Version)]);
+    let versions = Versions { oldest: PORTAL.newest + 1, newest: PORTAL.newest + 2 };
+    let other_version = Ask::Hello { versions, grid: GRID, host, instance, number: 1 };
+    assert_eq!(answers(&scene.ask(2, other_version)), [Answer::Refused(Refusal::Version(PORTAL))]);
     let unasked = scene.ask(3, Ask::Ping);
     assert!(matches!(unasked[..], [DeskEffect::CloseLink { link: LinkId(3) }]), "before its greeting: {unasked:?}");
 }

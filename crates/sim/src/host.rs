@@ -6,7 +6,8 @@
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward, lane_index};
 use crate::world::{Happening, Machine, MachineAt, Output, World};
 use holdfast_base::{BlockRequest, Buf, InstanceId, Instant, MetaReply, NodeId};
-use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE_VERSION};
+use holdfast_format::versions::Versions;
+use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE};
 use holdfast_volume::{Effect, Event, Target};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -32,7 +33,12 @@ struct Slot<M> {
 
 #[derive(Clone, Default)]
 pub(crate) struct Greeting {
-    up: Option<(InstanceId, Vec<DeviceStat>)>,
+    up: Option<(InstanceId, u32, Vec<DeviceStat>)>,
+}
+
+/// Of the messages, that a process speaks: while a grid is brought to a new release some are of the one before.
+pub(crate) fn versions_of(is_new: bool) -> Versions {
+    Versions { newest: if is_new { WIRE.newest } else { WIRE.oldest }, ..WIRE }
 }
 
 /// One host process. Machines keep their places for ever; a crash empties them all.
@@ -135,8 +141,8 @@ impl<M: Machine> World<M> {
         self.hosts[host].machines.push(Some(Slot { machine, tick_due: None }));
         let at = MachineAt { host, machine: self.hosts[host].machines.len() - 1 };
         for node in 0..self.nodes.len() {
-            if let Some((boot, devices)) = self.hosts[host].nodes[node].up.clone() {
-                let event = Event::NodeUp { node: NodeId(node as u32 + 1), boot, devices };
+            if let Some((boot, version, devices)) = self.hosts[host].nodes[node].up.clone() {
+                let event = Event::NodeUp { node: NodeId(node as u32 + 1), boot, version, devices };
                 self.host_input(host, Input::Event { at, event });
             }
         }
@@ -197,10 +203,12 @@ impl<M: Machine> World<M> {
         let node = conn.node;
         match message.body {
             Body::End => self.drop_connection(stream.conn),
-            Body::Reply(Reply::Hello { boot, devices, .. }) => {
+            Body::Reply(Reply::Hello { version, boot, devices, .. }) => {
                 conn.greeted[stream.lane] = true;
+                conn.version = conn.version.min(version);
                 if conn.greeted == [true; 2] {
-                    self.node_is_up(index, node, boot, devices);
+                    let version = conn.version;
+                    self.node_is_up(index, node, (boot, version, devices));
                 }
             }
             Body::Reply(reply) => {
@@ -214,11 +222,13 @@ impl<M: Machine> World<M> {
         }
     }
 
-    fn node_is_up(&mut self, host: usize, node: usize, boot: InstanceId, devices: Vec<DeviceStat>) {
+    fn node_is_up(&mut self, host: usize, node: usize, greeting: (InstanceId, u32, Vec<DeviceStat>)) {
         self.trace.event(self.now, &[25, host as u64, node as u64], || format!("h{host}: n{} is up", node + 1));
-        self.hosts[host].nodes[node].up = Some((boot, devices.clone()));
+        self.hosts[host].nodes[node].up = Some(greeting.clone());
+        let (boot, version, devices) = greeting;
         for machine in 0..self.hosts[host].machines.len() {
-            let event = Event::NodeUp { node: NodeId(node as u32 + 1), boot, devices: devices.clone() };
+            let node = NodeId(node as u32 + 1);
+            let event = Event::NodeUp { node, boot, version, devices: devices.clone() };
             self.machine_handles(MachineAt { host, machine }, event);
         }
     }
@@ -246,6 +256,8 @@ impl<M: Machine> World<M> {
                 let Some(conn) = self.net.current(at.host, node.0 as usize - 1) else { return };
                 host.next_token += 1;
                 let wire = host.next_token;
+                let version = self.net.conn(conn).expect("current").version;
+                assert!(request.since() <= version, "{request:?} to a node that speaks version {version}");
                 self.net.conn_mut(conn).expect("current").waiting.insert(wire, (at.machine, token));
                 let payload = holdfast_base::buf::concat(&payload);
                 let stream = Stream { conn, lane: lane_index(lane), toward: Toward::Node };
@@ -312,8 +324,10 @@ impl<M: Machine> World<M> {
             return;
         }
         let conn = self.net.open(host, node);
+        let generation = self.hosts[host].generation;
+        let versions = if self.mixed { versions_of(generation.is_multiple_of(2)) } else { WIRE };
         for lane in 0..LANES.len() {
-            let hello = Request::Hello { version: WIRE_VERSION, grid: self.grid, host: format!("host{host}") };
+            let hello = Request::Hello { versions, grid: self.grid, host: format!("host{host}") };
             let message = Message { token: 0, body: Body::Request(hello), payload: Buf::empty() };
             self.send(Stream { conn, lane, toward: Toward::Node }, message);
         }

@@ -73,6 +73,8 @@ pub struct Conn {
     pub node_open: bool,
     /// Lanes whose greeting was answered.
     pub greeted: [bool; 2],
+    /// Of the messages: the oldest that a lane has agreed on.
+    pub version: u32,
     /// Lanes whose end the node has read.
     pub ends_heard: usize,
     /// Requests without an answer: wire token to (controller, its token).
@@ -148,6 +150,7 @@ impl Net {
             host_open: true,
             node_open: true,
             greeted: [false; 2],
+            version: u32::MAX,
             ends_heard: 0,
             waiting: BTreeMap::new(),
             pipes: Default::default(),

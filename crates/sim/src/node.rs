@@ -1,6 +1,7 @@
 //! A node process: the real [`holdfast_store::Node`] on simulated disks, and what its shell does around it.
 
 use crate::disk::{Crash, Disk, DiskOp};
+use crate::host::versions_of;
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward};
 use crate::world::{Happening, Machine, Output, World};
 use holdfast_base::{Buf, DeviceId, InstanceId, Instant, NodeId};
@@ -94,6 +95,9 @@ impl<M: Machine> World<M> {
         let node = &mut self.nodes[index];
         assert!(node.machine.is_none(), "node {index} runs already");
         node.config.boot = boot;
+        if self.mixed {
+            node.config.wire = versions_of(boot.0.is_multiple_of(2));
+        }
         node.machine = Some(Box::new(store::Node::new(node.config.clone())));
         let disks: Vec<_> = node.disks.iter().map(|disk| (disk.size_bytes(), disk.media)).collect();
         self.trace.event(self.now, &[1, index as u64], || format!("node {} starts", index + 1));
@@ -190,6 +194,11 @@ impl<M: Machine> World<M> {
     }
 
     fn node_handles(&mut self, index: usize, event: store::Event) {
+        if let store::Event::Request { request, .. } = &event {
+            let versions = self.nodes[index].config.wire;
+            let is_known = matches!(request, Request::Hello { .. }) || request.since() <= versions.newest;
+            assert!(is_known, "{request:?} to node {}, which speaks versions {versions}", index + 1);
+        }
         let mut effects = std::mem::take(&mut self.node_effects);
         let machine = self.nodes[index].machine.as_mut().expect("a running node");
         machine.handle(self.now, event, &mut effects);

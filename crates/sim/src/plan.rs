@@ -121,6 +121,8 @@ pub struct Plan {
     pub rotten: Option<DiskFaults>,
     /// Hosts greet nodes whose devices are still opening.
     pub greet_early: bool,
+    /// Hosts and nodes are of two releases.
+    pub mixed: bool,
     pub volume_mutations: volume::Mutations,
     pub store_mutations: store::Mutations,
 }
@@ -182,6 +184,7 @@ impl Plan {
             fault_pace: Duration::from_millis(prng.between(15, 150)),
             rotten: None,
             greet_early: seed % 2 == 1,
+            mixed: Prng::new(seed ^ 0x3e1ea5e).chance(300),
             volume_mutations: volume::Mutations::default(),
             store_mutations: store::Mutations::default(),
         };

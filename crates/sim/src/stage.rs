@@ -46,7 +46,7 @@ impl Scenery {
         (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
         (plan.slow_after, plan.mark_every) = (Duration::from_secs(30), Duration::from_secs(1));
         plan.weights = crate::faults::Weights::default();
-        (plan.rotten, plan.greet_early) = (None, false);
+        (plan.rotten, plan.greet_early, plan.mixed) = (None, false, false);
         Scenery { plan }
     }
 

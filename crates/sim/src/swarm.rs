@@ -113,6 +113,7 @@ pub struct Run {
 impl Run {
     pub fn new(plan: Plan, verbose: bool) -> Run {
         let mut world = World::new(plan.seed, verbose);
+        world.mixed = plan.mixed;
         let mut prng = world.prng.fork();
         let failures = usize::from(plan.layout.failures());
         let mut nemesis = Nemesis::new(prng.fork(), failures, plan.weights);

@@ -166,6 +166,8 @@ pub struct World<M> {
     pub(crate) node_effects: Effects<store::Effect>,
     pub(crate) host_effects: Effects<Effect>,
     pub grid: GridId,
+    /// Processes are of this release or of the one before, each time that they start.
+    pub mixed: bool,
 }
 
 impl<M: Machine> World<M> {
@@ -191,6 +193,7 @@ impl<M: Machine> World<M> {
             node_effects: Effects::new(),
             host_effects: Effects::new(),
             grid: GridId(0x1001),
+            mixed: false,
             prng,
         }
     }

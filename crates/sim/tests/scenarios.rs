@@ -5,7 +5,8 @@
 
 use holdfast_base::{BlockError, Epoch, MetaReply, MetaRequest, Prng};
 use holdfast_format::root::root_key;
-use holdfast_format::wire::DeviceHealth;
+use holdfast_format::versions::Versions;
+use holdfast_format::wire::{DeviceHealth, WIRE};
 use holdfast_sim::disk::DiskFaults;
 use holdfast_sim::stage::{BLOCK, Scenery, Stage};
 use holdfast_sim::swarm::VOLUME;
@@ -830,6 +831,12 @@ fn damage_that_nobody_reads_is_found_and_repaired() {
     // Bits rot on one node; a scrub finds them before the node with the other copies is lost.
     for seed in 0..4 {
         let mut stage = Scenery::new(seed).with(|plan| plan.scrub_every = Duration::from_secs(2)).raise();
+        if seed % 2 == 0 {
+            // A node of the release before sends what it reads, and does not only tell whether it matches.
+            stage.crash_node(0);
+            stage.world().nodes[0].config.wire.newest = WIRE.oldest;
+            stage.start_node(0);
+        }
         stage.write_segments(8);
         stage.pass_ms(1500);
         let disk = &mut stage.world().nodes[0].disks[0];
@@ -846,6 +853,27 @@ fn damage_that_nobody_reads_is_found_and_repaired() {
         stage.take_over_on(1);
         stage.finish();
     }
+}
+
+#[test]
+fn nodes_are_brought_to_a_new_release_one_after_the_other_under_an_owner_of_either() {
+    let mut stage =
+        Scenery::new(212).layout("parity:2+1").with(|plan| plan.scrub_every = Duration::from_secs(2)).raise();
+    let old = Versions { newest: WIRE.oldest, ..WIRE };
+    // All of the old release first; then up, and down again where the new one disappoints.
+    for versions in [old, WIRE, old] {
+        for node in 0..3 {
+            stage.crash_node(node);
+            stage.world().nodes[node].config.wire = versions;
+            stage.write(node as u64 * 32, 24);
+            stage.start_node(node);
+            stage
+                .until("full redundancy", |s| s.status().suspect_nodes.is_empty() && s.status().degraded_segments == 0);
+            let scrubbed = stage.status().counters.shards_scrubbed;
+            stage.until("shards are scrubbed", |s| s.status().counters.shards_scrubbed > scrubbed + 6);
+        }
+    }
+    stage.finish();
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use crate::journal::commit::BATCH_RECORDS_MAX;
 use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId};
-use holdfast_format::wire::{Reply, Request, WIRE_VERSION};
+use holdfast_format::versions::Versions;
+use holdfast_format::wire::{Reply, Request, WIRE};
 use std::fmt;
 use std::time::Duration;
 
@@ -66,8 +67,8 @@ pub struct NodeConfig {
     pub node: NodeId,
     /// Fresh at every start of the process.
     pub boot: InstanceId,
-    /// Refuse greetings with another wire version than ours.
-    pub version_check: bool,
+    /// Versions of the messages that it speaks.
+    pub wire: Versions,
     /// Longest time that a record waits for others to share its batch; used only under load.
     pub commit_window_max: Duration,
     /// Journal batches of one device in flight together.
@@ -90,7 +91,7 @@ impl NodeConfig {
             grid,
             node,
             boot,
-            version_check: true,
+            wire: WIRE,
             commit_window_max: Duration::from_micros(500),
             batch_in_flight_max: 4,
             batch_records_max: BATCH_RECORDS_MAX,
@@ -99,10 +100,6 @@ impl NodeConfig {
             read_cache_state_bytes_max: 256 << 20,
             mutations: Mutations::default(),
         }
-    }
-
-    pub(crate) fn accepts_version(&self, version: u32) -> bool {
-        version == WIRE_VERSION || !self.version_check
     }
 }
 

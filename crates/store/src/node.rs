@@ -21,7 +21,7 @@ use crate::cache::{Asked, Fresh, ReadCache};
 use crate::device::{Device, Surroundings, Told};
 use crate::io::{Client, DEVICES_MAX, split_token};
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
-use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request, WIRE_VERSION};
+use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub struct Node {
@@ -134,14 +134,14 @@ impl Node {
 
     fn on_node_request(&mut self, now: Instant, client: Client, request: &Request, out: &mut Effects<Effect>) {
         let reply = match request {
-            Request::Hello { version, grid, .. } => {
-                if self.config.accepts_version(*version) && *grid == self.config.grid {
+            Request::Hello { versions, grid, .. } => match self.config.wire.common(*versions) {
+                None => Reply::Refused(Refusal::Version(self.config.wire)),
+                Some(_) if *grid != self.config.grid => Reply::Refused(Refusal::Invalid),
+                Some(version) => {
                     let (node, boot) = (self.config.node, self.config.boot);
-                    Reply::Hello { version: WIRE_VERSION, node, boot, devices: self.stats(now) }
-                } else {
-                    Reply::Refused(Refusal::Invalid)
+                    Reply::Hello { version, node, boot, devices: self.stats(now) }
                 }
-            }
+            },
             Request::Stat => {
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.values_mut().for_each(|device| device.probe(&mut around));
@@ -190,6 +190,7 @@ fn device_of(request: &Request) -> Option<DeviceId> {
         | Request::PutShard { device, .. }
         | Request::ReadShard { device, .. }
         | Request::ReadShardHeader { device, .. }
+        | Request::CheckShard { device, .. }
         | Request::DeleteShards { device, .. }
         | Request::ListShards { device, .. }
         | Request::DropVolume { device, .. } => Some(*device),

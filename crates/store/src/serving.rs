@@ -230,6 +230,7 @@ impl Serving {
                 self.shards.put(ctx, client, shard, header_blocks, payload)
             }
             Request::ReadShardHeader { shard, .. } => self.shards.read_header(ctx, client, shard),
+            Request::CheckShard { shard, .. } => self.shards.check(ctx, client, shard),
             Request::DeleteShards { volume, epoch, shards, .. } => {
                 self.on_delete_shards(ctx, client, volume, epoch, &shards)
             }
@@ -520,6 +521,7 @@ fn reads_only(request: &Request) -> bool {
         request,
         Request::ReadShard { .. }
             | Request::ReadShardHeader { .. }
+            | Request::CheckShard { .. }
             | Request::ListShards { .. }
             | Request::ReadLog { .. }
     )

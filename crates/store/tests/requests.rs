@@ -3,7 +3,8 @@
 mod support;
 
 use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, MediaClass, VolumeId};
-use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE_VERSION};
+use holdfast_format::versions::Versions;
+use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE};
 use holdfast_store::{DeviceSlot, Event, Notice};
 use std::time::Duration;
 use support::*;
@@ -137,6 +138,23 @@ fn shards_are_written_once_and_read_back_in_part() {
 }
 
 #[test]
+fn a_shard_is_compared_with_its_checksums_and_nothing_of_it_is_sent() {
+    let mut rig = Rig::small(15);
+    let shard = shard_id(5, 1, 9);
+    let check = Request::CheckShard { device: device(0), shard };
+    assert_eq!(rig.call(check.clone()), refused(Refusal::UnknownShard));
+    assert!(is_done(&rig.put(5, 1, 9, 12)));
+    let (reply, payload) = rig.call_with(check.clone(), Buf::empty());
+    assert_eq!((reply, payload.len()), (Reply::Done, 0));
+    let block = &shard_data(shard, 12)[11 * 4096..];
+    let at = rig.disks[0].media().windows(4096).step_by(4096).position(|there| there == block).expect("it is there");
+    rig.disks[0].corrupt((at * 4096 + 4000) as u64);
+    assert_eq!(rig.call(check), refused(Refusal::Checksum));
+    assert_eq!(rig.notices.last(), Some(&Notice::ShardDamaged { device: device(0), shard }));
+    rig.settle();
+}
+
+#[test]
 fn a_shard_whose_bytes_do_not_match_is_not_taken() {
     let mut rig = Rig::small(6);
     let (request, payload) = put(5, 1, 1, 3);
@@ -207,13 +225,22 @@ fn a_dropped_volume_is_gone_but_its_promise_stays() {
 #[test]
 fn greetings_are_checked_and_devices_listed() {
     let mut rig = Rig::new(9, &[4 << 20, 8 << 20], small_sizing());
-    let hello = |version, grid| Request::Hello { version, grid, host: "h".to_string() };
-    let Reply::Hello { node, boot, devices, .. } = rig.call(hello(WIRE_VERSION, GRID)) else { panic!() };
-    assert_eq!((node, boot), (NODE, rig.config.boot));
+    let hello = |oldest, newest, grid| {
+        let versions = Versions { oldest, newest };
+        Request::Hello { versions, grid, host: "h".to_string() }
+    };
+    let Versions { oldest, newest } = WIRE;
+    let Reply::Hello { version, node, boot, devices } = rig.call(hello(oldest, newest, GRID)) else { panic!() };
+    assert_eq!((version, node, boot), (newest, NODE, rig.config.boot));
     assert_eq!(devices.iter().map(|d| d.device).collect::<Vec<_>>(), [device(0), device(1)]);
     assert!(devices.iter().all(|d| d.health == DeviceHealth::Serving));
-    assert_eq!(rig.call(hello(WIRE_VERSION + 1, GRID)), refused(Refusal::Invalid));
-    assert_eq!(rig.call(hello(WIRE_VERSION, GridId(1))), refused(Refusal::Invalid));
+    for (first, last, common) in [(oldest, oldest, oldest), (newest, newest + 7, newest), (0, oldest, oldest)] {
+        let agreed = rig.call(hello(first, last, GRID));
+        assert!(matches!(agreed, Reply::Hello { version, .. } if version == common), "{agreed:?}");
+    }
+    assert_eq!(rig.call(hello(newest + 1, newest + 1, GRID)), refused(Refusal::Version(WIRE)));
+    assert_eq!(rig.call(hello(0, oldest - 1, GRID)), refused(Refusal::Version(WIRE)));
+    assert_eq!(rig.call(hello(oldest, newest, GridId(1))), refused(Refusal::Invalid));
     assert_eq!(rig.call(Request::Ping), Reply::Pong);
 }
 

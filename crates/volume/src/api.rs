@@ -151,10 +151,12 @@ pub enum Event {
         target: Target,
         request: BlockRequest,
     },
-    /// A connection to the node is up and greeted. `boot` tells a restarted process from a re-connected one.
+    /// A connection to the node is up and greeted. `boot` tells a restarted process from a re-connected one; `version` of
+    /// the messages was agreed on.
     NodeUp {
         node: NodeId,
         boot: InstanceId,
+        version: u32,
         devices: Vec<DeviceStat>,
     },
     /// The connection is gone: every request outstanding on it has an unknown outcome.

@@ -123,7 +123,7 @@ impl Controller {
                 open.gone |= 1 << leg;
                 self.on_legs_changed(out);
             }
-            Refusal::UnknownDevice | Refusal::DeviceFailed | Refusal::Invalid => {
+            Refusal::UnknownDevice | Refusal::DeviceFailed | Refusal::Invalid | Refusal::Version(_) => {
                 self.nodes.on_device_failed(home);
                 self.on_legs_changed(out);
             }

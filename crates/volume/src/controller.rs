@@ -221,7 +221,7 @@ impl Controller {
             Event::Open => self.begin_opening(out),
             Event::Close => self.begin_closing(out),
             Event::Request { target, request } => self.on_request(target, request, out),
-            Event::NodeUp { node, devices, .. } => self.on_node_up(node, devices, out),
+            Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),

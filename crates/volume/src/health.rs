@@ -28,9 +28,9 @@ const HEDGE_SHARE: u64 = 20;
 const HEDGES_FREE: u64 = 64;
 
 impl Controller {
-    pub(crate) fn on_node_up(&mut self, node: NodeId, devices: Vec<DeviceStat>, out: Out) {
+    pub(crate) fn on_node_up(&mut self, node: NodeId, version: u32, devices: Vec<DeviceStat>, out: Out) {
         self.lose_calls(node, out);
-        self.nodes.on_up(self.now, node, devices);
+        self.nodes.on_up(self.now, node, version, devices);
         self.recheck(node);
         self.on_legs_changed(out);
         self.retry_stalled_fetches(out);

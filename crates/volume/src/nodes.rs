@@ -8,7 +8,7 @@ use crate::api::Config;
 use crate::call::Class;
 use holdfast_base::{DeviceId, Instant, NodeId};
 use holdfast_format::ledger::Leg;
-use holdfast_format::wire::{DeviceHealth, DeviceStat};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ const CALM_AFTER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Node {
     pub up: bool,
+    /// Of the messages that it understands.
+    pub version: u32,
     pub suspect: bool,
     /// When it became suspect or went down.
     pub out_since: Option<Instant>,
@@ -91,10 +93,11 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    pub fn on_up(&mut self, now: Instant, id: NodeId, devices: Vec<DeviceStat>) {
+    pub fn on_up(&mut self, now: Instant, id: NodeId, version: u32, devices: Vec<DeviceStat>) {
         let devices = devices.into_iter().map(|d| (d.device, d)).collect();
         let node = self.nodes.entry(id).or_insert_with(|| Node {
             up: false,
+            version,
             suspect: false,
             out_since: None,
             up_since: now,
@@ -110,6 +113,7 @@ impl Nodes {
         });
         *node = Node {
             up: true,
+            version,
             suspect: false,
             out_since: None,
             up_since: now,
@@ -151,6 +155,11 @@ impl Nodes {
 
     pub fn is_up(&self, id: NodeId) -> bool {
         self.nodes.get(&id).is_some_and(|n| n.up)
+    }
+
+    /// Whether the node understands the request.
+    pub fn understands(&self, id: NodeId, request: &Request) -> bool {
+        self.nodes.get(&id).is_some_and(|n| n.version >= request.since())
     }
 
     pub fn is_usable(&self, id: NodeId) -> bool {

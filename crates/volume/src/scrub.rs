@@ -1,6 +1,7 @@
 //! Scrub: every shard is read once in a set time, whether anybody wants it or not; what is damaged or missing is made again.
 //!
-//! The node checks what it reads against the shard's checksums. A tour goes through the segment table in order, from a
+//! The node checks what it reads against the shard's checksums, and tells whether it matches; one of an older release sends
+//! along what it has read. A tour goes through the segment table in order, from a
 //! random place on after an opening; one shard is read at a time, and tours are paced to take the set time.
 
 use crate::api::{Lane, Notice, State};
@@ -47,7 +48,11 @@ impl Controller {
             return;
         }
         let shard = ShardId { segment: self.segment_id(segment), index };
-        let request = Request::ReadShard { device: leg.device, shard, block: 0, blocks, checked: true, cached: false };
+        let device = leg.device;
+        let mut request = Request::CheckShard { device, shard };
+        if !self.nodes.understands(leg.node, &request) {
+            request = Request::ReadShard { device, shard, block: 0, blocks, checked: true, cached: false };
+        }
         let sent = self.send(leg.node, Lane::Bulk, Purpose::Scrub { segment, index }, request, Vec::new(), out);
         self.scrubber.reading = sent.map(|_| leg);
     }
@@ -82,7 +87,7 @@ impl Controller {
         let asked_at = self.scrubber.reading.take();
         let Some(leg) = self.segments.get(segment).map(|info| info.homes[usize::from(index)]) else { return };
         match reply {
-            Reply::Shard { .. } => self.counters.shards_scrubbed += 1,
+            Reply::Done | Reply::Shard { .. } => self.counters.shards_scrubbed += 1,
             // While it is being made again it may be gone for a moment.
             Reply::Refused(_) if self.repairer.is_repairing(segment, index) => {}
             Reply::Refused(Refusal::Checksum | Refusal::UnknownShard) if asked_at == Some(leg) => {

@@ -14,6 +14,7 @@ use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
+use holdfast_format::wire::WIRE;
 use holdfast_runtime::process::{self, ProcessStats};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
@@ -232,6 +233,9 @@ pub struct NodeView {
     pub resident_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+    /// Version of the messages between this host and the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wire: Option<u32>,
     pub devices: Vec<DeviceInfo>,
 }
 
@@ -310,6 +314,7 @@ fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&Node
         cpu_ms: cost.cpu().as_millis() as u64,
         resident_bytes: cost.resident_bytes,
         trouble: told.and_then(|n| n.trouble.clone()),
+        wire: told.and_then(|n| n.wire),
         devices: told.map_or_else(Vec::new, |n| n.devices.clone()),
     }
 }
@@ -368,6 +373,12 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     for node in &status.nodes {
         if let Some(trouble) = &node.trouble {
             print(format_args!("node {}: {trouble}", node.id))?;
+        }
+        if let Some(wire) = node.wire.filter(|wire| *wire < WIRE.newest) {
+            print(format_args!(
+                "node {}: of an older release; it speaks version {wire} of the messages, this one {WIRE}",
+                node.id
+            ))?;
         }
         for device in &node.devices {
             let Some(seconds) = device.slow_s else { continue };

@@ -23,7 +23,7 @@ use super::family::is_placeholder;
 use super::fixed::{Fixed, FixedVolume};
 use super::keys::{KeyRecord, NewKey};
 use super::meta::Meta;
-use super::presence::live_hosts;
+use super::presence::{check_can_serve, live_hosts};
 use super::receive::Received;
 use super::schedule::Schedule;
 use super::trend::Sample;
@@ -317,6 +317,11 @@ impl Catalog {
         Ok(chosen)
     }
 
+    /// Whether all hosts that are there could serve a volume with this record.
+    pub fn check_can_serve(&self, root: &Root) -> Result<()> {
+        check_can_serve(&self.meta, root)
+    }
+
     /// Makes a volume.
     pub fn create(
         &self,
@@ -325,11 +330,13 @@ impl Catalog {
         settings: Settings,
         key: Option<&NewKey>,
     ) -> Result<Entry> {
+        let key_id = key.map(NewKey::id);
+        let root = Root { key_id, tiers, ..Root::new(self.grid, VolumeId(0), name, size_bytes, layout) };
+        self.check_can_serve(&root)?;
         let chosen = self.take_name(name, Again::SameId)?;
         self.change_settings(chosen, |found| *found = settings)?;
         self.set_key(chosen, key)?;
-        let key_id = key.map(NewKey::id);
-        let root = Root { key_id, tiers, ..Root::new(self.grid, chosen, name, size_bytes, layout) };
+        let root = Root { volume: chosen, ..root };
         self.update(&root_key(chosen), |found| match found {
             None => Ok(Some(Some(root.encode()))),
             Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),

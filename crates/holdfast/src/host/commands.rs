@@ -623,6 +623,7 @@ impl Host {
                 cut: link.cut,
                 silent_ms: now.since(link.last_heard).as_millis() as u64,
                 trouble: link.trouble.filter(|_| !link.up).map(str::to_string),
+                wire: link.version,
                 devices: link
                     .devices
                     .iter()

@@ -30,6 +30,7 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
 use holdfast_format::geometry::Layout;
+use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
@@ -423,6 +424,7 @@ impl ControlPlane {
         if becomes != (root.layout, root.tiers) {
             becomes.1.check(becomes.0, entry.size_bytes())?;
             self.check_media(becomes.0, becomes.1)?;
+            self.catalog.check_can_serve(&Root { layout: becomes.0, tiers: becomes.1, ..root.clone() })?;
         }
         if let Some(layout) = layout {
             self.check_fixed(&entry, entry.size_bytes(), layout)?;

@@ -29,11 +29,13 @@ use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, GridId, InstanceId, Instant, NodeId, Slab, Token};
-use holdfast_format::wire::{DeviceHealth, DeviceStat, Frame, FrameReader, Reply, Request, WIRE_VERSION, encode_frame};
+use holdfast_format::wire::{
+    DeviceHealth, DeviceStat, Frame, FrameReader, Refusal, Reply, Request, WIRE, encode_frame,
+};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
 use holdfast_runtime::tls::link::HostTls;
-use holdfast_volume::Lane;
+use holdfast_volume::{Event, Lane};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -71,11 +73,8 @@ pub enum Owner {
 /// What the host must hear, in order.
 #[derive(Debug)]
 pub enum LinkEvent {
-    Up {
-        node: NodeId,
-        boot: InstanceId,
-        devices: Vec<DeviceStat>,
-    },
+    /// An [`Event::NodeUp`], for all volumes.
+    Up(Event),
     Down {
         node: NodeId,
     },
@@ -125,6 +124,8 @@ pub struct LinkView<'a> {
     pub polls_missed: u32,
     pub last_heard: Instant,
     pub trouble: Option<&'a str>,
+    /// Of the messages that were agreed on, while it is up.
+    pub version: Option<u32>,
     pub devices: &'a [DeviceStat],
 }
 
@@ -135,6 +136,8 @@ struct Link {
     lanes: [Option<LaneConn>; LANES],
     waiting: Slab<Owner>,
     boot: InstanceId,
+    /// Of the messages, agreed on by the lanes that were greeted.
+    version: u32,
     devices: Vec<DeviceStat>,
     cut: bool,
     /// Its node is not in the grid any more.
@@ -212,8 +215,8 @@ impl Links {
     }
 
     /// Nodes that are up, for a volume that has just been opened.
-    pub fn up(&self) -> impl Iterator<Item = (NodeId, InstanceId, &[DeviceStat])> {
-        self.links.iter().filter(|l| l.state == State::Up).map(|l| (l.node, l.boot, &l.devices[..]))
+    pub fn up(&self) -> impl Iterator<Item = Event> {
+        self.links.iter().filter(|l| l.state == State::Up).map(Link::up_event)
     }
 
     pub fn views(&self) -> impl Iterator<Item = LinkView<'_>> {
@@ -225,6 +228,7 @@ impl Links {
             polls_missed: l.polls_missed,
             last_heard: l.last_heard,
             trouble: l.trouble.as_deref(),
+            version: (l.state == State::Up).then_some(l.version),
             devices: &l.devices,
         })
     }
@@ -256,7 +260,7 @@ impl Links {
 
     pub fn on_connected(&mut self, conn: ConnId, io: &mut Io) {
         let Some(&(index, lane)) = self.by_conn.get(&conn) else { return };
-        let hello = Request::Hello { version: WIRE_VERSION, grid: self.grid, host: self.host.clone() };
+        let hello = Request::Hello { versions: WIRE, grid: self.grid, host: self.host.clone() };
         self.links[index].queue(lane, encode_frame(u64::MAX, &hello, 0), Vec::new(), io);
     }
 
@@ -360,13 +364,19 @@ impl Links {
         let link = &mut self.links[index];
         let expected = link.node;
         match reply {
-            Reply::Hello { node, boot, devices, .. } if node == expected => {
+            Reply::Hello { version, node, boot, devices } if node == expected && WIRE.contain(version) => {
+                // Its process may be of another release than it was when the first lane greeted.
+                let is_first = link.lanes.iter().flatten().filter(|l| l.greeted).count() == 1;
+                link.version = if is_first { version } else { version.min(link.version) };
                 link.boot = boot;
                 link.devices = devices;
             }
             Reply::Hello { node, .. } => {
                 let trouble = format!("node {node} listens where node {expected} should; check the addresses");
                 return self.refuse(now, index, trouble, io);
+            }
+            Reply::Refused(Refusal::Version(its)) => {
+                return self.refuse(now, index, its.apart_from(WIRE), io);
             }
             other => {
                 let trouble = format!("the greeting was refused ({other:?}): it is of another grid or release");
@@ -378,8 +388,8 @@ impl Links {
             link.trouble = None;
             link.polls_missed = 0;
             logger::info(format_args!("node {expected} is up"));
-            let (boot, devices) = (link.boot, link.devices.clone());
-            self.events.push_back(LinkEvent::Up { node: expected, boot, devices });
+            let event = link.up_event();
+            self.events.push_back(LinkEvent::Up(event));
         }
     }
 
@@ -557,6 +567,7 @@ impl Link {
             lanes: [None, None],
             waiting: Slab::new(WAITING_MAX),
             boot: InstanceId(0),
+            version: 0,
             devices: Vec::new(),
             cut: false,
             retired: false,
@@ -566,6 +577,10 @@ impl Link {
             last_heard: Instant::ZERO,
             trouble: None,
         }
+    }
+
+    fn up_event(&self) -> Event {
+        Event::NodeUp { node: self.node, boot: self.boot, version: self.version, devices: self.devices.clone() }
     }
 
     fn queue(&mut self, lane: usize, frame: Vec<u8>, payload: Vec<Buf>, io: &mut Io) {

@@ -212,9 +212,8 @@ impl Host {
     fn open_volume(&mut self, now: Instant, spec: OpenSpec, exported: bool, io: &mut Io) -> Token {
         logger::info(format_args!("volume {} ({}) is being opened", spec.name, spec.volume));
         let at = self.volumes.insert(now, spec, exported);
-        let up: Vec<_> = self.links.up().map(|(node, boot, devices)| (node, boot, devices.to_vec())).collect();
-        for (node, boot, devices) in up {
-            self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices }, io);
+        for event in self.links.up().collect::<Vec<_>>() {
+            self.drive(now, at, event, io);
         }
         self.drive(now, at, VolumeEvent::Near { nodes: self.near.nodes.clone() }, io);
         if !self.draining.is_empty() {
@@ -362,9 +361,9 @@ impl Host {
             LinkEvent::Answer { node, volume, token, reply, payload } => {
                 self.drive(now, volume, VolumeEvent::Node { node, token, reply, payload }, io);
             }
-            LinkEvent::Up { node, boot, devices } => {
+            LinkEvent::Up(event) => {
                 for at in self.volumes.tokens() {
-                    self.drive(now, at, VolumeEvent::NodeUp { node, boot, devices: devices.clone() }, io);
+                    self.drive(now, at, event.clone(), io);
                 }
             }
             LinkEvent::Down { node } => {

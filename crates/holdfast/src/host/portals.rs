@@ -16,7 +16,7 @@ use holdfast_base::{
     BlockError, BlockReply, BlockRequest, Effects, ExportInfo, GridId, HeadId, InstanceId, Instant, Slab, Token,
     VolumeId,
 };
-use holdfast_format::portal::{self as wire, Ask, Refusal};
+use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, Effect, Event, LinkId, Portal, Route};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Event as VolumeEvent, State, Target};
@@ -209,8 +209,12 @@ impl Host {
                 }
             }
             Effect::Trouble { peer, refusal } => {
+                let apart;
                 let why = match refusal {
-                    Refusal::Version => "it is of another release: bring both to the same",
+                    Refusal::Version(its) => {
+                        apart = its.apart_from(PORTAL);
+                        &apart
+                    }
                     Refusal::Grid => "it is of another grid: check the addresses",
                     Refusal::Superseded => "it has a newer connection of this host",
                     Refusal::NotOwner | Refusal::Unknown | Refusal::Full => "it has refused the greeting",

@@ -14,6 +14,7 @@ use crate::grid::layout::GridDir;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::MetaVersion;
+use holdfast_format::root::{ROOT_VERSION, Root};
 use holdfast_runtime::meta::{LeaseId, MetaError, Swap};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +40,9 @@ struct HostRecord {
     /// Where its desk can be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     address: Option<SocketAddr>,
+    /// The newest version of a volume's root record that its release reads; the first releases did not say.
+    #[serde(default)]
+    reads_root: u16,
 }
 
 /// This host, as others see it.
@@ -65,9 +69,30 @@ pub fn live_hosts(meta: &Meta) -> Result<BTreeSet<String>> {
 
 /// Hosts that say that they are there, and where each can be reached by others, if it can.
 pub fn host_addresses(meta: &Meta) -> Result<BTreeMap<String, Option<SocketAddr>>> {
-    let listed = meta.list(HOST_PREFIX)?.records;
-    let address = |value: &[u8]| serde_json::from_slice::<HostRecord>(value).ok().and_then(|record| record.address);
-    Ok(listed.into_iter().map(|r| (r.key[HOST_PREFIX.len()..].to_string(), address(&r.value))).collect())
+    let address = |record: Option<HostRecord>| record.and_then(|record| record.address);
+    Ok(host_records(meta)?.map(|(host, record)| (host, address(record))).collect())
+}
+
+/// By name; nothing of a record that this release can't read.
+fn host_records(meta: &Meta) -> Result<impl Iterator<Item = (String, Option<HostRecord>)>> {
+    let listed = meta.list(HOST_PREFIX)?.records.into_iter();
+    Ok(listed.map(|r| (r.key[HOST_PREFIX.len()..].to_string(), serde_json::from_slice(&r.value).ok())))
+}
+
+/// Refuses what would put a volume out of reach of a host that is there and of an older release.
+pub fn check_can_serve(meta: &Meta, root: &Root) -> Result<()> {
+    let version = root.version();
+    let reads = |record: Option<HostRecord>| record.map_or(0, |record| record.reads_root.max(1)) >= version;
+    let old: Vec<String> = host_records(meta)?.filter(|(_, r)| !reads(r.clone())).map(|(h, _)| h).collect();
+    if !old.is_empty() {
+        bail!(
+            "{} could not serve volume {} then: its release is older than this host's. Bring it to the same one and \
+             restart it, then try again",
+            old.join(", "),
+            root.name
+        );
+    }
+    Ok(())
 }
 
 impl Presence {
@@ -116,8 +141,8 @@ impl Presence {
     /// Puts this host's record where no other host's is; gives where that is.
     fn take_name(&self) -> Result<Option<String>> {
         let key = format!("{HOST_PREFIX}{}", self.host);
-        let record = serde_json::to_vec(&HostRecord { home: self.home.clone(), address: self.address })
-            .expect("our records always encode");
+        let record = HostRecord { home: self.home.clone(), address: self.address, reads_root: ROOT_VERSION };
+        let record = serde_json::to_vec(&record).expect("our records always encode");
         let mut expect = MetaVersion::ABSENT;
         loop {
             match self.meta.swap(&key, expect, Some(&record), Some(self.lease()))? {
@@ -180,6 +205,9 @@ impl Presence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use holdfast_base::{GridId, MediaClass, VolumeId};
+    use holdfast_format::geometry::Layout;
+    use holdfast_format::tier::Tiers;
     use holdfast_runtime::clock;
     use holdfast_runtime::meta::LocalStore;
     use std::path::Path;
@@ -197,6 +225,21 @@ mod tests {
         assert_eq!(again.take_name().unwrap(), None);
         let elsewhere = Presence { home: "other".to_string(), ..again.clone() };
         assert!(elsewhere.take_name().unwrap().is_some());
+        let root = Root::new(GridId(1), VolumeId(2), "vm", 1 << 30, Layout::DEFAULT);
+        let tiers = Tiers { capacity: Some(MediaClass::Hdd), ..Tiers::default() };
+        let tiered = Root { tiers, ..root.clone() };
+        check_can_serve(&meta, &tiered).unwrap();
+        let old = |version| format!("{{\"home\":\"z\"{version}}}").into_bytes();
+        let mut expect = MetaVersion::ABSENT;
+        for version in ["", ",\"reads_root\":3"] {
+            let swapped = meta.swap("host/old", expect, Some(&old(version)), None).unwrap();
+            let Swap::Done(now) = swapped else { panic!("{swapped:?}") };
+            expect = now;
+            check_can_serve(&meta, &root).unwrap();
+            let refusal = check_can_serve(&meta, &tiered).unwrap_err().to_string();
+            assert!(refusal.starts_with("old could not serve volume vm"), "{refusal}");
+        }
+        meta.swap("host/old", expect, None, None).unwrap();
         first.end();
         assert!(second.is_caretaker().unwrap(), "who goes in good order lets go at once");
         again.end();

@@ -132,8 +132,8 @@ mod tests {
     }
 
     fn node(link: LinkState, silent_ms: u64, cut: bool) -> NodeInfo {
-        let (address, trouble, devices) = (String::new(), None, Vec::new());
-        NodeInfo { id: 1, address, link, suspect: false, cut, silent_ms, trouble, devices }
+        let (address, trouble, wire, devices) = (String::new(), None, None, Vec::new());
+        NodeInfo { id: 1, address, link, suspect: false, cut, silent_ms, trouble, wire, devices }
     }
 
     #[test]

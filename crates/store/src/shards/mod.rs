@@ -67,6 +67,8 @@ pub(crate) struct ShardRead {
     checked: bool,
     /// The read cache would like it: it is verified in any case, and told of.
     wanted: bool,
+    /// Whether it matches is all that is asked.
+    verdict: bool,
     /// `None` until the table has been loaded.
     table: Option<Table>,
 }
@@ -449,6 +451,18 @@ impl Shards {
     }
 
     pub fn read(&mut self, ctx: &mut Ctx, asked: &Asked, wanted: bool) -> Result<(), Refusal> {
+        self.begin_read(ctx, asked, wanted, false)
+    }
+
+    /// Reads all of a shard, and tells whether it matches its checksums.
+    pub fn check(&mut self, ctx: &mut Ctx, client: Client, shard: ShardId) -> Result<(), Refusal> {
+        let number = self.number_of(shard).ok_or(Refusal::UnknownShard)?;
+        let blocks = self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?.data_blocks();
+        let asked = Asked { client, slot: ctx.slot, shard, block: 0, blocks, checked: true };
+        self.begin_read(ctx, &asked, false, true)
+    }
+
+    fn begin_read(&mut self, ctx: &mut Ctx, asked: &Asked, wanted: bool, verdict: bool) -> Result<(), Refusal> {
         let Asked { client, shard, block, blocks, checked, .. } = *asked;
         let number = self.number_of(shard).ok_or(Refusal::UnknownShard)?;
         let slot = self.slots.live(number, shard).ok_or(Refusal::UnknownShard)?;
@@ -463,7 +477,7 @@ impl Shards {
         let wanted = wanted && may_park;
         let from = u64::from(slot.header_blocks) + u64::from(block);
         let wants_table = (checked || wanted) && table.is_none();
-        let read = ShardRead { client, shard, number, block, blocks, checked, wanted, table };
+        let read = ShardRead { client, shard, number, block, blocks, checked, wanted, verdict, table };
         self.parts.read(ctx, slot.extents.slice(from, u64::from(blocks)), Io::ShardRead(read));
         if wants_table {
             self.load_table(ctx, number, shard);
@@ -532,7 +546,10 @@ impl Shards {
             let at = ShardAt { slot: ctx.slot, shard: read.shard };
             ctx.fresh.push(Fresh { at, block: read.block, crcs: crcs.to_vec(), bytes: bytes.clone() });
         }
-        ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]);
+        match read.verdict {
+            true => ctx.reply(read.client, Reply::Done),
+            false => ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]),
+        }
     }
 
     /// Bytes that were compared with checksums and differ, or could not be: who waived that takes them all the same.

@@ -10,7 +10,7 @@ use holdfast_base::{
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
-use holdfast_format::wire::{DeviceHealth, DeviceStat, LedgerState, LogEntry, Refusal, Reply, Request};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, LedgerState, LogEntry, Refusal, Reply, Request, WIRE};
 use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, State, Target};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -310,7 +310,7 @@ impl World {
 
     pub fn announce(&mut self, i: usize) {
         let (node, stat) = (self.nodes[i].id, self.nodes[i].stat());
-        self.push(Event::NodeUp { node, boot: InstanceId(1), devices: vec![stat] });
+        self.push(Event::NodeUp { node, boot: InstanceId(1), version: WIRE.newest, devices: vec![stat] });
     }
 
     pub fn push(&mut self, event: Event) {
@@ -369,7 +369,7 @@ impl World {
                 self.queue.push_back(Event::NodeDown { node });
                 if !target.hung {
                     let devices = vec![target.stat()];
-                    self.queue.push_back(Event::NodeUp { node, boot: InstanceId(1), devices });
+                    self.queue.push_back(Event::NodeUp { node, boot: InstanceId(1), version: WIRE.newest, devices });
                 }
             }
             Effect::Notice(notice @ Notice::Miscounted { .. }) if !self.miscounts => panic!("{notice:?}"),
