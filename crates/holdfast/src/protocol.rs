@@ -313,6 +313,15 @@ pub struct HostStatus {
     pub volumes: Vec<VolumeInfo>,
     /// Volumes whose space is still being returned.
     pub deleting: Vec<String>,
+    /// Volumes whose records this release can't read.
+    #[serde(default)]
+    pub unreadable: Vec<Unreadable>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Unreadable {
+    pub name: String,
+    pub why: String,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

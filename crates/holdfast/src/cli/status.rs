@@ -3,14 +3,14 @@
 use super::format::{percent_used, print, print_json, print_table, table};
 use super::space::full_soon;
 use super::tls::{TlsArgs, TokenArgs};
-use super::volume::print_list;
+use super::volume::{print_list, print_unreadable};
 use crate::client;
 use crate::grid::certs::{Certificates, roles};
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
 use crate::grid::token::Join;
 use crate::grid::{self, UpOptions};
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, VolumeInfo};
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Unreadable, VolumeInfo};
 use crate::size::Size;
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
@@ -176,6 +176,7 @@ pub fn run_status(dir: &GridDir, json: bool) -> Result<()> {
     if status.host.state == "up" {
         print("")?;
         print_list(&status.volumes)?;
+        print_unreadable(&status.unreadable)?;
         for name in &status.deleting {
             print(format_args!("volume {name} is deleted; its space is being returned"))?;
         }
@@ -199,6 +200,8 @@ pub struct GridStatus {
     pub nodes: Vec<NodeView>,
     pub volumes: Vec<VolumeInfo>,
     pub deleting: Vec<String>,
+    /// Volumes whose records this release can't read.
+    pub unreadable: Vec<Unreadable>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -286,6 +289,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         nodes,
         volumes: status.volumes,
         deleting: status.deleting,
+        unreadable: status.unreadable,
     })
 }
 

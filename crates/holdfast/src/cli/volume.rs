@@ -6,7 +6,7 @@ use super::snapshot::share;
 use super::tier::TierFlags;
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{KeySource, Request, VolumeInfo, VolumeLive};
+use crate::protocol::{KeySource, Request, Unreadable, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -277,8 +277,12 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             show(&volume, format!("clone {} of {source} ({size}) is made{}", volume.name, how_to_use(&volume)))
         }
         VolumeAction::List => {
-            let volumes = client::volumes(dir)?;
-            if json { print_json(&volumes) } else { print_list(&volumes) }
+            let status = client::status(dir)?;
+            if json {
+                return print_json(&status.volumes);
+            }
+            print_list(&status.volumes)?;
+            print_unreadable(&status.unreadable)
         }
         VolumeAction::Show { name } => {
             let volume = client::volume(dir, &Request::VolumeShow { name })?;
@@ -398,6 +402,10 @@ fn how_to_use(volume: &VolumeInfo) -> String {
         }
         (_, None) => format!("; `holdfast volume export {}` offers it to clients", volume.name),
     }
+}
+
+pub fn print_unreadable(unreadable: &[Unreadable]) -> Result<()> {
+    unreadable.iter().try_for_each(|u| print(format_args!("volume {} can't be served by this host: {}", u.name, u.why)))
 }
 
 pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {

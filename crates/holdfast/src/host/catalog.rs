@@ -29,9 +29,11 @@ use super::schedule::Schedule;
 use super::trend::Sample;
 use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
+use crate::protocol::Unreadable;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, Epoch, GridId, InstanceId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
+use holdfast_format::FormatError;
 use holdfast_format::family::{SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
@@ -274,7 +276,13 @@ impl Catalog {
     fn root(&self, volume: VolumeId) -> Result<Option<Root>> {
         let key = root_key(volume);
         let (_, value) = self.get(&key)?;
-        value.map(|bytes| Root::decode(&bytes).with_context(|| format!("metadata record {key} is damaged"))).transpose()
+        let told = |error| match error {
+            FormatError::Version(_) => format!("metadata record {key} was written by a newer release than this host's"),
+            _ => format!("metadata record {key} is damaged"),
+        };
+        value
+            .map(|bytes| Root::decode(&bytes).map_err(|error| anyhow::Error::new(error).context(told(error))))
+            .transpose()
     }
 
     fn clone(&self, id: VolumeId) -> Result<Option<CloneRecord>> {
@@ -533,13 +541,35 @@ impl Catalog {
         self.entry(record.volume.parse()?)?.with_context(missing)
     }
 
+    /// All volumes whose records this release can read: a record of a newer one, or a damaged one, is one volume's trouble.
     pub fn all(&self) -> Result<Vec<Entry>> {
-        let mut entries = Vec::new();
-        for listed in self.meta.list(NAME_PREFIX)?.records {
-            let record: NameRecord = decode(&listed.key, &listed.value)?;
-            entries.extend(self.entry(record.volume.parse()?)?.filter(|entry| !entry.root.deleted));
+        Ok(self.survey()?.0)
+    }
+
+    /// All volumes, for what may be done only where it is right for each of them.
+    pub fn all_strictly(&self) -> Result<Vec<Entry>> {
+        let (entries, unreadable) = self.survey()?;
+        match unreadable.first() {
+            None => Ok(entries),
+            Some(Unreadable { name, why }) => bail!("volume {name} is not known well enough for that: {why}"),
         }
-        Ok(entries)
+    }
+
+    /// Volumes, and those whose records this release can't read.
+    pub fn survey(&self) -> Result<(Vec<Entry>, Vec<Unreadable>)> {
+        let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
+        for listed in self.meta.list(NAME_PREFIX)?.records {
+            let entry = decode::<NameRecord>(&listed.key, &listed.value).and_then(|r| self.entry(r.volume.parse()?));
+            match entry {
+                Ok(entry) => entries.extend(entry.filter(|entry| !entry.root.deleted)),
+                Err(error) if error.is::<FormatError>() || error.is::<serde_json::Error>() => {
+                    let name = listed.key[NAME_PREFIX.len()..].to_string();
+                    unreadable.push(Unreadable { name, why: format!("{error:#}") });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((entries, unreadable))
     }
 
     /// Volumes that this host has in service.
@@ -827,6 +857,36 @@ impl Catalog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use holdfast_runtime::clock;
+    use holdfast_runtime::meta::LocalStore;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_volume_of_a_newer_release_keeps_no_others_from_being_served() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let catalog = Catalog::new(meta.clone(), GridId(1), "a");
+        let made = |name| {
+            let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+            catalog.create(name, what, Settings { fixed: None, unchecked_reads: false }, None).unwrap().root
+        };
+        made("readable");
+        // The version, and a byte of the body.
+        for (name, at) in [("newer", 4), ("damaged", 12)] {
+            let root = made(name);
+            let mut bytes = root.encode();
+            bytes[at] ^= 0x40;
+            catalog.set(&root_key(root.volume), Some(bytes)).unwrap();
+        }
+        let (entries, unreadable) = catalog.survey().unwrap();
+        let names: Vec<&str> = entries.iter().map(|entry| entry.name()).collect();
+        assert_eq!(names, ["readable"]);
+        let why: Vec<(&str, &str)> = unreadable.iter().map(|u| (u.name.as_str(), u.why.as_str())).collect();
+        assert_eq!(why.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["damaged", "newer"]);
+        assert!(why[0].1.contains("is damaged") && why[1].1.contains("by a newer release"), "{why:?}");
+        assert!(catalog.all_strictly().unwrap_err().to_string().starts_with("volume damaged is not known"));
+        assert!(catalog.find("newer").unwrap_err().to_string().contains("by a newer release"));
+        assert!(catalog.exported().is_ok() && catalog.fixed().is_ok() && catalog.adopt_exports().is_ok());
+    }
 
     #[test]
     fn odd_names_are_refused_with_an_example() {

@@ -25,7 +25,7 @@ use crate::config::HostSettings;
 use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
-use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, VolumeInfo};
+use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, Unreadable, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
@@ -312,7 +312,7 @@ impl ControlPlane {
         let metadata_trouble = self.health.trouble();
         let told = metadata_trouble.is_none().then(|| self.told_by_catalog(&mut volumes)).transpose();
         let metadata_trouble = metadata_trouble.or(told.as_ref().err().map(|error| format!("now: {error:#}")));
-        let deleting = told.ok().flatten().unwrap_or_default();
+        let (deleting, unreadable) = told.ok().flatten().unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
             grid: config.grid,
@@ -326,19 +326,22 @@ impl ControlPlane {
             nodes: live.nodes,
             volumes,
             deleting,
+            unreadable,
         })
     }
 
     /// Adds the volumes that are not in service; gives the names of those whose space is being returned.
-    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<Vec<String>> {
+    /// Adds volumes that are not open here; gives those that are being deleted, and those that can't be read.
+    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<(Vec<String>, Vec<Unreadable>)> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
-        for entry in self.catalog.all()? {
+        let (entries, unreadable) = self.catalog.survey()?;
+        for entry in entries {
             match volumes.iter_mut().find(|v| v.name == entry.name()) {
                 Some(volume) => volume.portals = entry.portals.into_iter().collect(),
                 None => volumes.push(self.closed_info(&entry)),
             }
         }
-        Ok(deleting)
+        Ok((deleting, unreadable))
     }
 
     fn list(&self) -> Result<Vec<VolumeInfo>> {

@@ -156,7 +156,7 @@ impl ControlPlane {
             let is_drained = d.device.parse().is_ok_and(|id: DeviceId| draining.contains(&id));
             d.health == "serving" && !is_drained
         };
-        for entry in self.catalog.all()?.iter().filter(|entry| entry.clone.is_none()) {
+        for entry in self.catalog.all_strictly()?.iter().filter(|entry| entry.clone.is_none()) {
             let layout: Layout = entry.root.layout;
             let by_node: Vec<usize> = live.nodes.iter().map(|node| node.devices.iter().filter(stays).count()).collect();
             if let Some((wants, left)) = protect::lacks(layout, &by_node) {
@@ -205,7 +205,8 @@ impl ControlPlane {
             }
         }
         let is_leaving = |device: DeviceId| devices.iter().any(|name| name.parse() == Ok(device));
-        for entry in self.catalog.all()?.iter().filter(|entry| entry.clone.is_none() && !force) {
+        let entries = if force { self.catalog.all()? } else { self.catalog.all_strictly()? };
+        for entry in entries.iter().filter(|entry| entry.clone.is_none() && !force) {
             if entry.root.ledgers.iter().flat_map(|ledger| &ledger.legs).any(|leg| is_leaving(leg.device)) {
                 bail!(
                     "the log of volume {} still has a leg there; `holdfast task watch` shows how it gets on. {}",

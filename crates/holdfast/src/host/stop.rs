@@ -22,7 +22,7 @@ impl ControlPlane {
     /// Says why this node can't be stopped now, and how long to wait, if so.
     pub(super) fn check_stop(&self, node: u32) -> Result<()> {
         let live = self.live()?;
-        let entries = self.catalog.all()?;
+        let entries = self.catalog.all_strictly()?;
         let volumes: Vec<&str> = entries.iter().filter(|e| e.clone.is_none()).map(|e| e.root.name.as_str()).collect();
         if volumes.is_empty() {
             return Ok(());
