@@ -3,7 +3,7 @@
 //! Every request goes into the same history as in the swarm, and [`Stage::finish`] heals everything, reads everything back
 //! and judges it, so that a scenario only has to say what happens and what it expects on the way.
 
-use crate::disk::Crash;
+use crate::disk::{Crash, DiskFaults};
 use crate::plan::{Plan, Profile};
 use crate::swarm::{Outcome, Run};
 use crate::workload::{Area, What};
@@ -123,6 +123,26 @@ impl Stage {
 
     pub fn status(&self) -> Status {
         self.controller().status()
+    }
+
+    /// Nothing has less redundancy than it should.
+    pub fn is_whole(&self) -> bool {
+        let status = self.status();
+        status.degraded_segments == 0 && status.at_risk_entries == 0
+    }
+
+    /// Everything on the disk is gone from one moment to the next: its device answers by errors.
+    pub fn lose_disk(&mut self, node: usize, slot: usize) {
+        self.world().nodes[node].disks[slot].faults =
+            DiskFaults { write_error: 1000, read_error: 1000, ..DiskFaults::default() };
+    }
+
+    /// The operator puts a blank one into its place.
+    pub fn swap_disk(&mut self, node: usize, slot: usize) {
+        self.crash_node(node);
+        self.world().nodes[node].disks[slot].faults = DiskFaults::default();
+        self.world().format_disk(node, slot);
+        self.start_node(node);
     }
 
     /// The root record as the metadata store has it.

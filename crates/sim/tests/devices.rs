@@ -2,7 +2,6 @@
 //!
 //! As in `scenarios`, every story ends with `finish`, which heals, reads everything back and judges it.
 
-use holdfast_sim::disk::DiskFaults;
 use holdfast_sim::stage::{Scenery, Stage};
 use std::time::Duration;
 
@@ -13,27 +12,8 @@ fn raise(seed: u64, layout: &str, nodes: usize, disks: usize) -> Stage {
     let mut stage = Scenery::new(seed).layout(layout).nodes(nodes).disks(disks).raise();
     stage.write_segments(12);
     stage.write(300, 40);
-    stage.until("everything is whole", is_whole);
+    stage.until("everything is whole", Stage::is_whole);
     stage
-}
-
-/// Everything on the disk is gone from one moment to the next: its device answers by errors.
-fn lose_disk(stage: &mut Stage, node: usize, slot: usize) {
-    stage.world().nodes[node].disks[slot].faults =
-        DiskFaults { write_error: 1000, read_error: 1000, ..DiskFaults::default() };
-}
-
-/// The operator puts a blank one into its place.
-fn swap_disk(stage: &mut Stage, node: usize, slot: usize) {
-    stage.crash_node(node);
-    stage.world().nodes[node].disks[slot].faults = DiskFaults::default();
-    stage.world().format_disk(node, slot);
-    stage.start_node(node);
-}
-
-fn is_whole(stage: &Stage) -> bool {
-    let status = stage.status();
-    status.degraded_segments == 0 && status.at_risk_entries == 0
 }
 
 #[test]
@@ -41,21 +21,21 @@ fn a_device_of_one_node_is_lost_and_everything_goes_on() {
     for (i, (layout, disks)) in OVER_DEVICES.into_iter().enumerate() {
         for (lost, other) in [(0, 1), (1, 0)] {
             let mut stage = raise(2400 + 2 * i as u64 + lost as u64, layout, 1, disks);
-            lose_disk(&mut stage, 0, lost);
+            stage.lose_disk(0, lost);
             stage.read(0, 512);
             for block in (0..512).step_by(8) {
                 stage.write(block, 3);
             }
             stage.pass(Duration::from_secs(3));
             stage.read(0, 512);
-            swap_disk(&mut stage, 0, lost);
-            stage.until("everything is whole again", is_whole);
+            stage.swap_disk(0, lost);
+            stage.until("everything is whole again", Stage::is_whole);
             // The other way round, by what was made again.
-            lose_disk(&mut stage, 0, other);
+            stage.lose_disk(0, other);
             stage.read(0, 512);
             stage.write(5, 9);
-            swap_disk(&mut stage, 0, other);
-            stage.until("everything is whole again", is_whole);
+            stage.swap_disk(0, other);
+            stage.until("everything is whole again", Stage::is_whole);
             stage.finish();
         }
     }
@@ -73,11 +53,11 @@ fn what_was_acknowledged_outlives_owner_and_device_at_once() {
             }
             // All of it lies in the log alone.
             stage.crash_host(0);
-            lose_disk(&mut stage, 0, lost);
+            stage.lose_disk(0, lost);
             stage.take_over_on(1);
             stage.read(0, 256);
             stage.write(3, 9);
-            swap_disk(&mut stage, 0, lost);
+            stage.swap_disk(0, lost);
             stage.start_host(0);
             stage.finish();
         }
@@ -89,35 +69,35 @@ fn a_lost_device_is_made_again_on_the_others_of_the_node() {
     let scenery = Scenery::new(2440).layout("parity:2+1@device").nodes(1).disks(4);
     let mut stage = scenery.with(|plan| plan.rebuild_after = Duration::from_secs(1)).raise();
     stage.write_segments(20);
-    stage.until("everything is whole", is_whole);
+    stage.until("everything is whole", Stage::is_whole);
     let before = stage.held_by(0);
-    lose_disk(&mut stage, 0, 1);
+    stage.lose_disk(0, 1);
     stage.write_segments(4);
-    stage.until("everything is whole again", is_whole);
+    stage.until("everything is whole again", Stage::is_whole);
     assert!(stage.held_by(0) >= before, "the node holds as much as before, on three devices");
     // It bears the same once more.
-    lose_disk(&mut stage, 0, 2);
+    stage.lose_disk(0, 2);
     stage.read(0, 512);
-    swap_disk(&mut stage, 0, 1);
+    stage.swap_disk(0, 1);
     stage.finish();
 }
 
 #[test]
 fn what_the_last_device_took_is_copied_as_soon_as_there_is_a_second_one() {
     let mut stage = raise(2450, "mirror:2@device", 1, 2);
-    lose_disk(&mut stage, 0, 1);
+    stage.lose_disk(0, 1);
     for block in (0..512).step_by(8) {
         stage.write(block, 5);
     }
     stage.until("the loss shows", |s| s.status().at_risk_entries > 0);
     stage.pass(Duration::from_secs(3));
-    swap_disk(&mut stage, 0, 1);
-    stage.until("everything is whole again", is_whole);
-    lose_disk(&mut stage, 0, 0);
+    stage.swap_disk(0, 1);
+    stage.until("everything is whole again", Stage::is_whole);
+    stage.lose_disk(0, 0);
     stage.crash_host(0);
     stage.take_over_on(1);
     stage.read(0, 512);
-    swap_disk(&mut stage, 0, 0);
+    stage.swap_disk(0, 0);
     stage.start_host(0);
     stage.finish();
 }
@@ -128,25 +108,25 @@ fn what_the_last_of_three_devices_took_is_copied_as_soon_as_there_is_a_second_on
         let mut stage = raise(2455 + i as u64, layout, 1, 3);
         if layout == "parity:2+1@device" {
             // It bears one loss: the second comes when the first is made up for.
-            lose_disk(&mut stage, 0, 1);
+            stage.lose_disk(0, 1);
             stage.pass(Duration::from_secs(3));
             stage.until("what is left is in two copies", |s| s.status().at_risk_entries == 0);
             stage.pass(Duration::from_secs(60));
         } else {
-            lose_disk(&mut stage, 0, 1);
+            stage.lose_disk(0, 1);
         }
-        lose_disk(&mut stage, 0, 2);
+        stage.lose_disk(0, 2);
         for block in (0..512).step_by(8) {
             stage.write(block, 8);
         }
         stage.pass(Duration::from_secs(5));
-        swap_disk(&mut stage, 0, 1);
+        stage.swap_disk(0, 1);
         stage.pass(Duration::from_secs(20));
-        lose_disk(&mut stage, 0, 0);
+        stage.lose_disk(0, 0);
         stage.read(0, 512);
-        swap_disk(&mut stage, 0, 0);
-        swap_disk(&mut stage, 0, 2);
-        stage.until("everything is whole again", is_whole);
+        stage.swap_disk(0, 0);
+        stage.swap_disk(0, 2);
+        stage.until("everything is whole again", Stage::is_whole);
         stage.finish();
     }
 }
@@ -162,7 +142,7 @@ fn while_the_only_node_is_away_everything_waits_and_then_goes_on() {
         stage.start_node(0);
         stage.until("the write is answered", |s| s.is_answered(token));
         stage.power_loss();
-        stage.until("everything is whole again", is_whole);
+        stage.until("everything is whole again", Stage::is_whole);
         stage.finish();
     }
 }
@@ -193,7 +173,7 @@ fn over_several_nodes_shards_are_spread_and_a_node_may_be_lost_as_well() {
         stage.read(0, 512);
         stage.write(9, 30);
         stage.start_node(node);
-        stage.until("everything is whole again", is_whole);
+        stage.until("everything is whole again", Stage::is_whole);
     }
     stage.finish();
 }
@@ -216,7 +196,7 @@ fn a_device_is_drained_with_the_log_on_it() {
 /// One stop of the journey: the layout is set while the volume is used; then what it promises to bear is lost.
 fn go_to(stage: &mut Stage, layout: &str, at: &mut u64, losses: &[(usize, Option<usize>)]) {
     stage.set_layout(layout);
-    while !is_whole(stage) {
+    while !stage.is_whole() {
         stage.write(*at * 7 % 500, 3);
         stage.read(*at * 11 % 400, 16);
         *at += 1;
@@ -225,7 +205,7 @@ fn go_to(stage: &mut Stage, layout: &str, at: &mut u64, losses: &[(usize, Option
     let lose = |stage: &mut Stage| {
         for (node, slot) in losses {
             match slot {
-                Some(slot) => lose_disk(stage, *node, *slot),
+                Some(slot) => stage.lose_disk(*node, *slot),
                 None => stage.crash_node(*node),
             }
         }
@@ -241,11 +221,11 @@ fn go_to(stage: &mut Stage, layout: &str, at: &mut u64, losses: &[(usize, Option
     stage.start_host(host);
     for (node, slot) in losses {
         match slot {
-            Some(slot) => swap_disk(stage, *node, *slot),
+            Some(slot) => stage.swap_disk(*node, *slot),
             None => stage.start_node(*node),
         }
     }
-    stage.until("everything is whole again", is_whole);
+    stage.until("everything is whole again", Stage::is_whole);
 }
 
 #[test]

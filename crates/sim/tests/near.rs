@@ -66,7 +66,7 @@ fn a_near_node_that_hangs_or_is_lost_costs_a_hedge_and_no_more() {
     let (all, of_near) = read_all(&mut stage);
     assert!(all > 0 && of_near == 0, "{of_near} of {all}");
     stage.start_node(0);
-    stage.until("everything is whole again", |s| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0);
+    stage.until("everything is whole again", Stage::is_whole);
     let (all, of_near) = read_all(&mut stage);
     assert_eq!(all, of_near);
     stage.finish();

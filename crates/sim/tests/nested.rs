@@ -2,7 +2,6 @@
 //!
 //! As in `scenarios`, every story ends with `finish`, which heals, reads everything back and judges it.
 
-use holdfast_sim::disk::DiskFaults;
 use holdfast_sim::stage::{Scenery, Stage};
 use std::time::Duration;
 
@@ -12,27 +11,8 @@ fn raise(seed: u64, layout: &str, disks: usize, nodes: usize) -> Stage {
     let mut stage = Scenery::new(seed).layout(layout).nodes(nodes).disks(disks).raise();
     stage.write_segments(12);
     stage.write(300, 40);
-    stage.until("everything is whole", |s| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0);
+    stage.until("everything is whole", Stage::is_whole);
     stage
-}
-
-/// Everything on the disk is gone from one moment to the next: its device answers by errors.
-fn lose_disk(stage: &mut Stage, node: usize, slot: usize) {
-    stage.world().nodes[node].disks[slot].faults =
-        DiskFaults { write_error: 1000, read_error: 1000, ..DiskFaults::default() };
-}
-
-/// The operator puts a blank one into its place.
-fn swap_disk(stage: &mut Stage, node: usize, slot: usize) {
-    stage.crash_node(node);
-    stage.world().nodes[node].disks[slot].faults = DiskFaults::default();
-    stage.world().format_disk(node, slot);
-    stage.start_node(node);
-}
-
-fn is_whole(stage: &Stage) -> bool {
-    let status = stage.status();
-    status.degraded_segments == 0 && status.at_risk_entries == 0
 }
 
 #[test]
@@ -41,22 +21,22 @@ fn a_node_and_a_device_of_the_other_are_lost_and_everything_goes_on() {
         for (lost, other) in [(0, 1), (1, 0)] {
             let mut stage = raise(2300 + 2 * i as u64 + lost as u64, layout, disks, 2);
             stage.crash_node(lost);
-            lose_disk(&mut stage, other, 0);
+            stage.lose_disk(other, 0);
             stage.read(0, 512);
             for block in (0..512).step_by(8) {
                 stage.write(block, 3);
             }
             stage.pass(Duration::from_secs(3));
             stage.read(0, 512);
-            swap_disk(&mut stage, other, 0);
+            stage.swap_disk(other, 0);
             stage.start_node(lost);
-            stage.until("everything is whole again", is_whole);
+            stage.until("everything is whole again", Stage::is_whole);
             // The other way round, by what was made again.
             stage.crash_node(other);
-            lose_disk(&mut stage, lost, 1);
+            stage.lose_disk(lost, 1);
             stage.read(0, 512);
             stage.write(5, 9);
-            swap_disk(&mut stage, lost, 1);
+            stage.swap_disk(lost, 1);
             stage.start_node(other);
             stage.finish();
         }
@@ -75,11 +55,11 @@ fn what_was_acknowledged_outlives_owner_node_and_device_at_once() {
         // All of it lies in the log alone.
         stage.crash_host(0);
         stage.crash_node(0);
-        lose_disk(&mut stage, 1, 0);
+        stage.lose_disk(1, 0);
         stage.take_over_on(1);
         stage.read(0, 256);
         stage.write(3, 9);
-        swap_disk(&mut stage, 1, 0);
+        stage.swap_disk(1, 0);
         stage.start_node(0);
         stage.start_host(0);
         stage.finish();
@@ -95,18 +75,18 @@ fn a_lost_device_is_made_again_on_the_others_of_its_node() {
         .with(|plan| plan.rebuild_after = Duration::from_secs(1))
         .raise();
     stage.write_segments(20);
-    stage.until("everything is whole", is_whole);
+    stage.until("everything is whole", Stage::is_whole);
     let before = stage.held_by(0);
-    lose_disk(&mut stage, 0, 1);
+    stage.lose_disk(0, 1);
     stage.write_segments(4);
-    stage.until("everything is whole again", is_whole);
+    stage.until("everything is whole again", Stage::is_whole);
     assert!(stage.held_by(0) >= before, "the node holds as much as before, on three devices");
     // It bears the same once more.
     stage.crash_node(1);
-    lose_disk(&mut stage, 0, 2);
+    stage.lose_disk(0, 2);
     stage.read(0, 512);
     stage.start_node(1);
-    swap_disk(&mut stage, 0, 1);
+    stage.swap_disk(0, 1);
     stage.finish();
 }
 
@@ -119,14 +99,14 @@ fn a_third_node_takes_the_place_of_one_that_stays_away() {
         .with(|plan| plan.rebuild_after = Duration::from_secs(1))
         .raise();
     stage.write_segments(20);
-    stage.until("everything is whole", is_whole);
+    stage.until("everything is whole", Stage::is_whole);
     stage.crash_node(0);
     stage.pass(Duration::from_secs(3));
-    stage.until("everything is whole without it", is_whole);
+    stage.until("everything is whole without it", Stage::is_whole);
     stage.crash_node(1);
-    lose_disk(&mut stage, 2, 0);
+    stage.lose_disk(2, 0);
     stage.read(0, 512);
-    swap_disk(&mut stage, 2, 0);
+    stage.swap_disk(2, 0);
     stage.start_node(0);
     stage.start_node(1);
     stage.finish();
@@ -147,15 +127,15 @@ fn a_volume_goes_from_one_node_more_to_nested_and_on_and_back_while_it_is_used()
         }
         stage.crash_node(0);
         if layout.starts_with("nested") {
-            lose_disk(&mut stage, 1, 0);
+            stage.lose_disk(1, 0);
         }
         stage.read(0, 512);
         stage.write(0, 8);
         if layout.starts_with("nested") {
-            swap_disk(&mut stage, 1, 0);
+            stage.swap_disk(1, 0);
         }
         stage.start_node(0);
-        stage.until("everything is whole again", is_whole);
+        stage.until("everything is whole again", Stage::is_whole);
     }
     stage.finish();
 }
@@ -164,20 +144,20 @@ fn a_volume_goes_from_one_node_more_to_nested_and_on_and_back_while_it_is_used()
 fn what_the_last_device_took_is_copied_as_soon_as_there_is_a_second_one() {
     let mut stage = raise(2350, "nested-mirror", 2, 2);
     stage.crash_node(1);
-    lose_disk(&mut stage, 0, 1);
+    stage.lose_disk(0, 1);
     stage.pass(Duration::from_secs(1));
     for block in (0..512).step_by(8) {
         stage.write(block, 5);
     }
     stage.pass(Duration::from_secs(3));
-    swap_disk(&mut stage, 0, 1);
+    stage.swap_disk(0, 1);
     stage.pass(Duration::from_secs(12));
     // Neither the other node nor its data are back: two devices of one node have everything.
-    lose_disk(&mut stage, 0, 0);
+    stage.lose_disk(0, 0);
     stage.crash_host(0);
     stage.take_over_on(1);
     stage.read(0, 512);
-    swap_disk(&mut stage, 0, 0);
+    stage.swap_disk(0, 0);
     stage.start_node(1);
     stage.start_host(0);
     stage.finish();
@@ -191,7 +171,7 @@ fn copies_go_apart_when_the_other_node_is_back_with_one_device() {
     for block in (0..512).step_by(8) {
         stage.write(block, 5);
     }
-    lose_disk(&mut stage, 1, 1);
+    stage.lose_disk(1, 1);
     stage.start_node(1);
     stage.pass(Duration::from_secs(12));
     stage.crash_host(0);
@@ -199,7 +179,7 @@ fn copies_go_apart_when_the_other_node_is_back_with_one_device() {
     stage.take_over_on(1);
     stage.read(0, 512);
     stage.write(9, 3);
-    swap_disk(&mut stage, 1, 1);
+    stage.swap_disk(1, 1);
     stage.start_node(0);
     stage.start_host(0);
     stage.finish();
@@ -242,12 +222,12 @@ fn a_device_that_hangs_is_written_around_on_its_own_node() {
 fn a_map_of_four_copies_stays_on_four_nodes() {
     let mut stage = Scenery::new(2390).layout("parity:1+3").nodes(4).disks(2).raise();
     stage.write_segments(12);
-    stage.until("everything is whole", is_whole);
+    stage.until("everything is whole", Stage::is_whole);
     for node in 0..4 {
         stage.drain(Some((node, 0)));
         stage.pass(Duration::from_secs(4));
         stage.drain(None);
-        stage.until("everything is whole", is_whole);
+        stage.until("everything is whole", Stage::is_whole);
     }
     stage.crash_host(0);
     stage.take_over_on(1);

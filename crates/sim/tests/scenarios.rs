@@ -699,7 +699,7 @@ fn a_device_that_forgot_its_ledgers_is_made_whole() {
     stage.forget_disks(legs[0]);
     stage.write(0, 8);
     stage.until("the ledger is rolled", |s| s.status().counters.rolls > rolls);
-    let rebuilt = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
+    let rebuilt = Stage::is_whole;
     stage.until("redundancy is whole", rebuilt);
     assert!(stage.status().counters.shards_rebuilt > 0, "what the device forgot was made anew");
     stage.finish();
@@ -736,8 +736,7 @@ fn what_was_made_whole_bears_another_loss() {
             stage.swap_disks(lost);
             stage.write(0, 8);
             stage.pass_ms(500);
-            let is_whole = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
-            stage.until("redundancy is whole", is_whole);
+            stage.until("redundancy is whole", Stage::is_whole);
             stage.crash_host(0);
             stage.crash_node(next);
             stage.take_over_on(1);
@@ -756,9 +755,8 @@ fn on_two_nodes_what_was_made_whole_bears_the_loss_of_the_other() {
         stage.crash_node(lost);
         stage.write(32, 64);
         stage.start_node(lost);
-        let is_whole = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
         stage.pass_ms(50);
-        stage.until("redundancy is whole", is_whole);
+        stage.until("redundancy is whole", Stage::is_whole);
         stage.crash_host(0);
         stage.crash_node(1 - lost);
         stage.take_over_on(1);
@@ -780,8 +778,7 @@ fn a_node_that_stays_away_is_done_without() {
         stage.write(0, 8);
         stage.pass_ms(4000);
         assert!(stage.status().degraded_segments > 0, "{layout}: it is waited for");
-        let is_whole = |s: &Stage| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0;
-        stage.until("redundancy is whole", is_whole);
+        stage.until("redundancy is whole", Stage::is_whole);
         assert!(stage.status().counters.shards_rebuilt > 0);
         // Now another one may go.
         stage.crash_node(2);

@@ -145,12 +145,9 @@ fn with_flash_gone_everything_goes_on_and_comes_back() {
     fill(&mut stage, 0, 512);
     // One by one, and time in between to make again what was lost.
     for node in 0..3 {
-        stage.world().nodes[node].disks[0].faults =
-            DiskFaults { write_error: 1000, read_error: 1000, ..DiskFaults::default() };
+        stage.lose_disk(node, 0);
         fill(&mut stage, 64 * node as u64, 64);
-        stage.until("what was lost is made again", |s| {
-            s.status().degraded_segments == 0 && s.status().at_risk_entries == 0
-        });
+        stage.until("what was lost is made again", Stage::is_whole);
     }
     fill(&mut stage, 600, 256);
     stage.read(0, 1024);
@@ -161,7 +158,7 @@ fn with_flash_gone_everything_goes_on_and_comes_back() {
         stage.world().format_disk(node, 0);
         stage.start_node(node);
         stage.pass(Duration::from_secs(2));
-        stage.until("it is back", |s| s.status().degraded_segments == 0 && s.status().at_risk_entries == 0);
+        stage.until("it is back", Stage::is_whole);
     }
     let before = tier(&stage).born_bytes;
     fill(&mut stage, 900, 128);

@@ -133,34 +133,33 @@ impl Controller {
             return;
         }
         // In turn, but where the first tier is about to overflow.
-        let victims = match !self.cleaner.rotated || self.first_tier_is_full() {
-            true => self.rotation_pass().or_else(|| self.cleaning_pass()),
-            false => self.cleaning_pass().or_else(|| self.rotation_pass()),
-        };
-        if let Some((victims, rotates)) = victims {
-            self.begin_pass(victims, rotates, out);
+        let rotates_first = !self.cleaner.rotated || self.first_tier_is_full();
+        for rotates in [rotates_first, !rotates_first] {
+            let victims = if rotates { self.take_leaving() } else { self.take_dead() };
+            if !victims.is_empty() {
+                return self.begin_pass(victims, rotates, out);
+            }
         }
     }
 
     /// The oldest segments of the first tier, if some are to leave it.
-    fn rotation_pass(&mut self) -> Option<(Vec<SegmentNo>, bool)> {
+    fn take_leaving(&mut self) -> Vec<SegmentNo> {
         self.measure_first_tier();
         if self.wants_room() || !self.rotation_is_due() || !self.may_rotate() {
-            return None;
+            return Vec::new();
         }
         let blocks = u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        let victims = self.take_oldest(blocks, VICTIMS_MAX);
-        (!victims.is_empty()).then_some((victims, true))
+        self.take_oldest(blocks, VICTIMS_MAX)
     }
 
     /// What is mostly dead, or is to be written anew.
-    fn cleaning_pass(&mut self) -> Option<(Vec<SegmentNo>, bool)> {
+    fn take_dead(&mut self) -> Vec<SegmentNo> {
         let is_short = self.wants_room();
         let is_pressed = is_short || self.cleaner.recodes;
         if self.cleaner.found.is_empty() || !is_pressed {
             let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
             if self.now.since(self.cleaner.searched_at) < pace {
-                return None;
+                return Vec::new();
             }
             self.cleaner.searched_at = self.now;
             // Of leaves that are not in memory, what is dead is known only when they are folded.
@@ -169,10 +168,9 @@ impl Controller {
             self.search_victims();
         }
         if self.cleaner.recodes && !is_short && !self.may_move_data() {
-            return None;
+            return Vec::new();
         }
-        let victims = self.take_victims();
-        (!victims.is_empty()).then_some((victims, false))
+        self.take_victims()
     }
 
     fn begin_pass(&mut self, victims: Vec<SegmentNo>, rotates: bool, out: Out) {

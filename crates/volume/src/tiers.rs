@@ -289,7 +289,7 @@ impl Controller {
 
     /// Whether guests bear it now.
     pub(crate) fn may_rotate(&self) -> bool {
-        self.tier_fill_per_mille() >= FULL_PER_MILLE || self.may_move_data()
+        self.first_tier_is_full() || self.may_move_data()
     }
 
     pub(crate) fn first_tier_is_full(&self) -> bool {
