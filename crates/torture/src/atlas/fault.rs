@@ -4,7 +4,7 @@
 //! volume that bears one lost node could go on: two nodes at once. Left out, because nobody would be left to serve: both
 //! hosts at once.
 
-use super::machine::Part;
+use super::machine::{Part, Shape};
 use anyhow::{Context, Result, ensure};
 use std::fmt;
 
@@ -84,7 +84,7 @@ impl Fault {
         let both = |kind: Kind, a: Part, b: Part| Fault(vec![(kind, a), (kind, b)]);
         // A host with each node, with and without the majority of etcd; each kind that takes a machine away comes twice.
         let kinds = [Kind::Kill, Kind::Hang, Kind::Cut];
-        for (at, node) in Part::NODES.into_iter().enumerate() {
+        for (at, node) in Shape::SIX.nodes.iter().copied().enumerate() {
             all.push(both(kinds[at], Part::H1, node));
             all.push(both(kinds[(at + 1) % 3], Part::H2, node));
             all.push(both(kinds[(at + 2) % 3], Part::W, node));
@@ -112,7 +112,7 @@ impl Fault {
     }
 
     fn nodes(&self) -> usize {
-        self.parts().filter(|part| part.is_node()).count()
+        self.parts().filter(|part| Shape::SIX.is_node(*part)).count()
     }
 
     fn hosts(&self) -> usize {
@@ -131,8 +131,8 @@ impl Fault {
 
     /// Whether etcd is left without a majority, so that nobody may take a volume over until the fault ends.
     pub fn stops_metadata(&self) -> bool {
-        let lost = self.0.iter().filter(|(kind, part)| part.is_voter() && *kind != Kind::Slow);
-        2 * lost.count() >= Part::VOTERS.len()
+        let lost = self.0.iter().filter(|(kind, part)| Shape::SIX.is_voter(*part) && *kind != Kind::Slow);
+        2 * lost.count() >= Shape::SIX.voters.len()
     }
 
     /// What must hold, in words.

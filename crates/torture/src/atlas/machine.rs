@@ -39,9 +39,6 @@ pub enum Part {
 impl Part {
     pub const ALL: [Part; 6] = [Part::H1, Part::H2, Part::N1, Part::N2, Part::N3, Part::W];
     pub const HOSTS: [Part; 2] = [Part::H1, Part::H2];
-    pub const NODES: [Part; 3] = [Part::N1, Part::N2, Part::N3];
-    /// Those with a member of etcd: with any two of them metadata can be changed.
-    pub const VOTERS: [Part; 3] = [Part::N1, Part::N2, Part::W];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -73,14 +70,6 @@ impl Part {
         Part::HOSTS.contains(&self)
     }
 
-    pub fn is_node(self) -> bool {
-        Part::NODES.contains(&self)
-    }
-
-    pub fn is_voter(self) -> bool {
-        Part::VOTERS.contains(&self)
-    }
-
     pub fn nbd(self) -> SocketAddr {
         SocketAddr::from((self.address(), NBD_PORT))
     }
@@ -92,21 +81,58 @@ impl fmt::Display for Part {
     }
 }
 
-/// Client URLs of all members of etcd.
-pub fn endpoints() -> String {
-    Part::VOTERS.map(|part| format!("http://{}:{ETCD_CLIENT_PORT}", part.address())).join(",")
+/// Which machines have what. Clients go to [`Part::HOSTS`] in any case.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Those with a storage node.
+    pub nodes: &'static [Part],
+    /// Those with a member of etcd: with any two of them metadata can be changed.
+    pub voters: [Part; 3],
+}
+
+impl Shape {
+    /// Two hosts, three nodes, a witness.
+    pub const SIX: &'static Shape =
+        &Shape { nodes: &[Part::N1, Part::N2, Part::N3], voters: [Part::N1, Part::N2, Part::W] };
+    /// Two machines, each a host and a node, and a witness; the others are not used.
+    pub const TWO: &'static Shape = &Shape { nodes: &[Part::H1, Part::H2], voters: [Part::H1, Part::H2, Part::W] };
+
+    /// The machines that are used: those with nodes first.
+    pub fn parts(&self) -> Vec<Part> {
+        let mut parts = self.nodes.to_vec();
+        for part in Part::HOSTS.into_iter().chain(self.voters) {
+            if !parts.contains(&part) {
+                parts.push(part);
+            }
+        }
+        parts
+    }
+
+    pub fn is_node(&self, part: Part) -> bool {
+        self.nodes.contains(&part)
+    }
+
+    pub fn is_voter(&self, part: Part) -> bool {
+        self.voters.contains(&part)
+    }
+
+    /// Client URLs of all members of etcd.
+    pub fn endpoints(&self) -> String {
+        self.voters.map(|part| format!("http://{}:{ETCD_CLIENT_PORT}", part.address())).join(",")
+    }
 }
 
 pub struct Machine {
     pub part: Part,
+    shape: &'static Shape,
     binary: PathBuf,
     dir: PathBuf,
     etcd: Option<Child>,
 }
 
 impl Machine {
-    pub fn new(part: Part, binary: &Path, dir: &Path) -> Machine {
-        Machine { part, binary: binary.into(), dir: dir.join(part.name()), etcd: None }
+    pub fn new(part: Part, shape: &'static Shape, binary: &Path, dir: &Path) -> Machine {
+        Machine { part, shape, binary: binary.into(), dir: dir.join(part.name()), etcd: None }
     }
 
     pub fn logs(&self) -> PathBuf {
@@ -151,7 +177,7 @@ impl Machine {
 
     /// Starts this machine's member of etcd, if it is to have one.
     pub fn start_etcd(&mut self) -> Result<()> {
-        if !self.part.is_voter() {
+        if !self.shape.is_voter(self.part) {
             return Ok(());
         }
         let program = etcd_program().context("there is no program `etcd`; `./x setup` fetches it")?;
@@ -160,7 +186,7 @@ impl Machine {
         let log = std::fs::File::options().create(true).append(true).open(dir.join("etcd.log"))?;
         let url = |part: Part, port: u16| format!("http://{}:{port}", part.address());
         let (client, peer) = (url(self.part, ETCD_CLIENT_PORT), url(self.part, ETCD_PEER_PORT));
-        let cluster = Part::VOTERS.map(|part| format!("{part}={}", url(part, ETCD_PEER_PORT))).join(",");
+        let cluster = self.shape.voters.map(|part| format!("{part}={}", url(part, ETCD_PEER_PORT))).join(",");
         let mut command = self.inside(&program);
         command.args(["--name", self.part.name(), "--initial-cluster", &cluster]);
         command.arg("--data-dir").arg(dir.join("data"));
@@ -173,12 +199,17 @@ impl Machine {
         Ok(())
     }
 
+    /// Machines with a node have a host of their own, too.
+    fn has_host(&self) -> bool {
+        self.part.is_host() || self.shape.is_node(self.part)
+    }
+
     /// Brings everything up that this machine is to have and that does not run.
     pub fn start(&mut self) -> Result<()> {
         if self.etcd.is_none() {
             self.start_etcd()?;
         }
-        if self.part.is_host() || self.part.is_node() {
+        if self.has_host() {
             self.holdfast(&["grid", "up"])?;
         }
         Ok(())
@@ -238,7 +269,7 @@ impl Machine {
             return Some(format!("etcd on {} has ended by itself ({status})", self.part));
         }
         let pids = self.pids();
-        let wanted = [("host", self.part.is_host() || self.part.is_node()), ("node", self.part.is_node())];
+        let wanted = [("host", self.has_host()), ("node", self.shape.is_node(self.part))];
         let is_there = |role: &str| pids.iter().any(|(name, _)| name.starts_with(role));
         let role = wanted.into_iter().find(|(role, is_wanted)| *is_wanted && !is_there(role))?.0;
         Some(format!("the {role} on {} has ended by itself; see {}", self.part, self.logs().display()))

@@ -8,12 +8,16 @@
 //! Machines are network namespaces, processes are real ones of the real binary, and everything between them goes over TLS with
 //! certificates that machines have got by tokens. [`guests`] are clients of both hosts. One fault after the other: commit, wait,
 //! heal, wait until all is redundant again. In the end every block is read through both hosts.
+//!
+//! Another shape has two machines, each a host and a node, and the witness: [`order`]s of losing and regaining them.
 
 pub mod fault;
 pub mod guests;
 pub mod launch;
 pub mod machine;
 pub mod net;
+pub mod order;
+mod orders;
 pub mod path;
 pub mod report;
 pub mod site;
@@ -22,7 +26,8 @@ pub mod wire;
 use anyhow::{Context, Result, bail, ensure};
 use fault::{Fault, Kind};
 use guests::{Control, Guests, Plan, VolumePlan, Work};
-use machine::Part;
+use machine::{Part, Shape};
+use order::Order;
 use report::{Report, Row};
 use site::{Site, VolumeSpec};
 use std::path::PathBuf;
@@ -43,8 +48,16 @@ const AFTER_SILENCE: Duration = Duration::from_secs(10);
 const SWEEP_MAX: Duration = Duration::from_secs(300);
 const LOOK_PACE: Duration = Duration::from_millis(200);
 
+/// Each layout that two nodes with three devices can hold.
+const VOLUMES_OF_TWO: [VolumeSpec; 4] = [
+    VolumeSpec { name: "mirror2", layout: "mirror:2", is_encrypted: false },
+    VolumeSpec { name: "sealed", layout: "mirror:2", is_encrypted: true },
+    VolumeSpec { name: "nestedm", layout: "nested-mirror", is_encrypted: false },
+    VolumeSpec { name: "nestedp", layout: "nested-parity:2+1", is_encrypted: false },
+];
+
 /// Each layout that three nodes with three devices can hold.
-pub const VOLUMES: [VolumeSpec; 6] = [
+const VOLUMES: [VolumeSpec; 6] = [
     VolumeSpec { name: "mirror2", layout: "mirror:2", is_encrypted: false },
     VolumeSpec { name: "mirror3", layout: "mirror:3", is_encrypted: false },
     VolumeSpec { name: "parity", layout: "parity:2+1", is_encrypted: false },
@@ -58,7 +71,7 @@ pub struct Options {
     pub binary: PathBuf,
     pub dir: PathBuf,
     pub seed: u64,
-    pub faults: Vec<Fault>,
+    pub happens: Happens,
     /// How long a fault lasts.
     pub lasts: Duration,
     /// How late frames of a slow machine are, in each direction.
@@ -71,24 +84,54 @@ pub struct Options {
     pub volume_mib: u64,
 }
 
+/// What happens to the grid, and with that which shape it has.
+#[derive(Clone, Debug)]
+pub enum Happens {
+    Faults(Vec<Fault>),
+    Orders(Vec<Order>),
+}
+
+impl Happens {
+    fn shape(&self) -> &'static Shape {
+        match self {
+            Happens::Faults(_) => Shape::SIX,
+            Happens::Orders(_) => Shape::TWO,
+        }
+    }
+
+    fn volumes(&self) -> &'static [VolumeSpec] {
+        match self {
+            Happens::Faults(_) => &VOLUMES,
+            Happens::Orders(_) => &VOLUMES_OF_TWO,
+        }
+    }
+
+    fn needs_wire(&self) -> bool {
+        matches!(self, Happens::Faults(faults) if faults.iter().any(Fault::needs_wire))
+    }
+}
+
 /// Makes the grid, commits all faults, and reads everything back. What guests saw is in the report, whatever happened.
 pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
     let begun = Instant::now();
-    let mut site = Site::build(&options.binary, &options.dir, (options.device_mib, options.volume_mib), &VOLUMES)?;
-    if options.faults.iter().any(Fault::needs_wire) {
+    let (shape, volumes) = (options.happens.shape(), options.happens.volumes());
+    let sizes = (options.device_mib, options.volume_mib);
+    let mut site = Site::build(shape, (&options.binary, &options.dir), sizes, volumes)?;
+    if options.happens.needs_wire() {
         // What this kernel lacks shows now, not after half of the run.
         site.net.divert(Part::W, Passage::Late(Duration::ZERO))?;
         site.net.restore(Part::W)?;
     }
-    let volumes = VOLUMES.map(|volume| VolumePlan {
+    let planned = volumes.iter().map(|volume| VolumePlan {
         name: volume.name.to_string(),
         layout: volume.layout.to_string(),
         size_bytes: options.volume_mib << 20,
     });
+    let volumes: Vec<VolumePlan> = planned.collect();
     let plan = Plan {
         seed: options.seed,
         servers: Part::HOSTS.map(Part::nbd),
-        volumes: volumes.to_vec(),
+        volumes: volumes.clone(),
         depth: options.depth,
         rate: options.rate,
         silence: options.silence,
@@ -142,15 +185,26 @@ impl Atlas<'_> {
     fn all(&mut self, report: &mut Report) -> Result<()> {
         self.wait_whole().context("before the first fault")?;
         self.quiet(report)?;
-        for (at, fault) in self.options.faults.iter().enumerate() {
-            say(&format!("{}/{}: {fault} ({})", at + 1, self.options.faults.len(), fault.expectation()));
-            self.one(fault, report).with_context(|| format!("in fault {fault}"))?;
-            ensure!(!self.control.mismatched(), "guests saw wrong bytes: stopped, so that what explains it stays");
+        match &self.options.happens {
+            Happens::Faults(faults) => {
+                for (at, fault) in faults.iter().enumerate() {
+                    say(&format!("{}/{}: {fault} ({})", at + 1, faults.len(), fault.expectation()));
+                    self.one(fault, report).with_context(|| format!("in fault {fault}"))?;
+                    self.check_bytes()?;
+                }
+            }
+            Happens::Orders(orders) => {
+                for (at, order) in orders.iter().enumerate() {
+                    say(&format!("{}/{}: {order}", at + 1, orders.len()));
+                    self.order(order, report).with_context(|| format!("in order {order}"))?;
+                    self.check_bytes()?;
+                }
+            }
         }
         say("everything is read back through both hosts");
         for host in Part::HOSTS {
             self.sweep(host).with_context(|| format!("while everything was read through {host}"))?;
-            report.verified_bytes += VOLUMES.len() as u64 * (self.options.volume_mib << 20);
+            report.verified_bytes += report.volumes.len() as u64 * (self.options.volume_mib << 20);
         }
         Ok(())
     }
@@ -192,15 +246,22 @@ impl Atlas<'_> {
         let whole = self.wait_whole();
         let times = (ended - begun, healed.elapsed() + (healed - ended));
         self.control.note(format!("all is whole after {fault}"));
-        report.rows.push(Row::new(&fault.to_string(), Some(fault), times, self.control.take_seen()));
-        if let Some(row) = report.rows.last_mut() {
-            row.lacked = self.lacked.take();
-            let longest = row.longest_elsewhere.max(row.longest_at_hit.unwrap_or_default());
-            let (stall, whole) = (longest.as_secs_f64(), row.whole_after.as_secs_f64());
-            say(&format!("  longest stall {stall:.2} s, whole after {whole:.1} s, {} failed", row.seen.failed()));
-        }
+        self.note_row(Row::new(&fault.to_string(), Some(fault), times, self.control.take_seen()), report);
         whole?;
         self.site.balance(0)
+    }
+
+    fn note_row(&mut self, mut row: Row, report: &mut Report) {
+        row.lacked = self.lacked.take();
+        let longest = row.longest_elsewhere.max(row.longest_at_hit.unwrap_or_default());
+        let (stall, whole) = (longest.as_secs_f64(), row.whole_after.as_secs_f64());
+        say(&format!("  longest stall {stall:.2} s, whole after {whole:.1} s, {} failed", row.seen.failed()));
+        report.rows.push(row);
+    }
+
+    fn check_bytes(&self) -> Result<()> {
+        ensure!(!self.control.mismatched(), "guests saw wrong bytes: stopped, so that what explains it stays");
+        Ok(())
     }
 
     fn commit(&mut self, kind: Kind, part: Part) -> Result<()> {
@@ -217,18 +278,23 @@ impl Atlas<'_> {
     /// Ends the fault everywhere: links first, since what is started needs them, and members of etcd before all else.
     fn heal(&mut self, fault: &Fault) -> Result<()> {
         for (kind, part) in &fault.0 {
-            match kind {
-                Kind::Kill => self.site.machine(*part).start_etcd()?,
-                Kind::Hang => self.site.machine(*part).resume()?,
-                Kind::Cut => self.site.net.mend(*part)?,
-                Kind::Slow | Kind::Deaf | Kind::Mute => self.site.net.restore(*part)?,
-            }
+            self.mend(*kind, *part)?;
         }
-        machine::wait_etcd(&Part::VOTERS)?;
+        machine::wait_etcd(&self.options.happens.shape().voters)?;
         for (_, part) in fault.0.iter().filter(|(kind, _)| *kind == Kind::Kill) {
             self.site.machine(*part).start().with_context(|| format!("{part} does not come back"))?;
         }
         Ok(())
+    }
+
+    /// Ends what was done to a machine; of one that was killed etcd alone runs then.
+    fn mend(&mut self, kind: Kind, part: Part) -> Result<()> {
+        match kind {
+            Kind::Kill => self.site.machine(part).start_etcd(),
+            Kind::Hang => self.site.machine(part).resume(),
+            Kind::Cut => self.site.net.mend(part),
+            Kind::Slow | Kind::Deaf | Kind::Mute => self.site.net.restore(part),
+        }
     }
 
     /// Waits until every volume is open once and redundant, and every guest is answered at its own host.

@@ -122,6 +122,14 @@ impl Net {
         ip(&["link", "set", &port(part), "up"]).map(drop)
     }
 
+    /// Two machines don't reach each other, and reach all others; or each other, too, again.
+    pub fn set_apart(&self, parts: [Part; 2], are_apart: bool) -> Result<()> {
+        let how = if are_apart { "on" } else { "off" };
+        parts
+            .iter()
+            .try_for_each(|part| ip(&["link", "set", &port(*part), "type", "bridge_slave", "isolated", how]).map(drop))
+    }
+
     /// Puts a wire between the machine and the bridge, through which frames go as told.
     pub fn divert(&mut self, part: Part, passage: Passage) -> Result<()> {
         let name = part.name();

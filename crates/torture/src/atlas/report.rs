@@ -23,6 +23,7 @@ pub struct Row {
 }
 
 impl Row {
+    /// `fault` where it was one of the atlas, for what is expected of it and whom it hits.
     pub fn new(name: &str, fault: Option<&Fault>, (lasted, whole_after): (Duration, Duration), seen: Seen) -> Row {
         let (mut at_hit, mut elsewhere) = (None, Duration::ZERO);
         for (guest, longest) in seen.longest.iter().enumerate() {

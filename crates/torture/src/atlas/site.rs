@@ -1,6 +1,6 @@
 //! The grid over six machines: how it is made, and whether all of it is well.
 
-use super::machine::{Machine, Part, endpoints, wait_etcd};
+use super::machine::{Machine, Part, Shape, wait_etcd};
 use super::net::Net;
 use super::say;
 use crate::logs;
@@ -23,27 +23,28 @@ pub struct VolumeSpec {
 
 pub struct Site {
     pub net: Net,
+    shape: &'static Shape,
     volumes: Vec<VolumeSpec>,
     machines: Vec<Machine>,
     key: PathBuf,
 }
 
 impl Site {
-    /// Links the machines, starts etcd, makes the grid on n1, lets the others join, and makes the volumes.
+    /// Links the machines, starts etcd, makes the grid on the first, lets the others join, and makes the volumes.
     pub fn build(
-        binary: &Path,
-        dir: &Path,
+        shape: &'static Shape,
+        (binary, dir): (&Path, &Path),
         (device_mib, volume_mib): (u64, u64),
         volumes: &[VolumeSpec],
     ) -> Result<Site> {
         let net = Net::build(dir)?;
-        let machines = Part::ALL.map(|part| Machine::new(part, binary, dir)).into_iter().collect();
-        let mut site = Site { net, volumes: volumes.to_vec(), machines, key: dir.join("sealed.key") };
+        let machines = shape.parts().into_iter().map(|part| Machine::new(part, shape, binary, dir)).collect();
+        let mut site = Site { net, shape, volumes: volumes.to_vec(), machines, key: dir.join("sealed.key") };
         say("starting three members of etcd");
-        for part in Part::VOTERS {
+        for part in shape.voters {
             site.machine(part).start_etcd()?;
         }
-        wait_etcd(&Part::VOTERS)?;
+        wait_etcd(&shape.voters)?;
         site.make_grid(device_mib)?;
         site.make_volumes(volume_mib)?;
         Ok(site)
@@ -54,19 +55,23 @@ impl Site {
     }
 
     fn make_grid(&mut self, device_mib: u64) -> Result<()> {
-        let (etcd, size) = (endpoints(), format!("{device_mib}MiB"));
-        for part in Part::NODES.into_iter().chain(Part::HOSTS) {
-            say(&format!("{part} {}", if part == Part::N1 { "makes the grid" } else { "joins" }));
-            let token = match part {
-                Part::N1 => String::new(),
-                _ => self.machine(Part::N1).holdfast(&["grid", "token"])?.trim().to_string(),
+        let (etcd, size) = (self.shape.endpoints(), format!("{device_mib}MiB"));
+        let first = self.shape.nodes[0];
+        for part in self.shape.parts().into_iter().filter(|part| *part != Part::W) {
+            say(&format!("{part} {}", if part == first { "makes the grid" } else { "joins" }));
+            let token = match part == first {
+                true => String::new(),
+                false => self.machine(first).holdfast(&["grid", "token"])?.trim().to_string(),
             };
             let (address, nbd) = (part.address().to_string(), part.nbd().to_string());
             let mut line = vec!["grid", "up", "--etcd", &etcd, "--name", part.name(), "--address", &address];
             if part.is_host() {
-                line.extend(["--nodes", "0", "--nbd-tcp", &nbd]);
-            } else {
+                line.extend(["--nbd-tcp", &nbd]);
+            }
+            if self.shape.is_node(part) {
                 line.extend(["--nodes", "1", "--devices", DEVICES, "--device-size", &size]);
+            } else {
+                line.extend(["--nodes", "0"]);
             }
             if !token.is_empty() {
                 line.extend(["--join", &token]);
@@ -127,7 +132,7 @@ impl Site {
                 Ok(status) => status,
                 Err(error) => return Some(format!("{error:#}")),
             };
-            if let Some(what) = lacks_at(&status, &volumes, &mut owners) {
+            if let Some(what) = lacks_at(&status, self.shape.nodes.len(), &volumes, &mut owners) {
                 return Some(format!("host {host}: {what}"));
             }
         }
@@ -147,13 +152,13 @@ impl Site {
 }
 
 /// What one host lacks; counts the volumes that it has in service.
-fn lacks_at(status: &Value, wanted: &[VolumeSpec], owners: &mut [usize]) -> Option<String> {
+fn lacks_at(status: &Value, node_count: usize, wanted: &[VolumeSpec], owners: &mut [usize]) -> Option<String> {
     let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
     if status["host"]["state"] != "up" {
         return Some(format!("it is {}", status["host"]["state"]));
     }
     let nodes = list("nodes");
-    if nodes.len() != Part::NODES.len() {
+    if nodes.len() != node_count {
         return Some(format!("it knows of {} nodes", nodes.len()));
     }
     if let Some(node) = nodes.iter().find(|node| node["state"] != "up") {

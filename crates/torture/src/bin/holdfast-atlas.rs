@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use holdfast_torture::atlas::fault::Fault;
-use holdfast_torture::atlas::{self, Options, launch, say};
+use holdfast_torture::atlas::order::Order;
+use holdfast_torture::atlas::{self, Happens, Options, launch, say};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,6 +23,18 @@ struct Arguments {
     /// A handful of faults, in about five minutes
     #[arg(long)]
     short: bool,
+
+    /// Two machines with hosts and nodes, and a witness, instead of six: orders of losing and regaining them and their link
+    #[arg(long, conflicts_with_all = ["only", "short"])]
+    two_nodes: bool,
+
+    /// Orders that are drawn
+    #[arg(long, default_value_t = 12, requires = "two_nodes")]
+    orders: usize,
+
+    /// Only this order, for example kill:h1>cut:w>kill:h1>link; who is named again comes back. May be given several times
+    #[arg(long, requires = "two_nodes")]
+    order: Vec<String>,
 
     /// Print the faults of a run, and what is expected of each
     #[arg(long)]
@@ -97,6 +110,21 @@ fn main() -> ExitCode {
     }
 }
 
+fn seed(arguments: &Arguments) -> u64 {
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    arguments.seed.unwrap_or(clock.as_nanos() as u64 % 1_000_000)
+}
+
+fn happens(arguments: &Arguments, seed: u64) -> Result<Happens> {
+    if !arguments.two_nodes {
+        return Ok(Happens::Faults(faults(arguments)?));
+    }
+    Ok(Happens::Orders(match arguments.order.is_empty() {
+        true => Order::draw(seed, arguments.orders),
+        false => arguments.order.iter().map(|text| Order::parse(text)).collect::<Result<_>>()?,
+    }))
+}
+
 fn faults(arguments: &Arguments) -> Result<Vec<Fault>> {
     if !arguments.only.is_empty() {
         return arguments.only.iter().map(|text| Fault::parse(text)).collect();
@@ -105,14 +133,17 @@ fn faults(arguments: &Arguments) -> Result<Vec<Fault>> {
 }
 
 fn list(arguments: &Arguments) -> Result<()> {
-    for fault in faults(arguments)? {
-        println!("{:<18} {}", fault.to_string(), fault.expectation());
+    match happens(arguments, seed(arguments))? {
+        Happens::Faults(faults) => {
+            faults.iter().for_each(|fault| println!("{:<18} {}", fault.to_string(), fault.expectation()));
+        }
+        Happens::Orders(orders) => orders.iter().for_each(|order| println!("{order}")),
     }
     Ok(())
 }
 
 fn outer(arguments: &Arguments) -> Result<bool> {
-    faults(arguments)?;
+    happens(arguments, 0)?;
     ensure!(arguments.seconds > 0.0 && arguments.rate > 0.0 && arguments.depth > 0, "there is nothing to do");
     launch::outer(&arguments.binary, &arguments.dir)
 }
@@ -120,12 +151,12 @@ fn outer(arguments: &Arguments) -> Result<bool> {
 /// The run itself, in the namespace of the bridge.
 fn inner(arguments: &Arguments) -> Result<bool> {
     let stopped = launch::interrupted()?;
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seed = seed(arguments);
     let options = Options {
         binary: arguments.binary.clone(),
         dir: arguments.dir.clone(),
-        seed: arguments.seed.unwrap_or(clock.as_nanos() as u64 % 1_000_000),
-        faults: faults(arguments)?,
+        seed,
+        happens: happens(arguments, seed)?,
         lasts: Duration::from_secs_f64(arguments.seconds),
         slow: Duration::from_millis(arguments.slow_ms),
         silence: Duration::from_secs_f64(arguments.silence),
@@ -135,7 +166,7 @@ fn inner(arguments: &Arguments) -> Result<bool> {
         device_mib: arguments.device_mib,
         volume_mib: arguments.volume_mib,
     };
-    say(&format!("seed {}, {} faults, in {}", options.seed, options.faults.len(), options.dir.display()));
+    say(&format!("seed {}, in {}", options.seed, options.dir.display()));
     let report = atlas::run(&options, &stopped)?;
     let path = arguments.json.clone().unwrap_or_else(|| arguments.dir.join("atlas.json"));
     let text = serde_json::to_string_pretty(&report.json())?;

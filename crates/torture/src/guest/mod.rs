@@ -11,7 +11,7 @@
 
 pub mod initrd;
 
-use crate::atlas::machine::Part;
+use crate::atlas::machine::{Part, Shape};
 use crate::atlas::site::{Site, VolumeSpec};
 use crate::atlas::{net, say};
 use anyhow::{Context, Result, bail, ensure};
@@ -91,7 +91,7 @@ pub fn run(options: &Options, stopped: &AtomicBool) -> Result<Report> {
     let initrd = options.dir.join("initrd.cpio");
     parts.pack(&initrd)?;
     let sizes = (options.device_mib, options.volume_mib);
-    let mut site = Site::build(&options.binary, &options.dir, sizes, &[VOLUME])?;
+    let mut site = Site::build(Shape::SIX, (&options.binary, &options.dir), sizes, &[VOLUME])?;
     // The guest is at h1's portal, the volume at h2.
     site.balance(1)?;
     say("booting the guest");
