@@ -10,6 +10,7 @@ use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::CacheStat;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,6 +25,20 @@ pub enum KeySource {
     File(PathBuf),
     /// For a shell; it prints the key.
     Command(String),
+}
+
+/// What becomes of the list of clients that may have a volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ClientsChange {
+    /// These, too; where there was no list, these alone.
+    Allow { clients: Vec<String> },
+    /// These no more.
+    Deny { clients: Vec<String> },
+    /// Every client: there is no list.
+    AllowAll,
+    /// The list is empty.
+    DenyAll,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -88,6 +103,11 @@ pub enum Request {
         /// From where this host is to get the key of an encrypted one.
         #[serde(default)]
         key: Option<KeySource>,
+    },
+    /// Which clients may have it over TCP.
+    VolumeClients {
+        name: String,
+        change: ClientsChange,
     },
     /// Another host shall have it in service; answered when it has.
     VolumeHandover {
@@ -235,6 +255,7 @@ impl Request {
                 | Request::VolumeExport { .. }
                 | Request::VolumeRekey { .. }
                 | Request::VolumeUnexport { .. }
+                | Request::VolumeClients { .. }
                 | Request::VolumeHandover { .. }
                 | Request::VolumeResize { .. }
                 | Request::VolumeSet { .. }
@@ -476,6 +497,9 @@ pub struct VolumeInfo {
     /// Hosts that offer it, wherever it is served; empty where only its host does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
+    /// The clients that may have it over TCP; `None` where all may that reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only_for: Option<BTreeSet<String>>,
     /// `open`, `opening`, `closing`, `deposed`; at other hosts than the one that has it in service `portal` where they offer it,
     /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it; `locked` where its key could not
     /// be had.

@@ -6,11 +6,13 @@ use crate::grid::grow;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
 use crate::grid::token::{JoinToken, Valid};
+use crate::host::catalog::check_name;
 use crate::host::signer;
 use crate::logger::date;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
@@ -32,7 +34,12 @@ pub struct TokenArgs {
 
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Certificates are good for two years; `holdfast status` warns when one of this machine's has less than 30 \
+    after_help = "Examples, for volumes that only certain clients may have, on the grid's first machine:\n  \
+    holdfast grid tls server 10.0.0.1 --out /etc/holdfast/nbd-tls     then set nbd.tcp and nbd.tls_dir in holdfast.toml\n  \
+    holdfast grid tls client vm7                                      its files are for vm7's machine\n  \
+    holdfast volume allow db vm7\n  \
+    nbdinfo 'nbds://10.0.0.1:10809/db?tls-certificates=/etc/pki/vm7'\n\n\
+    Certificates are good for two years; `holdfast status` warns when one of this machine's has less than 30 \
     days left. New ones are used by processes from their next start on."
 )]
 pub struct TlsArgs {
@@ -49,6 +56,23 @@ enum TlsAction {
         /// Where the grid's authority is on another machine: a token of `holdfast grid token --for` this one, made there
         #[arg(long)]
         token: Option<JoinToken>,
+    },
+    /// Sign a certificate for a client of volumes: what nbdinfo, qemu and others take as a directory of TLS credentials
+    Client {
+        /// What `holdfast volume allow` knows it by
+        name: String,
+        /// Directory for ca-cert.pem, client-cert.pem and client-key.pem; by default tls/clients/NAME in the grid's
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Sign a certificate for a host's NBD server, for the setting nbd.tls_dir: clients of this grid are asked for theirs then
+    Server {
+        /// Addresses and names that clients reach the host by
+        #[arg(required = true, value_name = "ADDRESS")]
+        names: Vec<String>,
+        /// Directory for ca-cert.pem, server-cert.pem and server-key.pem; by default nbd-tls in the grid's
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
     },
 }
 
@@ -80,6 +104,8 @@ fn with_tls(dir: &GridDir) -> Result<(GridConfig, Certificates)> {
 pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
         TlsAction::Show => show(dir, json),
+        TlsAction::Client { name, out } => client(&name, out, dir, json),
+        TlsAction::Server { names, out } => server(&names, out, dir, json),
         TlsAction::Rotate { token } => {
             let (config, _) = with_tls(dir)?;
             let roles = roles(&config);
@@ -95,6 +121,54 @@ pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
             ))
         }
     }
+}
+
+/// Only where the authority's key is.
+fn that_sign(dir: &GridDir) -> Result<Certificates> {
+    let (_, certificates) = with_tls(dir)?;
+    if !certificates.has_authority() {
+        bail!(
+            "{} has no key of the grid's authority, so that nothing can be signed here; do it on the grid's first machine, and \
+             copy the files",
+            certificates.root().display()
+        );
+    }
+    Ok(certificates)
+}
+
+fn absolute(out: Option<PathBuf>, default: PathBuf) -> Result<PathBuf> {
+    let out = out.unwrap_or(default);
+    std::path::absolute(&out).with_context(|| format!("cannot use {} as --out", out.display()))
+}
+
+fn client(name: &str, out: Option<PathBuf>, dir: &GridDir, json: bool) -> Result<()> {
+    check_name(name)?;
+    let certificates = that_sign(dir)?;
+    let out = absolute(out, certificates.client_dir(name))?;
+    certificates.issue_client(name, &out)?;
+    if json {
+        return print_json(&json!({ "client": name, "dir": out }));
+    }
+    print(format_args!(
+        "client {name}: its certificate and key are in {0}. Move them to its machine: who has client-key.pem is client {name}. \
+         `holdfast volume allow VOLUME {name}` lets it in; it connects to nbds://HOST:PORT/VOLUME?tls-certificates=DIR",
+        out.display()
+    ))
+}
+
+fn server(names: &[String], out: Option<PathBuf>, dir: &GridDir, json: bool) -> Result<()> {
+    let certificates = that_sign(dir)?;
+    let out = absolute(out, dir.root().join("nbd-tls"))?;
+    certificates.issue_server(names, &out)?;
+    if json {
+        return print_json(&json!({ "names": names, "dir": out }));
+    }
+    print(format_args!(
+        "a server's certificate for {} is in {1}. On that host write nbd.tls_dir = \"{1}\" into holdfast.toml, beside nbd.tcp, \
+         and restart the host: clients then need a certificate of `holdfast grid tls client`",
+        names.join(", "),
+        out.display()
+    ))
 }
 
 fn show(dir: &GridDir, json: bool) -> Result<()> {

@@ -5,6 +5,7 @@
 //! DIR/tls/ca.pem         the grid's authority: what this machine's processes judge others by
 //! DIR/tls/ca.key         0600, only where certificates are signed: the first machine's
 //! DIR/tls/host.pem, host.key, node-N.pem, node-N.key    this machine's own; keys 0600
+//! DIR/tls/clients/NAME/  certificates for clients of volumes, as they leave for these clients' machines
 //! DIR/tls/tokens/        tokens that were given out here, with their secrets (see `host::signer`)
 //! ```
 //! Faults: a key is in place before its certificate, so that a rotation that was cut short leaves a pair that does not go
@@ -83,6 +84,11 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}; {advice}", path.display()))
 }
 
+fn client_paths(dir: &Path) -> LinkPaths {
+    let path = |name: &str| dir.join(name);
+    LinkPaths { ca: path("ca-cert.pem"), certificate: path("client-cert.pem"), key: path("client-key.pem") }
+}
+
 /// All that a machine needs certificates for.
 pub fn roles(config: &GridConfig) -> Vec<Role> {
     let nodes = config.nodes.iter().map(|node| Role::Node(NodeId(node.id)));
@@ -118,9 +124,36 @@ impl Certificates {
         let stem = match role {
             Role::Host(_) => "host".to_string(),
             Role::Node(node) => format!("node-{node}"),
+            Role::Client(name) => return client_paths(&self.client_dir(name)),
         };
         let path = |extension: &str| self.root.join(format!("{stem}.{extension}"));
         LinkPaths { ca: self.ca(), certificate: path("pem"), key: path("key") }
+    }
+
+    /// Where those of a client of volumes are put, unless somewhere else is asked for.
+    pub fn client_dir(&self, name: &str) -> PathBuf {
+        self.root.join("clients").join(name)
+    }
+
+    /// Signs a certificate for a client of volumes, into a directory as NBD clients expect it.
+    pub fn issue_client(&self, name: &str, dir: &Path) -> Result<()> {
+        let pair = self.authority()?.issue(&Role::Client(name.to_string()))?;
+        self.put_credentials(dir, &client_paths(dir), &pair)
+    }
+
+    /// Signs a certificate for a server of NBD that clients reach by these names, into a directory for `nbd.tls_dir`.
+    pub fn issue_server(&self, names: &[String], dir: &Path) -> Result<()> {
+        let pair = self.authority()?.issue_server(names)?;
+        let path = |name: &str| dir.join(name);
+        let paths = LinkPaths { ca: path("ca-cert.pem"), certificate: path("server-cert.pem"), key: path("server-key.pem") };
+        self.put_credentials(dir, &paths, &pair)
+    }
+
+    fn put_credentials(&self, dir: &Path, paths: &LinkPaths, pair: &Pair) -> Result<()> {
+        make_private_dir(dir)?;
+        write_secret(&paths.key, pair.key.as_bytes())?;
+        write_durably(&paths.certificate, pair.certificate.as_bytes())?;
+        write_durably(&paths.ca, self.ca_pem()?.as_bytes())
     }
 
     /// Whether certificates can be signed here.
@@ -211,6 +244,8 @@ impl Certificates {
             Role::Node(node) => ServerTls::load(&self.paths(role), self.grid, Role::Node(*node))
                 .map(drop)
                 .with_context(|| self.unusable()),
+            // No process of a grid shows it.
+            Role::Client(_) => Ok(()),
         }
     }
 

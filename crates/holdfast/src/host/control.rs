@@ -221,6 +221,7 @@ impl ControlPlane {
                 });
                 exported.map(Response::from)
             }
+            Request::VolumeClients { name, change } => self.set_clients(&name, &change).map(Response::from),
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
             Request::VolumeRekey { name, key } => self.rekey(&name, &key).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
@@ -331,10 +332,14 @@ impl ControlPlane {
     /// Adds the volumes that are not in service; gives the names of those whose space is being returned.
     fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<Vec<String>> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
+        let lists = self.catalog.clients()?;
         for entry in self.catalog.all()? {
             match volumes.iter_mut().find(|v| v.name == entry.name()) {
                 Some(volume) => volume.portals = entry.portals.into_iter().collect(),
-                None => volumes.push(self.closed_info(&entry)),
+                None => volumes.push(VolumeInfo {
+                    only_for: lists.get(&entry.id()).cloned(),
+                    ..self.closed_info(&entry)
+                }),
             }
         }
         Ok(deleting)
@@ -355,6 +360,7 @@ impl ControlPlane {
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
         info.portals = entry.portals.iter().cloned().collect();
+        info.only_for = self.catalog.clients()?.remove(&entry.id());
         if entry.clone.is_none() {
             let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
             info.shares_with = origin.flatten().map(|root| root.name);
@@ -480,6 +486,7 @@ impl ControlPlane {
             let (name, force, discard) = (name.to_string(), true, true);
             ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
         }
+        self.take_in_clients()?;
         self.ask(|answer| Command::Open { spec, exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
@@ -633,8 +640,8 @@ impl ControlPlane {
             );
         };
         size_bytes.map_or(Ok(()), check_size)?;
-        let Entry { root: origin, settings, .. } = self.catalog.find(volume)?;
-        if settings.fixed.is_some() {
+        let entry = self.catalog.find(volume)?;
+        if entry.settings.fixed.is_some() {
             bail!(
                 "volume {volume} is fixed, and a clone would write to what is set aside for it; `holdfast volume set \
                  {volume} --provisioning thin`, then try again"
@@ -642,12 +649,13 @@ impl ControlPlane {
         }
         self.drop_orphan(name)?;
         let id = self.catalog.begin_clone(name)?;
+        self.inherit_clients(&entry, id)?;
         let wanted = Wanted::Clone { snapshot: snapshot.to_string(), id, name: name.to_string(), size_bytes };
         self.change(volume, wanted)?;
         let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let made = made.with_context(|| format!("volume {volume} was closed meanwhile; try again"))?;
         let record =
-            CloneRecord { name: name.to_string(), origin: origin.volume.to_string(), size_bytes: made.size_bytes };
+            CloneRecord { name: name.to_string(), origin: entry.root.volume.to_string(), size_bytes: made.size_bytes };
         self.catalog.set_clone(id, &record)?;
         Ok(made)
     }
@@ -735,6 +743,7 @@ impl ControlPlane {
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
             portals: entry.portals.iter().cloned().collect(),
+            only_for: None,
             state: state.to_string(),
             waits: trouble,
             epoch: entry.root.epoch.0,

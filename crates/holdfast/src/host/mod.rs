@@ -10,6 +10,7 @@
 //! Faults: a clean stop closes every volume, which empties its log; a stop that takes longer than [`STOP_MAX`] is as
 //! good as a crash, from which the next start recovers.
 
+mod access;
 mod caretaker;
 pub mod catalog;
 mod commands;
@@ -131,6 +132,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     // Read after that: while the host was away others may have taken volumes over.
     catalog.adopt_exports()?;
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
+    let access = catalog.clients()?;
     let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: settings.writeback_bytes, map_cache_bytes: settings.map_cache_bytes };
@@ -139,9 +141,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let started = reactor.io().now();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
-        volumes: Volumes::new(grid, &config.host.name, (budget, care), fixed, exported.len(), uris),
+        volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access), exported.len(), uris),
         portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
-        clients: Clients::new(settings.tls_dir.as_deref().map(tls::load).transpose()?),
+        clients: Clients::new(grid, settings.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
@@ -476,7 +478,7 @@ impl App for Host {
         match event {
             Event::Bytes { conn, bytes } => {
                 if let Some(client) = self.clients.owner(conn) {
-                    self.on_client_bytes(client, bytes, io);
+                    self.on_client_bytes(now, client, bytes, io);
                 } else if self.portals.peers.owns(conn) {
                     self.portals.peers.on_bytes(now, conn, bytes, io);
                 } else {
@@ -522,6 +524,7 @@ impl App for Host {
     fn on_batch_end(&mut self, now: Instant, io: &mut Io) {
         self.settle_sends(io);
         self.settle(now, io);
+        self.tell_of_strangers(now);
         self.finish_stop(now, io);
     }
 

@@ -1,7 +1,8 @@
 //! TLS for clients that come over TCP: credentials, and the layer between a session and its connection.
 
+use super::access::Caller;
 use anyhow::Result;
-use holdfast_base::Buf;
+use holdfast_base::{Buf, GridId};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::{TlsError, TlsPaths, TlsServer, TlsStream};
 use std::path::Path;
@@ -36,6 +37,11 @@ pub struct Opened {
 impl Secured {
     pub fn new(server: &TlsServer) -> Result<Secured, TlsError> {
         Ok(Secured { stream: TlsStream::new(server)?, ciphertext: Vec::new(), plaintext: Vec::new(), started: false })
+    }
+
+    /// Who the client has shown to be.
+    pub fn caller(&self, grid: GridId) -> Caller {
+        Caller::of(grid, self.stream.has_certificate(), self.stream.peer())
     }
 
     pub fn is_started(&self) -> bool {

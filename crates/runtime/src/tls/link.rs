@@ -351,6 +351,11 @@ impl TlsStream {
         let chain = self.session.peer_certificates().filter(|_| !self.is_handshaking())?;
         identity_of(chain.first()?)
     }
+
+    /// The peer has shown a certificate, and has its key.
+    pub fn has_certificate(&self) -> bool {
+        !self.is_handshaking() && self.session.peer_certificates().is_some()
+    }
 }
 
 #[cfg(test)]
