@@ -246,36 +246,59 @@ impl Request {
         }
     }
 
-    /// Whether it changes what there is: one such request is carried out at a time.
-    pub fn changes(&self) -> bool {
-        matches!(
-            self,
+    /// What it does to the grid. Each request says so: a new one has to be looked at here.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Request::Status
+            | Request::VolumeList
+            | Request::VolumeShow { .. }
+            | Request::VolumeExplain { .. }
+            | Request::ReceiveState { .. }
+            | Request::Tasks => Kind::Look,
+            Request::CheckRemovable { .. } | Request::CheckStop { .. } => Kind::Check,
             Request::VolumeCreate { .. }
-                | Request::VolumeDelete { .. }
-                | Request::VolumeExport { .. }
-                | Request::VolumeRekey { .. }
-                | Request::VolumeUnexport { .. }
-                | Request::VolumeClients { .. }
-                | Request::VolumeHandover { .. }
-                | Request::VolumeResize { .. }
-                | Request::VolumeSet { .. }
-                | Request::VolumeSchedule { .. }
-                | Request::SnapshotCreate { .. }
-                | Request::SnapshotGroup { .. }
-                | Request::SnapshotDelete { .. }
-                | Request::SnapshotRollback { .. }
-                | Request::VolumeClone { .. }
-                | Request::ReceiveBegin { .. }
-                | Request::ReceiveProgress { .. }
-                | Request::ReceiveAbandon { .. }
-                | Request::ReceiveEnd { .. }
-                | Request::Drain { .. }
-                | Request::DeviceClass { .. }
-                | Request::CheckRemovable { .. }
-                | Request::CheckStop { .. }
-                | Request::GridReload
-        )
+            | Request::VolumeResize { .. }
+            | Request::VolumeSet { .. }
+            | Request::VolumeSchedule { .. }
+            | Request::VolumeDelete { .. }
+            | Request::VolumeExport { .. }
+            | Request::VolumeClients { .. }
+            | Request::VolumeHandover { .. }
+            | Request::VolumeRekey { .. }
+            | Request::VolumeUnexport { .. }
+            | Request::SnapshotCreate { .. }
+            | Request::SnapshotGroup { .. }
+            | Request::SnapshotDelete { .. }
+            | Request::SnapshotRollback { .. }
+            | Request::VolumeClone { .. }
+            | Request::ReceiveBegin { .. }
+            | Request::ReceiveProgress { .. }
+            | Request::ReceiveEnd { .. }
+            | Request::ReceiveAbandon { .. }
+            | Request::Drain { .. }
+            | Request::DeviceClass { .. }
+            | Request::GridReload => Kind::Change,
+            Request::SendBegin { .. } | Request::NodeCut { .. } | Request::NodeMend { .. } => Kind::Act,
+        }
     }
+
+    /// Whether it is carried out while no other such one is.
+    pub fn is_alone(&self) -> bool {
+        matches!(self.kind(), Kind::Check | Kind::Change)
+    }
+}
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It looks, and changes nothing: readers may ask it.
+    Look,
+    /// It looks before something is done, and keeps changes waiting meanwhile.
+    Check,
+    /// It changes what there is.
+    Change,
+    /// It begins to hand out data, or does something to a link, and needs not be alone for that.
+    Act,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

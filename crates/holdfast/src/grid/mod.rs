@@ -579,7 +579,7 @@ fn choose_ports(ip: IpAddr, asked: Option<u16>, nodes: u32) -> Result<u16> {
 }
 
 fn make_devices(dir: &GridDir, config: &GridConfig) -> Result<()> {
-    fs::create_dir_all(dir.devices_dir())?;
+    certs::make_private_dir(&dir.devices_dir())?;
     let grid = config.grid_id()?;
     for node in &config.nodes {
         for device in &node.devices {

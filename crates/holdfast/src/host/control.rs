@@ -1,4 +1,4 @@
-//! The control socket: requests of the command line, one JSON line each, served by a thread a connection.
+//! The control sockets: requests of the command line, one JSON line each, served by a thread a connection.
 //!
 //! Role: sequences metadata records and commands to the reactor into what an operator asks for. Threads here may block;
 //! the reactor never waits for them.
@@ -9,6 +9,7 @@ use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, Settings, StillNeeded, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
+use super::doors::{self, Rank};
 use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
@@ -22,7 +23,6 @@ use super::volumes::{integrity_text, provisioning_text, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
-use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, VolumeInfo};
@@ -90,13 +90,14 @@ pub(super) struct ControlPlane {
     changes: Mutex<()>,
 }
 
-/// Binds the socket and serves it from threads of its own.
+/// Opens the sockets and serves them from threads of its own.
 pub fn start(
     dir: &GridDir,
     (config, settings): (&GridConfig, HostSettings),
     (meta, catalog, presence, keys): (Meta, Catalog, Presence, Arc<Keys>),
     reactor: Sender<Command>,
 ) -> Result<()> {
+    let doors = doors::open(dir, settings.readers.as_deref())?;
     let health = Health::watch(meta.clone())?;
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
     let trend = Mutex::new(Trend::new(catalog.trend()?));
@@ -122,23 +123,15 @@ pub fn start(
     watcher::start(Arc::clone(&plane), meta)?;
     keeper::start(Arc::clone(&plane))?;
     family::start(Arc::clone(&plane))?;
-    let path = dir.control_socket();
-    let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
-    if outwait(is_taken, |()| true).is_err() {
-        bail!("another host serves {}; stop it with `holdfast grid down`", path.display());
+    for (listener, rank) in doors {
+        let plane = Arc::clone(&plane);
+        let serve = move || accept(&listener, rank, &plane);
+        std::thread::Builder::new().name("control".to_string()).spawn(serve)?;
     }
-    match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            return Err(e).with_context(|| format!("cannot replace {}", path.display()));
-        }
-        _ => {}
-    }
-    let listener = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-    std::thread::Builder::new().name("control".to_string()).spawn(move || accept(&listener, &plane))?;
     Ok(())
 }
 
-fn accept(listener: &UnixListener, plane: &Arc<ControlPlane>) {
+fn accept(listener: &UnixListener, rank: Rank, plane: &Arc<ControlPlane>) {
     let open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else { continue };
@@ -149,7 +142,7 @@ fn accept(listener: &UnixListener, plane: &Arc<ControlPlane>) {
         let (plane, count) = (Arc::clone(plane), Arc::clone(&open));
         let served = std::thread::Builder::new().name("control-client".to_string()).spawn(move || {
             // A client that leaves early hears no answer; what it asked for is done all the same.
-            let _ = serve(&stream, &plane);
+            let _ = serve(&stream, rank, &plane);
             count.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = served {
@@ -159,15 +152,22 @@ fn accept(listener: &UnixListener, plane: &Arc<ControlPlane>) {
     }
 }
 
-fn serve(stream: &UnixStream, plane: &ControlPlane) -> Result<()> {
+fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
         if (&mut reader).take(LINE_BYTES_MAX as u64).read_line(&mut line)? == 0 {
             return Ok(());
         }
+        if !line.ends_with('\n') {
+            // Cut off on its way, or without end: nothing of it is done, and what follows makes no sense.
+            return Ok(());
+        }
         let response = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => plane.respond(request),
+            Ok(request) => match rank.check(&request) {
+                Ok(()) => plane.respond(request),
+                Err(error) => Response::Error { message: error.to_string() },
+            },
             Err(error) => Response::Error { message: format!("the host does not understand the request: {error}") },
         };
         let mut text = serde_json::to_string(&response).expect("our responses always encode");
@@ -191,7 +191,7 @@ pub(super) fn check_size(size_bytes: u64) -> Result<()> {
 
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
-        let _alone = request.changes().then(|| self.alone());
+        let _alone = request.is_alone().then(|| self.alone());
         if let Err(error) = self.check_may_change(&request) {
             return Response::Error { message: format!("{error:#}") };
         }

@@ -16,6 +16,7 @@ pub mod catalog;
 mod commands;
 mod control;
 mod devices;
+mod doors;
 mod family;
 mod fixed;
 mod groups;
