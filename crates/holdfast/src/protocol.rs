@@ -212,6 +212,10 @@ pub enum Request {
     /// grid.json has changed.
     GridReload,
     Tasks,
+    /// A list of revoked certificates, newer than the one that counts, and signed by the grid's authority.
+    TlsRevoke {
+        list: String,
+    },
     /// Black-hole the links to a node: see `holdfast node cut --help`.
     NodeCut {
         node: u32,
@@ -277,6 +281,7 @@ impl Request {
             | Request::ReceiveAbandon { .. }
             | Request::Drain { .. }
             | Request::DeviceClass { .. }
+            | Request::TlsRevoke { .. }
             | Request::GridReload => Kind::Change,
             Request::SendBegin { .. } | Request::NodeCut { .. } | Request::NodeMend { .. } => Kind::Act,
         }

@@ -289,6 +289,79 @@ fn who_shows_no_certificate_or_anothers_gets_no_volume() {
 }
 
 #[test]
+fn a_client_whose_certificate_is_revoked_is_cut_off_and_comes_back_with_another() {
+    let (grid, port) = grid_with_nbd(4);
+    secure_nbd(&grid, port);
+    let (a, b) = (client(&grid, "a"), client(&grid, "b"));
+    let stolen = grid.path("stolen");
+    fs::create_dir(&stolen).expect("made");
+    for name in ["ca-cert.pem", "client-cert.pem", "client-key.pem"] {
+        fs::copy(a.join(name), stolen.join(name)).expect("copied");
+    }
+    let (mut at_v1, mut others) = (Nbd::secure(port, &a).expect("in"), Nbd::secure(port, &b).expect("in"));
+    at_v1.go("v1").expect("it is everybody's");
+    others.go("v1").expect("it is everybody's");
+    let told = grid.ok("grid tls revoke client/a");
+    assert!(told.contains("client/a"), "{told}");
+    assert!(at_v1.read().is_err(), "it is cut off");
+    others.read().expect("others stay");
+    assert!(Nbd::secure(port, &stolen).is_err());
+    until("the log tells", || host_log(&grid).contains("its certificate was revoked"));
+    // Issued in a later second, another certificate of the same name is good.
+    until("it is let in again", || Nbd::secure(port, &client(&grid, "a")).is_ok());
+    // It outlives the host, and the list goes to nobody who is not to have it.
+    grid.ok("grid down --force");
+    grid.ok("grid up");
+    assert!(Nbd::secure(port, &stolen).is_err());
+    assert_eq!(grid.json("grid tls show")["revoked"][0]["role"], "client a");
+    assert!(grid.fails("grid tls revoke host/local").contains("this machine's own host"));
+    assert!(grid.fails("grid tls revoke a").contains("host/NAME"));
+}
+
+#[test]
+fn what_is_no_request_is_told_so_and_the_host_serves_on() {
+    let grid = Grid::new(5);
+    grid.up("--nodes 1 --devices 2");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2@device");
+    let say = |bytes: &[u8]| -> String {
+        let mut stream = UnixStream::connect(grid.path("control.sock")).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        // It may have heard enough before all is said.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut heard = Vec::new();
+        let _ = stream.read_to_end(&mut heard);
+        text(&heard)
+    };
+    let delete = br#"{"op":"volume-delete","name":"v1","force":true}"#;
+    let shown = say(b"{\"op\":\"volume-show\",\"name\":\"v1\"}\n");
+    assert!(shown.contains("\"size_bytes\":16777216"), "{shown}");
+    // Whole but for its end, it may be the beginning of something else.
+    assert!(say(delete).contains("has no end"));
+    let forged = br#"{"op":"volume-delete","name":"v1","force":true,"as":"admin"}"#;
+    for (what, bytes) in [
+        ("unknown", &b"{\"op\":\"format-all\"}\n"[..]),
+        ("no JSON", &b"GET / HTTP/1.1\n"[..]),
+        ("a field too many", &[&forged[..], b"\n"].concat()[..]),
+        ("a field too few", &b"{\"op\":\"volume-delete\",\"name\":\"v1\"}\n"[..]),
+    ] {
+        let said = say(bytes);
+        assert!(said.contains("does not understand the request"), "{what}: {said}");
+    }
+    let mut endless = b"{\"op\":\"".to_vec();
+    endless.resize(17 << 20, b'x');
+    assert!(say(&endless).contains("at most 16777216 bytes"));
+    // One bit of a request flipped: another request, or none; never a crash.
+    let show = b"{\"op\":\"volume-show\",\"name\":\"v1\"}\n";
+    for bit in 0..show.len() * 8 {
+        let mut bytes = show.to_vec();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        say(&bytes);
+    }
+    assert_eq!(grid.json("volume show v1")["state"], "open");
+}
+
+#[test]
 fn readers_look_and_change_nothing() {
     let grid = Grid::new(3);
     grid.up("--nodes 3 --devices 1");
@@ -306,7 +379,10 @@ fn readers_look_and_change_nothing() {
     let refused = grid.fails("grid up");
     assert!(refused.contains("groupadd no-such-group"), "{refused}");
     if !rustix::process::geteuid().is_root() || Command::new("setpriv").arg("--version").output().is_err() {
-        let _ = writeln!(std::io::stderr(), "skipped in part: to become another user one has to be root, and needs setpriv");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped in part: to become another user one has to be root, and needs setpriv"
+        );
         return;
     }
     // Group `daemon` has the number 1 everywhere.

@@ -22,7 +22,7 @@ use holdfast_base::{GridId, NodeId};
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, date_time_ymd,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SigningKey, date_time_ymd,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, DnsName};
@@ -203,6 +203,11 @@ impl Authority {
         Ok(params.signed_by(key, &self.issuer).map_err(PkiError::Make)?.pem())
     }
 
+    /// A signature of the authority's key.
+    pub fn seal(&self, bytes: &[u8]) -> Result<Vec<u8>, PkiError> {
+        self.issuer.key().sign(bytes).map_err(PkiError::Make)
+    }
+
     /// A new key, and a certificate for it.
     pub fn issue(&self, role: &Role) -> Result<Pair, PkiError> {
         let key = KeyPair::generate().map_err(PkiError::Make)?;
@@ -285,6 +290,13 @@ pub fn identity_of(der: &[u8]) -> Option<Identity> {
         [GeneralName::URI(uri)] => uri.parse().ok(),
         _ => None,
     }
+}
+
+/// When one of this module's certificates was issued, in seconds since 1970.
+pub fn issued_s(der: &[u8]) -> Option<u64> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
+    let from = u64::try_from(parsed.validity().not_before.timestamp()).ok()?;
+    Some(from + EARLIER.as_secs())
 }
 
 /// HMAC-SHA256 over `parts`, each with its length before it.

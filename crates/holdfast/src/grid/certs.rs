@@ -5,6 +5,7 @@
 //! DIR/tls/ca.pem         the grid's authority: what this machine's processes judge others by
 //! DIR/tls/ca.key         0600, only where certificates are signed: the first machine's
 //! DIR/tls/host.pem, host.key, node-N.pem, node-N.key    this machine's own; keys 0600
+//! DIR/tls/revoked        certificates that were taken back, signed by the authority (see `revoked`)
 //! DIR/tls/clients/NAME/  certificates for clients of volumes, as they leave for these clients' machines
 //! DIR/tls/tokens/        tokens that were given out here, with their secrets (see `host::signer`)
 //! ```
@@ -106,12 +107,17 @@ impl Certificates {
         Certificates { root: root.to_path_buf(), grid }
     }
 
+    pub fn grid(&self) -> GridId {
+        self.grid
+    }
+
     /// Where they are.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    fn ca(&self) -> PathBuf {
+    /// The authority's certificate.
+    pub fn ca(&self) -> PathBuf {
         self.root.join("ca.pem")
     }
 
@@ -145,7 +151,8 @@ impl Certificates {
     pub fn issue_server(&self, names: &[String], dir: &Path) -> Result<()> {
         let pair = self.authority()?.issue_server(names)?;
         let path = |name: &str| dir.join(name);
-        let paths = LinkPaths { ca: path("ca-cert.pem"), certificate: path("server-cert.pem"), key: path("server-key.pem") };
+        let paths =
+            LinkPaths { ca: path("ca-cert.pem"), certificate: path("server-cert.pem"), key: path("server-key.pem") };
         self.put_credentials(dir, &paths, &pair)
     }
 
@@ -313,7 +320,8 @@ pub fn clear(root: &Path) -> Result<()> {
         let path = entry?.path();
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         let is_key = path.extension().is_some_and(|extension| extension == "pem" || extension == "key");
-        if is_key && (matches!(stem, "ca" | "host") || stem.starts_with("node-")) {
+        let is_list = path.file_name().is_some_and(|name| name == "revoked");
+        if is_list || is_key && (matches!(stem, "ca" | "host") || stem.starts_with("node-")) {
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }

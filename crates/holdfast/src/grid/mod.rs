@@ -11,6 +11,7 @@ pub mod layout;
 pub mod metadata;
 pub mod ownership;
 pub mod processes;
+pub mod revoked;
 pub mod rolling;
 pub mod signatures;
 pub mod survey;

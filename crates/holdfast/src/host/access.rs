@@ -176,15 +176,13 @@ impl ControlPlane {
 }
 
 /// The list that follows from one; `None` is for every client.
-fn changed(
-    volume: &str,
-    change: &ClientsChange,
-    list: Option<BTreeSet<String>>,
-) -> Result<Option<BTreeSet<String>>> {
+fn changed(volume: &str, change: &ClientsChange, list: Option<BTreeSet<String>>) -> Result<Option<BTreeSet<String>>> {
     let list = match change {
         ClientsChange::AllowAll => return Ok(None),
         ClientsChange::DenyAll => BTreeSet::new(),
-        ClientsChange::Allow { clients } => list.unwrap_or_default().into_iter().chain(clients.iter().cloned()).collect(),
+        ClientsChange::Allow { clients } => {
+            list.unwrap_or_default().into_iter().chain(clients.iter().cloned()).collect()
+        }
         ClientsChange::Deny { clients } => {
             let Some(mut list) = list else {
                 bail!(

@@ -15,6 +15,7 @@
 //! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! node/NUMBER            a storage node: where it is, and its devices
+//! revoked                which certificates were taken back (see `revocation`)
 //! tls, token/ID, join/ID/…   who may join a grid with TLS (see `grid::token`)
 //! ```
 //!
@@ -57,6 +58,7 @@ const RECEIVED_PREFIX: &str = "received/";
 pub const DRAINING_PREFIX: &str = "draining/";
 const TREND_KEY: &str = "trend";
 pub const CLIENTS_PREFIX: &str = "clients/";
+pub const REVOKED_KEY: &str = "revoked";
 pub const SETTINGS_PREFIX: &str = "settings/";
 pub const NODE_PREFIX: &str = "node/";
 pub const EXPORT_SUFFIX: &str = "/export";
@@ -460,10 +462,25 @@ impl Catalog {
         })
     }
 
+    /// The signed list of revoked certificates, as it stands there.
+    pub fn revoked(&self) -> Result<Option<Vec<u8>>> {
+        Ok(self.get(REVOKED_KEY)?.1)
+    }
+
+    /// `change` sees the present one, and gives the next.
+    pub fn set_revoked(&self, change: impl Fn(Option<&[u8]>) -> Result<Vec<u8>>) -> Result<()> {
+        self.update(REVOKED_KEY, |found| {
+            let next = change(found)?;
+            Ok((found != Some(&next)).then_some(Some(next)))
+        })
+    }
+
     /// Which clients may have which volumes and clones.
     pub fn clients(&self) -> Result<Lists> {
         let listed = self.meta.list(CLIENTS_PREFIX)?.records;
-        let list = |l: &Record| Ok((l.key[CLIENTS_PREFIX.len()..].parse()?, decode::<ClientsRecord>(&l.key, &l.value)?.allowed));
+        let list = |l: &Record| {
+            Ok((l.key[CLIENTS_PREFIX.len()..].parse()?, decode::<ClientsRecord>(&l.key, &l.value)?.allowed))
+        };
         listed.iter().map(list).collect()
     }
 

@@ -176,6 +176,10 @@ pub enum Command {
         lists: Lists,
         answer: Answer<()>,
     },
+    /// Certificates were revoked: answered when their connections are ended.
+    CutRevoked {
+        answer: Answer<()>,
+    },
     /// Clients of this host that use an offered volume.
     Through {
         volume: VolumeId,
@@ -444,6 +448,10 @@ impl Host {
             }
             Command::Access { lists, answer } => {
                 self.set_access(now, lists, io);
+                tell(&answer, ());
+            }
+            Command::CutRevoked { answer } => {
+                self.cut_revoked(now, io);
                 tell(&answer, ());
             }
             Command::Prepare { name, answer } => self.prepare(now, &name, answer, io),

@@ -17,6 +17,7 @@ use super::keeper;
 use super::keys::{Keys, NewKey};
 use super::meta::{Health, Meta};
 use super::presence::Presence;
+use super::revocation::Revocations;
 use super::schedule;
 use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
@@ -77,6 +78,7 @@ pub(super) struct ControlPlane {
     pub(super) catalog: Catalog,
     pub(super) presence: Presence,
     pub(super) keys: Arc<Keys>,
+    pub(super) revocations: Revocations,
     health: Health,
     pub(super) reactor: Sender<Command>,
     bell: JanitorBell,
@@ -95,6 +97,7 @@ pub fn start(
     dir: &GridDir,
     (config, settings): (&GridConfig, HostSettings),
     (meta, catalog, presence, keys): (Meta, Catalog, Presence, Arc<Keys>),
+    revocations: Revocations,
     reactor: Sender<Command>,
 ) -> Result<()> {
     let doors = doors::open(dir, settings.readers.as_deref())?;
@@ -106,6 +109,7 @@ pub fn start(
         catalog,
         presence,
         keys,
+        revocations,
         health,
         reactor,
         bell,
@@ -161,7 +165,8 @@ fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
         }
         if !line.ends_with('\n') {
             // Cut off on its way, or without end: nothing of it is done, and what follows makes no sense.
-            return Ok(());
+            let message = format!("a request is one line of at most {LINE_BYTES_MAX} bytes, and this one has no end");
+            return say(stream, &Response::Error { message });
         }
         let response = match serde_json::from_str::<Request>(&line) {
             Ok(request) => match rank.check(&request) {
@@ -170,11 +175,14 @@ fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
             },
             Err(error) => Response::Error { message: format!("the host does not understand the request: {error}") },
         };
-        let mut text = serde_json::to_string(&response).expect("our responses always encode");
-        text.push('\n');
-        let mut out = stream;
-        out.write_all(text.as_bytes())?;
+        say(stream, &response)?;
     }
+}
+
+fn say(mut stream: &UnixStream, response: &Response) -> Result<()> {
+    let mut text = serde_json::to_string(response).expect("our responses always encode");
+    text.push('\n');
+    Ok(stream.write_all(text.as_bytes())?)
 }
 
 pub(super) fn check_size(size_bytes: u64) -> Result<()> {
@@ -259,6 +267,7 @@ impl ControlPlane {
             }
             Request::CheckStop { node } => self.check_stop(node).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
+            Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
             Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
@@ -336,10 +345,9 @@ impl ControlPlane {
         for entry in self.catalog.all()? {
             match volumes.iter_mut().find(|v| v.name == entry.name()) {
                 Some(volume) => volume.portals = entry.portals.into_iter().collect(),
-                None => volumes.push(VolumeInfo {
-                    only_for: lists.get(&entry.id()).cloned(),
-                    ..self.closed_info(&entry)
-                }),
+                None => {
+                    volumes.push(VolumeInfo { only_for: lists.get(&entry.id()).cloned(), ..self.closed_info(&entry) })
+                }
             }
         }
         Ok(deleting)

@@ -32,6 +32,7 @@ mod peers;
 pub mod portals;
 pub mod presence;
 pub mod receive;
+mod revocation;
 pub mod schedule;
 pub mod signer;
 mod stop;
@@ -44,6 +45,7 @@ use crate::config::HostSettings;
 use crate::daemon::{outwait, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
+use crate::grid::revoked;
 use crate::link_tls::Door;
 use crate::logger;
 use anyhow::{Context, Result};
@@ -53,6 +55,7 @@ use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Ins
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
+use holdfast_runtime::tls::link::{HostTls, ServerTls};
 use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
 pub use links::POLL_PACE;
 use links::{LinkEvent, Links, Owner};
@@ -60,6 +63,7 @@ use meta::MetaClient;
 use nbd::Clients;
 use peers::Peers;
 use portals::Portals;
+use revocation::Revocations;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -123,6 +127,13 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let (listeners, uris) = listen(&mut reactor, dir, &settings)?;
     let host_listener = listen_to_hosts(&mut reactor, &config)?;
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
+    let certificates = Certificates::of(dir, grid);
+    let lists = links_tls.iter().map(HostTls::revoked).chain(door.iter().map(ServerTls::revoked)).cloned().collect();
+    let revocations = Revocations { certificates, lists };
+    if config.tls {
+        revocations.replace(&revoked::load(&revocations.certificates.ca(), grid)?);
+    }
+    let revoked = links_tls.as_ref().map(|tls| tls.revoked().clone());
     // The sockets are ours now: no other host runs in this directory.
     let address = host_listener.map(|(_, address)| address);
     let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
@@ -144,7 +155,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
         volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access), exported.len(), uris),
         portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
-        clients: Clients::new(grid, settings.tls_dir.as_deref().map(tls::load).transpose()?),
+        clients: Clients::new((grid, revoked), settings.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
@@ -169,7 +180,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
         host.open_volume(started, spec, true, reactor.io());
     }
-    control::start(dir, (&config, settings), (meta, catalog, presence.clone(), keys), sender)?;
+    control::start(dir, (&config, settings), (meta, catalog, presence.clone(), keys), revocations, sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
     reactor.run(&mut host)?;

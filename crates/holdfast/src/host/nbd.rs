@@ -12,6 +12,7 @@
 use super::Host;
 use super::access::{Caller, Teller};
 use super::portals::Portals;
+use super::revocation::REVOKED;
 use super::tls::Secured;
 use super::volumes::{Asker, Behind, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
 use crate::logger;
@@ -22,6 +23,7 @@ use holdfast_base::{
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_portal::{DeskEvent, Event as PortalEvent};
 use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::TlsServer;
 use holdfast_volume::{Event as VolumeEvent, State, Target};
 use std::cell::RefCell;
@@ -139,13 +141,15 @@ pub struct Clients {
     tls: Option<TlsServer>,
     /// Whose clients are let in by name.
     grid: GridId,
+    /// Where the grid has certificates.
+    revoked: Option<RevokedNow>,
     pub teller: Teller,
     /// Who has said something, and has gone without TLS where it is due.
     strangers: Vec<String>,
 }
 
 impl Clients {
-    pub fn new(grid: GridId, tls: Option<TlsServer>) -> Clients {
+    pub fn new((grid, revoked): (GridId, Option<RevokedNow>), tls: Option<TlsServer>) -> Clients {
         Clients {
             table: Slab::new(CLIENTS_MAX),
             by_conn: HashMap::new(),
@@ -154,6 +158,7 @@ impl Clients {
             sending: Vec::new(),
             tls,
             grid,
+            revoked,
             teller: Teller::default(),
             strangers: Vec::new(),
         }
@@ -165,6 +170,12 @@ impl Clients {
 
     pub fn tokens(&self) -> Vec<Token> {
         self.table.tokens()
+    }
+
+    /// Whether its certificate was taken back.
+    pub fn is_revoked(&self, session: Token) -> bool {
+        let secured = self.table.get(session).and_then(|client| client.secured.as_ref());
+        secured.zip(self.revoked.as_ref()).is_some_and(|(secured, revoked)| secured.is_revoked(revoked))
     }
 
     pub fn get_mut(&mut self, session: Token) -> Option<&mut Client> {
@@ -277,12 +288,18 @@ impl Host {
     }
 
     pub(super) fn on_client_bytes(&mut self, now: Instant, token: Token, bytes: &[u8], io: &mut Io) {
-        let Clients { table, effects, grid, teller, .. } = &mut self.clients;
+        let Clients { table, effects, grid, revoked, teller, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
         client.has_said = true;
         let refused;
         if let Some(secured) = &mut client.secured {
+            let is_revoked = |secured: &Secured| revoked.as_ref().is_some_and(|revoked| secured.is_revoked(revoked));
             match secured.on_bytes(client.conn, bytes, io) {
+                Ok(opened) if opened.started && is_revoked(secured) => {
+                    teller.tell(now, &client.peer, REVOKED);
+                    io.close(client.conn);
+                    return self.forget_client(token);
+                }
                 Ok(opened) => {
                     if opened.started {
                         client.caller = secured.caller(*grid);
@@ -315,7 +332,11 @@ impl Host {
     pub(super) fn tell_of_strangers(&mut self, now: Instant) {
         let Clients { strangers, teller, .. } = &mut self.clients;
         for peer in strangers.drain(..) {
-            teller.tell(now, &peer, "it does not secure its connection; connect by TLS (nbds://), as nbd.tls_dir demands");
+            teller.tell(
+                now,
+                &peer,
+                "it does not secure its connection; connect by TLS (nbds://), as nbd.tls_dir demands",
+            );
         }
     }
 

@@ -4,6 +4,7 @@ use super::access::Caller;
 use anyhow::Result;
 use holdfast_base::{Buf, GridId};
 use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::{TlsError, TlsPaths, TlsServer, TlsStream};
 use std::path::Path;
 
@@ -42,6 +43,11 @@ impl Secured {
     /// Who the client has shown to be.
     pub fn caller(&self, grid: GridId) -> Caller {
         Caller::of(grid, self.stream.has_certificate(), self.stream.peer())
+    }
+
+    /// The client's certificate was taken back.
+    pub fn is_revoked(&self, revoked: &RevokedNow) -> bool {
+        revoked.covers_peer(&self.stream)
     }
 
     pub fn is_started(&self) -> bool {
