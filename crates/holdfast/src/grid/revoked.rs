@@ -37,7 +37,10 @@ pub fn load(ca: &Path, grid: GridId) -> Result<Revoked> {
     let authority = fs::read_to_string(ca).with_context(|| format!("cannot read {}", ca.display()))?;
     Revoked::verify(&text, grid, &authority).with_context(|| {
         let path = path_beside(ca);
-        format!("{} can't be used; restore it, or remove it and start this machine's host, which writes it anew", path.display())
+        format!(
+            "{} can't be used; restore it, or remove it and start this machine's host, which writes it anew",
+            path.display()
+        )
     })
 }
 

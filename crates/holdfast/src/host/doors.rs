@@ -58,7 +58,13 @@ pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Vec<(UnixListener, R
              that is elsewhere"
         );
     };
-    Ok(vec![(admins, Rank::Admin), (open_one(&path, 0o660, Some(number))?, Rank::Reader)])
+    let readers = open_one(&path, 0o660, Some(number)).with_context(|| {
+        format!(
+            "the socket for readers can't be opened; where it may not be given to group {group}, add the user that runs the host to \
+             it, or let `holdfast grid units` write the service's unit anew"
+        )
+    })?;
+    Ok(vec![(admins, Rank::Admin), (readers, Rank::Reader)])
 }
 
 fn number_of(group: &str, groups: &str) -> Option<u32> {

@@ -127,12 +127,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let (listeners, uris) = listen(&mut reactor, dir, &settings)?;
     let host_listener = listen_to_hosts(&mut reactor, &config)?;
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
-    let certificates = Certificates::of(dir, grid);
-    let lists = links_tls.iter().map(HostTls::revoked).chain(door.iter().map(ServerTls::revoked)).cloned().collect();
-    let revocations = Revocations { certificates, lists };
-    if config.tls {
-        revocations.replace(&revoked::load(&revocations.certificates.ca(), grid)?);
-    }
+    let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
     let revoked = links_tls.as_ref().map(|tls| tls.revoked().clone());
     // The sockets are ours now: no other host runs in this directory.
     let address = host_listener.map(|(_, address)| address);
@@ -187,6 +182,16 @@ pub fn run(dir: &GridDir) -> Result<()> {
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
     Ok(())
+}
+
+/// What this machine knows of certificates that were taken back.
+fn revocations(certificates: Certificates, links: Option<&HostTls>, door: Option<&ServerTls>) -> Result<Revocations> {
+    let lists = links.map(HostTls::revoked).into_iter().chain(door.map(ServerTls::revoked)).cloned().collect();
+    let revocations = Revocations { certificates, lists };
+    if links.is_some() {
+        revocations.replace(&revoked::load(&revocations.certificates.ca(), revocations.certificates.grid())?);
+    }
+    Ok(revocations)
 }
 
 /// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
