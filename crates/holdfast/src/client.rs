@@ -22,8 +22,16 @@ pub const PATIENT: Duration = Duration::from_secs(150);
 /// Asks the host of the grid in `dir`.
 pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Response> {
     let path = dir.control_socket();
-    let stream = match UnixStream::connect(&path) {
+    // Who may not do all may perhaps look.
+    let is_denied = |e: &std::io::Error| e.kind() == ErrorKind::PermissionDenied;
+    let as_reader = |e| if is_denied(&e) { UnixStream::connect(dir.reader_socket()).map_err(|_| e) } else { Err(e) };
+    let stream = match UnixStream::connect(&path).or_else(as_reader) {
         Ok(stream) => stream,
+        Err(e) if is_denied(&e) => bail!(
+            "cannot reach the host at {}: {e}; run this command as the user that runs the host, or, to look only, be of the group \
+             that its setting control.readers names (`holdfast config explain control.readers`)",
+            path.display()
+        ),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             dir.load()?;
             bail!("the grid in {} is not running; start it with `holdfast grid up`", dir.root().display());

@@ -13,6 +13,7 @@ use crate::logger;
 use holdfast_base::{Buf, Instant, Token};
 use holdfast_runtime::pki::Identity;
 use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::link::ServerTls;
 use holdfast_runtime::tls::{TlsError, TlsStream};
 use std::collections::VecDeque;
@@ -53,6 +54,11 @@ impl Secured {
     /// Whom the other side's certificate speaks for, once the handshake is done.
     pub fn peer(&self) -> Option<Identity> {
         self.stream.peer()
+    }
+
+    /// The other side's certificate was taken back since.
+    pub fn is_revoked(&self, revoked: &RevokedNow) -> bool {
+        revoked.covers_peer(&self.stream)
     }
 
     /// Takes received bytes, answers the handshake, and passes on what they hold. After an error the alert that tells
@@ -101,6 +107,11 @@ impl Door {
     /// A door with nobody at it.
     pub fn new(tls: ServerTls) -> Door {
         Door { tls, waiting: VecDeque::new(), told: 0, untold: 0, tell_again_at: Instant::ZERO }
+    }
+
+    /// Whose certificates were taken back.
+    pub fn revoked(&self) -> &RevokedNow {
+        self.tls.revoked()
     }
 
     /// The node's side of a session.

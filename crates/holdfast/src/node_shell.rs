@@ -12,6 +12,7 @@
 //! serves on with the others.
 
 use crate::daemon::{outwait, tell_ready};
+use crate::grid::revoked;
 use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
 use crate::logger;
 use anyhow::{Result, anyhow, bail};
@@ -88,9 +89,15 @@ struct NodeShell {
 pub fn run(options: &NodeOptions) -> Result<()> {
     let load = |paths| ServerTls::load(paths, options.grid, Role::Node(options.node));
     let tls = options.tls.as_ref().map(load).transpose()?;
+    if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
+        tls.revoked().replace(&revoked::load(&paths.ca, options.grid)?);
+    }
     let devices = open_devices(options)?;
     let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(config)?;
+    if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
+        revoked::follow(paths.ca.clone(), options.grid, tls.revoked().clone(), reactor.waker())?;
+    }
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
     let (_, bound) = outwait(|| reactor.io().listen_tcp(options.listen), in_use)?;
     let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
@@ -303,6 +310,16 @@ impl NodeShell {
         self.on_closed(now, conn, io);
     }
 
+    /// Ends connections of hosts whose certificates were taken back.
+    fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
+        let Some(door) = &self.door else { return };
+        let is_revoked = |peer: &Peer| peer.secured.as_ref().is_some_and(|secured| secured.is_revoked(door.revoked()));
+        let cut: Vec<Token> = self.peers.iter().filter(|(_, peer)| is_revoked(peer)).map(|(token, _)| token).collect();
+        for token in cut {
+            self.refuse(now, token, "its certificate was revoked; it was connected, and is cut off", io);
+        }
+    }
+
     fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
         let Some(&token) = self.by_conn.get(&conn) else { return };
         let Some(peer) = self.peers.get_mut(token) else { return };
@@ -393,7 +410,8 @@ impl App for NodeShell {
             Event::Closed { conn, .. } => self.on_closed(now, conn, io),
             Event::Timer => self.on_timer(now, io),
             Event::Shutdown { .. } => io.stop(),
-            Event::Wake | Event::Discarded { .. } => {}
+            Event::Wake => self.cut_revoked(now, io),
+            Event::Discarded { .. } => {}
             Event::Filled { conn, buf } => self.on_filled(now, conn, buf, io),
             Event::Connected { .. } | Event::ConnectFailed { .. } => unreachable!("a node does not connect"),
         }

@@ -10,6 +10,7 @@ use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::CacheStat;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,6 +25,20 @@ pub enum KeySource {
     File(PathBuf),
     /// For a shell; it prints the key.
     Command(String),
+}
+
+/// What becomes of the list of clients that may have a volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ClientsChange {
+    /// These, too; where there was no list, these alone.
+    Allow { clients: Vec<String> },
+    /// These no more.
+    Deny { clients: Vec<String> },
+    /// Every client: there is no list.
+    AllowAll,
+    /// The list is empty.
+    DenyAll,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -88,6 +103,11 @@ pub enum Request {
         /// From where this host is to get the key of an encrypted one.
         #[serde(default)]
         key: Option<KeySource>,
+    },
+    /// Which clients may have it over TCP.
+    VolumeClients {
+        name: String,
+        change: ClientsChange,
     },
     /// Another host shall have it in service; answered when it has.
     VolumeHandover {
@@ -192,6 +212,10 @@ pub enum Request {
     /// grid.json has changed.
     GridReload,
     Tasks,
+    /// A list of revoked certificates, newer than the one that counts, and signed by the grid's authority.
+    TlsRevoke {
+        list: String,
+    },
     /// Black-hole the links to a node: see `holdfast node cut --help`.
     NodeCut {
         node: u32,
@@ -226,35 +250,60 @@ impl Request {
         }
     }
 
-    /// Whether it changes what there is: one such request is carried out at a time.
-    pub fn changes(&self) -> bool {
-        matches!(
-            self,
+    /// What it does to the grid. Each request says so: a new one has to be looked at here.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Request::Status
+            | Request::VolumeList
+            | Request::VolumeShow { .. }
+            | Request::VolumeExplain { .. }
+            | Request::ReceiveState { .. }
+            | Request::Tasks => Kind::Look,
+            Request::CheckRemovable { .. } | Request::CheckStop { .. } => Kind::Check,
             Request::VolumeCreate { .. }
-                | Request::VolumeDelete { .. }
-                | Request::VolumeExport { .. }
-                | Request::VolumeRekey { .. }
-                | Request::VolumeUnexport { .. }
-                | Request::VolumeHandover { .. }
-                | Request::VolumeResize { .. }
-                | Request::VolumeSet { .. }
-                | Request::VolumeSchedule { .. }
-                | Request::SnapshotCreate { .. }
-                | Request::SnapshotGroup { .. }
-                | Request::SnapshotDelete { .. }
-                | Request::SnapshotRollback { .. }
-                | Request::VolumeClone { .. }
-                | Request::ReceiveBegin { .. }
-                | Request::ReceiveProgress { .. }
-                | Request::ReceiveAbandon { .. }
-                | Request::ReceiveEnd { .. }
-                | Request::Drain { .. }
-                | Request::DeviceClass { .. }
-                | Request::CheckRemovable { .. }
-                | Request::CheckStop { .. }
-                | Request::GridReload
-        )
+            | Request::VolumeResize { .. }
+            | Request::VolumeSet { .. }
+            | Request::VolumeSchedule { .. }
+            | Request::VolumeDelete { .. }
+            | Request::VolumeExport { .. }
+            | Request::VolumeClients { .. }
+            | Request::VolumeHandover { .. }
+            | Request::VolumeRekey { .. }
+            | Request::VolumeUnexport { .. }
+            | Request::SnapshotCreate { .. }
+            | Request::SnapshotGroup { .. }
+            | Request::SnapshotDelete { .. }
+            | Request::SnapshotRollback { .. }
+            | Request::VolumeClone { .. }
+            | Request::ReceiveBegin { .. }
+            | Request::ReceiveProgress { .. }
+            | Request::ReceiveEnd { .. }
+            | Request::ReceiveAbandon { .. }
+            | Request::Drain { .. }
+            | Request::DeviceClass { .. }
+            | Request::TlsRevoke { .. }
+            | Request::GridReload => Kind::Change,
+            Request::SendBegin { .. } | Request::NodeCut { .. } | Request::NodeMend { .. } => Kind::Act,
+        }
     }
+
+    /// Whether it is carried out while no other such one is.
+    pub fn is_alone(&self) -> bool {
+        matches!(self.kind(), Kind::Check | Kind::Change)
+    }
+}
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It looks, and changes nothing: readers may ask it.
+    Look,
+    /// It looks before something is done, and keeps changes waiting meanwhile.
+    Check,
+    /// It changes what there is.
+    Change,
+    /// It begins to hand out data, or does something to a link, and needs not be alone for that.
+    Act,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -488,6 +537,9 @@ pub struct VolumeInfo {
     /// Hosts that offer it, wherever it is served; empty where only its host does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
+    /// The clients that may have it over TCP; `None` where all may that reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only_for: Option<BTreeSet<String>>,
     /// `open`, `opening`, `closing`, `deposed`; at other hosts than the one that has it in service `portal` where they offer it,
     /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it; `locked` where its key could not
     /// be had.

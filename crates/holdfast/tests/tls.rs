@@ -7,6 +7,7 @@ mod support;
 use holdfast_base::{GridId, NodeId};
 use holdfast_format::wire::{Request, WIRE, encode_frame};
 use holdfast_runtime::pki::{Authority, Pair, Role};
+use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::TlsStream;
 use holdfast_runtime::tls::link::{HostTls, LinkPaths};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -16,11 +17,12 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, is_whole, nbdcopy, pattern, until};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, has_nbdinfo, is_whole, nbdcopy, pattern, text, until};
 
 /// How long a peer that does not answer may keep a test waiting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -363,6 +365,146 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
     assert!(refused.contains("node/3") && refused.contains("tls rotate"), "{refused}");
     a.ok("grid tls rotate");
     a.ok("node start 1");
+}
+
+/// What `openssl s_client` makes of a port: whether it ended well, and what it said. It goes on until the other side ends the
+/// connection. Where there is none, the test says why it does not run.
+fn s_client(port: u16, options: &[&str]) -> Option<(bool, String)> {
+    let output = Command::new("timeout")
+        .args(["60", "openssl", "s_client", "-ign_eof", "-connect", &format!("127.0.0.1:{port}")])
+        .args(options)
+        .stdin(Stdio::null())
+        .output();
+    let Some(output) = output.ok().filter(|output| output.status.code() != Some(127)) else {
+        let _ = writeln!(std::io::stderr(), "skipped in part: openssl is not installed");
+        return None;
+    };
+    assert_ne!(output.status.code(), Some(124), "it was not refused");
+    Some((output.status.success(), text(&output.stdout) + &text(&output.stderr)))
+}
+
+/// A door to a server of NBD for one client that knows nothing of NBD: it asks for TLS, and from there on passes bytes on.
+fn past_starttls(port: u16) -> u16 {
+    let door = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let at = door.local_addr().expect("bound").port();
+    std::thread::spawn(move || {
+        let (mut client, _) = door.accept().expect("a client");
+        let mut server = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        let mut greeting = [0; 18];
+        server.read_exact(&mut greeting).expect("a greeting");
+        server.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x05\0\0\0\0").expect("sent");
+        let mut reply = [0; 20];
+        server.read_exact(&mut reply).expect("an answer");
+        assert_eq!(&reply[12..], b"\0\0\0\x01\0\0\0\0", "it begins TLS");
+        let (mut up, mut down) = (client.try_clone().expect("a copy"), server.try_clone().expect("a copy"));
+        let sends = std::thread::spawn(move || std::io::copy(&mut up, &mut server));
+        let _ = std::io::copy(&mut down, &mut client);
+        let _ = client.shutdown(Shutdown::Both);
+        let _ = sends.join();
+    });
+    at
+}
+
+#[test]
+fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
+    let grid = Grid::new(44);
+    let port: u16 = grid.port.parse().expect("a port");
+    let nbd = port + 3;
+    grid.up(&format!("--nodes 2 --devices 2 --tls on --nbd-tcp 127.0.0.1:{nbd}"));
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    grid.ok("grid tls server 127.0.0.1");
+    let tls = grid.path("nbd-tls").display().to_string();
+    fs::write(grid.path("holdfast.toml"), format!("[nbd]\ntcp = \"127.0.0.1:{nbd}\"\ntls_dir = \"{tls}\"\n"))
+        .expect("written");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    let (other, _) = Authority::make(id(&grid)).expect("made");
+    let foreign = |name: &str, role: &Role| -> [String; 2] {
+        let pair = other.issue(role).expect("signed");
+        let path = |extension: &str| grid.path(&format!("{name}.{extension}"));
+        fs::write(path("pem"), pair.certificate).expect("written");
+        fs::write(path("key"), pair.key).expect("written");
+        ["pem", "key"].map(|extension| path(extension).display().to_string())
+    };
+    let (host, client) = (foreign("x", &Role::Host("x".into())), foreign("y", &Role::Client("y".into())));
+    let shows = |[certificate, key]: &[String; 2]| ["-cert", certificate, "-key", key].map(str::to_string);
+    let refused_by_node = |options: &[String]| {
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        s_client(port, &options)
+    };
+    if let Some((is_ok, said)) = refused_by_node(&[]) {
+        assert!(!is_ok && said.contains("alert certificate required"), "without a certificate: {said}");
+        let (is_ok, said) = refused_by_node(&shows(&host)).expect("openssl");
+        assert!(!is_ok && said.contains("alert"), "of another authority: {said}");
+        let (is_ok, said) = s_client(port, &["-tls1_2"]).expect("openssl");
+        assert!(!is_ok && said.contains("alert"), "an older TLS: {said}");
+        let (is_ok, said) = s_client(past_starttls(nbd), &[]).expect("openssl");
+        assert!(!is_ok && said.contains("alert certificate required"), "NBD without a certificate: {said}");
+        let options = shows(&client);
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        let (is_ok, said) = s_client(past_starttls(nbd), &options).expect("openssl");
+        assert!(!is_ok && said.contains("alert"), "NBD, of another authority: {said}");
+        until("the logs have the reasons", || {
+            let (node, host) = (log(&grid, "node1.log"), log(&grid, "host.log"));
+            ["shows no certificate", "not of this grid's authority", "does not speak TLS 1.3"]
+                .iter()
+                .all(|w| node.contains(w))
+                && host.contains("sent no certificates")
+                && host.contains("BadSignature")
+        });
+    }
+    // Bytes that are no TLS, at both; an NBD client that does not ask for it.
+    for at in [port, nbd] {
+        let mut plain = TcpStream::connect(("127.0.0.1", at)).expect("it listens");
+        plain.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        plain.write_all(b"GET / HTTP/1.1\r\nHost: grid\r\n\r\n").expect("sent");
+        let came = until_closed(plain);
+        assert!(!came.starts_with(b"HFW1") && came.len() < 100, "{at}: {} bytes came", came.len());
+    }
+    if has_nbdinfo() {
+        let asked = Command::new("nbdinfo").arg(format!("nbd://127.0.0.1:{nbd}/v1")).output().expect("it runs");
+        let said = text(&asked.stderr);
+        assert!(!asked.status.success() && said.contains("TLS"), "{said}");
+        let shown = grid.json("grid tls client c");
+        let uri = format!("nbds://127.0.0.1:{nbd}/v1?tls-certificates={}", shown["dir"].as_str().expect("a directory"));
+        let asked = Command::new("nbdinfo").args(["--size", &uri]).output().expect("it runs");
+        assert_eq!(text(&asked.stdout).trim(), "16777216", "{}", text(&asked.stderr));
+    }
+    until("the host's log has the reason", || log(&grid, "host.log").contains("does not secure its connection"));
+    assert_eq!(grid.node_state(1), "up");
+    write_and_read(&grid, "v1");
+}
+
+#[test]
+fn a_host_whose_certificate_is_revoked_is_shut_out_by_nodes_until_it_has_another() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 23) else { return };
+    let endpoint = member.config().endpoint();
+    let a = first(45, &endpoint, 1);
+    let b = Grid::new(46);
+    b.ok(&join_line(&b, &endpoint, "b", &token(&a, "")));
+    let states = |grid: &Grid| [grid.node_state(1), grid.node_state(2)];
+    until("both use both", || states(&a) == ["up", "up"] && states(&b) == ["up", "up"]);
+    assert!(b.fails("grid tls revoke host/a").contains("no key of the grid's authority"));
+    a.ok("grid tls revoke host/b");
+    // Whoever carries the list is not trusted: one that the authority has not signed counts for nothing.
+    until("a's node shuts b out", || b.node_state(1) != "up");
+    assert_eq!(states(&a), ["up", "up"], "the others go on");
+    until("the log of the node tells", || log(&a, "node1.log").contains("was revoked"));
+    let (other, _) = Authority::make(id(&a)).expect("made");
+    let mut forged = Revoked::none(id(&a));
+    (0..9).for_each(|at| forged.add(Role::Host("x".to_string()), at));
+    fs::write(a.path("tls/revoked"), forged.sign(&other).expect("signed")).expect("written");
+    until("it is told of", || log(&a, "node1.log").contains("authority has not signed it"));
+    assert_ne!(b.node_state(1), "up", "what was revoked before counts still");
+    // b's own node has heard of it by b's host, from the metadata store.
+    until("b has the list", || b.path("tls/revoked").exists());
+    until("so does its node", || log(&b, "node2.log").contains("version 1 of the list counts"));
+    // With certificates that were issued later it is let in again.
+    b.ok(&format!("grid tls rotate --token {}", token(&a, "--for b")));
+    b.ok("grid down");
+    b.ok("grid up");
+    until("it is let in again", || states(&b) == ["up", "up"]);
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! What a desk does with what comes late (protocol rule 22).
 
-use holdfast_base::{BlockData, BlockOp, BlockReply, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Token};
-use holdfast_format::portal::{Answer, Ask, LIFETIME_MS, Op, PORTAL, Refusal, TickMs};
+use holdfast_base::{
+    BlockData, BlockOp, BlockReply, Buf, Effects, GridId, InstanceId, Instant, Prng, RequestToken, Token,
+};
+use holdfast_format::portal::{Answer, Ask, LIFETIME_MS, Op, PORTAL, Range, Refusal, TickMs};
 use holdfast_format::versions::Versions;
+use holdfast_format::wire::PAYLOAD_BYTES_MAX;
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId};
 
 const GRID: GridId = GridId(7);
@@ -167,4 +170,98 @@ fn a_stranger_is_refused() {
     assert_eq!(answers(&scene.ask(2, other_version)), [Answer::Refused(Refusal::Version(PORTAL))]);
     let unasked = scene.ask(3, Ask::Ping);
     assert!(matches!(unasked[..], [DeskEffect::CloseLink { link: LinkId(3) }]), "before its greeting: {unasked:?}");
+}
+
+/// Whatever hosts say, and however often they say it again: nothing is carried out of a link that was not greeted, nor of a
+/// tick that is too old, nor what is larger than an answer may be; and the desk stands.
+#[test]
+fn hosts_that_say_anything_get_nothing_carried_out_that_is_not_due() {
+    let mut submitted_count = 0;
+    for seed in 0..300 {
+        let mut random = Prng::new(seed);
+        let mut scene = Scene::new();
+        let mut under_way: Vec<(Token, RequestToken)> = Vec::new();
+        let mut guests: Vec<Token> = Vec::new();
+        let mut said: Vec<(u64, Ask)> = Vec::new();
+        for _ in 0..200 {
+            scene.now_ms += random.below(4_000);
+            let (link, ask) = match random.chance(200).then(|| random.below(said.len().max(1) as u64) as usize) {
+                // A replay, perhaps over another link.
+                Some(at) if at < said.len() => (random.between(1, 4), said[at].1.clone()),
+                _ => (random.between(1, 4), any_ask(&mut random, scene.now_ms)),
+            };
+            said.push((link, ask.clone()));
+            let effects = match random.below(10) {
+                0 => scene.tell(DeskEvent::LinkDown { link: LinkId(link) }),
+                1 => scene.tell(DeskEvent::Tick),
+                2 if !under_way.is_empty() => {
+                    let at = random.below(under_way.len() as u64) as usize;
+                    let request = under_way.swap_remove(at);
+                    scene.done(request)
+                }
+                3 if !guests.is_empty() => {
+                    let guest = guests.swap_remove(0);
+                    scene.tell(DeskEvent::Bound { guest, binding: Binding::Bound })
+                }
+                _ => {
+                    let effects = scene.ask(link, ask.clone());
+                    if let Some(DeskEffect::Submit { block, .. }) =
+                        effects.iter().find(|e| matches!(e, DeskEffect::Submit { .. }))
+                    {
+                        let Ask::Op { tick, .. } = ask else { panic!("seed {seed}: {ask:?} submits") };
+                        assert!(scene.now_ms.saturating_sub(tick) <= LIFETIME_MS, "seed {seed}: {ask:?} is too old");
+                        if let BlockOp::Read(range) = &block.op {
+                            assert!(range.len <= u64::from(PAYLOAD_BYTES_MAX), "seed {seed}: {ask:?} is too large");
+                        }
+                    }
+                    effects
+                }
+            };
+            for effect in &effects {
+                match effect {
+                    DeskEffect::Submit { request, block, .. } => {
+                        submitted_count += 1;
+                        under_way.push((*request, block.token));
+                    }
+                    DeskEffect::Bind { guest, .. } => guests.push(*guest),
+                    _ => {}
+                }
+            }
+        }
+    }
+    assert!(submitted_count > 300, "only {submitted_count} requests got so far");
+}
+
+fn any_ask(random: &mut Prng, now_ms: u64) -> Ask {
+    let grid = if random.chance(900) { GRID } else { GridId(8) };
+    let any = Versions { oldest: random.below(9) as u32, newest: random.below(9) as u32 };
+    let versions = if random.chance(900) { PORTAL } else { any };
+    let range = Range { offset: random.next_u64() >> random.below(64), len: random.next_u64() >> random.below(64) };
+    let ops = [
+        Op::Read(range),
+        Op::Write { offset: range.offset, crc: random.below(2) as u32 },
+        Op::Write { offset: range.offset, crc: holdfast_base::crc32c(&[7; 512]) },
+        Op::Flush,
+        Op::Discard(range),
+        Op::Status(range),
+    ];
+    let session = random.below(3);
+    match random.below(8) {
+        0 | 1 => Ask::Hello {
+            versions,
+            grid,
+            host: (*random.pick(&["a", "b", ""])).to_string(),
+            instance: InstanceId(u128::from(random.below(2))),
+            number: random.below(6),
+        },
+        2 => Ask::Attach { session, export: "vm".to_string(), fresh: random.chance(500) },
+        3 => Ask::Detach { session },
+        4 => Ask::Passed { barrier: random.below(4) },
+        5 => Ask::Ping,
+        _ => Ask::Op {
+            session,
+            tick: (now_ms + random.below(3_000)).saturating_sub(random.below(20_000)),
+            op: *random.pick(&ops),
+        },
+    }
 }

@@ -11,6 +11,7 @@ pub mod meta;
 pub mod pki;
 pub mod process;
 pub mod reactor;
+pub mod revoked;
 pub mod signals;
 pub mod tls;
 

@@ -1,14 +1,16 @@
 //! A grid's own certificates: its authority, what that signs, and who a certificate speaks for.
 //!
 //! ```text
-//! CA of a grid ──signs──> host/NAME   for clients: hosts connect to nodes
-//!                    └──> node/3      for servers: nodes accept hosts
+//! CA of a grid ──signs──> host/NAME     for both ends: hosts connect to nodes and to each other
+//!                    ├──> node/3        for servers: nodes accept hosts
+//!                    ├──> client/NAME   for clients: of volumes, over NBD
+//!                    └──> (nobody)      for servers of NBD: by DNS names and addresses, as clients check them
 //! ```
 //! Role: called by the command line and by threads of the host; it reads no files and keeps no secrets of its own.
 //!
 //! Invariants
-//! 1. Whom a certificate speaks for is one URI among its alternative names, `holdfast://GRID/host/NAME` or
-//!    `holdfast://GRID/node/NUMBER`: one name carries grid, role and number, so that no two fields can contradict each
+//! 1. Whom a certificate speaks for is one URI among its alternative names, `holdfast://GRID/host/NAME`,
+//!    `holdfast://GRID/node/NUMBER` or `holdfast://GRID/client/NAME`: one name carries grid, role and number, so that no two fields can contradict each
 //!    other. Its common name is for people.
 //! 2. What a request asks to be called counts for nothing: of a request only the public key is taken, and only where
 //!    its signature shows that the sender has the other half.
@@ -20,11 +22,12 @@ use holdfast_base::{GridId, NodeId};
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, date_time_ymd,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SigningKey, date_time_ymd,
 };
-use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, DnsName};
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
@@ -54,6 +57,8 @@ pub enum PkiError {
     Authority(rcgen::Error),
     #[error("a signing request can't be used: {0}; make it anew")]
     Request(rcgen::Error),
+    #[error("`{0}` is no address and no name of a machine; give what clients connect to, for example 10.0.0.1")]
+    NoName(String),
     #[error("what should be a certificate is none, or a damaged one; restore it, or have it made anew")]
     NoCertificate,
 }
@@ -65,6 +70,8 @@ pub enum Role {
     Host(String),
     /// It accepts hosts.
     Node(NodeId),
+    /// By its name: it uses volumes over NBD, and is let in nowhere else.
+    Client(String),
 }
 
 impl fmt::Display for Role {
@@ -72,6 +79,7 @@ impl fmt::Display for Role {
         match self {
             Role::Host(name) => write!(f, "host {name}"),
             Role::Node(node) => write!(f, "node {node}"),
+            Role::Client(name) => write!(f, "client {name}"),
         }
     }
 }
@@ -90,13 +98,14 @@ impl fmt::Display for Identity {
         match &self.role {
             Role::Host(name) => write!(f, "holdfast://{}/host/{name}", self.grid),
             Role::Node(node) => write!(f, "holdfast://{}/node/{node}", self.grid),
+            Role::Client(name) => write!(f, "holdfast://{}/client/{name}", self.grid),
         }
     }
 }
 
 /// A text that names nobody of a grid.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("it is not of the form holdfast://GRID/host/NAME or holdfast://GRID/node/NUMBER")]
+#[error("it is not of the form holdfast://GRID/host/NAME, holdfast://GRID/node/NUMBER or holdfast://GRID/client/NAME")]
 pub struct NoIdentity;
 
 impl FromStr for Identity {
@@ -108,6 +117,7 @@ impl FromStr for Identity {
         let grid = parts.next().and_then(|grid| grid.parse().ok()).ok_or(NoIdentity)?;
         let role = match (parts.next(), parts.next()) {
             (Some("host"), Some(name)) if !name.is_empty() && !name.contains('/') => Role::Host(name.to_string()),
+            (Some("client"), Some(name)) if !name.is_empty() && !name.contains('/') => Role::Client(name.to_string()),
             (Some("node"), Some(number)) => Role::Node(NodeId(number.parse().map_err(|_| NoIdentity)?)),
             _ => return Err(NoIdentity),
         };
@@ -187,15 +197,42 @@ impl Authority {
         params.extended_key_usages = match role {
             Role::Host(_) => vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth],
             Role::Node(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Role::Client(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
         };
         params.use_authority_key_identifier_extension = true;
         Ok(params.signed_by(key, &self.issuer).map_err(PkiError::Make)?.pem())
+    }
+
+    /// A signature of the authority's key.
+    pub fn seal(&self, bytes: &[u8]) -> Result<Vec<u8>, PkiError> {
+        self.issuer.key().sign(bytes).map_err(PkiError::Make)
     }
 
     /// A new key, and a certificate for it.
     pub fn issue(&self, role: &Role) -> Result<Pair, PkiError> {
         let key = KeyPair::generate().map_err(PkiError::Make)?;
         Ok(Pair { certificate: self.sign(role, &key)?, key: key.serialize_pem() })
+    }
+
+    /// A new key, and a certificate for a server of NBD that clients reach by these names and addresses. It speaks for
+    /// nobody of the grid.
+    pub fn issue_server(&self, names: &[String]) -> Result<Pair, PkiError> {
+        let mut params = params(&format!("NBD server of Holdfast grid {}", self.grid), LEAF_VALID);
+        let name = |name: &String| match name.parse::<IpAddr>() {
+            Ok(address) => Ok(SanType::IpAddress(address)),
+            Err(_) => match DnsName::try_from(name.as_str()) {
+                Ok(_) => Ia5String::try_from(name.clone()).map(SanType::DnsName).map_err(PkiError::Make),
+                Err(_) => Err(PkiError::NoName(name.clone())),
+            },
+        };
+        params.subject_alt_names = names.iter().map(name).collect::<Result<_, _>>()?;
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().map_err(PkiError::Make)?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(PkiError::Make)?;
+        Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
     /// A certificate for the key behind a request, whatever that calls itself.
@@ -255,6 +292,13 @@ pub fn identity_of(der: &[u8]) -> Option<Identity> {
     }
 }
 
+/// When one of this module's certificates was issued, in seconds since 1970.
+pub fn issued_s(der: &[u8]) -> Option<u64> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
+    let from = u64::try_from(parsed.validity().not_before.timestamp()).ok()?;
+    Some(from + EARLIER.as_secs())
+}
+
 /// HMAC-SHA256 over `parts`, each with its length before it.
 pub fn mac(secret: &[u8], parts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
     let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, secret));
@@ -287,7 +331,7 @@ mod tests {
 
     #[test]
     fn identities_read_back_and_odd_ones_do_not() {
-        for role in [Role::Host("a.b-c".into()), Role::Node(NodeId(3))] {
+        for role in [Role::Host("a.b-c".into()), Role::Node(NodeId(3)), Role::Client("vm-1".into())] {
             let identity = Identity { grid: GRID, role };
             assert_eq!(identity.to_string().parse(), Ok(identity));
         }
@@ -300,6 +344,8 @@ mod tests {
             format!("holdfast://{grid}/host/"),
             format!("holdfast://{grid}/host/a/b"),
             format!("holdfast://{grid}/guest/a"),
+            format!("holdfast://{grid}/client/"),
+            format!("holdfast://{grid}/client/a/b"),
             format!("holdfast://{}/node/3", grid.replace('-', "")),
             format!("https://{grid}/node/3"),
             String::new(),
@@ -326,6 +372,17 @@ mod tests {
         assert_eq!(parsed.public_key().subject_public_key.data.as_ref(), raw);
         let ca = Facts::of_pem(&kept.certificate).unwrap();
         assert!(ca.identity.is_none() && ca.not_after > facts.not_after);
+    }
+
+    #[test]
+    fn a_server_of_nbd_is_known_by_where_it_is_reached_and_speaks_for_nobody() {
+        let (authority, _) = Authority::make(GRID).unwrap();
+        let names = ["10.0.0.1", "fd00::1", "vmhost-1.example.org"].map(str::to_string);
+        let pair = authority.issue_server(&names).unwrap();
+        assert_eq!(Facts::of_pem(&pair.certificate).unwrap().identity, None);
+        for odd in ["", "a b", "holdfast://x", "10.0.0.1:10809"] {
+            assert!(matches!(authority.issue_server(&[odd.to_string()]), Err(PkiError::NoName(_))), "{odd}");
+        }
     }
 
     #[test]

@@ -115,6 +115,8 @@ impl Answer {
 enum Verdict {
     Ack,
     Error(u32, &'static str),
+    /// The export is not for this client.
+    Forbidden(String),
 }
 
 impl Handshake {
@@ -321,7 +323,7 @@ impl Handshake {
         if self.must_secure(config) || self.stopping || data.len() > STRING_BYTES_MAX {
             return None;
         }
-        let export = resolve(std::str::from_utf8(data).ok()?, config, exports)?.name;
+        let export = resolve(std::str::from_utf8(data).ok()?, config, exports).ok()?.name;
         out.push(Effect::Open { export: export.clone() });
         self.state = State::Opening(Opening { option: option::EXPORT_NAME, export, wanted: Wanted::default() });
         Some(())
@@ -336,7 +338,10 @@ impl Handshake {
         answer: &mut Answer,
     ) -> Option<Verdict> {
         let Some(request) = InfoRequest::decode(data) else { return Some(malformed()) };
-        let Some(export) = resolve(request.name, config, exports) else { return Some(unknown_export()) };
+        let export = match resolve(request.name, config, exports) {
+            Ok(export) => export,
+            Err(verdict) => return Some(verdict),
+        };
         let wanted = Wanted {
             name: request.wants(info::NAME),
             description: request.wants(info::DESCRIPTION),
@@ -393,7 +398,10 @@ impl Handshake {
             return needs_structured();
         }
         let Some(request) = ContextRequest::decode(data) else { return malformed() };
-        let Some(export) = resolve(request.name, config, exports) else { return unknown_export() };
+        let export = match resolve(request.name, config, exports) {
+            Ok(export) => export,
+            Err(verdict) => return verdict,
+        };
         for name in contexts::listed(request.queries(), &exports.snapshots(&export.name)) {
             answer.put(reply::META_CONTEXT, &[&0u32.to_be_bytes(), name.as_bytes()]);
         }
@@ -413,7 +421,10 @@ impl Handshake {
             return needs_structured();
         }
         let Some(request) = ContextRequest::decode(data) else { return malformed() };
-        let Some(export) = resolve(request.name, config, exports) else { return unknown_export() };
+        let export = match resolve(request.name, config, exports) {
+            Ok(export) => export,
+            Err(verdict) => return verdict,
+        };
         let snapshots = exports.snapshots(&export.name);
         for query in request.queries() {
             let Some(context) = contexts::named(query, &snapshots) else { continue };
@@ -480,23 +491,27 @@ impl Handshake {
     }
 }
 
-/// The export that a client's name stands for.
-fn resolve(name: &str, config: &SessionConfig, exports: &dyn Exports) -> Option<ExportInfo> {
-    let found = exports.find(name);
-    if found.is_some() || !name.is_empty() {
-        return found;
+/// The export that a client's name stands for, or why the client can't have it.
+fn resolve(name: &str, config: &SessionConfig, exports: &dyn Exports) -> Result<ExportInfo, Verdict> {
+    if let Some(message) = exports.refusal(name) {
+        return Err(Verdict::Forbidden(message));
     }
-    if let Some(default) = &config.default_export {
-        return exports.find(default);
-    }
-    let mut all = exports.list();
-    if all.len() == 1 { all.pop() } else { None }
+    let found = exports.find(name).or_else(|| match &config.default_export {
+        _ if !name.is_empty() => None,
+        Some(default) => exports.find(default),
+        None => {
+            let mut all = exports.list();
+            if all.len() == 1 { all.pop() } else { None }
+        }
+    });
+    found.ok_or_else(unknown_export)
 }
 
 fn conclude(mut answer: Answer, verdict: Verdict, out: &mut Outbox<'_>) {
     match verdict {
         Verdict::Ack => answer.put(reply::ACK, &[]),
         Verdict::Error(kind, text) => answer.put(kind, &[text.as_bytes()]),
+        Verdict::Forbidden(message) => answer.put(reply::ERR_POLICY, &[bounded(&message).as_bytes()]),
     }
     out.send_buf(Buf::copy_from(&answer.bytes));
 }

@@ -5,11 +5,16 @@ use holdfast_base::{BlockData, BlockError, BlockOp};
 
 impl Exports for Vec<ExportInfo> {
     fn list(&self) -> Vec<ExportInfo> {
-        self.clone()
+        self.iter().filter(|export| self.refusal(&export.name).is_none()).cloned().collect()
     }
 
     fn find(&self, name: &str) -> Option<ExportInfo> {
-        self.iter().find(|export| export.name == name).cloned()
+        self.iter().find(|export| export.name == name && self.refusal(name).is_none()).cloned()
+    }
+
+    /// What is others' is not for this client.
+    fn refusal(&self, name: &str) -> Option<String> {
+        name.starts_with("others-").then(|| format!("{name} is not for you; ask for it"))
     }
 
     /// Every export has two.

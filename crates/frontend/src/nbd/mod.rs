@@ -82,6 +82,10 @@ pub enum Effect {
 pub trait Exports {
     fn list(&self) -> Vec<ExportInfo>;
     fn find(&self, name: &str) -> Option<ExportInfo>;
+    /// Of an export that this client may not have: what, why, and what to do. It is neither listed nor found.
+    fn refusal(&self, _name: &str) -> Option<String> {
+        None
+    }
     /// The snapshots from which changes of an export can be counted, with the names that clients know them by.
     fn snapshots(&self, export: &str) -> Vec<(String, ObjectId)>;
 }

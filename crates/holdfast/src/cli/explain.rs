@@ -86,6 +86,9 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
     let c = &live.counters;
     drawing.part("front end", &format!("NBD, {} connected", count(volume.sessions as u64, "client")));
     volume.uris.iter().for_each(|uri| drawing.more(uri));
+    if volume.only_for.is_some() {
+        drawing.more(&format!("for {}", super::volume::whom_for(volume)));
+    }
     drawing.edge(&[format!(
         "{} ({}), {} ({})",
         count(c.reads, "read"),

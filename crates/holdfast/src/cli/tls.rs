@@ -1,16 +1,22 @@
 //! `holdfast grid token` and `holdfast grid tls …`: letting machines in, and the certificates of this one.
 
 use super::format::{print, print_json, print_table, table};
-use crate::grid::certs::{Certificates, fingerprint_text, roles};
+use crate::client;
+use crate::grid::certs::{Certificates, fingerprint_text, now_s, roles};
 use crate::grid::grow;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
+use crate::grid::revoked;
 use crate::grid::token::{JoinToken, Valid};
+use crate::host::catalog::check_name;
 use crate::host::signer;
 use crate::logger::date;
-use anyhow::{Result, bail};
+use crate::protocol::Request;
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use holdfast_runtime::pki::{self, Identity};
 use serde_json::json;
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
@@ -31,10 +37,13 @@ pub struct TokenArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Certificates are good for two years; `holdfast status` warns when one of this machine's has less than 30 \
-    days left. New ones are used by processes from their next start on."
-)]
+#[command(after_help = "Examples, for volumes that only certain clients may have, on the grid's first machine:\n  \
+    holdfast grid tls server 10.0.0.1 --out /etc/holdfast/nbd-tls     then set nbd.tcp and nbd.tls_dir in holdfast.toml\n  \
+    holdfast grid tls client vm7                                      its files are for vm7's machine\n  \
+    holdfast volume allow db vm7\n  \
+    nbdinfo 'nbds://10.0.0.1:10809/db?tls-certificates=/etc/pki/vm7'\n\n\
+    Certificates are good for two years; `holdfast status` warns when one of this machine's has less than 30 \
+    days left. New ones are used by processes from their next start on.")]
 pub struct TlsArgs {
     #[command(subcommand)]
     action: TlsAction,
@@ -49,6 +58,32 @@ enum TlsAction {
         /// Where the grid's authority is on another machine: a token of `holdfast grid token --for` this one, made there
         #[arg(long)]
         token: Option<JoinToken>,
+    },
+    /// Sign a certificate for a client of volumes: what nbdinfo, qemu and others take as a directory of TLS credentials
+    Client {
+        /// What `holdfast volume allow` knows it by
+        name: String,
+        /// Directory for ca-cert.pem, client-cert.pem and client-key.pem; by default tls/clients/NAME in the grid's
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Take back all certificates that someone was given by now: connections end, and no new ones are let in
+    ///
+    /// Of a machine that was stolen: its host and each of its nodes. One that is issued later is good: `holdfast grid tls client`,
+    /// or `holdfast grid token --for MACHINE` and `holdfast grid tls rotate` there. Nodes hear of it by the host of their machine.
+    Revoke {
+        /// host/NAME, node/NUMBER or client/NAME
+        #[arg(value_name = "ROLE/NAME")]
+        who: String,
+    },
+    /// Sign a certificate for a host's NBD server, for the setting nbd.tls_dir: clients of this grid are asked for theirs then
+    Server {
+        /// Addresses and names that clients reach the host by
+        #[arg(required = true, value_name = "ADDRESS")]
+        names: Vec<String>,
+        /// Directory for ca-cert.pem, server-cert.pem and server-key.pem; by default nbd-tls in the grid's
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
     },
 }
 
@@ -80,6 +115,9 @@ fn with_tls(dir: &GridDir) -> Result<(GridConfig, Certificates)> {
 pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
         TlsAction::Show => show(dir, json),
+        TlsAction::Client { name, out } => issue_client(&name, out, dir, json),
+        TlsAction::Revoke { who } => revoke(&who, dir, json),
+        TlsAction::Server { names, out } => server(&names, out, dir, json),
         TlsAction::Rotate { token } => {
             let (config, _) = with_tls(dir)?;
             let roles = roles(&config);
@@ -97,13 +135,91 @@ pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
     }
 }
 
+/// Only where the authority's key is.
+fn that_sign(dir: &GridDir) -> Result<Certificates> {
+    let (_, certificates) = with_tls(dir)?;
+    if !certificates.has_authority() {
+        bail!(
+            "{} has no key of the grid's authority, so that nothing can be signed here; do it on the grid's first machine, and \
+             copy the files",
+            certificates.root().display()
+        );
+    }
+    Ok(certificates)
+}
+
+fn absolute(out: Option<PathBuf>, default: PathBuf) -> Result<PathBuf> {
+    let out = out.unwrap_or(default);
+    std::path::absolute(&out).with_context(|| format!("cannot use {} as --out", out.display()))
+}
+
+fn issue_client(name: &str, out: Option<PathBuf>, dir: &GridDir, json: bool) -> Result<()> {
+    check_name(name)?;
+    let certificates = that_sign(dir)?;
+    let out = absolute(out, certificates.client_dir(name))?;
+    certificates.issue_client(name, &out)?;
+    if json {
+        return print_json(&json!({ "client": name, "dir": out }));
+    }
+    print(format_args!(
+        "client {name}: its certificate and key are in {0}. Move them to its machine: who has client-key.pem is client {name}. \
+         `holdfast volume allow VOLUME {name}` lets it in; it connects to nbds://HOST:PORT/VOLUME?tls-certificates=DIR",
+        out.display()
+    ))
+}
+
+fn revoke(who: &str, dir: &GridDir, json: bool) -> Result<()> {
+    let certificates = that_sign(dir)?;
+    let grid = certificates.grid();
+    let Ok(identity) = format!("holdfast://{grid}/{who}").parse::<Identity>() else {
+        bail!("`{who}` names nobody who has a certificate; write host/NAME, node/NUMBER or client/NAME");
+    };
+    if identity.role == pki::Role::Host(dir.load()?.host.name) {
+        bail!(
+            "{who} is this machine's own host, which signs: it would shut itself out. Renew its certificate with `holdfast grid \
+             tls rotate` instead"
+        );
+    }
+    let mut list = revoked::load(&certificates.ca(), grid)?;
+    list.add(identity.role, now_s());
+    client::done(dir, &Request::TlsRevoke { list: list.sign(&certificates.authority()?)? })?;
+    if json {
+        return print_json(&json!({ "revoked": who, "version": list.version() }));
+    }
+    print(format_args!(
+        "certificates of {who} that were issued until now are good for nothing: this host goes by it, others and their nodes as \
+         soon as they hear of it"
+    ))
+}
+
+fn server(names: &[String], out: Option<PathBuf>, dir: &GridDir, json: bool) -> Result<()> {
+    let certificates = that_sign(dir)?;
+    let out = absolute(out, dir.root().join("nbd-tls"))?;
+    certificates.issue_server(names, &out)?;
+    if json {
+        return print_json(&json!({ "names": names, "dir": out }));
+    }
+    print(format_args!(
+        "a server's certificate for {} is in {1}. On that host write nbd.tls_dir = \"{1}\" into holdfast.toml, beside nbd.tcp, \
+         and restart the host: clients then need a certificate of `holdfast grid tls client`",
+        names.join(", "),
+        out.display()
+    ))
+}
+
 fn show(dir: &GridDir, json: bool) -> Result<()> {
     let (config, certificates) = with_tls(dir)?;
     let listed = certificates.list(&roles(&config))?;
     let authority = fingerprint_text(&certificates.fingerprint()?);
+    let revoked = revoked::load(&certificates.ca(), certificates.grid())?;
     if json {
         let signs = certificates.has_authority();
-        return print_json(&json!({ "authority_sha256": authority, "signs": signs, "certificates": listed }));
+        let revoked: Vec<_> =
+            revoked.entries().map(|(role, until)| json!({ "role": role.to_string(), "issued_until": until })).collect();
+        let shown = json!({
+            "authority_sha256": authority, "signs": signs, "certificates": listed, "revoked": revoked
+        });
+        return print_json(&shown);
     }
     let mut rows = table(&["ROLE", "EXPIRES", "DAYS", "SUBJECT", "FILE"], &[2]);
     for leaf in &listed {
@@ -116,6 +232,9 @@ fn show(dir: &GridDir, json: bool) -> Result<()> {
         ]);
     }
     print_table(&rows)?;
+    for (role, until) in revoked.entries() {
+        print(format_args!("revoked: certificates of {role} that were issued until {}", date(until)))?;
+    }
     print(format_args!("SHA-256 of the authority: {authority}"))?;
     print(match certificates.has_authority() {
         true => "this machine has its key, and can sign",

@@ -6,7 +6,7 @@ use super::snapshot::share;
 use super::tier::TierFlags;
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{KeySource, Request, Unreadable, VolumeInfo, VolumeLive};
+use crate::protocol::{ClientsChange, KeySource, Request, Unreadable, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -36,6 +36,8 @@ use std::path::PathBuf;
     \x20                                            written to flash, moved to disks by age (`holdfast tier show`)\n  \
     holdfast volume set vm4 --first-tier none\n  \
     holdfast volume set vm1 --protect node     after a node was added\n  \
+    holdfast volume allow db vm7 vm8           only these clients may have it over TCP (`holdfast grid tls --help`)\n  \
+    holdfast volume deny db vm8                it is cut off, if it is connected\n  \
     holdfast volume delete scratch")]
 pub struct VolumeArgs {
     #[command(subcommand)]
@@ -101,6 +103,16 @@ enum VolumeAction {
         #[command(flatten)]
         key: WrappingKey,
     },
+    /// Let only certain clients have a volume over TCP: those that are named now, beside those that were before
+    ///
+    /// Clients show who they are by certificates of the grid's authority (`holdfast grid tls client`), so the hosts' NBD servers have
+    /// to ask for them (`holdfast grid tls server`). Over TCP without TLS nobody gets such a volume. Its snapshots go with
+    /// it, and clones begin with its list. The unix socket is the machine's administrator's, who has every volume.
+    Allow(Clients),
+    /// Let clients have a volume no more; who is connected is cut off
+    ///
+    /// With --all nobody gets it over TCP.
+    Deny(Clients),
     /// Have another host serve a volume, while clients use it: those of this host go on through it
     Handover {
         name: String,
@@ -122,6 +134,43 @@ enum VolumeAction {
         #[arg(long)]
         force: bool,
     },
+}
+
+/// Whom a volume is for.
+#[derive(Args, Debug)]
+struct Clients {
+    name: String,
+    /// Names of clients
+    #[arg(value_name = "CLIENT", required_unless_present = "all")]
+    clients: Vec<String>,
+    /// Every client
+    #[arg(long, conflicts_with = "clients")]
+    all: bool,
+}
+
+impl Clients {
+    fn run(self, allow: bool, dir: &GridDir, json: bool) -> Result<()> {
+        let change = match (allow, self.all) {
+            (true, true) => ClientsChange::AllowAll,
+            (false, true) => ClientsChange::DenyAll,
+            (true, false) => ClientsChange::Allow { clients: self.clients },
+            (false, false) => ClientsChange::Deny { clients: self.clients },
+        };
+        let volume = client::volume(dir, &Request::VolumeClients { name: self.name, change })?;
+        show(&volume, format!("volume {} is for {}", volume.name, whom_for(&volume)), json)
+    }
+}
+
+/// Over TCP.
+pub fn whom_for(volume: &VolumeInfo) -> String {
+    match &volume.only_for {
+        None => "every client that reaches its host".to_string(),
+        Some(clients) if clients.is_empty() => "no client over TCP, only for the unix socket".to_string(),
+        Some(clients) => {
+            let names: Vec<&str> = clients.iter().map(String::as_str).collect();
+            format!("clients {} alone, by their certificates", names.join(", "))
+        }
+    }
 }
 
 /// What a volume is made with.
@@ -313,6 +362,8 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let host = volume.host.as_deref().unwrap_or_default();
             show(&volume, format!("volume {} is in service at host {host}", volume.name))
         }
+        VolumeAction::Allow(clients) => clients.run(true, dir, json),
+        VolumeAction::Deny(clients) => clients.run(false, dir, json),
         VolumeAction::Rekey { name, key } => {
             let (volume, text) = rekey(dir, name, key)?;
             show(&volume, text)
@@ -434,6 +485,9 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
     }
     print_table(&rows)?;
     for volume in volumes {
+        if volume.only_for.is_some() {
+            print(format_args!("volume {} is for {}", volume.name, whom_for(volume)))?;
+        }
         if let Some(why) = &volume.waits {
             print(format_args!("volume {} can't be opened yet: {why}", volume.name))?;
         }
@@ -481,6 +535,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     for uri in &volume.uris {
         row("connect to", uri.clone());
     }
+    row("for", whom_for(volume));
     row("clients", volume.sessions.to_string());
     row("epoch", volume.epoch.to_string());
     if let Some(live) = &volume.live {

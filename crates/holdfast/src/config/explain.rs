@@ -100,7 +100,7 @@ pub fn markdown() -> String {
 /// A new grid's file: what was chosen is set, the rest is in comments.
 pub fn template(nbd_tcp: Option<&Value>, tls_dir: Option<&Value>) -> String {
     let mut text = String::from(
-        "# HostSettings of this machine's part of the grid; read when the host starts. All keys are optional.\n\
+        "# Settings of this machine's part of the grid; read when the host starts. All keys are optional.\n\
          # `holdfast config explain` tells of them, `holdfast config check` finds mistakes.\n",
     );
     let mut section = "";

@@ -21,6 +21,8 @@ pub enum Kind {
     Directory,
     /// A share up to this, in per cent, or `off`.
     Share(u32),
+    /// A group of users of this machine.
+    Group,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,6 +33,7 @@ pub enum Value {
     Directory(PathBuf),
     /// In per cent; zero is `off`.
     Share(u32),
+    Group(String),
 }
 
 /// One key.
@@ -70,7 +73,8 @@ pub const KEYS: &[Key] = &[
         brief: "Address and port on which volumes are served over NBD by TCP, besides the unix socket.",
         more: "By default there is only the unix socket `nbd.sock` in the grid's directory. Who can reach the port can read and \
                write every volume, unless `nbd.tls_dir` is set with a `ca-cert.pem`. Several hosts of a grid each have an \
-               address of their own. `holdfast grid up --nbd-tcp` sets it when the grid is made.",
+               address of their own. Volumes that are for certain clients alone (`holdfast volume allow`) nobody gets without TLS. \
+               `holdfast grid up --nbd-tcp` sets it when the grid is made.",
         older_name: "nbd_tcp",
         older: |host| host.nbd_tcp.map(Value::Address),
         put: |settings, value| settings.nbd_tcp = value.address(),
@@ -82,7 +86,8 @@ pub const KEYS: &[Key] = &[
         example: "/etc/holdfast/nbd-tls",
         brief: "Directory with the certificates that secure NBD over TCP.",
         more: "It holds `server-cert.pem` and `server-key.pem`. With a `ca-cert.pem` beside them, clients need a certificate of \
-               that authority. It says nothing about the links between hosts and nodes: these have certificates of the grid's \
+               that authority. `holdfast grid tls server` makes all three by the grid's own authority, and `holdfast grid tls client` \
+               the clients'. It says nothing about the links between hosts and nodes: these have certificates of the grid's \
                own (`holdfast grid tls show`). Needs `nbd.tcp`.",
         older_name: "tls_dir",
         older: |host| host.tls_dir.clone().map(Value::Directory),
@@ -150,6 +155,19 @@ pub const KEYS: &[Key] = &[
         older: |_| None,
         put: |settings, value| settings.read_cache_percent = value.share(),
     },
+    Key {
+        name: "control.readers",
+        kind: Kind::Group,
+        default: "",
+        example: "holdfast-readers",
+        brief: "Group of users who may look at the grid with this program, and change nothing.",
+        more: "`holdfast status`, and what lists, shows and explains. By default only the user that runs the host, and root, can ask it \
+               anything: `control.sock` in the grid's directory is theirs alone. With a group there is a `reader.sock` for that beside \
+               it. Members must be able to enter the grid's directory. A group that is not in `/etc/group` is named by its number.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.readers = value.group(),
+    },
 ];
 
 /// Keys that one might look for here, and why they are not here.
@@ -182,6 +200,7 @@ impl Kind {
             Kind::Address => "an address with a port".to_string(),
             Kind::Directory => "an absolute path".to_string(),
             Kind::Share(to) => format!("a share from 1 % to {to} %, or off"),
+            Kind::Group => "a group's name or number".to_string(),
         }
     }
 
@@ -206,6 +225,13 @@ impl Kind {
             }
             Kind::Directory if text.starts_with('/') => Ok(Value::Directory(PathBuf::from(text))),
             Kind::Directory => Err(format!("`{text}` is no absolute path: it has to begin with /")),
+            Kind::Group => {
+                let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+                match !text.is_empty() && text.chars().all(is_plain) {
+                    true => Ok(Value::Group(text.to_string())),
+                    false => Err(format!("`{text}` is no group: it is {}", self.text())),
+                }
+            }
             Kind::Share(_) if text == "off" => Ok(Value::Share(0)),
             Kind::Share(to) => {
                 let number = text.strip_suffix('%').map(str::trim_end).and_then(|number| number.parse().ok());
@@ -241,6 +267,13 @@ impl Value {
         }
     }
 
+    fn group(self) -> Option<String> {
+        match self {
+            Value::Group(group) => Some(group),
+            _ => unreachable!("the table puts only groups where groups go"),
+        }
+    }
+
     fn directory(self) -> Option<PathBuf> {
         match self {
             Value::Directory(path) => Some(path),
@@ -259,6 +292,7 @@ impl Value {
             Value::Directory(path) => path.display().to_string(),
             Value::Share(0) => "off".to_string(),
             Value::Share(percent) => format!("{percent} %"),
+            Value::Group(group) => group.clone(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! HostSettings of one machine's part of a grid: `DIR/holdfast.toml`, which an operator writes.
+//! Settings of one machine's part of a grid: `DIR/holdfast.toml`, which an operator writes.
 //!
 //! What the program itself has made (the grid's id, names, nodes, devices) is in `grid.json`, see [`crate::grid::layout`].
 //! A `grid.json` of an older release may hold settings, too: they count where the TOML says nothing.
@@ -30,6 +30,8 @@ pub struct HostSettings {
     pub scrub_every: Duration,
     /// Of nodes; zero is none.
     pub read_cache_percent: u32,
+    /// The group whose members may look at the grid.
+    pub readers: Option<String>,
 }
 
 /// Where a setting comes from.

@@ -79,6 +79,7 @@ impl<'a> Asking<'a> {
             match role {
                 Role::Host(_) => wanted.host = Some(request),
                 Role::Node(node) => drop(wanted.nodes.insert(node.0, request)),
+                Role::Client(_) => unreachable!("a machine of the grid is no client"),
             }
             keys.push((role.clone(), key));
         }

@@ -5,6 +5,8 @@
 //! DIR/tls/ca.pem         the grid's authority: what this machine's processes judge others by
 //! DIR/tls/ca.key         0600, only where certificates are signed: the first machine's
 //! DIR/tls/host.pem, host.key, node-N.pem, node-N.key    this machine's own; keys 0600
+//! DIR/tls/revoked        certificates that were taken back, signed by the authority (see `revoked`)
+//! DIR/tls/clients/NAME/  certificates for clients of volumes, as they leave for these clients' machines
 //! DIR/tls/tokens/        tokens that were given out here, with their secrets (see `host::signer`)
 //! ```
 //! Faults: a key is in place before its certificate, so that a rotation that was cut short leaves a pair that does not go
@@ -83,6 +85,11 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}; {advice}", path.display()))
 }
 
+fn client_paths(dir: &Path) -> LinkPaths {
+    let path = |name: &str| dir.join(name);
+    LinkPaths { ca: path("ca-cert.pem"), certificate: path("client-cert.pem"), key: path("client-key.pem") }
+}
+
 /// All that a machine needs certificates for.
 pub fn roles(config: &GridConfig) -> Vec<Role> {
     let nodes = config.nodes.iter().map(|node| Role::Node(NodeId(node.id)));
@@ -100,12 +107,17 @@ impl Certificates {
         Certificates { root: root.to_path_buf(), grid }
     }
 
+    pub fn grid(&self) -> GridId {
+        self.grid
+    }
+
     /// Where they are.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    fn ca(&self) -> PathBuf {
+    /// The authority's certificate.
+    pub fn ca(&self) -> PathBuf {
         self.root.join("ca.pem")
     }
 
@@ -118,9 +130,37 @@ impl Certificates {
         let stem = match role {
             Role::Host(_) => "host".to_string(),
             Role::Node(node) => format!("node-{node}"),
+            Role::Client(name) => return client_paths(&self.client_dir(name)),
         };
         let path = |extension: &str| self.root.join(format!("{stem}.{extension}"));
         LinkPaths { ca: self.ca(), certificate: path("pem"), key: path("key") }
+    }
+
+    /// Where those of a client of volumes are put, unless somewhere else is asked for.
+    pub fn client_dir(&self, name: &str) -> PathBuf {
+        self.root.join("clients").join(name)
+    }
+
+    /// Signs a certificate for a client of volumes, into a directory as NBD clients expect it.
+    pub fn issue_client(&self, name: &str, dir: &Path) -> Result<()> {
+        let pair = self.authority()?.issue(&Role::Client(name.to_string()))?;
+        self.put_credentials(dir, &client_paths(dir), &pair)
+    }
+
+    /// Signs a certificate for a server of NBD that clients reach by these names, into a directory for `nbd.tls_dir`.
+    pub fn issue_server(&self, names: &[String], dir: &Path) -> Result<()> {
+        let pair = self.authority()?.issue_server(names)?;
+        let path = |name: &str| dir.join(name);
+        let paths =
+            LinkPaths { ca: path("ca-cert.pem"), certificate: path("server-cert.pem"), key: path("server-key.pem") };
+        self.put_credentials(dir, &paths, &pair)
+    }
+
+    fn put_credentials(&self, dir: &Path, paths: &LinkPaths, pair: &Pair) -> Result<()> {
+        make_private_dir(dir)?;
+        write_secret(&paths.key, pair.key.as_bytes())?;
+        write_durably(&paths.certificate, pair.certificate.as_bytes())?;
+        write_durably(&paths.ca, self.ca_pem()?.as_bytes())
     }
 
     /// Whether certificates can be signed here.
@@ -211,6 +251,8 @@ impl Certificates {
             Role::Node(node) => ServerTls::load(&self.paths(role), self.grid, Role::Node(*node))
                 .map(drop)
                 .with_context(|| self.unusable()),
+            // No process of a grid shows it.
+            Role::Client(_) => Ok(()),
         }
     }
 
@@ -240,11 +282,18 @@ impl Certificates {
     pub fn warnings(&self, roles: &[Role]) -> Vec<String> {
         let listed = match self.list(roles) {
             Ok(listed) => listed,
+            // Who may only look at the grid can't read them, and can't renew them.
+            Err(error) if is_denied(&error) => return Vec::new(),
             Err(error) => return vec![format!("{error:#}")],
         };
         let is_due = |leaf: &&Leaf| leaf.days_left < WARN_DAYS as i64;
         listed.iter().filter(is_due).map(warning).collect()
     }
+}
+
+fn is_denied(error: &anyhow::Error) -> bool {
+    let denied = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(denied)
 }
 
 fn warning(leaf: &Leaf) -> String {
@@ -271,7 +320,8 @@ pub fn clear(root: &Path) -> Result<()> {
         let path = entry?.path();
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         let is_key = path.extension().is_some_and(|extension| extension == "pem" || extension == "key");
-        if is_key && (matches!(stem, "ca" | "host") || stem.starts_with("node-")) {
+        let is_list = path.file_name().is_some_and(|name| name == "revoked");
+        if is_list || is_key && (matches!(stem, "ca" | "host") || stem.starts_with("node-")) {
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }

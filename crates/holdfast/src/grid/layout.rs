@@ -8,7 +8,7 @@
 //! DIR/meta.redb      the embedded metadata store, the host's alone; nothing where etcd keeps the metadata
 //! DIR/nbd.sock       all exports
 //! DIR/tls/           certificates of the links, where the grid has TLS (see `certs`)
-//! DIR/control.sock   the host's control socket
+//! DIR/control.sock   the host's control socket; reader.sock beside it where the setting `control.readers` names a group
 //! DIR/keys.json      where this host gets keys of encrypted volumes, and no keys
 //! DIR/logs/, DIR/run/   one log and one pid file a process
 //! ```
@@ -205,6 +205,11 @@ impl GridDir {
 
     pub fn control_socket(&self) -> PathBuf {
         self.root.join("control.sock")
+    }
+
+    /// For those who may look, and change nothing.
+    pub fn reader_socket(&self) -> PathBuf {
+        self.root.join("reader.sock")
     }
 
     pub fn logs_dir(&self) -> PathBuf {

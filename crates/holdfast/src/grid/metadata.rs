@@ -4,7 +4,8 @@
 //! import goes on where it was. The configuration names the new store only when it holds everything; the old one is marked
 //! in the same way then, since nobody may go on with it.
 
-use super::layout::{GridConfig, GridDir, MetaConfig, write_durably};
+use super::certs::write_secret;
+use super::layout::{GridConfig, GridDir, MetaConfig};
 use super::processes::Role;
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use crate::host::presence;
@@ -108,7 +109,8 @@ pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
     let mut text = serde_json::to_string_pretty(&MetadataFile::new(&config.grid, &records)).expect("it encodes");
     text.push('\n');
     match to {
-        Some(path) => write_durably(path, text.as_bytes())?,
+        // It holds wrapped keys, and who may have what.
+        Some(path) => write_secret(path, text.as_bytes())?,
         None => std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes())?,
     }
     Ok(records.len())

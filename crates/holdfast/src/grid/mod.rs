@@ -11,6 +11,7 @@ pub mod layout;
 pub mod metadata;
 pub mod ownership;
 pub mod processes;
+pub mod revoked;
 pub mod rolling;
 pub mod signatures;
 pub mod survey;
@@ -579,7 +580,7 @@ fn choose_ports(ip: IpAddr, asked: Option<u16>, nodes: u32) -> Result<u16> {
 }
 
 fn make_devices(dir: &GridDir, config: &GridConfig) -> Result<()> {
-    fs::create_dir_all(dir.devices_dir())?;
+    certs::make_private_dir(&dir.devices_dir())?;
     let grid = config.grid_id()?;
     for node in &config.nodes {
         for device in &node.devices {

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -105,7 +106,10 @@ impl Role {
 
     fn write_pid_file(self, dir: &GridDir, file: &PidFile) -> Result<()> {
         let text = serde_json::to_string(file).expect("a pid file always encodes");
-        write_durably(&self.pid_path(dir), text.as_bytes())
+        let path = self.pid_path(dir);
+        write_durably(&path, text.as_bytes())?;
+        // Readers of the grid see by it what runs, whatever the mask of this process is.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).context("cannot let others read a pid file")
     }
 
     /// Starts the process, with these options besides: by systemd where that runs the grid, else detached from this one,

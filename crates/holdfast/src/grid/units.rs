@@ -182,7 +182,7 @@ impl Units {
         // Stopped in the other order: first the host.
         let after = nodes.iter().map(|node| format!(" {node}")).collect::<String>();
         format!(
-            "{}[Unit]\nDescription=Holdfast host of the grid in {}\n{}\n[Service]\nExecStart={} host --dir {}\n{}{}\
+            "{}[Unit]\nDescription=Holdfast host of the grid in {}\n{}\n[Service]\nExecStart={} host --dir {}\n{}{}{}\
              PrivateDevices=yes\n",
             place.header,
             place.dir,
@@ -190,6 +190,7 @@ impl Units {
             place.program,
             place.dir,
             service_section(stop),
+            place.readers,
             hardening(place, &[]),
         )
     }
@@ -233,6 +234,9 @@ struct Place {
     block_devices: Vec<String>,
     /// Directories of devices that are files elsewhere.
     outside: Vec<String>,
+    /// A line for the host that lets it give a socket to the group of readers: without capabilities not even root may give it to a
+    /// group that it is not in.
+    readers: String,
 }
 
 impl Place {
@@ -247,6 +251,12 @@ impl Place {
             user: String::new(),
             block_devices: Vec::new(),
             outside: Vec::new(),
+            // With a file that is wrong the host doesn't start, and says so.
+            readers: dir
+                .settings(config)
+                .ok()
+                .and_then(|settings| settings.readers)
+                .map_or(String::new(), |group| format!("SupplementaryGroups={group}\n")),
         };
         for device in config.nodes.iter().flat_map(|node| &node.devices) {
             let path = dir.device_path(device);
@@ -346,6 +356,21 @@ mod tests {
         let stop: u64 = values(host, "TimeoutStopSec")[0].parse().unwrap();
         assert!(stop > HOST_DOWN_MAX.as_secs());
         assert!(values(node, "ExecStart")[0].contains(" node --id %i --dir "));
+    }
+
+    #[test]
+    fn a_host_may_give_a_socket_to_the_group_of_readers() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, config) = grid(temp.path(), "devices/a.img");
+        let units = Units { directory: temp.path().join("units"), name: "lab".into() };
+        let groups = || {
+            let files = units.files(&dir, &config).unwrap();
+            let of = |at: usize| values(&files[at], "SupplementaryGroups").join(" ");
+            [of(0), of(1)]
+        };
+        assert_eq!(groups(), ["", ""]);
+        fs::write(dir.settings_path(), "[control]\nreaders = 'ops'\n").unwrap();
+        assert_eq!(groups(), ["", "ops"], "the host's alone");
     }
 
     #[test]

@@ -8,17 +8,20 @@
 //! volume/ID/dependent/ID what a volume that was made of this one names of it (see `family`)
 //! volume/ID/export       there while the volume is in service, for the next start: at which host
 //! deleting/ID            there until every device has returned the volume's space
+//! clients/ID             of a volume or clone: which clients may have it (see `access`)
 //! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
 //! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! node/NUMBER            a storage node: where it is, and its devices
+//! revoked                which certificates were taken back (see `revocation`)
 //! tls, token/ID, join/ID/…   who may join a grid with TLS (see `grid::token`)
 //! ```
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
+use super::access::Lists;
 use super::family::is_placeholder;
 use super::fixed::{Fixed, FixedVolume};
 use super::keys::{KeyRecord, NewKey};
@@ -38,7 +41,7 @@ use holdfast_format::family::{SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::tier::Tiers;
-use holdfast_runtime::meta::Swap;
+use holdfast_runtime::meta::{Record, Swap};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,6 +59,8 @@ const SCHEDULE_PREFIX: &str = "schedule/";
 const RECEIVED_PREFIX: &str = "received/";
 pub const DRAINING_PREFIX: &str = "draining/";
 const TREND_KEY: &str = "trend";
+pub const CLIENTS_PREFIX: &str = "clients/";
+pub const REVOKED_KEY: &str = "revoked";
 pub const SETTINGS_PREFIX: &str = "settings/";
 pub const NODE_PREFIX: &str = "node/";
 pub const EXPORT_SUFFIX: &str = "/export";
@@ -97,6 +102,12 @@ pub struct CloneRecord {
     /// The volume that it is a part of.
     pub origin: String,
     pub size_bytes: u64,
+}
+
+/// The clients that may have a volume or clone over TCP; where there is none all may.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct ClientsRecord {
+    allowed: BTreeSet<String>,
 }
 
 /// What an operator has chosen for a volume, besides size and layout.
@@ -205,6 +216,10 @@ fn key_key(volume: VolumeId) -> String {
 
 fn deleting_key(volume: &str) -> String {
     format!("{DELETING_PREFIX}{volume}")
+}
+
+fn clients_key(volume: VolumeId) -> String {
+    format!("{CLIENTS_PREFIX}{volume}")
 }
 
 fn settings_key(volume: VolumeId) -> String {
@@ -383,6 +398,7 @@ impl Catalog {
         let is_gone = self.is_gone(begun.volume)?;
         if is_gone {
             self.set(&settings_key(begun.volume), None)?;
+            self.set(&clients_key(begun.volume), None)?;
             self.set_key(begun.volume, None)?;
             self.free_name(name, &begun.volume.to_string())?;
         }
@@ -461,6 +477,42 @@ impl Catalog {
         })
     }
 
+    /// The signed list of revoked certificates, as it stands there.
+    pub fn revoked(&self) -> Result<Option<Vec<u8>>> {
+        Ok(self.get(REVOKED_KEY)?.1)
+    }
+
+    /// `change` sees the present one, and gives the next.
+    pub fn set_revoked(&self, change: impl Fn(Option<&[u8]>) -> Result<Vec<u8>>) -> Result<()> {
+        self.update(REVOKED_KEY, |found| {
+            let next = change(found)?;
+            Ok((found != Some(&next)).then_some(Some(next)))
+        })
+    }
+
+    /// Which clients may have which volumes and clones.
+    pub fn clients(&self) -> Result<Lists> {
+        let listed = self.meta.list(CLIENTS_PREFIX)?.records;
+        let list = |l: &Record| {
+            Ok((l.key[CLIENTS_PREFIX.len()..].parse()?, decode::<ClientsRecord>(&l.key, &l.value)?.allowed))
+        };
+        listed.iter().map(list).collect()
+    }
+
+    /// `change` sees the present list, and gives the next; without one all clients may have it.
+    pub fn change_clients(
+        &self,
+        volume: VolumeId,
+        mut change: impl FnMut(Option<BTreeSet<String>>) -> Result<Option<BTreeSet<String>>>,
+    ) -> Result<()> {
+        let key = clients_key(volume);
+        self.update(&key, |found| {
+            let before = found.map(|bytes| decode::<ClientsRecord>(&key, bytes)).transpose()?.map(|c| c.allowed);
+            let after = change(before.clone())?;
+            Ok((after != before).then(|| after.map(|allowed| encode(&ClientsRecord { allowed }))))
+        })
+    }
+
     pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
         let key = settings_key(volume);
         self.update(&key, |found| {
@@ -499,6 +551,7 @@ impl Catalog {
     /// Its volume has let go of it.
     pub fn forget_clone(&self, id: VolumeId, name: &str) -> Result<()> {
         self.set_schedule(id, None)?;
+        self.set(&clients_key(id), None)?;
         self.set(&clone_key(id), None)?;
         self.free_name(name, &id.to_string())
     }
@@ -844,6 +897,7 @@ impl Catalog {
         self.set_schedule(volume, None)?;
         self.set_received(volume, None)?;
         self.set(&settings_key(volume), None)?;
+        self.set(&clients_key(volume), None)?;
         self.root(volume)
     }
 

@@ -4,6 +4,7 @@
 //! in [`Waiters`] until what was asked has happened. It never blocks: a channel holds the one answer it gets.
 
 use super::Host;
+use super::access::Lists;
 use super::family::{FamilyCommand, ForkOutcome};
 use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
@@ -169,6 +170,15 @@ pub enum Command {
         host: String,
         volume: VolumeId,
         answer: Answer<Option<wire::Answer>>,
+    },
+    /// Which clients may have what from here on; answered when those that may not stay are cut off.
+    Access {
+        lists: Lists,
+        answer: Answer<()>,
+    },
+    /// Certificates were revoked: answered when their connections are ended.
+    CutRevoked {
+        answer: Answer<()>,
     },
     /// Clients of this host that use an offered volume.
     Through {
@@ -434,6 +444,14 @@ impl Host {
             }
             Command::Offers { offers, hosts, answer } => {
                 self.set_offers(now, offers, &hosts, io);
+                tell(&answer, ());
+            }
+            Command::Access { lists, answer } => {
+                self.set_access(now, lists, io);
+                tell(&answer, ());
+            }
+            Command::CutRevoked { answer } => {
+                self.cut_revoked(now, io);
                 tell(&answer, ());
             }
             Command::Prepare { name, answer } => self.prepare(now, &name, answer, io),

@@ -1,4 +1,4 @@
-//! The control socket: requests of the command line, one JSON line each, served by a thread a connection.
+//! The control sockets: requests of the command line, one JSON line each, served by a thread a connection.
 //!
 //! Role: sequences metadata records and commands to the reactor into what an operator asks for. Threads here may block;
 //! the reactor never waits for them.
@@ -9,6 +9,7 @@ use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, Settings, StillNeeded, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
+use super::doors::{self, Rank};
 use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
@@ -16,13 +17,13 @@ use super::keeper;
 use super::keys::{Keys, NewKey};
 use super::meta::{Health, Meta};
 use super::presence::Presence;
+use super::revocation::Revocations;
 use super::schedule;
 use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
-use crate::daemon::outwait;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, Unreadable, VolumeInfo};
@@ -78,6 +79,7 @@ pub(super) struct ControlPlane {
     pub(super) catalog: Catalog,
     pub(super) presence: Presence,
     pub(super) keys: Arc<Keys>,
+    pub(super) revocations: Revocations,
     health: Health,
     pub(super) reactor: Sender<Command>,
     bell: JanitorBell,
@@ -91,13 +93,15 @@ pub(super) struct ControlPlane {
     changes: Mutex<()>,
 }
 
-/// Binds the socket and serves it from threads of its own.
+/// Opens the sockets and serves them from threads of its own.
 pub fn start(
     dir: &GridDir,
     (config, settings): (&GridConfig, HostSettings),
     (meta, catalog, presence, keys): (Meta, Catalog, Presence, Arc<Keys>),
+    revocations: Revocations,
     reactor: Sender<Command>,
 ) -> Result<()> {
+    let doors = doors::open(dir, settings.readers.as_deref())?;
     let health = Health::watch(meta.clone())?;
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
     let trend = Mutex::new(Trend::new(catalog.trend()?));
@@ -106,6 +110,7 @@ pub fn start(
         catalog,
         presence,
         keys,
+        revocations,
         health,
         reactor,
         bell,
@@ -123,23 +128,15 @@ pub fn start(
     watcher::start(Arc::clone(&plane), meta)?;
     keeper::start(Arc::clone(&plane))?;
     family::start(Arc::clone(&plane))?;
-    let path = dir.control_socket();
-    let is_taken = || if UnixStream::connect(&path).is_ok() { Err(()) } else { Ok(()) };
-    if outwait(is_taken, |()| true).is_err() {
-        bail!("another host serves {}; stop it with `holdfast grid down`", path.display());
+    for (listener, rank) in doors {
+        let plane = Arc::clone(&plane);
+        let serve = move || accept(&listener, rank, &plane);
+        std::thread::Builder::new().name("control".to_string()).spawn(serve)?;
     }
-    match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            return Err(e).with_context(|| format!("cannot replace {}", path.display()));
-        }
-        _ => {}
-    }
-    let listener = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-    std::thread::Builder::new().name("control".to_string()).spawn(move || accept(&listener, &plane))?;
     Ok(())
 }
 
-fn accept(listener: &UnixListener, plane: &Arc<ControlPlane>) {
+fn accept(listener: &UnixListener, rank: Rank, plane: &Arc<ControlPlane>) {
     let open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else { continue };
@@ -150,7 +147,7 @@ fn accept(listener: &UnixListener, plane: &Arc<ControlPlane>) {
         let (plane, count) = (Arc::clone(plane), Arc::clone(&open));
         let served = std::thread::Builder::new().name("control-client".to_string()).spawn(move || {
             // A client that leaves early hears no answer; what it asked for is done all the same.
-            let _ = serve(&stream, &plane);
+            let _ = serve(&stream, rank, &plane);
             count.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = served {
@@ -160,22 +157,33 @@ fn accept(listener: &UnixListener, plane: &Arc<ControlPlane>) {
     }
 }
 
-fn serve(stream: &UnixStream, plane: &ControlPlane) -> Result<()> {
+fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
         if (&mut reader).take(LINE_BYTES_MAX as u64).read_line(&mut line)? == 0 {
             return Ok(());
         }
+        if !line.ends_with('\n') {
+            // Cut off on its way, or without end: nothing of it is done, and what follows makes no sense.
+            let message = format!("a request is one line of at most {LINE_BYTES_MAX} bytes, and this one has no end");
+            return say(stream, &Response::Error { message });
+        }
         let response = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => plane.respond(request),
+            Ok(request) => match rank.check(&request) {
+                Ok(()) => plane.respond(request),
+                Err(error) => Response::Error { message: error.to_string() },
+            },
             Err(error) => Response::Error { message: format!("the host does not understand the request: {error}") },
         };
-        let mut text = serde_json::to_string(&response).expect("our responses always encode");
-        text.push('\n');
-        let mut out = stream;
-        out.write_all(text.as_bytes())?;
+        say(stream, &response)?;
     }
+}
+
+fn say(mut stream: &UnixStream, response: &Response) -> Result<()> {
+    let mut text = serde_json::to_string(response).expect("our responses always encode");
+    text.push('\n');
+    Ok(stream.write_all(text.as_bytes())?)
 }
 
 pub(super) fn check_size(size_bytes: u64) -> Result<()> {
@@ -192,7 +200,7 @@ pub(super) fn check_size(size_bytes: u64) -> Result<()> {
 
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
-        let _alone = request.changes().then(|| self.alone());
+        let _alone = request.is_alone().then(|| self.alone());
         if let Err(error) = self.check_may_change(&request) {
             return Response::Error { message: format!("{error:#}") };
         }
@@ -222,6 +230,7 @@ impl ControlPlane {
                 });
                 exported.map(Response::from)
             }
+            Request::VolumeClients { name, change } => self.set_clients(&name, &change).map(Response::from),
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
             Request::VolumeRekey { name, key } => self.rekey(&name, &key).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
@@ -259,6 +268,7 @@ impl ControlPlane {
             }
             Request::CheckStop { node } => self.check_stop(node).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
+            Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
             Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
@@ -334,11 +344,14 @@ impl ControlPlane {
     /// Adds volumes that are not open here; gives those that are being deleted, and those that can't be read.
     fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<(Vec<String>, Vec<Unreadable>)> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
+        let lists = self.catalog.clients()?;
         let (entries, unreadable) = self.catalog.survey()?;
         for entry in entries {
             match volumes.iter_mut().find(|v| v.name == entry.name()) {
                 Some(volume) => volume.portals = entry.portals.into_iter().collect(),
-                None => volumes.push(self.closed_info(&entry)),
+                None => {
+                    volumes.push(VolumeInfo { only_for: lists.get(&entry.id()).cloned(), ..self.closed_info(&entry) })
+                }
             }
         }
         Ok((deleting, unreadable))
@@ -359,6 +372,7 @@ impl ControlPlane {
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
         info.portals = entry.portals.iter().cloned().collect();
+        info.only_for = self.catalog.clients()?.remove(&entry.id());
         if entry.clone.is_none() {
             let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
             info.shares_with = origin.flatten().map(|root| root.name);
@@ -485,6 +499,7 @@ impl ControlPlane {
             let (name, force, discard) = (name.to_string(), true, true);
             ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
         }
+        self.take_in_clients()?;
         self.ask(|answer| Command::Open { spec, exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
@@ -638,8 +653,8 @@ impl ControlPlane {
             );
         };
         size_bytes.map_or(Ok(()), check_size)?;
-        let Entry { root: origin, settings, .. } = self.catalog.find(volume)?;
-        if settings.fixed.is_some() {
+        let entry = self.catalog.find(volume)?;
+        if entry.settings.fixed.is_some() {
             bail!(
                 "volume {volume} is fixed, and a clone would write to what is set aside for it; `holdfast volume set \
                  {volume} --provisioning thin`, then try again"
@@ -647,12 +662,13 @@ impl ControlPlane {
         }
         self.drop_orphan(name)?;
         let id = self.catalog.begin_clone(name)?;
+        self.inherit_clients(&entry, id)?;
         let wanted = Wanted::Clone { snapshot: snapshot.to_string(), id, name: name.to_string(), size_bytes };
         self.change(volume, wanted)?;
         let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let made = made.with_context(|| format!("volume {volume} was closed meanwhile; try again"))?;
         let record =
-            CloneRecord { name: name.to_string(), origin: origin.volume.to_string(), size_bytes: made.size_bytes };
+            CloneRecord { name: name.to_string(), origin: entry.root.volume.to_string(), size_bytes: made.size_bytes };
         self.catalog.set_clone(id, &record)?;
         Ok(made)
     }
@@ -740,6 +756,7 @@ impl ControlPlane {
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
             portals: entry.portals.iter().cloned().collect(),
+            only_for: None,
             state: state.to_string(),
             waits: trouble,
             epoch: entry.root.epoch.0,

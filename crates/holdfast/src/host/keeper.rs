@@ -62,7 +62,7 @@ pub(super) fn offers(
         let host = entry.served_by.clone().unwrap_or_default();
         let place = if catalog.is_here(entry) { Place::Here } else { Place::At(host.clone()) };
         let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
-        offer.exports.insert(entry.name().to_string(), entry.size_bytes());
+        offer.exports.insert(entry.name().to_string(), (entry.id(), entry.size_bytes()));
         wanted.insert(host);
         wanted.extend(entry.portals.iter().cloned());
     }
@@ -79,6 +79,7 @@ impl ControlPlane {
         let out_of_reach = live.nodes.iter().filter(|node| node.link != LinkState::Up).count();
         let entries = self.catalog.all()?;
         let hosts = self.presence.hosts()?;
+        self.take_in_clients()?;
         let (offers, addresses) = offers(&self.catalog, &entries, &hosts);
         self.ask(|answer| Command::Offers { offers, hosts: addresses, answer })?;
         for entry in entries.iter().filter(|entry| entry.clone.is_none()) {

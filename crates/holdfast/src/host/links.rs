@@ -24,6 +24,7 @@
 //!
 //! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
 
+use super::revocation::REVOKED;
 use crate::link_tls::Secured;
 use crate::logger;
 use holdfast_base::stream::Inbound;
@@ -418,6 +419,17 @@ impl Links {
             _ => error.to_string(),
         });
         self.drop_link(index, now, io);
+    }
+
+    /// Ends connections with nodes whose certificates were taken back.
+    pub fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
+        let Some(revoked) = self.tls.as_ref().map(|tls| tls.revoked().clone()) else { return };
+        for index in 0..self.links.len() {
+            let mut lanes = self.links[index].lanes.iter().flatten().filter_map(|lane| lane.secured.as_ref());
+            if lanes.any(|secured| secured.is_revoked(&revoked)) {
+                self.refuse(now, index, format!("no TLS with it: {REVOKED}"), io);
+            }
+        }
     }
 
     /// A volume found the node silent for too long.

@@ -11,6 +11,7 @@ use holdfast_runtime::meta::{
     EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaService, MetaStore, MetaTicket, OpenError,
 };
 use holdfast_runtime::{Waker, clock};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -87,7 +88,10 @@ pub fn complete(meta: &Meta, config: &GridConfig) -> Result<()> {
 /// The embedded store: one file, which no other process may have open.
 fn open_file(path: &Path) -> Result<Meta> {
     let open = || LocalStore::open(path, Arc::new(clock::now));
-    Ok(Arc::new(outwait(open, |e| matches!(e, OpenError::InUse { .. }))?))
+    let store = outwait(open, |e| matches!(e, OpenError::InUse { .. }))?;
+    // One that is another user's is theirs to guard.
+    let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
+    Ok(Arc::new(store))
 }
 
 fn load_tls(dir: &Path) -> Result<EtcdTls> {

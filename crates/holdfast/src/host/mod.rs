@@ -10,11 +10,13 @@
 //! Faults: a clean stop closes every volume, which empties its log; a stop that takes longer than [`STOP_MAX`] is as
 //! good as a crash, from which the next start recovers.
 
+mod access;
 mod caretaker;
 pub mod catalog;
 mod commands;
 mod control;
 mod devices;
+mod doors;
 mod family;
 mod fixed;
 mod groups;
@@ -30,6 +32,7 @@ mod peers;
 pub mod portals;
 pub mod presence;
 pub mod receive;
+mod revocation;
 pub mod schedule;
 pub mod signer;
 mod stop;
@@ -42,6 +45,7 @@ use crate::config::HostSettings;
 use crate::daemon::{outwait, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
+use crate::grid::revoked;
 use crate::link_tls::Door;
 use crate::logger;
 use anyhow::{Context, Result};
@@ -51,6 +55,7 @@ use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Ins
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
+use holdfast_runtime::tls::link::{HostTls, ServerTls};
 use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
 pub use links::POLL_PACE;
 use links::{LinkEvent, Links, Owner};
@@ -58,6 +63,7 @@ use meta::MetaClient;
 use nbd::Clients;
 use peers::Peers;
 use portals::Portals;
+use revocation::Revocations;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -121,6 +127,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let (listeners, uris) = listen(&mut reactor, dir, &settings)?;
     let host_listener = listen_to_hosts(&mut reactor, &config)?;
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
+    let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
+    let revoked = links_tls.as_ref().map(|tls| tls.revoked().clone());
     // The sockets are ours now: no other host runs in this directory.
     let address = host_listener.map(|(_, address)| address);
     let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
@@ -131,6 +139,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     // Read after that: while the host was away others may have taken volumes over.
     catalog.adopt_exports()?;
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
+    let access = catalog.clients()?;
     let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: settings.writeback_bytes, map_cache_bytes: settings.map_cache_bytes };
@@ -139,9 +148,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let started = reactor.io().now();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
-        volumes: Volumes::new(grid, &config.host.name, (budget, care), fixed, exported.len(), uris),
+        volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access), exported.len(), uris),
         portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
-        clients: Clients::new(settings.tls_dir.as_deref().map(tls::load).transpose()?),
+        clients: Clients::new((grid, revoked), settings.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
@@ -166,13 +175,23 @@ pub fn run(dir: &GridDir) -> Result<()> {
     for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
         host.open_volume(started, spec, true, reactor.io());
     }
-    control::start(dir, (&config, settings), (meta, catalog, presence.clone(), keys), sender)?;
+    control::start(dir, (&config, settings), (meta, catalog, presence.clone(), keys), revocations, sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
     reactor.run(&mut host)?;
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
     Ok(())
+}
+
+/// What this machine knows of certificates that were taken back.
+fn revocations(certificates: Certificates, links: Option<&HostTls>, door: Option<&ServerTls>) -> Result<Revocations> {
+    let lists = links.map(HostTls::revoked).into_iter().chain(door.map(ServerTls::revoked)).cloned().collect();
+    let revocations = Revocations { certificates, lists };
+    if links.is_some() {
+        revocations.replace(&revoked::load(&revocations.certificates.ca(), revocations.certificates.grid())?);
+    }
+    Ok(revocations)
 }
 
 /// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
@@ -475,7 +494,7 @@ impl App for Host {
         match event {
             Event::Bytes { conn, bytes } => {
                 if let Some(client) = self.clients.owner(conn) {
-                    self.on_client_bytes(client, bytes, io);
+                    self.on_client_bytes(now, client, bytes, io);
                 } else if self.portals.peers.owns(conn) {
                     self.portals.peers.on_bytes(now, conn, bytes, io);
                 } else {
@@ -521,6 +540,7 @@ impl App for Host {
     fn on_batch_end(&mut self, now: Instant, io: &mut Io) {
         self.settle_sends(io);
         self.settle(now, io);
+        self.tell_of_strangers(now);
         self.finish_stop(now, io);
     }
 

@@ -10,19 +10,23 @@
 //! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
 
 use super::Host;
+use super::access::{Caller, Teller};
 use super::portals::Portals;
+use super::revocation::REVOKED;
 use super::tls::Secured;
 use super::volumes::{Asker, Behind, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
 use crate::logger;
 use holdfast_base::{
-    BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, HeadId, Instant, ObjectId, Slab, Token,
-    VolumeId,
+    BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, GridId, HeadId, Instant, ObjectId, Slab,
+    Token, VolumeId,
 };
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_portal::{DeskEvent, Event as PortalEvent};
 use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::TlsServer;
 use holdfast_volume::{Event as VolumeEvent, State, Target};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -37,11 +41,12 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
 
 pub struct Client {
     conn: ConnId,
-    peer: String,
+    pub peer: String,
+    pub caller: Caller,
     session: Session,
     secured: Option<Box<Secured>>,
     /// The export that was opened.
-    export: Option<String>,
+    pub export: Option<String>,
     /// It is the portal's session: its volume may be served elsewhere.
     of_portal: bool,
     pub held: Held,
@@ -53,6 +58,7 @@ pub struct Client {
     /// Bytes given to the reactor that the session has not been told to have left.
     unsent_bytes: u64,
     paused: bool,
+    has_said: bool,
     give_up_at: Instant,
 }
 
@@ -72,10 +78,28 @@ pub enum Held {
     },
 }
 
-/// What clients are shown: volumes in service here, and those that are reached through the portal.
-struct Offered<'a> {
+/// What a client is shown: volumes in service here, and those that are reached through the portal, but for those that are not
+/// for it.
+pub struct Offered<'a> {
     volumes: &'a Volumes,
     portals: &'a Portals,
+    caller: &'a Caller,
+    /// What the client was told that it may not have.
+    refused: RefCell<Option<String>>,
+}
+
+impl<'a> Offered<'a> {
+    pub fn to(caller: &'a Caller, (volumes, portals): (&'a Volumes, &'a Portals)) -> Offered<'a> {
+        Offered { volumes, portals, caller, refused: RefCell::new(None) }
+    }
+
+    /// Why it may not have an export.
+    pub fn why_not(&self, export: &str) -> Option<String> {
+        let (shown, _) = split_ticket(export);
+        let (name, _) = split_export(shown);
+        let id = self.volumes.export_id(name).or_else(|| self.portals.export_id(name))?;
+        self.caller.refusal(shown, self.volumes.access.get(&id)?)
+    }
 }
 
 impl Exports for Offered<'_> {
@@ -83,10 +107,20 @@ impl Exports for Offered<'_> {
         let mut list = self.volumes.list();
         let away: Vec<_> = self.portals.exports().filter(|e| list.iter().all(|own| own.name != e.name)).collect();
         list.extend(away);
+        list.retain(|export| self.why_not(&export.name).is_none());
         list
     }
 
+    fn refusal(&self, name: &str) -> Option<String> {
+        let why = self.why_not(name)?;
+        self.refused.replace(Some(why.clone()));
+        Some(why)
+    }
+
     fn find(&self, name: &str) -> Option<ExportInfo> {
+        if self.why_not(name).is_some() {
+            return None;
+        }
         self.volumes.find(name).or_else(|| Some(self.portals.export(name)?.1))
     }
 
@@ -105,13 +139,29 @@ pub struct Clients {
     sending: Vec<Token>,
     /// Where it is set, clients that come over TCP must secure their connection.
     tls: Option<TlsServer>,
+    /// Whose clients are let in by name.
+    grid: GridId,
+    /// Where the grid has certificates.
+    revoked: Option<RevokedNow>,
+    pub teller: Teller,
+    /// Who has said something, and has gone without TLS where it is due.
+    strangers: Vec<String>,
 }
 
 impl Clients {
-    pub fn new(tls: Option<TlsServer>) -> Clients {
-        let table = Slab::new(CLIENTS_MAX);
-        let held_bytes_max = SessionConfig::default().held_bytes_max;
-        Clients { table, by_conn: HashMap::new(), effects: Effects::new(), held_bytes_max, sending: Vec::new(), tls }
+    pub fn new((grid, revoked): (GridId, Option<RevokedNow>), tls: Option<TlsServer>) -> Clients {
+        Clients {
+            table: Slab::new(CLIENTS_MAX),
+            by_conn: HashMap::new(),
+            effects: Effects::new(),
+            held_bytes_max: SessionConfig::default().held_bytes_max,
+            sending: Vec::new(),
+            tls,
+            grid,
+            revoked,
+            teller: Teller::default(),
+            strangers: Vec::new(),
+        }
     }
 
     pub fn owner(&self, conn: ConnId) -> Option<Token> {
@@ -120,6 +170,12 @@ impl Clients {
 
     pub fn tokens(&self) -> Vec<Token> {
         self.table.tokens()
+    }
+
+    /// Whether its certificate was taken back.
+    pub fn is_revoked(&self, session: Token) -> bool {
+        let secured = self.table.get(session).and_then(|client| client.secured.as_ref());
+        secured.zip(self.revoked.as_ref()).is_some_and(|(secured, revoked)| secured.is_revoked(revoked))
     }
 
     pub fn get_mut(&mut self, session: Token) -> Option<&mut Client> {
@@ -152,6 +208,11 @@ impl Client {
     /// Only this host serves its volume.
     pub fn take_from_portal(&mut self) {
         self.of_portal = false;
+    }
+
+    /// For the log.
+    fn who(&self) -> String {
+        self.caller.name().map_or_else(|| self.peer.clone(), |name| format!("{name} ({})", self.peer))
     }
 
     fn send(&mut self, bytes: &[u8], io: &mut Io) {
@@ -207,6 +268,7 @@ impl Host {
         let client = Client {
             conn,
             peer,
+            caller: if is_tcp { Caller::Plain } else { Caller::Local },
             session,
             secured: None,
             export: None,
@@ -217,6 +279,7 @@ impl Host {
             head: HeadId::VOLUME,
             unsent_bytes: 0,
             paused: false,
+            has_said: false,
             give_up_at: now + HANDSHAKE_MAX,
         };
         let token = self.clients.table.insert(client);
@@ -224,30 +287,57 @@ impl Host {
         self.carry_out_session(token, io);
     }
 
-    pub(super) fn on_client_bytes(&mut self, token: Token, bytes: &[u8], io: &mut Io) {
-        let offered = Offered { volumes: &self.volumes, portals: &self.portals };
-        let Clients { table, effects, .. } = &mut self.clients;
+    pub(super) fn on_client_bytes(&mut self, now: Instant, token: Token, bytes: &[u8], io: &mut Io) {
+        let Clients { table, effects, grid, revoked, teller, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
+        client.has_said = true;
+        let refused;
         if let Some(secured) = &mut client.secured {
+            let is_revoked = |secured: &Secured| revoked.as_ref().is_some_and(|revoked| secured.is_revoked(revoked));
             match secured.on_bytes(client.conn, bytes, io) {
+                Ok(opened) if opened.started && is_revoked(secured) => {
+                    teller.tell(now, &client.peer, REVOKED);
+                    io.close(client.conn);
+                    return self.forget_client(token);
+                }
                 Ok(opened) => {
                     if opened.started {
+                        client.caller = secured.caller(*grid);
                         client.session.on_tls_started();
                     }
+                    let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
                     client.session.on_bytes(&opened.plaintext, &offered, effects);
+                    refused = offered.refused.take();
                     secured.recycle(opened.plaintext);
                 }
                 Err(error) => {
-                    logger::info(format_args!("client {}: {error}", client.peer));
+                    teller.tell(now, &client.peer, &error.to_string());
                     io.close(client.conn);
                     return self.forget_client(token);
                 }
             }
         } else {
+            let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
             client.session.on_bytes(bytes, &offered, effects);
+            refused = offered.refused.take();
             client.lend_sink(io);
         }
+        if let Some(why) = refused {
+            teller.tell(now, &client.peer, &why);
+        }
         self.carry_out_session(token, io);
+    }
+
+    /// Tells of those that have gone without TLS where it is due.
+    pub(super) fn tell_of_strangers(&mut self, now: Instant) {
+        let Clients { strangers, teller, .. } = &mut self.clients;
+        for peer in strangers.drain(..) {
+            teller.tell(
+                now,
+                &peer,
+                "it does not secure its connection; connect by TLS (nbds://), as nbd.tls_dir demands",
+            );
+        }
     }
 
     pub(super) fn on_client_filled(&mut self, token: Token, buf: BufMut, io: &mut Io) {
@@ -419,7 +509,7 @@ impl Host {
             };
             let result = self.bind(token, &export);
             let client = self.clients.table.get_mut(token).expect("binding ends no session");
-            let offered = Offered { volumes: &self.volumes, portals: &self.portals };
+            let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
             client.session.on_opened(result, &offered, &mut effects);
         }
         self.clients.effects = effects;
@@ -429,6 +519,10 @@ impl Host {
         let refuse = |kind, message: String| Err(Refusal { kind, message });
         if self.is_stopping() {
             return refuse(RefusalKind::ShuttingDown, "this host is stopping; connect again later".to_string());
+        }
+        let caller = self.clients.table.get(session).map(|client| client.caller.clone());
+        if let Some(why) = self.refusal_of(export, &caller.expect("it has just asked")) {
+            return refuse(RefusalKind::Forbidden, why);
         }
         let (shown, ticket) = split_ticket(export);
         let (name, snapshot) = split_export(shown);
@@ -477,7 +571,7 @@ impl Host {
         }
         (client.volume, client.target, client.head) = (Some(at), target, head);
         client.export = Some(export.to_string());
-        logger::info(format_args!("client {} opens {shown}", client.peer));
+        logger::info(format_args!("client {} opens {shown}", client.who()));
         Ok(info)
     }
 
@@ -486,7 +580,7 @@ impl Host {
         let client = self.clients.table.get_mut(session).expect("it has just asked");
         (client.export, client.of_portal) = (Some(export.to_string()), true);
         client.held = Held::Arriving { volume, export: export.to_string(), requests: Vec::new() };
-        logger::info(format_args!("client {} opens {export}, by the portal", client.peer));
+        logger::info(format_args!("client {} opens {export}, by the portal", client.who()));
         self.share_memory();
         self.arrive(session);
     }
@@ -494,6 +588,9 @@ impl Host {
     pub(super) fn forget_client(&mut self, token: Token) {
         let Some(client) = self.clients.table.remove(token) else { return };
         self.clients.by_conn.remove(&client.conn);
+        if self.clients.tls.is_some() && client.caller == Caller::Plain && client.secured.is_none() && client.has_said {
+            self.clients.strangers.push(client.peer);
+        }
         if let Some(volume) = client.volume.and_then(|at| self.volumes.table.get_mut(at)) {
             volume.remove_session(client.head);
         }
@@ -546,7 +643,7 @@ impl Host {
             client.unsent_bytes -= sent;
             let goes_on = client.unsent_bytes > 0;
             if sent > 0 {
-                let offered = Offered { volumes: &self.volumes, portals: &self.portals };
+                let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
                 client.session.on_sent(sent as usize, &offered, effects);
             }
             if goes_on {

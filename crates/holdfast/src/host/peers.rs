@@ -6,6 +6,7 @@
 //!
 //! Faults: bytes that are no frame end their connection; one that can't be made is tried again after [`RETRY_PAUSE`].
 
+use super::revocation::REVOKED;
 use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
 use crate::logger;
 use holdfast_base::stream::Inbound;
@@ -315,6 +316,25 @@ impl Peers {
                 self.events.push_back(PeerEvent::LinkDown { link: LinkId(token.0) });
             }
             None => {}
+        }
+    }
+
+    /// Ends connections with hosts whose certificates were taken back.
+    pub fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
+        if let Some(revoked) = self.door.as_ref().map(|door| door.revoked().clone()) {
+            let is_cut = |l: &Link| l.conn.secured.as_ref().is_some_and(|secured| secured.is_revoked(&revoked));
+            let cut: Vec<Token> = self.links.iter().filter(|(_, l)| is_cut(l)).map(|(token, _)| token).collect();
+            for token in cut {
+                self.refuse(now, token, REVOKED, io);
+            }
+        }
+        let Some(revoked) = self.tls.as_ref().map(|tls| tls.revoked().clone()) else { return };
+        for peer in 0..self.peers.len() {
+            let secured = self.peers[peer].conn.as_ref().and_then(|conn| conn.secured.as_ref());
+            if secured.is_some_and(|secured| secured.is_revoked(&revoked)) {
+                self.tell_trouble(peer, REVOKED);
+                self.drop_peer(peer, now, true, io);
+            }
         }
     }
 

@@ -38,8 +38,8 @@ pub enum Place {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
     pub volume: VolumeId,
-    /// The volume and its clones, with their sizes in bytes.
-    pub exports: BTreeMap<String, u64>,
+    /// The volume and its clones, with their ids and sizes in bytes.
+    pub exports: BTreeMap<String, (VolumeId, u64)>,
     pub place: Place,
 }
 
@@ -104,9 +104,14 @@ impl Portals {
 
     /// An export that is offered, but not served here, as clients see it.
     pub fn export(&self, name: &str) -> Option<(VolumeId, ExportInfo)> {
-        let (volume, size) = self.offers.values().find_map(|o| Some((o.volume, *o.exports.get(name)?)))?;
+        let (volume, (_, size)) = self.offers.values().find_map(|o| Some((o.volume, *o.exports.get(name)?)))?;
         let description = "Holdfast volume, through a portal".to_string();
         Some((volume, ExportInfo { name: name.to_string(), description, size_bytes: size, read_only: false }))
+    }
+
+    /// The id of an offered volume or clone.
+    pub fn export_id(&self, name: &str) -> Option<VolumeId> {
+        self.offers.values().find_map(|o| o.exports.get(name)).map(|(id, _)| *id)
     }
 
     /// Clients of this host that use an offered volume.

@@ -1,8 +1,10 @@
 //! TLS for clients that come over TCP: credentials, and the layer between a session and its connection.
 
+use super::access::Caller;
 use anyhow::Result;
-use holdfast_base::Buf;
+use holdfast_base::{Buf, GridId};
 use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::{TlsError, TlsPaths, TlsServer, TlsStream};
 use std::path::Path;
 
@@ -36,6 +38,16 @@ pub struct Opened {
 impl Secured {
     pub fn new(server: &TlsServer) -> Result<Secured, TlsError> {
         Ok(Secured { stream: TlsStream::new(server)?, ciphertext: Vec::new(), plaintext: Vec::new(), started: false })
+    }
+
+    /// Who the client has shown to be.
+    pub fn caller(&self, grid: GridId) -> Caller {
+        Caller::of(grid, self.stream.has_certificate(), self.stream.peer())
+    }
+
+    /// The client's certificate was taken back.
+    pub fn is_revoked(&self, revoked: &RevokedNow) -> bool {
+        revoked.covers_peer(&self.stream)
     }
 
     pub fn is_started(&self) -> bool {

@@ -5,6 +5,7 @@
 //! Limits: [`VOLUMES_MAX`] open volumes, [`SESSIONS_MAX`] clients of each with its clones, so that requests stay below what a
 //! controller takes.
 
+use super::access::Lists;
 use super::fixed::FixedVolume;
 use crate::logger;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
@@ -130,6 +131,8 @@ pub struct Volumes {
     pub table: Slab<Volume>,
     /// Also those that are not open.
     pub fixed: BTreeMap<VolumeId, FixedVolume>,
+    /// Which clients may have what.
+    pub access: Lists,
     by_name: BTreeMap<String, (Token, HeadId)>,
     grid: GridId,
     host: String,
@@ -146,13 +149,14 @@ impl Volumes {
         grid: GridId,
         host: &str,
         (budget, care): (Budget, Care),
-        fixed: BTreeMap<VolumeId, FixedVolume>,
+        (fixed, access): (BTreeMap<VolumeId, FixedVolume>, Lists),
         expected: usize,
         uri_patterns: Vec<String>,
     ) -> Volumes {
         Volumes {
             table: Slab::new(VOLUMES_MAX),
             fixed,
+            access,
             by_name: BTreeMap::new(),
             grid,
             host: host.to_string(),
@@ -166,6 +170,12 @@ impl Volumes {
     /// The volume in service that has the name, or a clone of that name.
     pub fn find_open(&self, name: &str) -> Option<(Token, HeadId)> {
         self.by_name.get(name).copied()
+    }
+
+    /// The id of the volume or clone of that name, where it is open.
+    pub fn export_id(&self, name: &str) -> Option<VolumeId> {
+        let (at, head) = self.find_open(name)?;
+        self.table.get(at)?.id_of(head)
     }
 
     /// The open volume of that id.
@@ -249,6 +259,7 @@ impl Volumes {
         let volume = self.table.get(at)?;
         let mut info = volume.info(name, head, |export| self.uris(export));
         info.host = volume.exported.then(|| self.host.clone());
+        info.only_for = volume.id_of(head).and_then(|id| self.access.get(&id)).cloned();
         if let Some(fixed) = self.fixed.get(&volume.id).filter(|_| head == HeadId::VOLUME) {
             info.provisioning = provisioning_text(true).to_string();
             info.set_aside_bytes = fixed.set_aside_bytes();
@@ -298,6 +309,14 @@ impl Volume {
     pub fn give_up(&mut self) -> (Vec<RequestToken>, Vec<Behind>) {
         let behind = std::mem::take(&mut self.behind).into_iter().map(|(_, who)| who).collect();
         (self.askers.tokens().into_iter().map(|token| RequestToken(token.0)).collect(), behind)
+    }
+
+    /// Of the volume, or of a clone in it.
+    fn id_of(&self, head: HeadId) -> Option<VolumeId> {
+        if head == HeadId::VOLUME {
+            return Some(self.id);
+        }
+        self.controller.clones().find(|(of, _)| *of == head).map(|(_, clone)| clone.id)
     }
 
     pub fn layout(&self) -> Layout {
@@ -420,6 +439,7 @@ impl Volume {
             needed_by: Vec::new(),
             host: None,
             portals: Vec::new(),
+            only_for: None,
             state: if self.exported || status.state == State::Deposed { state_text(status.state) } else { "in care" }
                 .to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),

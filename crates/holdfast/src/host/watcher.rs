@@ -3,7 +3,7 @@
 //! Role: a thread of its own, which watches the grid's records. After a gap (the store was away, its history is gone)
 //! everything is read anew, so that nothing is missed.
 
-use super::catalog::{DRAINING_PREFIX, EXPORT_SUFFIX, NODE_PREFIX, SETTINGS_PREFIX};
+use super::catalog::{CLIENTS_PREFIX, DRAINING_PREFIX, EXPORT_SUFFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::meta::Meta;
@@ -22,7 +22,7 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Kinds of records that others change.
-const WATCHED: [&str; 3] = [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX];
+const WATCHED: [&str; 5] = [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX, CLIENTS_PREFIX, REVOKED_KEY];
 
 pub(super) fn start(plane: Arc<ControlPlane>, meta: Meta) -> Result<()> {
     let look = move || {
@@ -67,6 +67,14 @@ impl ControlPlane {
         if changed.contains(DRAINING_PREFIX) {
             let devices = self.catalog.draining()?;
             self.ask(|answer| Command::Drain { devices, answer })?;
+        }
+        if changed.contains(REVOKED_KEY) {
+            let _alone = self.alone();
+            self.take_in_revoked()?;
+        }
+        if changed.contains(CLIENTS_PREFIX) {
+            let _alone = self.alone();
+            self.take_in_clients()?;
         }
         if changed.contains(SETTINGS_PREFIX) {
             self.take_in_fixed()?;

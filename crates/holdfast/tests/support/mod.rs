@@ -136,6 +136,14 @@ pub fn has_nbdcopy() -> bool {
     found
 }
 
+pub fn has_nbdinfo() -> bool {
+    let found = Command::new("nbdinfo").arg("--version").output().is_ok();
+    if !found {
+        eprintln!("SKIPPED in part: nbdinfo (package libnbd-bin) is not installed, so no such client is turned away");
+    }
+    found
+}
+
 pub fn nbdcopy(from: &str, to: &str) {
     let output = Command::new("nbdcopy").args([from, to]).output().unwrap();
     assert!(output.status.success(), "nbdcopy {from} {to}: {}", text(&output.stderr));

@@ -87,7 +87,7 @@ impl Io {
         Ok((self.add_listener(socket), bound))
     }
 
-    /// Accepts connections on a unix socket; a stale socket file is replaced.
+    /// Accepts connections on a unix socket, of this user and root alone; a stale socket file is replaced.
     pub fn listen_unix(&mut self, path: &Path) -> Result<ListenerId, ListenError> {
         let socket = socket::listen_unix(path)?;
         Ok(self.add_listener(socket))

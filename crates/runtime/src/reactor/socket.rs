@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -68,7 +69,6 @@ pub(super) fn listen_tcp(address: SocketAddr) -> Result<(OwnedFd, SocketAddr), L
 pub(super) fn listen_unix(path: &Path) -> Result<OwnedFd, ListenError> {
     let address = path.display().to_string();
     if let Ok(found) = fs::symlink_metadata(path) {
-        use std::os::unix::fs::FileTypeExt;
         if !found.file_type().is_socket() {
             return Err(ListenError::NotASocket { address, path: path.into() });
         }
@@ -80,6 +80,8 @@ pub(super) fn listen_unix(path: &Path) -> Result<OwnedFd, ListenError> {
     let listen = || {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.bind(&SockAddr::unix(path)?)?;
+        // Nobody gets in before it listens.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         socket.listen(BACKLOG)?;
         Ok(OwnedFd::from(socket))
     };

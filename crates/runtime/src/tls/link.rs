@@ -7,12 +7,13 @@
 //! Invariants
 //! 1. A session whose handshake is done is one with whom [`ServerTls`] or [`HostTls`] says: the authority has signed the
 //!    certificate for that role in this grid (`pki::Identity`), and the peer has its key.
-//! 2. Sessions are not resumed: a certificate is looked at on each connection.
+//! 2. Sessions are not resumed: a certificate is looked at on each connection, also whether it was revoked.
 //!
 //! Faults: what refuses a peer says what, why and what to do, for the log; the peer itself gets an alert.
 
 use super::{TlsError, TlsStream, certificates, pem_error};
 use crate::pki::{Identity, Role, identity_of};
+use crate::revoked::RevokedNow;
 use holdfast_base::GridId;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
@@ -58,8 +59,19 @@ fn wrong(text: String) -> Error {
 }
 
 /// What came of looking whose a certificate is.
-fn check_identity(certificate: &[u8], grid: GridId, is_right: impl Fn(&Role) -> bool, due: &str) -> Result<(), Error> {
+fn check_identity(
+    certificate: &[u8],
+    (grid, revoked): (GridId, &RevokedNow),
+    is_right: impl Fn(&Role) -> bool,
+    due: &str,
+) -> Result<(), Error> {
     match identity_of(certificate) {
+        Some(found) if found.grid == grid && is_right(&found.role) && revoked.covers(certificate, &found) => {
+            Err(wrong(format!(
+                "its certificate, {}'s, was revoked; give that machine another one, if it is to be let in again",
+                found.role
+            )))
+        }
         Some(found) if found.grid == grid && is_right(&found.role) => Ok(()),
         Some(found) if found.grid == grid => {
             Err(wrong(format!("its certificate is {}'s, and {due}; check which machine connects to which", found.role)))
@@ -164,7 +176,10 @@ fn provider() -> Arc<CryptoProvider> {
 
 /// The serving end of links; clones share it.
 #[derive(Clone)]
-pub struct ServerTls(Arc<ServerConfig>);
+pub struct ServerTls {
+    config: Arc<ServerConfig>,
+    revoked: RevokedNow,
+}
 
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -178,7 +193,8 @@ impl ServerTls {
         let loaded = Loaded::read(paths, &Identity { grid, role })?;
         let unusable = |why: String| TlsError::ClientCa { path: paths.ca.clone(), why };
         let chain = WebPkiClientVerifier::builder_with_provider(loaded.roots, provider()).build();
-        let hosts = HostsOnly { chain: chain.map_err(|e| unusable(e.to_string()))?, grid };
+        let revoked = RevokedNow::new(grid);
+        let hosts = HostsOnly { chain: chain.map_err(|e| unusable(e.to_string()))?, grid, revoked: revoked.clone() };
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(hosts))
@@ -186,12 +202,17 @@ impl ServerTls {
             .map_err(mismatch(paths))?;
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
-        Ok(ServerTls(Arc::new(config)))
+        Ok(ServerTls { config: Arc::new(config), revoked })
+    }
+
+    /// What it goes by; replacing it counts from the next handshake on.
+    pub fn revoked(&self) -> &RevokedNow {
+        &self.revoked
     }
 
     /// The serving side of a session that a host begins.
     pub fn accept(&self) -> Result<TlsStream, TlsError> {
-        Ok(TlsStream::over(ServerConnection::new(Arc::clone(&self.0))?.into(), true))
+        Ok(TlsStream::over(ServerConnection::new(Arc::clone(&self.config))?.into(), true))
     }
 }
 
@@ -201,6 +222,7 @@ pub struct HostTls {
     config: Arc<ClientConfig>,
     roots: Arc<RootCertStore>,
     grid: GridId,
+    revoked: RevokedNow,
 }
 
 impl fmt::Debug for HostTls {
@@ -221,7 +243,12 @@ impl HostTls {
         config.resumption = Resumption::disabled();
         // Nodes have one certificate each: nobody on the way has to learn which of them it is.
         config.enable_sni = false;
-        Ok(HostTls { config: Arc::new(config), roots: loaded.roots, grid })
+        Ok(HostTls { config: Arc::new(config), roots: loaded.roots, grid, revoked: RevokedNow::new(grid) })
+    }
+
+    /// What it goes by; replacing it counts from the next handshake on.
+    pub fn revoked(&self) -> &RevokedNow {
+        &self.revoked
     }
 
     /// The host's side of a session with that node or host.
@@ -231,6 +258,7 @@ impl HostTls {
             roots: Arc::clone(&self.roots),
             algorithms: config.crypto_provider().signature_verification_algorithms,
             grid: self.grid,
+            revoked: self.revoked.clone(),
             peer,
         };
         config.dangerous().set_certificate_verifier(Arc::new(only));
@@ -245,6 +273,7 @@ impl HostTls {
 struct HostsOnly {
     chain: Arc<dyn ClientCertVerifier>,
     grid: GridId,
+    revoked: RevokedNow,
 }
 
 impl ClientCertVerifier for HostsOnly {
@@ -269,7 +298,7 @@ impl ClientCertVerifier for HostsOnly {
         };
         if is_sound {
             let is_host = |role: &Role| matches!(role, Role::Host(_));
-            check_identity(end_entity, self.grid, is_host, "only hosts may connect to a node")?;
+            check_identity(end_entity, (self.grid, &self.revoked), is_host, "only hosts may connect to a node")?;
         }
         verified
     }
@@ -303,6 +332,7 @@ struct OnePeer {
     roots: Arc<RootCertStore>,
     algorithms: WebPkiSupportedAlgorithms,
     grid: GridId,
+    revoked: RevokedNow,
     peer: Role,
 }
 
@@ -318,7 +348,7 @@ impl ServerCertVerifier for OnePeer {
         let parsed = ParsedCertificate::try_from(end_entity)?;
         verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, self.algorithms.all)?;
         let due = format!("{} should be there", self.peer);
-        check_identity(end_entity, self.grid, |role| *role == self.peer, &due)?;
+        check_identity(end_entity, (self.grid, &self.revoked), |role| *role == self.peer, &due)?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -348,8 +378,19 @@ impl ServerCertVerifier for OnePeer {
 impl TlsStream {
     /// Whom the peer's certificate speaks for, once the handshake is done, where that is of a grid.
     pub fn peer(&self) -> Option<Identity> {
+        Some(self.peer_certificate()?.1)
+    }
+
+    /// Its certificate as well.
+    pub fn peer_certificate(&self) -> Option<(&[u8], Identity)> {
         let chain = self.session.peer_certificates().filter(|_| !self.is_handshaking())?;
-        identity_of(chain.first()?)
+        let certificate: &[u8] = chain.first()?;
+        Some((certificate, identity_of(certificate)?))
+    }
+
+    /// The peer has shown a certificate, and has its key.
+    pub fn has_certificate(&self) -> bool {
+        !self.is_handshaking() && self.session.peer_certificates().is_some()
     }
 }
 

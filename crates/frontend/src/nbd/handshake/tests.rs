@@ -50,6 +50,27 @@ fn an_export_that_is_not_there_closes_where_no_error_can_be_told() {
 }
 
 #[test]
+fn an_export_that_is_not_for_this_client_is_not_listed_and_refused_with_the_reason() {
+    let mut client = plain(&["others-disk", "vm"]);
+    let listed = client.option(option::LIST, b"");
+    assert_eq!(kinds(&listed), [reply::SERVER, reply::ACK]);
+    assert!(listed[0].1.ends_with(b"vmdisk of vm"));
+    let refused = vec![(reply::ERR_POLICY, b"others-disk is not for you; ask for it".to_vec())];
+    assert_eq!(client.option(option::STRUCTURED_REPLY, b""), [ACK]);
+    for option in [option::INFO, option::GO] {
+        assert_eq!(client.option(option, &info_data("others-disk", &[])), refused);
+    }
+    for option in [option::LIST_META_CONTEXT, option::SET_META_CONTEXT] {
+        assert_eq!(client.option(option, &contexts("others-disk", &["base:allocation"])), refused);
+    }
+    // The empty name stands for the only one that the client may have.
+    assert_eq!(client.option(option::INFO, &info_data("", &[])).last(), Some(&ACK));
+    assert!(client.opened.is_empty() && !client.closed);
+    assert!(client.say(&option_bytes(option::EXPORT_NAME, b"others-disk")).is_empty());
+    assert!(client.closed && client.opened.is_empty());
+}
+
+#[test]
 fn client_flags_must_be_known() {
     for flags in [4u32, 1 << 16, u32::MAX] {
         let mut client = Client::connect(SessionConfig::default(), &["vm"]);

@@ -1,0 +1,257 @@
+//! Which clients may have which volumes: who a client has shown to be, and the lists that say who is let in.
+//!
+//! ```text
+//! clients/ID      (metadata) of a volume or clone: names of the clients that may have it over TCP
+//! ```
+//! A volume without a list is for every client that reaches it. Lists count for its snapshots, too; a clone has a list of its own,
+//! which begins as that of what it was made of. Each host goes by them for its own clients, also for volumes that it only
+//! passes on. Clients of the unix socket are this machine's administrator, and have everything.
+//!
+//! Invariant: a list is in the reactor before the volume that it restricts is offered there, and when it has changed those that may
+//! not stay are cut off before the command that changed it is answered (other hosts hear of it by the metadata store).
+
+use super::Host;
+use super::catalog::{Entry, check_name};
+use super::commands::Command;
+use super::control::ControlPlane;
+use super::nbd::Offered;
+use crate::logger;
+use crate::protocol::{ClientsChange, VolumeInfo};
+use anyhow::{Result, bail};
+use holdfast_base::{GridId, Instant, VolumeId};
+use holdfast_runtime::pki::{Identity, Role};
+use holdfast_runtime::reactor::Io;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// By volume or clone.
+pub type Lists = BTreeMap<VolumeId, BTreeSet<String>>;
+
+/// Clients that one list may name.
+const CLIENTS_MAX: usize = 1024;
+
+/// Refusals that are told of in [`TOLD_SPAN`]: enough to see what happens, too few to fill a disk.
+const TOLD_MAX: u32 = 30;
+const TOLD_SPAN: Duration = Duration::from_secs(60);
+
+/// Who a client is, as far as it has shown.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Caller {
+    /// It came by the unix socket.
+    Local,
+    /// By TCP, without TLS.
+    Plain,
+    /// Over TLS, without a certificate: none is asked for.
+    Unnamed,
+    /// Its certificate is sound, and speaks for another than a client of this grid.
+    Other(Option<Identity>),
+    /// A client of this grid, by its name.
+    Client(String),
+}
+
+impl Caller {
+    /// Of a secured connection.
+    pub fn of(grid: GridId, has_certificate: bool, identity: Option<Identity>) -> Caller {
+        match identity {
+            Some(Identity { grid: of, role: Role::Client(name) }) if of == grid => Caller::Client(name),
+            None if !has_certificate => Caller::Unnamed,
+            other => Caller::Other(other),
+        }
+    }
+
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Caller::Client(name) => Some(name),
+            Caller::Local | Caller::Plain | Caller::Unnamed | Caller::Other(_) => None,
+        }
+    }
+
+    /// Why it may not have an export with this list: what, why, and what to do.
+    pub fn refusal(&self, export: &str, list: &BTreeSet<String>) -> Option<String> {
+        let how = "connect with a client certificate of this grid (`holdfast grid tls client NAME` makes one)";
+        let why = match self {
+            Caller::Local => return None,
+            Caller::Client(name) if list.contains(name) => return None,
+            Caller::Client(name) => {
+                return Some(format!(
+                    "export {export} is for certain clients, and client {name} is not one of them; `holdfast volume allow` lets \
+                     it in"
+                ));
+            }
+            Caller::Plain => format!(
+                "this connection has no TLS; set nbd.tls_dir of the host to a directory with server-cert.pem, server-key.pem \
+                 and ca-cert.pem (`holdfast grid tls server`), and {how}"
+            ),
+            Caller::Unnamed => format!(
+                "the host asks clients for no certificates; put the authority's ca-cert.pem into its nbd.tls_dir, and {how}"
+            ),
+            Caller::Other(None) => format!("this client's certificate names no client of this grid; {how}"),
+            Caller::Other(Some(identity)) => format!("this client's certificate is of {identity}; {how}"),
+        };
+        Some(format!("export {export} is for certain clients, and {why}"))
+    }
+}
+
+/// Tells of refusals, not each time where they come all the time.
+#[derive(Debug)]
+pub struct Teller {
+    told: u32,
+    untold: u64,
+    tell_again_at: Instant,
+}
+
+impl Default for Teller {
+    fn default() -> Teller {
+        Teller { told: 0, untold: 0, tell_again_at: Instant::ZERO }
+    }
+}
+
+impl Teller {
+    pub fn tell(&mut self, now: Instant, who: &str, why: &str) {
+        if self.tell_again_at <= now {
+            if self.untold > 0 {
+                logger::warn(format_args!("{} more clients were refused since, untold", self.untold));
+            }
+            *self = Teller { tell_again_at: now + TOLD_SPAN, ..Teller::default() };
+        }
+        if self.told < TOLD_MAX {
+            self.told += 1;
+            logger::warn(format_args!("client {who} is refused: {why}"));
+        } else {
+            self.untold += 1;
+        }
+    }
+}
+
+impl Host {
+    /// These lists count from here on; clients that may not stay are cut off.
+    pub(super) fn set_access(&mut self, now: Instant, lists: Lists, io: &mut Io) {
+        if self.volumes.access == lists {
+            return;
+        }
+        self.volumes.access = lists;
+        for session in self.clients.tokens() {
+            let Some(client) = self.clients.get_mut(session) else { continue };
+            let (caller, peer) = (client.caller.clone(), client.peer.clone());
+            let Some(export) = client.export.clone() else { continue };
+            if let Some(why) = self.refusal_of(&export, &caller) {
+                self.clients.teller.tell(now, &peer, &format!("{why}; it was connected, and is cut off"));
+                self.abort_client(session, io);
+            }
+        }
+    }
+
+    /// Why a client may not have an export.
+    pub(super) fn refusal_of(&self, export: &str, caller: &Caller) -> Option<String> {
+        Offered::to(caller, (&self.volumes, &self.portals)).why_not(export)
+    }
+}
+
+impl ControlPlane {
+    /// What the records say counts here from now on.
+    pub(super) fn take_in_clients(&self) -> Result<()> {
+        let lists = self.catalog.clients()?;
+        self.ask(|answer| Command::Access { lists, answer })
+    }
+
+    /// A clone is for whom its origin is for, until another list is given to it.
+    pub(super) fn inherit_clients(&self, origin: &Entry, clone: VolumeId) -> Result<()> {
+        let list = self.catalog.clients()?.remove(&origin.id());
+        self.catalog.change_clients(clone, |_| Ok(list.clone()))?;
+        self.take_in_clients()
+    }
+
+    /// Lets clients in, or no more. To be called alone.
+    pub(super) fn set_clients(&self, name: &str, change: &ClientsChange) -> Result<VolumeInfo> {
+        let entry = self.catalog.find(name)?;
+        let named = match change {
+            ClientsChange::Allow { clients } | ClientsChange::Deny { clients } => clients.as_slice(),
+            ClientsChange::AllowAll | ClientsChange::DenyAll => &[],
+        };
+        named.iter().try_for_each(|client| check_name(client))?;
+        self.catalog.change_clients(entry.id(), |list| changed(name, change, list))?;
+        self.take_in_clients()?;
+        self.show(name)
+    }
+}
+
+/// The list that follows from one; `None` is for every client.
+fn changed(volume: &str, change: &ClientsChange, list: Option<BTreeSet<String>>) -> Result<Option<BTreeSet<String>>> {
+    let list = match change {
+        ClientsChange::AllowAll => return Ok(None),
+        ClientsChange::DenyAll => BTreeSet::new(),
+        ClientsChange::Allow { clients } => {
+            list.unwrap_or_default().into_iter().chain(clients.iter().cloned()).collect()
+        }
+        ClientsChange::Deny { clients } => {
+            let Some(mut list) = list else {
+                bail!(
+                    "volume {volume} is for every client, so that one alone can't be taken out; say who may have it instead \
+                     (`holdfast volume allow {volume} CLIENT...`), or that nobody may (`holdfast volume deny {volume} --all`)"
+                );
+            };
+            if let Some(missing) = clients.iter().find(|client| !list.contains(*client)) {
+                bail!(
+                    "client {missing} is not one of those that may have volume {volume}; `holdfast volume show {volume}` \
+                     names them"
+                );
+            }
+            list.retain(|client| !clients.contains(client));
+            list
+        }
+    };
+    if list.len() > CLIENTS_MAX {
+        bail!("a volume names at most {CLIENTS_MAX} clients; give machines that share it a certificate of one name");
+    }
+    Ok(Some(list))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRID: GridId = GridId(7);
+
+    fn list(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_string()).collect()
+    }
+
+    fn clients(names: &[&str]) -> Vec<String> {
+        list(names).into_iter().collect()
+    }
+
+    #[test]
+    fn whoever_is_not_on_the_list_is_refused_and_told_what_to_do() {
+        let only_a = list(&["a"]);
+        let of = |grid, role| Caller::of(grid, true, Some(Identity { grid, role }));
+        let refusal = |caller: &Caller| caller.refusal("v1", &only_a);
+        assert_eq!(refusal(&Caller::Local), None);
+        assert_eq!(refusal(&of(GRID, Role::Client("a".into()))), None);
+        assert!(refusal(&of(GRID, Role::Client("b".into()))).unwrap().contains("client b is not one of them"));
+        let of_other = Caller::of(GRID, true, Some(Identity { grid: GridId(8), role: Role::Client("a".into()) }));
+        assert!(refusal(&of_other).unwrap().contains("client/a"));
+        assert!(refusal(&of(GRID, Role::Host("a".into()))).unwrap().contains("host/a"));
+        assert!(refusal(&Caller::of(GRID, true, None)).unwrap().contains("names no client"));
+        assert!(refusal(&Caller::of(GRID, false, None)).unwrap().contains("ca-cert.pem"));
+        let plain = refusal(&Caller::Plain).unwrap();
+        assert!(plain.contains("nbd.tls_dir") && plain.contains("grid tls client"), "{plain}");
+        assert!(of(GRID, Role::Client("a".into())).refusal("v1", &list(&[])).is_some(), "an empty list lets nobody in");
+    }
+
+    #[test]
+    fn lists_grow_and_shrink_as_asked() {
+        let allow = |names| ClientsChange::Allow { clients: clients(names) };
+        let deny = |names| ClientsChange::Deny { clients: clients(names) };
+        let after = |change: ClientsChange, before| changed("v1", &change, before);
+        assert_eq!(after(allow(&["a", "b"]), None).unwrap(), Some(list(&["a", "b"])));
+        assert_eq!(after(allow(&["c"]), Some(list(&["a"]))).unwrap(), Some(list(&["a", "c"])));
+        assert_eq!(after(deny(&["a"]), Some(list(&["a"]))).unwrap(), Some(list(&[])), "it stays restricted");
+        assert_eq!(after(ClientsChange::DenyAll, None).unwrap(), Some(list(&[])));
+        assert_eq!(after(ClientsChange::AllowAll, Some(list(&["a"]))).unwrap(), None);
+        let error = after(deny(&["a"]), None).unwrap_err().to_string();
+        assert!(error.contains("for every client") && error.contains("volume allow v1"), "{error}");
+        assert!(after(deny(&["x"]), Some(list(&["a"]))).unwrap_err().to_string().contains("client x"));
+        let many: Vec<String> = (0..=CLIENTS_MAX).map(|n| format!("c{n}")).collect();
+        assert!(after(ClientsChange::Allow { clients: many }, None).unwrap_err().to_string().contains("at most"));
+    }
+}

@@ -1,0 +1,427 @@
+//! Who may do what: clients of volumes, by their certificates, and users of the machine, by their groups.
+
+mod support;
+
+use holdfast_base::GridId;
+use holdfast_runtime::pki::{Authority, Role};
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use serde_json::json;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Grid, text, until};
+
+/// How long a server that does not answer may keep a test waiting.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+const LIST: u32 = 3;
+const STARTTLS: u32 = 5;
+const GO: u32 = 7;
+const ACK: u32 = 1;
+const SERVER: u32 = 2;
+const ERR_POLICY: u32 = (1 << 31) + 2;
+const ERR_TLS_REQUIRED: u32 = (1 << 31) + 5;
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+/// An NBD client that shows all that it is told.
+struct Nbd {
+    stream: Box<dyn Stream>,
+}
+
+impl Nbd {
+    fn greeted(mut stream: impl Stream + 'static) -> Nbd {
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).expect("a greeting");
+        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+        stream.write_all(&3u32.to_be_bytes()).expect("sent");
+        Nbd { stream: Box::new(stream) }
+    }
+
+    fn tcp(port: u16) -> TcpStream {
+        let stream = TcpStream::connect(("127.0.0.1", port)).expect("the host listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream
+    }
+
+    fn plain(port: u16) -> Nbd {
+        Nbd::greeted(Nbd::tcp(port))
+    }
+
+    /// Secures the connection, judging the host by the authority of `dir`, and showing its certificate if it has one; fails
+    /// where the host does not let it in.
+    fn secure(port: u16, dir: &Path) -> Result<Nbd, String> {
+        let stream = Nbd::tcp(port);
+        let mut plain = Nbd::greeted(stream.try_clone().expect("a copy"));
+        assert_eq!(plain.option(STARTTLS, b""), [(ACK, Vec::new())]);
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(dir.join("ca-cert.pem")).expect("an authority")).expect("sound");
+        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("TLS")
+            .with_root_certificates(roots);
+        let config = match dir.join("client-cert.pem").exists() {
+            false => builder.with_no_client_auth(),
+            true => {
+                let certificate = CertificateDer::from_pem_file(dir.join("client-cert.pem")).expect("a certificate");
+                let key = PrivateKeyDer::from_pem_file(dir.join("client-key.pem")).expect("a key");
+                builder.with_client_auth_cert(vec![certificate], key).expect("a pair")
+            }
+        };
+        let name = ServerName::try_from("127.0.0.1").expect("a name");
+        let session = ClientConnection::new(Arc::new(config), name).expect("a session");
+        let mut secured = Nbd { stream: Box::new(StreamOwned::new(session, stream)) };
+        // In TLS 1.3 a client hears of its refusal when it reads.
+        secured.try_option(LIST, b"").map(|_| secured).map_err(|e| e.to_string())
+    }
+
+    fn option(&mut self, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        self.try_option(option, data).expect("the host answers")
+    }
+
+    /// What is answered to an option, up to its end.
+    fn try_option(&mut self, option: u32, data: &[u8]) -> std::io::Result<Vec<(u32, Vec<u8>)>> {
+        let head = [&OPTION_MAGIC.to_be_bytes()[..], &option.to_be_bytes(), &(data.len() as u32).to_be_bytes()];
+        self.stream.write_all(&[&head.concat()[..], data].concat())?;
+        let mut replies = Vec::new();
+        loop {
+            let mut head = [0; 20];
+            self.stream.read_exact(&mut head)?;
+            let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
+            let mut data = vec![0; number(16) as usize];
+            self.stream.read_exact(&mut data)?;
+            let kind = number(12);
+            replies.push((kind, data));
+            if kind == ACK || kind >> 31 == 1 {
+                return Ok(replies);
+            }
+        }
+    }
+
+    fn list(&mut self) -> Vec<String> {
+        let servers = self.option(LIST, b"").into_iter().filter(|(kind, _)| *kind == SERVER);
+        let name = |data: Vec<u8>| text(&data[4..4 + u32::from_be_bytes(data[..4].try_into().unwrap()) as usize]);
+        servers.map(|(_, data)| name(data)).collect()
+    }
+
+    /// Opens an export, or says why not.
+    fn go(&mut self, export: &str) -> Result<(), String> {
+        let data = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes(), &[0, 0]].concat();
+        match self.option(GO, &data).pop().expect("an answer") {
+            (ACK, _) => Ok(()),
+            (kind, why) => {
+                assert_eq!(kind, ERR_POLICY, "{}", text(&why));
+                Err(text(&why))
+            }
+        }
+    }
+
+    /// Reads the beginning of an open export.
+    fn read(&mut self) -> std::io::Result<()> {
+        let request = [&0x2560_9513_u32.to_be_bytes()[..], &[0; 4], &[7; 8], &[0; 8], &4096u32.to_be_bytes()].concat();
+        self.stream.write_all(&request)?;
+        let mut reply = [0; 16 + 4096];
+        self.stream.read_exact(&mut reply)?;
+        assert_eq!(&reply[..8], [&0x6744_6698_u32.to_be_bytes()[..], &[0; 4]].concat(), "no error");
+        Ok(())
+    }
+}
+
+/// A grid with TLS on its links and NBD over TCP, with two volumes.
+fn grid_with_nbd(index: u16) -> (Grid, u16) {
+    let grid = Grid::new(index);
+    let port: u16 = grid.port.parse::<u16>().expect("a port") + 3;
+    grid.up(&format!("--nodes 3 --devices 1 --tls on --nbd-tcp 127.0.0.1:{port}"));
+    for volume in ["v1", "v2"] {
+        grid.ok(&format!("volume create {volume} --size 16MiB --layout mirror:2"));
+    }
+    (grid, port)
+}
+
+/// Has the host's NBD server ask for certificates of the grid's authority.
+fn secure_nbd(grid: &Grid, port: u16) {
+    let tls = grid.path("nbd-tls");
+    grid.ok(&format!("grid tls server 127.0.0.1 localhost --out {}", tls.display()));
+    let settings = format!("[nbd]\ntcp = \"127.0.0.1:{port}\"\ntls_dir = \"{}\"\n", tls.display());
+    fs::write(grid.path("holdfast.toml"), settings).expect("written");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    until("the volumes are open", || grid.json("volume show v1")["state"] == "open");
+}
+
+fn client(grid: &Grid, name: &str) -> PathBuf {
+    let shown = grid.json(&format!("grid tls client {name}"));
+    PathBuf::from(shown["dir"].as_str().expect("a directory"))
+}
+
+fn host_log(grid: &Grid) -> String {
+    fs::read_to_string(grid.path("logs/host.log")).expect("a log")
+}
+
+#[test]
+fn over_tcp_without_tls_a_restricted_volume_is_nobodys() {
+    let (grid, port) = grid_with_nbd(0);
+    assert!(grid.json("volume show v1")["only_for"].is_null());
+    let mut before = Nbd::plain(port);
+    before.go("v1").expect("it is everybody's");
+    before.read().expect("read");
+    let told = grid.ok("volume allow v1 a");
+    assert!(told.contains("for clients a alone"), "{told}");
+    assert!(before.read().is_err(), "who was connected is cut off");
+    let mut client = Nbd::plain(port);
+    assert_eq!(client.list(), ["v2"]);
+    let why = client.go("v1").expect_err("it is restricted");
+    assert!(why.contains("has no TLS") && why.contains("nbd.tls_dir") && why.contains("grid tls client"), "{why}");
+    client.go("v2").expect("it is everybody's");
+    until("the log tells", || host_log(&grid).contains("is refused: export v1 is for certain clients"));
+    // The unix socket is the administrator's.
+    let mode = fs::metadata(grid.path("nbd.sock")).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut local = Nbd::greeted(UnixStream::connect(grid.path("nbd.sock")).expect("it listens"));
+    assert_eq!(local.list(), ["v1", "v2"]);
+    local.go("v1").expect("root has it");
+    local.read().expect("read");
+    // Mistakes are told of.
+    assert!(grid.fails("volume deny v2 a").contains("is for every client"));
+    assert!(grid.fails("volume deny v1 x").contains("client x is not one of those"));
+    assert!(grid.fails("volume allow v1 a/b").contains("can't be a name"));
+    assert!(grid.fails("volume allow v9 a").contains("no volume v9"));
+    assert!(grid.fails("volume allow v1").contains("CLIENT"));
+}
+
+#[test]
+fn volumes_are_for_the_clients_that_are_named_and_show_their_certificates() {
+    let (grid, port) = grid_with_nbd(1);
+    secure_nbd(&grid, port);
+    let (a, b) = (client(&grid, "a"), client(&grid, "b"));
+    for secret in [a.join("client-key.pem"), grid.path("nbd-tls/server-key.pem"), grid.path("tls/ca.key")] {
+        let mode = fs::metadata(&secret).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", secret.display());
+    }
+    assert!(grid.fails("grid tls client a/b").contains("can't be a name"));
+    assert!(grid.fails("grid tls server a_b:7").contains("no address"));
+    let secure = |dir: &Path| Nbd::secure(port, dir).expect("it is let in");
+    grid.ok("volume allow v1 a");
+    grid.ok("snapshot create v1 s1");
+    grid.ok("volume clone v1@s1 c1");
+    assert_eq!(grid.json("volume show c1")["only_for"], json!(["a"]), "a clone is for whom its volume is for");
+    assert_eq!(secure(&a).list(), ["c1", "v1", "v1@s1", "v2"]);
+    assert_eq!(secure(&b).list(), ["v2"]);
+    for export in ["v1", "v1@s1", "c1"] {
+        let why = secure(&b).go(export).expect_err("it is not b's");
+        assert!(why.contains("client b is not one of them") && why.contains("holdfast volume allow"), "{why}");
+        secure(&a).go(export).expect("it is a's");
+    }
+    secure(&b).go("v2").expect("it is everybody's");
+    // Changes count at once, and for who is connected.
+    let (mut at_v1, mut at_v2) = (secure(&a), secure(&a));
+    at_v1.go("v1").expect("it is a's");
+    at_v2.go("v2").expect("it is everybody's");
+    let shown = grid.json("volume deny v1 a");
+    assert_eq!(shown["only_for"], json!([]));
+    assert!(at_v1.read().is_err(), "it is cut off");
+    at_v2.read().expect("other volumes stay");
+    assert!(secure(&a).go("v1").is_err());
+    grid.ok("volume allow v1 b a");
+    assert!(grid.ok("volume list").contains("volume v1 is for clients a, b alone"));
+    assert!(grid.ok("volume explain v1").contains("for clients a, b alone"));
+    secure(&b).go("v1").expect("it is b's, too");
+    grid.ok("volume deny v1 --all");
+    assert!(secure(&b).go("v1").is_err());
+    // It stands in the metadata, for the next start and for other hosts.
+    grid.ok("grid down --force");
+    grid.ok("grid up");
+    assert!(secure(&b).go("v1").is_err());
+    grid.ok("volume allow v1 --all");
+    secure(&b).go("v1").expect("it is everybody's");
+}
+
+#[test]
+fn who_shows_no_certificate_or_anothers_gets_no_volume() {
+    let (grid, port) = grid_with_nbd(2);
+    secure_nbd(&grid, port);
+    let a = client(&grid, "a");
+    grid.ok("volume allow v1 a");
+    let mut plain = Nbd::plain(port);
+    let refused = plain.option(LIST, b"");
+    assert_eq!(refused[0].0, ERR_TLS_REQUIRED, "{}", text(&refused[0].1));
+    drop(plain);
+    let with = |name: &str, certificate: &str, key: &str| {
+        let dir = grid.path(name);
+        fs::create_dir(&dir).expect("made");
+        fs::copy(a.join("ca-cert.pem"), dir.join("ca-cert.pem")).expect("copied");
+        if !certificate.is_empty() {
+            fs::write(dir.join("client-cert.pem"), certificate).expect("written");
+            fs::write(dir.join("client-key.pem"), key).expect("written");
+        }
+        dir
+    };
+    assert!(Nbd::secure(port, &with("none", "", "")).is_err(), "without a certificate");
+    let grid_id: GridId = grid.json("status")["grid"].as_str().expect("an id").parse().expect("an id");
+    let (other, _) = Authority::make(grid_id).expect("made");
+    let forged = other.issue(&Role::Client("a".to_string())).expect("signed");
+    assert!(Nbd::secure(port, &with("forged", &forged.certificate, &forged.key)).is_err(), "of another authority");
+    let read = |name: &str| fs::read_to_string(grid.path(name)).expect("it is there");
+    // A host of the grid is let in, as anybody whose certificate is sound; it is no client by name.
+    let host = with("host", &read("tls/host.pem"), &read("tls/host.key"));
+    let mut host = Nbd::secure(port, &host).expect("it is let in");
+    let why = host.go("v1").expect_err("it is a's");
+    assert!(why.contains("host/local"), "{why}");
+    // A node's certificate is no client's for any TLS library.
+    assert!(Nbd::secure(port, &with("node", &read("tls/node-1.pem"), &read("tls/node-1.key"))).is_err());
+    until("the log has all reasons", || {
+        let said = host_log(&grid);
+        let reasons = ["does not secure its connection", "sent no certificates", "BadSignature", "host/local"];
+        reasons.into_iter().all(|reason| said.contains(reason))
+    });
+    Nbd::secure(port, &a).expect("it is let in").go("v1").expect("it is a's");
+}
+
+#[test]
+fn a_client_whose_certificate_is_revoked_is_cut_off_and_comes_back_with_another() {
+    let (grid, port) = grid_with_nbd(4);
+    secure_nbd(&grid, port);
+    let (a, b) = (client(&grid, "a"), client(&grid, "b"));
+    let stolen = grid.path("stolen");
+    fs::create_dir(&stolen).expect("made");
+    for name in ["ca-cert.pem", "client-cert.pem", "client-key.pem"] {
+        fs::copy(a.join(name), stolen.join(name)).expect("copied");
+    }
+    let (mut at_v1, mut others) = (Nbd::secure(port, &a).expect("in"), Nbd::secure(port, &b).expect("in"));
+    at_v1.go("v1").expect("it is everybody's");
+    others.go("v1").expect("it is everybody's");
+    let told = grid.ok("grid tls revoke client/a");
+    assert!(told.contains("client/a"), "{told}");
+    assert!(at_v1.read().is_err(), "it is cut off");
+    others.read().expect("others stay");
+    assert!(Nbd::secure(port, &stolen).is_err());
+    until("the log tells", || host_log(&grid).contains("its certificate was revoked"));
+    // Issued in a later second, another certificate of the same name is good.
+    until("it is let in again", || Nbd::secure(port, &client(&grid, "a")).is_ok());
+    // It outlives the host, and the list goes to nobody who is not to have it.
+    grid.ok("grid down --force");
+    grid.ok("grid up");
+    assert!(Nbd::secure(port, &stolen).is_err());
+    assert_eq!(grid.json("grid tls show")["revoked"][0]["role"], "client a");
+    assert!(grid.fails("grid tls revoke host/local").contains("this machine's own host"));
+    assert!(grid.fails("grid tls revoke a").contains("host/NAME"));
+}
+
+#[test]
+fn what_is_no_request_is_told_so_and_the_host_serves_on() {
+    let grid = Grid::new(5);
+    grid.up("--nodes 1 --devices 2");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2@device");
+    let say = |bytes: &[u8]| -> String {
+        let mut stream = UnixStream::connect(grid.path("control.sock")).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        // It may have heard enough before all is said.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut heard = Vec::new();
+        let _ = stream.read_to_end(&mut heard);
+        text(&heard)
+    };
+    let delete = br#"{"op":"volume-delete","name":"v1","force":true}"#;
+    let shown = say(b"{\"op\":\"volume-show\",\"name\":\"v1\"}\n");
+    assert!(shown.contains("\"size_bytes\":16777216"), "{shown}");
+    // Whole but for its end, it may be the beginning of something else.
+    assert!(say(delete).contains("has no end"));
+    let forged = br#"{"op":"volume-delete","name":"v1","force":true,"as":"admin"}"#;
+    for (what, bytes) in [
+        ("unknown", &b"{\"op\":\"format-all\"}\n"[..]),
+        ("no JSON", &b"GET / HTTP/1.1\n"[..]),
+        ("a field too many", &[&forged[..], b"\n"].concat()[..]),
+        ("a field too few", &b"{\"op\":\"volume-delete\",\"name\":\"v1\"}\n"[..]),
+    ] {
+        let said = say(bytes);
+        assert!(said.contains("does not understand the request"), "{what}: {said}");
+    }
+    let mut endless = b"{\"op\":\"".to_vec();
+    endless.resize(17 << 20, b'x');
+    assert!(say(&endless).contains("at most 16777216 bytes"));
+    // One bit of a request flipped: another request, or none; never a crash.
+    let show = b"{\"op\":\"volume-show\",\"name\":\"v1\"}\n";
+    for bit in 0..show.len() * 8 {
+        let mut bytes = show.to_vec();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        say(&bytes);
+    }
+    assert_eq!(grid.json("volume show v1")["state"], "open");
+}
+
+#[test]
+fn readers_look_and_change_nothing() {
+    let grid = Grid::new(3);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    let mode = |name: &str| fs::metadata(grid.path(name)).expect("it is there").permissions().mode() & 0o777;
+    for (name, due) in [("control.sock", 0o600), ("nbd.sock", 0o600), ("meta.redb", 0o600), ("devices", 0o700)] {
+        assert_eq!(mode(name), due, "{name}");
+    }
+    assert!(!grid.path("reader.sock").exists());
+    let settings = |group: &str| {
+        fs::write(grid.path("holdfast.toml"), format!("[control]\nreaders = \"{group}\"\n")).expect("written");
+        grid.ok("grid down");
+    };
+    settings("no-such-group");
+    let refused = grid.fails("grid up");
+    assert!(refused.contains("groupadd no-such-group"), "{refused}");
+    if !rustix::process::geteuid().is_root() || Command::new("setpriv").arg("--version").output().is_err() {
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped in part: to become another user one has to be root, and needs setpriv"
+        );
+        return;
+    }
+    // Group `daemon` has the number 1 everywhere.
+    settings("daemon");
+    grid.ok("grid up");
+    assert_eq!(mode("reader.sock"), 0o660);
+    fs::set_permissions(grid.dir.path(), fs::Permissions::from_mode(0o755)).expect("set");
+    let program = grid.path("holdfast");
+    fs::copy(env!("CARGO_BIN_EXE_holdfast"), &program).expect("copied");
+    let run_as = |group: &str, line: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", group, "--clear-groups"]).arg(&program);
+        let output = command.args(line.split_whitespace()).arg("--dir").arg(grid.dir.path()).output().expect("it runs");
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    };
+    for line in ["status", "volume list", "volume show v1", "volume explain v1", "device list", "snapshot list v1"] {
+        let (is_ok, said) = run_as("1", line);
+        assert!(is_ok, "{line}: {said}");
+        assert!(!said.contains("cannot"), "{line}: {said}");
+    }
+    for line in [
+        "volume create v2 --size 16MiB",
+        "volume delete v1",
+        "volume allow v1 a",
+        "volume resize v1 --size 32MiB",
+        "snapshot create v1 s1",
+        "node cut 1",
+    ] {
+        let (is_ok, said) = run_as("1", line);
+        assert!(!is_ok && said.contains("you may look at this grid and change nothing"), "{line}: {said}");
+    }
+    assert_eq!(grid.json("volume list").as_array().expect("a list").len(), 1);
+    let (is_ok, said) = run_as("65534", "volume list");
+    assert!(!is_ok && said.contains("control.readers"), "{said}");
+    // Nor do readers get at data.
+    let touched = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "1", "--clear-groups", "ls"])
+        .arg(grid.path("devices"))
+        .output()
+        .expect("it runs");
+    assert!(!touched.status.success(), "{}", text(&touched.stdout));
+}
