@@ -191,7 +191,7 @@ fn hosts_that_say_anything_get_nothing_carried_out_that_is_not_due() {
                 _ => (random.between(1, 4), any_ask(&mut random, scene.now_ms)),
             };
             said.push((link, ask.clone()));
-            let effects = match random.below(10) {
+            let effects = match random.below(20) {
                 0 => scene.tell(DeskEvent::LinkDown { link: LinkId(link) }),
                 1 => scene.tell(DeskEvent::Tick),
                 2 if !under_way.is_empty() => {
@@ -199,7 +199,7 @@ fn hosts_that_say_anything_get_nothing_carried_out_that_is_not_due() {
                     let request = under_way.swap_remove(at);
                     scene.done(request)
                 }
-                3 if !guests.is_empty() => {
+                3..8 if !guests.is_empty() => {
                     let guest = guests.swap_remove(0);
                     scene.tell(DeskEvent::Bound { guest, binding: Binding::Bound })
                 }
@@ -248,18 +248,18 @@ fn any_ask(random: &mut Prng, now_ms: u64) -> Ask {
         Op::Status(range),
     ];
     let session = random.below(3);
-    match random.below(8) {
-        0 | 1 => Ask::Hello {
+    match random.below(40) {
+        0..4 => Ask::Hello {
             versions,
             grid,
             host: (*random.pick(&["a", "b", ""])).to_string(),
             instance: InstanceId(u128::from(random.below(2))),
             number: random.below(6),
         },
-        2 => Ask::Attach { session, export: "vm".to_string(), fresh: random.chance(500) },
-        3 => Ask::Detach { session },
-        4 => Ask::Passed { barrier: random.below(4) },
-        5 => Ask::Ping,
+        4..12 => Ask::Attach { session, export: "vm".to_string(), fresh: random.chance(500) },
+        12 => Ask::Detach { session },
+        13 => Ask::Passed { barrier: random.below(4) },
+        14..16 => Ask::Ping,
         _ => Ask::Op {
             session,
             tick: (now_ms + random.below(3_000)).saturating_sub(random.below(20_000)),
