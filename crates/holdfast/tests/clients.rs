@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Grid, text, until};
+use support::{Grid, etcd, text, until};
 
 /// How long a server that does not answer may keep a test waiting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -245,6 +245,36 @@ fn volumes_are_for_the_clients_that_are_named_and_show_their_certificates() {
     assert!(secure(&b).go("v1").is_err());
     grid.ok("volume allow v1 --all");
     secure(&b).go("v1").expect("it is everybody's");
+}
+
+#[test]
+fn a_portal_goes_by_the_list_of_a_volume_that_another_host_owns() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 24) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(6), Grid::new(7));
+    a.up(&format!("--nodes 1 --devices 2 --etcd {endpoint} --tls off --name a --address 127.0.0.1"));
+    let id = a.json("status")["grid"].as_str().expect("an id").to_string();
+    let port: u16 = b.port.parse::<u16>().expect("a port") + 3;
+    let join = format!("--etcd {endpoint} --join {id} --name b --address 127.0.0.1 --nbd-tcp 127.0.0.1:{port}");
+    b.up(&format!("--nodes 1 --devices 2 {join}"));
+    a.ok("volume create v1 --size 16MiB --layout mirror:2@device");
+    b.ok("volume export v1 --portal");
+    let mut through = Nbd::plain(port);
+    through.go("v1").expect("it is everybody's");
+    through.read().expect("read");
+    a.ok("volume allow v1 x");
+    until("b knows", || b.json("volume show v1")["only_for"] == json!(["x"]));
+    assert!(through.read().is_err(), "it is cut off at the portal");
+    let mut again = Nbd::plain(port);
+    assert!(again.list().is_empty());
+    assert!(again.go("v1").expect_err("it is x's").contains("has no TLS"));
+    // The portal's own way to the owner is a host's, and the unix socket the administrator's.
+    let mut local = Nbd::greeted(UnixStream::connect(b.path("nbd.sock")).expect("it listens"));
+    local.go("v1").expect("root has it");
+    local.read().expect("through the portal");
+    a.ok("volume allow v1 --all");
+    until("b lets clients in again", || Nbd::plain(port).go("v1").is_ok());
 }
 
 #[test]

@@ -463,8 +463,7 @@ fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
     }
     if has_nbdinfo() {
         let asked = Command::new("nbdinfo").arg(format!("nbd://127.0.0.1:{nbd}/v1")).output().expect("it runs");
-        let said = text(&asked.stderr);
-        assert!(!asked.status.success() && said.contains("TLS"), "{said}");
+        assert!(!asked.status.success(), "{}", text(&asked.stdout));
         let shown = grid.json("grid tls client c");
         let uri = format!("nbds://127.0.0.1:{nbd}/v1?tls-certificates={}", shown["dir"].as_str().expect("a directory"));
         let asked = Command::new("nbdinfo").args(["--size", &uri]).output().expect("it runs");

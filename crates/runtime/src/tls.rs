@@ -13,7 +13,7 @@
 pub mod link;
 
 use rustls::crypto::aws_lc_rs;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{Connection, RootCertStore, ServerConfig, ServerConnection};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -92,11 +92,14 @@ impl TlsServer {
                 builder.with_client_cert_verifier(verifier.map_err(|e| unusable(e.to_string()))?)
             }
         };
-        let config = builder.with_single_cert(chain, key).map_err(|source| TlsError::Mismatch {
+        let mut config = builder.with_single_cert(chain, key).map_err(|source| TlsError::Mismatch {
             certificate: paths.certificate.clone(),
             key: paths.key.clone(),
             source,
         })?;
+        // Sessions are not resumed: each connection shows a certificate that is good now.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         Ok(TlsServer(Arc::new(config)))
     }
 }

@@ -41,7 +41,7 @@ use holdfast_format::family::{SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::tier::Tiers;
-use holdfast_runtime::meta::{Record, Swap};
+use holdfast_runtime::meta::Swap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -490,13 +490,15 @@ impl Catalog {
         })
     }
 
-    /// Which clients may have which volumes and clones.
+    /// Which clients may have which volumes and clones. Where that can't be read nobody may.
     pub fn clients(&self) -> Result<Lists> {
-        let listed = self.meta.list(CLIENTS_PREFIX)?.records;
-        let list = |l: &Record| {
-            Ok((l.key[CLIENTS_PREFIX.len()..].parse()?, decode::<ClientsRecord>(&l.key, &l.value)?.allowed))
-        };
-        listed.iter().map(list).collect()
+        let mut lists = Lists::new();
+        for listed in self.meta.list(CLIENTS_PREFIX)?.records {
+            let Ok(volume) = listed.key[CLIENTS_PREFIX.len()..].parse() else { continue };
+            let allowed = decode::<ClientsRecord>(&listed.key, &listed.value).map(|record| record.allowed);
+            lists.insert(volume, allowed.unwrap_or_default());
+        }
+        Ok(lists)
     }
 
     /// `change` sees the present list, and gives the next; without one all clients may have it.
