@@ -253,6 +253,22 @@ impl Stack {
         self.below
     }
 
+    /// Of front ends.
+    pub fn in_flight(&self) -> usize {
+        self.front_in_flight
+    }
+
+    /// Requests that are with layers, and nothing of them below.
+    pub fn held(&self) -> usize {
+        let held = |slot: &Slot| (slot.above.in_flight() as usize).saturating_sub(slot.below_in_flight);
+        self.slots.iter().map(held).sum()
+    }
+
+    /// Those that are not about to go.
+    pub fn standing(&self) -> Vec<LayerId> {
+        self.slots.iter().filter(|slot| !slot.is_leaving).map(|slot| slot.id).collect()
+    }
+
     pub fn nature(&self) -> Nature {
         self.slots.iter().fold(Nature::default(), |all, slot| all.and(slot.layer.nature()))
     }
