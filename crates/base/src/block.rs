@@ -87,6 +87,8 @@ pub enum BlockError {
     ShuttingDown,
     /// The request itself is not valid (length zero where data is due, too long).
     Invalid,
+    /// Nothing is wrong: a layer between the frontend and the controller was told to fail it.
+    Injected,
 }
 
 impl fmt::Display for BlockError {
@@ -98,6 +100,7 @@ impl fmt::Display for BlockError {
             BlockError::Deposed => "another host has taken the volume over",
             BlockError::ShuttingDown => "the volume is closing",
             BlockError::Invalid => "the request is not valid",
+            BlockError::Injected => "a layer of the volume was told to fail it",
         })
     }
 }

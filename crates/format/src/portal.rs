@@ -144,7 +144,8 @@ impl From<BlockError> for Failure {
         match error {
             BlockError::OutOfRange => Failure::OutOfRange,
             BlockError::NoSpace => Failure::NoSpace,
-            BlockError::Unavailable => Failure::Unavailable,
+            // Clients are told the same of both.
+            BlockError::Unavailable | BlockError::Injected => Failure::Unavailable,
             BlockError::Deposed | BlockError::ShuttingDown => Failure::NotOwner,
             BlockError::Invalid => Failure::Invalid,
         }

@@ -9,8 +9,9 @@ use holdfast_base::MediaClass;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::CacheStat;
+use holdfast_layer::Edge;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -123,6 +124,16 @@ pub enum Request {
         name: String,
         /// Disconnect clients.
         force: bool,
+    },
+    /// Puts a layer before a volume in service, below those that are there.
+    VolumeLayerAdd {
+        name: String,
+        spec: String,
+    },
+    /// Takes one away, or all.
+    VolumeLayerRemove {
+        name: String,
+        layer: Option<u32>,
     },
     SnapshotCreate {
         volume: String,
@@ -244,6 +255,8 @@ impl Request {
             Request::VolumeSet { name, .. }
             | Request::VolumeDelete { name, .. }
             | Request::VolumeHandover { name, .. }
+            | Request::VolumeLayerAdd { name, .. }
+            | Request::VolumeLayerRemove { name, .. }
             | Request::ReceiveBegin { name, .. }
             | Request::SendBegin { volume: name, .. } => std::slice::from_ref(name),
             other => other.disturbs(),
@@ -283,7 +296,11 @@ impl Request {
             | Request::DeviceClass { .. }
             | Request::TlsRevoke { .. }
             | Request::GridReload => Kind::Change,
-            Request::SendBegin { .. } | Request::NodeCut { .. } | Request::NodeMend { .. } => Kind::Act,
+            Request::SendBegin { .. }
+            | Request::VolumeLayerAdd { .. }
+            | Request::VolumeLayerRemove { .. }
+            | Request::NodeCut { .. }
+            | Request::NodeMend { .. } => Kind::Act,
         }
     }
 
@@ -302,7 +319,7 @@ pub enum Kind {
     Check,
     /// It changes what there is.
     Change,
-    /// It begins to hand out data, or does something to a link, and needs not be alone for that.
+    /// It begins to hand out data, or does something to a link or before a volume, and needs not be alone for that.
     Act,
 }
 
@@ -551,8 +568,59 @@ pub struct VolumeInfo {
     /// Where clients connect.
     pub uris: Vec<String>,
     pub sessions: usize,
+    /// Where layers stand between its clients and its controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Box<LayersInfo>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<VolumeLive>,
+}
+
+/// The layers of a volume, from its clients down.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LayersInfo {
+    pub layers: Vec<LayerInfo>,
+    /// Between the lowest one and the controller.
+    pub below: EdgeInfo,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LayerInfo {
+    pub id: u32,
+    /// What it was told.
+    pub spec: String,
+    /// It makes the volume worse than it is: a tool for tests.
+    pub tool: bool,
+    /// It is removed, and waits for replies to what it has passed on.
+    pub leaving: bool,
+    /// Between it and what is above it.
+    pub above: EdgeInfo,
+    /// What it did.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// What has crossed an edge since the layer below it was added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct EdgeInfo {
+    pub requests: u64,
+    pub bytes_down: u64,
+    pub replies: u64,
+    pub bytes_up: u64,
+    pub errors: u64,
+    pub in_flight: u64,
+}
+
+impl From<Edge> for EdgeInfo {
+    fn from(edge: Edge) -> EdgeInfo {
+        let Edge { requests, bytes_down, replies, bytes_up, errors } = edge;
+        EdgeInfo { requests, bytes_down, replies, bytes_up, errors, in_flight: edge.in_flight() }
+    }
+}
+
+impl LayersInfo {
+    /// What makes the volume worse than it is.
+    pub fn tools(&self) -> Vec<&str> {
+        self.layers.iter().filter(|layer| layer.tool).map(|layer| layer.spec.as_str()).collect()
+    }
 }
 
 /// What only an open volume can tell.

@@ -5,6 +5,9 @@
 //! taken over. Each client has a part of the volume for itself and never has two requests on the same sectors under way: so
 //! any write that is carried out after its answer shows as a read that goes back.
 //!
+//! In a third of the runs layers stand before the controllers, which delay, stall and ration requests: what a layer holds when the
+//! volume goes elsewhere, or its client does, must not come out late.
+//!
 //! A client changes its path when its connection ends, and now and then of its own accord, once its portal has what it sent.
 //! What it then asks again is the same request, in the history one operation from first to last.
 
@@ -17,6 +20,7 @@ use holdfast_base::{
 };
 use holdfast_format::portal::{Answer, Ask, Refusal};
 use holdfast_format::root::{Root, root_key};
+use holdfast_layer::{Effect as LayerEffect, Stack, StackEvent};
 use holdfast_portal as portal;
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route};
 use holdfast_store as store;
@@ -54,6 +58,8 @@ pub struct PortalPlan {
     pub jump: u32,
     pub take_over: u32,
     pub hand_over: u32,
+    /// Before the controllers, from above.
+    pub layers: Vec<String>,
     pub mutations: portal::Mutations,
 }
 
@@ -78,9 +84,29 @@ impl PortalPlan {
             jump,
             take_over,
             hand_over,
+            layers: draw_layers(seed),
             mutations: portal::Mutations::default(),
         }
     }
+}
+
+/// Of its own numbers, so that plans without layers are what they were.
+fn draw_layers(seed: u64) -> Vec<String> {
+    let mut prng = Prng::new(seed ^ 0x1a7e5);
+    let count = if prng.chance(333) { prng.between(1, 3) } else { 0 };
+    let some = [
+        "delay:write=1ms..80ms,share=0.3",
+        "delay:all=0ms..20ms,share=0.5",
+        "delay:write=500ms..9s,share=0.02",
+        "stall:write=3s,every=40",
+        "stall:all=14s,every=90",
+        "limit:iops=400,burst=20ms",
+    ];
+    let with_seed = |spec: &str, seed: u64| match spec.starts_with("limit") {
+        true => spec.to_string(),
+        false => format!("{spec},seed={seed}"),
+    };
+    (0..count).map(|_| with_seed(*prng.pick(&some), prng.next_u64())).collect()
 }
 
 /// What a run came to.
@@ -92,6 +118,8 @@ pub struct PortalOutcome {
     pub aborts: u64,
     pub openings: u64,
     pub handovers: u64,
+    /// Requests that were in layers when these were drained or dropped.
+    pub caught: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -124,6 +152,15 @@ enum Asker {
     /// And the earliest that its client may have sent it.
     Own(Token, Instant),
     Guest(Token),
+    /// The layers before the controller.
+    Layers,
+}
+
+/// Who may begin when what was asked before is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Behind {
+    Own(Token),
+    Guest(Token),
 }
 
 /// One host's process.
@@ -137,7 +174,13 @@ struct Shell {
     guests: BTreeSet<Token>,
     /// Those that wait until it serves.
     binding: Vec<Token>,
-    askers: Slab<(Asker, RequestToken, BlockOp)>,
+    askers: Slab<(u64, Asker, RequestToken, BlockOp)>,
+    /// Where layers stand before the controller.
+    layers: Option<Stack>,
+    /// As a host does it, for what layers hold: requests are numbered, and who must come behind some waits for these.
+    under_way: BTreeSet<u64>,
+    next_number: u64,
+    behind: Vec<(u64, Behind)>,
     /// Asked to yield: answered when the controller is closed.
     yielding: Option<(LinkId, u64)>,
     /// Clients' sessions that wait until they may begin.
@@ -260,6 +303,7 @@ impl Street {
                 aborts: 0,
                 openings: 0,
                 handovers: 0,
+                caught: 0,
             },
             failure: None,
             world,
@@ -363,6 +407,7 @@ impl Street {
             DeskEffect::Yield { link, token, .. } => match self.shells[host].controller {
                 Some(at) => {
                     self.shells[host].yielding = Some((link, token));
+                    self.drive_layers(host, StackEvent::Drain);
                     self.world.tell(at, Event::Yield);
                 }
                 None => self.desk(host, DeskEvent::Yielded { link, token, refusal: Some(Refusal::NotOwner) }),
@@ -377,20 +422,83 @@ impl Street {
     /// A request to the host's controller; where there is none it is as if that had said so.
     fn submit(&mut self, host: usize, asker: Asker, request: BlockRequest) {
         let shell = &mut self.shells[host];
-        let token = shell.askers.insert((asker, request.token, request.op.clone()));
+        let number = shell.next_number;
+        shell.next_number += 1;
+        shell.under_way.insert(number);
+        let token = RequestToken(shell.askers.insert((number, asker, request.token, request.op.clone())).0);
+        let request = BlockRequest { token, op: request.op };
         match shell.controller {
-            Some(at) => {
-                self.world.request(at, Target::VOLUME, BlockRequest { token: RequestToken(token.0), op: request.op });
+            Some(_) if shell.layers.is_some() && asker != Asker::Layers => {
+                self.drive_layers(host, StackEvent::Request(request));
             }
-            None => {
-                let reply = BlockReply { token: RequestToken(token.0), result: Err(BlockError::Deposed) };
-                self.on_controller_reply(host, reply);
+            Some(at) => self.world.request(at, Target::VOLUME, request),
+            None => self.on_controller_reply(host, BlockReply { token, result: Err(BlockError::Deposed) }),
+        }
+    }
+
+    fn drive_layers(&mut self, host: usize, event: StackEvent) {
+        let now = self.now();
+        let Some(stack) = &mut self.shells[host].layers else { return };
+        if matches!(event, StackEvent::Drain) {
+            self.outcome.caught += stack.held() as u64;
+        }
+        let mut out = Effects::new();
+        stack.handle(now, event, &mut out);
+        if let Some(due) = stack.next_deadline() {
+            self.world.wake_at(due.max(now), WAKE);
+        }
+        for effect in out.take() {
+            match effect {
+                LayerEffect::Down(request) => self.submit(host, Asker::Layers, request),
+                LayerEffect::Up(reply) => self.on_controller_reply(host, reply),
+            }
+        }
+    }
+
+    /// The controller is gone, and layers with it: what they hold is answered as what it had.
+    fn drop_layers(&mut self, host: usize) {
+        let Some(stack) = self.shells[host].layers.take() else { return };
+        self.outcome.caught += stack.held() as u64;
+        for token in self.shells[host].askers.tokens() {
+            let reply = BlockReply { token: RequestToken(token.0), result: Err(BlockError::Deposed) };
+            self.on_controller_reply(host, reply);
+        }
+    }
+
+    /// Whether anything is under way, where layers may hold it; then whoever it is waits for that.
+    fn comes_behind(&mut self, host: usize, who: Behind) -> bool {
+        let is_layered = !self.plan.layers.is_empty();
+        let shell = &mut self.shells[host];
+        if !is_layered || shell.under_way.is_empty() {
+            return false;
+        }
+        shell.behind.push((shell.next_number, who));
+        true
+    }
+
+    fn let_behind_begin(&mut self, host: usize) {
+        let shell = &mut self.shells[host];
+        let first = shell.under_way.first().copied().unwrap_or(u64::MAX);
+        let clear: Vec<Behind> = shell.behind.extract_if(.., |(upto, _)| *upto <= first).map(|(_, who)| who).collect();
+        for who in clear {
+            match who {
+                Behind::Own(session) => self.begin_now(host, session),
+                Behind::Guest(guest) => {
+                    let serves = self.state(host) == Some(State::Open);
+                    self.bind_now(host, guest, serves);
+                }
             }
         }
     }
 
     fn on_controller_reply(&mut self, host: usize, reply: BlockReply) {
-        let Some((asker, token, op)) = self.shells[host].askers.remove(Token(reply.token.0)) else { return };
+        let Some((number, asker, token, op)) = self.shells[host].askers.remove(Token(reply.token.0)) else { return };
+        self.shells[host].under_way.remove(&number);
+        self.tell_asker(host, asker, reply, token, op);
+        self.let_behind_begin(host);
+    }
+
+    fn tell_asker(&mut self, host: usize, asker: Asker, reply: BlockReply, token: RequestToken, op: BlockOp) {
         let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
         let reply = BlockReply { token, result: reply.result };
         match asker {
@@ -400,6 +508,7 @@ impl Street {
                 self.portal(host, portal::Event::Request { session, request: BlockRequest { token, op }, since });
             }
             Asker::Own(session, _) => self.on_client_reply(session, reply),
+            Asker::Layers => self.drive_layers(host, StackEvent::Reply(reply)),
         }
     }
 
@@ -437,6 +546,7 @@ impl Street {
         }
         let Some(at) = self.shells[host].controller.take() else { return };
         self.world.detach(at);
+        self.drop_layers(host);
         self.unserve(host);
         if let Some((link, token)) = self.shells[host].yielding.take() {
             self.desk(host, DeskEvent::Yielded { link, token, refusal: None });
@@ -458,6 +568,12 @@ impl Street {
     }
 
     fn bind(&mut self, host: usize, guest: Token, serves: bool) {
+        if !serves || !self.comes_behind(host, Behind::Guest(guest)) {
+            self.bind_now(host, guest, serves);
+        }
+    }
+
+    fn bind_now(&mut self, host: usize, guest: Token, serves: bool) {
         if serves {
             self.shells[host].guests.insert(guest);
         }
@@ -474,6 +590,7 @@ impl Street {
                 }
                 _ => self.world.detach(before),
             }
+            self.drop_layers(host);
         }
         self.unserve(host);
         let (instance, seed) = (InstanceId(self.prng.next_u128()), self.prng.next_u64());
@@ -484,6 +601,7 @@ impl Street {
         config.destage_age_max = Duration::from_millis(100);
         let at = self.world.attach(host, Controller::new(config));
         self.shells[host].controller = Some(at);
+        self.shells[host].layers = stack_of(&self.plan.layers);
         self.outcome.openings += 1;
         self.trace(&[43, host as u64], || format!("h{host} opens the volume"));
         self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
@@ -643,6 +761,12 @@ impl Street {
 
     /// The export is opened: only now the client learns that it may ask.
     fn begin(&mut self, host: usize, session: Token) {
+        if !self.comes_behind(host, Behind::Own(session)) {
+            self.begin_now(host, session);
+        }
+    }
+
+    fn begin_now(&mut self, host: usize, session: Token) {
         if !self.shells[host].arriving.contains(&session) {
             return;
         }
@@ -982,6 +1106,9 @@ impl Street {
         self.deliver();
         for host in 0..self.shells.len() {
             if self.is_running(host) {
+                if self.shells[host].layers.as_ref().and_then(Stack::next_deadline).is_some_and(|at| at <= now) {
+                    self.drive_layers(host, StackEvent::Tick);
+                }
                 if self.shells[host].portal.next_deadline().is_some_and(|at| at <= now) {
                     self.portal(host, portal::Event::Tick);
                 }
@@ -1073,6 +1200,15 @@ impl Street {
     }
 }
 
+fn stack_of(layers: &[String]) -> Option<Stack> {
+    let mut stack = Stack::new(1 << 12);
+    for spec in layers {
+        let layer = holdfast_layer::build(spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
+        stack.add(layer).expect("a plan has few layers");
+    }
+    (!layers.is_empty()).then_some(stack)
+}
+
 /// Sessions are numbered so that a late parcel finds its host.
 fn session_host(session: Token) -> usize {
     (session.0 % 16) as usize
@@ -1095,6 +1231,10 @@ impl Shell {
             guests: BTreeSet::new(),
             binding: Vec::new(),
             askers: Slab::new(1 << 16),
+            layers: None,
+            under_way: BTreeSet::new(),
+            next_number: 0,
+            behind: Vec::new(),
             yielding: None,
             arriving: Vec::new(),
             inbox: VecDeque::new(),

@@ -357,7 +357,7 @@ impl Guests {
                     matches!(asked.area.target, Target::Snapshot(layer) if self.dropping_layers.contains(&layer));
                 self.overwhelmed || self.dropping.contains(&asked.area.base) || is_going
             }
-            BlockError::OutOfRange | BlockError::Invalid => false,
+            BlockError::OutOfRange | BlockError::Invalid | BlockError::Injected => false,
         };
         if !allowed {
             return Err(format!("{asked:?} was refused: {error}"));

@@ -10,6 +10,7 @@ fn quiet(seed: u64) -> PortalPlan {
     let mut plan = PortalPlan::from_seed(seed);
     (plan.crash, plan.hang, plan.cut, plan.reset, plan.slow, plan.node_hang) = (0, 0, 0, 0, 0, 0);
     (plan.jump, plan.take_over, plan.hand_over) = (0, 0, 0);
+    plan.layers.clear();
     plan
 }
 
@@ -27,6 +28,7 @@ fn random_runs_are_sound_and_repeatable() {
         ("sessions ended by portals", sum(|o| o.aborts)),
         ("openings", sum(|o| o.openings)),
         ("hand-overs", sum(|o| o.handovers)),
+        ("requests in layers of a volume that went", sum(|o| o.caught)),
     ] {
         assert!(count > 0, "no {what} in {SEEDS} runs: the simulator has gone blind");
     }
@@ -58,4 +60,32 @@ fn take_overs_from_owners_that_work_end_no_session() {
         openings += outcome.openings;
     }
     assert!(openings > 60, "{openings} openings");
+}
+
+#[test]
+fn what_a_layer_holds_comes_out_before_its_volume_goes() {
+    let (mut caught, mut handovers) = (0, 0);
+    for seed in 0..20 {
+        let mut plan = quiet(seed);
+        (plan.hand_over, plan.take_over) = (100, if seed % 2 == 0 { 20 } else { 0 });
+        plan.layers = vec!["delay:write=5ms..400ms,share=0.5".to_string(), "delay:all=0ms..5ms".to_string()];
+        let clients = plan.clients as u64;
+        let outcome = run_portals(plan, false).expect("sound");
+        assert_eq!((outcome.aborts, outcome.path_changes), (0, clients), "seed {seed}: a client had to connect again");
+        caught += outcome.caught;
+        handovers += outcome.handovers;
+    }
+    assert!(caught > 100 && handovers > 100, "{caught} requests caught, {handovers} hand-overs");
+}
+
+#[test]
+fn clients_that_go_elsewhere_come_behind_what_a_layer_holds() {
+    let mut path_changes = 0;
+    for seed in 0..20 {
+        let mut plan = quiet(seed);
+        (plan.jump, plan.reset) = (60, 20);
+        plan.layers = vec!["delay:write=20ms..3s,share=0.1".to_string()];
+        path_changes += run_portals(plan, false).expect("sound").path_changes;
+    }
+    assert!(path_changes > 200, "{path_changes} changes of paths");
 }

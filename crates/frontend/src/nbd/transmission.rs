@@ -151,7 +151,7 @@ fn errno_of(command: Command, error: BlockError) -> Errno {
             | Command::BlockStatus => Errno::Inval,
         },
         BlockError::NoSpace => Errno::NoSpace,
-        BlockError::Unavailable => Errno::Io,
+        BlockError::Unavailable | BlockError::Injected => Errno::Io,
         // The client must disconnect on this, and finds the new owner when it connects again.
         BlockError::Deposed | BlockError::ShuttingDown => Errno::Shutdown,
         BlockError::Invalid => Errno::Inval,

@@ -1,6 +1,7 @@
 //! `holdfast volume explain`: a volume drawn from its clients down to devices, with what passes from part to part.
 
 use super::format::{print, print_json};
+use super::layer;
 use crate::anatomy::{LegParts, Parts};
 use crate::client;
 use crate::grid::layout::GridDir;
@@ -27,10 +28,15 @@ impl Drawing {
         self.part("", text);
     }
 
+    /// What passes on at the same arrow as what follows.
+    fn line(&mut self, text: &str) {
+        self.part("  │", text);
+    }
+
     /// What passes on, since the volume was opened.
     fn edge(&mut self, texts: &[String]) {
         for text in texts {
-            self.part("  │", text);
+            self.line(text);
         }
         self.lines.push("  ▼".to_string());
     }
@@ -78,7 +84,10 @@ fn draw(volume: &VolumeInfo, parts: Option<&Parts>, nodes: &[NodeInfo]) -> Vec<S
     draw_layout(&mut drawing, live, parts);
     draw_nodes(&mut drawing, parts, nodes);
     drawing.lines.push(String::new());
-    drawing.lines.push("Beside arrows: counts since the volume was opened. The rest is as of now.".to_string());
+    drawing.lines.push(
+        "Beside arrows: counts since the volume was opened; at layers, since they were added. The rest is as of now."
+            .to_string(),
+    );
     drawing.lines
 }
 
@@ -89,6 +98,7 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
     if volume.only_for.is_some() {
         drawing.more(&format!("for {}", super::volume::whom_for(volume)));
     }
+    draw_layers(drawing, volume);
     drawing.edge(&[format!(
         "{} ({}), {} ({})",
         count(c.reads, "read"),
@@ -113,6 +123,23 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
         count(c.append_hedges, "hedge"),
         Size(c.bypass_bytes)
     )]);
+}
+
+/// What stands between clients and the controller, with what crossed the edges since the layers were added.
+fn draw_layers(drawing: &mut Drawing, volume: &VolumeInfo) {
+    let Some(layers) = volume.layers.as_deref() else { return };
+    for part in &layers.layers {
+        drawing.edge(&[layer::edge_text(&part.above)]);
+        let leaving = if part.leaving { ", going" } else { "" };
+        drawing.part("layer", &format!("{}: {}{leaving}", part.id, part.spec));
+        if !part.counters.is_empty() {
+            drawing.more(&layer::counters_text(&part.counters));
+        }
+        if part.tool {
+            drawing.more("it makes the volume worse on purpose");
+        }
+    }
+    drawing.line(&layer::edge_text(&layers.below));
 }
 
 fn draw_log(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {

@@ -4,6 +4,7 @@ pub mod config;
 pub mod device;
 pub mod explain;
 pub mod format;
+pub mod layer;
 pub mod meta;
 pub mod node;
 pub mod protect;

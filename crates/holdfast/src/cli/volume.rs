@@ -27,6 +27,7 @@ use std::path::PathBuf;
     holdfast volume rekey vault --key-file /root/new.key\n  \
     holdfast volume list\n  \
     holdfast volume explain vm1                drawn from its clients down to devices\n  \
+    holdfast volume layer add vm1 delay:read=10ms,share=0.1   for testing guests (`holdfast volume layer --help`)\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
@@ -120,6 +121,8 @@ enum VolumeAction {
         #[arg(long, value_name = "HOST")]
         to: String,
     },
+    /// Put layers between a volume's clients and its controller: delays, errors and hangs for testing guests, limits
+    Layer(super::layer::LayerArgs),
     /// Wrap the key of an encrypted volume with another one, while it is used; no data is written anew. The former one is needed for
     /// it once more, and opens only separate clones then, which have wrappings of their own
     Rekey {
@@ -347,6 +350,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             );
             show(&volume, text)
         }
+        VolumeAction::Layer(args) => super::layer::run(args, dir, json),
         VolumeAction::Plan => protect::show_plan(dir, json),
         VolumeAction::Set(set) => set.run(dir, json),
         VolumeAction::Delete { name, force } => {
@@ -491,6 +495,7 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
         if let Some(why) = &volume.waits {
             print(format_args!("volume {} can't be opened yet: {why}", volume.name))?;
         }
+        super::layer::warning(volume).map_or(Ok(()), print)?;
     }
     Ok(())
 }
@@ -537,6 +542,9 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("for", whom_for(volume));
     row("clients", volume.sessions.to_string());
+    for layer in volume.layers.iter().flat_map(|layers| &layers.layers) {
+        row("layer", format!("{}: {}", layer.id, layer.spec));
+    }
     row("epoch", volume.epoch.to_string());
     if let Some(live) = &volume.live {
         live_rows(live, &mut row);

@@ -8,6 +8,7 @@ use super::access::Lists;
 use super::family::{FamilyCommand, ForkOutcome};
 use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
+use super::layers::{LayerChange, LayerOutcome};
 use super::portals::Offer;
 use super::volumes::OpenSpec;
 use crate::anatomy::Parts;
@@ -111,6 +112,12 @@ pub enum Command {
         volume: String,
         wanted: Wanted,
         answer: Answer<ChangeOutcome>,
+    },
+    /// Of the layers before a volume in service, or a clone.
+    Layers {
+        volume: String,
+        change: LayerChange,
+        answer: Answer<LayerOutcome>,
     },
     /// Of volumes that share segments.
     Family(FamilyCommand),
@@ -417,6 +424,9 @@ impl Host {
                 tell(&answer, ());
             }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
+            Command::Layers { volume, change, answer } => {
+                tell(&answer, self.change_layers(now, &volume, change, io));
+            }
             Command::Family(command) => self.on_family_command(now, command, io),
             Command::SnapshotGroup { volumes, name, answer } => self.begin_group(now, volumes, &name, answer, io),
             Command::Drain { devices, answer } => {
@@ -495,7 +505,7 @@ impl Host {
                 }
                 return;
             }
-            self.on_volume_closed(at, io);
+            self.on_volume_closed(now, at, io);
         }
         if !self.volumes.table.is_full() {
             self.open_volume(now, spec, exported, io);
@@ -519,8 +529,9 @@ impl Host {
         self.let_sessions_go(at, io);
         self.waiters.closes.push((at, answer));
         if discard || is_over {
-            self.on_volume_closed(at, io);
+            self.on_volume_closed(now, at, io);
         } else {
+            self.drain_layers(now, at, io);
             self.drive(now, at, VolumeEvent::Close, io);
         }
     }
@@ -544,6 +555,7 @@ impl Host {
                 self.abort_client(session, io);
             }
             self.cut_guests_of(at, head);
+            self.drain_layers_of(now, at, head, io);
         }
         match self.change_for(at, head, wanted) {
             Ok(change) => {
@@ -570,6 +582,7 @@ impl Host {
             }
             Wanted::Rollback { snapshot } => {
                 unused(self.users_of(at, head, Target::Head(head)))?;
+                volume.check_layers_are_clear(head)?;
                 Ok(Change::Rollback { head, name: snapshot })
             }
             Wanted::Clone { snapshot, id, name, size_bytes } => {

@@ -233,6 +233,8 @@ impl ControlPlane {
             Request::VolumeClients { name, change } => self.set_clients(&name, &change).map(Response::from),
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
             Request::VolumeRekey { name, key } => self.rekey(&name, &key).map(Response::from),
+            Request::VolumeLayerAdd { name, spec } => self.add_layer(&name, &spec).map(Response::from),
+            Request::VolumeLayerRemove { name, layer } => self.remove_layer(&name, layer).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
             Request::SnapshotGroup { volumes, name } => {
@@ -761,6 +763,7 @@ impl ControlPlane {
             waits: trouble,
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),
+            layers: None,
             sessions: if elsewhere && self.catalog.is_offered(entry) { self.clients_through(entry) } else { 0 },
             live: None,
         }

@@ -24,6 +24,7 @@ mod handover;
 mod janitor;
 mod keeper;
 mod keys;
+mod layers;
 mod links;
 pub mod meta;
 mod nbd;
@@ -248,7 +249,7 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let mut effects = std::mem::take(&mut self.effects);
         volume.controller.handle(now, event, &mut effects);
-        volume.deadline = volume.controller.next_deadline();
+        volume.deadline = volume.next_deadline();
         for effect in effects.drain() {
             match effect {
                 Effect::Send { node, lane, token, request, payload } => {
@@ -362,13 +363,13 @@ impl Host {
             } else if let Some(event) = self.links.events.pop_front() {
                 self.on_link_event(now, event, io);
             } else if let Some((at, reply)) = self.replies.pop_front() {
-                self.on_volume_reply(at, reply, io);
+                self.on_volume_reply(now, at, reply, io);
             } else if let Some((session, request)) = self.requests.pop_front() {
                 self.submit(now, session, request, io);
             } else if let Some(node) = self.reconnects.pop_front() {
                 self.links.reconnect(now, node, io);
             } else if let Some(at) = self.closed.pop_front() {
-                self.on_volume_closed(at, io);
+                self.on_volume_closed(now, at, io);
             } else if !self.settle_portals(now, io) {
                 break;
             }
@@ -395,17 +396,16 @@ impl Host {
     }
 
     /// A controller has stopped for good: its clients go, and who waited for it is told.
-    fn on_volume_closed(&mut self, at: Token, io: &mut Io) {
-        let (own, others) = std::mem::take(&mut self.replies).into_iter().partition(|(of, _)| *of == at);
-        self.replies = others;
-        let own: VecDeque<(Token, BlockReply)> = own;
-        for (_, reply) in own {
-            self.on_volume_reply(at, reply, io);
+    fn on_volume_closed(&mut self, now: Instant, at: Token, io: &mut Io) {
+        // A reply that passes layers comes here a second time.
+        while let Some(n) = self.replies.iter().position(|(of, _)| *of == at) {
+            let (_, reply) = self.replies.remove(n).expect("just seen");
+            self.on_volume_reply(now, at, reply, io);
         }
         if let Some((requests, behind)) = self.volumes.table.get_mut(at).map(volumes::Volume::give_up) {
             // One that was dropped with requests under way: what became of them its successor knows.
             for token in requests {
-                self.on_volume_reply(at, BlockReply { token, result: Err(BlockError::Deposed) }, io);
+                self.on_volume_reply(now, at, BlockReply { token, result: Err(BlockError::Deposed) }, io);
             }
             self.portals.cleared.extend(behind);
         }
@@ -424,6 +424,7 @@ impl Host {
             let is_due = |v: &volumes::Volume| v.deadline.is_some_and(|d| d <= now);
             if self.volumes.table.get(at).is_some_and(is_due) {
                 self.drive(now, at, VolumeEvent::Tick, io);
+                self.tick_layers(now, at, io);
             }
         }
         self.tick_groups(now, io);
@@ -436,7 +437,7 @@ impl Host {
                 let Some(volume) = self.volumes.table.get_mut(at) else { continue };
                 volume.tell_waiting(now);
                 if volume.is_to_be_dropped() {
-                    self.on_volume_closed(at, io);
+                    self.on_volume_closed(now, at, io);
                 }
             }
         }
@@ -465,6 +466,7 @@ impl Host {
         }
         self.settle(now, io);
         for at in self.volumes.tokens() {
+            self.drain_layers(now, at, io);
             self.drive(now, at, VolumeEvent::Close, io);
         }
     }

@@ -21,11 +21,12 @@ use holdfast_base::{
     Token, VolumeId,
 };
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
+use holdfast_layer::StackEvent;
 use holdfast_portal::{DeskEvent, Event as PortalEvent};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::TlsServer;
-use holdfast_volume::{Event as VolumeEvent, State, Target};
+use holdfast_volume::{State, Target};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -349,7 +350,7 @@ impl Host {
     }
 
     /// A controller's answer.
-    pub(super) fn on_volume_reply(&mut self, volume: Token, reply: BlockReply, io: &mut Io) {
+    pub(super) fn on_volume_reply(&mut self, now: Instant, volume: Token, reply: BlockReply, io: &mut Io) {
         let answered = self.volumes.table.get_mut(volume).and_then(|v| v.answered(reply.token));
         let Some((asker, clear)) = answered else { return };
         self.portals.cleared.extend(clear);
@@ -362,6 +363,7 @@ impl Host {
                 self.hand_back(session, BlockRequest { token, op }, since);
             }
             (Who::Client(session), _) => self.on_session_reply(session, reply, io),
+            (Who::Layers(head), _) => self.drive_layers(now, volume, head, StackEvent::Reply(reply), io),
         }
     }
 
@@ -409,7 +411,7 @@ impl Host {
             let reply = BlockReply { token: request.token, result: Err(BlockError::Unavailable) };
             return self.on_session_reply(session, reply, io);
         };
-        self.drive(now, at, VolumeEvent::Request { target, request: BlockRequest { token, op: request.op } }, io);
+        self.pass(now, at, target, BlockRequest { token, op: request.op }, io);
     }
 
     /// What was asked of its volume before the session began is done.

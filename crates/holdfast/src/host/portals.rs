@@ -355,7 +355,7 @@ impl Host {
             let reply = BlockReply { token: block.token, result: Err(BlockError::Unavailable) };
             return self.portals.desk_events.push_back(DeskEvent::Reply { request, reply });
         };
-        self.drive(now, at, VolumeEvent::Request { target, request: BlockRequest { token, op: block.op } }, io);
+        self.pass(now, at, target, BlockRequest { token, op: block.op }, io);
     }
 
     // ---- volumes come and go ----
@@ -476,6 +476,7 @@ impl Host {
         };
         logger::info(format_args!("volume {volume} is handed over"));
         self.portals.yielding.push((at, link, token));
+        self.drain_layers(now, at, io);
         self.drive(now, at, VolumeEvent::Yield, io);
     }
 

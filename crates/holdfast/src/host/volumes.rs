@@ -11,10 +11,12 @@ use crate::logger;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use holdfast_base::Instant;
+use holdfast_base::time::earliest;
 use holdfast_base::{BlockOp, ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
+use holdfast_layer::Stack;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +42,8 @@ pub enum Who {
     Client(Token),
     /// A portal elsewhere: the desk's name for the request.
     Guest(Token),
+    /// The layers before this head of the volume.
+    Layers(HeadId),
 }
 
 /// Where a request came from, and its name there.
@@ -92,6 +96,8 @@ pub struct Volume {
     pub exported: bool,
     /// It takes in a stream, from the client that knows this.
     pub receiver: Option<String>,
+    /// Before heads that have any: what is asked of them goes by these.
+    pub(super) layers: Vec<(HeadId, Stack)>,
     askers: Slab<(u64, Asker)>,
     /// Requests are numbered as they come; those that are under way.
     next_number: u64,
@@ -207,6 +213,7 @@ impl Volumes {
             controller: Controller::new(config),
             exported,
             receiver: None,
+            layers: Vec::new(),
             askers: Slab::new(REQUESTS_MAX),
             next_number: 0,
             under_way: BTreeSet::new(),
@@ -275,13 +282,30 @@ impl Volumes {
 impl Volume {
     /// Somebody asks; gives the name for the request. `None` where more is under way than a controller takes.
     pub fn ask(&mut self, asker: Asker) -> Option<RequestToken> {
-        if self.askers.is_full() {
+        if self.askers.is_full() || !self.has_room_beside_layers(2) {
             return None;
         }
+        Some(self.note_asker(asker))
+    }
+
+    /// For one whom room is kept for.
+    pub(super) fn note_asker(&mut self, asker: Asker) -> RequestToken {
         self.under_way.insert(self.next_number);
         let token = self.askers.insert((self.next_number, asker));
         self.next_number += 1;
-        Some(RequestToken(token.0))
+        RequestToken(token.0)
+    }
+
+    /// Whether so many more requests may come, beside those that layers may make of what they have.
+    pub(super) fn has_room_beside_layers(&self, count: usize) -> bool {
+        let kept: usize = self.layers.iter().map(|(_, stack)| stack.may_still_ask()).sum();
+        self.layers.is_empty() || self.askers.len() + kept + count <= REQUESTS_MAX
+    }
+
+    /// When the controller or a layer wants to be called again.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let layers = self.layers.iter().map(|(_, stack)| stack.next_deadline());
+        layers.fold(self.controller.next_deadline(), earliest)
     }
 
     /// A request is answered: who asked, and who may ask now.
@@ -307,6 +331,8 @@ impl Volume {
 
     /// The controller is gone: what it was asked and has not answered, and who waited for that.
     pub fn give_up(&mut self) -> (Vec<RequestToken>, Vec<Behind>) {
+        // What layers hold has its askers here, as all has.
+        self.layers.clear();
         let behind = std::mem::take(&mut self.behind).into_iter().map(|(_, who)| who).collect();
         (self.askers.tokens().into_iter().map(|token| RequestToken(token.0)).collect(), behind)
     }
@@ -446,6 +472,7 @@ impl Volume {
             epoch: status.epoch.0,
             uris: if self.exported { uris_of(name) } else { Vec::new() },
             sessions: self.sessions_of(head),
+            layers: self.layers_info(head),
             live: is_open.then(|| VolumeLive {
                 log_bytes: status.log_bytes,
                 unplaced_bytes: self.controller.unplaced_bytes(),

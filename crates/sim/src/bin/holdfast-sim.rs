@@ -110,12 +110,13 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
 fn print_portal_sums(outcomes: &[(u64, PortalOutcome)]) {
     let sum = |f: fn(&PortalOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     println!(
-        "  answered {}, paths {}, sessions ended {}, openings {}, hand-overs {}",
+        "  answered {}, paths {}, sessions ended {}, openings {}, hand-overs {}, caught in layers {}",
         sum(|o| o.answered),
         sum(|o| o.path_changes),
         sum(|o| o.aborts),
         sum(|o| o.openings),
         sum(|o| o.handovers),
+        sum(|o| o.caught),
     );
 }
 

@@ -29,6 +29,7 @@ const EDGES: &[Allowed] = &[
         theirs: Some(&["postcard", "serde", "thiserror"]),
     },
     Allowed { name: "holdfast-frontend", ours: &["holdfast-base"], theirs: Some(&["thiserror"]) },
+    Allowed { name: "holdfast-layer", ours: &["holdfast-base"], theirs: Some(&[]) },
     Allowed { name: "holdfast-portal", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed { name: "holdfast-runtime", ours: &["holdfast-base", "holdfast-format"], theirs: None },
     Allowed {
@@ -37,6 +38,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-base",
             "holdfast-cipher",
             "holdfast-format",
+            "holdfast-layer",
             "holdfast-portal",
             "holdfast-store",
             "holdfast-volume",
@@ -52,6 +54,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-erasure",
             "holdfast-format",
             "holdfast-frontend",
+            "holdfast-layer",
             "holdfast-portal",
             "holdfast-runtime",
             "holdfast-store",

@@ -14,13 +14,14 @@ const CACHE: u16 = 5;
 const WRITE_ZEROES: u16 = 6;
 const BLOCK_STATUS: u16 = 7;
 
-const ERRORS: [BlockError; 6] = [
+const ERRORS: [BlockError; 7] = [
     BlockError::OutOfRange,
     BlockError::NoSpace,
     BlockError::Unavailable,
     BlockError::Deposed,
     BlockError::ShuttingDown,
     BlockError::Invalid,
+    BlockError::Injected,
 ];
 
 fn simple() -> Client {
@@ -294,7 +295,7 @@ fn errors_of_the_volume_have_their_numbers() {
                     BlockError::OutOfRange if matches!(command, WRITE | WRITE_ZEROES) => 28,
                     BlockError::OutOfRange | BlockError::Invalid => 22,
                     BlockError::NoSpace => 28,
-                    BlockError::Unavailable => 5,
+                    BlockError::Unavailable | BlockError::Injected => 5,
                     BlockError::Deposed | BlockError::ShuttingDown => 108,
                 };
                 let len = if command == FLUSH { 0 } else { 2 };

@@ -1,0 +1,143 @@
+//! `holdfast volume layer`: what stands between the clients of a volume and its controller.
+
+use super::format::{print, print_json, print_table, table};
+use crate::client;
+use crate::grid::layout::GridDir;
+use crate::protocol::{EdgeInfo, LayersInfo, Request, VolumeInfo};
+use crate::size::Size;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use holdfast_layer::KINDS;
+use serde_json::json;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    holdfast volume layer kinds                                  what there is, and what it takes\n  \
+    holdfast volume layer add vm1 delay:read=10ms,share=0.1      every tenth read comes 10 ms later, by chance\n  \
+    holdfast volume layer add vm1 delay:write=1ms..20ms,flush=50ms\n  \
+    holdfast volume layer add vm1 fail:read=eio,every=100,range=0..1GiB\n  \
+    holdfast volume layer add vm1 stall:write=30s                the next write, and those behind it, hang for 30 s\n  \
+    holdfast volume layer add vm1 limit:iops=500,bytes=50MiB\n  \
+    holdfast volume layer list vm1\n  \
+    holdfast volume explain vm1                                  the layers in their places, and what passed them\n  \
+    holdfast volume layer remove vm1 2                           what layer 2 holds goes on at once\n  \
+    holdfast volume layer remove vm1                             all of them\n\n\
+    Layers last as long as the host has the volume in service: they end with `volume unexport`, a hand-over, and the host.\n\
+    `holdfast status` tells of those that make a volume worse.")]
+pub struct LayerArgs {
+    #[command(subcommand)]
+    action: LayerAction,
+}
+
+#[derive(Subcommand, Debug)]
+enum LayerAction {
+    /// Put a layer before a volume or clone, while it is used, below the layers that are there
+    Add {
+        name: String,
+        /// KIND:KEY=VALUE,…, as `holdfast volume layer kinds` tells
+        layer: String,
+    },
+    /// The layers of a volume or clone, from its clients down
+    List { name: String },
+    /// Take a layer away, or all, while the volume is used
+    Remove {
+        name: String,
+        /// Its number, as `list` tells it
+        layer: Option<u32>,
+    },
+    /// The kinds of layers that there are
+    Kinds,
+}
+
+pub fn run(args: LayerArgs, dir: &GridDir, json: bool) -> Result<()> {
+    match args.action {
+        LayerAction::Add { name, layer } => {
+            let volume = client::volume(dir, &Request::VolumeLayerAdd { name, spec: layer })?;
+            changed(&volume, json, &format!("volume {} has another layer", volume.name))
+        }
+        LayerAction::Remove { name, layer } => {
+            let volume = client::volume(dir, &Request::VolumeLayerRemove { name, layer })?;
+            let which = layer.map_or("its layers".to_string(), |layer| format!("layer {layer}"));
+            changed(&volume, json, &format!("volume {} is without {which}", volume.name))
+        }
+        LayerAction::List { name } => {
+            let volume = client::volume(dir, &Request::VolumeShow { name })?;
+            changed(&volume, json, "")
+        }
+        LayerAction::Kinds => print_kinds(json),
+    }
+}
+
+fn changed(volume: &VolumeInfo, json: bool, text: &str) -> Result<()> {
+    let none = LayersInfo { layers: Vec::new(), below: EdgeInfo::default() };
+    let layers = volume.layers.as_deref().unwrap_or(&none);
+    if json {
+        return print_json(layers);
+    }
+    if !text.is_empty() {
+        print(text)?;
+    }
+    if layers.layers.is_empty() {
+        return print(format_args!(
+            "volume {} has no layers; add one with `holdfast volume layer add {0} KIND:…` (`holdfast volume layer kinds`)",
+            volume.name
+        ));
+    }
+    let mut rows = table(&["LAYER", "IS", "REQUESTS", "ERRORS", "IN FLIGHT", "DID"], &[0, 2, 3, 4]);
+    for layer in &layers.layers {
+        let leaving = if layer.leaving { " (going)" } else { "" };
+        rows.add_row([
+            layer.id.to_string(),
+            format!("{}{leaving}", layer.spec),
+            layer.above.requests.to_string(),
+            layer.above.errors.to_string(),
+            layer.above.in_flight.to_string(),
+            counters_text(&layer.counters),
+        ]);
+    }
+    print_table(&rows)
+}
+
+/// `12 delayed, 3 held now`
+pub fn counters_text(counters: &std::collections::BTreeMap<String, u64>) -> String {
+    let texts: Vec<String> = counters.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    texts.join(", ")
+}
+
+/// What has crossed an edge between layers.
+pub fn edge_text(edge: &EdgeInfo) -> String {
+    format!(
+        "{} requests ({} down), {} replies ({} up), {} errors; {} in flight",
+        edge.requests,
+        Size(edge.bytes_down),
+        edge.replies,
+        Size(edge.bytes_up),
+        edge.errors,
+        edge.in_flight
+    )
+}
+
+/// That a volume is worse than it would be.
+pub fn warning(volume: &VolumeInfo) -> Option<String> {
+    let tools = volume.layers.as_ref().map(|layers| layers.tools()).filter(|tools| !tools.is_empty())?;
+    Some(format!(
+        "volume {} is made worse on purpose, by {}; `holdfast volume layer remove {0}` ends that",
+        volume.name,
+        tools.join(" and ")
+    ))
+}
+
+fn print_kinds(json: bool) -> Result<()> {
+    if json {
+        let kinds = KINDS.iter().map(
+            |kind| json!({ "name": kind.name, "about": kind.about, "takes": kind.takes, "example": kind.example }),
+        );
+        return print_json(&kinds.collect::<Vec<_>>());
+    }
+    for kind in KINDS {
+        print(format_args!("{:6} {}", kind.name, kind.about))?;
+        print(format_args!("       takes {}", kind.takes))?;
+        print(format_args!("       {}", kind.example))?;
+    }
+    Ok(())
+}

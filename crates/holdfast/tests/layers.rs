@@ -1,0 +1,297 @@
+//! Layers before volumes of a grid of real processes: what clients see of them, and that they come and go under load.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::{Grid, until};
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+
+const BLOCK: usize = 4096;
+
+/// A client that asks without waiting, and sees every error number.
+struct Guest {
+    stream: UnixStream,
+    next_cookie: u64,
+}
+
+impl Guest {
+    fn connect(grid: &Grid, export: &str) -> Guest {
+        let stream = UnixStream::connect(socket(grid).as_path()).unwrap();
+        let mut guest = Guest { stream, next_cookie: 1 };
+        let mut greeting = [0; 18];
+        guest.stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting[..8], b"NBDMAGIC");
+        // Fixed newstyle, no zeroes; then GO.
+        let mut hello = 3_u32.to_be_bytes().to_vec();
+        hello.extend(b"IHAVEOPT");
+        hello.extend(7_u32.to_be_bytes());
+        hello.extend((export.len() as u32 + 6).to_be_bytes());
+        hello.extend((export.len() as u32).to_be_bytes());
+        hello.extend(export.as_bytes());
+        hello.extend(0_u16.to_be_bytes());
+        guest.stream.write_all(&hello).unwrap();
+        loop {
+            let mut head = [0; 20];
+            guest.stream.read_exact(&mut head).unwrap();
+            let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
+            let mut data = vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
+            guest.stream.read_exact(&mut data).unwrap();
+            assert!(kind < 1 << 31, "{}", String::from_utf8_lossy(&data));
+            if kind == 1 {
+                return guest;
+            }
+        }
+    }
+
+    fn ask(&mut self, command: u16, offset: u64, len: usize, data: &[u8]) -> u64 {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+        bytes.extend(0_u16.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend((len as u32).to_be_bytes());
+        bytes.extend(data);
+        self.stream.write_all(&bytes).unwrap();
+        cookie
+    }
+
+    /// The next answer: whose it is, and the error number.
+    fn answer(&mut self) -> (u64, u32) {
+        let mut head = [0; 16];
+        self.stream.read_exact(&mut head).unwrap();
+        assert_eq!(head[..4], 0x6744_6698_u32.to_be_bytes());
+        (u64::from_be_bytes(head[8..].try_into().unwrap()), u32::from_be_bytes(head[4..8].try_into().unwrap()))
+    }
+
+    /// Writes a block of this byte; the error number.
+    fn write(&mut self, offset: u64, byte: u8) -> u32 {
+        let cookie = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
+        let (of, error) = self.answer();
+        assert_eq!(of, cookie);
+        error
+    }
+
+    /// The byte that a block is full of.
+    fn read(&mut self, offset: u64) -> Result<u8, u32> {
+        let cookie = self.ask(READ, offset, BLOCK, &[]);
+        let (of, error) = self.answer();
+        assert_eq!(of, cookie);
+        if error != 0 {
+            return Err(error);
+        }
+        Ok(self.block())
+    }
+
+    fn block(&mut self) -> u8 {
+        let mut block = [0; BLOCK];
+        self.stream.read_exact(&mut block).unwrap();
+        assert!(block.iter().all(|byte| *byte == block[0]), "a block of one write");
+        block[0]
+    }
+}
+
+fn socket(grid: &Grid) -> std::path::PathBuf {
+    let uri = grid.uri("v1");
+    let at = uri.find("socket=").expect("a unix socket") + "socket=".len();
+    Path::new(&uri[at..]).to_path_buf()
+}
+
+fn made(index: u16) -> Grid {
+    let grid = Grid::new(index);
+    grid.up("--nodes 2 --devices 1");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    grid
+}
+
+/// What is told of the layer in this place.
+fn layer(grid: &Grid, n: usize) -> serde_json::Value {
+    grid.json("volume layer list v1")["layers"][n].clone()
+}
+
+#[test]
+fn what_makes_no_layer_is_refused_and_the_rest_is_told_of() {
+    let grid = made(120);
+    for (line, parts) in [
+        (
+            "add v1 dealy:read=1ms",
+            &["there is no layer `dealy`", "delay, fail, stall, limit", "volume layer kinds"][..],
+        ),
+        ("add v1 delay:reed=1ms,read=1ms", &["`reed` says delay nothing", "it takes read"]),
+        ("add v1 delay:read=10", &["read=10 can't be used", "10ms"]),
+        ("add v1 fail:read=eio,share=1.5", &["share=1.5"]),
+        ("add v1 limit:burst=1s", &["iops or bytes"]),
+        ("add v2 delay:read=1ms", &["v2"]),
+        ("remove v1 7", &["no layer 7", "volume layer list v1"]),
+    ] {
+        let error = grid.fails(&format!("volume layer {line}"));
+        assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
+    }
+    assert!(grid.ok("volume layer list v1").contains("has no layers"));
+    let kinds = grid.ok("volume layer kinds");
+    let help = grid.ok("volume layer --help");
+    for kind in grid.json("volume layer kinds").as_array().unwrap() {
+        let name = kind["name"].as_str().unwrap();
+        assert!(kinds.contains(kind["example"].as_str().unwrap()) && help.contains(&format!("{name}:")), "{name}");
+    }
+    for _ in 0..16 {
+        grid.ok("volume layer add v1 limit:iops=100000");
+    }
+    assert!(grid.fails("volume layer add v1 limit:iops=1").contains("as many layers as it can have (16)"));
+    assert!(!grid.ok("status").contains("worse on purpose"), "a limit is none");
+    grid.ok("volume layer remove v1");
+    assert!(grid.json("volume show v1")["layers"].is_null());
+    grid.ok("volume unexport v1");
+    assert!(grid.fails("volume layer add v1 delay:read=1ms").contains("volume export v1"));
+}
+
+#[test]
+fn layers_come_and_go_while_a_client_reads_and_writes() {
+    let grid = made(121);
+    let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut guest = Guest::connect(&grid, "v1");
+            for round in 0_u64.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                // Eight at a time, over two MiB.
+                let at = |n: u64| (round * 8 + n) % 512 * BLOCK as u64;
+                let byte = (round / 64 + 1) as u8;
+                let mut asked: Vec<u64> = (0..8).map(|n| guest.ask(WRITE, at(n), BLOCK, &[byte; BLOCK])).collect();
+                asked.push(guest.ask(FLUSH, 0, 0, &[]));
+                let mut answered: Vec<u64> = Vec::new();
+                for _ in &asked {
+                    let (cookie, error) = guest.answer();
+                    assert_eq!(error, 0, "round {round}");
+                    answered.push(cookie);
+                }
+                answered.sort_unstable();
+                assert_eq!(answered, asked, "each once");
+                assert_eq!(guest.read(at(round % 8)), Ok(byte), "round {round}");
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let goes_on = || {
+            let before = rounds.load(Ordering::Relaxed);
+            until("the client goes on", || load.is_finished() || rounds.load(Ordering::Relaxed) > before + 20);
+            assert!(!load.is_finished(), "the client has failed");
+        };
+        goes_on();
+        grid.ok("volume layer add v1 delay:write=1ms..4ms,share=0.5");
+        grid.ok("volume layer add v1 limit:iops=100000,bytes=1GiB");
+        grid.ok("volume layer add v1 delay:read=2ms,flush=3ms,every=2");
+        goes_on();
+        until("writes and reads are delayed", || {
+            let delayed = |n| layer(&grid, n)["counters"]["delayed"].as_u64().unwrap();
+            load.is_finished() || (delayed(0) > 50 && delayed(2) > 20)
+        });
+        let drawn = grid.ok("volume explain v1");
+        for part in ["front end", "1: delay:write=1ms..4ms,share=0.5", "2: limit:iops", "3: delay:read", "controller"] {
+            assert!(drawn.contains(part), "{part}: {drawn}");
+        }
+        let order =
+            ["front end", "1: delay", "2: limit", "3: delay", "controller"].map(|part| drawn.find(part).unwrap());
+        assert!(order.is_sorted() && drawn.contains(" delayed, ") && drawn.contains(" in flight"), "{drawn}");
+        let status = grid.ok("status");
+        assert!(
+            status.contains("volume v1 is made worse on purpose, by delay:write=1ms..4ms,share=0.5 and"),
+            "{status}"
+        );
+        // One in the middle of others, the first, and all.
+        grid.ok("volume layer remove v1 2");
+        goes_on();
+        grid.ok("volume layer remove v1 1");
+        goes_on();
+        grid.ok("volume layer add v1 delay:all=0ms..1ms");
+        goes_on();
+        grid.ok("volume layer remove v1");
+        until("they are gone", || grid.json("volume show v1")["layers"].is_null());
+        goes_on();
+        is_over.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    let drawn = grid.ok("volume explain v1");
+    assert!(!drawn.contains("worse on purpose") && !drawn.contains("delay:"), "{drawn}");
+}
+
+#[test]
+fn errors_reach_the_client_and_change_nothing() {
+    let grid = made(122);
+    let mut guest = Guest::connect(&grid, "v1");
+    assert_eq!((guest.write(0, 1), guest.write(BLOCK as u64, 1)), (0, 0));
+    grid.ok("volume layer add v1 fail:write=eio,range=0..4096");
+    assert_eq!(guest.write(0, 2), 5, "EIO");
+    assert_eq!(guest.write(BLOCK as u64, 2), 0, "out of the range");
+    assert_eq!(guest.read(0), Ok(1), "nothing was changed");
+    grid.ok("volume layer add v1 fail:write=enospc,every=3");
+    let errors: Vec<u32> = (0..6).map(|n| guest.write(BLOCK as u64 * 2, n)).collect();
+    assert_eq!(errors, [0, 0, 28, 0, 0, 28], "ENOSPC");
+    let (first, second) = (layer(&grid, 0), layer(&grid, 1));
+    assert_eq!((&first["counters"]["failed"], &first["above"]["errors"]), (&1.into(), &3.into()), "{first}");
+    assert_eq!((&second["counters"]["failed"], &second["above"]["errors"]), (&2.into(), &2.into()), "{second}");
+    grid.ok("volume layer remove v1");
+    assert_eq!((guest.write(0, 3), guest.read(0)), (0, Ok(3)));
+}
+
+#[test]
+fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
+    let grid = made(123);
+    let mut guest = Guest::connect(&grid, "v1");
+    assert_eq!(guest.write(0, 1), 0);
+    grid.ok("volume layer add v1 stall:write=forever");
+    let written = guest.ask(WRITE, 0, BLOCK, &[2; BLOCK]);
+    until("the write hangs", || layer(&grid, 0)["counters"]["held now"] == 1);
+    let read = guest.ask(READ, 0, BLOCK, &[]);
+    assert_eq!(guest.answer(), (read, 0), "a read overtakes it");
+    assert_eq!(guest.block(), 1);
+    assert_eq!(layer(&grid, 0)["above"]["in_flight"], 1);
+    grid.ok("volume layer remove v1 1");
+    assert_eq!(guest.answer(), (written, 0));
+    assert_eq!(guest.read(0), Ok(2));
+
+    // Its client goes, and another one comes: what that reads is behind the write.
+    grid.ok("volume layer add v1 stall:write=forever");
+    guest.ask(WRITE, 0, BLOCK, &[3; BLOCK]);
+    until("the write hangs", || layer(&grid, 0)["counters"]["held now"] == 1);
+    drop(guest);
+    until("the client is gone", || grid.json("volume show v1")["sessions"] == 0);
+    let mut guest = Guest::connect(&grid, "v1");
+    let read = guest.ask(READ, 0, BLOCK, &[]);
+    assert_eq!(layer(&grid, 0)["above"]["requests"], 1, "the read waits, and has not come so far");
+    grid.ok("snapshot create v1 s1");
+    let refusal = grid.fails("snapshot rollback v1 s1");
+    assert!(refusal.contains("connected"), "{refusal}");
+    grid.ok("volume layer remove v1");
+    assert_eq!(guest.answer(), (read, 0));
+    assert_eq!(guest.block(), 3);
+
+    // A volume that is closed lets go of what layers hold, and of the layers.
+    grid.ok("volume layer add v1 stall:write=forever");
+    guest.ask(WRITE, 0, BLOCK, &[4; BLOCK]);
+    until("the write hangs", || layer(&grid, 0)["counters"]["held now"] == 1);
+    drop(guest);
+    until("the client is gone", || grid.json("volume show v1")["sessions"] == 0);
+    let refusal = grid.fails("snapshot rollback v1 s1");
+    assert!(refusal.contains("layers hold requests"), "{refusal}");
+    grid.ok("volume unexport v1");
+    grid.ok("volume export v1");
+    assert!(grid.json("volume show v1")["layers"].is_null());
+    let mut guest = Guest::connect(&grid, "v1");
+    assert_eq!(guest.read(0), Ok(4), "it came before the close");
+
+    // Nor do they outlive their host.
+    grid.ok("volume layer add v1 delay:read=1ms");
+    drop(guest);
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert!(grid.json("volume show v1")["layers"].is_null());
+}

@@ -1,0 +1,14 @@
+//! docs/extending.md shows the code that there is.
+
+const DOC: &str = include_str!("../../../docs/extending.md");
+const CODE: &str = include_str!("../src/delay.rs");
+
+#[test]
+fn the_code_in_the_guide_is_the_layers() {
+    let blocks: Vec<&str> =
+        DOC.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect();
+    assert!(blocks.len() >= 6, "{} blocks of code", blocks.len());
+    for block in blocks {
+        assert!(CODE.contains(block.trim_end()), "docs/extending.md shows what is not in delay.rs:\n{block}");
+    }
+}
