@@ -305,6 +305,21 @@ pub fn wait_etcd(members: &[Part]) -> Result<()> {
     Ok(())
 }
 
+/// Waits until two of these say so: where a link is cut the third may not hear of the leader.
+pub fn wait_etcd_majority(members: &[Part]) -> Result<()> {
+    let end = Instant::now() + ETCD_MAX;
+    loop {
+        let (well, ill): (Vec<_>, Vec<_>) = members.iter().map(|part| etcd_health(*part)).partition(Result::is_ok);
+        match ill.into_iter().find_map(Result::err) {
+            Some(error) if well.len() < 2 && Instant::now() > end => {
+                return Err(error.context(format!("etcd has no majority after {ETCD_MAX:?}; see the etcd.log of each")));
+            }
+            Some(_) if well.len() < 2 => std::thread::sleep(Duration::from_millis(100)),
+            _ => return Ok(()),
+        }
+    }
+}
+
 fn etcd_health(part: Part) -> Result<()> {
     let address = SocketAddr::from((part.address(), ETCD_CLIENT_PORT));
     let patience = Duration::from_secs(2);

@@ -2,7 +2,7 @@
 
 use super::Atlas;
 use super::fault::Kind;
-use super::machine::{Part, wait_etcd};
+use super::machine::{Part, wait_etcd, wait_etcd_majority};
 use super::order::{Change, Order};
 use super::report::{Report, Row};
 use anyhow::{Context, Result};
@@ -46,11 +46,11 @@ impl Atlas<'_> {
         // Also where the run is to end: nothing is left hung.
         let ended = Instant::now();
         self.control.note(format!("{order} ends"));
-        for (kind, part) in lost.machines.clone() {
-            self.change(Change::Machine(kind, part), &mut lost)?;
-        }
         if lost.link {
             self.change(Change::Link, &mut lost)?;
+        }
+        for (kind, part) in lost.machines.clone() {
+            self.change(Change::Machine(kind, part), &mut lost)?;
         }
         changed?;
         wait_etcd(&self.options.happens.shape().voters)?;
@@ -94,7 +94,7 @@ impl Atlas<'_> {
         let (now, later): (Vec<Part>, Vec<Part>) = lost.unstarted.iter().partition(|part| lost.is_there(**part));
         lost.unstarted = later;
         for part in now {
-            wait_etcd(&members)?;
+            wait_etcd_majority(&members)?;
             self.site.machine(part).start().with_context(|| format!("{part} does not come back"))?;
         }
         Ok(())
