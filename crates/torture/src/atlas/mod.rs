@@ -45,6 +45,9 @@ const WELL: Duration = Duration::from_secs(1);
 /// Past the time after which clients may leave a silent host, for what follows to be seen.
 const AFTER_SILENCE: Duration = Duration::from_secs(10);
 
+/// Guests are asked to go home again after this long.
+const ASK_AGAIN: Duration = Duration::from_secs(15);
+
 const SWEEP_MAX: Duration = Duration::from_secs(300);
 const LOOK_PACE: Duration = Duration::from_millis(200);
 
@@ -300,13 +303,14 @@ impl Atlas<'_> {
     /// Waits until every volume is open once and redundant, and every guest is answered at its own host.
     fn wait_whole(&mut self) -> Result<()> {
         let since = Instant::now();
-        let mut is_asked = false;
+        let mut asked_at: Option<Instant> = None;
         loop {
             let mut lacks = self.site.lacks();
             if lacks.is_none() {
-                if !is_asked {
+                // One that had not noticed that its path is dead goes away once more.
+                if asked_at.is_none_or(|at| at.elapsed() > ASK_AGAIN) {
                     self.control.go_home();
-                    is_asked = true;
+                    asked_at = Some(Instant::now());
                 }
                 if self.control.is_well(WELL) {
                     return Ok(());
