@@ -85,10 +85,10 @@ fn draw(volume: &VolumeInfo, parts: Option<&Parts>, nodes: &[NodeInfo]) -> Vec<S
     draw_layout(&mut drawing, live, parts);
     draw_nodes(&mut drawing, parts, nodes);
     drawing.lines.push(String::new());
-    drawing.lines.push(
-        "Beside arrows: counts since the volume was opened; at layers, since they were added. The rest is as of now."
-            .to_string(),
-    );
+    drawing.lines.push("Beside arrows: counts since the volume was opened. The rest is as of now.".to_string());
+    if volume.layers.is_some() {
+        drawing.lines.push("Above a layer: counts since it was added.".to_string());
+    }
     drawing.lines
 }
 
