@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use support::{Grid, until};
+use support::{Grid, etcd, until};
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -294,4 +294,28 @@ fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
     grid.ok("grid down");
     grid.ok("grid up");
     assert!(grid.json("volume show v1")["layers"].is_null());
+}
+
+#[test]
+fn what_layers_hold_is_done_when_the_volume_is_handed_over() {
+    let store = tempfile::tempdir().unwrap();
+    let Some(member) = etcd(store.path(), 61) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(124), Grid::new(125));
+    a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
+    let token = a.ok("grid token").trim().to_string();
+    b.up(&format!("--nodes 0 --etcd {endpoint} --address 127.0.0.1 --name b --join {token}"));
+    until("both hosts see all nodes", || (1..=2).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
+    a.ok("volume create v1 --size 16MiB --layout mirror:2");
+    b.ok("volume export v1 --portal");
+    let (mut near, mut far) = (Guest::connect(&a, "v1"), Guest::connect(&b, "v1"));
+    assert_eq!((near.write(0, 1), far.write(BLOCK as u64, 1)), (0, 0));
+    assert!(b.fails("volume layer add v1 delay:read=1ms").contains("host a"), "only where it is served");
+    a.ok("volume layer add v1 stall:write=forever");
+    let written = (near.ask(WRITE, 0, BLOCK, &[2; BLOCK]), far.ask(WRITE, BLOCK as u64, BLOCK, &[2; BLOCK]));
+    until("both writes hang, also that of the portal's client", || layer(&a, 0)["counters"]["held now"] == 2);
+    a.ok("volume handover v1 --to b");
+    assert_eq!((near.answer(), far.answer()), ((written.0, 0), (written.1, 0)));
+    assert_eq!((far.read(0), near.read(BLOCK as u64)), (Ok(2), Ok(2)));
+    assert!([&a, &b].iter().all(|grid| grid.json("volume show v1")["layers"].is_null()));
 }

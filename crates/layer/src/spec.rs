@@ -84,7 +84,16 @@ pub fn build(text: &str) -> Result<Box<dyn Layer>, SpecError> {
         }
         fields.pairs.push((key, value));
     }
-    let layer = (kind.build)(&mut fields)?;
+    let built = (kind.build)(&mut fields);
+    // Who misspells a key hears of that, rather than of what is missing therefore.
+    let is_known = |key: &str| kind.takes.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == key);
+    if let Err(error) = &built
+        && let Some((key, _)) = fields.pairs.iter().find(|(key, _)| !is_known(key))
+        && matches!(error, SpecError::Missing { .. })
+    {
+        return Err(SpecError::UnknownKey { kind: kind.name, key: (*key).to_string(), takes: kind.takes });
+    }
+    let layer = built?;
     match fields.pairs.first() {
         None => Ok(layer),
         Some((key, _)) => Err(SpecError::UnknownKey { kind: kind.name, key: (*key).to_string(), takes: kind.takes }),
@@ -211,6 +220,8 @@ mod tests {
         };
         refused("dealy:read=1ms", "there are delay, fail, stall, limit");
         refused("delay:raed=1ms,read=1ms", "`raed` says delay nothing; it takes read");
+        refused("fail:rd=eio,share=0.1", "`rd` says fail nothing; it takes read");
+        refused("delay:share=0.1", "has to be told what to do");
         refused("delay:read", "write read=VALUE");
         refused("delay:read=1ms,read=2ms", "said twice");
         refused("delay:read=1", "read=1 can't be used: it wants a time");

@@ -60,6 +60,7 @@ pub struct PortalPlan {
     pub hand_over: u32,
     /// Before the controllers, from above.
     pub layers: Vec<String>,
+    pub layer_mistake: Option<LayerMistake>,
     pub mutations: portal::Mutations,
 }
 
@@ -85,9 +86,19 @@ impl PortalPlan {
             take_over,
             hand_over,
             layers: draw_layers(seed),
+            layer_mistake: None,
             mutations: portal::Mutations::default(),
         }
     }
+}
+
+/// What a host could do wrong with layers; the simulator must find it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LayerMistake {
+    /// What layers hold does not count as under way: clients begin although something of them is there.
+    BeginsAtOnce,
+    /// Layers are not drained when the volume goes, and stand before its next opening with what they hold.
+    KeepsLayers,
 }
 
 /// Of its own numbers, so that plans without layers are what they were.
@@ -106,7 +117,7 @@ fn draw_layers(seed: u64) -> Vec<String> {
         true => spec.to_string(),
         false => format!("{spec},seed={seed}"),
     };
-    (0..count).map(|_| with_seed(*prng.pick(&some), prng.next_u64())).collect()
+    (0..count).map(|_| with_seed(prng.pick::<&str>(&some), prng.next_u64())).collect()
 }
 
 /// What a run came to.
@@ -407,7 +418,9 @@ impl Street {
             DeskEffect::Yield { link, token, .. } => match self.shells[host].controller {
                 Some(at) => {
                     self.shells[host].yielding = Some((link, token));
-                    self.drive_layers(host, StackEvent::Drain);
+                    if self.plan.layer_mistake != Some(LayerMistake::KeepsLayers) {
+                        self.drive_layers(host, StackEvent::Drain);
+                    }
                     self.world.tell(at, Event::Yield);
                 }
                 None => self.desk(host, DeskEvent::Yielded { link, token, refusal: Some(Refusal::NotOwner) }),
@@ -459,6 +472,9 @@ impl Street {
     fn drop_layers(&mut self, host: usize) {
         let Some(stack) = self.shells[host].layers.take() else { return };
         self.outcome.caught += stack.held() as u64;
+        if self.plan.layer_mistake == Some(LayerMistake::KeepsLayers) {
+            self.shells[host].layers = Some(stack);
+        }
         for token in self.shells[host].askers.tokens() {
             let reply = BlockReply { token: RequestToken(token.0), result: Err(BlockError::Deposed) };
             self.on_controller_reply(host, reply);
@@ -469,7 +485,8 @@ impl Street {
     fn comes_behind(&mut self, host: usize, who: Behind) -> bool {
         let is_layered = !self.plan.layers.is_empty();
         let shell = &mut self.shells[host];
-        if !is_layered || shell.under_way.is_empty() {
+        let begins = self.plan.layer_mistake == Some(LayerMistake::BeginsAtOnce);
+        if !is_layered || begins || shell.under_way.is_empty() {
             return false;
         }
         shell.behind.push((shell.next_number, who));
@@ -601,7 +618,7 @@ impl Street {
         config.destage_age_max = Duration::from_millis(100);
         let at = self.world.attach(host, Controller::new(config));
         self.shells[host].controller = Some(at);
-        self.shells[host].layers = stack_of(&self.plan.layers);
+        self.shells[host].layers = self.shells[host].layers.take().or_else(|| stack_of(&self.plan.layers));
         self.outcome.openings += 1;
         self.trace(&[43, host as u64], || format!("h{host} opens the volume"));
         self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });

@@ -81,13 +81,14 @@ fn draw(volume: &VolumeInfo, parts: Option<&Parts>, nodes: &[NodeInfo]) -> Vec<S
     drawing.lines.push(String::new());
     draw_front(&mut drawing, volume, live, parts);
     draw_log(&mut drawing, live, parts);
+    draw_tier(&mut drawing, volume, live);
     draw_layout(&mut drawing, live, parts);
     draw_nodes(&mut drawing, parts, nodes);
     drawing.lines.push(String::new());
-    drawing.lines.push(
-        "Beside arrows: counts since the volume was opened; at layers, since they were added. The rest is as of now."
-            .to_string(),
-    );
+    drawing.lines.push("Beside arrows: counts since the volume was opened. The rest is as of now.".to_string());
+    if volume.layers.is_some() {
+        drawing.lines.push("Above a layer: counts since it was added.".to_string());
+    }
     drawing.lines
 }
 
@@ -189,6 +190,18 @@ fn draw_log(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {
 fn leg_line(leg: &LegParts, is_last: bool) -> String {
     let branch = if is_last { "└─" } else { "├─" };
     format!("{branch} node {} {}: {}, holds {}", leg.node, leg.device, leg.state, count(leg.entries, "entry"))
+}
+
+/// Where data are born before they come to lie in the volume's layout, if anywhere.
+fn draw_tier(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive) {
+    let (Some(first), Some(used)) = (volume.tiers.first, live.first_tier) else { return };
+    drawing.part("first tier", &format!("{first}: {} of {} filled", Size(used.bytes), Size(used.bytes_max)));
+    drawing.edge(&[format!(
+        "{} born here, {} past it; {} moved on, by age",
+        Size(used.born_bytes),
+        Size(used.passed_bytes),
+        Size(used.rotated_bytes)
+    )]);
 }
 
 fn draw_layout(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {

@@ -374,27 +374,26 @@ fn print_grid(status: &GridStatus) -> Result<()> {
         ]);
     }
     print_table(&rows)?;
-    for node in &status.nodes {
-        if let Some(trouble) = &node.trouble {
-            print(format_args!("node {}: {trouble}", node.id))?;
-        }
-        if let Some(wire) = node.wire.filter(|wire| *wire < WIRE.newest) {
-            print(format_args!(
-                "node {}: of an older release; it speaks version {wire} of the messages, this one {WIRE}",
-                node.id
-            ))?;
-        }
-        for device in &node.devices {
-            let Some(seconds) = device.slow_s else { continue };
-            let and = if device.bypassed { "bypassed" } else { "still needed" };
-            print(format_args!(
-                "node {}: device {} has been slow for {seconds} s, and is {and}",
-                node.id, device.device
-            ))?;
-        }
-        for device in node.devices.iter().filter(|d| d.health == "failed") {
-            print(format_args!("node {}: device {} has failed; its log says why", node.id, device.device))?;
-        }
+    status.nodes.iter().try_for_each(print_troubles)
+}
+
+fn print_troubles(node: &NodeView) -> Result<()> {
+    if let Some(trouble) = &node.trouble {
+        print(format_args!("node {}: {trouble}", node.id))?;
+    }
+    if let Some(wire) = node.wire.filter(|wire| *wire < WIRE.newest) {
+        print(format_args!(
+            "node {}: of an older release; it speaks version {wire} of the messages, this one {WIRE}",
+            node.id
+        ))?;
+    }
+    for device in &node.devices {
+        let Some(seconds) = device.slow_s else { continue };
+        let and = if device.bypassed { "bypassed" } else { "still needed" };
+        print(format_args!("node {}: device {} has been slow for {seconds} s, and is {and}", node.id, device.device))?;
+    }
+    for device in node.devices.iter().filter(|d| d.health == "failed") {
+        print(format_args!("node {}: device {} has failed; its log says why", node.id, device.device))?;
     }
     Ok(())
 }

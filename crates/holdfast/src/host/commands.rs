@@ -430,19 +430,13 @@ impl Host {
             Command::Family(command) => self.on_family_command(now, command, io),
             Command::SnapshotGroup { volumes, name, answer } => self.begin_group(now, volumes, &name, answer, io),
             Command::Drain { devices, answer } => {
-                self.draining = devices.clone();
-                for at in self.volumes.tokens() {
-                    self.drive(now, at, VolumeEvent::Drain { devices: devices.clone() }, io);
-                }
+                self.drain(now, devices, io);
                 tell(&answer, ());
             }
             Command::Weak { node, answer } => tell(&answer, self.weak_volumes(node)),
             Command::Fixed { answer } => tell(&answer, self.volumes.fixed.clone()),
             Command::SetFixed { id, fixed, answer } => {
-                let before = self.volumes.fixed.remove(&id);
-                let after = fixed.map(|fixed| before.map_or(fixed, |before| fixed.after(&before)));
-                self.volumes.fixed.extend(after.map(|fixed| (id, fixed)));
-                self.tell_claims(now, io);
+                self.set_fixed(now, id, fixed, io);
                 tell(&answer, ());
             }
             Command::Claims { beside, answer } => tell(&answer, self.volumes.claims_beside(beside)),
@@ -469,15 +463,31 @@ impl Host {
             Command::Through { volume, answer } => tell(&answer, self.portals.sessions(volume)),
             Command::Uris { name, answer } => tell(&answer, self.volumes.uris(&name)),
             Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
-            Command::Call { node, request, answer } => {
-                if self.waiters.calls.is_full() {
-                    return tell(&answer, None);
-                }
-                let ticket = self.waiters.calls.insert(answer);
-                if !self.links.call(node, ticket.0, &request, io) {
-                    self.waiters.on_node_answer(ticket.0, None);
-                }
-            }
+            Command::Call { node, request, answer } => self.call(node, &request, answer, io),
+        }
+    }
+
+    fn drain(&mut self, now: Instant, devices: BTreeSet<DeviceId>, io: &mut Io) {
+        self.draining = devices.clone();
+        for at in self.volumes.tokens() {
+            self.drive(now, at, VolumeEvent::Drain { devices: devices.clone() }, io);
+        }
+    }
+
+    fn set_fixed(&mut self, now: Instant, id: VolumeId, fixed: Option<FixedVolume>, io: &mut Io) {
+        let before = self.volumes.fixed.remove(&id);
+        let after = fixed.map(|fixed| before.map_or(fixed, |before| fixed.after(&before)));
+        self.volumes.fixed.extend(after.map(|fixed| (id, fixed)));
+        self.tell_claims(now, io);
+    }
+
+    fn call(&mut self, node: NodeId, request: &Request, answer: SyncSender<Option<Reply>>, io: &mut Io) {
+        if self.waiters.calls.is_full() {
+            return tell(&answer, None);
+        }
+        let ticket = self.waiters.calls.insert(answer);
+        if !self.links.call(node, ticket.0, request, io) {
+            self.waiters.on_node_answer(ticket.0, None);
         }
     }
 
