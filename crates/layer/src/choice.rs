@@ -77,6 +77,17 @@ pub(crate) fn range_of(op: &BlockOp) -> Option<ByteRange> {
     }
 }
 
+/// Whether both change a byte that the other changes, so that their order matters.
+pub(crate) fn collide(one: &BlockOp, other: &BlockOp) -> bool {
+    let changed = |op: &BlockOp| match op {
+        BlockOp::Write { .. } | BlockOp::Discard(_) | BlockOp::WriteZeroes(_) => range_of(op),
+        _ => None,
+    };
+    let (Some(a), Some(b)) = (changed(one), changed(other)) else { return false };
+    let end = |range: ByteRange| range.end().unwrap_or(u64::MAX);
+    a.offset < end(b) && b.offset < end(a)
+}
+
 /// What [`Choice`] can be told, for the lists of layers that have one.
 macro_rules! choice_takes {
     ($values:literal) => {

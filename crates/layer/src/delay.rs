@@ -1,11 +1,11 @@
 //! Holds requests back for a while before they go down: a slow volume, for testing guests.
 //!
 //! Role: a layer. What is delayed is passed on when its time has come, in the order of these times; so requests overtake
-//! each other, as they may: nobody relies on the order of requests that are under way together.
+//! each other, as they may, but for changes of the same blocks: one waits for those that came before it (law 9).
 //!
 //! Limits: it holds no more than what is under way above it.
 
-use crate::choice::{Choice, PerKind, choice_takes};
+use crate::choice::{Choice, PerKind, choice_takes, collide};
 use crate::layer::{Effect, Event, Layer, Nature};
 use crate::spec::{Fields, Kind, SpecError, duration};
 use holdfast_base::{BlockOp, BlockRequest, Effects, Instant};
@@ -34,6 +34,7 @@ pub struct Delay {
     choice: Choice,
     /// By the time at which they go on, and the order of their coming.
     held: BTreeMap<(Instant, u64), BlockRequest>,
+    came: u64,
     delayed: u64,
 }
 
@@ -41,7 +42,7 @@ fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Layer>, SpecError> {
     let spec = fields.text();
     let spans =
         fields.per_kind("a time up to a day, 10ms say, or from the shortest to the longest, 1ms..20ms", span)?;
-    Ok(Box::new(Delay { spec, spans, choice: Choice::of(fields)?, held: BTreeMap::new(), delayed: 0 }))
+    Ok(Box::new(Delay { spec, spans, choice: Choice::of(fields)?, held: BTreeMap::new(), came: 0, delayed: 0 }))
 }
 
 fn span(text: &str) -> Option<Span> {
@@ -52,9 +53,12 @@ fn span(text: &str) -> Option<Span> {
 
 impl Delay {
     fn on_request(&mut self, now: Instant, request: BlockRequest, out: &mut Effects<Effect>) {
-        let Some(wait) = self.wait_of(&request.op) else { return out.push(Effect::Down(request)) };
-        self.delayed += 1;
-        self.held.insert((now + wait, self.delayed), request);
+        let wait = self.wait_of(&request.op);
+        self.delayed += u64::from(wait.is_some());
+        let before = self.held.iter().filter(|(_, held)| collide(&held.op, &request.op)).map(|((at, _), _)| *at).max();
+        let Some(at) = wait.map(|wait| now + wait).max(before) else { return out.push(Effect::Down(request)) };
+        self.came += 1;
+        self.held.insert((at, self.came), request);
     }
 
     /// How long it is to wait, if at all.

@@ -137,6 +137,8 @@ struct Bench {
     /// What the device had done when the last change was acknowledged.
     acknowledged_upto: u64,
     device: Vec<AtDevice>,
+    /// By sector: the newest write that was passed on.
+    passed: Vec<Value>,
     sectors: Vec<Value>,
     applied: Vec<Applied>,
     /// So many changes would survive a loss of power.
@@ -166,6 +168,7 @@ impl Bench {
             over: BTreeSet::new(),
             acknowledged_upto: 0,
             device: Vec::new(),
+            passed: vec![0; SECTORS as usize],
             sectors: vec![0; SECTORS as usize],
             applied: Vec::new(),
             safe_upto: 0,
@@ -384,6 +387,14 @@ impl Bench {
         }
         if let Some(value) = value_of(&request.op).filter(|value| self.over.contains(value) && !self.nature.alters) {
             return Err(format!("law 4: write {value} comes after it was answered"));
+        }
+        if let Some(value) = value_of(&request.op).filter(|_| !self.nature.alters) {
+            for sector in changed_by(&request.op) {
+                if self.passed[sector] > value {
+                    return Err(format!("law 9: write {value} of sector {sector} comes after {}", self.passed[sector]));
+                }
+                self.passed[sector] = value;
+            }
         }
         self.device.push(AtDevice { request, done_then: self.applied.len() as u64 });
         Ok(())

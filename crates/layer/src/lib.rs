@@ -27,10 +27,12 @@
 //!    front ends keep count. Asserted by the stack.
 //! 8. **Time is an argument, chance a seed**: the same events give the same effects. After a tick the next deadline lies in
 //!    the future.
+//! 9. **Changes of the same blocks keep their order.** A client that gave up on a write, its connection ended, may write the
+//!    same again over another connection that it has: the first attempt must not land after the second.
 //!
 //! What a layer holds counts as under way: the host lets nobody begin a session that must come behind it, and a volume is
-//! closed or handed over after a drain. So a write that was delayed lands, if at all, before what its client does next
-//! (protocol rule 22).
+//! closed or handed over after a drain. So a write that was delayed lands, if at all, before what its client does next to the
+//! same blocks (protocol rule 22).
 
 mod choice;
 mod delay;

@@ -1,8 +1,9 @@
 //! Hangs: from the first request that is chosen on, those of its kind are held, for a time or until the layer is removed.
 //!
-//! Role: a layer. When the time is over all are let go, in the order of their coming, and the layer only passes on.
+//! Role: a layer. When the time is over all are let go, in the order of their coming, and the layer only passes on. A change of
+//! blocks that one which is held changes, too, is held with it, whatever its kind (law 9).
 
-use crate::choice::{Choice, OpKind, PerKind, choice_takes};
+use crate::choice::{Choice, OpKind, PerKind, choice_takes, collide};
 use crate::layer::{Effect, Event, Layer, Nature};
 use crate::spec::{Fields, Kind, SpecError, duration};
 use holdfast_base::time::earliest;
@@ -61,8 +62,9 @@ impl Stall {
             };
             self.until.set(OpKind::of(&request.op), Some(until));
         }
-        if self.until.get(&request.op).is_some_and(|until| until > now) {
-            self.stalled += 1;
+        let is_stalled = self.until.get(&request.op).is_some_and(|until| until > now);
+        self.stalled += u64::from(is_stalled);
+        if is_stalled || self.held.iter().any(|held| collide(&held.op, &request.op)) {
             return self.held.push_back(request);
         }
         out.push(Effect::Down(request));
@@ -70,7 +72,8 @@ impl Stall {
 
     fn let_go(&mut self, is_due: impl Fn(Instant) -> bool, out: &mut Effects<Effect>) {
         for request in std::mem::take(&mut self.held) {
-            if self.until.get(&request.op).is_none_or(&is_due) {
+            let is_behind = self.held.iter().any(|held| collide(&held.op, &request.op));
+            if !is_behind && self.until.get(&request.op).is_none_or(&is_due) {
                 out.push(Effect::Down(request));
             } else {
                 self.held.push_back(request);
