@@ -5,7 +5,7 @@ use super::space::full_soon;
 use super::tls::{TlsArgs, TokenArgs};
 use super::volume::{print_list, print_unreadable};
 use crate::client;
-use crate::grid::certs::{Certificates, roles};
+use crate::grid::certs::{Certificates, roles, server_warning};
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
 use crate::grid::token::Join;
@@ -278,10 +278,11 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     let metadata = MetadataView { store: config.meta.to_string(), trouble: status.metadata_trouble };
     let certificates = config.tls.then(|| config.grid_id().map(|grid| Certificates::of(dir, grid))).transpose()?;
     let warnings = certificates.map(|certificates| certificates.warnings(&roles(&config)));
+    let server = dir.settings(&config).ok().and_then(|settings| server_warning(&settings.tls_dir?));
     Ok(GridStatus {
         metadata,
         tls: config.tls,
-        certificate_warnings: warnings.unwrap_or_default(),
+        certificate_warnings: warnings.unwrap_or_default().into_iter().chain(server).collect(),
         grid: config.grid,
         dir: root,
         host,

@@ -291,6 +291,20 @@ impl Certificates {
     }
 }
 
+/// What `status` has to say of the certificate in the directory that `nbd.tls_dir` names.
+pub fn server_warning(dir: &Path) -> Option<String> {
+    // Whether it can be used the host finds out when it starts; readers of the grid perhaps can't read it.
+    let facts = Facts::of_pem(&fs::read_to_string(dir.join("server-cert.pem")).ok()?).ok()?;
+    let left_s = facts.not_after.saturating_sub(now_s());
+    (left_s < WARN_DAYS * DAY_S).then(|| {
+        format!(
+            "the certificate of this host's NBD server ends in {} days: `holdfast grid tls server`, or whoever has signed it, makes \
+             another; then restart the host",
+            left_s / DAY_S
+        )
+    })
+}
+
 fn is_denied(error: &anyhow::Error) -> bool {
     let denied = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
     error.chain().filter_map(|cause| cause.downcast_ref()).any(denied)
@@ -397,5 +411,16 @@ mod tests {
         let text = warning(&leaf(29));
         assert!(text.contains("node 3 expires in 29 days") && text.contains("tls rotate"), "{text}");
         assert!(warning(&leaf(-1)).contains("has expired"));
+    }
+
+    #[test]
+    fn a_servers_certificate_that_is_good_for_long_is_not_told_of() {
+        let temp = tempfile::tempdir().unwrap();
+        let certificates = Certificates::in_dir(&temp.path().join("tls"), GridId(7));
+        certificates.make_authority().unwrap();
+        let dir = temp.path().join("nbd");
+        assert_eq!(server_warning(&dir), None, "the host says so when it starts");
+        certificates.issue_server(&["10.0.0.1".to_string()], &dir).unwrap();
+        assert_eq!(server_warning(&dir), None);
     }
 }

@@ -150,6 +150,7 @@ impl Host {
 impl ControlPlane {
     /// What the records say counts here from now on.
     pub(super) fn take_in_clients(&self) -> Result<()> {
+        let _alone = self.alone_at_doors();
         let lists = self.catalog.clients()?;
         self.ask(|answer| Command::Access { lists, answer })
     }

@@ -91,6 +91,9 @@ pub(super) struct ControlPlane {
     trend: Mutex<Trend>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
     changes: Mutex<()>,
+    /// Held while lists of clients and of revoked certificates are read and taken in: what was read first counts first. Nobody
+    /// waits for an operation of the former kind to be shut out.
+    doors: Mutex<()>,
 }
 
 /// Opens the sockets and serves them from threads of its own.
@@ -119,6 +122,7 @@ pub fn start(
         settings,
         history: Mutex::default(),
         changes: Mutex::new(()),
+        doors: Mutex::new(()),
     });
     watch_tasks(Arc::clone(&plane))?;
     schedule::start(Arc::clone(&plane))?;
@@ -290,6 +294,10 @@ impl ControlPlane {
     /// The lock guards no data: after a panic it is as good as before.
     pub(super) fn alone(&self) -> MutexGuard<'_, ()> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn alone_at_doors(&self) -> MutexGuard<'_, ()> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // What these locks guard is replaced whole: after a panic it is as good as before.

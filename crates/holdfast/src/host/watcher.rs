@@ -69,11 +69,9 @@ impl ControlPlane {
             self.ask(|answer| Command::Drain { devices, answer })?;
         }
         if changed.contains(REVOKED_KEY) {
-            let _alone = self.alone();
             self.take_in_revoked()?;
         }
         if changed.contains(CLIENTS_PREFIX) {
-            let _alone = self.alone();
             self.take_in_clients()?;
         }
         if changed.contains(SETTINGS_PREFIX) {
