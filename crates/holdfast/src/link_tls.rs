@@ -34,16 +34,20 @@ const TOLD_SPAN: Duration = Duration::from_secs(60);
 const RECORD_BYTES: usize = 16 * 1024;
 const RECORD_EXTRA_BYTES: usize = 32;
 
+/// What is said of whose certificate it is.
+pub const REVOKED: &str = "its certificate was revoked; give it another one, if it is to be let in again";
+
 /// One connection's session.
 pub struct Secured {
     stream: TlsStream,
     ciphertext: Vec<u8>,
+    revoked: RevokedNow,
 }
 
 impl Secured {
     /// At its beginning, at either end.
-    pub fn new(stream: TlsStream) -> Box<Secured> {
-        Box::new(Secured { stream, ciphertext: Vec::new() })
+    pub fn new(stream: TlsStream, revoked: RevokedNow) -> Box<Secured> {
+        Box::new(Secured { stream, ciphertext: Vec::new(), revoked })
     }
 
     /// The other side has not shown who it is.
@@ -57,8 +61,8 @@ impl Secured {
     }
 
     /// The other side's certificate was taken back since.
-    pub fn is_revoked(&self, revoked: &RevokedNow) -> bool {
-        revoked.covers_peer(&self.stream)
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.covers_peer(&self.stream)
     }
 
     /// Takes received bytes, answers the handshake, and passes on what they hold. After an error the alert that tells
@@ -70,8 +74,13 @@ impl Secured {
         io: &mut Io,
         pass_on: impl FnMut(&[u8]),
     ) -> Result<(), TlsError> {
+        let was_handshaking = self.is_handshaking();
         let opened = self.stream.open(bytes, pass_on);
         self.flush(conn, io);
+        // The list may have changed since its certificate was looked at.
+        if opened.is_ok() && was_handshaking && !self.is_handshaking() && self.is_revoked() {
+            return Err(TlsError::Link(REVOKED.to_string()));
+        }
         opened
     }
 
@@ -109,14 +118,9 @@ impl Door {
         Door { tls, waiting: VecDeque::new(), told: 0, untold: 0, tell_again_at: Instant::ZERO }
     }
 
-    /// Whose certificates were taken back.
-    pub fn revoked(&self) -> &RevokedNow {
-        self.tls.revoked()
-    }
-
     /// The node's side of a session.
     pub fn begin(&self) -> Result<Box<Secured>, TlsError> {
-        Ok(Secured::new(self.tls.accept()?))
+        Ok(Secured::new(self.tls.accept()?, self.tls.revoked().clone()))
     }
 
     /// Somebody has come, and has until then; gives who is pushed out for that.

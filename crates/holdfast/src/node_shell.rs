@@ -312,8 +312,7 @@ impl NodeShell {
 
     /// Ends connections of hosts whose certificates were taken back.
     fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
-        let Some(door) = &self.door else { return };
-        let is_revoked = |peer: &Peer| peer.secured.as_ref().is_some_and(|secured| secured.is_revoked(door.revoked()));
+        let is_revoked = |peer: &Peer| peer.secured.as_ref().is_some_and(|secured| secured.is_revoked());
         let cut: Vec<Token> = self.peers.iter().filter(|(_, peer)| is_revoked(peer)).map(|(token, _)| token).collect();
         for token in cut {
             self.refuse(now, token, "its certificate was revoked; it was connected, and is cut off", io);

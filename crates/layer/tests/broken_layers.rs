@@ -26,6 +26,7 @@ enum Mistake {
     WantsTicksInThePast,
     NeverGoesOn,
     GoesByWhatIsOutside,
+    LetsWritesOvertake,
 }
 
 #[derive(Debug)]
@@ -74,6 +75,10 @@ impl Broken {
                 out.push(Effect::Up(BlockReply { token: request.token, result: Err(BlockError::Injected) }));
             }
             (Mistake::KeepsAtDrain | Mistake::NeverGoesOn, _) if is_tenth => self.held.push(request),
+            (Mistake::LetsWritesOvertake, BlockOp::Write { .. }) if is_tenth => {
+                self.held_since = now;
+                self.held.push(request);
+            }
             (Mistake::PassesOnAfterTheAnswer, BlockOp::Write { .. }) if is_tenth => {
                 out.push(Effect::Up(BlockReply { token: request.token, result: Err(BlockError::Injected) }));
                 self.held_since = now;
@@ -132,6 +137,9 @@ impl Layer for Broken {
                 let late = self.held.drain(..).map(|request| BlockRequest { token: OWN, op: request.op });
                 late.for_each(|request| out.push(Effect::Down(request)));
             }
+            Event::Tick | Event::Drain if self.mistake == Mistake::LetsWritesOvertake => {
+                self.held.drain(..).for_each(|request| out.push(Effect::Down(request)));
+            }
             Event::Drain if self.mistake == Mistake::NeverGoesOn => {
                 self.held.drain(..).for_each(|request| out.push(Effect::Down(request)));
             }
@@ -142,7 +150,7 @@ impl Layer for Broken {
     fn next_deadline(&self) -> Option<Instant> {
         match self.mistake {
             Mistake::WantsTicksInThePast => Some(Instant::ZERO),
-            Mistake::PassesOnAfterTheAnswer if !self.held.is_empty() => {
+            Mistake::PassesOnAfterTheAnswer | Mistake::LetsWritesOvertake if !self.held.is_empty() => {
                 Some(self.held_since + Duration::from_millis(5))
             }
             _ => None,
@@ -193,6 +201,7 @@ fn every_mistake_is_found_and_named() {
         (Mistake::WantsTicksInThePast, "wants a tick"),
         (Mistake::NeverGoesOn, "law 1"),
         (Mistake::GoesByWhatIsOutside, "law 8"),
+        (Mistake::LetsWritesOvertake, "law 9"),
     ];
     let misjudged: Vec<String> = expected
         .into_iter()

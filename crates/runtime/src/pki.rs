@@ -169,7 +169,7 @@ fn params(common_name: &str, valid: Duration) -> CertificateParams {
 impl Authority {
     /// A new authority for a grid, with what is to be kept of it.
     pub fn make(grid: GridId) -> Result<(Authority, Pair), PkiError> {
-        let mut params = params(&format!("Holdfast grid {grid}"), AUTHORITY_VALID);
+        let mut params = params(&authority_name(grid), AUTHORITY_VALID);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().map_err(PkiError::Make)?;
@@ -292,11 +292,18 @@ pub fn identity_of(der: &[u8]) -> Option<Identity> {
     }
 }
 
-/// When one of this module's certificates was issued, in seconds since 1970.
+/// When a certificate was issued, in seconds since 1970: those of a grid's own authority are good from a day before on. Another's,
+/// which clients of NBD may have, counts as issued when it begins to be good.
 pub fn issued_s(der: &[u8]) -> Option<u64> {
     let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
     let from = u64::try_from(parsed.validity().not_before.timestamp()).ok()?;
-    Some(from + EARLIER.as_secs())
+    let is_ours = |name: &str| identity_of(der).is_some_and(|own| name == authority_name(own.grid));
+    let mut names = parsed.issuer().iter_common_name().filter_map(|name| name.as_str().ok());
+    Some(if names.any(is_ours) { from + EARLIER.as_secs() } else { from })
+}
+
+fn authority_name(grid: GridId) -> String {
+    format!("Holdfast grid {grid}")
 }
 
 /// HMAC-SHA256 over `parts`, each with its length before it.

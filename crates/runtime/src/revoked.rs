@@ -68,7 +68,9 @@ impl Revoked {
     /// All certificates of `role` that were issued by now.
     pub fn add(&mut self, role: Role, now_s: u64) {
         self.version += 1;
-        self.until.insert(role, now_s);
+        // Where the clock was set back, what was taken back stays so.
+        let until = self.until.entry(role).or_insert(now_s);
+        *until = now_s.max(*until);
     }
 
     /// Whether a certificate counts for nothing any more.
@@ -240,7 +242,22 @@ mod tests {
         let mut list = Revoked::none(GRID);
         list.add(role.clone(), issued);
         assert!(list.covers_certificate(&der, &Identity { grid: GRID, role: role.clone() }));
-        list.add(role.clone(), issued - 1);
-        assert!(!list.covers_certificate(&der, &Identity { grid: GRID, role }));
+        let before = |until| {
+            let mut list = Revoked::none(GRID);
+            list.add(role.clone(), until);
+            list
+        };
+        assert!(!before(issued - 1).covers_certificate(&der, &Identity { grid: GRID, role: role.clone() }));
+        // A clock that was set back gives nothing back.
+        list.add(role.clone(), issued - 1_000);
+        assert!(list.covers_certificate(&der, &Identity { grid: GRID, role: role.clone() }));
+        // Another authority's begin to be good when they are issued.
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        let uri = Identity { grid: GRID, role: role.clone() }.to_string();
+        params.subject_alt_names = vec![rcgen::SanType::URI(rcgen::string::Ia5String::try_from(uri).unwrap())];
+        params.not_before = rcgen::date_time_ymd(2026, 1, 1);
+        let other = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(issued_s(other.der()), Some(1_767_225_600));
+        assert!(before(1_767_225_600).covers_certificate(other.der(), &Identity { grid: GRID, role }));
     }
 }

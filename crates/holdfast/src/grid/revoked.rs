@@ -61,7 +61,7 @@ pub fn follow(ca: PathBuf, grid: GridId, now: RevokedNow, waker: Waker) -> Resul
         let found = fs::metadata(&path).ok()?;
         Some((found.modified().ok()?, found.len()))
     };
-    let mut seen = None;
+    let (mut seen, mut told) = (None, None);
     let look = move || {
         loop {
             std::thread::sleep(PACE);
@@ -69,8 +69,7 @@ pub fn follow(ca: PathBuf, grid: GridId, now: RevokedNow, waker: Waker) -> Resul
             if found == seen {
                 continue;
             }
-            seen = found;
-            match load(&ca, grid) {
+            match load(&ca, grid).inspect(|_| seen = found) {
                 Ok(list) if now.replace(&list) => {
                     logger::info(format_args!(
                         "certificates are revoked: version {} of the list counts",
@@ -80,7 +79,12 @@ pub fn follow(ca: PathBuf, grid: GridId, now: RevokedNow, waker: Waker) -> Resul
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    logger::error(format_args!("what was revoked before counts still, and nothing more: {error:#}"))
+                    if told != found {
+                        logger::error(format_args!(
+                            "what was revoked before counts still, and nothing more: {error:#}"
+                        ));
+                    }
+                    told = found;
                 }
             }
         }

@@ -37,8 +37,9 @@ use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, Epoch, GridId, InstanceId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::FormatError;
-use holdfast_format::family::{SegmentRanges, dependent_key};
+use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
+use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::meta::Swap;
@@ -375,6 +376,10 @@ impl Catalog {
         unchecked_reads: bool,
         key: Option<&NewKey>,
     ) -> Result<Begun> {
+        // It and its origin are a family from then on.
+        let dependents = vec![Dependent { volume: VolumeId(0), upto: SegmentNo::default() }];
+        let own = Root { dependents, ..Root::new(self.grid, VolumeId(0), name, 0, layout) };
+        self.check_can_serve(&Root { key_id: key.map(NewKey::id), ..own })?;
         let volume = self.take_name(name, Again::NewId)?;
         self.set_key(volume, key)?;
         self.change_settings(volume, |found| *found = Settings { fixed: None, unchecked_reads })?;
@@ -561,7 +566,9 @@ impl Catalog {
     /// Names of the clones that are parts of a volume.
     pub fn clones_of(&self, volume: VolumeId) -> Result<Vec<String>> {
         let is_clone = |entry: &Entry| entry.clone.is_some() && entry.root.volume == volume;
-        Ok(self.all()?.iter().filter(|entry| is_clone(entry)).map(|entry| entry.name().to_string()).collect())
+        // Whoever asks may be about to delete the volume.
+        let all = self.all_strictly()?;
+        Ok(all.iter().filter(|entry| is_clone(entry)).map(|entry| entry.name().to_string()).collect())
     }
 
     fn free_name(&self, name: &str, volume: &str) -> Result<()> {

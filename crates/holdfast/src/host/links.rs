@@ -24,8 +24,7 @@
 //!
 //! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
 
-use super::revocation::REVOKED;
-use crate::link_tls::Secured;
+use crate::link_tls::{REVOKED, Secured};
 use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
@@ -35,6 +34,7 @@ use holdfast_format::wire::{
 };
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
+use holdfast_runtime::tls::TlsError;
 use holdfast_runtime::tls::link::HostTls;
 use holdfast_volume::{Event, Lane};
 use std::collections::{HashMap, VecDeque};
@@ -423,10 +423,9 @@ impl Links {
 
     /// Ends connections with nodes whose certificates were taken back.
     pub fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
-        let Some(revoked) = self.tls.as_ref().map(|tls| tls.revoked().clone()) else { return };
         for index in 0..self.links.len() {
             let mut lanes = self.links[index].lanes.iter().flatten().filter_map(|lane| lane.secured.as_ref());
-            if lanes.any(|secured| secured.is_revoked(&revoked)) {
+            if lanes.any(|secured| secured.is_revoked()) {
                 self.refuse(now, index, format!("no TLS with it: {REVOKED}"), io);
             }
         }
@@ -496,9 +495,10 @@ impl Links {
             return;
         }
         for lane in 0..LANES {
-            let session = self.tls.as_ref().map(|tls| tls.connect(Role::Node(link.node))).transpose();
+            let connect = |tls: &HostTls| Ok(Secured::new(tls.connect(Role::Node(link.node))?, tls.revoked().clone()));
+            let session: Result<_, TlsError> = self.tls.as_ref().map(connect).transpose();
             let secured = match session {
-                Ok(session) => session.map(Secured::new),
+                Ok(session) => session,
                 Err(error) => return self.refuse(now, index, format!("no TLS with it: {error}"), io),
             };
             let conn = io.connect_tcp(link.address);

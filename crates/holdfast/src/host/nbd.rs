@@ -12,9 +12,9 @@
 use super::Host;
 use super::access::{Caller, Teller};
 use super::portals::Portals;
-use super::revocation::REVOKED;
 use super::tls::Secured;
 use super::volumes::{Asker, Behind, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
+use crate::link_tls::REVOKED;
 use crate::logger;
 use holdfast_base::{
     BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, GridId, HeadId, Instant, ObjectId, Slab,

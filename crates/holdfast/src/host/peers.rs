@@ -6,8 +6,7 @@
 //!
 //! Faults: bytes that are no frame end their connection; one that can't be made is tried again after [`RETRY_PAUSE`].
 
-use super::revocation::REVOKED;
-use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
+use crate::link_tls::{Door, HANDSHAKE_MAX, REVOKED, Secured};
 use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
@@ -17,6 +16,7 @@ use holdfast_format::wire::{FrameReader, Message, encode_frame};
 use holdfast_portal::LinkId;
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnId, Io};
+use holdfast_runtime::tls::TlsError;
 use holdfast_runtime::tls::link::HostTls;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -321,17 +321,14 @@ impl Peers {
 
     /// Ends connections with hosts whose certificates were taken back.
     pub fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
-        if let Some(revoked) = self.door.as_ref().map(|door| door.revoked().clone()) {
-            let is_cut = |l: &Link| l.conn.secured.as_ref().is_some_and(|secured| secured.is_revoked(&revoked));
-            let cut: Vec<Token> = self.links.iter().filter(|(_, l)| is_cut(l)).map(|(token, _)| token).collect();
-            for token in cut {
-                self.refuse(now, token, REVOKED, io);
-            }
+        let is_cut = |l: &Link| l.conn.secured.as_ref().is_some_and(|secured| secured.is_revoked());
+        let cut: Vec<Token> = self.links.iter().filter(|(_, l)| is_cut(l)).map(|(token, _)| token).collect();
+        for token in cut {
+            self.refuse(now, token, REVOKED, io);
         }
-        let Some(revoked) = self.tls.as_ref().map(|tls| tls.revoked().clone()) else { return };
         for peer in 0..self.peers.len() {
             let secured = self.peers[peer].conn.as_ref().and_then(|conn| conn.secured.as_ref());
-            if secured.is_some_and(|secured| secured.is_revoked(&revoked)) {
+            if secured.is_some_and(|secured| secured.is_revoked()) {
                 self.tell_trouble(peer, REVOKED);
                 self.drop_peer(peer, now, true, io);
             }
@@ -393,8 +390,10 @@ impl Peers {
     fn connect(&mut self, now: Instant, peer: usize, io: &mut Io) {
         let Peer { name, address, .. } = &self.peers[peer];
         let role = Role::Host(name.clone());
-        let secured = match self.tls.as_ref().map(|tls| tls.connect(role)).transpose() {
-            Ok(session) => session.map(Secured::new),
+        let connect = |tls: &HostTls| Ok(Secured::new(tls.connect(role)?, tls.revoked().clone()));
+        let session: Result<_, TlsError> = self.tls.as_ref().map(connect).transpose();
+        let secured = match session {
+            Ok(session) => session,
             Err(error) => {
                 self.tell_trouble(peer, &format!("no TLS session could be made: {error}"));
                 self.peers[peer].retry_at = now + REFUSED_PAUSE;

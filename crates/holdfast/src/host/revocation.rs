@@ -12,14 +12,12 @@ use super::commands::Command;
 use super::control::ControlPlane;
 use crate::grid::certs::Certificates;
 use crate::grid::revoked;
+use crate::link_tls::REVOKED;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::Instant;
 use holdfast_runtime::reactor::Io;
 use holdfast_runtime::revoked::{Revoked, RevokedNow};
-
-/// What a client, host or node is told of whose certificate it is.
-pub const REVOKED: &str = "its certificate was revoked; give it another one, if it is to be let in again";
 
 /// Where the lists are that this process goes by.
 pub struct Revocations {
@@ -61,14 +59,23 @@ impl ControlPlane {
         };
         let Some(list) = list.filter(|list| list.version() >= known.version()) else {
             let own = revoked::text(&self.revocations.certificates)?;
-            return own.map_or(Ok(()), |own| self.catalog.set_revoked(|_| Ok(own.clone().into_bytes())));
+            let Some(own) = own else { return Ok(()) };
+            let version = self.revocations.verify(own.as_bytes())?.version();
+            // Not over a newer one that has come since.
+            let is_newer = |found: &[u8]| self.revocations.verify(found).is_ok_and(|found| found.version() > version);
+            return self.catalog.set_revoked(|found| match found.filter(|found| is_newer(found)) {
+                Some(found) => Ok(found.to_vec()),
+                None => Ok(own.clone().into_bytes()),
+            });
         };
         if list.version() > known.version() {
             let text = String::from_utf8_lossy(&found.unwrap_or_default()).into_owned();
-            revoked::keep(&self.revocations.certificates, &text)?;
+            // It counts first, and is cut by; then it is written down.
             self.revocations.replace(&list);
             logger::info(format_args!("certificates are revoked: version {} of the list counts", list.version()));
-            self.ask(|answer| Command::CutRevoked { answer })?;
+            let cut = self.ask(|answer| Command::CutRevoked { answer });
+            revoked::keep(&self.revocations.certificates, &text)?;
+            cut?;
         }
         Ok(())
     }

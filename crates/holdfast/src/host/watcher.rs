@@ -10,6 +10,7 @@ use super::meta::Meta;
 use super::presence::HOST_PREFIX;
 use crate::logger;
 use anyhow::{Context, Result};
+use holdfast_base::VolumeId;
 use holdfast_runtime::meta::{MetaError, Watch, WatchEvent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -61,18 +62,19 @@ impl ControlPlane {
     }
 
     fn take_in(&self, changed: &BTreeSet<&str>) -> Result<()> {
+        // What shuts somebody out comes first: it does not wait for another record that can't be used.
+        if changed.contains(REVOKED_KEY) {
+            self.take_in_revoked()?;
+        }
+        if changed.contains(CLIENTS_PREFIX) {
+            self.take_in_clients()?;
+        }
         if changed.contains(NODE_PREFIX) {
             self.use_nodes(self.catalog.nodes()?)?;
         }
         if changed.contains(DRAINING_PREFIX) {
             let devices = self.catalog.draining()?;
             self.ask(|answer| Command::Drain { devices, answer })?;
-        }
-        if changed.contains(REVOKED_KEY) {
-            self.take_in_revoked()?;
-        }
-        if changed.contains(CLIENTS_PREFIX) {
-            self.take_in_clients()?;
         }
         if changed.contains(SETTINGS_PREFIX) {
             self.take_in_fixed()?;
@@ -85,7 +87,8 @@ impl ControlPlane {
         let _alone = self.alone();
         let noted = self.catalog.fixed()?;
         let known = self.ask(|answer| Command::Fixed { answer })?;
-        for entry in self.catalog.all()?.iter().filter(|e| e.clone.is_none() && !self.catalog.is_here(e)) {
+        let (entries, unreadable) = self.catalog.survey()?;
+        for entry in entries.iter().filter(|e| e.clone.is_none() && !self.catalog.is_here(e)) {
             let id = entry.root.volume;
             let (fixed, before) = (noted.get(&id).copied(), known.get(&id));
             let is_news = fixed.map(|f| (f.layout, f.fixed)) != before.map(|f| (f.layout, f.fixed));
@@ -93,7 +96,9 @@ impl ControlPlane {
                 self.ask(|answer| Command::SetFixed { id, fixed, answer })?;
             }
         }
-        for id in known.keys().copied().filter(|id| !noted.contains_key(id)) {
+        // Of a volume whose record can't be read what it owned stays its own.
+        let gone = |id: &VolumeId| unreadable.is_empty() && !noted.contains_key(id);
+        for id in known.keys().copied().filter(gone) {
             self.ask(|answer| Command::SetFixed { id, fixed: None, answer })?;
         }
         Ok(())
