@@ -189,7 +189,8 @@ impl Machine {
         let cluster = self.shape.voters.map(|part| format!("{part}={}", url(part, ETCD_PEER_PORT))).join(",");
         let mut command = self.inside(&program);
         command.args(["--name", self.part.name(), "--initial-cluster", &cluster]);
-        command.arg("--data-dir").arg(dir.join("data"));
+        // A member that is cut off from the leader alone asks before it has all elect anew; later releases do so by default.
+        command.arg("--pre-vote").arg("--data-dir").arg(dir.join("data"));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.stdout(log.try_clone()?).stderr(log);
