@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// How long a call may take: an election of etcd's default timing takes one to two seconds, and callers repeat.
@@ -34,6 +35,14 @@ const CALL_MAX: Duration = Duration::from_secs(2);
 
 /// How long a member may take to say that it can read through a leader.
 const PROBE_MAX: Duration = Duration::from_secs(1);
+
+/// After so long it is looked whether the member that was asked is out of reach, and another is not.
+const SILENT_AFTER: Duration = Duration::from_millis(400);
+
+/// How much longer than others a member may take to say so. One that does is slow, and waited for.
+const BEHIND_MAX: Duration = Duration::from_millis(300);
+
+const LOOK_PACE: Duration = Duration::from_millis(25);
 
 /// How long a connection may take to come up.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
@@ -154,16 +163,60 @@ impl Shared {
     fn call<T, F: Future<Output = Result<T, Error>>>(&self, call: impl FnOnce(Client) -> F) -> Result<T, MetaError> {
         self.runtime.block_on(async {
             let member = self.choose().await?;
-            let done = timeout(CALL_MAX, call(self.members[member].clone())).await;
-            match done {
+            match self.outwait(member, call(self.members[member].clone())).await {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err(error)) => Err(self.failed(member, &error)),
-                Err(_) => {
-                    self.set_answers(member, false);
-                    Err(unknown(&format!("etcd's member {member} was silent for {} s", CALL_MAX.as_secs())))
+                Err(silent) => {
+                    Err(unknown(&format!("etcd's member {member} was silent for {:.1} s", silent.as_secs_f32())))
                 }
             }
         })
+    }
+
+    /// What a member answers; or for how long it was silent, when it is given up: at [`CALL_MAX`], or as soon as another member
+    /// has answered and this one does not.
+    async fn outwait<T>(&self, member: usize, asked: impl Future<Output = T>) -> Result<T, Duration> {
+        let begun = Instant::now();
+        let mut asked = std::pin::pin!(asked);
+        if let Ok(done) = timeout(SILENT_AFTER, &mut asked).await {
+            return Ok(done);
+        }
+        let (mut probes, mut answered_at) = (self.probe_all(), None);
+        let mut is_slow = false;
+        while begun.elapsed() < CALL_MAX {
+            if let Ok(done) = timeout(LOOK_PACE, &mut asked).await {
+                return Ok(done);
+            }
+            while let Some(probe) = probes.try_join_next() {
+                match probe {
+                    Ok((by, Ok(()))) if by == member => is_slow = true,
+                    Ok((_, Ok(()))) => answered_at = answered_at.or(Some(Instant::now())),
+                    Ok((_, Err(_))) | Err(_) => {}
+                }
+            }
+            if !is_slow && answered_at.is_some_and(|at: Instant| at.elapsed() >= BEHIND_MAX) {
+                break;
+            }
+        }
+        self.set_answers(member, false);
+        Err(begun.elapsed())
+    }
+
+    /// Asks all members to read through a leader.
+    fn probe_all(&self) -> JoinSet<(usize, Result<(), String>)> {
+        let mut probes = JoinSet::new();
+        for (member, client) in self.members.iter().enumerate() {
+            let (mut client, key) = (client.clone(), format!("{}probe", self.prefix));
+            probes.spawn(async move {
+                let told = match timeout(PROBE_MAX, client.get(key, None)).await {
+                    Ok(Ok(_)) => Ok(()),
+                    Ok(Err(error)) => Err(format!("etcd's member {member}: {error}")),
+                    Err(_) => Err(format!("etcd's member {member} is silent")),
+                };
+                (member, told)
+            });
+        }
+        probes
     }
 
     /// What an error says of the member, and to the caller.
@@ -192,21 +245,16 @@ impl Shared {
         if choice.answers {
             return Ok(choice.member);
         }
-        let mut probes = tokio::task::JoinSet::new();
-        for (member, client) in self.members.iter().enumerate() {
-            let mut client = client.clone();
-            let key = format!("{}probe", self.prefix);
-            probes.spawn(async move { (member, timeout(PROBE_MAX, client.get(key, None)).await) });
-        }
+        let mut probes = self.probe_all();
         let mut why = String::new();
         while let Some(probe) = probes.join_next().await {
             match probe {
-                Ok((member, Ok(Ok(_)))) => {
+                Ok((member, Ok(()))) => {
                     self.set_answers(member, true);
                     return Ok(member);
                 }
-                Ok((member, Ok(Err(error)))) => why = format!("etcd's member {member}: {error}"),
-                Ok((member, Err(_))) if why.is_empty() => why = format!("etcd's member {member} is silent"),
+                // Who says why tells more than who is silent.
+                Ok((_, Err(told))) if why.is_empty() || !told.ends_with("silent") => why = told,
                 Ok(_) | Err(_) => {}
             }
         }
