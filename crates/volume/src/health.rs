@@ -31,7 +31,6 @@ impl Controller {
     pub(crate) fn on_node_up(&mut self, node: NodeId, version: u32, devices: Vec<DeviceStat>, out: Out) {
         self.lose_calls(node, out);
         self.nodes.on_up(self.now, node, version, devices);
-        self.hurry_jobs();
         self.recheck(node);
         self.on_legs_changed(out);
         self.retry_stalled_fetches(out);

@@ -254,14 +254,6 @@ impl Controller {
         tried.min(PUT_DOUBLINGS_MAX) as u32
     }
 
-    /// There are other places to try now.
-    pub(crate) fn hurry_jobs(&mut self) {
-        let tokens: Vec<Token> = self.jobs.iter().map(|(token, _)| token).collect();
-        for token in tokens {
-            self.jobs.get_mut(token).expect("just listed").restarts = 0;
-        }
-    }
-
     pub(crate) fn on_shard_put(&mut self, token: Token, shard: ShardId, node: NodeId, reply: &Reply, out: Out) {
         let Some(leg) = self.awaits_put(token, shard, node) else { return };
         let index = shard.index;
