@@ -82,7 +82,7 @@ fn host_records(meta: &Meta) -> Result<impl Iterator<Item = (String, Option<Host
 /// Refuses what would put a volume out of reach of a host that is there and of an older release.
 pub fn check_can_serve(meta: &Meta, root: &Root) -> Result<()> {
     let version = root.version();
-    let reads = |record: Option<HostRecord>| record.map_or(0, |record| record.reads_root.max(1)) >= version;
+    let reads = |record: Option<HostRecord>| record.map_or(1, |record| record.reads_root.max(1)) >= version;
     let old: Vec<String> = host_records(meta)?.filter(|(_, r)| !reads(r.clone())).map(|(h, _)| h).collect();
     if !old.is_empty() {
         bail!(
