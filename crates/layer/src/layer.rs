@@ -51,7 +51,7 @@ impl Nature {
     }
 }
 
-/// A layer of a volume: a machine between what is above and what is below. The laws are those of the [crate](crate).
+/// A layer of a volume: a machine between what is above and what is below. The laws are those of the [crate].
 pub trait Layer: fmt::Debug + Send {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>);
 

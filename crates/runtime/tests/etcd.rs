@@ -64,10 +64,7 @@ fn connect(members: &[Member]) -> EtcdStore {
 }
 
 fn swap(store: &EtcdStore, key: &str, expect: MetaVersion, value: &[u8]) -> MetaVersion {
-    match store.swap(key, expect, Some(value), None).expect("swap") {
-        Swap::Done(version) => version,
-        Swap::Conflict(found) => panic!("{key}: {found:?}"),
-    }
+    swap_in_time(store, key, expect, value)
 }
 
 struct Alone(Member);

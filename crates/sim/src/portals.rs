@@ -95,8 +95,6 @@ impl PortalPlan {
 /// What a host could do wrong with layers; the simulator must find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LayerMistake {
-    /// What layers hold does not count as under way: clients begin although something of them is there.
-    BeginsAtOnce,
     /// Layers are not drained when the volume goes, and stand before its next opening with what they hold.
     KeepsLayers,
 }
@@ -485,8 +483,7 @@ impl Street {
     fn comes_behind(&mut self, host: usize, who: Behind) -> bool {
         let is_layered = !self.plan.layers.is_empty();
         let shell = &mut self.shells[host];
-        let begins = self.plan.layer_mistake == Some(LayerMistake::BeginsAtOnce);
-        if !is_layered || begins || shell.under_way.is_empty() {
+        if !is_layered || shell.under_way.is_empty() {
             return false;
         }
         shell.behind.push((shell.next_number, who));

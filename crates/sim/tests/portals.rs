@@ -100,10 +100,9 @@ fn what_a_host_could_do_wrong_with_layers_is_found() {
         plan
     };
     let run = |seed, mistake| guarded(seed, || run_portals(plan(seed, mistake), false));
-    for mistake in [LayerMistake::BeginsAtOnce, LayerMistake::KeepsLayers] {
-        let found = (0..60).find_map(|seed| run(seed, Some(mistake)).err().map(|why| (seed, why)));
-        let (seed, why) = found.unwrap_or_else(|| panic!("{mistake:?} is not found"));
-        println!("{mistake:?} is found by seed {seed}: {why}");
-        run(seed, None).unwrap_or_else(|why| panic!("seed {seed} finds something without {mistake:?}: {why}"));
-    }
+    let mistake = LayerMistake::KeepsLayers;
+    let found = (0..60).find_map(|seed| run(seed, Some(mistake)).err().map(|why| (seed, why)));
+    let (seed, why) = found.unwrap_or_else(|| panic!("{mistake:?} is not found"));
+    println!("{mistake:?} is found by seed {seed}: {why}");
+    run(seed, None).unwrap_or_else(|why| panic!("seed {seed} finds something without {mistake:?}: {why}"));
 }
