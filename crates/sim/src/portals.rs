@@ -60,7 +60,8 @@ pub struct PortalPlan {
     pub hand_over: u32,
     /// Before the controllers, from above.
     pub layers: Vec<String>,
-    pub layer_mistake: Option<LayerMistake>,
+    /// A mistake that must be found: layers are not drained when the volume goes, and stand before its next opening with what they hold.
+    pub keeps_layers: bool,
     pub mutations: portal::Mutations,
 }
 
@@ -86,17 +87,10 @@ impl PortalPlan {
             take_over,
             hand_over,
             layers: draw_layers(seed),
-            layer_mistake: None,
+            keeps_layers: false,
             mutations: portal::Mutations::default(),
         }
     }
-}
-
-/// What a host could do wrong with layers; the simulator must find it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LayerMistake {
-    /// Layers are not drained when the volume goes, and stand before its next opening with what they hold.
-    KeepsLayers,
 }
 
 /// Of its own numbers, so that plans without layers are what they were.
@@ -416,7 +410,7 @@ impl Street {
             DeskEffect::Yield { link, token, .. } => match self.shells[host].controller {
                 Some(at) => {
                     self.shells[host].yielding = Some((link, token));
-                    if self.plan.layer_mistake != Some(LayerMistake::KeepsLayers) {
+                    if !self.plan.keeps_layers {
                         self.drive_layers(host, StackEvent::Drain);
                     }
                     self.world.tell(at, Event::Yield);
@@ -470,7 +464,7 @@ impl Street {
     fn drop_layers(&mut self, host: usize) {
         let Some(stack) = self.shells[host].layers.take() else { return };
         self.outcome.caught += stack.held() as u64;
-        if self.plan.layer_mistake == Some(LayerMistake::KeepsLayers) {
+        if self.plan.keeps_layers {
             self.shells[host].layers = Some(stack);
         }
         for token in self.shells[host].askers.tokens() {

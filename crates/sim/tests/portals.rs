@@ -1,6 +1,6 @@
 //! Random runs of hosts with portals, each twice with the same trace: see `holdfast_sim::portals`.
 
-use holdfast_sim::portals::{LayerMistake, PortalOutcome, PortalPlan, run_portals};
+use holdfast_sim::portals::{PortalOutcome, PortalPlan, run_portals};
 use holdfast_sim::runner::{guarded, replay_command, run_seeds, twice};
 
 const SEEDS: u64 = 400;
@@ -91,18 +91,17 @@ fn clients_that_go_elsewhere_come_behind_what_a_layer_holds() {
 }
 
 #[test]
-fn what_a_host_could_do_wrong_with_layers_is_found() {
-    let plan = |seed, layer_mistake| {
+fn a_host_whose_layers_outlive_their_controller_is_found() {
+    let plan = |seed, keeps_layers| {
         let mut plan = quiet(seed);
         (plan.jump, plan.take_over, plan.hand_over) = (60, 10, 60);
         plan.layers = vec!["delay:write=20ms..3s,share=0.1".to_string()];
-        plan.layer_mistake = layer_mistake;
+        plan.keeps_layers = keeps_layers;
         plan
     };
-    let run = |seed, mistake| guarded(seed, || run_portals(plan(seed, mistake), false));
-    let mistake = LayerMistake::KeepsLayers;
-    let found = (0..60).find_map(|seed| run(seed, Some(mistake)).err().map(|why| (seed, why)));
-    let (seed, why) = found.unwrap_or_else(|| panic!("{mistake:?} is not found"));
-    println!("{mistake:?} is found by seed {seed}: {why}");
-    run(seed, None).unwrap_or_else(|why| panic!("seed {seed} finds something without {mistake:?}: {why}"));
+    let run = |seed, keeps_layers| guarded(seed, || run_portals(plan(seed, keeps_layers), false));
+    let found = (0..60).find_map(|seed| run(seed, true).err().map(|why| (seed, why)));
+    let (seed, why) = found.unwrap_or_else(|| panic!("it is not found"));
+    println!("found by seed {seed}: {why}");
+    run(seed, false).unwrap_or_else(|why| panic!("seed {seed} finds something without it: {why}"));
 }

@@ -240,6 +240,16 @@ fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes).with_context(|| format!("metadata record {key} is damaged"))
 }
 
+/// The fixed volumes among these.
+pub fn fixed_of(entries: &[Entry]) -> BTreeMap<VolumeId, FixedVolume> {
+    let volumes = entries.iter().filter(|entry| entry.clone.is_none());
+    let fixed = |entry: &Entry| {
+        let fixed = entry.settings.fixed?;
+        Some((entry.root.volume, FixedVolume::new(entry.root.layout, fixed)))
+    };
+    volumes.filter_map(fixed).collect()
+}
+
 /// Refuses names that could not be written in an NBD URI or a table.
 pub fn check_name(name: &str) -> Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -537,12 +547,7 @@ impl Catalog {
     }
 
     pub fn fixed(&self) -> Result<BTreeMap<VolumeId, FixedVolume>> {
-        let volumes = self.all()?.into_iter().filter(|entry| entry.clone.is_none());
-        let fixed = |entry: Entry| {
-            let fixed = entry.settings.fixed?;
-            Some((entry.root.volume, FixedVolume::new(entry.root.layout, fixed)))
-        };
-        Ok(volumes.filter_map(fixed).collect())
+        Ok(fixed_of(&self.all()?))
     }
 
     /// The first step of making a clone: its name, and the id that its volume shall know it by.

@@ -3,7 +3,9 @@
 //! Role: a thread of its own, which watches the grid's records. After a gap (the store was away, its history is gone)
 //! everything is read anew, so that nothing is missed.
 
-use super::catalog::{CLIENTS_PREFIX, DRAINING_PREFIX, EXPORT_SUFFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX};
+use super::catalog::{
+    CLIENTS_PREFIX, DRAINING_PREFIX, EXPORT_SUFFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX, fixed_of,
+};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::meta::Meta;
@@ -85,9 +87,9 @@ impl ControlPlane {
     /// What other hosts' fixed volumes own; this host's are its own to know.
     fn take_in_fixed(&self) -> Result<()> {
         let _alone = self.alone();
-        let noted = self.catalog.fixed()?;
-        let known = self.ask(|answer| Command::Fixed { answer })?;
         let (entries, unreadable) = self.catalog.survey()?;
+        let noted = fixed_of(&entries);
+        let known = self.ask(|answer| Command::Fixed { answer })?;
         for entry in entries.iter().filter(|e| e.clone.is_none() && !self.catalog.is_here(e)) {
             let id = entry.root.volume;
             let (fixed, before) = (noted.get(&id).copied(), known.get(&id));
