@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const SIZE_BYTES: u64 = 16 << 20;
+const SIZE: &str = "16M";
 
 /// nbdkit on a TCP port, killed with the test.
 struct Server {
@@ -57,12 +58,18 @@ fn has_nbdkit() -> bool {
     found
 }
 
-/// Two servers of one file: both ways lead to the same bytes.
-fn pair(dir: &std::path::Path, filter: &[&str], settings: &[&str]) -> [Server; 2] {
-    let file = dir.join("disk");
-    std::fs::File::create(&file).and_then(|f| f.set_len(SIZE_BYTES)).expect("a file");
-    let plugin = ["file", file.to_str().expect("a plain path")];
-    [(); 2].map(|()| start(&[filter, &plugin, settings].concat()))
+/// Two ways to the same bytes. What keeps them does one request at a time: a page cache would let a read see half of a
+/// cell that is being written, which no volume does.
+struct Pair {
+    ways: [Server; 2],
+    _disk: Server,
+}
+
+fn pair(filters: &[&str], settings: &[&str]) -> Pair {
+    let serial = ["--filter=noparallel", "serialize=all-requests"];
+    let disk = start(&[&serial[..1], filters, &["memory", SIZE, serial[1]], settings].concat());
+    let uri = format!("uri=nbd://{}", disk.address);
+    Pair { ways: [(); 2].map(|()| start(&["nbd", &uri])), _disk: disk }
 }
 
 /// Runs guests under what is done to their servers, then reads everything; what they saw.
@@ -102,10 +109,9 @@ fn guests_go_over_to_the_other_path_when_theirs_ends_or_is_silent() {
     if !has_nbdkit() {
         return;
     }
-    let temp = tempfile::tempdir().expect("a temporary directory");
-    let servers = pair(temp.path(), &[], &[]);
-    let first = servers[0].child.id().cast_signed();
-    let seen = run(&servers, |_| {
+    let disk = pair(&[], &[]);
+    let first = disk.ways[0].child.id().cast_signed();
+    let seen = run(&disk.ways, |_| {
         let process = rustix::process::Pid::from_raw(first).expect("a process");
         rustix::process::kill_process(process, rustix::process::Signal::STOP).expect("stopped");
         std::thread::sleep(Duration::from_secs(3));
@@ -114,10 +120,9 @@ fn guests_go_over_to_the_other_path_when_theirs_ends_or_is_silent() {
     assert!(seen.left == 1 && seen.repeated > 0 && seen.requests > 500, "{seen:?}");
     assert!(seen.longest[0] > Duration::from_secs(1) && seen.longest[1] < Duration::from_secs(1), "{seen:?}");
 
-    let temp = tempfile::tempdir().expect("a temporary directory");
-    let servers = pair(temp.path(), &[], &[]);
-    let pid = servers[1].child.id().cast_signed();
-    let seen = run(&servers, |control| {
+    let disk = pair(&[], &[]);
+    let pid = disk.ways[1].child.id().cast_signed();
+    let seen = run(&disk.ways, |control| {
         let process = rustix::process::Pid::from_raw(pid).expect("a process");
         rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("killed");
         std::thread::sleep(Duration::from_secs(1));
@@ -132,7 +137,7 @@ fn two_paths_that_lead_to_different_bytes_are_found_out() {
     if !has_nbdkit() {
         return;
     }
-    let servers = [start(&["memory", "16M"]), start(&["memory", "16M"])];
+    let servers = [start(&["memory", SIZE]), start(&["memory", SIZE])];
     let seen = run(&servers, |control| wait(|| control.failed()));
     assert!(seen.mismatches > 0 && seen.failures[0].contains("mismatch"), "{seen:?}");
 }
@@ -142,9 +147,8 @@ fn an_error_is_counted_and_told() {
     if !has_nbdkit() {
         return;
     }
-    let temp = tempfile::tempdir().expect("a temporary directory");
-    let servers = pair(temp.path(), &["--filter=error"], &["error-rate=1%", "error=EIO"]);
-    let seen = run(&servers, |control| wait(|| control.failed()));
+    let disk = pair(&["--filter=error"], &["error-rate=1%", "error=EIO"]);
+    let seen = run(&disk.ways, |control| wait(|| control.failed()));
     assert!(seen.errors > 0 && seen.mismatches == 0, "{seen:?}");
     assert!(seen.failures.iter().all(|f| f.contains("failed with error 5")), "{seen:?}");
 }
