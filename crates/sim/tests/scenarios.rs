@@ -4,6 +4,7 @@
 //! way is judged. What is asserted before that is what the rule says beyond "no data is lost".
 
 use holdfast_base::{BlockError, Epoch, MetaReply, MetaRequest, Prng};
+use holdfast_format::ledger::AckRule;
 use holdfast_format::root::root_key;
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceHealth, WIRE};
@@ -328,6 +329,31 @@ fn rule_16_a_hung_node_does_not_stall_a_bypass_write() {
         stage.crash_node(node);
         stage.read(0, 64);
         stage.start_node(node);
+        stage.finish();
+    }
+}
+
+/// With as many nodes as copies none is to spare: one that is silent is done without as long as two are left, by another rule
+/// of the log, and used again when it is back.
+#[test]
+fn a_hung_node_that_can_not_be_spared_does_not_stall_writes_for_long() {
+    for (node, blocks) in [(0, 1), (1, 8), (2, 32)] {
+        let mut stage = Scenery::new(162).layout("mirror:3").raise();
+        stage.write(0, 32);
+        stage.world().pause_node(node);
+        let start = stage.now();
+        stage.write(32, blocks);
+        let stalled = stage.now().since(start);
+        assert!(stalled < Duration::from_millis(800), "stalled for {stalled:?}");
+        assert_eq!(stage.root().open_ledger().expect("an open ledger").rule, AckRule::flat(1));
+        // What was written meanwhile bears a loss.
+        stage.crash_node((node + 1) % 3);
+        stage.world().resume_node(node);
+        stage.read(0, 32 + blocks);
+        stage.start_node((node + 1) % 3);
+        stage.until("three copies again", |stage| {
+            stage.is_whole() && stage.root().open_ledger().is_some_and(|ledger| ledger.rule == AckRule::flat(2))
+        });
         stage.finish();
     }
 }

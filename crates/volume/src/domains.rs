@@ -13,6 +13,17 @@ use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
 use holdfast_format::record::SegmentNo;
 
+/// What a volume loses with a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Worth {
+    /// Nothing: there are fault domains enough for all copies without it.
+    Spare,
+    /// A copy: what is written without it bears fewer losses, but still one.
+    Missed,
+    /// What is written without it bears no loss.
+    Needed,
+}
+
 impl Controller {
     /// Whether fault domains of this volume are devices.
     pub(crate) fn is_on_devices(&self) -> bool {
@@ -24,13 +35,18 @@ impl Controller {
         if self.is_on_devices() { self.usable_devices().count() } else { self.nodes.usable_count() }
     }
 
-    /// Whether there are fault domains enough for all copies without this node.
-    pub(crate) fn is_spare(&self, node: NodeId) -> bool {
-        let failures = if self.root.is_known() { self.root().layout.failures() } else { 0 };
-        if self.is_on_devices() {
-            return self.nodes.devices_in_need(Some(node)) > usize::from(failures);
+    /// How well the volume can do without this node.
+    pub(crate) fn worth(&self, node: NodeId) -> Worth {
+        let failures = if self.root.is_known() { usize::from(self.root().layout.failures()) } else { 0 };
+        let left = match self.is_on_devices() {
+            true => self.nodes.devices_in_need(Some(node)),
+            false => self.nodes.usable_count_in_need().saturating_sub(1),
+        };
+        match left {
+            _ if left > failures => Worth::Spare,
+            0 | 1 => Worth::Needed,
+            _ => Worth::Missed,
         }
-        self.nodes.usable_count_in_need() > usize::from(failures) + 1
     }
 
     /// Legs and rule of a new ledger over devices: 2f+1 of them where there are that many, taken from the nodes in turn.

@@ -6,6 +6,7 @@
 use crate::api::{Effect, Lane, Notice};
 use crate::call::{Call, Class, Purpose};
 use crate::controller::{Controller, Out};
+use crate::domains::Worth;
 use holdfast_base::{Instant, NodeId, Token};
 use holdfast_format::wire::{DeviceStat, Request};
 use std::collections::BTreeMap;
@@ -13,6 +14,9 @@ use std::time::Duration;
 
 /// A suspect node that stays silent for this long gets new connections.
 const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
+
+/// A node without which there are fewer copies is done without when it has said nothing for this long: not because it is slow.
+const MISSED_AFTER: Duration = Duration::from_millis(400);
 
 /// Out for this long, a node's holdings are compared at once when it is back.
 const ABSENCE: Duration = Duration::from_secs(1);
@@ -78,9 +82,7 @@ impl Controller {
             if !call.late {
                 late.push(token);
             }
-            let least = (bound * 2).max(self.config.append_hedge_min * 2) * self.nodes.patience(call.node, self.now);
-            let patience = least.max(peers_lag(&lags, call.node) * LAG_TIMES);
-            if node_lags && class != Class::Bulk && age > patience && !suspects.contains(&call.node) {
+            if node_lags && class != Class::Bulk && !suspects.contains(&call.node) && self.is_far_over(call, &lags) {
                 suspects.push(call.node);
             }
             if class == Class::Bulk && call.late && age > self.bulk_bound(&call.purpose) {
@@ -100,6 +102,20 @@ impl Controller {
             self.suspect(node, out);
         }
         self.reconnect_silent(out);
+    }
+
+    /// Whether the node that owes this is done without from now on.
+    fn is_far_over(&self, call: &Call, lags: &BTreeMap<NodeId, Duration>) -> bool {
+        let bound = self.nodes.hedge_bound(&self.config, call.node, call.purpose.class());
+        let least = (bound * 2).max(self.config.append_hedge_min * 2);
+        let (least, waited) = match self.worth(call.node) {
+            Worth::Spare => (least, self.now.since(call.sent_at)),
+            Worth::Missed => (least.max(MISSED_AFTER), self.nodes.silent_for(call.node, call.sent_at, self.now)),
+            // Nothing is gained by it.
+            Worth::Needed => return false,
+        };
+        let patience = least * self.nodes.patience(call.node, self.now);
+        waited > patience.max(peers_lag(lags, call.node) * LAG_TIMES)
     }
 
     /// How long what is long by nature may take before it is asked for elsewhere although its node is alive.
@@ -163,10 +179,10 @@ impl Controller {
 
     fn suspect(&mut self, node: NodeId, out: Out) {
         let now = self.now;
-        // With fewer nodes than copies are needed on, nothing is gained by using fewer still.
-        let spare = self.is_spare(node);
+        // Another one that became suspect just before may make this one needed.
+        let is_needed = self.worth(node) == Worth::Needed;
         let Some(state) = self.nodes.get_mut(node) else { return };
-        if !state.up || state.suspect || !spare {
+        if !state.up || state.suspect || is_needed {
             return;
         }
         state.suspect = true;
@@ -222,7 +238,7 @@ impl Controller {
         self.retry_stalled_fetches(out);
     }
 
-    /// Also one that can't be spared and so is never suspected: its connection may lead nowhere.
+    /// Also one that is needed and so is never suspected: its connection may lead nowhere.
     fn reconnect_silent(&mut self, out: Out) {
         let mut owed_since: BTreeMap<NodeId, Instant> = BTreeMap::new();
         for (_, call) in self.calls.iter() {
@@ -230,9 +246,8 @@ impl Controller {
             *since = (*since).min(call.sent_at);
         }
         for (id, since) in owed_since {
-            let now = self.now;
+            let silent = self.nodes.silent_for(id, since, self.now) >= RECONNECT_AFTER;
             let Some(node) = self.nodes.get_mut(id) else { continue };
-            let silent = now.since(since.max(node.last_reply)) >= RECONNECT_AFTER;
             if node.up && silent && !node.reconnecting {
                 node.reconnecting = true;
                 out.push(Effect::Reconnect { node: id });
