@@ -20,8 +20,8 @@ use holdfast_base::{
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 6 };
+/// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 7 };
 
 pub const FRAME_HEADER_BYTES: usize = 28;
 
@@ -33,6 +33,19 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// How long one answer to an owner lets it serve reads, counted from when it sent the request (protocol rule 8).
 pub const GRANT_MS: u64 = 200;
+
+/// How long a node that makes a shard waits for what it needs of others, at most: later it puts nothing.
+pub const MAKE_MS: u64 = 2000;
+
+/// Where a shard of a segment is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ShardSource {
+    pub index: u8,
+    pub node: NodeId,
+    /// Where that node listens, as the owner's host knows it.
+    pub address: Option<String>,
+    pub device: DeviceId,
+}
 
 /// What a controller asks of a node. Everything names its device: a node's devices fail by themselves.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -163,9 +176,23 @@ pub enum Request {
         device: DeviceId,
         shard: ShardId,
     },
+    /// Reads `sources` from their nodes and puts the shard that follows from them, as [`Request::PutShard`] does: of one source
+    /// a copy, of as many as the segment's code has data shards what the code gives. Payload: the header area of the
+    /// segment's shard `header_of`. Since version 7.
+    MakeShard {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        shard: ShardId,
+        header_of: u8,
+        sources: Vec<ShardSource>,
+    },
 }
 
 impl Request {
+    /// Since then nodes make shards by themselves.
+    pub const MAKE_SHARD_SINCE: u32 = 7;
+
     /// The first version of the messages that has this one.
     pub fn since(&self) -> u32 {
         match self {
@@ -188,6 +215,7 @@ impl Request {
             | Request::ListShards { .. }
             | Request::DropVolume { .. } => 5,
             Request::CheckShard { .. } => 6,
+            Request::MakeShard { .. } => Request::MAKE_SHARD_SINCE,
         }
     }
 }

@@ -91,7 +91,7 @@ fn headers_of_shards() {
     }
 }
 
-const REQUESTS: [&str; 19] = [
+const REQUESTS: [&str; 20] = [
     "0005ac02090161",
     "01",
     "02",
@@ -111,6 +111,7 @@ const REQUESTS: [&str; 19] = [
     "100102010203060712",
     "11010203",
     "120102030607",
+    "13010203020306070f011008010d3132372e302e302e313a33303001",
 ];
 const REPLIES: [&str; 20] = [
     "0006080401010100000000001314000000000101000115160000000017",
@@ -143,6 +144,7 @@ fn messages_between_hosts_and_nodes() {
     let shard = ShardId { segment: SegmentId { volume, epoch, counter: 6 }, index: 7 };
     let legs = vec![Leg { node: NodeId(8), device }];
     let rule = AckRule { copies: 2, domains: 1 };
+    let source = ShardSource { index: 16, node: NodeId(8), address: Some("127.0.0.1:300".to_string()), device };
     let requests = [
         Request::Hello { versions: Versions { oldest: 5, newest: 300 }, grid: GridId(9), host: "a".to_string() },
         Request::Ping,
@@ -163,6 +165,7 @@ fn messages_between_hosts_and_nodes() {
         Request::ListShards { device, volume, after: Some(shard), count_max: 18 },
         Request::DropVolume { device, volume, epoch },
         Request::CheckShard { device, shard },
+        Request::MakeShard { device, volume, epoch, shard, header_of: 15, sources: vec![source] },
     ];
     let said: Vec<String> =
         requests.iter().map(|request| hex(&encode_frame(0, request, 0)[FRAME_HEADER_BYTES..])).collect();

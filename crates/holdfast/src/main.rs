@@ -14,6 +14,7 @@ mod host;
 mod link_tls;
 mod logger;
 mod nbd_client;
+mod neighbours;
 mod node_shell;
 mod protocol;
 mod size;

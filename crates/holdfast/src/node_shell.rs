@@ -15,6 +15,7 @@ use crate::daemon::{outwait, tell_ready};
 use crate::grid::revoked;
 use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
 use crate::logger;
+use crate::neighbours::Neighbours;
 use anyhow::{Result, anyhow, bail};
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
@@ -23,7 +24,7 @@ use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
-use holdfast_runtime::tls::link::{LinkPaths, ServerTls};
+use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
 use holdfast_store::{self as store, FailReason, Notice};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -61,6 +62,8 @@ struct Peer {
     from: String,
     reader: FrameReader<Request>,
     secured: Option<Box<Secured>>,
+    /// Its certificate is a node's, not a host's.
+    is_node: bool,
 }
 
 /// A device as the reactor knows it, and where its file is.
@@ -77,6 +80,7 @@ struct NodeShell {
     /// Where links have TLS.
     door: Option<Door>,
     disks: Vec<Disk>,
+    neighbours: Neighbours,
     /// Completions that arose without the ring.
     local: VecDeque<store::Event>,
     /// Devices that are still being opened: until none is, or for [`OPENING_MAX`], connections are accepted but not
@@ -92,6 +96,10 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
         tls.revoked().replace(&revoked::load(&paths.ca, options.grid)?);
     }
+    let connecting = match (&tls, &options.tls) {
+        (Some(tls), Some(paths)) => Some(HostTls::load_node(paths, options.grid, options.node, tls)?),
+        _ => None,
+    };
     let devices = open_devices(options)?;
     let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(config)?;
@@ -110,6 +118,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         by_conn: HashMap::new(),
         door: tls.map(Door::new),
         disks: Vec::new(),
+        neighbours: Neighbours::new(options.node, options.grid, connecting),
         local: VecDeque::new(),
         opening: devices.len(),
         read_from: reactor.io().now() + OPENING_MAX,
@@ -185,6 +194,9 @@ impl NodeShell {
                     io.send_buf(peer.conn, part);
                 }
             }
+            store::Effect::Ask { node, address, token, request } => {
+                self.neighbours.ask(io.now(), node, address.as_deref(), token, &request, io);
+            }
             store::Effect::Read { slot, offset, len, token } => {
                 io.read(self.disks[slot.0].slot, offset, len as usize, DiskToken(token.0));
             }
@@ -213,7 +225,9 @@ impl NodeShell {
     }
 
     fn handle_local(&mut self, now: Instant, io: &mut Io) {
-        while let Some(event) = self.local.pop_front() {
+        loop {
+            let told = self.neighbours.answers.pop_front().map(|(token, answer)| store::Event::Told { token, answer });
+            let Some(event) = told.or_else(|| self.local.pop_front()) else { return };
             self.handle(now, event, io);
         }
     }
@@ -269,6 +283,7 @@ impl NodeShell {
         if self.node.next_deadline().is_some_and(|at| at <= now) {
             self.handle(now, store::Event::Tick, io);
         }
+        self.neighbours.on_time(now, io);
         while let Some(late) = self.door.as_mut().and_then(|door| door.overdue(now)) {
             let seconds = HANDSHAKE_MAX.as_secs();
             let why =
@@ -289,7 +304,7 @@ impl NodeShell {
                 return io.abort(conn);
             }
         };
-        let token = self.peers.insert(Peer { conn, from, reader: FrameReader::new(), secured });
+        let token = self.peers.insert(Peer { conn, from, reader: FrameReader::new(), secured, is_node: false });
         self.by_conn.insert(conn, token);
         io.pause_reading(conn, self.opening > 0);
         // Nothing is heard of it before.
@@ -312,6 +327,7 @@ impl NodeShell {
 
     /// Ends connections of hosts whose certificates were taken back.
     fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
+        self.neighbours.cut_revoked(now, io);
         let is_revoked = |peer: &Peer| peer.secured.as_ref().is_some_and(|secured| secured.is_revoked());
         let cut: Vec<Token> = self.peers.iter().filter(|(_, peer)| is_revoked(peer)).map(|(token, _)| token).collect();
         for token in cut {
@@ -330,6 +346,7 @@ impl NodeShell {
                     return self.refuse(now, token, &error.to_string(), io);
                 }
                 if let Some(door) = self.door.as_mut().filter(|_| was_at_door && !secured.is_handshaking()) {
+                    peer.is_node = secured.peer().is_some_and(|who| matches!(who.role, Role::Node(_)));
                     door.let_in(token);
                 }
             }
@@ -348,6 +365,9 @@ impl NodeShell {
     /// Handles the requests that are whole, and has the kernel fill what is large.
     fn on_frames(&mut self, now: Instant, token: Token, io: &mut Io) {
         while let Some(frame) = self.peers.get_mut(token).and_then(|p| p.reader.pop()) {
+            if self.peers.get(token).is_some_and(|peer| !may_ask(peer, &frame.message)) {
+                return self.refuse(now, token, "it is a node, and may only read shards; check what it is", io);
+            }
             let event = store::Event::Request {
                 peer: store::PeerId(token.0),
                 token: frame.token,
@@ -379,6 +399,11 @@ impl NodeShell {
     }
 }
 
+/// Hosts may ask anything; nodes read shards of which they make others.
+fn may_ask(peer: &Peer, request: &Request) -> bool {
+    !peer.is_node || matches!(request, Request::Hello { .. } | Request::ReadShard { .. })
+}
+
 fn disk_error(fault: DiskFault) -> store::DiskError {
     match fault {
         DiskFault::NoSpace => store::DiskError::NoSpace,
@@ -390,6 +415,9 @@ fn disk_error(fault: DiskFault) -> store::DiskError {
 impl App for NodeShell {
     fn on_event(&mut self, now: Instant, event: Event<'_>, io: &mut Io) {
         match event {
+            Event::Bytes { conn, bytes } if self.neighbours.is_one(conn) => {
+                self.neighbours.on_bytes(now, conn, bytes, io);
+            }
             Event::Bytes { conn, bytes } => self.on_bytes(now, conn, bytes, io),
             Event::Read { token, result } => {
                 let result = result.map_err(|e| {
@@ -406,13 +434,20 @@ impl App for NodeShell {
                 self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
             }
             Event::Accepted { conn, peer, .. } => self.on_accepted(now, conn, peer, io),
+            Event::Closed { conn, .. } | Event::ConnectFailed { conn, .. } if self.neighbours.is_one(conn) => {
+                self.neighbours.on_lost(now, conn, io);
+            }
             Event::Closed { conn, .. } => self.on_closed(now, conn, io),
             Event::Timer => self.on_timer(now, io),
             Event::Shutdown { .. } => io.stop(),
             Event::Wake => self.cut_revoked(now, io),
             Event::Discarded { .. } => {}
+            Event::Filled { conn, buf } if self.neighbours.is_one(conn) => {
+                self.neighbours.on_filled(now, conn, buf, io);
+            }
             Event::Filled { conn, buf } => self.on_filled(now, conn, buf, io),
-            Event::Connected { .. } | Event::ConnectFailed { .. } => unreachable!("a node does not connect"),
+            Event::Connected { conn } => self.neighbours.on_connected(conn, io),
+            Event::ConnectFailed { .. } => {}
         }
         self.handle_local(now, io);
     }
@@ -424,7 +459,7 @@ impl App for NodeShell {
     fn next_deadline(&self) -> Option<Instant> {
         let opening = (self.opening > 0).then_some(self.read_from);
         let door = self.door.as_ref().and_then(Door::next_deadline);
-        earliest(self.node.next_deadline(), earliest(opening, door))
+        earliest(earliest(self.node.next_deadline(), self.neighbours.next_deadline()), earliest(opening, door))
     }
 }
 

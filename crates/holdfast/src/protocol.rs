@@ -769,6 +769,9 @@ pub struct Counters {
     pub shards_rebuilt: u64,
     #[serde(default)]
     pub shards_moved: u64,
+    /// Of the rebuilt and the moved ones, by nodes themselves.
+    #[serde(default)]
+    pub shards_made_by_nodes: u64,
     pub checkpoints: u64,
     pub checkpoint_bytes: u64,
     pub folds: u64,
@@ -798,6 +801,7 @@ impl From<holdfast_volume::Counters> for Counters {
             shards_deleted: c.shards_deleted,
             shards_rebuilt: c.shards_rebuilt,
             shards_moved: c.shards_moved,
+            shards_made_by_nodes: c.shards_made_by_nodes,
             checkpoints: c.checkpoints,
             checkpoint_bytes: c.checkpoint_bytes,
             folds: c.folds,

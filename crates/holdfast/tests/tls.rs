@@ -147,6 +147,11 @@ impl ServerCertVerifier for Anybody {
 
 /// Says hello as any TLS client may, with these files' certificate or none; what the node answers.
 fn answer_to_stranger(grid: &Grid, shows: Option<[&str; 2]>) -> Vec<u8> {
+    answer_to(grid, shows, &hello(grid))
+}
+
+/// The same, of whatever is said.
+fn answer_to(grid: &Grid, shows: Option<[&str; 2]>, says: &[u8]) -> Vec<u8> {
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("TLS 1.3")
@@ -166,7 +171,7 @@ fn answer_to_stranger(grid: &Grid, shows: Option<[&str; 2]>) -> Vec<u8> {
     let mut stream = rustls::Stream::new(&mut session, &mut socket);
     let mut bytes = [0; 4096];
     // It fails in saying or in hearing, as the alert comes sooner or later.
-    let count = stream.write_all(&hello(grid)).and_then(|()| stream.read(&mut bytes)).unwrap_or(0);
+    let count = stream.write_all(says).and_then(|()| stream.read(&mut bytes)).unwrap_or(0);
     bytes[..count].to_vec()
 }
 
@@ -279,7 +284,10 @@ fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
     assert!(why.contains("node 1's, and node 2 should be there"), "{why}");
 
     assert_eq!(answer_to_stranger(&a, None), b"", "one without a certificate");
-    assert_eq!(answer_to_stranger(&a, Some(["tls/node-2.pem", "tls/node-2.key"])), b"", "a node");
+    let node_2 = Some(["tls/node-2.pem", "tls/node-2.key"]);
+    assert!(answer_to_stranger(&a, node_2).starts_with(b"HFW1"), "a node, for what it makes shards of");
+    let not_greeted = encode_frame(2, &Request::Stat, 0);
+    assert_eq!(answer_to(&a, node_2, &not_greeted), b"", "a node that asks what is not for nodes");
     let let_in = answer_to_stranger(&a, Some(["tls/host.pem", "tls/host.key"]));
     assert!(let_in.starts_with(b"HFW1"), "the same client with a host's");
 
@@ -291,7 +299,7 @@ fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
         "not of this grid's authority",
         "has not finished its TLS handshake",
         "shows no certificate",
-        "node 2's, and only hosts may connect to a node",
+        "it is a node, and may only read shards",
     ] {
         assert!(said.contains("refused a connection from 127.0.0.1") && said.contains(reason), "{reason}: {said}");
     }

@@ -193,10 +193,11 @@ impl Authority {
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         // The role a second time, in the form that every TLS library checks by itself.
-        // Hosts connect to nodes and to each other.
+        // Hosts connect to nodes and to each other, nodes to nodes.
         params.extended_key_usages = match role {
-            Role::Host(_) => vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth],
-            Role::Node(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Role::Host(_) | Role::Node(_) => {
+                vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
+            }
             Role::Client(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
         };
         params.use_authority_key_identifier_extension = true;

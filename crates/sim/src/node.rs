@@ -5,15 +5,48 @@ use crate::host::versions_of;
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward};
 use crate::world::{Happening, Machine, Output, World};
 use holdfast_base::{Buf, DeviceId, InstanceId, Instant, NodeId};
-use holdfast_format::wire::Request;
+use holdfast_format::wire::{Reply, Request};
 use holdfast_store as store;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// What waits for a process that stands still.
 enum Input {
     Message(Stream, Message),
-    Disk { token: store::DiskToken, result: Result<Buf, store::DiskError> },
+    Disk {
+        token: store::DiskToken,
+        result: Result<Buf, store::DiskError>,
+    },
+    /// Another node asks.
+    Asked {
+        ask: u64,
+        request: Request,
+    },
+    /// Another node has answered.
+    Told {
+        token: store::AskToken,
+        answer: Option<(Reply, Buf)>,
+    },
 }
+
+/// A question of one node to another, on its way there or back.
+pub(crate) struct NodeAsk {
+    from: usize,
+    generation: u64,
+    to: usize,
+    token: store::AskToken,
+    body: AskBody,
+}
+
+enum AskBody {
+    Request(Request),
+    /// The other process has it.
+    There,
+    Answer(Option<(Reply, Buf)>),
+}
+
+/// Peers of nodes that are other nodes: each question is a peer of its own.
+const ASK_PEERS: u64 = 1 << 62;
 
 /// One storage process with its disks. The disks outlive it.
 pub struct NodeProc {
@@ -133,6 +166,12 @@ impl<M: Machine> World<M> {
             }
         }
         self.net.sweep();
+        // Who waits for an answer of it hears that its connection is gone, or nothing.
+        let is_lost = |waits: &NodeAsk| waits.to == index && matches!(waits.body, AskBody::There);
+        let lost: Vec<u64> = self.asks.iter().filter(|(_, waits)| is_lost(waits)).map(|(ask, _)| *ask).collect();
+        for ask in lost.into_iter().filter(|_| crash == Crash::Process) {
+            self.node_answers(ask, None);
+        }
     }
 
     /// The process stands still; its sockets and disks do not.
@@ -166,6 +205,12 @@ impl<M: Machine> World<M> {
         }
         let event = match input {
             Input::Disk { token, result } => store::Event::Disk { token, result },
+            Input::Told { token, answer } => store::Event::Told { token, answer },
+            Input::Asked { ask, request } => {
+                let peer = store::PeerId(ASK_PEERS + ask);
+                self.witness.on_request(peer, 0, &request, &[]);
+                store::Event::Request { peer, token: 0, request, payload: Buf::empty() }
+            }
             Input::Message(stream, Message { token, body: Body::Request(request), payload }) => {
                 let peer = peer_of(stream);
                 self.witness.on_request(peer, token, &request, &payload);
@@ -214,6 +259,12 @@ impl<M: Machine> World<M> {
             store::Effect::Reply { peer: PROBE, reply, .. } => {
                 self.outputs.push_back(Output::Probed { node: index, reply });
             }
+            store::Effect::Reply { peer, reply, payload, .. } if peer.0 >= ASK_PEERS => {
+                let payload = holdfast_base::buf::concat(&payload);
+                self.witness.on_reply(peer, 0, &reply, &payload);
+                self.node_answers(peer.0 - ASK_PEERS, Some((reply, payload)));
+            }
+            store::Effect::Ask { node, token, request, .. } => self.node_asks(index, node, token, request),
             store::Effect::Reply { peer, token, reply, payload } => {
                 let payload = holdfast_base::buf::concat(&payload);
                 self.witness.on_reply(peer, token, &reply, &payload);
@@ -230,6 +281,53 @@ impl<M: Machine> World<M> {
             store::Effect::Note(note) => {
                 self.trace.event(self.now, &[5, index as u64], || format!("node {} notes {note:?}", index + 1));
                 self.outputs.push_back(Output::NodeNote { node: index, notice: note });
+            }
+        }
+    }
+
+    /// Sends a question from one node to another; it may be lost.
+    fn node_asks(&mut self, from: usize, to: NodeId, token: store::AskToken, request: Request) {
+        if self.asks_lost_one_in > 0 && self.prng.below(self.asks_lost_one_in) == 0 {
+            return;
+        }
+        let (ask, generation, to) = (self.next_ask, self.nodes[from].generation, to.0 as usize - 1);
+        self.next_ask += 1;
+        self.asks.insert(ask, NodeAsk { from, generation, to, token, body: AskBody::Request(request) });
+        self.schedule_ask(ask, 0);
+    }
+
+    fn schedule_ask(&mut self, ask: u64, bytes: usize) {
+        let at = self.now + Duration::from_nanos(40_000 + self.prng.below(80_000) + bytes as u64);
+        self.schedule(at, Happening::NodeAsk { ask });
+    }
+
+    fn node_answers(&mut self, ask: u64, answer: Option<(Reply, Buf)>) {
+        let Some(waits) = self.asks.get_mut(&ask) else { return };
+        let bytes = answer.as_ref().map_or(0, |(_, payload)| payload.len());
+        waits.body = AskBody::Answer(answer);
+        self.schedule_ask(ask, bytes);
+    }
+
+    /// A question has arrived, or its answer.
+    pub(crate) fn node_ask_arrives(&mut self, ask: u64) {
+        let Some(on_way) = self.asks.get_mut(&ask) else { return };
+        let (from, to, token) = (on_way.from, on_way.to, on_way.token);
+        match std::mem::replace(&mut on_way.body, AskBody::There) {
+            AskBody::There => unreachable!("it is not on its way"),
+            AskBody::Request(_) if self.nodes[to].machine.is_none() => self.node_answers(ask, None),
+            AskBody::Request(request) => {
+                self.trace.event(self.now, &[8, ask], || format!("n{} asks n{}: {request:?}", from + 1, to + 1));
+                self.node_input(to, Input::Asked { ask, request });
+            }
+            AskBody::Answer(answer) => {
+                let generation = self.asks.remove(&ask).expect("just seen").generation;
+                if self.nodes[from].machine.is_some() && self.nodes[from].generation == generation {
+                    self.trace.event(self.now, &[9, ask, u64::from(answer.is_some())], || {
+                        let reply = answer.as_ref().map(|(reply, payload)| (reply, payload.len()));
+                        format!("n{} tells n{}: {reply:?}", to + 1, from + 1)
+                    });
+                    self.node_input(from, Input::Told { token, answer });
+                }
             }
         }
     }

@@ -114,6 +114,7 @@ impl Run {
     pub fn new(plan: Plan, verbose: bool) -> Run {
         let mut world = World::new(plan.seed, verbose);
         world.mixed = plan.mixed;
+        world.asks_lost_one_in = 40;
         let mut prng = world.prng.fork();
         let failures = usize::from(plan.layout.failures());
         let mut nemesis = Nemesis::new(prng.fork(), failures, plan.weights);

@@ -12,7 +12,7 @@ use crate::disk::DiskFaults;
 use crate::host::HostProc;
 use crate::meta::{MetaOutcome, MetaStore};
 use crate::net::{Body, ConnId, Message, Net, Stream, Toward};
-use crate::node::NodeProc;
+use crate::node::{NodeAsk, NodeProc};
 use crate::secrecy::Seals;
 use crate::shards::ShardWitness;
 use crate::trace::Trace;
@@ -98,6 +98,10 @@ pub(crate) enum Happening {
         slot: usize,
         op: u64,
     },
+    /// A question of a node to another, or its answer, arrives.
+    NodeAsk {
+        ask: u64,
+    },
     NodeTick {
         node: usize,
         generation: u64,
@@ -166,6 +170,10 @@ pub struct World<M> {
     pub(crate) node_effects: Effects<store::Effect>,
     pub(crate) host_effects: Effects<Effect>,
     pub grid: GridId,
+    pub(crate) asks: BTreeMap<u64, NodeAsk>,
+    pub(crate) next_ask: u64,
+    /// Of the questions of nodes to each other one in so many is never answered; zero for none.
+    pub asks_lost_one_in: u64,
     /// Processes are of this release or of the one before, each time that they start.
     pub mixed: bool,
 }
@@ -193,6 +201,9 @@ impl<M: Machine> World<M> {
             node_effects: Effects::new(),
             host_effects: Effects::new(),
             grid: GridId(0x1001),
+            asks: BTreeMap::new(),
+            next_ask: 0,
+            asks_lost_one_in: 0,
             mixed: false,
             prng,
         }
@@ -228,6 +239,7 @@ impl<M: Machine> World<M> {
             Happening::Connect { host, generation, node } => self.connect(host, generation, node),
             Happening::HelloTimeout { conn } => self.hello_timeout(conn),
             Happening::Disk { node, generation, slot, op } => self.disk_done(node, generation, slot, op),
+            Happening::NodeAsk { ask } => self.node_ask_arrives(ask),
             Happening::NodeTick { node, generation, due } => self.node_tick(node, generation, due),
             Happening::HostTick { at, due } => self.host_tick(at, due),
             Happening::MetaArrives { call } => self.meta_arrives(call),

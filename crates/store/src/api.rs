@@ -19,6 +19,10 @@ pub struct PeerId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DiskToken(pub u64);
 
+/// Names one question to another node; its answer carries it back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct AskToken(pub u64);
+
 /// What became of a disk operation that did not succeed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskError {
@@ -127,6 +131,11 @@ pub enum Event {
         token: DiskToken,
         result: Result<Buf, DiskError>,
     },
+    /// What another node has answered; `None` where it can't be reached, or the connection was lost on the way.
+    Told {
+        token: AskToken,
+        answer: Option<(Reply, Buf)>,
+    },
     /// A deadline has passed.
     Tick,
 }
@@ -139,6 +148,14 @@ pub enum Effect {
         token: u64,
         reply: Reply,
         payload: Vec<Buf>,
+    },
+    /// A question to a node of the grid, this one perhaps. Answered once, or not at all.
+    Ask {
+        node: NodeId,
+        /// Where it listens, as far as it was told.
+        address: Option<String>,
+        token: AskToken,
+        request: Request,
     },
     Read {
         slot: DeviceSlot,

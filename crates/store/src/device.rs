@@ -226,6 +226,11 @@ impl Device {
         self.is_serving() && self.shards().is_some_and(|shards| shards.holds(shard, block, blocks))
     }
 
+    /// Something of the shard is there: whole, damaged, or on its way.
+    pub fn has_shard(&self, shard: ShardId) -> bool {
+        self.shards().is_some_and(|shards| shards.has(shard))
+    }
+
     /// A read that passed the read cache; `wanted`: what comes of it is told in [`Surroundings::fresh`].
     pub fn read_shard(&mut self, around: &mut Surroundings, asked: &Asked, wanted: bool) {
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);

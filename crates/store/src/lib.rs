@@ -15,12 +15,15 @@ mod landing;
 mod layout;
 mod ledgers;
 mod log_read;
+mod making;
 mod meter;
 mod node;
 mod open;
 mod serving;
 mod shards;
 
-pub use api::{DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, Mutations, NodeConfig, Notice, PeerId};
+pub use api::{
+    AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, Mutations, NodeConfig, Notice, PeerId,
+};
 pub use layout::{FormatDeviceError, JournalSizing, ProbeError, format_device, note_flush_cost, probe_superblock};
 pub use node::Node;

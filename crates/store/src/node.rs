@@ -1,11 +1,13 @@
 //! The node: one storage process, its devices side by side.
 //!
 //! Role: the shell passes events in ([`Event`]) and carries out effects ([`Effect`]), in order. The node decides nothing
-//! about volumes, placement or other nodes; it answers requests, each by itself, for one of its devices.
+//! about volumes or placement; it answers requests, each by itself, for one of its devices.
 //!
 //! A request for a device goes: [`Node::handle`] → [`crate::device`] (is it open?) → [`crate::serving`] (epoch, limits,
 //! state) → [`crate::journal`] or [`crate::shards`] → disk → [`crate::landing`] → reply. A read of a shard on a device of a slower
 //! class is looked up in the read cache first.
+//!
+//! A shard that is to be made is asked for of other nodes first ([`crate::making`]), and then a request to put it.
 //!
 //! Invariants:
 //! 1. Every request is answered exactly once, if the shell answers every disk operation.
@@ -20,6 +22,7 @@ use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, NodeConfig};
 use crate::cache::{Asked, Fresh, ReadCache};
 use crate::device::{Device, Surroundings, Told};
 use crate::io::{Client, DEVICES_MAX, split_token};
+use crate::making::Makings;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +37,7 @@ pub struct Node {
     pub(crate) slow: BTreeSet<DeviceSlot>,
     /// What devices have read for the cache; empty between events.
     pub(crate) fresh: Vec<Fresh>,
+    pub(crate) makings: Makings,
 }
 
 impl Node {
@@ -41,7 +45,7 @@ impl Node {
         assert!(config.batch_in_flight_max > 0, "a journal needs at least one batch in flight");
         let cache = ReadCache::new(&config);
         let (devices, slots) = (BTreeMap::new(), Vec::new());
-        Node { config, devices, slots, cache, slow: BTreeSet::new(), fresh: Vec::new() }
+        Node { config, devices, slots, cache, slow: BTreeSet::new(), fresh: Vec::new(), makings: Makings::new() }
     }
 
     /// Runs one event to completion.
@@ -51,7 +55,9 @@ impl Node {
                 self.on_request(now, Client { peer, token }, request, payload, out);
             }
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
+            Event::Told { token, answer } => self.on_told(now, token, answer, out),
             Event::Tick => {
+                self.end_late_makings(now, out);
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.values_mut().for_each(|d| d.on_tick(&mut around));
             }
@@ -68,7 +74,8 @@ impl Node {
 
     /// When the node wants a [`Event::Tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.devices.values().map(|d| d.next_deadline(&self.config)).fold(None, earliest)
+        let devices = self.devices.values().map(|d| d.next_deadline(&self.config));
+        devices.fold(self.makings.next_deadline(), earliest)
     }
 
     /// Fill and state of all devices whose superblock has been read.
@@ -88,9 +95,19 @@ impl Node {
         self.verify_cache();
     }
 
-    fn on_request(&mut self, now: Instant, client: Client, request: Request, payload: Buf, out: &mut Effects<Effect>) {
+    pub(crate) fn on_request(
+        &mut self,
+        now: Instant,
+        client: Client,
+        request: Request,
+        payload: Buf,
+        out: &mut Effects<Effect>,
+    ) {
         let refusal = match device_of(&request) {
             None => return self.on_node_request(now, client, &request, out),
+            Some(_) if matches!(request, Request::MakeShard { .. }) => {
+                return self.on_make(now, client, request, &payload, out);
+            }
             Some(id) => match self.find(id) {
                 Ok(slot) => return self.on_device_request(now, client, slot, request, payload, out),
                 Err(refusal) => refusal,
@@ -123,7 +140,7 @@ impl Node {
         device.on_request(&mut around, client, request, payload);
     }
 
-    fn find(&self, id: DeviceId) -> Result<DeviceSlot, Refusal> {
+    pub(crate) fn find(&self, id: DeviceId) -> Result<DeviceSlot, Refusal> {
         if let Some((_, slot)) = self.slots.iter().find(|(device, _)| *device == id) {
             return Ok(*slot);
         }
@@ -191,6 +208,7 @@ fn device_of(request: &Request) -> Option<DeviceId> {
         | Request::ReadShard { device, .. }
         | Request::ReadShardHeader { device, .. }
         | Request::CheckShard { device, .. }
+        | Request::MakeShard { device, .. }
         | Request::DeleteShards { device, .. }
         | Request::ListShards { device, .. }
         | Request::DropVolume { device, .. } => Some(*device),

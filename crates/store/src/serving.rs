@@ -239,8 +239,8 @@ impl Serving {
                 Ok(())
             }
             Request::DropVolume { volume, epoch, .. } => self.on_drop_volume(ctx, client, volume, epoch),
-            Request::Hello { .. } | Request::Ping | Request::Stat => {
-                unreachable!("requests without a device are answered by the node")
+            Request::Hello { .. } | Request::Ping | Request::Stat | Request::MakeShard { .. } => {
+                unreachable!("the node answers requests that concern no device, or other nodes as well")
             }
         }
     }

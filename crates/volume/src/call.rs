@@ -62,6 +62,10 @@ pub enum Purpose {
     RepairPut {
         repair: Token,
     },
+    /// The target reads what it needs from the others, and puts the shard.
+    RepairMake {
+        repair: Token,
+    },
     Inventory {
         device: DeviceId,
     },
@@ -105,6 +109,7 @@ impl Purpose {
             | Purpose::RepairHeader { .. }
             | Purpose::RepairClear { .. }
             | Purpose::RepairPut { .. }
+            | Purpose::RepairMake { .. }
             | Purpose::Inventory { .. }
             | Purpose::LedgerInventory { .. }
             | Purpose::Scrub { .. }

@@ -42,6 +42,9 @@ impl Latency {
 const SUSPICIONS_COUNTED: u32 = 4;
 const CALM_AFTER: Duration = Duration::from_secs(5);
 
+/// A node that could not make a shard is asked to again after this long.
+const NOT_MADE_PAUSE: Duration = Duration::from_secs(5);
+
 #[derive(Clone, Debug)]
 pub struct Node {
     pub up: bool,
@@ -65,6 +68,8 @@ pub struct Node {
     pub inventoried: bool,
     /// When to compare again: something may have arrived late.
     pub recheck_at: Option<Instant>,
+    /// It is asked to make shards from then on.
+    makes_from: Instant,
 }
 
 impl Node {
@@ -110,6 +115,7 @@ impl Nodes {
             suspected_at: Instant::ZERO,
             inventoried: false,
             recheck_at: None,
+            makes_from: Instant::ZERO,
         });
         *node = Node {
             up: true,
@@ -126,6 +132,7 @@ impl Nodes {
             suspected_at: Instant::ZERO,
             inventoried: false,
             recheck_at: None,
+            makes_from: Instant::ZERO,
         };
     }
 
@@ -155,6 +162,18 @@ impl Nodes {
 
     pub fn is_up(&self, id: NodeId) -> bool {
         self.nodes.get(&id).is_some_and(|n| n.up)
+    }
+
+    /// Whether the node may be asked to make shards: it understands that, and has not refused one lately.
+    pub fn makes_shards(&self, id: NodeId, now: Instant) -> bool {
+        self.nodes.get(&id).is_some_and(|n| n.version >= Request::MAKE_SHARD_SINCE && n.makes_from <= now)
+    }
+
+    /// It could not make a shard: it may not reach the others at all, and finding out takes time.
+    pub fn on_not_made(&mut self, id: NodeId, now: Instant) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.makes_from = now + NOT_MADE_PAUSE;
+        }
     }
 
     /// Whether the node understands the request.

@@ -9,7 +9,7 @@ use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::nodes::Node;
-use crate::segments::Kind;
+use crate::segments::{Kind, SegmentInfo};
 use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, LedgerId, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
@@ -17,7 +17,7 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::root::Root;
 use holdfast_format::segment::ShardHeader;
-use holdfast_format::wire::{DeviceHealth, LedgerState, Refusal, Reply, Request};
+use holdfast_format::wire::{DeviceHealth, LedgerState, Refusal, Reply, Request, ShardSource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -63,6 +63,8 @@ struct Repair {
     /// The shard that may be there, damaged, has been deleted.
     cleared: bool,
     putting: bool,
+    /// The target reads the others by itself; until it has refused to.
+    by_target: bool,
 }
 
 #[derive(Debug)]
@@ -580,6 +582,7 @@ impl Controller {
             is_move,
             cleared: false,
             putting: false,
+            by_target: self.nodes.makes_shards(target.node, self.now),
         });
         self.ask_repair_header(token, out);
         self.ask_repair_shards(token, out);
@@ -609,15 +612,13 @@ impl Controller {
         }
     }
 
-    fn ask_repair_shards(&mut self, token: Token, out: Out) {
-        let Some(repair) = self.repairer.running.get(token) else { return };
-        let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
-        let (geometry, homes) = (info.geometry, info.homes.clone());
+    /// Shards that give the one that is repaired, and how many of them do. In a mirror any other copy; in a code the shards of the
+    /// same copy, and where these don't suffice the same shard of another one; itself, if it is there.
+    fn repair_sources(&self, repair: &Repair, info: &SegmentInfo) -> (usize, Vec<u8>) {
+        let geometry = &info.geometry;
         let (width, position) = (geometry.code_width(), repair.index % geometry.code_width());
-        // In a mirror any other copy; in a code the shards of the same copy, and where these don't suffice the same shard of
-        // another one; itself, if it is there.
         let is_there = repair.is_move && repair.bad >> repair.index & 1 == 0;
-        let may_serve = |i: &u8| repair.bad >> i & 1 == 0 && self.nodes.leg_usable(homes[usize::from(*i)]);
+        let may_serve = |i: &u8| repair.bad >> i & 1 == 0 && self.nodes.leg_usable(info.homes[usize::from(*i)]);
         let of_copy = |i: &u8| geometry.parity > 0 && i / width == repair.index / width && *i != repair.index;
         let is_twin = |i: &u8| i % width == position && *i != repair.index;
         let all = || (0..geometry.shard_count()).filter(may_serve);
@@ -627,7 +628,14 @@ impl Controller {
             (false, true) => all().filter(of_copy).collect(),
             (false, false) => all().filter(is_twin).collect(),
         };
-        let needed = if is_coded { usize::from(geometry.data) } else { 1 };
+        (if is_coded { usize::from(geometry.data) } else { 1 }, sources)
+    }
+
+    fn ask_repair_shards(&mut self, token: Token, out: Out) {
+        let Some(repair) = self.repairer.running.get(token).filter(|repair| !repair.by_target) else { return };
+        let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
+        let (needed, sources) = self.repair_sources(repair, info);
+        let (blocks, homes) = (info.geometry.shard_blocks(), info.homes.clone());
         let is_coming = |i: &&u8| repair.asked >> **i & 1 == 1 || repair.got.contains_key(*i);
         let mut coming = sources.iter().filter(is_coming).count();
         let sources: Vec<u8> = sources.iter().filter(|i| !is_coming(i)).copied().collect();
@@ -638,14 +646,8 @@ impl Controller {
             }
             let leg = homes[usize::from(index)];
             let shard = ShardId { segment, index };
-            let request = Request::ReadShard {
-                device: leg.device,
-                shard,
-                block: 0,
-                blocks: geometry.shard_blocks(),
-                checked: true,
-                cached: false,
-            };
+            let device = leg.device;
+            let request = Request::ReadShard { device, shard, block: 0, blocks, checked: true, cached: false };
             let purpose = Purpose::RepairRead { repair: token, shard: index };
             if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_some() {
                 self.repairer.running.get_mut(token).expect("just seen").asked |= 1 << index;
@@ -656,6 +658,50 @@ impl Controller {
             self.note_stuck(token);
             self.end_repair(token, true);
         }
+    }
+
+    /// Has the target read the others, and put what follows. Where the shard lies already, damaged perhaps, it refuses: what can
+    /// still be read of that is not given up before its successor is there.
+    fn order_shard(&mut self, token: Token, out: Out) {
+        let Some(repair) = self.repairer.running.get(token) else { return };
+        let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
+        let (Some(header), false) = (&repair.header, repair.putting) else { return };
+        let (needed, mut sources) = self.repair_sources(repair, info);
+        if sources.len() < needed {
+            self.note_stuck(token);
+            return self.end_repair(token, true);
+        }
+        sources.truncate(needed);
+        let source = |index: &u8| {
+            let Leg { node, device } = info.homes[usize::from(*index)];
+            ShardSource { index: *index, node, address: None, device }
+        };
+        let request = Request::MakeShard {
+            device: repair.target.device,
+            volume: self.config.volume,
+            epoch: self.epoch(),
+            shard: ShardId { segment: repair.segment.of(self.config.volume), index: repair.index },
+            header_of: header.shard.index,
+            sources: sources.iter().map(source).collect(),
+        };
+        let (payload, node) = (vec![Buf::copy_from(&header.encode())], repair.target.node);
+        self.repairer.running.get_mut(token).expect("just seen").putting = true;
+        if self.send(node, Lane::Bulk, Purpose::RepairMake { repair: token }, request, payload, out).is_none() {
+            self.end_repair(token, true);
+        }
+    }
+
+    pub(crate) fn on_repair_made(&mut self, token: Token, reply: &Reply, out: Out) {
+        if *reply == Reply::Done {
+            self.counters.shards_made_by_nodes += 1;
+            return self.on_repair_put(token, reply, out);
+        }
+        // It has put nothing: a source may be damaged or can't be reached from there, or what is to be replaced lies there.
+        let Some(repair) = self.repairer.running.get_mut(token) else { return };
+        (repair.by_target, repair.putting) = (false, false);
+        self.nodes.on_not_made(repair.target.node, self.now);
+        self.ask_repair_shards(token, out);
+        self.finish_repair(token, out);
     }
 
     /// A repair finds too few whole shards: if others are damaged, not away, it never will.
@@ -705,6 +751,9 @@ impl Controller {
 
     fn finish_repair(&mut self, token: Token, out: Out) {
         let Some(repair) = self.repairer.running.get(token) else { return };
+        if repair.by_target {
+            return self.order_shard(token, out);
+        }
         let Some(info) = self.segments.get(repair.segment) else { return self.end_repair(token, false) };
         let geometry = info.geometry;
         let (Some(header), false) = (&repair.header, repair.putting) else { return };
@@ -826,7 +875,7 @@ impl Controller {
         let Some(repair) = self.repairer.running.remove(token) else { return };
         let Repair { segment, index, target, is_move, .. } = repair;
         let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
-        if repair.cleared && repair.putting && home != Some(target) {
+        if (repair.cleared || repair.by_target) && repair.putting && home != Some(target) {
             // Lost on the way, or the segment died meanwhile: it may lie there, or arrive yet.
             self.repairer.note_stray((target, segment, index));
         }

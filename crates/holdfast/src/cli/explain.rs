@@ -235,9 +235,10 @@ fn draw_layout(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {
             count(c.reconstructed_reads, "read")
         ),
         format!(
-            "shards: {} rebuilt, {} moved, {} scrubbed, {} deleted; {}",
+            "shards: {} rebuilt, {} moved ({} of these by nodes), {} scrubbed, {} deleted; {}",
             c.shards_rebuilt,
             c.shards_moved,
+            c.shards_made_by_nodes,
             c.shards_scrubbed,
             c.shards_deleted,
             count(c.checksum_errors, "checksum error")

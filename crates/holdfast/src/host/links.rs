@@ -247,7 +247,23 @@ impl Links {
         }
         let token = link.waiting.insert(owner);
         let len = payload.iter().map(|b| b.len()).sum();
-        link.queue(lane_index(lane), encode_frame(token.0, request, len), payload, io);
+        let frame = match self.addressed(request) {
+            Some(request) => encode_frame(token.0, &request, len),
+            None => encode_frame(token.0, request, len),
+        };
+        self.links[index].queue(lane_index(lane), frame, payload, io);
+    }
+
+    /// The request with the addresses of the nodes that it names, if it names any: volumes know nodes by number.
+    fn addressed(&self, request: &Request) -> Option<Request> {
+        let mut request = Some(request).filter(|request| matches!(request, Request::MakeShard { .. }))?.clone();
+        if let Request::MakeShard { sources, .. } = &mut request {
+            for source in sources {
+                let link = self.index(source.node).map(|index| &self.links[index]);
+                source.address = link.map(|link| link.address.to_string());
+            }
+        }
+        Some(request)
     }
 
     /// A call of the control plane; false where the node is not up.

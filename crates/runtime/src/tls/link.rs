@@ -1,8 +1,8 @@
 //! TLS on the links of a grid: each side shows a certificate of the grid's own authority, and each looks whose it is.
 //!
-//! Role: makes the two ends of a session. The serving end, a node's or a host's, lets in hosts of its grid and nobody else; the
-//! connecting end, always a host's, goes on only with the very node or host that it meant to reach. TLS 1.3 alone: all ends are of
-//! one release or the next.
+//! Role: makes the two ends of a session. The serving end, a node's or a host's, lets in hosts of its grid, a node's other nodes as
+//! well, and nobody else; the connecting end, a host's or a node's, goes on only with the very node or host that it meant to reach.
+//! TLS 1.3 alone: all ends are of one release or the next.
 //!
 //! Invariants
 //! 1. A session whose handshake is done is one with whom [`ServerTls`] or [`HostTls`] says: the authority has signed the
@@ -14,7 +14,7 @@
 use super::{TlsError, TlsStream, certificates, pem_error};
 use crate::pki::{Identity, Role, identity_of};
 use crate::revoked::RevokedNow;
-use holdfast_base::GridId;
+use holdfast_base::{GridId, NodeId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature};
@@ -190,14 +190,16 @@ impl fmt::Debug for ServerTls {
 impl ServerTls {
     /// The credentials of a node or host, which must be its own.
     pub fn load(paths: &LinkPaths, grid: GridId, role: Role) -> Result<ServerTls, TlsError> {
+        let are_nodes_too = matches!(role, Role::Node(_));
         let loaded = Loaded::read(paths, &Identity { grid, role })?;
         let unusable = |why: String| TlsError::ClientCa { path: paths.ca.clone(), why };
         let chain = WebPkiClientVerifier::builder_with_provider(loaded.roots, provider()).build();
         let revoked = RevokedNow::new(grid);
-        let hosts = HostsOnly { chain: chain.map_err(|e| unusable(e.to_string()))?, grid, revoked: revoked.clone() };
+        let chain = chain.map_err(|e| unusable(e.to_string()))?;
+        let callers = Callers { chain, grid, revoked: revoked.clone(), are_nodes_too };
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
-            .with_client_cert_verifier(Arc::new(hosts))
+            .with_client_cert_verifier(Arc::new(callers))
             .with_single_cert(loaded.chain, loaded.key)
             .map_err(mismatch(paths))?;
         config.send_tls13_tickets = 0;
@@ -216,7 +218,7 @@ impl ServerTls {
     }
 }
 
-/// A host's end of its links; clones share it.
+/// The connecting end of links, a host's or a node's; clones share it.
 #[derive(Clone)]
 pub struct HostTls {
     config: Arc<ClientConfig>,
@@ -234,7 +236,17 @@ impl fmt::Debug for HostTls {
 impl HostTls {
     /// The credentials of a host, which must be its own.
     pub fn load(paths: &LinkPaths, grid: GridId, name: &str) -> Result<HostTls, TlsError> {
-        let loaded = Loaded::read(paths, &Identity { grid, role: Role::Host(name.to_string()) })?;
+        HostTls::load_as(paths, Identity { grid, role: Role::Host(name.to_string()) }, RevokedNow::new(grid))
+    }
+
+    /// The credentials of a node, with which it connects to other nodes; it goes by the same list as at its own door.
+    pub fn load_node(paths: &LinkPaths, grid: GridId, node: NodeId, door: &ServerTls) -> Result<HostTls, TlsError> {
+        HostTls::load_as(paths, Identity { grid, role: Role::Node(node) }, door.revoked.clone())
+    }
+
+    fn load_as(paths: &LinkPaths, own: Identity, revoked: RevokedNow) -> Result<HostTls, TlsError> {
+        let loaded = Loaded::read(paths, &own)?;
+        let grid = own.grid;
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .with_root_certificates(Arc::clone(&loaded.roots))
@@ -243,7 +255,7 @@ impl HostTls {
         config.resumption = Resumption::disabled();
         // Nodes have one certificate each: nobody on the way has to learn which of them it is.
         config.enable_sni = false;
-        Ok(HostTls { config: Arc::new(config), roots: loaded.roots, grid, revoked: RevokedNow::new(grid) })
+        Ok(HostTls { config: Arc::new(config), roots: loaded.roots, grid, revoked })
     }
 
     /// What it goes by; replacing it counts from the next handshake on.
@@ -251,7 +263,7 @@ impl HostTls {
         &self.revoked
     }
 
-    /// The host's side of a session with that node or host.
+    /// The connecting side of a session with that node or host.
     pub fn connect(&self, peer: Role) -> Result<TlsStream, TlsError> {
         let mut config = (*self.config).clone();
         let only = OnePeer {
@@ -268,15 +280,16 @@ impl HostTls {
     }
 }
 
-/// Lets in hosts of one grid.
+/// Lets in hosts of one grid, and nodes where it is a node's.
 #[derive(Debug)]
-struct HostsOnly {
+struct Callers {
     chain: Arc<dyn ClientCertVerifier>,
     grid: GridId,
     revoked: RevokedNow,
+    are_nodes_too: bool,
 }
 
-impl ClientCertVerifier for HostsOnly {
+impl ClientCertVerifier for Callers {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }
@@ -297,8 +310,16 @@ impl ClientCertVerifier for HostsOnly {
             Err(_) => false,
         };
         if is_sound {
-            let is_host = |role: &Role| matches!(role, Role::Host(_));
-            check_identity(end_entity, (self.grid, &self.revoked), is_host, "only hosts may connect to a node")?;
+            let may_call = |role: &Role| match role {
+                Role::Host(_) => true,
+                Role::Node(_) => self.are_nodes_too,
+                Role::Client(_) => false,
+            };
+            let due = match self.are_nodes_too {
+                true => "only hosts and nodes may connect to a node",
+                false => "only hosts may connect to a host",
+            };
+            check_identity(end_entity, (self.grid, &self.revoked), may_call, due)?;
         }
         verified
     }

@@ -275,6 +275,11 @@ impl Shards {
         self.superblock.areas.data_offset + block * BLOCK_BYTES as u64
     }
 
+    /// A slot is in use for the shard, in whatever state.
+    pub fn has(&self, shard: ShardId) -> bool {
+        self.number_of(shard).is_some()
+    }
+
     fn number_of(&self, shard: ShardId) -> Option<u32> {
         self.index.get(&shard.segment.volume)?.get(&key_of(shard)).copied()
     }

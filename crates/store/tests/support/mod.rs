@@ -12,8 +12,8 @@ use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
 use holdfast_store::{
-    DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Node, NodeConfig, Notice, PeerId, format_device,
-    probe_superblock,
+    AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Node, NodeConfig, Notice, PeerId,
+    format_device, probe_superblock,
 };
 use std::collections::BTreeMap;
 
@@ -158,6 +158,8 @@ pub struct Rig {
     next_token: u64,
     pub replies: BTreeMap<u64, (Reply, Vec<Buf>)>,
     pub notices: Vec<Notice>,
+    /// What the node has asked of others.
+    pub asks: Vec<(NodeId, AskToken, Request)>,
 }
 
 pub fn small_sizing() -> JournalSizing {
@@ -195,6 +197,7 @@ impl Rig {
             next_token: 1,
             replies: BTreeMap::new(),
             notices: Vec::new(),
+            asks: Vec::new(),
         };
         configure(&mut rig.config);
         for (slot, disk) in rig.disks.iter_mut().enumerate() {
@@ -251,6 +254,7 @@ impl Rig {
                     assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096) && !data.is_empty());
                     self.submit(slot, token, Op::Write { offset, data, durable });
                 }
+                Effect::Ask { node, token, request, .. } => self.asks.push((node, token, request)),
                 Effect::Flush { slot, token } => self.submit(slot, token, Op::Flush),
                 Effect::Discard { .. } => {}
                 Effect::Note(notice) => {

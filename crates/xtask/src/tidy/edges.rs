@@ -25,7 +25,7 @@ const EDGES: &[Allowed] = &[
     },
     Allowed {
         name: "holdfast-store",
-        ours: &["holdfast-base", "holdfast-format"],
+        ours: &["holdfast-base", "holdfast-format", "holdfast-erasure"],
         theirs: Some(&["postcard", "serde", "thiserror"]),
     },
     Allowed { name: "holdfast-frontend", ours: &["holdfast-base"], theirs: Some(&["thiserror"]) },

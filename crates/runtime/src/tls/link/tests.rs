@@ -147,7 +147,7 @@ fn a_host_and_its_node_know_each_other_and_talk() {
 }
 
 #[test]
-fn a_node_lets_in_hosts_of_its_grid_and_nobody_else() {
+fn a_node_lets_in_hosts_and_nodes_of_its_grid_and_nobody_else() {
     let certificates = Certificates::new(GRID);
     let (other_ca, other_grid) = (Certificates::new(GRID), Certificates::new(GridId(8)));
     let issue = |from: &Certificates, role: Role| from.authority.issue(&role).unwrap();
@@ -158,7 +158,7 @@ fn a_node_lets_in_hosts_of_its_grid_and_nobody_else() {
     let cases = [
         ("another authority's host", Some(issue(&other_ca, Role::Host("a".into()))), "not of this grid's authority"),
         ("another grid's host", Some(issue(&other_grid, Role::Host("a".into()))), "not of this grid's authority"),
-        ("a node of this grid", Some(issue(&certificates, Role::Node(NodeId(4)))), "node 4's"),
+        ("a client of this grid", Some(issue(&certificates, Role::Client("vm".into()))), "client vm's"),
         ("one that signed itself", Some(nameless), "not of this grid's authority"),
         ("one without a certificate", None, "shows no certificate"),
     ];
@@ -172,6 +172,26 @@ fn a_node_lets_in_hosts_of_its_grid_and_nobody_else() {
         assert_eq!(node.peer(), None, "{who}");
         assert!(at_client.unwrap_err().contains("its log says why"), "{who} is told");
     }
+}
+
+#[test]
+fn nodes_connect_to_nodes_and_to_no_host() {
+    let certificates = Certificates::new(GRID);
+    let (four, role) = (Role::Node(NodeId(4)), Role::Host("a".into()));
+    let door = certificates.node(4);
+    let connecting = HostTls::load_node(&certificates.paths(&four), GRID, NodeId(4), &door).unwrap();
+    let (mut caller, mut node) =
+        (connecting.connect(Role::Node(NodeId(3))).unwrap(), certificates.node(3).accept().unwrap());
+    caller.send(b"hello");
+    let (at_caller, at_node) = exchange(&mut caller, &mut node);
+    assert_eq!((at_caller, at_node), (Ok(Vec::new()), Ok(b"hello".to_vec())));
+    assert_eq!(node.peer().unwrap().role, four);
+    let host = ServerTls::load(&certificates.paths(&role), GRID, role.clone()).unwrap();
+    let (mut caller, mut host) = (connecting.connect(role).unwrap(), host.accept().unwrap());
+    caller.send(b"hello");
+    let (_, at_host) = exchange(&mut caller, &mut host);
+    let error = at_host.unwrap_err();
+    assert!(error.contains("node 4's, and only hosts may connect to a host"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,212 @@
+//! Making shards: at the order of a volume's owner the node reads from other nodes what gives a shard that is lost, or is to move
+//! here, and puts it on one of its devices, as if the owner had sent it. So what is made again does not pass through the owner's host.
+//!
+//! States of a making: waiting for sources → put (from then on an ordinary put) | refused (a source was refused, is lost, or
+//! late; the order makes no sense). A refusal means that nothing was put: the owner may do it in another way.
+//!
+//! Invariant: nothing is put later than [`MAKE_MS`] after the order came.
+//!
+//! Limits: [`MAKES_MAX`] at a time; more are refused as `Busy`.
+
+use crate::api::{AskToken, Effect};
+use crate::io::Client;
+use crate::node::Node;
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Effects, Epoch, Instant, ShardId, Slab, Token, VolumeId};
+use holdfast_base::{block_crcs, buf};
+use holdfast_erasure::Code;
+use holdfast_format::segment::ShardHeader;
+use holdfast_format::wire::{MAKE_MS, Refusal, Reply, Request, ShardSource};
+use std::time::Duration;
+
+/// In memory: as many times the sources of a shard, and the shard.
+const MAKES_MAX: usize = 8;
+
+/// Sources of all that are being made: more shards than any code has.
+const ASKS_MAX: usize = MAKES_MAX * u8::MAX as usize;
+
+/// What the owner wants, from a [`Request::MakeShard`].
+struct Order {
+    client: Client,
+    device: DeviceId,
+    volume: VolumeId,
+    epoch: Epoch,
+    shard: ShardId,
+}
+
+struct Making {
+    order: Order,
+    /// Of the shard `header_of`.
+    header: ShardHeader,
+    /// Index of each source, and what came of it.
+    got: Vec<(u8, Option<Buf>)>,
+    until: Instant,
+}
+
+/// What a question to another node is for.
+struct Ask {
+    making: Token,
+    source: usize,
+}
+
+pub(crate) struct Makings {
+    makings: Slab<Making>,
+    asks: Slab<Ask>,
+}
+
+impl Makings {
+    pub fn new() -> Makings {
+        Makings { makings: Slab::new(MAKES_MAX), asks: Slab::new(ASKS_MAX) }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.makings.iter().map(|(_, making)| making.until).min()
+    }
+
+    /// Ends it; answers that are still to come find nothing.
+    fn remove(&mut self, token: Token) -> Option<Making> {
+        let asked: Vec<Token> = self.asks.iter().filter(|(_, ask)| ask.making == token).map(|(ask, _)| ask).collect();
+        for ask in asked {
+            self.asks.remove(ask);
+        }
+        self.makings.remove(token)
+    }
+}
+
+impl Node {
+    /// Takes a [`Request::MakeShard`].
+    pub(crate) fn on_make(
+        &mut self,
+        now: Instant,
+        client: Client,
+        request: Request,
+        header: &Buf,
+        out: &mut Effects<Effect>,
+    ) {
+        let Request::MakeShard { device, volume, epoch, shard, header_of, sources } = request else {
+            unreachable!("the caller has looked")
+        };
+        let order = Order { client, device, volume, epoch, shard };
+        let header = ShardHeader::decode(ShardId { index: header_of, ..shard }, header).ok();
+        let header = header.filter(|header| suffices(header, shard, &sources));
+        let refusal = match (self.find(device), header) {
+            (Err(refusal), _) => refusal,
+            (Ok(_), None) => Refusal::Invalid,
+            // Whether it is sound nobody has looked; and who replaces it has to have all of the new one before.
+            (Ok(slot), _) if self.devices[&slot].has_shard(shard) => Refusal::Busy,
+            (Ok(_), Some(_)) if self.makings.makings.is_full() => Refusal::Busy,
+            (Ok(_), Some(header)) => return self.begin_making(now, order, header, sources, out),
+        };
+        refuse(&order, refusal, out);
+    }
+
+    fn begin_making(
+        &mut self,
+        now: Instant,
+        order: Order,
+        header: ShardHeader,
+        sources: Vec<ShardSource>,
+        out: &mut Effects<Effect>,
+    ) {
+        let (segment, blocks) = (order.shard.segment, header.geometry.shard_blocks());
+        let got = sources.iter().map(|source| (source.index, None)).collect();
+        let until = now + Duration::from_millis(MAKE_MS);
+        let making = self.makings.makings.insert(Making { order, header, got, until });
+        for (at, ShardSource { index, node, address, device }) in sources.into_iter().enumerate() {
+            let shard = ShardId { segment, index };
+            let request = Request::ReadShard { device, shard, block: 0, blocks, checked: true, cached: false };
+            let token = AskToken(self.makings.asks.insert(Ask { making, source: at }).0);
+            out.push(Effect::Ask { node, address, token, request });
+        }
+    }
+
+    /// Another node has answered, or never will.
+    pub(crate) fn on_told(
+        &mut self,
+        now: Instant,
+        token: AskToken,
+        answer: Option<(Reply, Buf)>,
+        out: &mut Effects<Effect>,
+    ) {
+        let Some(Ask { making: token, source }) = self.makings.asks.remove(Token(token.0)) else { return };
+        let making = self.makings.makings.get_mut(token).expect("its questions end with it");
+        let bytes = making.header.geometry.shard_blocks() as usize * BLOCK_BYTES;
+        match answer {
+            Some((Reply::Shard { .. }, payload)) if payload.len() == bytes => making.got[source].1 = Some(payload),
+            _ => return self.give_up_making(token, out),
+        }
+        if making.got.iter().all(|(_, got)| got.is_some()) {
+            let making = self.makings.remove(token).expect("just seen");
+            self.put_made(now, making, out);
+        }
+    }
+
+    fn put_made(&mut self, now: Instant, making: Making, out: &mut Effects<Effect>) {
+        let Making { order, header, got, .. } = making;
+        let Some(data) = made(&header, order.shard.index, got) else { return refuse(&order, Refusal::Invalid, out) };
+        let crcs = block_crcs(&data);
+        if header.shard == order.shard && header.block_crcs != crcs {
+            // It is said what it was, and it is not that.
+            return refuse(&order, Refusal::Checksum, out);
+        }
+        let Order { client, device, volume, epoch, shard } = order;
+        let header = ShardHeader { shard, block_crcs: crcs, ..header }.encode();
+        let header_blocks = (header.len() / BLOCK_BYTES) as u32;
+        let payload = buf::concat(&[Buf::copy_from(&header), data]);
+        self.on_request(now, client, Request::PutShard { device, volume, epoch, shard, header_blocks }, payload, out);
+    }
+
+    fn give_up_making(&mut self, token: Token, out: &mut Effects<Effect>) {
+        if let Some(making) = self.makings.remove(token) {
+            refuse(&making.order, Refusal::Busy, out);
+        }
+    }
+
+    /// Gives up what has waited for too long.
+    pub(crate) fn end_late_makings(&mut self, now: Instant, out: &mut Effects<Effect>) {
+        let is_late = |making: &Making| making.until <= now;
+        let late: Vec<Token> =
+            self.makings.makings.iter().filter(|(_, making)| is_late(making)).map(|(token, _)| token).collect();
+        for token in late {
+            self.give_up_making(token, out);
+        }
+    }
+}
+
+fn refuse(order: &Order, refusal: Refusal, out: &mut Effects<Effect>) {
+    let Client { peer, token } = order.client;
+    out.push(Effect::Reply { peer, token, reply: Reply::Refused(refusal), payload: Vec::new() });
+}
+
+/// Whether the shard follows from these.
+fn suffices(header: &ShardHeader, shard: ShardId, sources: &[ShardSource]) -> bool {
+    let geometry = &header.geometry;
+    if !geometry.is_valid() || shard.index >= geometry.shard_count() {
+        return false;
+    }
+    let width = geometry.code_width();
+    if let [only] = sources {
+        return only.index < geometry.shard_count() && only.index % width == shard.index % width;
+    }
+    let is_fellow = |source: &ShardSource| source.index / width == shard.index / width && source.index != shard.index;
+    let is_once = |(at, source): (usize, &ShardSource)| sources[..at].iter().all(|other| other.index != source.index);
+    geometry.parity > 0
+        && sources.len() == usize::from(geometry.data)
+        && sources.iter().all(is_fellow)
+        && sources.iter().enumerate().all(is_once)
+}
+
+/// The shard's data, from sources that suffice.
+fn made(header: &ShardHeader, index: u8, got: Vec<(u8, Option<Buf>)>) -> Option<Buf> {
+    let geometry = &header.geometry;
+    let width = geometry.code_width();
+    let mut got: Vec<(u8, Buf)> =
+        got.into_iter().map(|(index, bytes)| Some((index % width, bytes?))).collect::<Option<_>>()?;
+    if got.len() == 1 {
+        return got.pop().map(|(_, bytes)| bytes);
+    }
+    let code = Code::new(geometry.data, geometry.parity).ok()?;
+    let sources: Vec<(u8, &[u8])> = got.iter().map(|(position, bytes)| (*position, &**bytes)).collect();
+    let mut bytes = BufMut::new(geometry.shard_blocks() as usize * BLOCK_BYTES);
+    code.reconstruct(&sources, index % width, &mut bytes).ok()?;
+    Some(bytes.freeze())
+}
