@@ -235,7 +235,7 @@ fn draw_layout(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {
             count(c.reconstructed_reads, "read")
         ),
         format!(
-            "shards: {} rebuilt, {} moved ({} of these by nodes), {} scrubbed, {} deleted; {}",
+            "shards: {} rebuilt, {} moved ({} by nodes), {} scrubbed, {} deleted; {}",
             c.shards_rebuilt,
             c.shards_moved,
             c.shards_made_by_nodes,

@@ -228,6 +228,8 @@ impl IdealNode {
             }
             Request::Stat => (Reply::Stat { devices: vec![self.stat()] }, none),
             Request::Ping => (Reply::Pong, none),
+            // It reaches no other node: the controller does it.
+            Request::MakeShard { .. } => refused(Refusal::Busy),
             other => panic!("the controller does not send {other:?}"),
         }
     }
