@@ -35,7 +35,7 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 pub const GRANT_MS: u64 = 200;
 
 /// How long a node that makes a shard waits for what it needs of others, at most: later it puts nothing.
-pub const MAKE_MS: u64 = 2000;
+pub const MAKE_MS: u64 = 1000;
 
 /// Where a shard of a segment is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

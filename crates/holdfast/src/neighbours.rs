@@ -83,7 +83,9 @@ impl Neighbours {
         let Some(way) = place.and_then(|place| self.ways.get_mut(&place)) else {
             return self.answers.push_back((token, None));
         };
-        way.last_used = now;
+        if way.waiting.is_empty() {
+            way.last_used = now;
+        }
         way.waiting.insert(token.0);
         let frame = encode_frame(token.0, request, 0);
         if way.greeted { way.send(frame, io) } else { way.held.push(frame) }
@@ -172,16 +174,16 @@ impl Neighbours {
 
     fn on_frame(&mut self, now: Instant, place: Place, frame: Frame<Reply>, io: &mut Io) {
         let Some(way) = self.ways.get_mut(&place) else { return };
-        way.last_used = now;
         if way.greeted {
-            if way.waiting.remove(&frame.token) {
-                self.answers.push_back((AskToken(frame.token), Some((frame.message, frame.payload))));
+            if !way.waiting.remove(&frame.token) {
+                return self.refuse(now, place, "it answered what nobody asked", io);
             }
-            return;
+            way.last_used = now;
+            return self.answers.push_back((AskToken(frame.token), Some((frame.message, frame.payload))));
         }
         match frame.message {
             Reply::Hello { version, node, .. } if node == place.0 && WIRE.contain(version) => {
-                way.greeted = true;
+                (way.greeted, way.last_used) = (true, now);
                 for held in std::mem::take(&mut way.held) {
                     way.send(held, io);
                 }
@@ -217,7 +219,8 @@ impl Neighbours {
     pub fn on_time(&mut self, now: Instant, io: &mut Io) {
         let due: Vec<Place> = self.ways.iter().filter(|(_, way)| way.due() <= now).map(|(place, _)| *place).collect();
         for place in due {
-            self.lose(now, place, LOST_PAUSE, io);
+            let is_idle = self.ways.get(&place).is_some_and(|way| way.waiting.is_empty() && way.greeted);
+            self.lose(now, place, if is_idle { Duration::ZERO } else { LOST_PAUSE }, io);
         }
     }
 

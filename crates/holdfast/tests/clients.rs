@@ -303,13 +303,15 @@ fn who_shows_no_certificate_or_anothers_gets_no_volume() {
     let forged = other.issue(&Role::Client("a".to_string())).expect("signed");
     assert!(Nbd::secure(port, &with("forged", &forged.certificate, &forged.key)).is_err(), "of another authority");
     let read = |name: &str| fs::read_to_string(grid.path(name)).expect("it is there");
-    // A host of the grid is let in, as anybody whose certificate is sound; it is no client by name.
-    let host = with("host", &read("tls/host.pem"), &read("tls/host.key"));
-    let mut host = Nbd::secure(port, &host).expect("it is let in");
-    let why = host.go("v1").expect_err("it is a's");
-    assert!(why.contains("host/local"), "{why}");
-    // A node's certificate is no client's for any TLS library.
-    assert!(Nbd::secure(port, &with("node", &read("tls/node-1.pem"), &read("tls/node-1.key"))).is_err());
+    // Hosts and nodes of the grid are let in, as anybody whose certificate is sound; they are no clients, of no volume.
+    grid.ok("volume create open --size 64MiB --layout mirror:2");
+    for (of, name) in [("host", "host/local"), ("node-1", "node/1")] {
+        let files = with(of, &read(&format!("tls/{of}.pem")), &read(&format!("tls/{of}.key")));
+        for volume in ["v1", "open"] {
+            let why = Nbd::secure(port, &files).expect("it is let in").go(volume).expect_err("it is no client");
+            assert!(why.contains(name), "{why}");
+        }
+    }
     until("the log has all reasons", || {
         let said = host_log(&grid);
         let reasons = ["does not secure its connection", "sent no certificates", "BadSignature", "host/local"];

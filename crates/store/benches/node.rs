@@ -80,7 +80,7 @@ impl Bench {
                         done.push((token, Buf::empty()));
                     }
                     Effect::Flush { token, .. } => done.push((token, Buf::empty())),
-                    Effect::Discard { .. } | Effect::Note(_) => {}
+                    Effect::Discard { .. } | Effect::Note(_) | Effect::Ask { .. } => {}
                 }
             }
             if done.is_empty() {

@@ -4,11 +4,13 @@
 //! States of a making: waiting for sources → put (from then on an ordinary put) | refused (a source was refused, is lost, or
 //! late; the order makes no sense). A refusal means that nothing was put: the owner may do it in another way.
 //!
-//! Invariant: nothing is put later than [`MAKE_MS`] after the order came.
+//! Invariants
+//! 1. Nothing is put later than [`MAKE_MS`] after the order came, nor when who gave it is gone.
+//! 2. Nothing is put after a request of the same owner that deletes it, or drops its volume.
 //!
 //! Limits: [`MAKES_MAX`] at a time; more are refused as `Busy`.
 
-use crate::api::{AskToken, Effect};
+use crate::api::{AskToken, Effect, PeerId};
 use crate::io::Client;
 use crate::node::Node;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Effects, Epoch, Instant, ShardId, Slab, Token, VolumeId};
@@ -155,6 +157,29 @@ impl Node {
         self.on_request(now, client, Request::PutShard { device, volume, epoch, shard, header_blocks }, payload, out);
     }
 
+    /// Gives up what a request makes pointless: shards of a volume that is dropped, or that are deleted.
+    pub(crate) fn give_up_makings_for(&mut self, request: &Request, out: &mut Effects<Effect>) {
+        let is_over = |order: &Order| match request {
+            Request::DropVolume { device, volume, .. } => order.device == *device && order.volume == *volume,
+            Request::DeleteShards { device, shards, .. } => order.device == *device && shards.contains(&order.shard),
+            _ => false,
+        };
+        self.give_up_where(is_over, out);
+    }
+
+    /// Who wanted these is gone, and would not hear of them.
+    pub(crate) fn give_up_makings_of(&mut self, peer: PeerId, out: &mut Effects<Effect>) {
+        self.give_up_where(|order| order.client.peer == peer, out);
+    }
+
+    fn give_up_where(&mut self, is_over: impl Fn(&Order) -> bool, out: &mut Effects<Effect>) {
+        let over: Vec<Token> =
+            self.makings.makings.iter().filter(|(_, making)| is_over(&making.order)).map(|(token, _)| token).collect();
+        for token in over {
+            self.give_up_making(token, out);
+        }
+    }
+
     fn give_up_making(&mut self, token: Token, out: &mut Effects<Effect>) {
         if let Some(making) = self.makings.remove(token) {
             refuse(&making.order, Refusal::Busy, out);
@@ -184,8 +209,12 @@ fn suffices(header: &ShardHeader, shard: ShardId, sources: &[ShardSource]) -> bo
         return false;
     }
     let width = geometry.code_width();
-    if let [only] = sources {
-        return only.index < geometry.shard_count() && only.index % width == shard.index % width;
+    let is_twin =
+        |source: &ShardSource| source.index < geometry.shard_count() && source.index % width == shard.index % width;
+    if let [only] = sources
+        && is_twin(only)
+    {
+        return true;
     }
     let is_fellow = |source: &ShardSource| source.index / width == shard.index / width && source.index != shard.index;
     let is_once = |(at, source): (usize, &ShardSource)| sources[..at].iter().all(|other| other.index != source.index);
@@ -201,7 +230,7 @@ fn made(header: &ShardHeader, index: u8, got: Vec<(u8, Option<Buf>)>) -> Option<
     let width = geometry.code_width();
     let mut got: Vec<(u8, Buf)> =
         got.into_iter().map(|(index, bytes)| Some((index % width, bytes?))).collect::<Option<_>>()?;
-    if got.len() == 1 {
+    if got.len() == 1 && got[0].0 == index % width {
         return got.pop().map(|(_, bytes)| bytes);
     }
     let code = Code::new(geometry.data, geometry.parity).ok()?;

@@ -68,7 +68,8 @@ impl Node {
                 self.devices.insert(slot, device);
             }
             // What the peer asked for is done all the same; the shell drops replies to peers that are gone.
-            Event::PeerGone { .. } => {}
+            // But what has not begun to be put.
+            Event::PeerGone { peer } => self.give_up_makings_of(peer, out),
         }
     }
 
@@ -135,6 +136,7 @@ impl Node {
             }
             self.clear_way(slot, &request, payload.len());
         }
+        self.give_up_makings_for(&request, out);
         let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
         let device = self.devices.get_mut(&slot).expect("found there");
         device.on_request(&mut around, client, request, payload);

@@ -7,7 +7,7 @@ use holdfast_erasure::Code;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{MAKE_MS, Refusal, Reply, Request, ShardSource};
-use holdfast_store::{AskToken, Event};
+use holdfast_store::{AskToken, Event, PeerId};
 use std::time::Duration;
 use support::*;
 
@@ -201,6 +201,42 @@ fn what_lies_there_is_not_replaced() {
         let token = segment.order(&mut rig, 0, 1, &[1, 2]);
         segment.tell_all(&mut rig);
         assert_eq!(answer(&mut rig, token), expected);
+    }
+}
+
+/// Otherwise the shard of a volume that is gone would stay for ever.
+#[test]
+fn nothing_is_put_after_its_deletion_or_the_end_of_who_wanted_it() {
+    let segment = Segment::coded();
+    let volume = VolumeId(5);
+    let drop = Request::DropVolume { device: device(0), volume, epoch: Epoch(1) };
+    let delete = Request::DeleteShards { device: device(0), volume, epoch: Epoch(1), shards: vec![Segment::id(0)] };
+    for request in [Some(drop), Some(delete), None] {
+        let mut rig = Rig::small(48);
+        segment.order(&mut rig, 0, 1, &[1, 2]);
+        match request {
+            Some(request) => assert_eq!(rig.call(request), Reply::Done),
+            None => rig.event(Event::PeerGone { peer: PeerId(1) }),
+        }
+        segment.tell_all(&mut rig);
+        rig.settle();
+        assert!(rig.list(5).is_empty());
+    }
+}
+
+/// One data shard and parity: what it is computed from is one shard of another position.
+#[test]
+fn a_code_with_one_data_shard_is_computed_too() {
+    let data = Segment::coded().shards.swap_remove(0);
+    let (mut first, mut second) = (vec![0; data.len()], vec![0; data.len()]);
+    Code::new(1, 2).unwrap().encode(&[&data], &mut [&mut first, &mut second]);
+    let segment = Segment { layout: Layout::Parity { data: 1, parity: 2 }, shards: vec![data, first, second] };
+    for (index, source) in [(0, 1), (0, 2), (1, 0), (2, 1), (2, 0)] {
+        let mut rig = Rig::small(49);
+        let token = segment.order(&mut rig, index, source, &[source]);
+        segment.tell_all(&mut rig);
+        assert_eq!(answer(&mut rig, token), Reply::Done);
+        assert_eq!(rig.read_shard(Segment::id(index), 0, BLOCKS).as_ref(), Ok(&segment.shards[usize::from(index)]));
     }
 }
 

@@ -445,7 +445,7 @@ impl Controller {
             Purpose::RepairHeader { repair } => self.on_repair_header(repair, &reply, &payload, out),
             Purpose::RepairClear { repair } => self.on_repair_clear(repair, &reply, out),
             Purpose::RepairPut { repair } => self.on_repair_put(repair, &reply, out),
-            Purpose::RepairMake { repair } => self.on_repair_made(repair, &reply, out),
+            Purpose::RepairMake { repair } => self.on_repair_made(repair, self.now.since(sent_at), &reply, out),
             Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
             Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
@@ -476,8 +476,11 @@ impl Controller {
             Purpose::RepairRead { repair, .. }
             | Purpose::RepairHeader { repair }
             | Purpose::RepairClear { repair }
-            | Purpose::RepairPut { repair }
-            | Purpose::RepairMake { repair } => self.on_repair_lost(repair),
+            | Purpose::RepairPut { repair } => self.on_repair_lost(repair),
+            Purpose::RepairMake { repair } => {
+                self.nodes.on_not_made(call.node, self.now);
+                self.on_repair_lost(repair);
+            }
             Purpose::Inventory { device } => {
                 self.on_inventory(call.node, device, Reply::Refused(Refusal::Busy), out);
             }

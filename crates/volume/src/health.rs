@@ -18,6 +18,9 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
 /// A node without which there are fewer copies is done without when it has said nothing for this long: not because it is slow.
 const MISSED_AFTER: Duration = Duration::from_millis(400);
 
+/// A node whose process is alive answers a ping within this, however slow its disks are.
+const PING_MAX: Duration = Duration::from_millis(200);
+
 /// Out for this long, a node's holdings are compared at once when it is back.
 const ABSENCE: Duration = Duration::from_secs(1);
 
@@ -63,6 +66,7 @@ impl Controller {
     pub(crate) fn judge_calls(&mut self, out: Out) {
         let mut late = Vec::new();
         let mut suspects = Vec::new();
+        let mut doubted: BTreeMap<NodeId, Instant> = BTreeMap::new();
         let mut alone = false;
         let lags = self.lags();
         for (token, call) in self.calls.iter() {
@@ -82,8 +86,16 @@ impl Controller {
             if !call.late {
                 late.push(token);
             }
-            if node_lags && class != Class::Bulk && !suspects.contains(&call.node) && self.is_far_over(call, &lags) {
-                suspects.push(call.node);
+            if node_lags && class != Class::Bulk && !suspects.contains(&call.node) {
+                match self.worth(call.node) {
+                    Worth::Spare if self.is_far_over(call, &lags) => suspects.push(call.node),
+                    Worth::Missed => {
+                        let since = doubted.entry(call.node).or_insert(call.sent_at);
+                        *since = (*since).min(call.sent_at);
+                    }
+                    // Nothing is gained by it.
+                    Worth::Spare | Worth::Needed => {}
+                }
             }
             if class == Class::Bulk && call.late && age > self.bulk_bound(&call.purpose) {
                 late.push(token);
@@ -99,23 +111,34 @@ impl Controller {
             self.on_late(token, out);
         }
         for node in suspects {
-            self.suspect(node, out);
+            self.suspect(node, Worth::Spare, out);
+        }
+        for (node, since) in doubted {
+            self.doubt(node, since, &lags, out);
         }
         self.reconnect_silent(out);
     }
 
-    /// Whether the node that owes this is done without from now on.
+    /// Whether a node that can be spared is done without from now on, since it owes this.
     fn is_far_over(&self, call: &Call, lags: &BTreeMap<NodeId, Duration>) -> bool {
         let bound = self.nodes.hedge_bound(&self.config, call.node, call.purpose.class());
-        let least = (bound * 2).max(self.config.append_hedge_min * 2);
-        let (least, waited) = match self.worth(call.node) {
-            Worth::Spare => (least, self.now.since(call.sent_at)),
-            Worth::Missed => (least.max(MISSED_AFTER), self.nodes.silent_for(call.node, call.sent_at, self.now)),
-            // Nothing is gained by it.
-            Worth::Needed => return false,
-        };
-        let patience = least * self.nodes.patience(call.node, self.now);
-        waited > patience.max(peers_lag(lags, call.node) * LAG_TIMES)
+        let least = (bound * 2).max(self.config.append_hedge_min * 2) * self.nodes.patience(call.node, self.now);
+        self.now.since(call.sent_at) > least.max(peers_lag(lags, call.node) * LAG_TIMES)
+    }
+
+    /// A node that would be missed owes something since then. To do without it the log needs another rule, so the metadata store:
+    /// it is done without only when it does not even answer a ping, and the store has answered just now.
+    fn doubt(&mut self, node: NodeId, since: Instant, lags: &BTreeMap<NodeId, Duration>, out: Out) {
+        self.probe(node, out);
+        self.ask_store(out);
+        let is_probe = |call: &Call| call.node == node && matches!(call.purpose, Purpose::Probe);
+        let probed_at = self.calls.iter().filter(|(_, call)| is_probe(call)).map(|(_, call)| call.sent_at).min();
+        let is_hung = probed_at.is_some_and(|at| self.now.since(at) >= PING_MAX);
+        let patience = MISSED_AFTER * self.nodes.patience(node, self.now);
+        let silent = self.nodes.silent_for(node, since, self.now);
+        if is_hung && silent > patience.max(peers_lag(lags, node) * LAG_TIMES) && self.root.was_heard(self.now) {
+            self.suspect(node, Worth::Missed, out);
+        }
     }
 
     /// How long what is long by nature may take before it is asked for elsewhere although its node is alive.
@@ -177,12 +200,12 @@ impl Controller {
         }
     }
 
-    fn suspect(&mut self, node: NodeId, out: Out) {
+    fn suspect(&mut self, node: NodeId, judged_as: Worth, out: Out) {
         let now = self.now;
-        // Another one that became suspect just before may make this one needed.
-        let is_needed = self.worth(node) == Worth::Needed;
+        // Another one that became suspect just before may make this one worth more.
+        let is_so = self.worth(node) == judged_as;
         let Some(state) = self.nodes.get_mut(node) else { return };
-        if !state.up || state.suspect || is_needed {
+        if !state.up || state.suspect || !is_so {
             return;
         }
         state.suspect = true;

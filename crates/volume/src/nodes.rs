@@ -132,7 +132,7 @@ impl Nodes {
             suspected_at: Instant::ZERO,
             inventoried: false,
             recheck_at: None,
-            makes_from: Instant::ZERO,
+            makes_from: node.makes_from,
         };
     }
 

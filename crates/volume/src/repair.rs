@@ -17,7 +17,7 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::root::Root;
 use holdfast_format::segment::ShardHeader;
-use holdfast_format::wire::{DeviceHealth, LedgerState, Refusal, Reply, Request, ShardSource};
+use holdfast_format::wire::{DeviceHealth, LedgerState, MAKE_MS, Refusal, Reply, Request, ShardSource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -685,21 +685,33 @@ impl Controller {
             sources: sources.iter().map(source).collect(),
         };
         let (payload, node) = (vec![Buf::copy_from(&header.encode())], repair.target.node);
+        if !self.nodes.understands(node, &request) {
+            // It was started anew meanwhile, as one of an older release.
+            return self.make_here(token, out);
+        }
         self.repairer.running.get_mut(token).expect("just seen").putting = true;
         if self.send(node, Lane::Bulk, Purpose::RepairMake { repair: token }, request, payload, out).is_none() {
             self.end_repair(token, true);
         }
     }
 
-    pub(crate) fn on_repair_made(&mut self, token: Token, reply: &Reply, out: Out) {
+    pub(crate) fn on_repair_made(&mut self, token: Token, waited: Duration, reply: &Reply, out: Out) {
         if *reply == Reply::Done {
             self.counters.shards_made_by_nodes += 1;
             return self.on_repair_put(token, reply, out);
         }
-        // It has put nothing: a source may be damaged or can't be reached from there, or what is to be replaced lies there.
+        // It has put nothing: a source may be damaged or can't be reached from there, or what is to be replaced lies there. The
+        // first two take it time to find out.
+        let Some(repair) = self.repairer.running.get(token) else { return };
+        if waited >= Duration::from_millis(MAKE_MS) / 2 {
+            self.nodes.on_not_made(repair.target.node, self.now);
+        }
+        self.make_here(token, out);
+    }
+
+    fn make_here(&mut self, token: Token, out: Out) {
         let Some(repair) = self.repairer.running.get_mut(token) else { return };
         (repair.by_target, repair.putting) = (false, false);
-        self.nodes.on_not_made(repair.target.node, self.now);
         self.ask_repair_shards(token, out);
         self.finish_repair(token, out);
     }

@@ -47,10 +47,20 @@ pub(crate) struct RootWriter {
     token: u64,
     retry_at: Option<Instant>,
     tidied_at: Instant,
+    /// When the store was asked whether it is there, in which request, and when it has answered last.
+    asked_at: Instant,
+    asked: u64,
+    heard_at: Instant,
 }
 
 /// Pause before a swap with unknown outcome is repeated.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// A store that has answered within this counts as there.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
+
+/// Pause before a store that is silent is asked once more whether it is there.
+const ASK_EVERY: Duration = Duration::from_millis(200);
 
 /// The record is tidied at most this often.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
@@ -67,6 +77,11 @@ impl RootWriter {
     pub(crate) fn is_swapping(&self) -> bool {
         self.proposal.is_some()
     }
+
+    /// The metadata store has answered just now.
+    pub(crate) fn was_heard(&self, now: Instant) -> bool {
+        now.since(self.heard_at) < HEARD_WITHIN
+    }
 }
 
 impl Controller {
@@ -75,6 +90,20 @@ impl Controller {
         self.root.token += 1;
         let request = MetaRequest::Get { key: root_key(self.config.volume) };
         out.push(Effect::Meta { token: self.root.token, request });
+    }
+
+    /// Looks whether the metadata store is there, if that is not known.
+    pub(crate) fn ask_store(&mut self, out: Out) {
+        let is_due = !self.root.was_heard(self.now) && self.now.since(self.root.asked_at) >= ASK_EVERY;
+        if !is_due || self.state != State::Open || self.root.is_swapping() || self.root.retry_at.is_some() {
+            return;
+        }
+        self.root.token += 1;
+        (self.root.asked, self.root.asked_at) = (self.root.token, self.now);
+        out.push(Effect::Meta {
+            token: self.root.token,
+            request: MetaRequest::Get { key: root_key(self.config.volume) },
+        });
     }
 
     /// Starts a swap to `root`. Only one is in flight.
@@ -98,6 +127,13 @@ impl Controller {
 
     pub(crate) fn on_meta(&mut self, token: u64, reply: MetaReply, out: Out) {
         if token != self.root.token || matches!(self.state, State::Deposed | State::Closed) {
+            return;
+        }
+        if !matches!(reply, MetaReply::Unknown) {
+            self.root.heard_at = self.now;
+        }
+        if token == self.root.asked {
+            // What it says is known, or comes out with the next swap.
             return;
         }
         match (reply, self.root.proposal.take()) {

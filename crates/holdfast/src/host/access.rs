@@ -66,12 +66,15 @@ impl Caller {
         }
     }
 
-    /// Why it may not have an export with this list: what, why, and what to do.
-    pub fn refusal(&self, export: &str, list: &BTreeSet<String>) -> Option<String> {
+    /// Why it may not have an export with this list, or with none: what, why, and what to do. Who shows a host's or a node's
+    /// certificate may have none: these use volumes in other ways.
+    pub fn refusal(&self, export: &str, list: Option<&BTreeSet<String>>) -> Option<String> {
         let how = "connect with a client certificate of this grid (`holdfast grid tls client NAME` makes one)";
         let why = match self {
             Caller::Local => return None,
-            Caller::Client(name) if list.contains(name) => return None,
+            Caller::Other(Some(identity)) => format!("this client's certificate is of {identity}; {how}"),
+            _ if list.is_none() => return None,
+            Caller::Client(name) if list.is_some_and(|list| list.contains(name)) => return None,
             Caller::Client(name) => {
                 return Some(format!(
                     "export {export} is for certain clients, and client {name} is not one of them; `holdfast volume allow` lets \
@@ -86,7 +89,6 @@ impl Caller {
                 "the host asks clients for no certificates; put the authority's ca-cert.pem into its nbd.tls_dir, and {how}"
             ),
             Caller::Other(None) => format!("this client's certificate names no client of this grid; {how}"),
-            Caller::Other(Some(identity)) => format!("this client's certificate is of {identity}; {how}"),
         };
         Some(format!("export {export} is for certain clients, and {why}"))
     }
@@ -210,6 +212,7 @@ fn changed(volume: &str, change: &ClientsChange, list: Option<BTreeSet<String>>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use holdfast_base::NodeId;
 
     const GRID: GridId = GridId(7);
 
@@ -225,7 +228,7 @@ mod tests {
     fn whoever_is_not_on_the_list_is_refused_and_told_what_to_do() {
         let only_a = list(&["a"]);
         let of = |grid, role| Caller::of(grid, true, Some(Identity { grid, role }));
-        let refusal = |caller: &Caller| caller.refusal("v1", &only_a);
+        let refusal = |caller: &Caller| caller.refusal("v1", Some(&only_a));
         assert_eq!(refusal(&Caller::Local), None);
         assert_eq!(refusal(&of(GRID, Role::Client("a".into()))), None);
         assert!(refusal(&of(GRID, Role::Client("b".into()))).unwrap().contains("client b is not one of them"));
@@ -236,7 +239,14 @@ mod tests {
         assert!(refusal(&Caller::of(GRID, false, None)).unwrap().contains("ca-cert.pem"));
         let plain = refusal(&Caller::Plain).unwrap();
         assert!(plain.contains("nbd.tls_dir") && plain.contains("grid tls client"), "{plain}");
-        assert!(of(GRID, Role::Client("a".into())).refusal("v1", &list(&[])).is_some(), "an empty list lets nobody in");
+        assert!(
+            of(GRID, Role::Client("a".into())).refusal("v1", Some(&list(&[]))).is_some(),
+            "an empty list lets nobody in"
+        );
+        let without_list = |caller: Caller| caller.refusal("v1", None);
+        assert_eq!(without_list(Caller::Plain), None);
+        assert_eq!(without_list(Caller::of(GRID, true, None)), None);
+        assert!(without_list(of(GRID, Role::Node(NodeId(3)))).unwrap().contains("node/3"));
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl<'a> Offered<'a> {
         let (shown, _) = split_ticket(export);
         let (name, _) = split_export(shown);
         let id = self.volumes.export_id(name).or_else(|| self.portals.export_id(name))?;
-        self.caller.refusal(shown, self.volumes.access.get(&id)?)
+        self.caller.refusal(shown, self.volumes.access.get(&id))
     }
 }
 
