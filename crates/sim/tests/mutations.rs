@@ -2,7 +2,7 @@
 
 use holdfast_sim::mutations::{MUTATIONS, hunt};
 
-const SEEDS_MAX: u64 = 1000;
+const SEEDS_MAX: u64 = 4000;
 
 #[test]
 fn every_mutation_is_found() {
