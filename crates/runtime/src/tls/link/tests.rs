@@ -228,6 +228,17 @@ fn what_came_before_damage_is_heard_and_nothing_after_it() {
 }
 
 #[test]
+fn the_cheaper_cipher_is_agreed_on_and_others_are_there_for_other_releases() {
+    let (host, node) = a_pair();
+    for end in [host, node] {
+        let suite = end.session.state().negotiated_cipher_suite().map(|suite| suite.suite());
+        assert_eq!(suite, Some(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    }
+    let offered: Vec<_> = provider().cipher_suites.iter().map(|suite| suite.suite()).collect();
+    assert!(offered.contains(&CipherSuite::TLS13_AES_256_GCM_SHA384), "{offered:?}");
+}
+
+#[test]
 fn a_node_lets_in_hosts_of_its_grid_and_nobody_else() {
     let certificates = Certificates::new(GRID);
     let (other_ca, other_grid) = (Certificates::new(GRID), Certificates::new(GridId(8)));
