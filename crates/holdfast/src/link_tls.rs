@@ -10,14 +10,14 @@
 //! pushed out: real hosts are through within milliseconds, and who only holds a place is not.
 
 use crate::logger;
-use holdfast_base::{Buf, Instant, Token};
+use holdfast_base::buf::total_len;
+use holdfast_base::{Buf, BufMut, Instant, Token};
 use holdfast_runtime::pki::Identity;
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::link::ServerTls;
-use holdfast_runtime::tls::{TlsError, TlsStream};
+use holdfast_runtime::tls::{TlsError, TlsStream, sealed_bytes_max};
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::time::Duration;
 
 /// How long a handshake may take: a few round trips, and what a busy host adds.
@@ -30,9 +30,8 @@ const HANDSHAKES_MAX: usize = 512;
 const TOLD_MAX: u32 = 30;
 const TOLD_SPAN: Duration = Duration::from_secs(60);
 
-/// What encryption adds to a record of 16 KiB, and some.
-const RECORD_BYTES: usize = 16 * 1024;
-const RECORD_EXTRA_BYTES: usize = 32;
+/// What is sealed on the stack, and copied next to what else is sent: requests, and answers without payload.
+const SMALL_BYTES_MAX: usize = 1024;
 
 /// What is said of whose certificate it is.
 pub const REVOKED: &str = "its certificate was revoked; give it another one, if it is to be let in again";
@@ -70,7 +69,7 @@ impl Secured {
     pub fn on_bytes(
         &mut self,
         conn: ConnId,
-        bytes: &[u8],
+        bytes: &mut [u8],
         io: &mut Io,
         pass_on: impl FnMut(&[u8]),
     ) -> Result<(), TlsError> {
@@ -86,14 +85,23 @@ impl Secured {
 
     /// Sends a frame; before the handshake is done it waits for that.
     pub fn send(&mut self, conn: ConnId, frame: &[u8], payload: &[Buf], io: &mut Io) {
-        let parts: Vec<IoSlice<'_>> =
-            [frame].into_iter().chain(payload.iter().map(|b| &b[..])).map(IoSlice::new).collect();
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        self.stream.send_parts(&parts);
-        self.ciphertext.reserve(len + (len / RECORD_BYTES + 2) * RECORD_EXTRA_BYTES);
+        let len = frame.len() + total_len(payload);
+        let parts = [frame].into_iter().chain(payload.iter().map(|part| &part[..]));
+        let room = sealed_bytes_max(len);
+        if room <= SMALL_BYTES_MAX {
+            let mut sealed = [0; SMALL_BYTES_MAX];
+            let count = self.stream.seal(parts, &mut sealed);
+            self.flush(conn, io);
+            return io.send(conn, &sealed[..count]);
+        }
+        // Of the pool: what is sealed is as large as what was read, and fresh memory costs more than sealing does.
+        let mut sealed = BufMut::new(room);
+        let count = self.stream.seal(parts, &mut sealed);
         self.flush(conn, io);
+        io.send_buf(conn, sealed.freeze().slice(0..count));
     }
 
+    /// Sends what the session itself has to say.
     fn flush(&mut self, conn: ConnId, io: &mut Io) {
         self.stream.take_ciphertext(&mut self.ciphertext);
         if !self.ciphertext.is_empty() {

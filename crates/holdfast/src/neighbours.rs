@@ -135,7 +135,7 @@ impl Neighbours {
         way.send(encode_frame(u64::MAX, &hello, 0), io);
     }
 
-    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &mut [u8], io: &mut Io) {
         let Some(&place) = self.by_conn.get(&conn) else { return };
         let Some(Way { reader, secured, .. }) = self.ways.get_mut(&place) else { return };
         match secured {

@@ -335,7 +335,7 @@ impl NodeShell {
         }
     }
 
-    fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+    fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &mut [u8], io: &mut Io) {
         let Some(&token) = self.by_conn.get(&conn) else { return };
         let Some(peer) = self.peers.get_mut(token) else { return };
         match &mut peer.secured {

@@ -89,7 +89,7 @@ fn talk(mut session: TlsStream, mut stream: TcpStream, says: &[u8]) -> Result<Ve
         let mut bytes = [0; 4096];
         match stream.read(&mut bytes) {
             Ok(0) | Err(_) => return Err("the connection ended".to_string()),
-            Ok(count) => session.on_ciphertext(&bytes[..count], &mut heard).map_err(|e| e.to_string())?,
+            Ok(count) => session.on_ciphertext(&mut bytes[..count], &mut heard).map_err(|e| e.to_string())?,
         }
         if !heard.is_empty() {
             return Ok(heard);

@@ -3,22 +3,27 @@
 //! Role: sits between a connection's bytes and its protocol: NBD after STARTTLS, and the links between hosts and nodes
 //! ([`link`]). The caller sends whatever [`TlsStream::take_ciphertext`] holds after each call.
 //!
-//! Limits: a stream holds at most one record that is incomplete (16 KiB and its header) and what the caller has not
-//! taken; it refuses nothing that the caller gives it to encrypt. A peer that has not finished its handshake within
-//! [`HANDSHAKE_BYTES_MAX`] gets no further; until then no plaintext is passed on.
+//! Limits: a stream holds at most one record that is incomplete (16 KiB and its header), or a message of a handshake that
+//! is in several ([`HANDSHAKE_BYTES_MAX`]), and what the caller has not taken; it refuses nothing that the caller gives it
+//! to encrypt. A peer that has not finished its handshake within [`HANDSHAKE_BYTES_MAX`] gets no further; until then no
+//! plaintext is passed on.
 //!
 //! Faults: a broken or unauthenticated peer is an error, after which the alert to send is still to be taken, and
 //! nothing else is to be done with the stream but dropping it.
 
 pub mod link;
+mod session;
+
+pub use session::sealed_bytes_max;
 
 use rustls::crypto::aws_lc_rs;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use session::{Session, Stage};
 use std::fmt;
-use std::io::{self, BufRead, IoSlice, Write};
+use std::io::IoSlice;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
@@ -124,9 +129,17 @@ fn pem_error(what: &'static str, path: &Path, error: pem::Error) -> TlsError {
 
 /// One session, from the first byte of the client's hello.
 pub struct TlsStream {
-    session: Connection,
+    session: Session,
+    /// What has come and can't be opened yet: the front of a record, or of a message of the handshake.
+    pending: Vec<u8>,
+    /// Said before the session could encrypt it.
+    held: Vec<u8>,
+    ciphertext: Vec<u8>,
+    failure: Option<rustls::Error>,
     /// Between a host and a node: what fails is told in their words.
     is_link: bool,
+    /// It encrypts.
+    is_open: bool,
     is_ended: bool,
     handshake_bytes: usize,
 }
@@ -140,18 +153,29 @@ impl fmt::Debug for TlsStream {
 impl TlsStream {
     /// A server's side of a session with any client that its credentials let in.
     pub fn new(server: &TlsServer) -> Result<TlsStream, TlsError> {
-        Ok(TlsStream::over(ServerConnection::new(Arc::clone(&server.0))?.into(), false))
+        Ok(TlsStream::over(UnbufferedServerConnection::new(Arc::clone(&server.0))?.into(), false))
     }
 
-    fn over(mut session: Connection, is_link: bool) -> TlsStream {
-        // What may gather is the caller's to bound, who sees it in its connection's unsent bytes.
-        session.set_buffer_limit(None);
-        TlsStream { session, is_link, is_ended: false, handshake_bytes: 0 }
+    fn over(session: Session, is_link: bool) -> TlsStream {
+        let mut stream = TlsStream {
+            session,
+            pending: Vec::new(),
+            held: Vec::new(),
+            ciphertext: Vec::new(),
+            failure: None,
+            is_link,
+            is_open: false,
+            is_ended: false,
+            handshake_bytes: 0,
+        };
+        // A client says hello of its own accord.
+        let _ = stream.advance(&mut [], &mut |_| {});
+        stream
     }
 
     /// Nobody is known yet, and nothing was said.
     pub fn is_handshaking(&self) -> bool {
-        self.session.is_handshaking()
+        self.session.state().is_handshaking()
     }
 
     /// The client has said that nothing more follows; a connection that closes without that was cut.
@@ -164,67 +188,145 @@ impl TlsStream {
     }
 
     /// Takes all of `ciphertext`, and appends to `plaintext` what it holds.
-    pub fn on_ciphertext(&mut self, ciphertext: &[u8], plaintext: &mut Vec<u8>) -> Result<(), TlsError> {
+    pub fn on_ciphertext(&mut self, ciphertext: &mut [u8], plaintext: &mut Vec<u8>) -> Result<(), TlsError> {
         self.open(ciphertext, |part| plaintext.extend_from_slice(part))
     }
 
-    /// Takes all of `ciphertext`, and passes on what it holds, a record at a time.
-    pub fn open(&mut self, mut ciphertext: &[u8], mut pass_on: impl FnMut(&[u8])) -> Result<(), TlsError> {
+    /// Takes all of `ciphertext`, and passes on what it holds, a record at a time. Records are opened where they lie;
+    /// only what waits for its rest is copied.
+    pub fn open(&mut self, mut ciphertext: &mut [u8], mut pass_on: impl FnMut(&[u8])) -> Result<(), TlsError> {
+        if let Some(failure) = &self.failure {
+            return Err(self.error(failure.clone()));
+        }
+        if self.is_handshaking() {
+            self.handshake_bytes += ciphertext.len();
+        }
         while !ciphertext.is_empty() && !self.is_ended {
-            let was_handshaking = self.is_handshaking();
-            let taken = match self.session.read_tls(&mut ciphertext) {
-                Ok(taken) => taken,
-                // Reading from memory fails only for the session's own reasons.
-                Err(e) => return Err(self.error(rustls::Error::General(e.to_string()))),
-            };
-            let arrived = self.session.process_new_packets().map_err(|e| self.error(e))?;
-            self.is_ended = arrived.peer_has_closed() || taken == 0;
-            if was_handshaking {
-                self.handshake_bytes += taken;
-                if self.handshake_bytes > HANDSHAKE_BYTES_MAX {
-                    return Err(TlsError::Endless);
+            if self.pending.is_empty() {
+                let done = self.advance(ciphertext, &mut pass_on)?;
+                self.pending.extend_from_slice(&ciphertext[done..]);
+                break;
+            }
+            let (head, tail) = ciphertext.split_at_mut(rest_of_record(&self.pending).min(ciphertext.len()));
+            self.pending.extend_from_slice(head);
+            ciphertext = tail;
+            let mut pending = std::mem::take(&mut self.pending);
+            let done = self.advance(&mut pending, &mut pass_on)?;
+            pending.drain(..done);
+            self.pending = pending;
+        }
+        self.send_held();
+        let is_endless = self.is_handshaking() && self.handshake_bytes > HANDSHAKE_BYTES_MAX;
+        if is_endless || self.pending.len() > HANDSHAKE_BYTES_MAX { Err(TlsError::Endless) } else { Ok(()) }
+    }
+
+    /// Does all that can be done with what has come; returns how many bytes from the front are done with.
+    fn advance(&mut self, came: &mut [u8], pass_on: &mut dyn FnMut(&[u8])) -> Result<usize, TlsError> {
+        let mut done = 0;
+        loop {
+            let (count, stage) = self.session.step(&mut came[done..], &mut self.ciphertext, pass_on);
+            done += count;
+            match stage {
+                Ok(Stage::More) => {}
+                Ok(Stage::Waiting) => return Ok(done),
+                Ok(Stage::Open) => {
+                    self.is_open = true;
+                    return Ok(done);
+                }
+                Ok(Stage::Ended) => {
+                    self.is_ended = true;
+                    return Ok(came.len());
+                }
+                Err(error) => {
+                    self.failure = Some(error.clone());
+                    // The alert that tells the peer. A step too far would have it judge what follows.
+                    while self.session.state().wants_write() {
+                        let _ = self.session.step(&mut came[done..], &mut self.ciphertext, pass_on);
+                    }
+                    return Err(self.error(error));
                 }
             }
-            let mut left = arrived.plaintext_bytes_to_read();
-            let mut reader = self.session.reader();
-            while left > 0 {
-                let part = reader.fill_buf().expect("the session said how much it holds");
-                pass_on(part);
-                let passed = part.len();
-                reader.consume(passed);
-                left -= passed;
-            }
         }
-        Ok(())
+    }
+
+    fn send_held(&mut self) {
+        if self.is_open && !self.held.is_empty() {
+            let held = std::mem::take(&mut self.held);
+            self.send(&held);
+        }
     }
 
     /// Encrypts `plaintext`; during the handshake it waits for its end.
     pub fn send(&mut self, plaintext: &[u8]) {
-        self.session.writer().write_all(plaintext).expect("an unbounded buffer takes everything");
+        self.append([plaintext].into_iter());
     }
 
     /// As [`TlsStream::send`], of parts that follow each other: small ones share a record. Nothing is sent on a session
     /// that has failed.
     pub fn send_parts(&mut self, parts: &[IoSlice<'_>]) {
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        match self.session.writer().write_vectored(parts) {
-            Ok(taken) => assert_eq!(taken, len, "an unbounded buffer takes everything"),
-            Err(e) => debug_assert!(e.kind() == io::ErrorKind::InvalidData, "the session has failed: {e}"),
+        self.append(parts.iter().map(|part| &part[..]));
+    }
+
+    fn append<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]> + Clone) {
+        let mut ciphertext = std::mem::take(&mut self.ciphertext);
+        let at = ciphertext.len();
+        ciphertext.resize(at + sealed_bytes_max(parts.clone().map(<[u8]>::len).sum()), 0);
+        let sealed = self.seal(parts, &mut ciphertext[at..]);
+        ciphertext.truncate(at + sealed);
+        self.ciphertext = ciphertext;
+    }
+
+    /// As [`TlsStream::send_parts`], into memory of the caller's: `out` has room for as much as [`sealed_bytes_max`] says,
+    /// and holds what is returned. What [`TlsStream::take_ciphertext`] gives goes before it.
+    pub fn seal<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>, out: &mut [u8]) -> usize {
+        if self.failure.is_some() {
+            return 0;
+        }
+        if !self.is_open {
+            parts.for_each(|part| self.held.extend_from_slice(part));
+            return 0;
+        }
+        let sealed = self.session.write(&mut self.pending, |writer| session::seal(writer, parts, out));
+        match sealed {
+            Some(Ok(count)) => count,
+            Some(Err(error)) => {
+                self.failure = Some(rustls::Error::General(error.to_string()));
+                0
+            }
+            // Both sides have said that nothing more follows.
+            None => 0,
         }
     }
 
-    /// Tells the client that nothing more follows.
+    /// Tells the client that nothing more follows. Before its handshake is done it is told nothing.
     pub fn close(&mut self) {
-        self.session.send_close_notify();
+        if self.failure.is_none() && self.is_open {
+            let at = self.ciphertext.len();
+            self.ciphertext.resize(at + sealed_bytes_max(0), 0);
+            let out = &mut self.ciphertext[at..];
+            let closed = self.session.write(&mut self.pending, |writer| writer.close(out));
+            let count = closed.and_then(Result::ok).unwrap_or(0);
+            self.ciphertext.truncate(at + count);
+        }
     }
 
     /// What is to be sent to the client now: appended to `ciphertext`.
     pub fn take_ciphertext(&mut self, ciphertext: &mut Vec<u8>) {
-        while self.session.wants_write() {
-            let written: io::Result<usize> = self.session.write_tls(ciphertext);
-            written.expect("writing to memory does not fail");
+        if ciphertext.is_empty() {
+            std::mem::swap(ciphertext, &mut self.ciphertext);
+        } else {
+            ciphertext.append(&mut self.ciphertext);
         }
     }
+}
+
+/// How much completes the record that `pending` begins; at least a byte. Where that is there in full, it waits for
+/// another, and how long that is nobody knows.
+fn rest_of_record(pending: &[u8]) -> usize {
+    const HEADER_BYTES: usize = 5;
+    let Some(header) = pending.first_chunk::<HEADER_BYTES>() else { return HEADER_BYTES - pending.len() };
+    let len = HEADER_BYTES + usize::from(u16::from_be_bytes([header[3], header[4]]));
+    if len > pending.len() { len - pending.len() } else { usize::MAX }
 }
 
 #[cfg(test)]
@@ -233,7 +335,7 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     use rustls::{ClientConfig, ClientConnection};
     use std::fs;
-    use std::io::Read;
+    use std::io::{Read, Write};
 
     struct Credentials {
         dir: tempfile::TempDir,
@@ -295,7 +397,7 @@ mod tests {
             while client.wants_write() {
                 client.write_tls(&mut up).unwrap();
             }
-            for bytes in up.chunks(piece) {
+            for bytes in up.chunks_mut(piece) {
                 server.on_ciphertext(bytes, &mut at_server)?;
             }
             server.take_ciphertext(&mut down);
@@ -337,6 +439,25 @@ mod tests {
     }
 
     #[test]
+    fn keys_are_renewed_when_a_client_asks_for_that() {
+        let credentials = Credentials::new();
+        let mut server = TlsStream::new(&TlsServer::load(&credentials.paths(false)).unwrap()).unwrap();
+        let mut client = credentials.client(false);
+        exchange(&mut server, &mut client, 4096).unwrap();
+        for round in 0..3_u8 {
+            client.refresh_traffic_keys().unwrap();
+            client.writer().write_all(&[round; 100]).unwrap();
+            server.send(&[round; 20_000]);
+            let (up, down) = exchange(&mut server, &mut client, 7).unwrap();
+            assert!(up == [round; 100] && down == [round; 20_000]);
+            // Its new keys go before the next that is said.
+            server.send(&[round; 10]);
+            let (_, down) = exchange(&mut server, &mut client, 7).unwrap();
+            assert_eq!(down, [round; 10]);
+        }
+    }
+
+    #[test]
     fn a_client_without_a_certificate_is_turned_away_where_one_is_due() {
         let credentials = Credentials::new();
         let mut server = TlsStream::new(&TlsServer::load(&credentials.paths(true)).unwrap()).unwrap();
@@ -351,7 +472,7 @@ mod tests {
     fn what_is_no_hello_is_an_error() {
         let credentials = Credentials::new();
         let mut server = TlsStream::new(&TlsServer::load(&credentials.paths(false)).unwrap()).unwrap();
-        let error = server.on_ciphertext(b"GET / HTTP/1.1\r\n\r\n", &mut Vec::new()).unwrap_err();
+        let error = server.on_ciphertext(&mut b"GET / HTTP/1.1\r\n\r\n".to_vec(), &mut Vec::new()).unwrap_err();
         assert!(matches!(error, TlsError::Session(_)), "{error}");
     }
 

@@ -281,7 +281,7 @@ impl Links {
         self.links[index].queue(lane, encode_frame(u64::MAX, &hello, 0), Vec::new(), io);
     }
 
-    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &mut [u8], io: &mut Io) {
         let Some(&(index, lane)) = self.by_conn.get(&conn) else { return };
         let link = &mut self.links[index];
         link.last_heard = now;

@@ -288,7 +288,7 @@ impl Host {
         self.carry_out_session(token, io);
     }
 
-    pub(super) fn on_client_bytes(&mut self, now: Instant, token: Token, bytes: &[u8], io: &mut Io) {
+    pub(super) fn on_client_bytes(&mut self, now: Instant, token: Token, bytes: &mut [u8], io: &mut Io) {
         let Clients { table, effects, grid, revoked, teller, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
         client.has_said = true;

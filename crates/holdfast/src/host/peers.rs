@@ -48,7 +48,7 @@ struct Conn<M> {
 }
 
 impl<M: Message> Conn<M> {
-    fn on_bytes(&mut self, bytes: &[u8], io: &mut Io) -> Result<(), String> {
+    fn on_bytes(&mut self, bytes: &mut [u8], io: &mut Io) -> Result<(), String> {
         let Conn { conn, reader, secured } = self;
         match secured {
             None => reader.on_bytes(bytes),
@@ -240,7 +240,7 @@ impl Peers {
         }
     }
 
-    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+    pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &mut [u8], io: &mut Io) {
         match self.by_conn.get(&conn) {
             Some(&End::Peer(peer)) => {
                 let result = self.peers[peer].conn.as_mut().map_or(Ok(()), |c| c.on_bytes(bytes, io));

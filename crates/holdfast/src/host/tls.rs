@@ -54,7 +54,7 @@ impl Secured {
         self.started
     }
 
-    pub fn on_bytes(&mut self, conn: ConnId, bytes: &[u8], io: &mut Io) -> Result<Opened, TlsError> {
+    pub fn on_bytes(&mut self, conn: ConnId, bytes: &mut [u8], io: &mut Io) -> Result<Opened, TlsError> {
         let mut plaintext = std::mem::take(&mut self.plaintext);
         let result = self.stream.on_ciphertext(bytes, &mut plaintext);
         // Answers of the handshake, or the alert that says why it failed.

@@ -50,10 +50,10 @@ impl Arena {
     }
 
     /// The first `len` bytes of the buffer that a completion named.
-    pub(super) fn bytes(&self, id: u16, len: usize) -> &[u8] {
+    pub(super) fn bytes(&mut self, id: u16, len: usize) -> &mut [u8] {
         assert!(id < self.count && len <= SLICE_BYTES, "the kernel named buffer {id} with {len} bytes");
         // SAFETY: within the allocation; the buffer is ours until given back, which needs `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.memory.add(usize::from(id) * SLICE_BYTES), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.add(usize::from(id) * SLICE_BYTES), len) }
     }
 
     /// Returns buffer `id` to the kernel.

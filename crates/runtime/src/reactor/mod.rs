@@ -92,10 +92,10 @@ pub enum Event<'a> {
         conn: ConnId,
         error: ConnError,
     },
-    /// The next bytes of a connection; the application takes all of them.
+    /// The next bytes of a connection; the application takes all of them, and may change them where they lie.
     Bytes {
         conn: ConnId,
-        bytes: &'a [u8],
+        bytes: &'a mut [u8],
     },
     /// The buffer given to [`Io::recv_into`], full.
     Filled {
@@ -433,7 +433,7 @@ impl Reactor {
             }
             Ok(count) => {
                 let id = lent.expect("bytes came in a buffer of the arena");
-                let arena = self.arena.as_ref().expect("the arena is taken only at the end");
+                let arena = self.arena.as_mut().expect("the arena is taken only at the end");
                 deliver(app, now, conn, arena.bytes(id, count), &mut self.io);
             }
             Err(e) if is_transient(&e) => {}
@@ -460,9 +460,9 @@ impl Reactor {
     /// Hands over what came while the connection was paused.
     fn on_resumed<A: App>(&mut self, app: &mut A, now: Instant, conn: ConnId) {
         let Some(c) = self.io.conns.get_mut(conn.0) else { return };
-        let stash = std::mem::take(&mut c.stash);
+        let mut stash = std::mem::take(&mut c.stash);
         if !stash.is_empty() {
-            deliver(app, now, conn, &stash, &mut self.io);
+            deliver(app, now, conn, &mut stash, &mut self.io);
         }
         if self.io.conns.get(conn.0).is_some() {
             self.io.arm_receive(index_of(conn.0));
@@ -472,7 +472,7 @@ impl Reactor {
 
 /// Passes received bytes on: into the sink, to the application, or aside while paused. The application may change
 /// which it is with every event.
-fn deliver<A: App>(app: &mut A, now: Instant, conn: ConnId, bytes: &[u8], io: &mut Io) {
+fn deliver<A: App>(app: &mut A, now: Instant, conn: ConnId, bytes: &mut [u8], io: &mut Io) {
     let Some(c) = io.conns.get_mut(conn.0) else { return };
     c.is_delivering = true;
     deliver_parts(app, now, conn, bytes, io);
@@ -481,11 +481,12 @@ fn deliver<A: App>(app: &mut A, now: Instant, conn: ConnId, bytes: &[u8], io: &m
     }
 }
 
-fn deliver_parts<A: App>(app: &mut A, now: Instant, conn: ConnId, mut bytes: &[u8], io: &mut Io) {
+fn deliver_parts<A: App>(app: &mut A, now: Instant, conn: ConnId, mut bytes: &mut [u8], io: &mut Io) {
     while !bytes.is_empty() {
         let Some(c) = io.conns.get_mut(conn.0).filter(|c| c.state == State::Open) else { return };
         if c.sink.is_some() {
-            bytes = &bytes[c.fill_sink(bytes)..];
+            let filled = c.fill_sink(bytes);
+            bytes = &mut bytes[filled..];
             if let Some(buf) = c.take_full_sink() {
                 app.on_event(now, Event::Filled { conn, buf }, io);
             }

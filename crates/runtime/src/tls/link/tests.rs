@@ -1,3 +1,4 @@
+use super::super::sealed_bytes_max;
 use super::*;
 use crate::pki::{Authority, Pair};
 use holdfast_base::NodeId;
@@ -49,7 +50,7 @@ fn exchange(host: &mut TlsStream, node: &mut TlsStream) -> (Result<Vec<u8>, Stri
         from.take_ciphertext(&mut bytes);
         let is_quiet = bytes.is_empty();
         if let Ok(plaintext) = came {
-            for piece in bytes.chunks(1000) {
+            for piece in bytes.chunks_mut(1000) {
                 if let Err(error) = to.on_ciphertext(piece, plaintext) {
                     *came = Err(error.to_string());
                     break;
@@ -84,7 +85,7 @@ fn stranger(configure: impl FnOnce(&mut ClientConfig), pair: Option<&Pair>) -> T
     config.dangerous().set_certificate_verifier(Arc::new(Anybody));
     configure(&mut config);
     let name = ServerName::try_from("holdfast").unwrap();
-    TlsStream::over(ClientConnection::new(Arc::new(config), name).unwrap().into(), true)
+    TlsStream::over(UnbufferedClientConnection::new(Arc::new(config), name).unwrap().into(), true)
 }
 
 /// A client that does not mind whom it meets.
@@ -144,6 +145,97 @@ fn a_host_and_its_node_know_each_other_and_talk() {
     node.send_parts(&[IoSlice::new(&payload)]);
     let (at_host, at_node) = exchange(&mut host, &mut node);
     assert!(at_host.unwrap() == payload && at_node.unwrap() == payload);
+}
+
+/// A host and a node that know each other.
+fn a_pair() -> (TlsStream, TlsStream) {
+    let certificates = Certificates::new(GRID);
+    let mut host = certificates.host("a").connect(Role::Node(NodeId(3))).unwrap();
+    let mut node = certificates.node(3).accept().unwrap();
+    assert_eq!(exchange(&mut host, &mut node), (Ok(Vec::new()), Ok(Vec::new())));
+    (host, node)
+}
+
+/// Seals parts as links do.
+fn sealed(from: &mut TlsStream, parts: &[&[u8]]) -> Vec<u8> {
+    let len = parts.iter().map(|part| part.len()).sum();
+    let mut out = vec![0; sealed_bytes_max(len)];
+    let count = from.seal(parts.iter().copied(), &mut out);
+    out.truncate(count);
+    out
+}
+
+#[test]
+fn messages_of_all_sizes_go_both_ways_wherever_they_are_cut() {
+    let (mut host, mut node) = a_pair();
+    let bytes: Vec<u8> = (0..200_000_u32).map(|n| (n * 31 / 7) as u8).collect();
+    let record = 16 * 1024;
+    let lens = [1, 150, 0, 8192, record - 150, record, record + 1, 70_000, 3, 2 * record, 150_000];
+    for piece in [1, 4, 5, 6, 22, 1000, record + 21, record + 22, record + 23, 65_536, 1_000_000] {
+        for is_up in [true, false] {
+            let (from, to) = if is_up { (&mut host, &mut node) } else { (&mut node, &mut host) };
+            let (mut wire, mut said) = (Vec::new(), Vec::new());
+            for (n, len) in lens.iter().enumerate() {
+                let (head, tail) = bytes[n..][..*len].split_at(len / 3 * (n % 3));
+                wire.append(&mut sealed(from, &[head, tail]));
+                said.extend_from_slice(&bytes[n..][..*len]);
+            }
+            let mut heard = Vec::new();
+            for part in wire.chunks_mut(piece) {
+                to.on_ciphertext(part, &mut heard).unwrap();
+            }
+            assert!(heard == said, "in pieces of {piece} bytes");
+            let mut own = Vec::new();
+            to.take_ciphertext(&mut own);
+            assert!(own.is_empty(), "nothing is said that was not asked for");
+        }
+    }
+}
+
+#[test]
+fn parts_share_records_that_are_as_full_as_can_be() {
+    let (mut host, _) = a_pair();
+    let (record, extra) = (16 * 1024, 5 + 1 + 16);
+    let bytes = vec![7; 100_000];
+    for lens in [&[150][..], &[150, 8192], &[100, 0, 40_000, 9], &[record, record], &[1, record - 1, 5], &[99_999]] {
+        let parts: Vec<&[u8]> = lens.iter().map(|len| &bytes[..*len]).collect();
+        let len: usize = lens.iter().sum();
+        assert_eq!(sealed(&mut host, &parts).len(), len + len.div_ceil(record) * extra, "{lens:?}");
+    }
+    assert!(sealed(&mut host, &[b"", b""]).is_empty());
+}
+
+#[test]
+fn what_came_before_damage_is_heard_and_nothing_after_it() {
+    let (mut host, mut node) = a_pair();
+    let mut wire = sealed(&mut host, &[b"sound"]);
+    let damaged_at = wire.len() + 8;
+    wire.append(&mut sealed(&mut host, &[b"damaged"]));
+    wire.append(&mut sealed(&mut host, &[b"unheard"]));
+    wire[damaged_at] ^= 1;
+    let mut heard = Vec::new();
+    assert!(node.on_ciphertext(&mut wire, &mut heard).is_err());
+    assert_eq!(heard, b"sound");
+    // It is for good, the host is told, and nothing else is said to it.
+    assert!(node.on_ciphertext(&mut sealed(&mut host, &[b"more"]), &mut heard).is_err());
+    assert!(sealed(&mut node, &[b"an answer"]).is_empty());
+    node.close();
+    let mut alert = Vec::new();
+    node.take_ciphertext(&mut alert);
+    let error = host.on_ciphertext(&mut alert, &mut heard).unwrap_err().to_string();
+    assert!(error.contains("the other side ended"), "{error}");
+    assert_eq!(heard, b"sound");
+}
+
+#[test]
+fn the_cheaper_cipher_is_agreed_on_and_others_are_there_for_other_releases() {
+    let (host, node) = a_pair();
+    for end in [host, node] {
+        let suite = end.session.state().negotiated_cipher_suite().map(|suite| suite.suite());
+        assert_eq!(suite, Some(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    }
+    let offered: Vec<_> = provider().cipher_suites.iter().map(|suite| suite.suite()).collect();
+    assert!(offered.contains(&CipherSuite::TLS13_AES_256_GCM_SHA384), "{offered:?}");
 }
 
 #[test]
@@ -225,7 +317,7 @@ fn older_versions_are_refused() {
         .unwrap();
     config.dangerous().set_certificate_verifier(Arc::new(Anybody));
     let name = ServerName::try_from("holdfast").unwrap();
-    let mut client = TlsStream::over(ClientConnection::new(Arc::new(config), name).unwrap().into(), true);
+    let mut client = TlsStream::over(UnbufferedClientConnection::new(Arc::new(config), name).unwrap().into(), true);
     let (_, at_node) = exchange(&mut client, &mut certificates.node(3).accept().unwrap());
     let error = at_node.unwrap_err();
     assert!(error.contains("TLS 1.3"), "{error}");
@@ -235,7 +327,7 @@ fn older_versions_are_refused() {
 fn garbage_and_endless_handshakes_end() {
     let certificates = Certificates::new(GRID);
     let node = certificates.node(3);
-    let open = |bytes: &[u8]| node.accept().unwrap().on_ciphertext(bytes, &mut Vec::new());
+    let open = |bytes: &[u8]| node.accept().unwrap().on_ciphertext(&mut bytes.to_vec(), &mut Vec::new());
     for garbage in [&b"HFW1\x01\0\0\0"[..], b"GET / HTTP/1.1\r\n\r\n", &[0xff; 70_000], &[0; 5]] {
         assert!(matches!(open(garbage), Err(TlsError::Link(_))), "{:?}", &garbage[..4]);
     }
