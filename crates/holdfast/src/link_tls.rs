@@ -23,7 +23,7 @@ use std::time::Duration;
 /// How long a handshake may take: a few round trips, and what a busy host adds.
 pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
-/// Both lanes of 256 hosts that come at once; 64 MiB at the very worst.
+/// Both lanes of 256 hosts that come at once; 128 MiB at the very worst.
 const HANDSHAKES_MAX: usize = 512;
 
 /// Refusals that are told of in [`TOLD_SPAN`]: enough to see what happens, too few to fill a disk.

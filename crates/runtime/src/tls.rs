@@ -141,6 +141,7 @@ pub struct TlsStream {
     /// It encrypts.
     is_open: bool,
     is_ended: bool,
+    is_closed: bool,
     handshake_bytes: usize,
 }
 
@@ -166,6 +167,7 @@ impl TlsStream {
             is_link,
             is_open: false,
             is_ended: false,
+            is_closed: false,
             handshake_bytes: 0,
         };
         // A client says hello of its own accord.
@@ -235,16 +237,32 @@ impl TlsStream {
                 }
                 Ok(Stage::Ended) => {
                     self.is_ended = true;
+                    // All in one go: what ends the handshake, what is asked, and that nothing follows.
+                    self.is_open |= !self.is_handshaking();
                     return Ok(came.len());
                 }
                 Err(error) => {
                     self.failure = Some(error.clone());
-                    // The alert that tells the peer. A step too far would have it judge what follows.
-                    while self.session.state().wants_write() {
-                        let _ = self.session.step(&mut came[done..], &mut self.ciphertext, pass_on);
-                    }
+                    self.take_alert_before(&mut came[done..]);
                     return Err(self.error(error));
                 }
+            }
+        }
+    }
+
+    fn take_alert(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        self.take_alert_before(&mut pending);
+        self.pending = pending;
+    }
+
+    /// Has the alert that tells the peer sent. A step too far would have the session judge what follows.
+    fn take_alert_before(&mut self, rest: &mut [u8]) {
+        while self.session.state().wants_write() {
+            let before = self.ciphertext.len();
+            let _ = self.session.step(rest, &mut self.ciphertext, &mut |_| {});
+            if self.ciphertext.len() == before {
+                break;
             }
         }
     }
@@ -273,6 +291,8 @@ impl TlsStream {
         ciphertext.resize(at + sealed_bytes_max(parts.clone().map(<[u8]>::len).sum()), 0);
         let sealed = self.seal(parts, &mut ciphertext[at..]);
         ciphertext.truncate(at + sealed);
+        // An alert, where it failed.
+        ciphertext.append(&mut self.ciphertext);
         self.ciphertext = ciphertext;
     }
 
@@ -290,11 +310,16 @@ impl TlsStream {
         match sealed {
             Some(Ok(count)) => count,
             Some(Err(error)) => {
+                // No more may be said with this key, for one. The peer is told.
                 self.failure = Some(rustls::Error::General(error.to_string()));
+                self.take_alert();
                 0
             }
-            // Both sides have said that nothing more follows.
-            None => 0,
+            None if self.is_ended && self.is_closed => 0,
+            None => {
+                self.failure = Some(rustls::Error::General("the session takes nothing more".to_string()));
+                0
+            }
         }
     }
 
@@ -307,6 +332,7 @@ impl TlsStream {
             let closed = self.session.write(&mut self.pending, |writer| writer.close(out));
             let count = closed.and_then(Result::ok).unwrap_or(0);
             self.ciphertext.truncate(at + count);
+            self.is_closed = true;
         }
     }
 
@@ -436,6 +462,45 @@ mod tests {
             exchange(&mut server, &mut client, piece).unwrap();
             assert!(server.is_ended());
         }
+    }
+
+    /// What ends the handshake, a request, and that nothing follows: a client that is in a hurry.
+    #[test]
+    fn all_that_a_client_says_in_one_go_is_answered() {
+        let credentials = Credentials::new();
+        let mut server = TlsStream::new(&TlsServer::load(&credentials.paths(true)).unwrap()).unwrap();
+        let mut client = credentials.client(true);
+        let say = |client: &mut ClientConnection, server: &mut TlsStream| {
+            let (mut up, mut heard) = (Vec::new(), Vec::new());
+            while client.wants_write() {
+                client.write_tls(&mut up).unwrap();
+            }
+            server.on_ciphertext(&mut up, &mut heard).unwrap();
+            heard
+        };
+        let hear = |client: &mut ClientConnection, server: &mut TlsStream| {
+            let (mut down, mut heard) = (Vec::new(), Vec::new());
+            server.take_ciphertext(&mut down);
+            let mut rest = down.as_slice();
+            while !rest.is_empty() {
+                client.read_tls(&mut rest).unwrap();
+                client.process_new_packets().unwrap();
+                let _ = client.reader().read_to_end(&mut heard);
+            }
+            heard
+        };
+        assert!(say(&mut client, &mut server).is_empty());
+        assert!(hear(&mut client, &mut server).is_empty());
+        client.writer().write_all(b"a request").unwrap();
+        client.send_close_notify();
+        assert_eq!(say(&mut client, &mut server), b"a request");
+        assert!(server.is_ended() && !server.is_handshaking());
+        server.send(b"its answer");
+        server.close();
+        assert_eq!(hear(&mut client, &mut server), b"its answer");
+        // Nothing more goes out, and nothing is kept.
+        server.send(b"more");
+        assert!(hear(&mut client, &mut server).is_empty() && server.held.is_empty());
     }
 
     #[test]

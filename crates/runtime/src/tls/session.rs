@@ -186,10 +186,14 @@ pub(super) fn seal<'a>(
             let is_last = parts.peek().is_none();
             let whole = if is_last { part.len() } else { part.len() - part.len() % RECORD_BYTES };
             let (whole, rest) = part.split_at(if gathered.is_empty() { whole } else { 0 });
-            sealed += writer.encrypt(whole, &mut out[sealed..])?;
+            if !whole.is_empty() {
+                sealed += writer.encrypt(whole, &mut out[sealed..])?;
+            }
             gathered.extend_from_slice(rest);
         }
-        sealed += writer.encrypt(gathered, &mut out[sealed..])?;
+        if !gathered.is_empty() {
+            sealed += writer.encrypt(gathered, &mut out[sealed..])?;
+        }
         Ok(sealed)
     })
 }
