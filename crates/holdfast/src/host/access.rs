@@ -72,7 +72,11 @@ impl Caller {
         let how = "connect with a client certificate of this grid (`holdfast grid tls client NAME` makes one)";
         let why = match self {
             Caller::Local => return None,
-            Caller::Other(Some(identity)) => format!("this client's certificate is of {identity}; {how}"),
+            Caller::Other(Some(identity)) => {
+                return Some(format!(
+                    "export {export} is for clients, and this one's certificate is of {identity}; {how}"
+                ));
+            }
             _ if list.is_none() => return None,
             Caller::Client(name) if list.is_some_and(|list| list.contains(name)) => return None,
             Caller::Client(name) => {

@@ -37,6 +37,7 @@ use holdfast_runtime::reactor::{ConnError, ConnId, Io};
 use holdfast_runtime::tls::TlsError;
 use holdfast_runtime::tls::link::HostTls;
 use holdfast_volume::{Event, Lane};
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -247,23 +248,22 @@ impl Links {
         }
         let token = link.waiting.insert(owner);
         let len = payload.iter().map(|b| b.len()).sum();
-        let frame = match self.addressed(request) {
-            Some(request) => encode_frame(token.0, &request, len),
-            None => encode_frame(token.0, request, len),
-        };
+        let frame = encode_frame(token.0, &*self.addressed(request), len);
         self.links[index].queue(lane_index(lane), frame, payload, io);
     }
 
     /// The request with the addresses of the nodes that it names, if it names any: volumes know nodes by number.
-    fn addressed(&self, request: &Request) -> Option<Request> {
-        let mut request = Some(request).filter(|request| matches!(request, Request::MakeShard { .. }))?.clone();
-        if let Request::MakeShard { sources, .. } = &mut request {
+    fn addressed<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
+        let mut request = Cow::Borrowed(request);
+        if matches!(*request, Request::MakeShard { .. })
+            && let Request::MakeShard { sources, .. } = request.to_mut()
+        {
             for source in sources {
                 let link = self.index(source.node).map(|index| &self.links[index]);
                 source.address = link.map(|link| link.address.to_string());
             }
         }
-        Some(request)
+        request
     }
 
     /// A call of the control plane; false where the node is not up.
