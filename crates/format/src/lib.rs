@@ -4,6 +4,7 @@
 //! a checksum; what is read in bulk or found by scanning has a fixed little-endian layout. docs/FORMAT.md draws each.
 
 pub mod disk;
+pub mod drive;
 pub mod family;
 pub mod geometry;
 pub mod ledger;

@@ -9,6 +9,7 @@
 //! The checksum covers the first 24 bytes and the meta part (postcard of [`Request`] or [`Reply`]). Payload is covered by
 //! the block checksums that meta carries, the same from the guest's write to the guest's read.
 
+use crate::drive::DriveReport;
 use crate::ledger::{AckRule, Leg};
 use crate::versions::Versions;
 use crate::{FormatError, from_postcard};
@@ -20,8 +21,9 @@ use holdfast_base::{
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 7 };
+/// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
+/// 8 [`Request::Drives`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 8 };
 
 pub const FRAME_HEADER_BYTES: usize = 28;
 
@@ -187,11 +189,16 @@ pub enum Request {
         header_of: u8,
         sources: Vec<ShardSource>,
     },
+    /// What the drives say of their health. Since version 8.
+    Drives,
 }
 
 impl Request {
     /// Since then nodes make shards by themselves.
     pub const MAKE_SHARD_SINCE: u32 = 7;
+
+    /// Since then nodes tell what their drives say of themselves.
+    pub const DRIVES_SINCE: u32 = 8;
 
     /// The first version of the messages that has this one.
     pub fn since(&self) -> u32 {
@@ -216,6 +223,7 @@ impl Request {
             | Request::DropVolume { .. } => 5,
             Request::CheckShard { .. } => 6,
             Request::MakeShard { .. } => Request::MAKE_SHARD_SINCE,
+            Request::Drives => Request::DRIVES_SINCE,
         }
     }
 }
@@ -390,6 +398,10 @@ pub enum Reply {
         more: bool,
     },
     Refused(Refusal),
+    /// As their nodes last heard them; of those that tell anything.
+    Drives {
+        drives: Vec<(DeviceId, DriveReport)>,
+    },
 }
 
 /// A decoded frame.

@@ -5,6 +5,7 @@ use holdfast_base::{
     BLOCK_BYTES, DeviceId, Epoch, GridId, InstanceId, Key, LedgerId, Lsn, MediaClass, NodeId, SegmentId, ShardId,
     VolumeId,
 };
+use holdfast_format::drive::{DriveReport, DriveTrouble};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::{CommitExtent, Record, SealedHeader, Source};
@@ -91,7 +92,7 @@ fn headers_of_shards() {
     }
 }
 
-const REQUESTS: [&str; 20] = [
+const REQUESTS: [&str; 21] = [
     "0005ac02090161",
     "01",
     "02",
@@ -112,8 +113,9 @@ const REQUESTS: [&str; 20] = [
     "11010203",
     "120102030607",
     "13010203020306070f011008010d3132372e302e302e313a33303001",
+    "14",
 ];
-const REPLIES: [&str; 20] = [
+const REPLIES: [&str; 21] = [
     "0006080401010100000000001314000000000101000115160000000017",
     "01",
     "0201010100000000001314000000000101000115160000000017",
@@ -134,6 +136,7 @@ const REPLIES: [&str; 20] = [
     "0a07",
     "0a08",
     "0a092324",
+    "0b0101020105012500014b0000",
 ];
 
 /// What hosts and nodes say to each other: a message keeps its bytes, in this release and in all that speak with it.
@@ -166,6 +169,7 @@ fn messages_between_hosts_and_nodes() {
         Request::DropVolume { device, volume, epoch },
         Request::CheckShard { device, shard },
         Request::MakeShard { device, volume, epoch, shard, header_of: 15, sources: vec![source] },
+        Request::Drives,
     ];
     let said: Vec<String> =
         requests.iter().map(|request| hex(&encode_frame(0, request, 0)[FRAME_HEADER_BYTES..])).collect();
@@ -181,6 +185,8 @@ fn messages_between_hosts_and_nodes() {
     let devices = vec![stat];
     let state = LedgerState { ledger, sound: true, acked: Lsn(24), trimmed: Lsn(25), last: Lsn(26) };
     let entry = LogEntry { lsn: Lsn(27), header: vec![1], crcs: vec![28] };
+    let troubles = vec![DriveTrouble::SpareLow, DriveTrouble::Temperature];
+    let report = DriveReport { troubles, worn_percent: Some(37), celsius: Some(-38), ..DriveReport::default() };
     let replies = [
         Reply::Hello { version: 6, node: NodeId(8), boot: instance, devices: devices.clone() },
         Reply::Pong,
@@ -202,6 +208,7 @@ fn messages_between_hosts_and_nodes() {
         Reply::Refused(Refusal::NoSpace),
         Reply::Refused(Refusal::Invalid),
         Reply::Refused(Refusal::Version(Versions { oldest: 35, newest: 36 })),
+        Reply::Drives { drives: vec![(device, report)] },
     ];
     let said: Vec<String> = replies.iter().map(|reply| hex(&encode_frame(0, reply, 0)[FRAME_HEADER_BYTES..])).collect();
     assert_eq!(said, REPLIES);

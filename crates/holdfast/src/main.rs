@@ -9,6 +9,7 @@ mod client;
 mod config;
 mod daemon;
 mod drill;
+mod drives;
 mod grid;
 mod host;
 mod link_tls;

@@ -12,6 +12,7 @@
 //! serves on with the others.
 
 use crate::daemon::{outwait, tell_ready};
+use crate::drives;
 use crate::grid::revoked;
 use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
 use crate::logger;
@@ -20,8 +21,10 @@ use anyhow::{Result, anyhow, bail};
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
+use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
+use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
 use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
@@ -41,6 +44,9 @@ const PEERS_MAX: usize = 4096;
 /// How long a device that does not open may keep the others from being used.
 const OPENING_MAX: Duration = Duration::from_secs(5);
 
+/// Reports of drives that wait to be taken note of: there is one in ten minutes from each.
+const DRIVES_TOLD_MAX: usize = 256;
+
 /// What `holdfast node` was asked to run.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
@@ -54,6 +60,8 @@ pub struct NodeOptions {
     pub tls: Option<LinkPaths>,
     /// Share of a fast device for copies of what is read from slower ones; zero for none.
     pub read_cache_percent: u32,
+    /// The grid's directory, where the node was started by it.
+    pub dir: Option<PathBuf>,
 }
 
 struct Peer {
@@ -83,6 +91,8 @@ struct NodeShell {
     neighbours: Neighbours,
     /// Completions that arose without the ring.
     local: VecDeque<store::Event>,
+    /// What drives say, by their devices' places.
+    drives: Receiver<(usize, DriveReport)>,
     /// Devices that are still being opened: until none is, or for [`OPENING_MAX`], connections are accepted but not
     /// read, so that a greeting tells of all devices.
     opening: usize,
@@ -111,6 +121,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
     let node_config = store::NodeConfig::new(options.grid, options.node, boot);
     let node_config = store::NodeConfig { read_cache_per_mille: options.read_cache_percent * 10, ..node_config };
+    let (tell, drives) = mailbox::mailbox(reactor.waker(), DRIVES_TOLD_MAX);
     let mut shell = NodeShell {
         node: store::Node::new(node_config),
         effects: Effects::new(),
@@ -120,6 +131,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         disks: Vec::new(),
         neighbours: Neighbours::new(options.node, options.grid, connecting),
         local: VecDeque::new(),
+        drives,
         opening: devices.len(),
         read_from: reactor.io().now() + OPENING_MAX,
     };
@@ -128,6 +140,9 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         let slot = reactor.io().add_device(device, DISK_IN_FLIGHT_MAX);
         let slot_of_node = store::DeviceSlot(shell.disks.len());
         shell.local.push_back(store::Event::AddDevice { slot: slot_of_node, size_bytes, media });
+        if drives::is_asked(&path) {
+            drives::follow(options.dir.clone(), slot_of_node.0, path.clone(), tell.clone())?;
+        }
         shell.disks.push(Disk { slot, path });
     }
     let how = if options.tls.is_some() { ", with TLS" } else { "" };
@@ -440,7 +455,12 @@ impl App for NodeShell {
             Event::Closed { conn, .. } => self.on_closed(now, conn, io),
             Event::Timer => self.on_timer(now, io),
             Event::Shutdown { .. } => io.stop(),
-            Event::Wake => self.cut_revoked(now, io),
+            Event::Wake => {
+                self.cut_revoked(now, io);
+                for (place, report) in self.drives.drain() {
+                    self.handle(now, store::Event::Drive { slot: store::DeviceSlot(place), report }, io);
+                }
+            }
             Event::Discarded { .. } => {}
             Event::Filled { conn, buf } if self.neighbours.is_one(conn) => {
                 self.neighbours.on_filled(now, conn, buf, io);

@@ -6,6 +6,7 @@ use crate::anatomy::Parts;
 use crate::host::schedule::Schedule;
 use crate::size::Size;
 use holdfast_base::MediaClass;
+use holdfast_format::drive::DriveReport;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::CacheStat;
@@ -457,6 +458,9 @@ pub struct DeviceInfo {
     /// Where its node's read cache is on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_cache: Option<ReadCacheInfo>,
+    /// What its drive says of its own health, where it says anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drive: Option<DriveReport>,
     /// It is an outlier among its peers: for so many seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_s: Option<u64>,

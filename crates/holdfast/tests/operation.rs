@@ -3,12 +3,11 @@
 mod support;
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, free_ports, has_nbdcopy, holdfast, nbdcopy, pattern, text, until};
+use support::{Grid, Loop, assert_volume_holds, free_ports, has_nbdcopy, holdfast, nbdcopy, pattern, text, until};
 
 #[test]
 fn settings_are_in_one_file_that_is_checked_before_it_is_used() {
@@ -251,42 +250,6 @@ fn a_grid_that_systemd_runs_is_started_and_stopped_by_it_alone() {
     fs::remove_file(units.join("holdfast.target")).unwrap();
     ok("grid up");
     assert!(grid.path("logs/node3.log").exists(), "started as before");
-}
-
-/// A loop device over a sparse file; detached with the test.
-struct Loop {
-    device: PathBuf,
-}
-
-impl Loop {
-    /// `None`, and the reason in the test's output, where there can't be any.
-    fn attach(file: &Path, size: u64, options: &[&str]) -> Option<Loop> {
-        if !file.exists() {
-            fs::File::create(file).unwrap().set_len(size).unwrap();
-        }
-        // Another one may take the same number in between.
-        for _ in 0..5 {
-            let output = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output();
-            let output = output.ok().filter(|output| output.status.success());
-            if let Some(output) = output {
-                return Some(Loop { device: PathBuf::from(text(&output.stdout).trim()) });
-            }
-        }
-        // Past the test harness, which keeps back what passing tests print.
-        let _ =
-            writeln!(std::io::stderr(), "skipped: no loop devices here; run this as root where the kernel has them");
-        None
-    }
-
-    fn path(&self) -> &str {
-        self.device.to_str().unwrap()
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
-    }
 }
 
 /// What is said of a device: whether it is eligible, and why.

@@ -2,6 +2,7 @@
 
 use crate::journal::commit::BATCH_RECORDS_MAX;
 use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId};
+use holdfast_format::drive::DriveReport;
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{Reply, Request, WIRE};
 use std::fmt;
@@ -115,6 +116,11 @@ pub enum Event {
         size_bytes: u64,
         /// What the shell found it to be made of.
         media: Option<MediaClass>,
+    },
+    /// What the device's drive says of its health, from now on.
+    Drive {
+        slot: DeviceSlot,
+        report: DriveReport,
     },
     /// The connection is closed. What it asked for is still done; replies to it go nowhere.
     PeerGone {

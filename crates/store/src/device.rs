@@ -13,6 +13,7 @@ use crate::serving::Serving;
 use crate::shards::Shards;
 use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Effects, Instant, MediaClass, ShardId, Slab, Token};
 use holdfast_format::disk::SUPERBLOCK_BYTES;
+use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, Refusal, Request};
 
 enum State {
@@ -27,6 +28,8 @@ pub(crate) struct Device {
     id: Option<DeviceId>,
     /// As its shell found it to be.
     media: Option<MediaClass>,
+    /// What its drive said last of its health.
+    pub drive: Option<DriveReport>,
     io: Slab<Started>,
     meter: Meter,
     state: State,
@@ -65,7 +68,8 @@ fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, io: &'a mut Slab<Started>, s:
 impl Device {
     pub fn open(slot: DeviceSlot, size_bytes: u64, media: Option<MediaClass>, around: &mut Surroundings) -> Device {
         let meter = Meter::new(around.now);
-        let mut device = Device { slot, id: None, media, io: Slab::new(IO_MAX), meter, state: State::Failed };
+        let mut device =
+            Device { slot, id: None, media, drive: None, io: Slab::new(IO_MAX), meter, state: State::Failed };
         match Opening::start(&mut ctx(slot, None, &mut device.io, around), size_bytes) {
             Ok(opening) => device.state = State::Opening(Box::new(opening)),
             Err(reason) => device.fail(reason, around),

@@ -67,6 +67,11 @@ impl Node {
                 let device = Device::open(slot, size_bytes, media, &mut around);
                 self.devices.insert(slot, device);
             }
+            Event::Drive { slot, report } => {
+                if let Some(device) = self.devices.get_mut(&slot) {
+                    device.drive = Some(report);
+                }
+            }
             // What the peer asked for is done all the same; the shell drops replies to peers that are gone.
             // But what has not begun to be put.
             Event::PeerGone { peer } => self.give_up_makings_of(peer, out),
@@ -166,6 +171,10 @@ impl Node {
                 self.devices.values_mut().for_each(|device| device.probe(&mut around));
                 Reply::Stat { devices: self.stats(now) }
             }
+            Request::Drives => {
+                let told = self.devices.values().filter_map(|device| Some((device.id()?, device.drive.clone()?)));
+                Reply::Drives { drives: told.collect() }
+            }
             _ => Reply::Pong,
         };
         out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });
@@ -196,7 +205,7 @@ impl Node {
 /// The device that a request is for; none for what concerns the whole node.
 fn device_of(request: &Request) -> Option<DeviceId> {
     match request {
-        Request::Hello { .. } | Request::Ping | Request::Stat => None,
+        Request::Hello { .. } | Request::Ping | Request::Stat | Request::Drives => None,
         Request::CreateLedger { device, .. }
         | Request::Append { device, .. }
         | Request::Fence { device, .. }

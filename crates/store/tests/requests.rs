@@ -3,6 +3,7 @@
 mod support;
 
 use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, MediaClass, VolumeId};
+use holdfast_format::drive::DriveReport;
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE};
 use holdfast_store::{DeviceSlot, Event, Notice};
@@ -203,6 +204,16 @@ fn space_returns_when_shards_are_deleted_and_is_refused_when_there_is_none() {
     assert_eq!((devices[0].free_bytes, devices[0].shard_count), (free, 0));
     assert!(rig.list(5).is_empty());
     rig.settle();
+}
+
+#[test]
+fn what_drives_say_is_passed_on_under_their_devices() {
+    let mut rig = Rig::small(9);
+    assert_eq!(rig.call(Request::Drives), Reply::Drives { drives: Vec::new() });
+    let report = DriveReport { hours: Some(3), ..DriveReport::default() };
+    rig.event(Event::Drive { slot: DeviceSlot(0), report: report.clone() });
+    rig.event(Event::Drive { slot: DeviceSlot(200), report: report.clone() });
+    assert_eq!(rig.call(Request::Drives), Reply::Drives { drives: vec![(device(0), report)] });
 }
 
 #[test]

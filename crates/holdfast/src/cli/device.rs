@@ -3,6 +3,7 @@
 use super::format::{percent_used, print, print_json, print_table, table};
 use super::status::gather;
 use crate::client;
+use crate::drives;
 use crate::grid::grow::{self, Source};
 use crate::grid::layout::GridDir;
 use crate::grid::survey::{self, Asker, Verdict};
@@ -11,6 +12,7 @@ use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_base::MediaClass;
+use holdfast_format::drive::DriveReport;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -23,6 +25,7 @@ use std::path::PathBuf;
     holdfast device drain 2/0               by node and place in the list, or by its id\n  \
     holdfast task watch                     how it gets on\n  \
     holdfast device remove 2/0              once it is empty\n  \
+    holdfast device health                  what this machine's drives say of themselves\n  \
     holdfast device class 2/1 hdd           what it is made of, where the list has it wrong\n\n\
     Data is moved from full devices to empty ones by itself.")]
 pub struct DeviceArgs {
@@ -38,7 +41,8 @@ enum DeviceAction {
     /// FLUSH is what a durable write of 4 KiB took when the device was added. READS and WRITES are what 99 of 100 took no
     /// longer than in the last seconds, of small ones, writes being durable. ERRORS counts since the node was started. A
     /// device that is `slow` is an outlier among its peers: data goes elsewhere where it can, and after
-    /// `care.rebuild_after` (holdfast.toml) of that the device is emptied.
+    /// `care.rebuild_after` (holdfast.toml) of that the device is emptied. DRIVE is what its drive says of itself, where it says
+    /// anything (`holdfast device health`): one that expects to fail is emptied at once.
     List {
         /// Instead: which block devices of this machine could be taken, and why the others can't
         #[arg(long)]
@@ -70,6 +74,17 @@ enum DeviceAction {
         /// Although volumes would be less redundant, or the others may have too little room
         #[arg(long)]
         force: bool,
+    },
+    /// Ask the drives of this machine how they are (SMART)
+    ///
+    /// Of the grid's block devices that are here, or of those that are named. Takes smartmontools, and mostly root. Nodes ask
+    /// by themselves every ten minutes, or read what --save wrote.
+    Health {
+        /// Block devices
+        paths: Vec<PathBuf>,
+        /// Write it down in the grid's directory, for nodes that have not the privilege to ask
+        #[arg(long, conflicts_with = "paths")]
+        save: bool,
     },
     /// Show what a device is made of, or set it
     ///
@@ -131,6 +146,7 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
             };
             if json { print_json(&json!({ "device": device, "draining": !cancel })) } else { print(text) }
         }
+        DeviceAction::Health { paths, save } => health(paths, save, dir, json),
         DeviceAction::Class { device, class } => {
             let device = find(dir, &device)?;
             if let Some(class) = class {
@@ -197,6 +213,63 @@ fn find(dir: &GridDir, name: &str) -> Result<String> {
     }
 }
 
+/// Asks drives, each by a thread of its own: one that hangs costs only its own line.
+fn health(mut paths: Vec<PathBuf>, save: bool, dir: &GridDir, json: bool) -> Result<()> {
+    if paths.is_empty() {
+        let config = dir.load().context("name block devices, or a grid of which they are with --dir")?;
+        let devices = config.nodes.iter().flat_map(|node| &node.devices).map(|device| dir.device_path(device));
+        paths = devices.filter(|path| drives::is_asked(path)).collect();
+    }
+    let asked = paths.into_iter().map(|path| {
+        let asking = path.clone();
+        (path, std::thread::spawn(move || drives::ask(&asking)))
+    });
+    let asked: Vec<_> = asked.collect();
+    let join = |(path, thread): (PathBuf, std::thread::JoinHandle<_>)| (path, thread.join().expect("asking ends"));
+    let heard: Vec<(PathBuf, Result<DriveReport, String>)> = asked.into_iter().map(join).collect();
+    if save {
+        let told = heard.iter().filter_map(|(path, said)| Some((path.clone(), said.clone().ok()?)));
+        drives::save(dir.root(), told.collect())?;
+    }
+    if json {
+        let row = |(path, said): &(PathBuf, Result<DriveReport, String>)| match said {
+            Ok(report) => json!({ "path": path, "drive": report, "failing": report.is_failing() }),
+            Err(why) => json!({ "path": path, "unknown": why }),
+        };
+        return print_json(&heard.iter().map(row).collect::<Vec<_>>());
+    }
+    if heard.is_empty() {
+        return print("no block device of the grid is on this machine");
+    }
+    let mut rows = table(&["PATH", "WORN", "SPARE", "ERRORS", "HOURS", "HEAT", "IT"], &[1, 2, 3, 4, 5]);
+    for (path, said) in heard {
+        let report = said.clone().unwrap_or_default();
+        let percent = |value: Option<u8>| value.map_or("-".to_string(), |p| format!("{p} %"));
+        let count = |value: Option<u64>| value.map_or("-".to_string(), |n| n.to_string());
+        rows.add_row([
+            path.display().to_string(),
+            percent(report.worn_percent),
+            percent(report.spare_percent),
+            count(report.media_errors),
+            count(report.hours),
+            report.celsius.map_or("-".to_string(), |c| format!("{c} °C")),
+            said.map_or_else(|why| format!("says nothing: {why}"), |report| report.to_string()),
+        ]);
+    }
+    print_table(&rows)
+}
+
+/// What a drive says of itself, in a word or two.
+fn drive_text(device: &DeviceInfo) -> String {
+    let Some(drive) = &device.drive else { return "-".to_string() };
+    let word = match (drive.is_failing(), drive.troubles.is_empty()) {
+        (true, _) => "FAILING",
+        (false, false) => "too hot or cold",
+        (false, true) => "well",
+    };
+    drive.worn_percent.filter(|worn| *worn > 0).map_or(word.to_string(), |worn| format!("{word}, {worn} % worn"))
+}
+
 /// What could be taken; before there is a grid, too.
 fn list_eligible(paths: &[PathBuf], dir: &GridDir, json: bool) -> Result<()> {
     let asker = if dir.exists() { Asker::of(dir, &dir.load()?)? } else { Asker::default() };
@@ -234,7 +307,7 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
     let mut rows = table(
         &[
             "DEVICE", "STATE", "CLASS", "CAPACITY", "USED", "SHARDS", "JOURNAL", "FLUSH", "READS", "WRITES", "ERRORS",
-            "ID",
+            "DRIVE", "ID",
         ],
         &[3, 4, 5, 6, 7, 8, 9, 10],
     );
@@ -262,6 +335,7 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
                 figure(&|d| millis(d.read_p99_us)),
                 figure(&|d| millis(d.write_p99_us)),
                 figure(&|d| d.io_errors.to_string()),
+                figure(&drive_text),
                 device.device.clone(),
             ]);
         }

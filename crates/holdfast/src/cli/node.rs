@@ -268,6 +268,7 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         format_blank: args.format_blank,
         tls: None,
         read_cache_percent: args.read_cache.unwrap_or(keys::READ_CACHE_PERCENT),
+        dir: None,
     };
     let own = pki::Role::Node(options.node);
     if args.grid.is_none() || args.listen.is_none() || options.devices.is_empty() {
@@ -294,6 +295,7 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
                 |settings| settings.read_cache_percent,
             );
         }
+        options.dir = Some(dir.root().to_path_buf());
         options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
         if !args.daemon {
             Role::Node(id).register(&dir)?;

@@ -393,6 +393,10 @@ fn print_troubles(node: &NodeView) -> Result<()> {
         let and = if device.bypassed { "bypassed" } else { "still needed" };
         print(format_args!("node {}: device {} has been slow for {seconds} s, and is {and}", node.id, device.device))?;
     }
+    for device in &node.devices {
+        let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) else { continue };
+        print(format_args!("node {}: the drive of device {} {drive}; replace it", node.id, device.device))?;
+    }
     for device in node.devices.iter().filter(|d| d.health == "failed") {
         print(format_args!("node {}: device {} has failed; its log says why", node.id, device.device))?;
     }

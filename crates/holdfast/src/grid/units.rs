@@ -3,6 +3,7 @@
 //! ```text
 //! NAME.target             all of this machine's part of the grid: what is enabled
 //! NAME-node@.service      one instance a node
+//! NAME-drives.timer       asks drives how they are every ten minutes, with NAME-drives.service: where nodes have block devices
 //! NAME-host.service       stops before the nodes: it empties its log into them
 //! DIR/units.json          that systemd runs this grid: then nothing here starts or stops a process by itself
 //! ```
@@ -11,6 +12,7 @@
 use super::layout::{GridConfig, GridDir, write_durably};
 use super::processes::Role;
 use super::{HOST_DOWN_MAX, NODE_DOWN_MAX};
+use crate::drives;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -66,6 +68,10 @@ impl Units {
         self.directory.join(self.target())
     }
 
+    fn drives_timer(&self) -> String {
+        format!("{}-drives.timer", self.name)
+    }
+
     pub fn target(&self) -> String {
         format!("{}.target", self.name)
     }
@@ -91,11 +97,16 @@ impl Units {
         let place = Place::of(dir, config)?;
         let nodes: Vec<String> = config.nodes.iter().map(|node| self.unit(Role::Node(node.id))).collect();
         let file = |name: String, text: String| UnitFile { path: self.directory.join(name), text };
-        Ok(vec![
+        let mut files = vec![
             file(format!("{}-node@.service", self.name), self.node_text(&place)),
             file(self.unit(Role::Host), self.host_text(&place, &nodes)),
             file(self.target(), self.target_text(&place, &nodes)),
-        ])
+        ];
+        if !place.block_devices.is_empty() {
+            files.push(file(format!("{}-drives.service", self.name), drives_text(&place)));
+            files.push(file(self.drives_timer(), self.drives_timer_text(&place)));
+        }
+        Ok(files)
     }
 
     /// Writes all files; from then on systemd runs the grid, if it finds them.
@@ -159,10 +170,7 @@ impl Units {
         let stop = NODE_DOWN_MAX.as_secs() + STOP_MARGIN_S;
         let devices = match place.block_devices.is_empty() {
             true => "PrivateDevices=yes\n".to_string(),
-            false => {
-                let allowed = place.block_devices.iter().map(|path| format!("DeviceAllow={path} rw\n"));
-                format!("DevicePolicy=closed\n{}", allowed.collect::<String>())
-            }
+            false => device_access(place),
         };
         format!(
             "{}[Unit]\nDescription=Holdfast storage node %i of the grid in {}\n{}\n[Service]\n\
@@ -206,8 +214,9 @@ impl Units {
     }
 
     fn target_text(&self, place: &Place, nodes: &[String]) -> String {
+        let timer = if place.block_devices.is_empty() { String::new() } else { format!(" {}", self.drives_timer()) };
         format!(
-            "{}[Unit]\nDescription=Holdfast: this machine's part of the grid in {}\nWants={} {}\n\n[Install]\n\
+            "{}[Unit]\nDescription=Holdfast: this machine's part of the grid in {}\nWants={} {}{timer}\n\n[Install]\n\
              WantedBy=multi-user.target\n",
             place.header,
             place.dir,
@@ -215,6 +224,39 @@ impl Units {
             nodes.join(" ")
         )
     }
+
+    fn drives_timer_text(&self, place: &Place) -> String {
+        let every = drives::ASK_EVERY.as_secs();
+        format!(
+            "{}[Unit]\nDescription=Holdfast: asks the drives of the grid in {} how they are\nPartOf={}\n\n\
+             [Timer]\nOnActiveSec=10\nOnUnitActiveSec={every}\n",
+            place.header,
+            place.dir,
+            self.target(),
+        )
+    }
+}
+
+/// With what asking a drive takes, which nodes do without: raw commands to it.
+fn drives_text(place: &Place) -> String {
+    format!(
+        "{}[Unit]\nDescription=Holdfast: what the drives of the grid in {} say of their health\n\n[Service]\n\
+         Type=oneshot\nExecStart={} --dir {} device health --save\n{}\
+         # Raw commands to drives; a directory that is another user's.\n\
+         CapabilityBoundingSet=CAP_SYS_RAWIO CAP_SYS_ADMIN CAP_DAC_OVERRIDE\nPrivateNetwork=yes\n\
+         # The report is for nodes, which may be another user's.\nUMask=0022\n{}",
+        place.header,
+        place.dir,
+        place.program,
+        place.dir,
+        device_access(place),
+        confinement(place, &[]),
+    )
+}
+
+fn device_access(place: &Place) -> String {
+    let allowed = place.block_devices.iter().map(|path| format!("DeviceAllow={path} rw\n"));
+    format!("DevicePolicy=closed\n{}", allowed.collect::<String>())
 }
 
 /// Writes the units anew where systemd runs the grid: nodes or devices have come or gone.
@@ -306,19 +348,24 @@ fn service_section(stop_s: u64) -> String {
     )
 }
 
-/// What neither nodes nor hosts need. System calls are not filtered: filters of some releases of systemd lack io_uring.
+/// What neither nodes nor hosts need.
 fn hardening(place: &Place, writable: &[String]) -> String {
+    format!("{}CapabilityBoundingSet=\nUMask=0077\n{}", place.user, confinement(place, writable))
+}
+
+/// What nothing of ours needs. System calls are not filtered: filters of some releases of systemd lack io_uring.
+fn confinement(place: &Place, writable: &[String]) -> String {
     let writable = writable.iter().map(|dir| format!(" {dir}")).collect::<String>();
     // What is in there would be hidden.
     let is_temporary = ["/tmp/", "/var/tmp/"].iter().any(|at| place.dir.starts_with(at));
     let private_tmp = if is_temporary { "" } else { "PrivateTmp=yes\n" };
     format!(
-        "{}CapabilityBoundingSet=\nNoNewPrivileges=yes\nProtectSystem=strict\nProtectHome=read-only\n\
+        "NoNewPrivileges=yes\nProtectSystem=strict\nProtectHome=read-only\n\
          ReadWritePaths={}{writable}\n{private_tmp}ProtectKernelTunables=yes\nProtectKernelModules=yes\n\
          ProtectKernelLogs=yes\nProtectControlGroups=yes\nProtectHostname=yes\nRestrictNamespaces=yes\n\
          RestrictRealtime=yes\nRestrictSUIDSGID=yes\nRestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK\n\
-         LockPersonality=yes\nMemoryDenyWriteExecute=yes\nSystemCallArchitectures=native\nUMask=0077\n",
-        place.user, place.dir
+         LockPersonality=yes\nMemoryDenyWriteExecute=yes\nSystemCallArchitectures=native\n",
+        place.dir
     )
 }
 

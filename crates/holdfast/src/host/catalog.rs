@@ -14,6 +14,7 @@
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
 //! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
+//! kept/DEVICE            there where an operator wants to keep a device that would be emptied unasked
 //! node/NUMBER            a storage node: where it is, and its devices
 //! revoked                which certificates were taken back (see `revocation`)
 //! tls, token/ID, join/ID/…   who may join a grid with TLS (see `grid::token`)
@@ -59,6 +60,7 @@ const DELETING_PREFIX: &str = "deleting/";
 const SCHEDULE_PREFIX: &str = "schedule/";
 const RECEIVED_PREFIX: &str = "received/";
 pub const DRAINING_PREFIX: &str = "draining/";
+const KEPT_PREFIX: &str = "kept/";
 const TREND_KEY: &str = "trend";
 pub const CLIENTS_PREFIX: &str = "clients/";
 pub const REVOKED_KEY: &str = "revoked";
@@ -863,12 +865,24 @@ impl Catalog {
     }
 
     pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {
-        let listed = self.meta.list(DRAINING_PREFIX)?.records;
-        listed.iter().map(|l| Ok(l.key[DRAINING_PREFIX.len()..].parse()?)).collect()
+        self.devices_under(DRAINING_PREFIX)
     }
 
     pub fn set_draining(&self, device: DeviceId, draining: bool) -> Result<()> {
         self.set(&format!("{DRAINING_PREFIX}{device}"), draining.then(|| b"{}".to_vec()))
+    }
+
+    /// Devices that are not to be emptied unasked.
+    pub fn kept(&self) -> Result<BTreeSet<DeviceId>> {
+        self.devices_under(KEPT_PREFIX)
+    }
+
+    pub fn set_kept(&self, device: DeviceId, kept: bool) -> Result<()> {
+        self.set(&format!("{KEPT_PREFIX}{device}"), kept.then(|| b"{}".to_vec()))
+    }
+
+    fn devices_under(&self, prefix: &str) -> Result<BTreeSet<DeviceId>> {
+        self.meta.list(prefix)?.records.iter().map(|l| Ok(l.key[prefix.len()..].parse()?)).collect()
     }
 
     /// From here on the volume is being deleted, whatever happens to this process.

@@ -15,6 +15,7 @@ use crate::anatomy::Parts;
 use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, ReadCacheInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
 use holdfast_format::portal as wire;
 use holdfast_format::tier::Tiers;
@@ -670,7 +671,9 @@ impl Host {
                     .iter()
                     .map(|stat| {
                         let slow = slow.get(&stat.device).map(|(since, bypassed)| (now.since(*since), *bypassed));
-                        self.device_info(stat, left.get(&stat.device).copied(), slow)
+                        let drive = link.drives.iter().find(|(device, _)| *device == stat.device);
+                        let drive = drive.map(|(_, report)| report.clone());
+                        self.device_info(stat, drive, left.get(&stat.device).copied(), slow)
                     })
                     .collect(),
             }
@@ -678,7 +681,13 @@ impl Host {
         LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes }
     }
 
-    fn device_info(&self, stat: &DeviceStat, left: Option<u64>, slow: Option<(Duration, bool)>) -> DeviceInfo {
+    fn device_info(
+        &self,
+        stat: &DeviceStat,
+        drive: Option<DriveReport>,
+        left: Option<u64>,
+        slow: Option<(Duration, bool)>,
+    ) -> DeviceInfo {
         let told = |times: OpTimes| (times.samples > 0).then_some(times.p99_us);
         let health = match stat.health {
             DeviceHealth::Opening => "opening",
@@ -697,6 +706,7 @@ impl Host {
             class: stat.media,
             class_set: stat.media_is_set,
             read_cache: stat.read_cache.map(ReadCacheInfo::from),
+            drive,
             draining: left.is_some(),
             left,
             read_p99_us: told(stat.reads),

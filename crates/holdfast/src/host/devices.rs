@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! draining/DEVICE        (metadata) there while a device is to be emptied, and until nothing is missing that was there
+//! kept/DEVICE            (metadata) there when an operator has said that it is not: it is not emptied unasked again
 //! ```
 //! A device is taken out in three steps, each of which can be repeated: drained (volumes move everything off it), found
 //! empty, removed from grid.json by the command line, which then has the host read that anew.
@@ -14,10 +15,12 @@ use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, MediaClass, NodeId};
+use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{Refusal, Reply, Request};
 use holdfast_volume::protect;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Share of the free space of other devices that a drain may fill.
@@ -77,23 +80,35 @@ pub(super) fn repair_task(volume: &str) -> String {
     format!("repair volume {volume}")
 }
 
-/// What was done about slow devices, so that it is done and told once.
-#[derive(Default)]
-struct SlowDevices {
-    drained: BTreeSet<String>,
-    refused: BTreeMap<String, String>,
+/// Why a device is emptied without anybody's asking.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Unasked {
+    /// Bypassed for so many seconds.
+    Slow(u64),
+    /// Its drive says why.
+    Failing(DriveReport),
 }
 
-impl SlowDevices {
-    /// Devices that have been bypassed for so long that they are to be emptied; what has recovered is forgotten.
-    fn due(&mut self, devices: &[DeviceInfo], patience_s: u64) -> Vec<(String, u64)> {
-        let is_slow = |name: &str| devices.iter().any(|d| d.device == name && d.slow_s.is_some());
-        self.drained.retain(|name| is_slow(name));
-        self.refused.retain(|name, _| is_slow(name));
-        let bypassed = devices.iter().filter(|d| d.bypassed && !d.draining && !self.drained.contains(&d.device));
-        let since = bypassed.filter_map(|d| Some((d.device.clone(), d.slow_s?)));
-        since.filter(|(_, seconds)| *seconds >= patience_s).collect()
+impl fmt::Display for Unasked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unasked::Slow(seconds) => write!(f, "has been slow for {seconds} s"),
+            Unasked::Failing(report) => write!(f, "is on a drive that {report}"),
+        }
     }
+}
+
+/// Devices that are to be emptied although nobody asked for it: their drives are failing, or they have been bypassed for long.
+/// Not those that an operator wants to keep.
+fn due(devices: &[DeviceInfo], kept: &BTreeSet<DeviceId>, patience_s: u64) -> Vec<(String, Unasked)> {
+    let why = |device: &DeviceInfo| {
+        let failing = device.drive.as_ref().filter(|drive| drive.is_failing());
+        let slow_s = device.slow_s.filter(|seconds| device.bypassed && *seconds >= patience_s);
+        failing.map(|drive| Unasked::Failing(drive.clone())).or(slow_s.map(Unasked::Slow))
+    };
+    let stays =
+        |device: &&DeviceInfo| !device.draining && !device.device.parse().is_ok_and(|id: DeviceId| kept.contains(&id));
+    devices.iter().filter(stays).filter_map(|d| Some((d.device.clone(), why(d)?))).collect()
 }
 
 impl ControlPlane {
@@ -101,26 +116,36 @@ impl ControlPlane {
         self.ask(|answer| Command::Status { answer })
     }
 
-    /// Empties devices, or lets them take data again.
+    /// Empties devices, or lets them take data again, as an operator wants it.
     pub(super) fn drain(&self, devices: &[String], cancel: bool, force: bool) -> Result<()> {
         let wanted: BTreeSet<DeviceId> = devices.iter().map(|d| d.parse()).collect::<Result<_, _>>()?;
         let known = self.config().devices();
         if let Some(device) = wanted.iter().find(|device| !known.iter().any(|(_, d)| d == *device)) {
             bail!("this grid has no device {device}; `holdfast device list` shows them");
         }
-        let before = self.catalog.draining()?;
-        let after: BTreeSet<DeviceId> = if cancel {
-            before.difference(&wanted).copied().collect()
-        } else {
-            before.union(&wanted).copied().collect()
-        };
-        if !cancel && !force {
-            self.check_drain(&after)?;
+        if !cancel {
+            self.empty(&wanted, force)?;
         }
         for device in &wanted {
-            self.catalog.set_draining(*device, !cancel)?;
+            self.catalog.set_kept(*device, cancel)?;
+            if cancel {
+                self.catalog.set_draining(*device, false)?;
+            }
         }
-        self.ask(|answer| Command::Drain { devices: after, answer })
+        let draining = self.catalog.draining()?;
+        self.ask(|answer| Command::Drain { devices: draining, answer })
+    }
+
+    /// Has everything moved off devices.
+    fn empty(&self, devices: &BTreeSet<DeviceId>, force: bool) -> Result<()> {
+        let draining: BTreeSet<DeviceId> = self.catalog.draining()?.union(devices).copied().collect();
+        if !force {
+            self.check_drain(&draining)?;
+        }
+        for device in devices {
+            self.catalog.set_draining(*device, true)?;
+        }
+        self.ask(|answer| Command::Drain { devices: draining, answer })
     }
 
     /// The device's node notes what it is made of, or is to find out. Returns when it shows.
@@ -252,6 +277,9 @@ impl ControlPlane {
                 draining.remove(&device);
             }
         }
+        for device in self.catalog.kept()?.difference(&known) {
+            self.catalog.set_kept(*device, false)?;
+        }
         self.ask(|answer| Command::Drain { devices: draining, answer })
     }
 
@@ -266,27 +294,29 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Has devices emptied that have been bypassed for as long as an absent node is waited for, if that may be.
-    fn drain_slow(&self, slow: &mut SlowDevices) -> Result<()> {
+    /// Has devices emptied whose drives are failing, or that have been bypassed for as long as an absent node is waited for, if
+    /// that may be. `refused`: why it may not, so that it is told once.
+    fn drain_unasked(&self, refused: &mut BTreeMap<String, String>) -> Result<()> {
         let devices: Vec<DeviceInfo> = self.live()?.nodes.into_iter().flat_map(|node| node.devices).collect();
-        for (name, seconds) in slow.due(&devices, self.settings.rebuild_after.as_secs()) {
+        if due(&devices, &BTreeSet::new(), self.settings.rebuild_after.as_secs()).is_empty() {
+            refused.clear();
+            return Ok(());
+        }
+        for (name, unasked) in due(&devices, &self.catalog.kept()?, self.settings.rebuild_after.as_secs()) {
             let _alone = self.alone();
-            match self.drain(std::slice::from_ref(&name), false, false) {
+            match self.empty(&BTreeSet::from([name.parse()?]), false) {
                 Ok(()) => {
                     logger::warn(format_args!(
-                        "device {name} has been slow for {seconds} s and is being emptied; then replace it, or `holdfast device \
-                         drain {name} --cancel` to go on with it"
+                        "device {name} {unasked}, and is being emptied; then replace it, or `holdfast device drain {name} \
+                         --cancel` to go on with it"
                     ));
-                    slow.drained.insert(name);
                 }
                 Err(error) => {
                     let why = error.to_string();
-                    if slow.refused.get(&name) != Some(&why) {
-                        logger::warn(format_args!(
-                            "device {name} has been slow for {seconds} s, and can't be emptied: {why}"
-                        ));
+                    if refused.get(&name) != Some(&why) {
+                        logger::warn(format_args!("device {name} {unasked}, and can't be emptied: {why}"));
                     }
-                    slow.refused.insert(name, why);
+                    refused.insert(name, why);
                 }
             }
         }
@@ -345,15 +375,15 @@ impl GridConfig {
     }
 }
 
-/// Keeps rates of tasks up to date while nobody asks, and has devices emptied that stay slow.
+/// Keeps rates of tasks up to date while nobody asks, and has devices emptied that fail or stay slow.
 pub fn watch_tasks(plane: std::sync::Arc<ControlPlane>) -> Result<()> {
     let look = move || {
-        let mut slow = SlowDevices::default();
+        let mut refused = BTreeMap::new();
         loop {
             std::thread::sleep(Duration::from_secs(2));
             // While the reactor is busy or stops it answers later, or never.
             let _ = plane.tasks();
-            let _ = plane.drain_slow(&mut slow);
+            let _ = plane.drain_unasked(&mut refused);
         }
     };
     std::thread::Builder::new().name("tasks".to_string()).spawn(look).context("no thread for the list of tasks")?;
@@ -363,6 +393,7 @@ pub fn watch_tasks(plane: std::sync::Arc<ControlPlane>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use holdfast_format::drive::DriveTrouble;
 
     fn device(name: &str, slow_s: Option<u64>, bypassed: bool, draining: bool) -> DeviceInfo {
         DeviceInfo {
@@ -385,26 +416,28 @@ mod tests {
             flush_us: None,
             slow_s,
             bypassed,
+            drive: None,
         }
     }
 
     #[test]
-    fn what_stays_bypassed_is_emptied_once_until_it_has_recovered() {
-        let mut slow = SlowDevices::default();
+    fn what_fails_or_stays_bypassed_is_emptied_unless_somebody_wants_to_keep_it() {
+        let id = |n: u128| DeviceId(n).to_string();
         let mut devices = vec![
-            device("late", Some(599), true, false),
-            device("needed", Some(900), false, false),
-            device("leaving", Some(900), true, true),
-            device("well", None, false, false),
+            device(&id(1), Some(599), true, false),
+            device(&id(2), Some(900), false, false),
+            device(&id(3), Some(900), true, true),
+            device(&id(4), None, false, false),
         ];
-        assert!(slow.due(&devices, 600).is_empty());
+        let none = BTreeSet::new();
+        let hot = DriveReport { troubles: vec![DriveTrouble::Temperature], ..DriveReport::default() };
+        devices[3].drive = Some(hot);
+        assert!(due(&devices, &none, 600).is_empty(), "not yet, needed, leaving, and hot");
         devices[0].slow_s = Some(600);
-        assert_eq!(slow.due(&devices, 600), [("late".to_string(), 600)]);
-        slow.drained.insert("late".to_string());
-        assert!(slow.due(&devices, 600).is_empty(), "an operator may have ended that");
-        devices[0].slow_s = None;
-        assert!(slow.due(&devices, 600).is_empty());
-        devices[0].slow_s = Some(601);
-        assert_eq!(slow.due(&devices, 600).len(), 1);
+        let failing = DriveReport { troubles: vec![DriveTrouble::ReadOnly], ..DriveReport::default() };
+        devices[3].drive = Some(failing.clone());
+        let both = [(id(1), Unasked::Slow(600)), (id(4), Unasked::Failing(failing))];
+        assert_eq!(due(&devices, &none, 600), both);
+        assert_eq!(due(&devices, &BTreeSet::from([DeviceId(4)]), 600), both[..1]);
     }
 }

@@ -28,7 +28,8 @@ use crate::link_tls::{REVOKED, Secured};
 use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
-use holdfast_base::{Buf, BufMut, GridId, InstanceId, Instant, NodeId, Slab, Token};
+use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
+use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{
     DeviceHealth, DeviceStat, Frame, FrameReader, Refusal, Reply, Request, WIRE, encode_frame,
 };
@@ -56,6 +57,9 @@ pub const POLL_PACE: Duration = Duration::from_secs(1);
 
 /// Polls unanswered in a row after which a connection is made anew, where no volume asked for it before.
 const POLLS_MISSED_MAX: u32 = 6;
+
+/// Drives are asked for how they are with one poll of so many.
+const POLLS_PER_DRIVES: u32 = 10;
 
 const WAITING_MAX: usize = 1 << 20;
 
@@ -129,6 +133,8 @@ pub struct LinkView<'a> {
     /// Of the messages that were agreed on, while it is up.
     pub version: Option<u32>,
     pub devices: &'a [DeviceStat],
+    /// What their drives say.
+    pub drives: &'a [(DeviceId, DriveReport)],
 }
 
 struct Link {
@@ -141,6 +147,10 @@ struct Link {
     /// Of the messages, agreed on by the lanes that were greeted.
     version: u32,
     devices: Vec<DeviceStat>,
+    /// As last heard.
+    drives: Vec<(DeviceId, DriveReport)>,
+    /// Until drives are asked for how they are again.
+    polls_to_drives: u32,
     cut: bool,
     /// Its node is not in the grid any more.
     retired: bool,
@@ -232,6 +242,7 @@ impl Links {
             trouble: l.trouble.as_deref(),
             version: (l.state == State::Up).then_some(l.version),
             devices: &l.devices,
+            drives: &l.drives,
         })
     }
 
@@ -362,7 +373,11 @@ impl Links {
             }
             Owner::Poll => {
                 link.polls_missed = 0;
-                let Reply::Stat { devices } = frame.message else { return };
+                let devices = match frame.message {
+                    Reply::Stat { devices } => devices,
+                    Reply::Drives { drives } => return link.drives = drives,
+                    _ => return,
+                };
                 let news = devices
                     .iter()
                     .any(|d| serves(d) && !link.devices.iter().any(|k| k.device == d.device && serves(k)));
@@ -540,7 +555,12 @@ impl Links {
             let is_first = link.polls_missed == 0;
             link.polls_missed += 1;
             if is_first {
-                let node = link.node;
+                let (node, knows_drives) = (link.node, link.version >= Request::DRIVES_SINCE);
+                let asks_drives = knows_drives && link.polls_to_drives == 0;
+                link.polls_to_drives = link.polls_to_drives.checked_sub(1).unwrap_or(POLLS_PER_DRIVES - 1);
+                if asks_drives {
+                    self.send(node, Lane::Fast, Owner::Poll, &Request::Drives, Vec::new(), io);
+                }
                 self.send(node, Lane::Fast, Owner::Poll, &Request::Stat, Vec::new(), io);
             }
         }
@@ -597,6 +617,8 @@ impl Link {
             boot: InstanceId(0),
             version: 0,
             devices: Vec::new(),
+            drives: Vec::new(),
+            polls_to_drives: 0,
             cut: false,
             retired: false,
             held: Vec::new(),

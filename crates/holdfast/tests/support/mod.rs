@@ -113,6 +113,42 @@ impl Grid {
     }
 }
 
+/// A loop device over a sparse file; detached with the test.
+pub struct Loop {
+    pub device: PathBuf,
+}
+
+impl Loop {
+    /// `None`, and the reason in the test's output, where there can't be any.
+    pub fn attach(file: &Path, size: u64, options: &[&str]) -> Option<Loop> {
+        if !file.exists() {
+            fs::File::create(file).unwrap().set_len(size).unwrap();
+        }
+        // Another one may take the same number in between.
+        for _ in 0..5 {
+            let output = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output();
+            let output = output.ok().filter(|output| output.status.success());
+            if let Some(output) = output {
+                return Some(Loop { device: PathBuf::from(text(&output.stdout).trim()) });
+            }
+        }
+        // Past the test harness, which keeps back what passing tests print.
+        let _ =
+            writeln!(std::io::stderr(), "skipped: no loop devices here; run this as root where the kernel has them");
+        None
+    }
+
+    pub fn path(&self) -> &str {
+        self.device.to_str().unwrap()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
+    }
+}
+
 /// Waits for what takes a moment on a machine that has other things to do.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);

@@ -14,7 +14,7 @@ const OPENS: usize = 3;
 const MIB: f64 = 1048576.0;
 
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
-    let grid = setup.grid("map", setup.options.map_mib, NODES, 3.0)?;
+    let grid = setup.grid("map", setup.options.map_mib, NODES, 1.5)?;
     grid.create_volume("thin", VOLUME_MIB, LAYOUT)?;
     grid.settle()?;
     let pid = grid.host_pid()?;
