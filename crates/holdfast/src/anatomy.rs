@@ -11,6 +11,9 @@ pub struct Parts {
     pub waiting: u64,
     pub map_cache_bytes: u64,
     pub map_cache_bytes_max: u64,
+    /// Runs of blocks whose places changed, and are not written down with the map yet.
+    #[serde(default)]
+    pub map_changes: u64,
     pub log: LogParts,
     pub segments: Vec<SegmentParts>,
     /// Segments that are being written.
@@ -109,6 +112,7 @@ impl From<Anatomy> for Parts {
             waiting: anatomy.waiting,
             map_cache_bytes: anatomy.cache.map_bytes,
             map_cache_bytes_max: anatomy.cache.map_bytes_max,
+            map_changes: anatomy.cache.changes,
             log: LogParts {
                 entries: log.entries,
                 bytes: log.bytes,

@@ -27,6 +27,8 @@ pub struct Anatomy {
 pub struct CacheParts {
     pub map_bytes: u64,
     pub map_bytes_max: u64,
+    /// Runs of the overlay: what changed, and is in no leaf yet.
+    pub changes: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -88,6 +90,7 @@ impl Controller {
             cache: CacheParts {
                 map_bytes: (self.leaves.bytes() + self.flats.bytes()) as u64,
                 map_bytes_max: self.config.map_cache_bytes_max,
+                changes: self.overlay.run_count() as u64,
             },
             log: self.log_parts(),
             segments,

@@ -1,6 +1,5 @@
 //! Requests in flight to nodes: one table, so that a lost connection, a late answer or a deadline finds its operation.
 
-use crate::map::LeafNo;
 use holdfast_base::{DeviceId, Instant, LedgerId, Lsn, NodeId, ShardId, Token};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -138,7 +137,7 @@ pub enum Wants {
     /// A guest's read: piece `part` of the operation.
     Read { op: Token, part: u32 },
     /// A leaf of the map: piece `part` of its blocks.
-    Leaf { no: LeafNo, part: u32 },
+    Leaves { span: u64, part: u32 },
     /// A run of the checkpoint that is being loaded: piece `part` of run `at`.
     Run { at: usize, part: u32 },
     /// Live data of a cleaner job: piece `part`.

@@ -15,7 +15,7 @@ use crate::job::{JobKind, Work};
 use crate::layers::LayerTable;
 use crate::leafload::LeafWaiter;
 use crate::log::Done;
-use crate::map::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place};
+use crate::map::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
 use crate::merge::Going;
 use crate::rangemap::Piece;
 use crate::segments::{Kind, SegmentInfo};
@@ -25,11 +25,22 @@ use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Leaves folded with one checkpoint: a few MiB of memory and of writing.
-const FOLD_LEAVES_MAX: usize = 512;
+/// Leaves of one fold: some milliseconds of merging. And no more than fit a segment.
+const FOLD_LEAVES_MAX: usize = 2048;
+
+/// Folds in a row before a checkpoint, while the overlay takes more memory than it may.
+const FOLDS_IN_ROW_MAX: u32 = 16;
+
+/// Leaves that such a fold passes by are written anew with the others if they are no more than this, one after the other.
+const BETWEEN_MAX: u64 = 16;
+
+/// What may be written for each run that such a fold takes in, in leaves, while the overlay takes as much as it may: four times as
+/// much at twice that. A leaf of a few runs costs less; one that is full takes 14 KiB.
+const FOLD_BYTES_A_RUN: u64 = 512;
 
 /// Deltas after a full run before everything is written again.
 const CHAIN_MAX: usize = 12;
@@ -49,6 +60,9 @@ const RUNS_A_LEAF: usize = 24;
 
 /// Memory that a run of the overlay takes; all of them may take half of what leaves may.
 const RUN_BYTES: usize = 160;
+
+/// Memory that a leaf's place in the directory takes.
+const POINTER_BYTES: usize = 80;
 
 /// Metadata of too few copies is looked for this often; so many of its leaves are written anew with a fold.
 const NARROW_EVERY: Duration = Duration::from_secs(1);
@@ -95,6 +109,13 @@ enum Stage {
     Recording,
 }
 
+/// What is to be folded.
+struct Choice {
+    leaves: BTreeSet<LeafNo>,
+    between: BTreeSet<LeafNo>,
+    more: bool,
+}
+
 #[derive(Debug, Default)]
 struct Fold {
     leaves: BTreeMap<LeafNo, Option<Arc<Leaf>>>,
@@ -102,6 +123,8 @@ struct Fold {
     going: Going,
     /// Written anew although nothing of them changes.
     narrow: BTreeSet<LeafNo>,
+    /// So are these, which lie between others: the segments that they leave are dead as a whole.
+    between: BTreeSet<LeafNo>,
     /// Where the round has come to: from here on, and then from the start.
     from: LeafNo,
     /// Set once merged: LSN of the state that the new leaves contain.
@@ -157,6 +180,8 @@ pub(crate) struct Checkpointer {
     bytes_at_capture: u64,
     started_at: Instant,
     fold_cursor: u64,
+    /// Since the last checkpoint.
+    folds_in_row: u32,
     folded_leaves: Vec<LeafNo>,
     /// Layers that runs of zeroes were moved to since the last run: they have older stamps.
     pub(crate) zeroes_moved_to: BTreeSet<ObjectId>,
@@ -221,8 +246,46 @@ impl Controller {
 
     /// So many runs of the overlay are folded: in proportion to the map, so that a leaf takes in many at a time.
     fn fold_runs(&self) -> usize {
-        let fits = self.config.map_cache_bytes_max as usize / 2 / RUN_BYTES;
-        (self.directory.len() * RUNS_A_LEAF).min(fits).max(self.config.fold_runs_min)
+        (self.directory.len() * RUNS_A_LEAF).min(self.overlay_runs_max()).max(self.config.fold_runs_min)
+    }
+
+    /// So many runs of the overlay fit the memory that it may take.
+    fn overlay_runs_max(&self) -> usize {
+        (self.config.map_cache_bytes_max as usize / 2 / RUN_BYTES).max(1)
+    }
+
+    /// It takes more memory than it may.
+    fn overlay_is_large(&self) -> bool {
+        self.overlay.run_count() > self.overlay_runs_max()
+    }
+
+    /// What leaves may take in memory: what directory and overlay leave of it, half of it at least.
+    pub(crate) fn limit_leaves(&mut self) {
+        let all = self.config.map_cache_bytes_max as usize;
+        let taken = self.overlay.run_count() * RUN_BYTES + self.directory.len() * POINTER_BYTES;
+        let left = all.saturating_sub(taken).max(all / 2);
+        self.leaves.limit(left.saturating_sub(self.flats.bytes()));
+    }
+
+    /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it takes more memory
+    /// than it may, and the more it takes, the more may be written for each run.
+    fn folds_on(&self, bytes: u64, runs: u64) -> bool {
+        let (most, now) = (self.overlay_runs_max() as u64, self.overlay.run_count() as u64);
+        let is_worth_it = bytes.saturating_mul(most * most) <= FOLD_BYTES_A_RUN * now * now * runs;
+        self.overlay_is_large()
+            && runs > 0
+            && is_worth_it
+            && self.checkpointer.unfolded
+            && self.checkpointer.folds_in_row < FOLDS_IN_ROW_MAX
+            && !self.is_pressed_for_checkpoint()
+            && self.state == State::Open
+            && self.cleaner.is_idle()
+            && self.meta_layout_now().is_some()
+    }
+
+    /// A journal is filling up, or space is awaited, which only a checkpoint frees.
+    fn is_pressed_for_checkpoint(&self) -> bool {
+        self.checkpointer.journal_fill > 110 || self.checkpointer.hurries
     }
 
     fn wants_checkpoint(&self) -> bool {
@@ -231,8 +294,7 @@ impl Controller {
         let is_awaited = self.checkpointer.fold_wanted && self.cleaner.is_idle() || self.checkpointer.free_wanted;
         let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
         let idle = self.is_emptying_log() || since >= age_max || self.checkpointer.rewrite_wanted;
-        let is_urgent = self.checkpointer.journal_fill > 110 || self.checkpointer.hurries;
-        let pressed = is_urgent && since >= Duration::from_millis(100);
+        let pressed = self.is_pressed_for_checkpoint() && since >= Duration::from_millis(100);
         // Nothing is folded while the volume closes.
         let fold_wanted = self.checkpointer.fold_wanted && self.state == State::Open;
         (self.checkpointer.dirty || fold_wanted || self.checkpointer.rewrite_wanted || self.fold_is_due())
@@ -287,15 +349,15 @@ impl Controller {
         self.checkpointer.fold_wanted = false;
         self.checkpointer.folded_last = self.now;
         let from = LeafNo::of(Key(self.checkpointer.fold_cursor));
-        let mut chosen = self.choose_leaves();
-        let narrow = self.narrow_leaves();
-        chosen.extend(narrow.iter().copied());
+        let Choice { leaves: mut chosen, between, more } = self.choose_leaves();
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
-        self.checkpointer.unfolded = chosen.len() >= FOLD_LEAVES_MAX;
+        self.checkpointer.unfolded = more;
+        let narrow = self.narrow_leaves();
+        chosen.extend(narrow.iter().chain(&between).copied());
         if !self.checkpointer.unfolded {
             self.hidden.on_all_folded();
         }
-        let mut fold = Fold { going: self.choose_leaves_that_go(), narrow, from, ..Fold::default() };
+        let mut fold = Fold { going: self.choose_leaves_that_go(), narrow, between, from, ..Fold::default() };
         let mut missing = Vec::new();
         for no in chosen.into_iter().chain(fold.going.leaves()).collect::<BTreeSet<LeafNo>>() {
             let leaf = if self.directory.contains(no) {
@@ -311,50 +373,71 @@ impl Controller {
         }
         fold.pending = missing.iter().copied().collect();
         self.checkpointer.stage = Stage::Folding(fold);
-        for no in &missing {
-            self.load_leaf(*no, LeafWaiter::Fold, out);
-        }
         if missing.is_empty() {
-            self.merge_leaves(out);
+            return self.merge_leaves(out);
         }
+        self.load_leaves(&missing, LeafWaiter::Fold, out);
     }
 
     /// The next leaves, in key order and round again, with anything of the overlay to take in.
-    fn choose_leaves(&mut self) -> BTreeSet<LeafNo> {
-        let mut chosen = BTreeSet::new();
+    fn choose_leaves(&mut self) -> Choice {
+        let bytes_max = u64::from(self.config.segment_payload_bytes);
+        let (mut chosen, mut bytes) = (BTreeSet::new(), 0_u64);
+        // With what lies between them it is about as many.
+        let most = if self.overlay_is_large() { FOLD_LEAVES_MAX / 2 } else { FOLD_LEAVES_MAX };
         let cursor = self.checkpointer.fold_cursor;
-        let mut next = 0;
+        let mut next = None;
         let ahead = self.overlay.iter_from(cursor);
         let behind = self.overlay.iter_from(0).take_while(|(start, _, _)| *start < cursor);
         for (start, len, mapped) in ahead.chain(behind) {
             let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
+            let mut choose = |no: LeafNo| {
+                if chosen.insert(no) {
+                    bytes += self.directory.get(no).map_or(0, |leaf| u64::from(leaf.len_bytes));
+                }
+            };
             match mapped.place {
                 Place::Log { .. } => continue,
                 // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
                 Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
                     // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
                     let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
-                    chosen.extend(self.directory.range(first..=last).take(FOLD_LEAVES_MAX));
-                    chosen.extend([first, last].into_iter().filter(|no| !covered(*no)));
+                    self.directory.range(first..=last).take(most).for_each(&mut choose);
+                    [first, last].into_iter().filter(|no| !covered(*no)).for_each(&mut choose);
                 }
                 Place::Zero => {
-                    chosen.extend(self.directory.range(first..=last).take(FOLD_LEAVES_MAX));
+                    self.directory.range(first..=last).take(most).for_each(&mut choose);
                     if first == last {
-                        chosen.insert(first);
+                        choose(first);
                     }
                 }
-                Place::Segment { .. } => chosen.extend((first.0..=last.0).map(LeafNo)),
+                Place::Segment { .. } => {
+                    (first.0..=last.0).map(LeafNo).for_each(&mut choose);
+                    bytes += encoded_run_bytes(len);
+                }
             }
-            if chosen.len() >= FOLD_LEAVES_MAX {
-                next = start + len;
+            if chosen.len() >= most || bytes >= bytes_max {
+                next = Some(start + len);
                 break;
             }
         }
-        self.checkpointer.fold_cursor = next;
-        while chosen.len() > FOLD_LEAVES_MAX {
+        self.checkpointer.fold_cursor = next.unwrap_or(0);
+        while chosen.len() > most {
             chosen.pop_last();
         }
-        chosen
+        let between = self.leaves_between(&chosen);
+        Choice { leaves: chosen, between, more: next.is_some() }
+    }
+
+    /// Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would keep what the
+    /// others leave behind from being freed.
+    fn leaves_between(&self, chosen: &BTreeSet<LeafNo>) -> BTreeSet<LeafNo> {
+        if !self.overlay_is_large() {
+            return BTreeSet::new();
+        }
+        let near = |(a, b): &(&LeafNo, &LeafNo)| b.0 - a.0 <= BETWEEN_MAX;
+        let gaps = chosen.iter().zip(chosen.iter().skip(1)).filter(near);
+        gaps.flat_map(|(a, b)| self.directory.range((Bound::Excluded(*a), Bound::Excluded(*b)))).collect()
     }
 
     pub(crate) fn on_fold_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
@@ -400,7 +483,8 @@ impl Controller {
         for (no, old) in ordered {
             let changes = self.foldable(no);
             let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
-            if changes.is_empty() && under.is_none() && !fold.narrow.contains(&no) {
+            let is_wanted = fold.narrow.contains(&no) || fold.between.contains(&no);
+            if changes.is_empty() && under.is_none() && !is_wanted {
                 continue;
             }
             let new = self.new_leaf(no, old.as_deref(), under.as_ref(), &changes);
@@ -480,6 +564,8 @@ impl Controller {
         self.checkpointer.generation += 1;
         self.cleaner.on_folded();
         self.checkpointer.folded_at = fold.captured;
+        let runs_before = self.overlay.run_count();
+        let bytes: u64 = fold.merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.2)).sum();
         for merged in fold.merged {
             self.install_leaf(&merged, segment, fold.captured);
             self.checkpointer.folded_leaves.push(merged.no);
@@ -494,6 +580,10 @@ impl Controller {
         }
         self.finish_layers();
         self.find_overlaid();
+        self.checkpointer.folds_in_row += 1;
+        if self.folds_on(bytes, (runs_before - self.overlay.run_count()) as u64) {
+            return self.begin_fold(out);
+        }
         self.capture(out);
     }
 
@@ -510,7 +600,7 @@ impl Controller {
             self.marker.on_named(merged.no, segment, i64::from(*len));
             let old = self.directory.insert(merged.no, pointer);
             self.forget_pointer(merged.no, old);
-            self.leaves.insert(merged.no, Arc::clone(new));
+            self.leaves.insert_beside(merged.no, Arc::clone(new));
         } else {
             let old = self.directory.remove(merged.no);
             self.forget_pointer(merged.no, old);
@@ -578,6 +668,8 @@ impl Controller {
     fn capture(&mut self, out: Out) {
         let rewrite = std::mem::take(&mut self.checkpointer.rewrite_wanted);
         let full = rewrite || self.checkpointer.durable.runs.is_empty() || self.checkpointer.chain_len >= CHAIN_MAX;
+        self.checkpointer.folds_in_row = 0;
+        self.limit_leaves();
         self.condemn_dead();
         let parts = self.run_parts(full);
         let checkpointer = &mut self.checkpointer;

@@ -36,7 +36,7 @@ use crate::hidden::Hidden;
 use crate::hold::Hold;
 use crate::job::SegmentJob;
 use crate::layers::{CloneInfo, LayerTable, Snapshot};
-use crate::leafload::LeafLoad;
+use crate::leafload::{LeafLoad, Span};
 use crate::log::{Log, WriteOp};
 use crate::map::{LeafCache, LeafNo, Overlay};
 use crate::mark::Marker;
@@ -108,6 +108,7 @@ pub struct Controller {
     pub(crate) flats: LeafCache,
     pub(crate) flat_layers: BTreeSet<ObjectId>,
     pub(crate) leaf_loads: BTreeMap<LeafNo, LeafLoad>,
+    pub(crate) leaf_spans: BTreeMap<u64, Span>,
     pub(crate) segments: SegmentTable,
     pub(crate) next_segment: u64,
     /// Ids of this epoch that have shards on the way or stored, and no commit record applied yet.
@@ -176,6 +177,7 @@ impl Controller {
             flats: LeafCache::new(config.map_cache_bytes_max / 4),
             flat_layers: BTreeSet::new(),
             leaf_loads: BTreeMap::new(),
+            leaf_spans: BTreeMap::new(),
             segments: SegmentTable::default(),
             next_segment: 0,
             unsettled: BTreeSet::new(),

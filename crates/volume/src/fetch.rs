@@ -445,7 +445,7 @@ impl Controller {
     fn deliver(&mut self, wants: Wants, result: Result<Buf, FetchError>, out: Out) {
         match wants {
             Wants::Read { op, part } => self.on_read_part(op, part, result, out),
-            Wants::Leaf { no, part } => self.on_leaf_part(no, part, result, out),
+            Wants::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
             Wants::Run { at, part } => self.on_run_part(at, part, result, out),
             Wants::Clean { job, part } => self.on_clean_part(job, part, result, out),
             Wants::Block { of, at } => self.on_block_fetched(of, at, result, out),

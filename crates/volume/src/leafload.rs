@@ -5,6 +5,7 @@ use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
 use crate::map::{Leaf, LeafNo, LeafPointer};
 use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
+use holdfast_format::record::SegmentNo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,67 +27,123 @@ pub(crate) enum LeafWaiter {
 #[derive(Debug)]
 pub(crate) struct LeafLoad {
     pointer: LeafPointer,
+    waiters: Vec<LeafWaiter>,
+}
+
+/// One read of leaves that lie side by side in a segment.
+#[derive(Debug)]
+pub(crate) struct Span {
+    leaves: Vec<LeafNo>,
+    segment: SegmentNo,
+    /// Bytes of the segment's payload that it covers.
+    from: u32,
+    end: u32,
     parts: Vec<Option<Buf>>,
     failed: Option<FetchError>,
     pending: u32,
-    waiters: Vec<LeafWaiter>,
 }
+
+/// Leaves are read together if they lie no further apart than this, and so much at most.
+const GAP_BYTES_MAX: u32 = 16 << 10;
+const SPAN_BYTES_MAX: u32 = 256 << 10;
 
 impl Controller {
     /// Loads a leaf for `waiter`, who is told when it is there.
     pub(crate) fn load_leaf(&mut self, no: LeafNo, waiter: LeafWaiter, out: Out) {
-        if let Some(load) = self.leaf_loads.get_mut(&no) {
-            if !load.waiters.contains(&waiter) {
-                load.waiters.push(waiter);
+        self.load_leaves(&[no], waiter, out);
+    }
+
+    /// Loads leaves for `waiter`, who is told of each when it is there. What lies side by side is read at once.
+    pub(crate) fn load_leaves(&mut self, leaves: &[LeafNo], waiter: LeafWaiter, out: Out) {
+        let mut fresh: Vec<(LeafPointer, LeafNo)> = Vec::with_capacity(leaves.len());
+        for &no in leaves {
+            if let Some(load) = self.leaf_loads.get_mut(&no) {
+                if !load.waiters.contains(&waiter) {
+                    load.waiters.push(waiter);
+                }
+                continue;
             }
-            return;
+            let pointer = self.directory.get(no).expect("only leaves in the directory are loaded");
+            self.leaf_loads.insert(no, LeafLoad { pointer, waiters: vec![waiter] });
+            fresh.push((pointer, no));
         }
-        let pointer = self.directory.get(no).expect("only leaves in the directory are loaded");
-        let Some(info) = self.segments.get(pointer.segment) else { panic!("leaf {no:?} lies in an unknown segment") };
-        let runs = block_runs(&info.geometry, pointer.offset_bytes, pointer.len_bytes);
-        let load = LeafLoad {
-            pointer,
-            parts: vec![None; runs.len()],
-            failed: None,
-            pending: runs.len() as u32,
-            waiters: vec![waiter],
-        };
-        self.leaf_loads.insert(no, load);
-        for (part, run) in runs.into_iter().enumerate() {
-            let wants = Wants::Leaf { no, part: part as u32 };
-            self.start_fetch(wants, pointer.segment, None, run, None, out);
+        fresh.sort_unstable_by_key(|(pointer, _)| (pointer.segment, pointer.offset_bytes));
+        let mut spans: Vec<Span> = Vec::new();
+        for (pointer, no) in fresh {
+            let (from, end) = (pointer.offset_bytes, pointer.offset_bytes + pointer.len_bytes);
+            match spans.last_mut() {
+                Some(span)
+                    if span.segment == pointer.segment
+                        && from.saturating_sub(span.end) <= GAP_BYTES_MAX
+                        && end.saturating_sub(span.from) <= SPAN_BYTES_MAX =>
+                {
+                    span.leaves.push(no);
+                    span.end = span.end.max(end);
+                }
+                _ => spans.push(Span::new(no, pointer)),
+            }
+        }
+        for span in spans {
+            self.start_span(span, out);
         }
     }
 
-    pub(crate) fn on_leaf_part(&mut self, no: LeafNo, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(load) = self.leaf_loads.get_mut(&no) else { return };
-        load.pending -= 1;
-        match result {
-            Ok(bytes) => load.parts[part as usize] = Some(bytes),
-            Err(error) => load.failed = Some(error),
+    fn start_span(&mut self, mut span: Span, out: Out) {
+        let segment = span.segment;
+        let Some(info) = self.segments.get(segment) else {
+            panic!("leaf {:?} lies in an unknown segment", span.leaves[0])
+        };
+        let runs = block_runs(&info.geometry, span.from, span.end - span.from);
+        (span.parts, span.pending) = (vec![None; runs.len()], runs.len() as u32);
+        let name = self.leaf_spans.keys().next_back().map_or(0, |last| last + 1);
+        self.leaf_spans.insert(name, span);
+        for (part, run) in runs.into_iter().enumerate() {
+            let wants = Wants::Leaves { span: name, part: part as u32 };
+            self.start_fetch(wants, segment, None, run, None, out);
         }
-        if load.pending > 0 {
+    }
+
+    pub(crate) fn on_leaves_part(&mut self, name: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(span) = self.leaf_spans.get_mut(&name) else { return };
+        span.pending -= 1;
+        match result {
+            Ok(bytes) => span.parts[part as usize] = Some(bytes),
+            Err(error) => span.failed = Some(error),
+        }
+        if span.pending > 0 {
             return;
         }
-        let load = self.leaf_loads.remove(&no).expect("just seen");
-        let leaf = if load.failed.is_some() { None } else { decode_leaf(&load) };
+        let span = self.leaf_spans.remove(&name).expect("just seen");
+        let parts: Vec<Buf> = span.parts.iter().flatten().cloned().collect();
+        let bytes = buf::concat(&parts);
+        let from = span.from - span.from % BLOCK_BYTES as u32;
+        for no in span.leaves {
+            let Some(load) = self.leaf_loads.remove(&no) else { continue };
+            let leaf = match span.failed {
+                Some(error) => Err(error),
+                None => decode_leaf(&load.pointer, &bytes[(load.pointer.offset_bytes - from) as usize..]),
+            };
+            self.on_leaf(no, load, leaf, out);
+        }
+    }
+
+    fn on_leaf(&mut self, no: LeafNo, load: LeafLoad, leaf: Result<Leaf, FetchError>, out: Out) {
         let current = self.directory.get(no) == Some(load.pointer);
-        let error = match (&leaf, load.failed) {
-            (Some(_), _) => None,
-            (None, Some(error)) => Some(error),
-            (None, None) => Some(FetchError::Lost),
+        let (leaf, error) = match leaf {
+            _ if !current => (None, Some(FetchError::Gone)),
+            Ok(leaf) => (Some(Arc::new(leaf)), None),
+            Err(error) => (None, Some(error)),
         };
-        let leaf = leaf.map(Arc::new);
-        if let (Some(leaf), true) = (&leaf, current) {
-            // A walk through all of them would push out those that are used.
-            if load.waiters != [LeafWaiter::Mark] {
-                self.leaves.insert(no, Arc::clone(leaf));
+        if let Some(leaf) = &leaf {
+            match load.waiters[..] {
+                [LeafWaiter::Mark] => {}
+                [LeafWaiter::Fold] => self.leaves.insert_beside(no, Arc::clone(leaf)),
+                _ => self.leaves.insert(no, Arc::clone(leaf)),
             }
             self.recount_hidden(no, leaf);
         }
-        let error = if current { error } else { Some(FetchError::Gone) };
         for waiter in load.waiters {
-            let leaf = if current { leaf.clone() } else { None };
+            let leaf = leaf.clone();
             match waiter {
                 LeafWaiter::Read(op) => self.on_read_leaf(op, no, leaf, error, out),
                 LeafWaiter::Cleaner => self.on_cleaner_leaf(no, leaf, error, out),
@@ -97,12 +154,18 @@ impl Controller {
     }
 }
 
-fn decode_leaf(load: &LeafLoad) -> Option<Leaf> {
-    let parts: Vec<Buf> = load.parts.iter().map(|p| p.clone().expect("all parts arrived")).collect();
-    let bytes = buf::concat(&parts);
-    let from = load.pointer.offset_bytes as usize % BLOCK_BYTES;
-    let bytes = &bytes[from..from + load.pointer.len_bytes as usize];
-    if load.pointer.matches(bytes) { Leaf::decode(bytes) } else { None }
+impl Span {
+    fn new(no: LeafNo, pointer: LeafPointer) -> Span {
+        let (from, end) = (pointer.offset_bytes, pointer.offset_bytes + pointer.len_bytes);
+        Span { leaves: vec![no], segment: pointer.segment, from, end, parts: Vec::new(), failed: None, pending: 0 }
+    }
+}
+
+/// `bytes` begin where the leaf does.
+fn decode_leaf(pointer: &LeafPointer, bytes: &[u8]) -> Result<Leaf, FetchError> {
+    let bytes = &bytes[..pointer.len_bytes as usize];
+    let leaf = if pointer.matches(bytes) { Leaf::decode(bytes) } else { None };
+    leaf.ok_or(FetchError::Lost)
 }
 
 /// The payload blocks that hold some bytes, cut into runs that each lie in one shard: (first block, blocks).

@@ -11,7 +11,7 @@
 use crate::rangemap::{Piece, RangeMap, Sliceable};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Key, Lsn, crc32c};
 use holdfast_format::record::SegmentNo;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
@@ -132,11 +132,6 @@ impl LeafRun {
         if self.segment == ZEROES { 0 } else { self.len }
     }
 
-    /// Of a block inside.
-    fn crc(&self, crcs: &[BlockCrc], i: u16) -> BlockCrc {
-        if self.segment == ZEROES { 0 } else { crcs[usize::from(self.crc_at + i)] }
-    }
-
     fn end(&self) -> u64 {
         u64::from(self.start) + u64::from(self.len)
     }
@@ -156,6 +151,11 @@ impl Default for Leaf {
 }
 
 const LEAF_RUN_BYTES: usize = 24;
+
+/// What a run of data takes in an encoded leaf, with its checksums.
+pub fn encoded_run_bytes(blocks: u64) -> u64 {
+    LEAF_RUN_BYTES as u64 + blocks * size_of::<BlockCrc>() as u64
+}
 
 impl Leaf {
     /// `u16` run count, then per run `u16` start, `u16` length, `u64` epoch, `u64` counter, `u32` block; then checksums.
@@ -203,8 +203,12 @@ impl Leaf {
         Some(Leaf { runs, crcs })
     }
 
+    /// With its place in a cache.
     pub fn memory_bytes(&self) -> usize {
-        std::mem::size_of::<Leaf>() + self.runs.len() * std::mem::size_of::<LeafRun>() + self.crcs.len() * 4
+        CACHED_BYTES
+            + std::mem::size_of::<Leaf>()
+            + self.runs.len() * std::mem::size_of::<LeafRun>()
+            + self.crcs.len() * 4
     }
 
     /// Segment places in `start..start + len` (block numbers in the leaf), in order; gaps are holes.
@@ -244,58 +248,73 @@ impl Leaf {
         blocks
     }
 
-    /// This leaf with `changes` over it (in-leaf block numbers; `None` leaves holes, and so do zero places unless
-    /// `keeps_zeroes`: then they are said, since there is a layer below).
+    /// This leaf with `changes` over it, which are in order (in-leaf block numbers; `None` leaves holes, and so do zero places
+    /// unless `keeps_zeroes`: then they are said, since there is a layer below).
     pub fn merged(&self, changes: &[Piece<Place>], keeps_zeroes: bool) -> Leaf {
-        let mut blocks: Vec<Option<(SegmentNo, u32, BlockCrc)>> = vec![None; LEAF_BLOCKS as usize];
-        for run in &self.runs {
-            for i in 0..run.len {
-                let crc = run.crc(&self.crcs, i);
-                blocks[usize::from(run.start + i)] = Some((run.segment, run.block + u32::from(i), crc));
-            }
-        }
+        let mut leaf = LeafBuilder::default();
+        let (mut at, mut runs) = (0, self.runs.as_slice());
         for change in changes {
-            for i in 0..change.len {
-                let at = (change.start + i) as u32;
-                blocks[at as usize] = match &change.value {
-                    Some(Place::Segment { segment, block, crcs }) => {
-                        Some((*segment, block + i as u32, crcs.as_slice()[i as usize]))
-                    }
-                    Some(Place::Log { .. }) => panic!("log data is not folded into a leaf"),
-                    Some(Place::Zero) if keeps_zeroes => Some((ZEROES, at, 0)),
-                    Some(Place::Zero) | None => None,
-                };
+            self.copy(&mut runs, at, change.start, &mut leaf);
+            at = change.start + change.len;
+            match &change.value {
+                Some(Place::Segment { segment, block, crcs }) => {
+                    leaf.push(change.start, change.len, (*segment, *block), crcs.as_slice());
+                }
+                Some(Place::Log { .. }) => panic!("log data is not folded into a leaf"),
+                Some(Place::Zero) if keeps_zeroes => {
+                    leaf.push(change.start, change.len, (ZEROES, change.start as u32), &[]);
+                }
+                Some(Place::Zero) | None => {}
             }
         }
-        Leaf::from_blocks(&blocks)
+        self.copy(&mut runs, at, LEAF_BLOCKS, &mut leaf);
+        Leaf { runs: leaf.runs, crcs: leaf.crcs.into() }
     }
 
-    fn from_blocks(blocks: &[Option<(SegmentNo, u32, BlockCrc)>]) -> Leaf {
-        let mut runs: Vec<LeafRun> = Vec::new();
-        let mut crcs = Vec::new();
-        for (i, place) in blocks.iter().enumerate() {
-            let Some((segment, block, crc)) = place else { continue };
-            match runs.last_mut() {
-                Some(last)
-                    if last.end() == i as u64
-                        && last.segment == *segment
-                        && last.block + u32::from(last.len) == *block =>
-                {
-                    last.len += 1;
-                }
-                _ => runs.push(LeafRun {
-                    start: i as u16,
-                    len: 1,
-                    crc_at: crcs.len() as u16,
-                    segment: *segment,
-                    block: *block,
-                }),
+    /// What `runs`, the rest of this leaf's, say of the blocks from `from` up to `to`; those that end there are taken off.
+    fn copy(&self, runs: &mut &[LeafRun], from: u64, to: u64, into: &mut LeafBuilder) {
+        while let Some((run, rest)) = runs.split_first() {
+            let (start, end) = (u64::from(run.start).max(from), run.end().min(to));
+            if start < end {
+                let skip = (start - u64::from(run.start)) as u32;
+                let crcs = match run.segment == ZEROES {
+                    true => &[],
+                    false => &self.crcs[(u32::from(run.crc_at) + skip) as usize..][..(end - start) as usize],
+                };
+                into.push(start, end - start, (run.segment, run.block + skip), crcs);
             }
-            if *segment != ZEROES {
-                crcs.push(*crc);
+            if run.end() > to {
+                return;
             }
+            *runs = rest;
         }
-        Leaf { runs, crcs: crcs.into() }
+    }
+}
+
+/// A leaf that is put together from runs in order.
+#[derive(Default)]
+struct LeafBuilder {
+    runs: Vec<LeafRun>,
+    crcs: Vec<BlockCrc>,
+}
+
+impl LeafBuilder {
+    fn push(&mut self, start: u64, len: u64, (segment, block): (SegmentNo, u32), crcs: &[BlockCrc]) {
+        match self.runs.last_mut() {
+            Some(last)
+                if last.end() == start && last.segment == segment && last.block + u32::from(last.len) == block =>
+            {
+                last.len += len as u16;
+            }
+            _ => self.runs.push(LeafRun {
+                start: start as u16,
+                len: len as u16,
+                crc_at: self.crcs.len() as u16,
+                segment,
+                block,
+            }),
+        }
+        self.crcs.extend_from_slice(crcs);
     }
 }
 
@@ -321,6 +340,12 @@ pub struct LeafCache {
     bytes: usize,
     bytes_max: usize,
 }
+
+/// What a leaf in a cache takes beside its runs and checksums: counts of those who share it, its places in map and queue.
+const CACHED_BYTES: usize = 100;
+
+/// Places in the queue of leaves that are gone, beyond as many as there are others.
+const QUEUE_SPARE: usize = 64;
 
 struct Cached {
     leaf: Arc<Leaf>,
@@ -357,6 +382,14 @@ impl LeafCache {
         self.leaves.get(&no).map(|cached| Arc::clone(&cached.leaf))
     }
 
+    /// What is here is replaced; what is not comes in where there is room. For whoever walks through all leaves, and would push
+    /// out those that are used.
+    pub fn insert_beside(&mut self, no: LeafNo, leaf: Arc<Leaf>) {
+        if self.leaves.contains_key(&no) || self.bytes + leaf.memory_bytes() <= self.bytes_max {
+            self.insert(no, leaf);
+        }
+    }
+
     pub fn insert(&mut self, no: LeafNo, leaf: Arc<Leaf>) {
         self.bytes += leaf.memory_bytes();
         if let Some(old) = self.leaves.insert(no, Cached { leaf, used: false }) {
@@ -378,11 +411,13 @@ impl LeafCache {
         }
     }
 
-    /// Drops a leaf that was rewritten.
+    /// Drops a leaf that is there no more.
     pub fn remove(&mut self, no: LeafNo) {
-        if self.leaves.contains_key(&no) {
-            self.forget(no);
-            self.queue.retain(|n| *n != no);
+        self.forget(no);
+        // Its place in the queue stays, until most places are such.
+        if self.queue.len() > 2 * self.leaves.len() + QUEUE_SPARE {
+            let mut seen = BTreeSet::new();
+            self.queue.retain(|no| self.leaves.contains_key(no) && seen.insert(*no));
         }
     }
 

@@ -129,8 +129,7 @@ impl Controller {
         self.flats.insert(no, Arc::clone(&leaf));
         self.flat_layers.insert(frozen);
         // Together they stay in the budget.
-        let left = (self.config.map_cache_bytes_max as usize).saturating_sub(self.flats.bytes());
-        self.leaves.limit(left);
+        self.limit_leaves();
         Ok(Flat::Leaf(leaf))
     }
 

@@ -111,8 +111,9 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
     drawing.part(
         "controller",
         &format!(
-            "map: {} mapped, {cache} of {max} cached; reads checked: {}",
+            "map: {} mapped, {cache} of {max} cached, {} to it in memory; reads checked: {}",
             Size(live.mapped_bytes),
+            count(parts.map_changes, "change"),
             volume.integrity
         ),
     );

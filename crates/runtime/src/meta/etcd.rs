@@ -1,4 +1,4 @@
-//! A metadata store in an etcd cluster (its third API; tried with etcd 3.4), shared by all hosts of a grid.
+//! A metadata store in an etcd cluster (its third API; tried with etcd 3.4 to 3.7), shared by all hosts of a grid.
 //!
 //! Role: turns the trait's blocking calls into etcd's, on a small tokio runtime of its own. A record's version is the
 //! revision of its last change (`mod_revision`), a swap is a transaction that compares it.

@@ -1,0 +1,50 @@
+//! What a map takes in memory while it is written to everywhere.
+
+mod support;
+
+use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, Prng};
+use holdfast_format::geometry::Layout;
+use std::collections::BTreeMap;
+use support::*;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Half of the memory for the map, by what a change takes there.
+const CHANGES_MAX: u64 = (256 << 10) / 2 / 160;
+
+#[test]
+fn changes_of_a_map_that_is_written_to_everywhere_go_to_leaves_while_it_is_cheap() {
+    const SIZE: u64 = 256 << 30;
+    let mut world = World::new(11, 3, Layout::Mirror { copies: 2 }, SIZE);
+    let mut bounds = config(11, 0);
+    (bounds.map_cache_bytes_max, bounds.writeback_bytes_max) = (256 << 10, 128 << 20);
+    world.config = Some(bounds);
+    world.nodes.iter_mut().for_each(|node| node.capacity_bytes = 1 << 30);
+    world.open();
+    let mut rng = Prng::new(5);
+    let mut written = BTreeMap::new();
+    let mut most = 0;
+    for _ in 0..4 {
+        let tokens: Vec<u64> = (0..8_000)
+            .map(|_| {
+                let (at, mark) = (rng.below(SIZE / BLOCK) * BLOCK, rng.next_u64());
+                written.insert(at, mark);
+                let data = mark.to_le_bytes().repeat(BLOCK_BYTES / 8);
+                world.request(BlockOp::Write { offset: at, data: Buf::copy_from(&data) })
+            })
+            .collect();
+        tokens.into_iter().for_each(|token| drop(world.wait(token)));
+        let anatomy = world.controller.anatomy();
+        // What is in the log is in no segment yet.
+        most = most.max(anatomy.cache.changes.saturating_sub(anatomy.log.entries));
+    }
+    assert!(most < 4 * CHANGES_MAX, "{most} changes are in memory, and {CHANGES_MAX} may be");
+    let check = |world: &mut World| {
+        for (at, mark) in &written {
+            assert_eq!(world.read(*at, 8), mark.to_le_bytes(), "at {at}");
+        }
+    };
+    check(&mut world);
+    world.open();
+    check(&mut world);
+}
