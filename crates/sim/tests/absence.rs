@@ -137,3 +137,17 @@ fn what_nodes_can_not_make_by_themselves_the_owner_makes() {
         stage.finish();
     }
 }
+
+#[test]
+fn a_node_that_hangs_while_its_shard_is_scrubbed_is_left_and_found_again() {
+    let mut stage = Scenery::new(165).with(|plan| plan.scrub_every = Duration::from_millis(500)).raise();
+    stage.write_segments(8);
+    stage.pass_ms(1000);
+    // The owner leaves its connection, and with it the question that was never answered.
+    stage.world().pause_node(1);
+    stage.pass_ms(3000);
+    stage.world().resume_node(1);
+    let scrubbed = stage.status().counters.shards_scrubbed;
+    stage.until("the tour goes on", |stage| stage.status().counters.shards_scrubbed > scrubbed + 8);
+    stage.finish();
+}

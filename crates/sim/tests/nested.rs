@@ -237,3 +237,42 @@ fn a_map_of_four_copies_stays_on_four_nodes() {
     stage.start_host(0);
     stage.finish();
 }
+
+#[test]
+fn openings_that_die_leave_room_for_the_next_on_devices_that_no_ledger_named_has() {
+    // The log lies on one device of each node when its owner dies. Each opening copies it to a second one, too, and dies.
+    let mut stage = Scenery::new(2400)
+        .layout("nested-mirror")
+        .nodes(2)
+        .disks(2)
+        .with(|plan| {
+            plan.destage_age = Duration::from_secs(60);
+            (plan.writeback_bytes, plan.sizing.journal_bytes) = (8 << 20, 3 << 20);
+        })
+        .raise();
+    stage.lose_disk(0, 1);
+    stage.lose_disk(1, 1);
+    stage.write(0, 8);
+    stage.pass_ms(1000);
+    for block in 0..24 {
+        stage.write(block * 8, 8);
+    }
+    stage.crash_host(0);
+    stage.swap_disk(0, 1);
+    stage.swap_disk(1, 1);
+    assert_eq!(stage.root().open_ledger().expect("one is open").legs.len(), 2);
+    stage.start_host(0);
+    stage.pass_ms(50);
+    for round in 0..12 {
+        let epoch = stage.root().epoch;
+        stage.open_on(round % 2);
+        stage.until("it has claimed the volume", |s| s.root().epoch > epoch);
+        stage.pass_ms(12);
+        assert_ne!(stage.root().open_ledger().expect("one is open").id.epoch, epoch.next(), "too late: it serves");
+        stage.crash_host(round % 2);
+        stage.start_host(round % 2);
+        stage.pass_ms(5);
+    }
+    stage.take_over_on(0);
+    stage.finish();
+}

@@ -488,7 +488,7 @@ impl Controller {
             }
             Purpose::LedgerInventory { .. } => {}
             Purpose::DeleteShards { shards } => self.on_delete_lost(call.node, shards),
-            Purpose::Scrub { .. } => self.on_scrub_lost(),
+            Purpose::Scrub { .. } => self.on_scrub_lost(out),
             Purpose::Look { leg } => self.on_look_lost(leg, out),
             Purpose::Release => self.progress_release(1, out),
             Purpose::Stat | Purpose::Probe | Purpose::Forget => {}

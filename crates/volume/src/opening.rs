@@ -9,7 +9,7 @@
 //! Gathering    fence every leg; delete there what earlier openings left behind without getting to their swap; read what
 //!              sound legs hold after the trim point; decide where the log ends
 //! Loading runs the newest checkpoint's, then replay of what follows it
-//! Creating     the new ledger, durably on all its legs
+//! Creating     the new ledger, durably on all its legs; what earlier openings left goes from those that were not fenced
 //! Reappending  what lacks copies, under its original LSNs; wait out the old owner's read grants
 //! Serving      swap: old ledger sealed at the end, new one open. Only then is anything answered
 //! ```
@@ -50,6 +50,9 @@ const CLOSING_MAX: Duration = Duration::from_secs(10);
 /// Log bytes asked of a leg at a time.
 const READ_BYTES: u32 = 4 << 20;
 
+/// Why opening waits where a leg takes neither the new ledger nor copies.
+const NO_ROOM: &str = "a journal has no room for a copy of the volume's log";
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Loading,
@@ -87,6 +90,7 @@ pub(crate) struct Opening {
     /// When nodes were last asked whether they are there.
     asked_who_at: Option<Instant>,
     retry_at: Instant,
+    /// Legs that have promised our epoch, and what they hold: the old ledgers', and later the new one's.
     fenced: BTreeMap<Leg, Vec<LedgerState>>,
     grants_until: Instant,
     reads: BTreeMap<(LedgerId, Leg), ReadState>,
@@ -112,6 +116,13 @@ struct RunLoad {
     pointer: MetaPointer,
     parts: Vec<Option<Buf>>,
     pending: usize,
+}
+
+impl Opening {
+    /// The ledger that is to be the new one.
+    pub(crate) fn new_ledger(&self) -> Option<LedgerId> {
+        self.new.as_ref().map(|new| new.id)
+    }
 }
 
 impl Controller {
@@ -362,7 +373,7 @@ impl Controller {
                 opening.fence_asked.remove(&leg);
                 // An opening that left ledgers and died can't name them any more since ours has claimed a higher epoch, and
                 // this leg takes nothing from it any more. They go now: there may be no room for our own beside them.
-                let ours = opening.new.as_ref().map(|new| new.id);
+                let ours = opening.new_ledger();
                 self.delete_unnamed_ledgers(leg, ledgers, ours, out);
             }
             Reply::Refused(Refusal::Busy) => {
@@ -708,8 +719,28 @@ impl Controller {
         let opening = self.opening.as_mut().expect("opening");
         opening.new = Some(new.clone());
         opening.created = 0;
+        self.clear_legs(&new, out);
         if !self.create_ledger(&new, out) {
             self.opening.as_mut().expect("opening").new = None;
+        }
+    }
+
+    /// What earlier openings left goes from the new ledger's legs, too, before anything is copied there. Those that were fenced
+    /// have told what they hold, and of a new volume there is no log that could have been copied. Once something was refused all
+    /// are asked: this opening may have left something as well.
+    fn clear_legs(&mut self, new: &LedgerRef, out: Out) {
+        let opening = self.opening.as_ref().expect("opening");
+        let (was_refused, is_new) = (opening.reappend_at > Instant::ZERO, self.root().ledgers.is_empty());
+        let is_asked = |leg: &&Leg| was_refused || !is_new && !opening.fenced.contains_key(leg);
+        for leg in new.legs.iter().filter(is_asked).copied().collect::<Vec<_>>() {
+            self.list_ledgers(leg, out);
+        }
+    }
+
+    /// A leg of the new ledger tells what it holds.
+    pub(crate) fn note_held(&mut self, leg: Leg, ledgers: &[LedgerState]) {
+        if let Some(opening) = &mut self.opening {
+            opening.fenced.insert(leg, ledgers.to_vec());
         }
     }
 
@@ -718,6 +749,9 @@ impl Controller {
         let Some(new) = opening.new.clone().filter(|n| n.id == ledger) else { return };
         if *reply != Reply::Done {
             opening.reappend_at = self.now + RETRY_EVERY;
+            if *reply == Reply::Refused(Refusal::NoSpace) {
+                self.opening_waits(NO_ROOM, out);
+            }
             self.give_up_ledger(out);
             self.on_leg_refused_creation(new.legs[usize::from(leg)], reply);
             return;
@@ -815,7 +849,7 @@ impl Controller {
             return;
         }
         // What was to be deleted may not have been: connections break, and nodes are busy.
-        let (ours, fenced) = (opening.new.as_ref().map(|new| new.id), opening.fenced.clone());
+        let (ours, fenced) = (opening.new_ledger(), opening.fenced.clone());
         for (leg, ledgers) in &fenced {
             self.delete_unnamed_ledgers(*leg, ledgers, ours, out);
         }
@@ -824,7 +858,7 @@ impl Controller {
             self.give_up_ledger(out);
             return self.step(Step::Creating);
         }
-        self.opening_waits("a journal has no room for a copy of the volume's log", out);
+        self.opening_waits(NO_ROOM, out);
     }
 
     fn serve(&mut self, out: Out) {

@@ -260,15 +260,16 @@ impl Controller {
                 self.repairer.listing.insert((id, device), BTreeSet::new());
                 self.list_shards(id, device, None, out);
                 let leg = Leg { node: id, device };
-                let request = Request::Fence {
-                    device,
-                    volume: self.config.volume,
-                    epoch: self.epoch(),
-                    instance: self.config.instance,
-                };
-                self.send(id, Lane::Fast, Purpose::LedgerInventory { leg }, request, Vec::new(), out);
+                self.list_ledgers(leg, out);
             }
         }
+    }
+
+    /// Asks which ledgers of the volume the device has: those that the root doesn't name will go.
+    pub(crate) fn list_ledgers(&mut self, leg: Leg, out: Out) {
+        let (volume, epoch, instance) = (self.config.volume, self.epoch(), self.config.instance);
+        let request = Request::Fence { device: leg.device, volume, epoch, instance };
+        self.send(leg.node, Lane::Fast, Purpose::LedgerInventory { leg }, request, Vec::new(), out);
     }
 
     /// Shards whose device the node has no more, or only as a failed one, are made again elsewhere.
@@ -426,8 +427,10 @@ impl Controller {
 
     pub(crate) fn on_ledger_inventory(&mut self, leg: Leg, reply: &Reply, out: Out) {
         let Reply::Fenced { ledgers, .. } = reply else { return };
-        let rolling = self.roll.as_ref().map(|r| r.new.id);
-        self.delete_unnamed_ledgers(leg, ledgers, rolling, out);
+        self.note_held(leg, ledgers);
+        let opening = self.opening.as_ref().and_then(|opening| opening.new_ledger());
+        let to_be_named = self.roll.as_ref().map(|r| r.new.id).or(opening);
+        self.delete_unnamed_ledgers(leg, ledgers, to_be_named, out);
     }
 
     /// Of these ledgers on a leg, deletes those that the root doesn't name, apart from one that is still to be named.

@@ -101,7 +101,9 @@ impl Controller {
         self.drive_scrub(out);
     }
 
-    pub(crate) fn on_scrub_lost(&mut self) {
+    /// The tour goes on as after an answer: the next shard may have been due for as long as this one was waited for.
+    pub(crate) fn on_scrub_lost(&mut self, out: Out) {
         self.scrubber.reading = None;
+        self.drive_scrub(out);
     }
 }
