@@ -37,6 +37,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 const FILE: &str = "drives.json";
 
+/// What the drive behind the device in this place says; `None` where nothing is known of it.
+pub type Heard = (usize, Option<DriveReport>);
+
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Saved {
     drives: BTreeMap<PathBuf, DriveReport>,
@@ -145,7 +148,7 @@ fn saved(dir: &Path, path: &Path) -> Option<Result<DriveReport, String>> {
 }
 
 /// Has a node told, from a thread of its own, what the drive behind its device in `place` says, now and then.
-pub fn follow(dir: Option<PathBuf>, place: usize, path: PathBuf, tell: Sender<(usize, DriveReport)>) -> Result<()> {
+pub fn follow(dir: Option<PathBuf>, place: usize, path: PathBuf, tell: Sender<Heard>) -> Result<()> {
     let look = move || {
         let mut heard: Option<Result<DriveReport, String>> = None;
         let mut asked_at: Option<Instant> = None;
@@ -162,11 +165,9 @@ pub fn follow(dir: Option<PathBuf>, place: usize, path: PathBuf, tell: Sender<(u
                 }
             };
             note(&path, heard.as_ref(), &found);
-            if let Ok(report) = &found
-                && heard.as_ref() != Some(&found)
-            {
+            if heard.as_ref() != Some(&found) {
                 // A full mailbox: it is told at the next change.
-                let _ = tell.post((place, report.clone()));
+                let _ = tell.post((place, found.clone().ok()));
             }
             heard = Some(found);
             std::thread::sleep(LOOK_EVERY);

@@ -21,7 +21,6 @@ use anyhow::{Result, anyhow, bail};
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
-use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
 use holdfast_runtime::device::{self, DeviceError};
 use holdfast_runtime::mailbox::{self, Receiver};
@@ -92,7 +91,7 @@ struct NodeShell {
     /// Completions that arose without the ring.
     local: VecDeque<store::Event>,
     /// What drives say, by their devices' places.
-    drives: Receiver<(usize, DriveReport)>,
+    drives: Receiver<drives::Heard>,
     /// Devices that are still being opened: until none is, or for [`OPENING_MAX`], connections are accepted but not
     /// read, so that a greeting tells of all devices.
     opening: usize,

@@ -117,10 +117,10 @@ pub enum Event {
         /// What the shell found it to be made of.
         media: Option<MediaClass>,
     },
-    /// What the device's drive says of its health, from now on.
+    /// What the device's drive says of its health, from now on; `None` where nothing is known any more.
     Drive {
         slot: DeviceSlot,
-        report: DriveReport,
+        report: Option<DriveReport>,
     },
     /// The connection is closed. What it asked for is still done; replies to it go nowhere.
     PeerGone {

@@ -69,7 +69,7 @@ impl Node {
             }
             Event::Drive { slot, report } => {
                 if let Some(device) = self.devices.get_mut(&slot) {
-                    device.drive = Some(report);
+                    device.drive = report;
                 }
             }
             // What the peer asked for is done all the same; the shell drops replies to peers that are gone.

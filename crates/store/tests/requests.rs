@@ -211,9 +211,11 @@ fn what_drives_say_is_passed_on_under_their_devices() {
     let mut rig = Rig::small(9);
     assert_eq!(rig.call(Request::Drives), Reply::Drives { drives: Vec::new() });
     let report = DriveReport { hours: Some(3), ..DriveReport::default() };
-    rig.event(Event::Drive { slot: DeviceSlot(0), report: report.clone() });
-    rig.event(Event::Drive { slot: DeviceSlot(200), report: report.clone() });
+    rig.event(Event::Drive { slot: DeviceSlot(0), report: Some(report.clone()) });
+    rig.event(Event::Drive { slot: DeviceSlot(200), report: Some(report.clone()) });
     assert_eq!(rig.call(Request::Drives), Reply::Drives { drives: vec![(device(0), report)] });
+    rig.event(Event::Drive { slot: DeviceSlot(0), report: None });
+    assert_eq!(rig.call(Request::Drives), Reply::Drives { drives: Vec::new() });
 }
 
 #[test]

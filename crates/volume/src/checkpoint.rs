@@ -32,8 +32,10 @@ use std::time::Duration;
 /// Leaves of one fold: some milliseconds of merging. And no more than fit a segment.
 const FOLD_LEAVES_MAX: usize = 2048;
 
-/// Folds in a row before a checkpoint, while the overlay takes more memory than it may.
-const FOLDS_IN_ROW_MAX: u32 = 16;
+/// Folds follow each other before a checkpoint, while the overlay takes more memory than it may, until they have written so many
+/// segments' bytes, or for so long.
+const ROW_SEGMENTS_MAX: u64 = 4;
+const ROW_MAX: Duration = Duration::from_secs(5);
 
 /// Leaves that such a fold passes by are written anew with the others if they are no more than this, one after the other.
 const BETWEEN_MAX: u64 = 16;
@@ -180,8 +182,8 @@ pub(crate) struct Checkpointer {
     bytes_at_capture: u64,
     started_at: Instant,
     fold_cursor: u64,
-    /// Since the last checkpoint.
-    folds_in_row: u32,
+    /// Of leaves that were folded since the last checkpoint.
+    bytes_in_row: u64,
     folded_leaves: Vec<LeafNo>,
     /// Layers that runs of zeroes were moved to since the last run: they have older stamps.
     pub(crate) zeroes_moved_to: BTreeSet<ObjectId>,
@@ -254,9 +256,14 @@ impl Controller {
         (self.config.map_cache_bytes_max as usize / 2 / RUN_BYTES).max(1)
     }
 
+    /// Runs of the overlay, but for about those whose data only the log has: they are bounded there.
+    fn overlay_runs(&self) -> usize {
+        self.overlay.run_count().saturating_sub(self.log.undestaged_count())
+    }
+
     /// It takes more memory than it may.
     fn overlay_is_large(&self) -> bool {
-        self.overlay.run_count() > self.overlay_runs_max()
+        self.overlay_runs() > self.overlay_runs_max()
     }
 
     /// What leaves may take in memory: what directory and overlay leave of it, half of it at least.
@@ -268,16 +275,23 @@ impl Controller {
     }
 
     /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it takes more memory
-    /// than it may, and the more it takes, the more may be written for each run.
+    /// than it may, and the more it takes, the more may be written for each run. A row of them returns no room and shortens
+    /// no log: it ends before either is missed.
     fn folds_on(&self, bytes: u64, runs: u64) -> bool {
-        let (most, now) = (self.overlay_runs_max() as u64, self.overlay.run_count() as u64);
-        let is_worth_it = bytes.saturating_mul(most * most) <= FOLD_BYTES_A_RUN * now * now * runs;
+        let (most, now) = (self.overlay_runs_max() as u128, self.overlay_runs() as u128);
+        let allowed = u128::from(FOLD_BYTES_A_RUN) * u128::from(runs) * now * now;
+        let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
+        let has_time = self.now.since(self.checkpointer.started_at) < ROW_MAX
+            && grown < self.config.writeback_bytes_max / 4
+            && !self.is_pressed_for_checkpoint();
+        let has_room = !self.is_short_of_room() && !self.wants_room() && !self.checkpointer.free_wanted;
         self.overlay_is_large()
             && runs > 0
-            && is_worth_it
+            && u128::from(bytes) * most * most <= allowed
             && self.checkpointer.unfolded
-            && self.checkpointer.folds_in_row < FOLDS_IN_ROW_MAX
-            && !self.is_pressed_for_checkpoint()
+            && self.checkpointer.bytes_in_row < ROW_SEGMENTS_MAX * u64::from(self.config.segment_payload_bytes)
+            && has_time
+            && has_room
             && self.state == State::Open
             && self.cleaner.is_idle()
             && self.meta_layout_now().is_some()
@@ -382,18 +396,26 @@ impl Controller {
     /// The next leaves, in key order and round again, with anything of the overlay to take in.
     fn choose_leaves(&mut self) -> Choice {
         let bytes_max = u64::from(self.config.segment_payload_bytes);
-        let (mut chosen, mut bytes) = (BTreeSet::new(), 0_u64);
-        // With what lies between them it is about as many.
-        let most = if self.overlay_is_large() { FOLD_LEAVES_MAX / 2 } else { FOLD_LEAVES_MAX };
+        let (mut chosen, mut between, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0_u64);
+        // Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would keep what
+        // the others leave behind from being freed.
+        let gap_max = if self.overlay_is_large() { BETWEEN_MAX } else { 0 };
+        let mut last = None::<LeafNo>;
         let cursor = self.checkpointer.fold_cursor;
         let mut next = None;
         let ahead = self.overlay.iter_from(cursor);
         let behind = self.overlay.iter_from(0).take_while(|(start, _, _)| *start < cursor);
+        let len_of = |no: LeafNo| self.directory.get(no).map_or(0, |leaf| u64::from(leaf.len_bytes));
         for (start, len, mapped) in ahead.chain(behind) {
-            let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
+            let (first, last_here) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
             let mut choose = |no: LeafNo| {
-                if chosen.insert(no) {
-                    bytes += self.directory.get(no).map_or(0, |leaf| u64::from(leaf.len_bytes));
+                if !chosen.insert(no) {
+                    return;
+                }
+                bytes += len_of(no);
+                if let Some(before) = last.replace(no).filter(|before| *before < no && no.0 - before.0 <= gap_max) {
+                    let passed = self.directory.range((Bound::Excluded(before), Bound::Excluded(no)));
+                    between.extend(passed.inspect(|no| bytes += len_of(*no)));
                 }
             };
             match mapped.place {
@@ -402,42 +424,30 @@ impl Controller {
                 Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
                     // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
                     let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
-                    self.directory.range(first..=last).take(most).for_each(&mut choose);
-                    [first, last].into_iter().filter(|no| !covered(*no)).for_each(&mut choose);
+                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
+                    [first, last_here].into_iter().filter(|no| !covered(*no)).for_each(&mut choose);
                 }
                 Place::Zero => {
-                    self.directory.range(first..=last).take(most).for_each(&mut choose);
-                    if first == last {
+                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
+                    if first == last_here {
                         choose(first);
                     }
                 }
                 Place::Segment { .. } => {
-                    (first.0..=last.0).map(LeafNo).for_each(&mut choose);
+                    (first.0..=last_here.0).map(LeafNo).for_each(&mut choose);
                     bytes += encoded_run_bytes(len);
                 }
             }
-            if chosen.len() >= most || bytes >= bytes_max {
+            if chosen.len() + between.len() >= FOLD_LEAVES_MAX || bytes >= bytes_max {
                 next = Some(start + len);
                 break;
             }
         }
         self.checkpointer.fold_cursor = next.unwrap_or(0);
-        while chosen.len() > most {
+        while chosen.len() > FOLD_LEAVES_MAX {
             chosen.pop_last();
         }
-        let between = self.leaves_between(&chosen);
         Choice { leaves: chosen, between, more: next.is_some() }
-    }
-
-    /// Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would keep what the
-    /// others leave behind from being freed.
-    fn leaves_between(&self, chosen: &BTreeSet<LeafNo>) -> BTreeSet<LeafNo> {
-        if !self.overlay_is_large() {
-            return BTreeSet::new();
-        }
-        let near = |(a, b): &(&LeafNo, &LeafNo)| b.0 - a.0 <= BETWEEN_MAX;
-        let gaps = chosen.iter().zip(chosen.iter().skip(1)).filter(near);
-        gaps.flat_map(|(a, b)| self.directory.range((Bound::Excluded(*a), Bound::Excluded(*b)))).collect()
     }
 
     pub(crate) fn on_fold_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
@@ -580,8 +590,9 @@ impl Controller {
         }
         self.finish_layers();
         self.find_overlaid();
-        self.checkpointer.folds_in_row += 1;
-        if self.folds_on(bytes, (runs_before - self.overlay.run_count()) as u64) {
+        self.checkpointer.bytes_in_row += bytes;
+        // A long run may be cut in two by what is taken out of it.
+        if self.folds_on(bytes, runs_before.saturating_sub(self.overlay.run_count()) as u64) {
             return self.begin_fold(out);
         }
         self.capture(out);
@@ -668,7 +679,7 @@ impl Controller {
     fn capture(&mut self, out: Out) {
         let rewrite = std::mem::take(&mut self.checkpointer.rewrite_wanted);
         let full = rewrite || self.checkpointer.durable.runs.is_empty() || self.checkpointer.chain_len >= CHAIN_MAX;
-        self.checkpointer.folds_in_row = 0;
+        self.checkpointer.bytes_in_row = 0;
         self.limit_leaves();
         self.condemn_dead();
         let parts = self.run_parts(full);

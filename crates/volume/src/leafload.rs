@@ -114,6 +114,9 @@ impl Controller {
             return;
         }
         let span = self.leaf_spans.remove(&name).expect("just seen");
+        if span.failed == Some(FetchError::Lost) && span.leaves.len() > 1 {
+            return self.load_apart(&span, out);
+        }
         let parts: Vec<Buf> = span.parts.iter().flatten().cloned().collect();
         let bytes = buf::concat(&parts);
         let from = span.from - span.from % BLOCK_BYTES as u32;
@@ -124,6 +127,18 @@ impl Controller {
                 None => decode_leaf(&load.pointer, &bytes[(load.pointer.offset_bytes - from) as usize..]),
             };
             self.on_leaf(no, load, leaf, out);
+        }
+    }
+
+    /// A block of a span is lost: only the leaves that lie in it are, too.
+    fn load_apart(&mut self, span: &Span, out: Out) {
+        for no in &span.leaves {
+            let Some(pointer) = self.leaf_loads.get(no).map(|load| load.pointer) else { continue };
+            if self.directory.get(*no) == Some(pointer) {
+                self.start_span(Span::new(*no, pointer), out);
+            } else if let Some(load) = self.leaf_loads.remove(no) {
+                self.on_leaf(*no, load, Err(FetchError::Gone), out);
+            }
         }
     }
 

@@ -279,6 +279,11 @@ impl Log {
         self.cursor
     }
 
+    /// Entries from the first one on that nobody has begun to destage, whether they have anything to destage or not.
+    pub fn undestaged_count(&self) -> usize {
+        (self.next_lsn().0 - self.cursor.max(self.first).0) as usize
+    }
+
     /// These are not being destaged any more, and were not: they come first again.
     pub fn destage_again(&mut self, entries: &[Lsn]) {
         for lsn in entries {

@@ -2,9 +2,10 @@
 
 mod support;
 
-use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, Prng};
+use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Prng};
 use holdfast_format::geometry::Layout;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -24,8 +25,8 @@ fn changes_of_a_map_that_is_written_to_everywhere_go_to_leaves_while_it_is_cheap
     let mut rng = Prng::new(5);
     let mut written = BTreeMap::new();
     let mut most = 0;
-    for _ in 0..4 {
-        let tokens: Vec<u64> = (0..8_000)
+    for _ in 0..32 {
+        let tokens: Vec<u64> = (0..1_000)
             .map(|_| {
                 let (at, mark) = (rng.below(SIZE / BLOCK) * BLOCK, rng.next_u64());
                 written.insert(at, mark);
@@ -47,4 +48,18 @@ fn changes_of_a_map_that_is_written_to_everywhere_go_to_leaves_while_it_is_cheap
     check(&mut world);
     world.open();
     check(&mut world);
+}
+
+#[test]
+fn a_discard_across_places_without_leaves_is_cut_in_two_by_its_fold() {
+    const LEAF: u64 = 512 * BLOCK;
+    let mut world = World::new(12, 3, Layout::Mirror { copies: 2 }, 4 * LEAF);
+    world.write_all(LEAF, BLOCK);
+    world.settle(Duration::from_secs(40));
+    let discard = world.request(BlockOp::Discard(ByteRange::new(0, 4 * LEAF)));
+    world.wait(discard);
+    world.settle(Duration::from_secs(40));
+    assert_eq!(world.read(LEAF, BLOCK), vec![0; BLOCK_BYTES]);
+    world.open();
+    assert_eq!(world.read(LEAF, BLOCK), vec![0; BLOCK_BYTES]);
 }

@@ -15,6 +15,7 @@ use holdfast_base::MediaClass;
 use holdfast_format::drive::DriveReport;
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
@@ -213,6 +214,9 @@ fn find(dir: &GridDir, name: &str) -> Result<String> {
     }
 }
 
+/// A drive that has not said by then how it is hangs.
+const HEALTH_MAX: Duration = Duration::from_secs(60);
+
 /// Asks drives, each by a thread of its own: one that hangs costs only its own line.
 fn health(mut paths: Vec<PathBuf>, save: bool, dir: &GridDir, json: bool) -> Result<()> {
     if paths.is_empty() {
@@ -220,13 +224,18 @@ fn health(mut paths: Vec<PathBuf>, save: bool, dir: &GridDir, json: bool) -> Res
         let devices = config.nodes.iter().flat_map(|node| &node.devices).map(|device| dir.device_path(device));
         paths = devices.filter(|path| drives::is_asked(path)).collect();
     }
-    let asked = paths.into_iter().map(|path| {
-        let asking = path.clone();
-        (path, std::thread::spawn(move || drives::ask(&asking)))
-    });
-    let asked: Vec<_> = asked.collect();
-    let join = |(path, thread): (PathBuf, std::thread::JoinHandle<_>)| (path, thread.join().expect("asking ends"));
-    let heard: Vec<(PathBuf, Result<DriveReport, String>)> = asked.into_iter().map(join).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    for (place, path) in paths.iter().cloned().enumerate() {
+        let tell = tell.clone();
+        std::thread::spawn(move || tell.send((place, drives::ask(&path))));
+    }
+    drop(tell);
+    let late = || Err(format!("it has not answered within {} s", HEALTH_MAX.as_secs()));
+    let mut heard: Vec<(PathBuf, Result<DriveReport, String>)> = paths.into_iter().map(|path| (path, late())).collect();
+    let end = Instant::now() + HEALTH_MAX;
+    while let Ok((place, said)) = told.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        heard[place].1 = said;
+    }
     if save {
         let told = heard.iter().filter_map(|(path, said)| Some((path.clone(), said.clone().ok()?)));
         drives::save(dir.root(), told.collect())?;

@@ -241,7 +241,7 @@ impl Units {
 fn drives_text(place: &Place) -> String {
     format!(
         "{}[Unit]\nDescription=Holdfast: what the drives of the grid in {} say of their health\n\n[Service]\n\
-         Type=oneshot\nExecStart={} --dir {} device health --save\n{}\
+         Type=oneshot\nTimeoutStartSec=90\nExecStart={} --dir {} device health --save\n{}\
          # Raw commands to drives; a directory that is another user's.\n\
          CapabilityBoundingSet=CAP_SYS_RAWIO CAP_SYS_ADMIN CAP_DAC_OVERRIDE\nPrivateNetwork=yes\n\
          # The report is for nodes, which may be another user's.\nUMask=0022\n{}",

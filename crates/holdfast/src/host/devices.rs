@@ -304,7 +304,11 @@ impl ControlPlane {
         }
         for (name, unasked) in due(&devices, &self.catalog.kept()?, self.settings.rebuild_after.as_secs()) {
             let _alone = self.alone();
-            match self.empty(&BTreeSet::from([name.parse()?]), false) {
+            let device: DeviceId = name.parse()?;
+            if self.catalog.kept()?.contains(&device) {
+                continue;
+            }
+            match self.empty(&BTreeSet::from([device]), false) {
                 Ok(()) => {
                     logger::warn(format_args!(
                         "device {name} {unasked}, and is being emptied; then replace it, or `holdfast device drain {name} \

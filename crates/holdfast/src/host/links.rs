@@ -400,6 +400,10 @@ impl Links {
                 // Its process may be of another release than it was when the first lane greeted.
                 let is_first = link.lanes.iter().flatten().filter(|l| l.greeted).count() == 1;
                 link.version = if is_first { version } else { version.min(link.version) };
+                if link.boot != boot {
+                    // It may have other drives now.
+                    (link.drives, link.polls_to_drives) = (Vec::new(), 0);
+                }
                 link.boot = boot;
                 link.devices = devices;
             }
