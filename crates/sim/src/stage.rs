@@ -383,6 +383,20 @@ impl Stage {
         self.owner()
     }
 
+    /// The hosts open the volume in turns, so many times, and each crashes before it serves.
+    pub fn die_opening(&mut self, rounds: usize) {
+        for round in 0..rounds {
+            let epoch = self.root().epoch;
+            self.open_on(round % 2);
+            self.until("it has claimed the volume", |s| s.root().epoch > epoch);
+            self.pass_ms(12);
+            assert_ne!(self.root().open_ledger().expect("one is open").id.epoch, epoch.next(), "too late: it serves");
+            self.crash_host(round % 2);
+            self.start_host(round % 2);
+            self.pass_ms(5);
+        }
+    }
+
     /// Another opening takes the volume over and serves.
     pub fn take_over_on(&mut self, host: usize) -> MachineAt {
         let at = self.open_on(host);

@@ -263,16 +263,7 @@ fn openings_that_die_leave_room_for_the_next_on_devices_that_no_ledger_named_has
     assert_eq!(stage.root().open_ledger().expect("one is open").legs.len(), 2);
     stage.start_host(0);
     stage.pass_ms(50);
-    for round in 0..12 {
-        let epoch = stage.root().epoch;
-        stage.open_on(round % 2);
-        stage.until("it has claimed the volume", |s| s.root().epoch > epoch);
-        stage.pass_ms(12);
-        assert_ne!(stage.root().open_ledger().expect("one is open").id.epoch, epoch.next(), "too late: it serves");
-        stage.crash_host(round % 2);
-        stage.start_host(round % 2);
-        stage.pass_ms(5);
-    }
+    stage.die_opening(12);
     stage.take_over_on(0);
     stage.finish();
 }

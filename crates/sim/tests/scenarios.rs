@@ -562,16 +562,7 @@ fn openings_that_die_leave_room_for_the_next() {
     let host = stage.owner().host;
     stage.crash_host(host);
     stage.start_host(host);
-    for round in 0..8 {
-        let epoch = stage.root().epoch;
-        stage.open_on(round % 2);
-        stage.until("it has claimed the volume", |s| s.root().epoch > epoch);
-        stage.pass_ms(12);
-        assert_ne!(stage.root().open_ledger().expect("one is open").id.epoch, epoch.next(), "too late: it serves");
-        stage.crash_host(round % 2);
-        stage.start_host(round % 2);
-        stage.pass_ms(5);
-    }
+    stage.die_opening(8);
     stage.take_over_on(0);
     stage.start_node(lost);
     stage.finish();

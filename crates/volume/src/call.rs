@@ -136,7 +136,7 @@ pub const CALLS_MAX: usize = 65_536;
 pub enum Wants {
     /// A guest's read: piece `part` of the operation.
     Read { op: Token, part: u32 },
-    /// A leaf of the map: piece `part` of its blocks.
+    /// Leaves of the map that are read at once: piece `part` of their blocks.
     Leaves { span: u64, part: u32 },
     /// A run of the checkpoint that is being loaded: piece `part` of run `at`.
     Run { at: usize, part: u32 },

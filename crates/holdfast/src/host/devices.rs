@@ -99,16 +99,13 @@ impl fmt::Display for Unasked {
 }
 
 /// Devices that are to be emptied although nobody asked for it: their drives are failing, or they have been bypassed for long.
-/// Not those that an operator wants to keep.
-fn due(devices: &[DeviceInfo], kept: &BTreeSet<DeviceId>, patience_s: u64) -> Vec<(String, Unasked)> {
+fn due(devices: &[DeviceInfo], patience_s: u64) -> Vec<(String, Unasked)> {
     let why = |device: &DeviceInfo| {
         let failing = device.drive.as_ref().filter(|drive| drive.is_failing());
         let slow_s = device.slow_s.filter(|seconds| device.bypassed && *seconds >= patience_s);
         failing.map(|drive| Unasked::Failing(drive.clone())).or(slow_s.map(Unasked::Slow))
     };
-    let stays =
-        |device: &&DeviceInfo| !device.draining && !device.device.parse().is_ok_and(|id: DeviceId| kept.contains(&id));
-    devices.iter().filter(stays).filter_map(|d| Some((d.device.clone(), why(d)?))).collect()
+    devices.iter().filter(|d| !d.draining).filter_map(|d| Some((d.device.clone(), why(d)?))).collect()
 }
 
 impl ControlPlane {
@@ -128,9 +125,12 @@ impl ControlPlane {
         }
         for device in &wanted {
             self.catalog.set_kept(*device, cancel)?;
-            if cancel {
-                self.catalog.set_draining(*device, false)?;
-            }
+        }
+        if !cancel {
+            return Ok(());
+        }
+        for device in &wanted {
+            self.catalog.set_draining(*device, false)?;
         }
         let draining = self.catalog.draining()?;
         self.ask(|answer| Command::Drain { devices: draining, answer })
@@ -298,13 +298,12 @@ impl ControlPlane {
     /// that may be. `refused`: why it may not, so that it is told once.
     fn drain_unasked(&self, refused: &mut BTreeMap<String, String>) -> Result<()> {
         let devices: Vec<DeviceInfo> = self.live()?.nodes.into_iter().flat_map(|node| node.devices).collect();
-        if due(&devices, &BTreeSet::new(), self.settings.rebuild_after.as_secs()).is_empty() {
-            refused.clear();
-            return Ok(());
-        }
-        for (name, unasked) in due(&devices, &self.catalog.kept()?, self.settings.rebuild_after.as_secs()) {
+        let due = due(&devices, self.settings.rebuild_after.as_secs());
+        refused.retain(|name, _| due.iter().any(|(device, _)| device == name));
+        for (name, unasked) in due {
             let _alone = self.alone();
             let device: DeviceId = name.parse()?;
+            // An operator wants to go on with it.
             if self.catalog.kept()?.contains(&device) {
                 continue;
             }
@@ -425,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_or_stays_bypassed_is_emptied_unless_somebody_wants_to_keep_it() {
+    fn what_fails_or_stays_bypassed_is_to_be_emptied() {
         let id = |n: u128| DeviceId(n).to_string();
         let mut devices = vec![
             device(&id(1), Some(599), true, false),
@@ -433,15 +432,13 @@ mod tests {
             device(&id(3), Some(900), true, true),
             device(&id(4), None, false, false),
         ];
-        let none = BTreeSet::new();
         let hot = DriveReport { troubles: vec![DriveTrouble::Temperature], ..DriveReport::default() };
         devices[3].drive = Some(hot);
-        assert!(due(&devices, &none, 600).is_empty(), "not yet, needed, leaving, and hot");
+        assert!(due(&devices, 600).is_empty(), "not yet, needed, leaving, and hot");
         devices[0].slow_s = Some(600);
         let failing = DriveReport { troubles: vec![DriveTrouble::ReadOnly], ..DriveReport::default() };
         devices[3].drive = Some(failing.clone());
         let both = [(id(1), Unasked::Slow(600)), (id(4), Unasked::Failing(failing))];
-        assert_eq!(due(&devices, &none, 600), both);
-        assert_eq!(due(&devices, &BTreeSet::from([DeviceId(4)]), 600), both[..1]);
+        assert_eq!(due(&devices, 600), both);
     }
 }
