@@ -25,9 +25,9 @@
 
 #![deny(unsafe_code)]
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use holdfast_base::{BLOCK_BYTES, InstanceId, LedgerId, Lsn, SegmentId, VolumeId};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
+use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use std::fmt;
 
 /// Of a volume's key, and of a key-encrypting key.
@@ -175,10 +175,8 @@ impl Cipher {
 
     /// Decrypts an entry's payload; false, and bytes of no meaning, where it is not what was sealed.
     pub fn open_entry(&self, lsn: Lsn, bound: &[u8], tag: &[u8; TAG_BYTES], payload: &mut [u8]) -> bool {
-        let mut plain = vec![0; payload.len()];
-        let opened = self.0.open_separate_gather(nonce_of(lsn.0), Aad::from(bound), payload, tag, &mut plain);
-        payload.copy_from_slice(&plain);
-        opened.is_ok()
+        let (nonce, bound) = (nonce_of(lsn.0), Aad::from(bound));
+        self.0.open_in_place_separate_tag(nonce, bound, Tag::from(*tag), payload, 0..).is_ok()
     }
 
     /// Encrypts whole blocks, the first of them at `position` of its segment. `checks` gets the head of each one's tag.
@@ -242,9 +240,9 @@ pub fn wrap(kek: &Secret, volume: VolumeId, nonce: [u8; NONCE_BYTES], key: &Secr
 pub fn unwrap(kek: &Secret, volume: VolumeId, nonce: [u8; NONCE_BYTES], wrapped: &[u8]) -> Option<Secret> {
     let (kek, bound) = wrapping(kek, volume);
     let (key, tag) = wrapped.split_at_checked(KEY_BYTES)?;
-    let mut plain = Secret([0; KEY_BYTES]);
+    let mut plain = Secret(key.try_into().ok()?);
     let nonce = Nonce::assume_unique_for_key(nonce);
-    kek.open_separate_gather(nonce, Aad::from(bound), key, tag, &mut plain.0).ok()?;
+    kek.open_in_place_separate_tag(nonce, Aad::from(bound), tag.try_into().ok()?, &mut plain.0, 0..).ok()?;
     Some(plain)
 }
 

@@ -4,7 +4,7 @@ mod support;
 
 use holdfast_base::GridId;
 use holdfast_runtime::pki::{Authority, Role};
-use rustls::crypto::aws_lc_rs;
+use rustls::crypto::ring;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -67,7 +67,7 @@ impl Nbd {
         assert_eq!(plain.option(STARTTLS, b""), [(ACK, Vec::new())]);
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(dir.join("ca-cert.pem")).expect("an authority")).expect("sound");
-        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .expect("TLS")
             .with_root_certificates(roots);

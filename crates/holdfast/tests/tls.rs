@@ -11,7 +11,7 @@ use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::TlsStream;
 use holdfast_runtime::tls::link::{HostTls, LinkPaths};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::aws_lc_rs;
+use rustls::crypto::ring;
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -141,7 +141,7 @@ impl ServerCertVerifier for Anybody {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+        ring::default_provider().signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -152,7 +152,7 @@ fn answer_to_stranger(grid: &Grid, shows: Option<[&str; 2]>) -> Vec<u8> {
 
 /// The same, of whatever is said.
 fn answer_to(grid: &Grid, shows: Option<[&str; 2]>, says: &[u8]) -> Vec<u8> {
-    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("TLS 1.3")
         .dangerous()

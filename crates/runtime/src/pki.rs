@@ -17,13 +17,14 @@
 //!
 //! Limits: [`AUTHORITY_VALID`] and [`LEAF_VALID`]; certificates begin a day early, for machines whose clocks differ.
 
-use aws_lc_rs::{constant_time, digest, hmac, rand};
 use holdfast_base::{GridId, NodeId};
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SigningKey, date_time_ymd,
 };
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::{digest, hmac};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, DnsName};
 use std::fmt;
@@ -319,15 +320,16 @@ pub fn mac(secret: &[u8], parts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
     mac
 }
 
-/// Compares what nobody may guess byte by byte.
+/// Compares what nobody may guess byte by byte: how long it takes depends on nothing but the lengths.
 pub fn is_same(a: &[u8], b: &[u8]) -> bool {
-    constant_time::verify_slices_are_equal(a, b).is_ok()
+    let once = hmac::Key::new(hmac::HMAC_SHA256, &random::<DIGEST_BYTES>());
+    hmac::verify(&once, a, hmac::sign(&once, b).as_ref()).is_ok()
 }
 
 /// Bytes that nobody can guess.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    rand::fill(&mut bytes).expect("the kernel gives random numbers");
+    SystemRandom::new().fill(&mut bytes).expect("the kernel gives random numbers");
     bytes
 }
 
@@ -336,6 +338,44 @@ mod tests {
     use super::*;
 
     const GRID: GridId = GridId(7);
+
+    /// As releases before this one made it, with another library.
+    const OLDER: (&str, &str) = (
+        "-----BEGIN CERTIFICATE-----
+MIIBwDCCAWegAwIBAgIUUImZlZwkoenln5zkIahCkK0EW5swCgYIKoZIzj0EAwIw
+PTE7MDkGA1UEAwwySG9sZGZhc3QgZ3JpZCAyNzcwMjE1OS1kYzRiLTRjZGQtOWNl
+Yi0xYjFiYzE5YTAxYTEwHhcNMjYxMTIyMDkxODAyWhcNNDYxMTE4MDkxODAyWjA9
+MTswOQYDVQQDDDJIb2xkZmFzdCBncmlkIDI3NzAyMTU5LWRjNGItNGNkZC05Y2Vi
+LTFiMWJjMTlhMDFhMTBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABH76A1xk3nyc
+c8/ttG2Zohdkf16WoRzr6meyvehdrxz6MXTqyLg263VKbPAnoqRuzsE2VbY7PoxN
+NVPu3Xoe1rGjRTBDMA4GA1UdDwEB/wQEAwIBBjAdBgNVHQ4EFgQU+nqPlLfA1iPf
+18xL9ZWLBy7dcBgwEgYDVR0TAQH/BAgwBgEB/wIBADAKBggqhkjOPQQDAgNHADBE
+AiAsyfV/aF+yiAGbhzrGsoeYQUtUjTZcE8RLEOd8VSCSRQIgI5hvdUecms11Vm/e
+STJlO2T4Ivk0HDZUh6c4nu/f/xg=
+-----END CERTIFICATE-----
+",
+        "-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgmOCermWWXXva1eD9
+Qp3jMddehhgAtwITKSqejBYUPAihRANCAAR++gNcZN58nHPP7bRtmaIXZH9elqEc
+6+pnsr3oXa8c+jF06si4Nut1SmzwJ6Kkbs7BNlW2Oz6MTTVT7t16Htax
+-----END PRIVATE KEY-----
+",
+    );
+
+    #[test]
+    fn an_authority_of_an_older_release_goes_on_signing() {
+        let (certificate, key) = (OLDER.0.to_string(), OLDER.1.to_string());
+        let authority = Authority::load(GRID, &Pair { certificate, key }).unwrap();
+        let issued = authority.issue(&Role::Node(NodeId(3))).unwrap();
+        let facts = Facts::of_pem(&issued.certificate).unwrap();
+        assert_eq!(facts.identity, Some(Identity { grid: GRID, role: Role::Node(NodeId(3)) }));
+        let ca = CertificateDer::from_pem_slice(OLDER.0.as_bytes()).unwrap();
+        let (_, parsed) = x509_parser::parse_x509_certificate(&ca).unwrap();
+        let signed = authority.seal(b"a list").unwrap();
+        let key = &parsed.public_key().subject_public_key.data;
+        let key = ring::signature::UnparsedPublicKey::new(&ring::signature::ECDSA_P256_SHA256_ASN1, key);
+        assert!(key.verify(b"a list", &signed).is_ok() && key.verify(b"another", &signed).is_err());
+    }
 
     #[test]
     fn identities_read_back_and_odd_ones_do_not() {

@@ -15,8 +15,8 @@
 
 use crate::pki::{Authority, Identity, PkiError, Role, issued_s};
 use crate::tls::TlsStream;
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use holdfast_base::GridId;
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use std::collections::BTreeMap;

@@ -16,7 +16,7 @@ mod session;
 
 pub use session::sealed_bytes_max;
 
-use rustls::crypto::aws_lc_rs;
+use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
@@ -80,7 +80,7 @@ impl fmt::Debug for TlsServer {
 impl TlsServer {
     /// Reads them, and finds what does not go together.
     pub fn load(paths: &TlsPaths) -> Result<TlsServer, TlsError> {
-        let provider = Arc::new(aws_lc_rs::default_provider());
+        let provider = Arc::new(ring::default_provider());
         let chain = certificates("a certificate", &paths.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&paths.key).map_err(|e| pem_error("a private key", &paths.key, e))?;
         let builder =
@@ -398,7 +398,7 @@ mod tests {
         fn client(&self, with_certificate: bool) -> ClientConnection {
             let mut roots = RootCertStore::empty();
             roots.add(self.ca.clone()).unwrap();
-            let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .unwrap()
                 .with_root_certificates(roots);

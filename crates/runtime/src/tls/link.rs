@@ -17,7 +17,7 @@ use crate::revoked::RevokedNow;
 use holdfast_base::{GridId, NodeId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, UnbufferedClientConnection, verify_server_cert_signed_by_trust_anchor};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, UnbufferedServerConnection, WebPkiClientVerifier};
 use rustls::version::TLS13;
@@ -173,7 +173,7 @@ fn mismatch(paths: &LinkPaths) -> impl FnOnce(Error) -> TlsError {
 /// AES-128-GCM comes first: the cipher that TLS 1.3 asks of everybody, with four rounds of fourteen less than AES-256.
 /// The others stay, for ends of other releases.
 fn provider() -> Arc<CryptoProvider> {
-    let mut provider = aws_lc_rs::default_provider();
+    let mut provider = ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
 }

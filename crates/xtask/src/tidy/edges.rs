@@ -16,7 +16,7 @@ struct Allowed {
 const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-base", ours: &[], theirs: Some(&["crc-fast", "serde"]) },
     Allowed { name: "holdfast-erasure", ours: &[], theirs: Some(&["thiserror"]) },
-    Allowed { name: "holdfast-cipher", ours: &["holdfast-base"], theirs: Some(&["aws-lc-rs"]) },
+    Allowed { name: "holdfast-cipher", ours: &["holdfast-base"], theirs: Some(&["ring"]) },
     Allowed { name: "holdfast-format", ours: &["holdfast-base"], theirs: Some(&["postcard", "serde", "thiserror"]) },
     Allowed {
         name: "holdfast-volume",
