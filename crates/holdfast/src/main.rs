@@ -105,6 +105,9 @@ struct HostArgs {
 }
 
 fn main() -> ExitCode {
+    // The allocator asks for huge pages where the system leaves that to programs. What is given back a page at a time then comes
+    // anew two megabytes at a time, zeroed: more memory, and writes cost more. A kernel that knows of none refuses.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     let cli = Cli::parse();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
