@@ -156,6 +156,42 @@ fn members_may_die_and_hang_and_the_store_serves_on() {
     assert_eq!(store.keep_alive(LeaseId(12345)), Err(MetaError::LeaseGone));
 }
 
+/// Members that do not lead: without one of them no election has to be waited for.
+fn followers(members: &[Member]) -> Vec<usize> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    let follows = |member: &Member| {
+        let endpoint = member.config().endpoint();
+        let status = runtime.block_on(async { etcd_client::Client::connect([endpoint], None).await?.status().await });
+        let status = status.expect("a member tells of itself");
+        status.header().expect("it names itself").member_id() != status.leader()
+    };
+    (0..members.len()).filter(|at| follows(&members[*at])).collect()
+}
+
+#[test]
+fn what_only_reads_does_not_fail_with_the_member_that_was_asked() {
+    if is_missing() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut members = cluster(dir.path(), 6);
+    swap_in_time(&connect(&members), "kept", MetaVersion::ABSENT, b"value");
+    let asked = followers(&members);
+    assert_eq!(asked.len(), 2);
+    let endpoints = asked.iter().map(|at| members[*at].config().endpoint()).collect();
+    let store =
+        EtcdStore::connect(&EtcdConfig { endpoints, prefix: "test/".into(), tls: None }).expect("good endpoints");
+    let lease = store.grant(Duration::from_secs(60)).expect("grant");
+    let victim = asked[store.member()];
+    members[victim].hang().expect("a signal");
+    assert_eq!(store.list("").expect("the other answers").records.len(), 1);
+    store.keep_alive(lease).expect("the lease lives on");
+    members[victim].resume().expect("a signal");
+    store.get("kept").expect("it answers still");
+    members.remove(asked[store.member()]).kill();
+    assert_eq!(store.get("kept").expect("the other answers").expect("there").value, b"value");
+}
+
 /// As protocol rule 4 asks: the same swap on the same version, until its outcome is known.
 fn swap_in_time(store: &EtcdStore, key: &str, expect: MetaVersion, value: &[u8]) -> MetaVersion {
     let end = Instant::now() + Duration::from_secs(30);

@@ -4,10 +4,10 @@
 //! revision of its last change (`mod_revision`), a swap is a transaction that compares it.
 //!
 //! Members are asked one at a time: the one that answered last, until it doesn't. Then all are probed at once, and the
-//! first that can read through the cluster's leader is asked from there on. A swap is sent once: where its answer is
-//! missing, nobody knows its outcome (protocol rule 4), and a second copy would find the first one's work.
+//! first that can read through the cluster's leader is asked from there on. What only reads is asked again, there. A swap is
+//! sent once: where its answer is missing, nobody knows its outcome (protocol rule 4), and a second copy would find the first one's work.
 //!
-//! Limits: [`CALL_MAX`] a call, one page of [`LIST_PAGE`] records at a time.
+//! Limits: [`CALL_MAX`] a call, [`AGAIN_MAX`] more where it only reads, one page of [`LIST_PAGE`] records at a time.
 //!
 //! Faults: a watch whose member died can hang in silence, so one that has been silent for [`SILENCE_MAX`] asks for a
 //! sign of life, and fails without it. Members without a leader are treated like absent ones.
@@ -32,6 +32,10 @@ use tokio::time::timeout;
 
 /// How long a call may take: an election of etcd's default timing takes one to two seconds, and callers repeat.
 const CALL_MAX: Duration = Duration::from_secs(2);
+
+/// How long what only reads is asked again and again: a call that met an election, and one after it.
+const AGAIN_MAX: Duration = Duration::from_secs(4);
+const AGAIN_PACE: Duration = Duration::from_millis(100);
 
 /// How long a member may take to say that it can read through a leader.
 const PROBE_MAX: Duration = Duration::from_secs(1);
@@ -173,6 +177,19 @@ impl Shared {
         })
     }
 
+    /// As [`Shared::call`], for what may be asked twice: where the member that answered last does not, it goes to one that does, or
+    /// will. While none has answered for longer, each call tries once: many may wait.
+    fn read<T, F: Future<Output = Result<T, Error>>>(&self, call: impl Fn(Client) -> F) -> Result<T, MetaError> {
+        let (begun, answered_last) = (Instant::now(), self.choice().answers);
+        let is_worth_it = || answered_last && begun.elapsed() < AGAIN_MAX;
+        loop {
+            match self.call(&call) {
+                Err(MetaError::Unknown { .. }) if is_worth_it() => std::thread::sleep(AGAIN_PACE),
+                told => return told,
+            }
+        }
+    }
+
     /// What a member answers; or for how long it was silent, when it is given up: at [`CALL_MAX`], or as soon as another member
     /// has answered and this one does not.
     async fn outwait<T>(&self, member: usize, asked: impl Future<Output = T>) -> Result<T, Duration> {
@@ -297,7 +314,10 @@ fn is_missing_lease(error: &Error) -> bool {
 impl MetaStore for EtcdStore {
     fn get(&self, key: &str) -> Result<Option<Record>, MetaError> {
         let full = self.0.full_key(key);
-        let found = self.0.call(|mut client| async move { client.get(full, None).await })?;
+        let found = self.0.read(|mut client| {
+            let full = full.clone();
+            async move { client.get(full, None).await }
+        })?;
         found.kvs().first().map(|kv| self.0.record(kv)).transpose()
     }
 
@@ -319,9 +339,13 @@ impl MetaStore for EtcdStore {
                     [last.as_slice(), &[0]].concat()
                 }
             };
-            let page = self.0.call(|client| async move {
-                client.kv_client().max_decoding_message_size(ANSWER_BYTES_MAX).get(start, Some(options)).await
-            })?;
+            let page =
+                self.0.read(|client| {
+                    let (start, options) = (start.clone(), options.clone());
+                    async move {
+                        client.kv_client().max_decoding_message_size(ANSWER_BYTES_MAX).get(start, Some(options)).await
+                    }
+                })?;
             if after.is_none() {
                 let revision = page.header().map_or(0, etcd_client::ResponseHeader::revision);
                 listing.revision = Revision(revision.cast_unsigned());
@@ -371,7 +395,7 @@ impl MetaStore for EtcdStore {
 
     fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError> {
         // The first answer of the stream is awaited within; a lease that is gone is an error.
-        self.0.call(|mut client| async move { client.lease_keep_alive(lease.0.cast_signed()).await }).map(drop)
+        self.0.read(|mut client| async move { client.lease_keep_alive(lease.0.cast_signed()).await }).map(drop)
     }
 
     fn revoke(&self, lease: LeaseId) -> Result<(), MetaError> {
