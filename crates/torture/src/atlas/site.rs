@@ -2,16 +2,20 @@
 
 use super::machine::{Machine, Part, Shape, wait_etcd};
 use super::net::Net;
-use super::say;
+use super::{LOOK_PACE, say};
 use crate::logs;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Devices of a node: as many as `nested-parity:2+1` wants.
 const DEVICES: &str = "3";
+
+/// How long a host that is back may take to say so.
+const ANNOUNCED_MAX: Duration = Duration::from_secs(20);
 
 /// A volume that both hosts are to offer.
 #[derive(Clone, Copy, Debug)]
@@ -114,10 +118,23 @@ impl Site {
                 shown["host"].as_str().with_context(|| format!("volume {name} is in service nowhere: {shown}"))?;
             if host != wanted.name() {
                 let from = Part::parse(host).with_context(|| format!("volume {name} is at {host}"))?;
-                self.machine(from).holdfast(&["volume", "handover", name, "--to", wanted.name()])?;
+                self.hand_over(name, from, wanted)?;
             }
         }
         Ok(())
+    }
+
+    /// Nothing can be handed over to a host that was out of reach until it has announced itself again.
+    fn hand_over(&mut self, name: &str, from: Part, to: Part) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            match self.machine(from).holdfast(&["volume", "handover", name, "--to", to.name()]) {
+                Err(error) if format!("{error:#}").contains("or it is down") && since.elapsed() < ANNOUNCED_MAX => {
+                    std::thread::sleep(LOOK_PACE);
+                }
+                done => return done.map(drop),
+            }
+        }
     }
 
     /// What still keeps the grid from being whole; none when nothing does.
