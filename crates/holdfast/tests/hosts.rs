@@ -12,11 +12,14 @@ fn state(grid: &Grid, volume: &str) -> String {
     grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
 }
 
+fn host_pid(grid: &Grid) -> rustix::process::Pid {
+    let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
+    rustix::process::Pid::from_raw(pid).expect("a process")
+}
+
 /// Ends the host's process at once.
 fn kill_host(grid: &Grid) {
-    let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
-    let pid = rustix::process::Pid::from_raw(pid).expect("a process");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+    rustix::process::kill_process(host_pid(grid), rustix::process::Signal::KILL).expect("killed");
 }
 
 /// Writes another file to the volume, and reads it back.
@@ -173,4 +176,55 @@ fn two_machines_and_a_witness() {
     a.ok("grid up");
     assert_eq!(state(&a, "v1"), "elsewhere");
     until("what a missed is made good", || b.node_state(1) == "up" && is_whole(&b, "v1"));
+}
+
+/// A volume's number of what is shown of it in service.
+fn live(grid: &Grid, volume: &str, what: &str) -> u64 {
+    grid.json(&format!("volume show {volume}"))["live"][what].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 48) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(48), Grid::new(49));
+    a.up(&format!("--nodes 3 --devices 1 --etcd {endpoint} --name a"));
+    let id = a.json("status")["grid"].as_str().expect("an id").to_string();
+    b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name b"));
+    until("both use all nodes", || a.node_state(4) == "up" && (1..=4).all(|node| b.node_state(node) == "up"));
+    b.ok("volume create v --size 64MiB --layout mirror:2");
+    if has_nbdcopy() {
+        let data = b.path("data");
+        pattern(&data, 48 << 20);
+        nbdcopy(data.to_str().expect("text"), &b.uri("v"));
+    }
+    let stops = |node: u32| {
+        let stopped = a.run(&format!("node stop {node}")).status.success();
+        if stopped {
+            a.ok(&format!("node start {node}"));
+        }
+        stopped
+    };
+    until("nothing speaks against it", || stops(2));
+    until("the volume is whole again", || is_whole(&b, "v") && a.node_state(2) == "up" && b.node_state(2) == "up");
+    if has_nbdcopy() {
+        // Out of reach for host b alone.
+        b.ok("node cut 4");
+        until("host b misses node 4", || live(&b, "v", "degraded_segments") > 0);
+        assert_eq!(a.node_state(4), "up");
+        let refused = a.fails("node stop 2");
+        assert!(refused.contains("at host b, volume v has") && refused.contains("--force"), "{refused}");
+        b.ok("node mend 4");
+        until("nothing speaks against it", || stops(2));
+    }
+    until("all is as it was", || (1..=4).all(|node| a.node_state(node) == "up"));
+    // Nobody knows what a host that hangs has in service, until its lease has run out.
+    let pid = host_pid(&b);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stopped");
+    let refused = a.run("node stop 1");
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("goes on");
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("host b does not say"), "{why}");
+    until("nothing speaks against it", || stops(1));
 }

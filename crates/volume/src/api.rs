@@ -34,6 +34,8 @@ pub struct Config {
     pub takeover: bool,
     /// Guests' reads are checked against their blocks' checksums. Metadata and what is moved always are.
     pub checked_reads: bool,
+    /// The volume is not claimed if others have had it since this epoch: for who opens it only because nobody does.
+    pub only_from: Option<Epoch>,
     /// What the volume is encrypted with; it must be the key that its root record names.
     pub key: Option<VolumeKey>,
     /// For a check: see [`Controller::take_seals`](crate::Controller::take_seals).
@@ -78,6 +80,7 @@ impl Config {
             seed,
             takeover: false,
             checked_reads: true,
+            only_from: None,
             key: None,
             notes_seals: false,
             writeback_bytes_max: 256 << 20,

@@ -195,6 +195,7 @@ impl Controller {
                 self.opening_waits("the volume's key is not the one that it is encrypted with", out);
             }
             Ok(root) if self.is_outbid() => self.on_outbid(&root, out),
+            Ok(root) if self.config.only_from.is_some_and(|epoch| epoch != root.epoch) => self.depose(out),
             Ok(root) => {
                 self.root.version = version;
                 self.root.current = Some(root);

@@ -4,10 +4,10 @@
 
 mod support;
 
-use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Prng};
+use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Epoch, Prng};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
-use holdfast_volume::{Event, State};
+use holdfast_volume::{Config, Event, State};
 use std::time::Duration;
 use support::*;
 
@@ -172,4 +172,30 @@ fn the_parts_of_a_volume_add_up() {
         parts.segments.iter().filter(|part| part.is_data && part.layout == layout).map(|part| part.bytes).sum();
     assert!(data >= 9 << 20, "half as much again: {parts:?}");
     assert_eq!(parts.segments.iter().map(|part| part.segments).sum::<u64>(), world.controller.status().segment_count);
+}
+
+/// Opens the volume for who opens it only because nobody has it, as it was known at that epoch.
+fn open_only_from(world: &mut World, epoch: Epoch) -> State {
+    let bounds = config(3, 1);
+    world.config = Some(Config { only_from: Some(epoch), ..bounds });
+    world.begin_open();
+    world.run_until(|w| !matches!(w.controller.state(), State::Opening));
+    world.controller.state()
+}
+
+#[test]
+fn who_cares_for_a_closed_volume_keeps_off_where_others_have_had_it_since() {
+    let mut world = World::new(5, 3, Layout::Mirror { copies: 2 }, 1 << 20);
+    world.write_all(0, 64 << 10);
+    let root = |world: &World| Root::decode(&world.root.1).unwrap();
+    let known = root(&world).epoch;
+    // Another host puts it into service in between.
+    world.open();
+    let (served, version) = (root(&world), world.root.0);
+    assert!(served.epoch > known);
+    let promised: Vec<Epoch> = world.nodes.iter().map(|node| node.promised).collect();
+    assert_eq!(open_only_from(&mut world, known), State::Deposed);
+    assert_eq!((root(&world), world.root.0), (served.clone(), version), "the record is as it was");
+    assert_eq!(world.nodes.iter().map(|node| node.promised).collect::<Vec<_>>(), promised, "its owner goes on");
+    assert_eq!(open_only_from(&mut world, served.epoch), State::Open);
 }

@@ -8,6 +8,7 @@
 use super::catalog::Entry;
 use super::commands::{CloseOutcome, Command};
 use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::volumes::OpenSpec;
 use crate::logger;
 use crate::protocol::VolumeInfo;
 use anyhow::{Context, Result};
@@ -65,6 +66,8 @@ impl ControlPlane {
                 cared.insert(name, Instant::now());
                 return Ok(());
             };
+            // Who has claimed it by the time that it is opened keeps it.
+            let spec = OpenSpec { only_from: Some(entry.root.epoch), ..spec };
             self.ask(|answer| Command::Open { spec, exported: false, answer })?;
         }
         self.wait_for_rest(&name)?;

@@ -189,7 +189,8 @@ impl Entry {
     pub fn spec(&self, key: Option<VolumeKey>) -> OpenSpec {
         let Root { volume, name, size_bytes, layout, .. } = &self.root;
         let checked_reads = !self.settings.unchecked_reads;
-        OpenSpec { volume: *volume, name: name.clone(), size_bytes: *size_bytes, layout: *layout, checked_reads, key }
+        let (volume, name, size_bytes, layout) = (*volume, name.clone(), *size_bytes, *layout);
+        OpenSpec { volume, name, size_bytes, layout, checked_reads, only_from: None, key }
     }
 }
 

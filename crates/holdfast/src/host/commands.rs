@@ -22,6 +22,7 @@ use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
@@ -212,7 +213,7 @@ pub enum Command {
 }
 
 /// What a volume in service lacks.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Weakness {
     pub volume: String,
     /// It is not open yet, or not any more: nobody knows.

@@ -17,6 +17,7 @@ use super::keeper;
 use super::keys::{Keys, NewKey};
 use super::meta::{Health, Meta};
 use super::presence::Presence;
+use super::questions;
 use super::revocation::Revocations;
 use super::schedule;
 use super::trend::{self, Trend};
@@ -94,6 +95,8 @@ pub(super) struct ControlPlane {
     /// Held while lists of clients and of revoked certificates are read and taken in: what was read first counts first. Nobody
     /// waits for an operation of the former kind to be shut out.
     doors: Mutex<()>,
+    /// Held while other hosts are asked: one question at a time.
+    questions: Mutex<()>,
 }
 
 /// Opens the sockets and serves them from threads of its own.
@@ -123,12 +126,14 @@ pub fn start(
         history: Mutex::default(),
         changes: Mutex::new(()),
         doors: Mutex::new(()),
+        questions: Mutex::new(()),
     });
     watch_tasks(Arc::clone(&plane))?;
     schedule::start(Arc::clone(&plane))?;
     caretaker::start(Arc::clone(&plane))?;
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
+    questions::start(Arc::clone(&plane), meta.clone())?;
     watcher::start(Arc::clone(&plane), meta)?;
     keeper::start(Arc::clone(&plane))?;
     family::start(Arc::clone(&plane))?;
@@ -298,6 +303,10 @@ impl ControlPlane {
 
     pub(super) fn alone_at_doors(&self) -> MutexGuard<'_, ()> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn asking(&self) -> MutexGuard<'_, ()> {
+        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // What these locks guard is replaced whole: after a panic it is as good as before.

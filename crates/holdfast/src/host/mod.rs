@@ -32,6 +32,7 @@ mod near;
 mod peers;
 pub mod portals;
 pub mod presence;
+mod questions;
 pub mod receive;
 mod revocation;
 pub mod schedule;

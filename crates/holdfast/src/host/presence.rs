@@ -43,6 +43,9 @@ struct HostRecord {
     /// The newest version of a volume's root record that its release reads; the first releases did not say.
     #[serde(default)]
     reads_root: u16,
+    /// It answers questions of other hosts ([`super::questions`]).
+    #[serde(default)]
+    answers: bool,
 }
 
 /// This host, as others see it.
@@ -141,7 +144,8 @@ impl Presence {
     /// Puts this host's record where no other host's is; gives where that is.
     fn take_name(&self) -> Result<Option<String>> {
         let key = format!("{HOST_PREFIX}{}", self.host);
-        let record = HostRecord { home: self.home.clone(), address: self.address, reads_root: ROOT_VERSION };
+        let record =
+            HostRecord { home: self.home.clone(), address: self.address, reads_root: ROOT_VERSION, answers: true };
         let record = serde_json::to_vec(&record).expect("our records always encode");
         let mut expect = MetaVersion::ABSENT;
         loop {
@@ -182,6 +186,32 @@ impl Presence {
     /// Hosts that say that they are there, and where they can be reached.
     pub fn hosts(&self) -> Result<BTreeMap<String, Option<SocketAddr>>> {
         host_addresses(&self.meta)
+    }
+
+    /// Other hosts that are there, and can be asked how their volumes are.
+    pub fn hosts_that_answer(&self) -> Result<BTreeSet<String>> {
+        let answers = |record: Option<HostRecord>| record.is_some_and(|record| record.answers);
+        let others = host_records(&self.meta)?.filter(|(host, _)| *host != self.host);
+        Ok(others.filter(|(_, record)| answers(record.clone())).map(|(host, _)| host).collect())
+    }
+
+    /// Puts a record of this host's alone that lasts as long as the host's lease, or takes it away.
+    pub fn keep(&self, key: &str, value: Option<&[u8]>) -> Result<()> {
+        let mut expect = self.meta.get(key)?.map_or(MetaVersion::ABSENT, |found| found.version);
+        loop {
+            if value.is_none() && expect == MetaVersion::ABSENT {
+                return Ok(());
+            }
+            match self.meta.swap(key, expect, value, value.map(|_| self.lease()))? {
+                Swap::Done(_) => return Ok(()),
+                Swap::Conflict(found) => expect = found.map_or(MetaVersion::ABSENT, |found| found.version),
+            }
+        }
+    }
+
+    /// A record's bytes.
+    pub fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        Ok(self.meta.get(key)?.map(|found| found.value))
     }
 
     /// Whether it is this host that looks after volumes that none has in service: the first that asks.

@@ -1,12 +1,12 @@
 //! Whether a node may be stopped: not while something lacks redundancy already, since its absence would come on top.
 //!
-//! Role: asks the volumes in service, and the other nodes whether they answer. It changes nothing: the
-//! command line stops the node when it hears no refusal.
+//! Role: asks the volumes in service here and at other hosts, and the other nodes whether they answer. It changes nothing:
+//! the command line stops the node when it hears no refusal.
 
 use super::commands::{Command, LiveStatus, Weakness};
 use super::control::{ControlPlane, ask};
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use holdfast_base::NodeId;
 use holdfast_format::wire::{Reply, Request};
 use std::fmt::Write as _;
@@ -45,13 +45,17 @@ impl ControlPlane {
             );
         }
         let weak = self.ask(|answer| Command::Weak { node: NodeId(node), answer })?;
-        if weak.is_empty() {
+        let elsewhere = self.weak_elsewhere(node).with_context(|| format!("node {node} is not stopped ({force})"))?;
+        if weak.is_empty() && elsewhere.is_empty() {
             return Ok(());
         }
         let tasks = self.tasks()?;
         let mut text = format!("node {node} is not stopped: ");
         for weakness in &weak {
             let _ = write!(text, "{}; ", describe(weakness, &tasks));
+        }
+        for (host, weakness) in &elsewhere {
+            let _ = write!(text, "at host {host}, {}; ", describe(weakness, &[]));
         }
         bail!("{text}without this node they would lack more. `holdfast status` shows when they are whole. {force}");
     }

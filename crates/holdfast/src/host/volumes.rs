@@ -12,7 +12,9 @@ use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use holdfast_base::Instant;
 use holdfast_base::time::earliest;
-use holdfast_base::{BlockOp, ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId};
+use holdfast_base::{
+    BlockOp, Epoch, ExportInfo, GridId, HeadId, InstanceId, ObjectId, RequestToken, Slab, Token, VolumeId,
+};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
@@ -76,6 +78,8 @@ pub struct OpenSpec {
     pub size_bytes: u64,
     pub layout: Layout,
     pub checked_reads: bool,
+    /// It is not opened if others have had it since: see [`Config::only_from`].
+    pub only_from: Option<Epoch>,
     /// Of an encrypted one.
     pub key: Option<VolumeKey>,
 }
@@ -205,6 +209,7 @@ impl Volumes {
         config.key = spec.key;
         // Who shall have it the records say, and the keeper goes by them.
         config.takeover = false;
+        config.only_from = spec.only_from;
         config.rebuild_after = self.care.rebuild_after;
         config.scrub_every = self.care.scrub_every;
         let token = self.table.insert(Volume {

@@ -1,0 +1,133 @@
+//! Whether volumes in service at other hosts could do without a node: asked and answered by records, since hosts have no
+//! connections for this.
+//!
+//! ```text
+//! question/HOST           (metadata, leased) what that host wants to know; only while it waits
+//! answer/HOST/ASKER       (metadata, leased) what a host has told the asker last
+//! ```
+//! A host of a release that answers no questions says nothing of the kind in its record, and is not asked.
+//!
+//! Role: a thread of its own answers, which waits for no lock: who asks may hold one that others wait for.
+//!
+//! Faults: a host that is there and does not answer may have anything in service, so nobody knows, and the asker is told that. One
+//! whose lease has run out is not asked, though it may serve on while it does not reach the metadata store.
+
+use super::commands::{Command, Weakness};
+use super::control::ControlPlane;
+use super::meta::Meta;
+use anyhow::{Context, Result, bail};
+use holdfast_base::NodeId;
+use holdfast_runtime::meta::Change;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const QUESTION_PREFIX: &str = "question/";
+const ANSWER_PREFIX: &str = "answer/";
+
+/// How long a host may take. Shorter than the lease of one that hangs.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+const LOOK_PACE: Duration = Duration::from_millis(20);
+
+/// How long one look waits for questions.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
+/// Pause before the store is asked again that did not answer.
+const PAUSE: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Question {
+    id: String,
+    /// What would be missing without it?
+    node: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    /// Of the question.
+    id: String,
+    weak: Vec<Weakness>,
+}
+
+impl ControlPlane {
+    /// What volumes lack that other hosts have in service, each with its host.
+    pub(super) fn weak_elsewhere(&self, node: u32) -> Result<Vec<(String, Weakness)>> {
+        let others = self.presence.hosts_that_answer()?;
+        if others.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _alone = self.asking();
+        let key = format!("{QUESTION_PREFIX}{}", self.catalog.host());
+        let id = uuid::Uuid::new_v4().to_string();
+        let question = serde_json::to_vec(&Question { id: id.clone(), node }).expect("our records always encode");
+        self.presence.keep(&key, Some(&question))?;
+        let answers = self.await_answers(&id, others);
+        // One that stays ends with the lease, and asks for nothing that anybody waits for.
+        let _ = self.presence.keep(&key, None);
+        answers
+    }
+
+    fn await_answers(&self, id: &str, mut silent: BTreeSet<String>) -> Result<Vec<(String, Weakness)>> {
+        let end = Instant::now() + ANSWER_MAX;
+        let mut weak = Vec::new();
+        loop {
+            for host in silent.clone() {
+                if let Some(told) = self.presence.read(&format!("{ANSWER_PREFIX}{host}/{}", self.catalog.host()))?
+                    && let Ok(told) = serde_json::from_slice::<Told>(&told)
+                    && told.id == id
+                {
+                    weak.extend(told.weak.into_iter().map(|weakness| (host.clone(), weakness)));
+                    silent.remove(&host);
+                }
+            }
+            if silent.is_empty() {
+                return Ok(weak);
+            }
+            if Instant::now() >= end {
+                // Of those that have gone meanwhile nobody knows more than of those that were gone before.
+                let there = self.presence.hosts()?;
+                let Some(host) = silent.iter().find(|host| there.contains_key(*host)) else { return Ok(weak) };
+                bail!("host {host} does not say how the volumes are that it has in service; see whether it hangs");
+            }
+            std::thread::sleep(LOOK_PACE);
+        }
+    }
+
+    /// Answers what other hosts have asked and ask, until something fails.
+    fn answer_questions(&self, meta: &Meta) -> Result<std::convert::Infallible> {
+        let listed = meta.list(QUESTION_PREFIX)?;
+        for record in &listed.records {
+            self.answer_question(&record.key, &record.value)?;
+        }
+        let mut watch = meta.watch(QUESTION_PREFIX, listed.revision.next())?;
+        loop {
+            for event in watch.next(LOOK_MAX)? {
+                if let Change::Put(record) = &event.change {
+                    self.answer_question(&event.key, &record.value)?;
+                }
+            }
+        }
+    }
+
+    fn answer_question(&self, key: &str, question: &[u8]) -> Result<()> {
+        let asker = key.strip_prefix(QUESTION_PREFIX).filter(|asker| asker != self.catalog.host());
+        let (Some(asker), Ok(question)) = (asker, serde_json::from_slice::<Question>(question)) else { return Ok(()) };
+        let weak = self.ask(|answer| Command::Weak { node: NodeId(question.node), answer })?;
+        let told = serde_json::to_vec(&Told { id: question.id, weak }).expect("our records always encode");
+        self.presence.keep(&format!("{ANSWER_PREFIX}{}/{asker}", self.catalog.host()), Some(&told))
+    }
+}
+
+pub(super) fn start(plane: Arc<ControlPlane>, meta: Meta) -> Result<()> {
+    let answer = move || {
+        loop {
+            // Of a store that does not answer whoever looks after its health tells; who asks asks again.
+            let Err(_) = plane.answer_questions(&meta);
+            std::thread::sleep(PAUSE);
+        }
+    };
+    std::thread::Builder::new().name("questions".to_string()).spawn(answer).context("no thread for questions")?;
+    Ok(())
+}
