@@ -61,6 +61,9 @@ pub enum Request {
         /// It is encrypted, with a key that this one wraps.
         #[serde(default)]
         key: Option<KeySource>,
+        /// As in [`Request::VolumeSet`].
+        #[serde(default)]
+        limit: Option<String>,
     },
     VolumeList,
     VolumeShow {
@@ -84,6 +87,9 @@ pub enum Request {
         checked_reads: Option<bool>,
         #[serde(default)]
         tiers: Option<Tiers>,
+        /// What clients may have of it, in the words of the layer `limit`, or `none`.
+        #[serde(default)]
+        limit: Option<String>,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
@@ -253,6 +259,8 @@ impl Request {
     /// The volumes that only the host can do it to that has them in service.
     pub fn of_one_host(&self) -> &[String] {
         match self {
+            // A limit is in the records alone.
+            Request::VolumeSet { layout: None, fixed: None, checked_reads: None, tiers: None, .. } => &[],
             Request::VolumeSet { name, .. }
             | Request::VolumeDelete { name, .. }
             | Request::VolumeHandover { name, .. }
@@ -561,6 +569,9 @@ pub struct VolumeInfo {
     /// The clients that may have it over TCP; `None` where all may that reach it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only_for: Option<BTreeSet<String>>,
+    /// How much clients may have of it, in the words of the layer `limit`.
+    #[serde(default)]
+    pub limit: Option<String>,
     /// `open`, `opening`, `closing`, `deposed`; at other hosts than the one that has it in service `portal` where they offer it,
     /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it; `locked` where its key could not
     /// be had.
@@ -596,6 +607,9 @@ pub struct LayerInfo {
     pub tool: bool,
     /// It is removed, and waits for replies to what it has passed on.
     pub leaving: bool,
+    /// It is the volume's limit, wherever that is served.
+    #[serde(default)]
+    pub kept: bool,
     /// Between it and what is above it.
     pub above: EdgeInfo,
     /// What it did.

@@ -133,7 +133,8 @@ fn draw_layers(drawing: &mut Drawing, volume: &VolumeInfo) {
     for part in &layers.layers {
         drawing.edge(&[layer::edge_text(&part.above)]);
         let leaving = if part.leaving { ", going" } else { "" };
-        drawing.part("layer", &format!("{}: {}{leaving}", part.id, part.spec));
+        let kept = if part.kept { ", kept with the volume" } else { "" };
+        drawing.part("layer", &format!("{}: {}{kept}{leaving}", part.id, part.spec));
         if !part.counters.is_empty() {
             drawing.more(&layer::counters_text(&part.counters));
         }

@@ -23,7 +23,8 @@ use serde_json::json;
     holdfast volume layer remove vm1 2                           what layer 2 holds goes on at once\n  \
     holdfast volume layer remove vm1                             all of them\n\n\
     Layers last as long as the host has the volume in service: they end with `volume unexport`, a hand-over, and the host.\n\
-    `holdfast status` tells of those that make a volume worse.")]
+    `holdfast status` tells of those that make a volume worse. A limit that is to stay is the volume's own:\n\
+    `holdfast volume set vm1 --limit iops=500`.")]
 pub struct LayerArgs {
     #[command(subcommand)]
     action: LayerAction,

@@ -36,6 +36,7 @@ use std::path::PathBuf;
     holdfast volume create vm4 --size 100GiB --first-tier mirror:2,ssd,20% --media hdd\n  \
     \x20                                            written to flash, moved to disks by age (`holdfast tier show`)\n  \
     holdfast volume set vm4 --first-tier none\n  \
+    holdfast volume set vm1 --limit iops=500,bytes=50MiB\n  \
     holdfast volume set vm1 --protect node     after a node was added\n  \
     holdfast volume allow db vm7 vm8           only these clients may have it over TCP (`holdfast grid tls --help`)\n  \
     holdfast volume deny db vm8                it is cut off, if it is connected\n  \
@@ -203,6 +204,10 @@ struct Create {
     encrypt: bool,
     #[command(flatten)]
     key: WrappingKey,
+    /// What its clients may have of it, requests and bytes a second: iops=500,bytes=50MiB,burst=2s (what was not used for a
+    /// burst's time may follow at once; 1s unless told). Wherever it is served, and by whichever host clients come
+    #[arg(long)]
+    limit: Option<String>,
     /// Only make it; `holdfast volume export` offers it to clients later
     #[arg(long)]
     no_export: bool,
@@ -211,7 +216,7 @@ struct Create {
 /// What of a volume is to change.
 #[derive(Args, Debug)]
 #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["layout", "protect", "provisioning", "integrity", "first_tier", "media"])))]
+    .args(["layout", "protect", "provisioning", "integrity", "first_tier", "media", "limit"])))]
 struct Set {
     name: String,
     /// As for `volume create`; what is there is written anew in the background
@@ -231,6 +236,9 @@ struct Set {
     integrity: Option<Integrity>,
     #[command(flatten)]
     tiers: TierFlags,
+    /// As for `volume create`, also of a clone; `none` takes it away
+    #[arg(long)]
+    limit: Option<String>,
 }
 
 /// The key that a volume's own is wrapped with. It is not kept: the host gets it again whenever the volume is opened.
@@ -284,6 +292,7 @@ impl Create {
             checked_reads: self.integrity == Integrity::On,
             tiers: self.tiers.applied_to(Tiers::default()),
             key,
+            limit: self.limit,
         };
         let volume = client::volume(dir, &request)?;
         let text = format!("volume {} ({}, {}) is made{}", volume.name, self.size, volume.layout, how_to_use(&volume));
@@ -305,10 +314,17 @@ impl Set {
         let checked_reads = self.integrity.map(|i| i == Integrity::On);
         let tiers = self.tiers.change(&self.name, dir)?;
         let layout_name = layout.map(|l| l.to_string());
-        let request = Request::VolumeSet { name: self.name, layout: layout_name, fixed, checked_reads, tiers };
+        let is_limited = self.limit.is_some();
+        let (name, limit) = (self.name, self.limit);
+        let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads, tiers, limit };
         let volume = client::volume(dir, &request)?;
         let tiers = tiers.map(|tiers| super::tier::what_was_set(&volume.name, tiers));
-        let said: Vec<String> = tiers.into_iter().chain(what_was_set(&volume, layout, fixed, checked_reads)).collect();
+        let limit = is_limited.then(|| match &volume.limit {
+            Some(limit) => format!("volume {} is limited to {limit}, wherever it is served", volume.name),
+            None => format!("volume {} has no limit", volume.name),
+        });
+        let set = what_was_set(&volume, layout, fixed, checked_reads);
+        let said: Vec<String> = tiers.into_iter().chain(set).chain(limit).collect();
         show(&volume, said.join("\n"), json)
     }
 }
@@ -541,6 +557,9 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         row("connect to", uri.clone());
     }
     row("for", whom_for(volume));
+    if let Some(limit) = &volume.limit {
+        row("limit", limit.clone());
+    }
     row("clients", volume.sessions.to_string());
     for layer in volume.layers.iter().flat_map(|layers| &layers.layers) {
         row("layer", format!("{}: {}", layer.id, layer.spec));

@@ -192,6 +192,7 @@ impl Grid for LocalGrid {
             checked_reads: true,
             tiers: holdfast_format::tier::Tiers::default(),
             key: None,
+            limit: None,
         };
         let mut volume = client::volume(&self.dir, &request)?;
         let deadline = Instant::now() + OPEN_TIME_MAX;

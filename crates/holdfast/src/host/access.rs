@@ -155,17 +155,18 @@ impl Host {
 
 impl ControlPlane {
     /// What the records say counts here from now on.
-    pub(super) fn take_in_clients(&self) -> Result<()> {
+    pub(super) fn take_in_access(&self) -> Result<()> {
         let _alone = self.alone_at_doors();
-        let lists = self.catalog.clients()?;
-        self.ask(|answer| Command::Access { lists, answer })
+        let (lists, limits) = (self.catalog.clients()?, self.catalog.limits()?);
+        self.ask(|answer| Command::Access { lists, limits, answer })
     }
 
-    /// A clone is for whom its origin is for, until another list is given to it.
-    pub(super) fn inherit_clients(&self, origin: &Entry, clone: VolumeId) -> Result<()> {
+    /// A clone is for whom its origin is for, and has its limit, until it is given others.
+    pub(super) fn inherit_access(&self, origin: &Entry, clone: VolumeId) -> Result<()> {
         let list = self.catalog.clients()?.remove(&origin.id());
         self.catalog.change_clients(clone, |_| Ok(list.clone()))?;
-        self.take_in_clients()
+        self.catalog.set_limit(clone, self.catalog.limits()?.get(&origin.id()).map(String::as_str))?;
+        self.take_in_access()
     }
 
     /// Lets clients in, or no more. To be called alone.
@@ -177,7 +178,7 @@ impl ControlPlane {
         };
         named.iter().try_for_each(|client| check_name(client))?;
         self.catalog.change_clients(entry.id(), |list| changed(name, change, list))?;
-        self.take_in_clients()?;
+        self.take_in_access()?;
         self.show(name)
     }
 }

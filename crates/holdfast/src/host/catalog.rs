@@ -9,6 +9,7 @@
 //! volume/ID/export       there while the volume is in service, for the next start: at which host
 //! deleting/ID            there until every device has returned the volume's space
 //! clients/ID             of a volume or clone: which clients may have it (see `access`)
+//! limits/ID              of a volume or clone: how much clients may have of it (see `limits`)
 //! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
@@ -26,6 +27,7 @@ use super::access::Lists;
 use super::family::is_placeholder;
 use super::fixed::{Fixed, FixedVolume};
 use super::keys::{KeyRecord, NewKey};
+use super::limits::Limits;
 use super::meta::Meta;
 use super::presence::{check_can_serve, live_hosts};
 use super::receive::Received;
@@ -63,6 +65,7 @@ pub const DRAINING_PREFIX: &str = "draining/";
 const KEPT_PREFIX: &str = "kept/";
 const TREND_KEY: &str = "trend";
 pub const CLIENTS_PREFIX: &str = "clients/";
+pub const LIMITS_PREFIX: &str = "limits/";
 pub const REVOKED_KEY: &str = "revoked";
 pub const SETTINGS_PREFIX: &str = "settings/";
 pub const NODE_PREFIX: &str = "node/";
@@ -111,6 +114,12 @@ pub struct CloneRecord {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct ClientsRecord {
     allowed: BTreeSet<String>,
+}
+
+/// How much the clients of a volume or clone may have of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct LimitRecord {
+    limit: String,
 }
 
 /// What an operator has chosen for a volume, besides size and layout.
@@ -224,6 +233,10 @@ fn deleting_key(volume: &str) -> String {
 
 fn clients_key(volume: VolumeId) -> String {
     format!("{CLIENTS_PREFIX}{volume}")
+}
+
+fn limit_key(volume: VolumeId) -> String {
+    format!("{LIMITS_PREFIX}{volume}")
 }
 
 fn settings_key(volume: VolumeId) -> String {
@@ -416,7 +429,7 @@ impl Catalog {
         let is_gone = self.is_gone(begun.volume)?;
         if is_gone {
             self.set(&settings_key(begun.volume), None)?;
-            self.set(&clients_key(begun.volume), None)?;
+            self.forget_access(begun.volume)?;
             self.set_key(begun.volume, None)?;
             self.free_name(name, &begun.volume.to_string())?;
         }
@@ -533,6 +546,26 @@ impl Catalog {
         })
     }
 
+    /// How much clients may have of which volumes and clones.
+    pub fn limits(&self) -> Result<Limits> {
+        let mut limits = Limits::new();
+        for listed in self.meta.list(LIMITS_PREFIX)?.records {
+            let Ok(volume) = listed.key[LIMITS_PREFIX.len()..].parse() else { continue };
+            limits.insert(volume, decode::<LimitRecord>(&listed.key, &listed.value)?.limit);
+        }
+        Ok(limits)
+    }
+
+    pub fn set_limit(&self, volume: VolumeId, limit: Option<&str>) -> Result<()> {
+        self.set(&limit_key(volume), limit.map(|limit| encode(&LimitRecord { limit: limit.to_string() })))
+    }
+
+    /// A volume or clone is gone: who may have it, and how much.
+    fn forget_access(&self, volume: VolumeId) -> Result<()> {
+        self.set(&clients_key(volume), None)?;
+        self.set(&limit_key(volume), None)
+    }
+
     pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
         let key = settings_key(volume);
         self.update(&key, |found| {
@@ -566,7 +599,7 @@ impl Catalog {
     /// Its volume has let go of it.
     pub fn forget_clone(&self, id: VolumeId, name: &str) -> Result<()> {
         self.set_schedule(id, None)?;
-        self.set(&clients_key(id), None)?;
+        self.forget_access(id)?;
         self.set(&clone_key(id), None)?;
         self.free_name(name, &id.to_string())
     }
@@ -926,7 +959,7 @@ impl Catalog {
         self.set_schedule(volume, None)?;
         self.set_received(volume, None)?;
         self.set(&settings_key(volume), None)?;
-        self.set(&clients_key(volume), None)?;
+        self.forget_access(volume)?;
         self.root(volume)
     }
 

@@ -9,6 +9,7 @@ use super::family::{FamilyCommand, ForkOutcome};
 use super::fixed::FixedVolume;
 use super::groups::GroupOutcome;
 use super::layers::{LayerChange, LayerOutcome};
+use super::limits::Limits;
 use super::portals::Offer;
 use super::volumes::OpenSpec;
 use crate::anatomy::Parts;
@@ -180,9 +181,10 @@ pub enum Command {
         volume: VolumeId,
         answer: Answer<Option<wire::Answer>>,
     },
-    /// Which clients may have what from here on; answered when those that may not stay are cut off.
+    /// Which clients may have what from here on, and how much; answered when those that may not stay are cut off.
     Access {
         lists: Lists,
+        limits: Limits,
         answer: Answer<()>,
     },
     /// Certificates were revoked: answered when their connections are ended.
@@ -452,8 +454,9 @@ impl Host {
                 self.set_offers(now, offers, &hosts, io);
                 tell(&answer, ());
             }
-            Command::Access { lists, answer } => {
+            Command::Access { lists, limits, answer } => {
                 self.set_access(now, lists, io);
+                self.set_limits(now, limits, io);
                 tell(&answer, ());
             }
             Command::CutRevoked { answer } => {

@@ -15,6 +15,7 @@ use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
 use super::keeper;
 use super::keys::{Keys, NewKey};
+use super::limits;
 use super::meta::{Health, Meta};
 use super::presence::Presence;
 use super::questions;
@@ -215,8 +216,14 @@ impl ControlPlane {
         }
         let result = match request {
             Request::Status => self.status().map(Response::Status),
-            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key } => self
-                .create(&name, (size_bytes, &layout, tiers), export, (fixed, checked_reads), key.as_ref())
+            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key, limit } => self
+                .create(
+                    &name,
+                    (size_bytes, &layout, tiers),
+                    export,
+                    (fixed, checked_reads, limit.as_deref()),
+                    key.as_ref(),
+                )
                 .map(Response::from),
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
@@ -224,9 +231,9 @@ impl ControlPlane {
             Request::VolumeResize { name, size_bytes, shrink } => {
                 self.resize(&name, size_bytes, shrink).map(Response::from)
             }
-            Request::VolumeSet { name, layout, fixed, checked_reads, tiers } => {
-                self.set(&name, (layout.as_deref(), tiers), fixed, checked_reads).map(Response::from)
-            }
+            Request::VolumeSet { name, layout, fixed, checked_reads, tiers, limit } => self
+                .set(&name, (layout.as_deref(), tiers), (fixed, checked_reads), limit.as_deref())
+                .map(Response::from),
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
@@ -363,13 +370,14 @@ impl ControlPlane {
     /// Adds volumes that are not open here; gives those that are being deleted, and those that can't be read.
     fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<(Vec<String>, Vec<Unreadable>)> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
-        let lists = self.catalog.clients()?;
+        let (lists, limits) = (self.catalog.clients()?, self.catalog.limits()?);
         let (entries, unreadable) = self.catalog.survey()?;
         for entry in entries {
             match volumes.iter_mut().find(|v| v.name == entry.name()) {
                 Some(volume) => volume.portals = entry.portals.into_iter().collect(),
                 None => {
-                    volumes.push(VolumeInfo { only_for: lists.get(&entry.id()).cloned(), ..self.closed_info(&entry) })
+                    let (only_for, limit) = (lists.get(&entry.id()).cloned(), limits.get(&entry.id()).cloned());
+                    volumes.push(VolumeInfo { only_for, limit, ..self.closed_info(&entry) })
                 }
             }
         }
@@ -392,6 +400,7 @@ impl ControlPlane {
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
         info.portals = entry.portals.iter().cloned().collect();
         info.only_for = self.catalog.clients()?.remove(&entry.id());
+        info.limit = self.catalog.limits()?.remove(&entry.id());
         if entry.clone.is_none() {
             let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
             info.shares_with = origin.flatten().map(|root| root.name);
@@ -405,9 +414,10 @@ impl ControlPlane {
         name: &str,
         (size_bytes, layout, tiers): (u64, &str, Tiers),
         export: bool,
-        (is_fixed, checked_reads): (bool, bool),
+        (is_fixed, checked_reads, limit): (bool, bool, Option<&str>),
         key: Option<&KeySource>,
     ) -> Result<VolumeInfo> {
+        let limit = limit.map(limits::parse).transpose()?.flatten();
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
         tiers.check(layout, size_bytes)?;
@@ -427,6 +437,7 @@ impl ControlPlane {
         if is_fixed {
             self.set_fixed_anew(&entry)?;
         }
+        self.set_limit(&entry, limit.as_deref())?;
         if export { self.export(name, false) } else { Ok(self.closed_info(&entry)) }
     }
 
@@ -447,11 +458,13 @@ impl ControlPlane {
         &self,
         name: &str,
         (layout, tiers): (Option<&str>, Option<Tiers>),
-        fixed: Option<bool>,
-        checked_reads: Option<bool>,
+        (fixed, checked_reads): (Option<bool>, Option<bool>),
+        limit: Option<&str>,
     ) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
-        if entry.clone.is_some() {
+        let limit = limit.map(limits::parse).transpose()?;
+        let is_its_own = layout.is_none() && tiers.is_none() && fixed.is_none() && checked_reads.is_none();
+        if entry.clone.is_some() && !is_its_own {
             bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
         }
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
@@ -475,6 +488,9 @@ impl ControlPlane {
         if let Some(checked) = checked_reads {
             self.catalog.change_settings(entry.root.volume, |settings| settings.unchecked_reads = !checked)?;
             self.ask(|answer| Command::CheckReads { name: name.to_string(), checked, answer })?;
+        }
+        if let Some(limit) = limit {
+            self.set_limit(&entry, limit.as_deref())?;
         }
         self.show(name)
     }
@@ -518,7 +534,7 @@ impl ControlPlane {
             let (name, force, discard) = (name.to_string(), true, true);
             ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
         }
-        self.take_in_clients()?;
+        self.take_in_access()?;
         self.ask(|answer| Command::Open { spec, exported: true, answer })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
@@ -681,7 +697,7 @@ impl ControlPlane {
         }
         self.drop_orphan(name)?;
         let id = self.catalog.begin_clone(name)?;
-        self.inherit_clients(&entry, id)?;
+        self.inherit_access(&entry, id)?;
         let wanted = Wanted::Clone { snapshot: snapshot.to_string(), id, name: name.to_string(), size_bytes };
         self.change(volume, wanted)?;
         let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
@@ -776,6 +792,7 @@ impl ControlPlane {
             host: entry.served_by.clone(),
             portals: entry.portals.iter().cloned().collect(),
             only_for: None,
+            limit: None,
             state: state.to_string(),
             waits: trouble,
             epoch: entry.root.epoch.0,

@@ -79,7 +79,7 @@ impl ControlPlane {
         let out_of_reach = live.nodes.iter().filter(|node| node.link != LinkState::Up).count();
         let entries = self.catalog.all()?;
         let hosts = self.presence.hosts()?;
-        self.take_in_clients()?;
+        self.take_in_access()?;
         let (offers, addresses) = offers(&self.catalog, &entries, &hosts);
         self.ask(|answer| Command::Offers { offers, hosts: addresses, answer })?;
         for entry in entries.iter().filter(|entry| entry.clone.is_none()) {

@@ -4,7 +4,8 @@
 //! layers do with the request; what they ask the controller has one there, too. So all that layers hold counts as under way,
 //! and a session that must come behind it does ([`super::volumes::Behind`]).
 //!
-//! Layers live as long as this process has the volume in service: they are in no record. They are drained before the volume
+//! Layers live as long as this process has the volume in service: they are in no record, but for a volume's limit
+//! ([`super::limits`]). They are drained before the volume
 //! is closed or handed over, so that nothing comes out of them later; with a controller that is gone they are dropped, and
 //! what they held is answered as what the controller had.
 //!
@@ -37,6 +38,8 @@ pub enum LayerOutcome {
     NotOpen,
     TooMany,
     NoSuch,
+    /// It is the volume's limit, which is set and taken away as such.
+    Kept,
 }
 
 impl Volume {
@@ -60,6 +63,7 @@ impl Volume {
             spec: view.spec,
             tool: view.nature.is_tool,
             leaving: view.is_leaving,
+            kept: self.kept.iter().any(|kept| kept.head == head && kept.layer == Some(view.id)),
             above: view.above.into(),
             counters: view.counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect(),
         };
@@ -71,6 +75,9 @@ impl Volume {
 impl Host {
     /// Gives a request that has its asker to the controller, by the layers that stand before it.
     pub(super) fn pass(&mut self, now: Instant, at: Token, target: Target, request: BlockRequest, io: &mut Io) {
+        if let (Target::Head(head), false) = (target, self.volumes.limits.is_empty()) {
+            self.keep_to_limit(now, at, head, io);
+        }
         let volume = self.volumes.table.get(at);
         if let Target::Head(head) = target
             && volume.is_some_and(|volume| volume.layers.iter().any(|(of, _)| *of == head))
@@ -125,6 +132,7 @@ impl Host {
         {
             let count = stack.layers().len();
             logger::info(format_args!("volume {}: its layers ({count}) are drained, and gone", volume.name));
+            volume.kept.retain(|kept| kept.head != head);
             self.drive_layers(now, at, head, StackEvent::Drain, io);
         }
     }
@@ -134,10 +142,17 @@ impl Host {
         let serves = |v: &&mut Volume| v.exported && matches!(v.controller.state(), State::Opening | State::Open);
         let Some(volume) = self.volumes.table.get_mut(at).filter(serves) else { return LayerOutcome::NotOpen };
         match change {
-            LayerChange::Add(layer) => volume.add_layer(name, head, layer),
+            LayerChange::Add(layer) => {
+                volume.add_layer(head, layer).map_or_else(|outcome| outcome, |_| LayerOutcome::Done)
+            }
             LayerChange::Remove(id) => {
+                if id.is_some_and(|id| self.is_kept(at, head, id)) {
+                    return LayerOutcome::Kept;
+                }
+                let Some(volume) = self.volumes.table.get_mut(at) else { return LayerOutcome::NotOpen };
                 let stands: Vec<LayerId> = volume.stack(head).map_or(Vec::new(), |stack| stack.standing());
-                let going: Vec<LayerId> = stands.into_iter().filter(|of| id.is_none_or(|id| id == *of)).collect();
+                let asked = |of: &LayerId| id.is_none_or(|id| id == *of) && !self.is_kept(at, head, *of);
+                let going: Vec<LayerId> = stands.into_iter().filter(asked).collect();
                 if going.is_empty() && id.is_some() {
                     return LayerOutcome::NoSuch;
                 }
@@ -152,15 +167,16 @@ impl Host {
 }
 
 impl Volume {
-    fn add_layer(&mut self, name: &str, head: HeadId, layer: Box<dyn Layer>) -> LayerOutcome {
+    pub(super) fn add_layer(&mut self, head: HeadId, layer: Box<dyn Layer>) -> Result<LayerId, LayerOutcome> {
         if !self.has_room_beside_layers(LAYERS_MAX * OWN_MAX) {
-            return LayerOutcome::TooMany;
+            return Err(LayerOutcome::TooMany);
         }
+        let name = self.name_of(head);
         let (spec, is_tool) = (layer.spec().to_string(), layer.nature().is_tool);
         if self.stack(head).is_none() {
             self.layers.push((head, Stack::new(REQUESTS_MAX)));
         }
-        let Some(id) = self.stack(head).and_then(|stack| stack.add(layer)) else { return LayerOutcome::TooMany };
+        let Some(id) = self.stack(head).and_then(|stack| stack.add(layer)) else { return Err(LayerOutcome::TooMany) };
         if is_tool {
             logger::warn(format_args!(
                 "volume {name}: layer {id}, {spec}, makes it worse on purpose; `holdfast volume layer remove {name}` ends that"
@@ -168,7 +184,7 @@ impl Volume {
         } else {
             logger::info(format_args!("volume {name}: layer {id}, {spec}, stands before it"));
         }
-        LayerOutcome::Done
+        Ok(id)
     }
 }
 
@@ -195,6 +211,11 @@ impl ControlPlane {
             LayerOutcome::TooMany => bail!(
                 "volume {name} has as many layers as it can have ({LAYERS_MAX}), or as many requests under way; \
                  `holdfast volume layer list {name}`, and remove one first"
+            ),
+            LayerOutcome::Kept => bail!(
+                "layer {} is the limit of volume {name}, which it keeps wherever it is served; `holdfast volume set {name} --limit \
+                 none` takes it away",
+                layer.map_or_else(String::new, |layer| layer.to_string())
             ),
             LayerOutcome::NoSuch => bail!(
                 "volume {name} has no layer {}; `holdfast volume layer list {name}` tells their numbers",

@@ -25,6 +25,7 @@ mod janitor;
 mod keeper;
 mod keys;
 mod layers;
+mod limits;
 mod links;
 pub mod meta;
 mod nbd;
@@ -141,7 +142,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     // Read after that: while the host was away others may have taken volumes over.
     catalog.adopt_exports()?;
     let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
-    let access = catalog.clients()?;
+    let (access, limits) = (catalog.clients()?, catalog.limits()?);
     let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
     let budget = Budget { writeback_bytes: settings.writeback_bytes, map_cache_bytes: settings.map_cache_bytes };
@@ -150,7 +151,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let started = reactor.io().now();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
-        volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access), exported.len(), uris),
+        volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access, limits), exported.len(), uris),
         portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
         clients: Clients::new((grid, revoked), settings.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,

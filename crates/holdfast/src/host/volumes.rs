@@ -7,6 +7,7 @@
 
 use super::access::Lists;
 use super::fixed::FixedVolume;
+use super::limits::{Kept, Limits};
 use crate::logger;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
@@ -102,6 +103,8 @@ pub struct Volume {
     pub receiver: Option<String>,
     /// Before heads that have any: what is asked of them goes by these.
     pub(super) layers: Vec<(HeadId, Stack)>,
+    /// Which of them are limits that the records tell of.
+    pub(super) kept: Vec<Kept>,
     askers: Slab<(u64, Asker)>,
     /// Requests are numbered as they come; those that are under way.
     next_number: u64,
@@ -143,6 +146,8 @@ pub struct Volumes {
     pub fixed: BTreeMap<VolumeId, FixedVolume>,
     /// Which clients may have what.
     pub access: Lists,
+    /// How much clients may have of it.
+    pub limits: Limits,
     by_name: BTreeMap<String, (Token, HeadId)>,
     grid: GridId,
     host: String,
@@ -159,7 +164,7 @@ impl Volumes {
         grid: GridId,
         host: &str,
         (budget, care): (Budget, Care),
-        (fixed, access): (BTreeMap<VolumeId, FixedVolume>, Lists),
+        (fixed, access, limits): (BTreeMap<VolumeId, FixedVolume>, Lists, Limits),
         expected: usize,
         uri_patterns: Vec<String>,
     ) -> Volumes {
@@ -167,6 +172,7 @@ impl Volumes {
             table: Slab::new(VOLUMES_MAX),
             fixed,
             access,
+            limits,
             by_name: BTreeMap::new(),
             grid,
             host: host.to_string(),
@@ -186,6 +192,11 @@ impl Volumes {
     pub fn export_id(&self, name: &str) -> Option<VolumeId> {
         let (at, head) = self.find_open(name)?;
         self.table.get(at)?.id_of(head)
+    }
+
+    /// All volumes in service, and the clones in them.
+    pub fn heads(&self) -> Vec<(Token, HeadId)> {
+        self.by_name.values().copied().collect()
     }
 
     /// The open volume of that id.
@@ -219,6 +230,7 @@ impl Volumes {
             exported,
             receiver: None,
             layers: Vec::new(),
+            kept: Vec::new(),
             askers: Slab::new(REQUESTS_MAX),
             next_number: 0,
             under_way: BTreeSet::new(),
@@ -271,7 +283,9 @@ impl Volumes {
         let volume = self.table.get(at)?;
         let mut info = volume.info(name, head, |export| self.uris(export));
         info.host = volume.exported.then(|| self.host.clone());
-        info.only_for = volume.id_of(head).and_then(|id| self.access.get(&id)).cloned();
+        let id = volume.id_of(head);
+        info.only_for = id.and_then(|id| self.access.get(&id)).cloned();
+        info.limit = id.and_then(|id| self.limits.get(&id)).cloned();
         if let Some(fixed) = self.fixed.get(&volume.id).filter(|_| head == HeadId::VOLUME) {
             info.provisioning = provisioning_text(true).to_string();
             info.set_aside_bytes = fixed.set_aside_bytes();
@@ -338,16 +352,23 @@ impl Volume {
     pub fn give_up(&mut self) -> (Vec<RequestToken>, Vec<Behind>) {
         // What layers hold has its askers here, as all has.
         self.layers.clear();
+        self.kept.clear();
         let behind = std::mem::take(&mut self.behind).into_iter().map(|(_, who)| who).collect();
         (self.askers.tokens().into_iter().map(|token| RequestToken(token.0)).collect(), behind)
     }
 
     /// Of the volume, or of a clone in it.
-    fn id_of(&self, head: HeadId) -> Option<VolumeId> {
+    pub(super) fn id_of(&self, head: HeadId) -> Option<VolumeId> {
         if head == HeadId::VOLUME {
             return Some(self.id);
         }
         self.controller.clones().find(|(of, _)| *of == head).map(|(_, clone)| clone.id)
+    }
+
+    /// Of the volume, or of a clone in it.
+    pub(super) fn name_of(&self, head: HeadId) -> String {
+        let clone = self.controller.clones().find(|(of, _)| *of == head).map(|(_, clone)| clone.name.clone());
+        clone.unwrap_or_else(|| self.name.clone())
     }
 
     pub fn layout(&self) -> Layout {
@@ -471,6 +492,7 @@ impl Volume {
             host: None,
             portals: Vec::new(),
             only_for: None,
+            limit: None,
             state: if self.exported || status.state == State::Deposed { state_text(status.state) } else { "in care" }
                 .to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),

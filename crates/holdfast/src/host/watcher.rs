@@ -4,7 +4,7 @@
 //! everything is read anew, so that nothing is missed.
 
 use super::catalog::{
-    CLIENTS_PREFIX, DRAINING_PREFIX, EXPORT_SUFFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX, fixed_of,
+    CLIENTS_PREFIX, DRAINING_PREFIX, EXPORT_SUFFIX, LIMITS_PREFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX, fixed_of,
 };
 use super::commands::Command;
 use super::control::ControlPlane;
@@ -25,7 +25,7 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Kinds of records that others change.
-const WATCHED: [&str; 5] = [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX, CLIENTS_PREFIX, REVOKED_KEY];
+const WATCHED: [&str; 6] = [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX, CLIENTS_PREFIX, LIMITS_PREFIX, REVOKED_KEY];
 
 pub(super) fn start(plane: Arc<ControlPlane>, meta: Meta) -> Result<()> {
     let look = move || {
@@ -68,8 +68,8 @@ impl ControlPlane {
         if changed.contains(REVOKED_KEY) {
             self.take_in_revoked()?;
         }
-        if changed.contains(CLIENTS_PREFIX) {
-            self.take_in_clients()?;
+        if changed.contains(CLIENTS_PREFIX) || changed.contains(LIMITS_PREFIX) {
+            self.take_in_access()?;
         }
         if changed.contains(NODE_PREFIX) {
             self.use_nodes(self.catalog.nodes()?)?;

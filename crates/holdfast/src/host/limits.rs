@@ -1,0 +1,118 @@
+//! How much of a volume its clients may ask for: a `limit` layer that belongs to the volume, wherever it is served.
+//!
+//! ```text
+//! limits/ID      (metadata) of a volume or clone: what its limit is told
+//! ```
+//! Unlike other layers it is there before the first request, at every host that has the volume in service, until an operator
+//! changes it. A clone begins with that of what it was made of. Clients that come by portals of other hosts go through it, too.
+//!
+//! A request that comes looks whether the layer is as the records say: so it is put back after a drain that did not end the
+//! service, and a volume that just opens needs no step of its own.
+
+use super::Host;
+use super::catalog::Entry;
+use super::control::ControlPlane;
+use crate::logger;
+use anyhow::{Result, bail};
+use holdfast_base::{HeadId, Instant, Token, VolumeId};
+use holdfast_layer::{Layer, LayerId, SpecError, StackEvent, build};
+use holdfast_runtime::reactor::Io;
+use std::collections::BTreeMap;
+
+/// By volume or clone: what its limit is told, `iops=500,bytes=50MiB` say.
+pub type Limits = BTreeMap<VolumeId, String>;
+
+/// What takes a limit away.
+pub const NONE: &str = "none";
+
+/// The limit that a volume or clone has, as it was told; without a layer where the words make none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Kept {
+    pub head: HeadId,
+    pub layer: Option<LayerId>,
+    words: String,
+}
+
+fn layer_of(words: &str) -> Result<Box<dyn Layer>, SpecError> {
+    build(&format!("limit:{words}"))
+}
+
+/// What an operator asks for: a limit, or that there be none.
+pub fn parse(words: &str) -> Result<Option<String>> {
+    if words == NONE {
+        return Ok(None);
+    }
+    match layer_of(words) {
+        Ok(_) => Ok(Some(words.to_string())),
+        Err(error) => bail!("`{words}` is no limit: {error}; write it like iops=500,bytes=50MiB, or `{NONE}`"),
+    }
+}
+
+impl Host {
+    /// These limits count from here on.
+    pub(super) fn set_limits(&mut self, now: Instant, limits: Limits, io: &mut Io) {
+        if self.volumes.limits == limits {
+            return;
+        }
+        self.volumes.limits = limits;
+        for (at, head) in self.volumes.heads() {
+            self.keep_to_limit(now, at, head, io);
+        }
+    }
+
+    /// Sees to it that the limit of a volume or clone is as the records say.
+    pub(super) fn keep_to_limit(&mut self, now: Instant, at: Token, head: HeadId, io: &mut Io) {
+        let Some(volume) = self.volumes.table.get_mut(at).filter(|volume| volume.serves()) else { return };
+        let wanted = volume.id_of(head).and_then(|id| self.volumes.limits.get(&id));
+        let kept = volume.kept.iter().position(|kept| kept.head == head);
+        if kept.map(|n| &volume.kept[n].words) == wanted {
+            return;
+        }
+        let wanted = wanted.cloned();
+        let former = kept.and_then(|n| volume.kept.swap_remove(n).layer);
+        if let Some(layer) = former {
+            self.drive_layers(now, at, head, StackEvent::Remove(layer), io);
+        }
+        let Some((words, volume)) = wanted.zip(self.volumes.table.get_mut(at)) else { return };
+        let layer = match layer_of(&words) {
+            Ok(layer) => volume.add_layer(head, layer),
+            Err(error) => {
+                let name = &volume.name;
+                logger::warn(format_args!("volume {name}: this release can't keep to its limit `{words}`: {error}"));
+                return volume.kept.push(Kept { head, layer: None, words });
+            }
+        };
+        // Where there is no room for it the next request tries again.
+        if let Ok(id) = layer {
+            volume.kept.push(Kept { head, layer: Some(id), words });
+        }
+    }
+
+    /// Whether a layer is the volume's own.
+    pub(super) fn is_kept(&self, at: Token, head: HeadId, layer: LayerId) -> bool {
+        let kept = self.volumes.table.get(at).map_or(&[][..], |volume| &volume.kept);
+        kept.iter().any(|kept| kept.head == head && kept.layer == Some(layer))
+    }
+}
+
+impl ControlPlane {
+    pub(super) fn set_limit(&self, entry: &Entry, limit: Option<&str>) -> Result<()> {
+        self.catalog.set_limit(entry.id(), limit)?;
+        self.take_in_access()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_told_in_the_words_of_its_layer() {
+        assert_eq!(parse("iops=500,bytes=50MiB").unwrap().as_deref(), Some("iops=500,bytes=50MiB"));
+        assert_eq!(parse("none").unwrap(), None);
+        for wrong in ["", "iops=0", "500", "burst=1s", "ios=3"] {
+            let error = parse(wrong).unwrap_err().to_string();
+            assert!(error.contains("iops=500,bytes=50MiB") && error.contains("none"), "{error}");
+        }
+    }
+}
