@@ -61,8 +61,8 @@ pub enum Request {
         /// It is encrypted, with a key that this one wraps.
         #[serde(default)]
         key: Option<KeySource>,
-        /// As in [`Request::VolumeSet`].
-        #[serde(default)]
+        /// As in [`Request::VolumeSet`]. Hosts of a release before this one refuse it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
     },
     VolumeList,
@@ -88,7 +88,7 @@ pub enum Request {
         #[serde(default)]
         tiers: Option<Tiers>,
         /// What clients may have of it, in the words of the layer `limit`, or `none`.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
     },
     /// Take snapshots by schedule, or no more.

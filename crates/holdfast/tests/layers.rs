@@ -2,11 +2,13 @@
 
 mod support;
 
+use holdfast_runtime::meta::member::Member;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::{Grid, etcd, until};
+use tempfile::TempDir;
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -109,6 +111,29 @@ fn made(index: u16) -> Grid {
     grid.up("--nodes 2 --devices 1");
     grid.ok("volume create v1 --size 16MiB --layout mirror:2");
     grid
+}
+
+/// Two hosts with nodes beside the first.
+struct Pair {
+    a: Grid,
+    b: Grid,
+    _member: Member,
+    _store: TempDir,
+}
+
+impl Pair {
+    /// `None` without etcd.
+    fn new(index: u16, last: u8) -> Option<Pair> {
+        let store = tempfile::tempdir().unwrap();
+        let member = etcd(store.path(), last)?;
+        let endpoint = member.config().endpoint();
+        let (a, b) = (Grid::new(index), Grid::new(index + 1));
+        a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
+        let token = a.ok("grid token").trim().to_string();
+        b.up(&format!("--nodes 0 --etcd {endpoint} --address 127.0.0.1 --name b --join {token}"));
+        until("both hosts see all nodes", || (1..=2).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
+        Some(Pair { a, b, _member: member, _store: store })
+    }
 }
 
 /// What is told of the layer in this place.
@@ -298,59 +323,49 @@ fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
 
 #[test]
 fn what_layers_hold_is_done_when_the_volume_is_handed_over() {
-    let store = tempfile::tempdir().unwrap();
-    let Some(member) = etcd(store.path(), 61) else { return };
-    let endpoint = member.config().endpoint();
-    let (a, b) = (Grid::new(124), Grid::new(125));
-    a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
-    let token = a.ok("grid token").trim().to_string();
-    b.up(&format!("--nodes 0 --etcd {endpoint} --address 127.0.0.1 --name b --join {token}"));
-    until("both hosts see all nodes", || (1..=2).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
+    let Some(Pair { a, b, .. }) = &Pair::new(124, 61) else { return };
     a.ok("volume create v1 --size 16MiB --layout mirror:2");
     b.ok("volume export v1 --portal");
-    let (mut near, mut far) = (Guest::connect(&a, "v1"), Guest::connect(&b, "v1"));
+    let (mut near, mut far) = (Guest::connect(a, "v1"), Guest::connect(b, "v1"));
     assert_eq!((near.write(0, 1), far.write(BLOCK as u64, 1)), (0, 0));
     assert!(b.fails("volume layer add v1 delay:read=1ms").contains("host a"), "only where it is served");
     a.ok("volume layer add v1 stall:write=forever");
     let written = (near.ask(WRITE, 0, BLOCK, &[2; BLOCK]), far.ask(WRITE, BLOCK as u64, BLOCK, &[2; BLOCK]));
-    until("both writes hang, also that of the portal's client", || layer(&a, 0)["counters"]["held now"] == 2);
+    until("both writes hang, also that of the portal's client", || layer(a, 0)["counters"]["held now"] == 2);
     a.ok("volume handover v1 --to b");
     assert_eq!((near.answer(), far.answer()), ((written.0, 0), (written.1, 0)));
     assert_eq!((far.read(0), near.read(BLOCK as u64)), (Ok(2), Ok(2)));
-    assert!([&a, &b].iter().all(|grid| grid.json("volume show v1")["layers"].is_null()));
+    assert!([a, b].iter().all(|grid| grid.json("volume show v1")["layers"].is_null()));
+}
+
+/// Eight writes at once.
+fn hurry(guest: &mut Guest, byte: u8) {
+    let asked: Vec<u64> = (0..8).map(|n| guest.ask(WRITE, n * BLOCK as u64, BLOCK, &[byte; BLOCK])).collect();
+    let mut answers: Vec<(u64, u32)> = asked.iter().map(|_| guest.answer()).collect();
+    answers.sort_unstable();
+    assert_eq!(answers, asked.iter().map(|cookie| (*cookie, 0)).collect::<Vec<_>>());
+}
+
+/// The volume has this limit, and some of what it was asked had to wait.
+fn check_limited(grid: &Grid, limit: &str) {
+    let layer = layer(grid, 0);
+    assert_eq!((&layer["spec"], &layer["kept"]), (&format!("limit:{limit}").into(), &true.into()), "{layer}");
+    assert_eq!(grid.json("volume show v1")["limit"], limit);
+    assert!(layer["counters"]["waited"].as_u64() > Some(0), "{layer}");
 }
 
 #[test]
 fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
-    let store = tempfile::tempdir().unwrap();
-    let Some(member) = etcd(store.path(), 62) else { return };
-    let endpoint = member.config().endpoint();
-    let (a, b) = (Grid::new(126), Grid::new(127));
-    a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
-    let token = a.ok("grid token").trim().to_string();
-    b.up(&format!("--nodes 0 --etcd {endpoint} --address 127.0.0.1 --name b --join {token}"));
-    until("both hosts see all nodes", || (1..=2).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
+    let Some(Pair { a, b, .. }) = &Pair::new(126, 62) else { return };
     let error = a.fails("volume create v1 --size 16MiB --layout mirror:2 --limit 500");
     assert!(error.contains("`500` is no limit") && error.contains("iops=500,bytes=50MiB"), "{error}");
     assert!(a.fails("volume show v1").contains("no volume v1"), "nothing is made of it");
-    a.ok("volume create v1 --size 16MiB --layout mirror:2 --limit iops=2000,burst=1ms");
+    a.ok("volume create v1 --size 16MiB --layout mirror:2 --limit iops=200,burst=1ms");
 
     // It is there before the first request; what does not fit waits, and all of it comes.
-    let hurry = |guest: &mut Guest, byte: u8| {
-        let asked: Vec<u64> = (0..8).map(|n| guest.ask(WRITE, n * BLOCK as u64, BLOCK, &[byte; BLOCK])).collect();
-        let mut answers: Vec<(u64, u32)> = asked.iter().map(|_| guest.answer()).collect();
-        answers.sort_unstable();
-        assert_eq!(answers, asked.iter().map(|cookie| (*cookie, 0)).collect::<Vec<_>>());
-    };
-    let held_to = |grid: &Grid, limit: &str| {
-        let layer = layer(grid, 0);
-        assert_eq!((&layer["spec"], &layer["kept"]), (&format!("limit:{limit}").into(), &true.into()), "{layer}");
-        assert_eq!(grid.json("volume show v1")["limit"], limit);
-        assert!(layer["counters"]["waited"].as_u64() > Some(0), "{layer}");
-    };
-    let mut near = Guest::connect(&a, "v1");
+    let mut near = Guest::connect(a, "v1");
     hurry(&mut near, 1);
-    held_to(&a, "iops=2000,burst=1ms");
+    check_limited(a, "iops=200,burst=1ms");
     let drawn = a.ok("volume explain v1");
     assert!(drawn.contains("kept with the volume"), "{drawn}");
 
@@ -359,34 +374,38 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     assert!(error.contains("volume set v1 --limit none"), "{error}");
     a.ok("volume layer add v1 delay:flush=1ms");
     a.ok("volume layer remove v1");
-    held_to(&a, "iops=2000,burst=1ms");
-    assert!(layer(&a, 1).is_null());
+    check_limited(a, "iops=200,burst=1ms");
+    assert!(layer(a, 1).is_null());
     b.ok("volume export v1 --portal");
     a.ok("volume handover v1 --to b");
     hurry(&mut near, 2);
-    held_to(&b, "iops=2000,burst=1ms");
+    check_limited(b, "iops=200,burst=1ms");
 
     // Each host may change it, whoever serves the volume; and one that starts anew goes by it.
-    a.ok("volume set v1 --limit bytes=4MiB,burst=1ms");
-    until("b has heard of it", || layer(&b, 0)["spec"] == "limit:bytes=4MiB,burst=1ms");
+    a.ok("volume set v1 --limit bytes=1MiB,burst=1ms");
+    until("b has heard of it", || layer(b, 0)["spec"] == "limit:bytes=1MiB,burst=1ms");
     drop(near);
     a.ok("volume unexport v1");
     b.ok("grid down");
     b.ok("grid up");
     until("it is open again", || b.json("volume show v1")["state"] == "open");
-    let mut near = Guest::connect(&b, "v1");
+    let mut near = Guest::connect(b, "v1");
     hurry(&mut near, 3);
-    held_to(&b, "bytes=4MiB,burst=1ms");
+    check_limited(b, "bytes=1MiB,burst=1ms");
 
     // A clone begins with it, and has its own from there on.
     b.ok("snapshot create v1 s1");
     b.ok("volume clone v1@s1 c1");
-    assert_eq!(b.json("volume show c1")["limit"], "bytes=4MiB,burst=1ms");
+    assert_eq!(b.json("volume show c1")["limit"], "bytes=1MiB,burst=1ms");
+    let mut of_clone = Guest::connect(b, "c1");
+    hurry(&mut of_clone, 4);
+    drop(of_clone);
+    until("the clone is left", || b.json("volume show c1")["sessions"] == 0);
     b.ok("volume set c1 --limit none");
     assert!(b.fails("volume set c1 --limit none --integrity off").contains("is a clone"));
     assert!(b.json("volume show c1")["limit"].is_null());
     b.ok("volume delete c1");
-    held_to(&b, "bytes=4MiB,burst=1ms");
+    check_limited(b, "bytes=1MiB,burst=1ms");
     b.ok("volume set v1 --limit none");
     assert!(b.json("volume show v1")["layers"].is_null());
     assert_eq!(near.read(0), Ok(3));

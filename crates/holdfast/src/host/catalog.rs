@@ -27,7 +27,7 @@ use super::access::Lists;
 use super::family::is_placeholder;
 use super::fixed::{Fixed, FixedVolume};
 use super::keys::{KeyRecord, NewKey};
-use super::limits::Limits;
+use super::limits::{self, Limits};
 use super::meta::Meta;
 use super::presence::{check_can_serve, live_hosts};
 use super::receive::Received;
@@ -361,6 +361,7 @@ impl Catalog {
             if again == Again::SameId && is_ours && self.root(chosen)?.is_none() {
                 return Ok(None);
             }
+            self.forget_access(chosen)?;
             chosen = fresh;
             Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string(), host: self.host.clone() }))))
         })?;
@@ -377,7 +378,7 @@ impl Catalog {
         &self,
         name: &str,
         (size_bytes, layout, tiers): (u64, Layout, Tiers),
-        settings: Settings,
+        (settings, limit): (Settings, Option<&str>),
         key: Option<&NewKey>,
     ) -> Result<Entry> {
         let key_id = key.map(NewKey::id);
@@ -385,6 +386,9 @@ impl Catalog {
         self.check_can_serve(&root)?;
         let chosen = self.take_name(name, Again::SameId)?;
         self.change_settings(chosen, |found| *found = settings)?;
+        // An earlier attempt may have left others.
+        self.forget_access(chosen)?;
+        self.set_limit(chosen, limit)?;
         self.set_key(chosen, key)?;
         let root = Root { volume: chosen, ..root };
         self.update(&root_key(chosen), |found| match found {
@@ -551,7 +555,8 @@ impl Catalog {
         let mut limits = Limits::new();
         for listed in self.meta.list(LIMITS_PREFIX)?.records {
             let Ok(volume) = listed.key[LIMITS_PREFIX.len()..].parse() else { continue };
-            limits.insert(volume, decode::<LimitRecord>(&listed.key, &listed.value)?.limit);
+            let record = decode::<LimitRecord>(&listed.key, &listed.value);
+            limits.insert(volume, limits::words_of(record.map(|record| record.limit)));
         }
         Ok(limits)
     }
@@ -983,7 +988,7 @@ mod tests {
         let catalog = Catalog::new(meta.clone(), GridId(1), "a");
         let made = |name| {
             let what = (1 << 30, Layout::DEFAULT, Tiers::default());
-            catalog.create(name, what, Settings { fixed: None, unchecked_reads: false }, None).unwrap().root
+            catalog.create(name, what, (Settings { fixed: None, unchecked_reads: false }, None), None).unwrap().root
         };
         made("readable");
         // The version, and a byte of the body.
@@ -1002,6 +1007,27 @@ mod tests {
         assert!(catalog.all_strictly().unwrap_err().to_string().starts_with("volume damaged is not known"));
         assert!(catalog.find("newer").unwrap_err().to_string().contains("by a newer release"));
         assert!(catalog.exported().is_ok() && catalog.fixed().is_ok() && catalog.adopt_exports().is_ok());
+    }
+
+    #[test]
+    fn a_limit_is_made_with_its_volume_and_goes_with_it_and_a_damaged_one_is_its_volumes_trouble_alone() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let catalog = Catalog::new(meta.clone(), GridId(1), "a");
+        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let make = |name, limit| catalog.create(name, what, (Settings::default(), limit), None).unwrap().root.volume;
+        // An attempt that was cut short before there was a volume.
+        let given_up = catalog.begin_clone("v1").unwrap();
+        catalog.set_limit(given_up, Some("iops=1")).unwrap();
+        catalog.change_clients(given_up, |_| Ok(Some(BTreeSet::new()))).unwrap();
+        let (v1, v2) = (make("v1", None), make("v2", Some("iops=500")));
+        assert_eq!(v1, given_up);
+        assert_eq!(catalog.limits().unwrap(), Limits::from([(v2, "iops=500".to_string())]));
+        assert!(catalog.clients().unwrap().is_empty());
+        catalog.set(&limit_key(v1), Some(b"{\"limit\":7}".to_vec())).unwrap();
+        let limits = catalog.limits().unwrap();
+        assert_eq!((limits[&v2].as_str(), limits[&v1].as_str()), ("iops=500", ""));
+        catalog.mark_deleted(&DeletingRecord { volume: v2.to_string(), name: "v2".to_string() }).unwrap();
+        assert!(!catalog.limits().unwrap().contains_key(&v2));
     }
 
     #[test]

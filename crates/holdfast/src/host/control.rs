@@ -430,6 +430,7 @@ impl ControlPlane {
         let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
         let settings = Settings { fixed, unchecked_reads: !checked_reads };
         let key = key.map(NewKey::make).transpose()?;
+        let settings = (settings, limit.as_deref());
         let entry = self.catalog.create(name, (size_bytes, layout, tiers), settings, key.as_ref())?;
         if let Some(key) = &key {
             self.keys.on_made(entry.root.volume, key)?;
@@ -437,8 +438,7 @@ impl ControlPlane {
         if is_fixed {
             self.set_fixed_anew(&entry)?;
         }
-        self.set_limit(&entry, limit.as_deref())?;
-        if export { self.export(name, false) } else { Ok(self.closed_info(&entry)) }
+        if export { self.export(name, false) } else { Ok(VolumeInfo { limit, ..self.closed_info(&entry) }) }
     }
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {

@@ -47,6 +47,11 @@ impl Volume {
         self.layers.iter_mut().find(|(of, _)| *of == head).map(|(_, stack)| stack)
     }
 
+    /// Whether a layer is the limit that the records tell of.
+    fn is_kept(&self, head: HeadId, layer: LayerId) -> bool {
+        self.kept.get(&head).is_some_and(|kept| kept.layer == Some(layer))
+    }
+
     /// Before it is changed in a way that nothing under way may follow.
     pub(super) fn check_layers_are_clear(&self, head: HeadId) -> Result<(), ChangeOutcome> {
         let holds = |(of, stack): &(HeadId, Stack)| *of == head && stack.in_flight() > 0;
@@ -63,7 +68,7 @@ impl Volume {
             spec: view.spec,
             tool: view.nature.is_tool,
             leaving: view.is_leaving,
-            kept: self.kept.iter().any(|kept| kept.head == head && kept.layer == Some(view.id)),
+            kept: self.is_kept(head, view.id),
             above: view.above.into(),
             counters: view.counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect(),
         };
@@ -132,7 +137,7 @@ impl Host {
         {
             let count = stack.layers().len();
             logger::info(format_args!("volume {}: its layers ({count}) are drained, and gone", volume.name));
-            volume.kept.retain(|kept| kept.head != head);
+            volume.kept.remove(&head);
             self.drive_layers(now, at, head, StackEvent::Drain, io);
         }
     }
@@ -146,12 +151,11 @@ impl Host {
                 volume.add_layer(head, layer).map_or_else(|outcome| outcome, |_| LayerOutcome::Done)
             }
             LayerChange::Remove(id) => {
-                if id.is_some_and(|id| self.is_kept(at, head, id)) {
+                if id.is_some_and(|id| volume.is_kept(head, id)) {
                     return LayerOutcome::Kept;
                 }
-                let Some(volume) = self.volumes.table.get_mut(at) else { return LayerOutcome::NotOpen };
                 let stands: Vec<LayerId> = volume.stack(head).map_or(Vec::new(), |stack| stack.standing());
-                let asked = |of: &LayerId| id.is_none_or(|id| id == *of) && !self.is_kept(at, head, *of);
+                let asked = |of: &LayerId| id.is_none_or(|id| id == *of) && !volume.is_kept(head, *of);
                 let going: Vec<LayerId> = stands.into_iter().filter(asked).collect();
                 if going.is_empty() && id.is_some() {
                     return LayerOutcome::NoSuch;

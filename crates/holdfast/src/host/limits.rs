@@ -25,12 +25,20 @@ pub type Limits = BTreeMap<VolumeId, String>;
 /// What takes a limit away.
 pub const NONE: &str = "none";
 
-/// The limit that a volume or clone has, as it was told; without a layer where the words make none.
+/// Words that no limit has: of a record that can't be read.
+const UNREADABLE: &str = "";
+
+/// What was last seen to of a volume or clone: its limit as it was told, if any, and the layer, where the words make one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Kept {
-    pub head: HeadId,
+    id: VolumeId,
+    words: Option<String>,
     pub layer: Option<LayerId>,
-    words: String,
+}
+
+/// What a record tells: one that is damaged, or of a later release, is the trouble of its volume alone.
+pub fn words_of(record: Result<String>) -> String {
+    record.unwrap_or_else(|_| UNREADABLE.to_string())
 }
 
 fn layer_of(words: &str) -> Result<Box<dyn Layer>, SpecError> {
@@ -63,35 +71,30 @@ impl Host {
     /// Sees to it that the limit of a volume or clone is as the records say.
     pub(super) fn keep_to_limit(&mut self, now: Instant, at: Token, head: HeadId, io: &mut Io) {
         let Some(volume) = self.volumes.table.get_mut(at).filter(|volume| volume.serves()) else { return };
-        let wanted = volume.id_of(head).and_then(|id| self.volumes.limits.get(&id));
-        let kept = volume.kept.iter().position(|kept| kept.head == head);
-        if kept.map(|n| &volume.kept[n].words) == wanted {
+        let limits = &self.volumes.limits;
+        let kept = volume.kept.get(&head);
+        if kept.is_some_and(|kept| kept.words.as_ref() == limits.get(&kept.id)) {
             return;
         }
-        let wanted = wanted.cloned();
-        let former = kept.and_then(|n| volume.kept.swap_remove(n).layer);
-        if let Some(layer) = former {
-            self.drive_layers(now, at, head, StackEvent::Remove(layer), io);
+        let Some(id) = kept.map(|kept| kept.id).or_else(|| volume.id_of(head)) else { return };
+        let words = limits.get(&id).cloned();
+        if let Some(Kept { layer: Some(former), .. }) = volume.kept.remove(&head) {
+            self.drive_layers(now, at, head, StackEvent::Remove(former), io);
         }
-        let Some((words, volume)) = wanted.zip(self.volumes.table.get_mut(at)) else { return };
-        let layer = match layer_of(&words) {
-            Ok(layer) => volume.add_layer(head, layer),
+        let Some(volume) = self.volumes.table.get_mut(at) else { return };
+        let layer = match words.as_deref().map(layer_of).transpose() {
+            // Where there is no room for it the next request tries again.
+            Ok(layer) => match layer.map(|layer| volume.add_layer(head, layer)).transpose() {
+                Ok(layer) => layer,
+                Err(_) => return,
+            },
             Err(error) => {
-                let name = &volume.name;
+                let (name, words) = (volume.name_of(head), words.as_deref().unwrap_or_default());
                 logger::warn(format_args!("volume {name}: this release can't keep to its limit `{words}`: {error}"));
-                return volume.kept.push(Kept { head, layer: None, words });
+                None
             }
         };
-        // Where there is no room for it the next request tries again.
-        if let Ok(id) = layer {
-            volume.kept.push(Kept { head, layer: Some(id), words });
-        }
-    }
-
-    /// Whether a layer is the volume's own.
-    pub(super) fn is_kept(&self, at: Token, head: HeadId, layer: LayerId) -> bool {
-        let kept = self.volumes.table.get(at).map_or(&[][..], |volume| &volume.kept);
-        kept.iter().any(|kept| kept.head == head && kept.layer == Some(layer))
+        volume.kept.insert(head, Kept { id, words, layer });
     }
 }
 
@@ -114,5 +117,6 @@ mod tests {
             let error = parse(wrong).unwrap_err().to_string();
             assert!(error.contains("iops=500,bytes=50MiB") && error.contains("none"), "{error}");
         }
+        assert!(layer_of(UNREADABLE).is_err());
     }
 }

@@ -144,7 +144,7 @@ impl ControlPlane {
         let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
         Ok(self
             .catalog
-            .create(name, (begin.size_bytes, layout, Tiers::default()), Settings::default(), None)?
+            .create(name, (begin.size_bytes, layout, Tiers::default()), (Settings::default(), None), None)?
             .root
             .volume)
     }

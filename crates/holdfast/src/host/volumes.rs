@@ -103,8 +103,8 @@ pub struct Volume {
     pub receiver: Option<String>,
     /// Before heads that have any: what is asked of them goes by these.
     pub(super) layers: Vec<(HeadId, Stack)>,
-    /// Which of them are limits that the records tell of.
-    pub(super) kept: Vec<Kept>,
+    /// Which of them are limits that the records tell of, and heads without one.
+    pub(super) kept: BTreeMap<HeadId, Kept>,
     askers: Slab<(u64, Asker)>,
     /// Requests are numbered as they come; those that are under way.
     next_number: u64,
@@ -230,7 +230,7 @@ impl Volumes {
             exported,
             receiver: None,
             layers: Vec::new(),
-            kept: Vec::new(),
+            kept: BTreeMap::new(),
             askers: Slab::new(REQUESTS_MAX),
             next_number: 0,
             under_way: BTreeSet::new(),
@@ -257,11 +257,16 @@ impl Volumes {
     /// The clones of a volume are what its controller says.
     pub fn refresh_clones(&mut self, at: Token) {
         self.by_name.retain(|_, (of, head)| *of != at || *head == HeadId::VOLUME);
-        let Some(volume) = self.table.get(at) else { return };
+        let Some(volume) = self.table.get_mut(at) else { return };
+        let mut there = BTreeSet::from([HeadId::VOLUME]);
         for (head, clone) in volume.controller.clones() {
+            there.insert(head);
             // One whose making or deleting was cut short may bear the name of another.
             self.by_name.entry(clone.name.clone()).or_insert((at, head));
         }
+        // Layers before a clone that is gone follow it, when they hold nothing.
+        volume.layers.retain(|(head, stack)| there.contains(head) || stack.in_flight() > 0);
+        volume.kept.retain(|head, _| there.contains(head));
     }
 
     /// What guests' data leaves free of a device.
@@ -301,7 +306,7 @@ impl Volumes {
 impl Volume {
     /// Somebody asks; gives the name for the request. `None` where more is under way than a controller takes.
     pub fn ask(&mut self, asker: Asker) -> Option<RequestToken> {
-        if self.askers.is_full() || !self.has_room_beside_layers(2) {
+        if self.askers.is_full() || !self.layers.is_empty() && !self.has_room_beside_layers(2) {
             return None;
         }
         Some(self.note_asker(asker))
@@ -318,7 +323,7 @@ impl Volume {
     /// Whether so many more requests may come, beside those that layers may make of what they have.
     pub(super) fn has_room_beside_layers(&self, count: usize) -> bool {
         let kept: usize = self.layers.iter().map(|(_, stack)| stack.may_still_ask()).sum();
-        self.layers.is_empty() || self.askers.len() + kept + count <= REQUESTS_MAX
+        self.askers.len() + kept + count <= REQUESTS_MAX
     }
 
     /// When the controller or a layer wants to be called again.
