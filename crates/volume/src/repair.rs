@@ -25,7 +25,7 @@ use std::time::Duration;
 const LIST_COUNT: u32 = 4096;
 
 /// Shards being made again at a time, and while guests are at work.
-const REPAIRS_MAX: usize = 8;
+const REPAIRS_MAX: usize = 16;
 const REPAIRS_BESIDE_GUESTS: usize = 2;
 
 /// What was sent over a connection that broke has been acted on, or never will be, after this long.
