@@ -10,6 +10,8 @@ pub const OLTP_8K: &[&str] = &["--rw=randrw", "--rwmixread=60", "--percentage_ra
 
 pub const RANDOM_READ_8K: &[&str] = &["--rw=randread", "--bs=8k", "--iodepth=16"];
 
+pub const MIXED_8K: &[&str] = &["--rw=randrw", "--rwmixread=70", "--bs=8k", "--iodepth=16"];
+
 /// Everything once; fio's buffers are random, so nothing is gained by squeezing them.
 pub const FILL: &[&str] = &["--rw=write", "--bs=1m", "--iodepth=4"];
 

@@ -7,9 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub const NODES: u64 = 4;
-/// Of each node.
-pub const DEVICES: u64 = 2;
+/// How large a grid is.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    pub nodes: u64,
+    /// Of each node.
+    pub devices: u64,
+    pub device_mib: u64,
+}
+
+impl Shape {
+    pub const USUAL: Shape = Shape { nodes: 4, devices: 2, device_mib: 2048 };
+}
 
 pub struct Grid {
     binary: PathBuf,
@@ -28,16 +37,12 @@ impl Drop for Grid {
 }
 
 impl Grid {
-    /// Makes `dir`, which must not exist, and brings a grid up in it.
-    pub fn make(binary: &Path, dir: PathBuf, device_mib: u64) -> Result<Grid> {
-        Grid::make_with(binary, dir, device_mib, &[])
-    }
-
-    /// As [`Grid::make`], with these options of `grid up` besides.
-    pub fn make_with(binary: &Path, dir: PathBuf, device_mib: u64, options: &[&str]) -> Result<Grid> {
+    /// Makes `dir`, which must not exist, and brings a grid up in it, with these options of `grid up` besides.
+    pub fn make(binary: &Path, dir: PathBuf, shape: Shape, options: &[&str]) -> Result<Grid> {
         std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let grid = Grid { binary: binary.to_path_buf(), dir };
-        let (nodes, devices, size) = (NODES.to_string(), DEVICES.to_string(), format!("{device_mib}MiB"));
+        let Shape { nodes, devices, device_mib } = shape;
+        let (nodes, devices, size) = (nodes.to_string(), devices.to_string(), format!("{device_mib}MiB"));
         let up = ["grid", "up", "--nodes", &nodes, "--devices", &devices, "--device-size", &size];
         grid.done(&[&up, options].concat())?;
         Ok(grid)

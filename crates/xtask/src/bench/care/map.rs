@@ -4,7 +4,7 @@ use super::machine::memory_mib;
 use super::report::Report;
 use super::{LAYOUT, Setup, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, NODES};
+use crate::bench::grid::{Grid, Shape};
 use anyhow::{Context, Result, bail};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const OPENS: usize = 3;
 const MIB: f64 = 1048576.0;
 
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
-    let grid = setup.grid("map", setup.options.map_mib, NODES, 1.5)?;
+    let grid = setup.grid("map", setup.options.map_mib, Shape::USUAL.nodes, 1.5)?;
     grid.create_volume("thin", VOLUME_MIB, LAYOUT)?;
     grid.settle()?;
     let pid = grid.host_pid()?;

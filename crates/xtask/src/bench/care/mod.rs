@@ -7,13 +7,14 @@ mod load;
 mod machine;
 mod map;
 mod options;
+mod overwrite;
 mod rebuild;
 mod recovery;
 mod report;
 mod snapshots;
 
 use super::fio;
-use super::grid::{DEVICES, Grid, NODES};
+use super::grid::{Grid, Shape};
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use options::Options;
@@ -34,6 +35,7 @@ const PARTS: &[(&str, &str, Measure)] = &[
     ("rebuild", "Rebuilding after the loss of a node", rebuild::measure),
     ("map", "Map of a large thin volume", map::measure),
     ("recovery", "Recovery of a host", recovery::measure),
+    ("overwrite", "Overwriting a full grid", overwrite::measure),
 ];
 
 /// What every part is given.
@@ -55,11 +57,12 @@ impl Drop for Directory {
 impl Setup {
     /// A grid for `guest_mib` in `parity:2+1` on that many nodes, with `slack` times the room that this takes.
     fn grid(&self, name: &str, guest_mib: u64, nodes: u64, slack: f64) -> Result<Grid> {
-        let devices = (nodes * DEVICES) as f64;
+        let Shape { nodes: all, devices: of_node, .. } = Shape::USUAL;
+        let devices = (nodes * of_node) as f64;
         let device_mib = (guest_mib as f64 * PARITY * slack / devices / DEVICE_SHARE).ceil() as u64;
         let device_mib = device_mib.max(self.options.device_mib_min);
-        say(&format!("{name}: making a grid of {NODES} nodes with {DEVICES} devices of {device_mib} MiB each"));
-        Grid::make(&self.binary, self.dir.0.join(name), device_mib)
+        say(&format!("{name}: making a grid of {all} nodes with {of_node} devices of {device_mib} MiB each"));
+        Grid::make(&self.binary, self.dir.0.join(name), Shape { device_mib, ..Shape::USUAL }, &[])
     }
 
     /// A volume that was written in full once.

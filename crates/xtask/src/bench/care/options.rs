@@ -5,12 +5,13 @@ use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 
 const USAGE: &str =
-    "usage: ./x bench --care [--only snapshots|rebuild|map|recovery]... [--json] [--dir DIR] [--binary FILE]
+    "usage: ./x bench --care [--only snapshots|rebuild|map|recovery|overwrite]... [--json] [--dir DIR] [--binary FILE]
   [--seconds N] [--rounds N]                      of each job that is compared with another
   [--device-gib N]                                each of the grid's eight devices has at least that much
   snapshots: [--small-gib N] [--large-gib N] [--repeats N] [--load-seconds N] [--generations N]
   rebuild:   [--rebuild-gib N] [--grace-seconds N] [--rebuild-seconds-max N]
   map:       [--map-gib N]
+  overwrite: [--overwrite-device-gib N] [--overwrite-seconds N]   each of four devices; the last two thirds of the time count
   recovery:  [--recovery-gib N] [--log-seconds-max N] [--log-block-kib N]
              [--writeback-gib N]                  the host's write-back budget, which bounds the log, instead of its default
 sizes may be fractions; without --binary the release build of this tree is made and used";
@@ -37,6 +38,8 @@ pub struct Options {
     pub log_seconds_max: u64,
     pub log_block_kib: u64,
     pub writeback_mib: Option<u64>,
+    pub overwrite_device_mib: u64,
+    pub overwrite_seconds: u64,
     pub device_mib_min: u64,
 }
 
@@ -62,6 +65,8 @@ impl Default for Options {
             log_seconds_max: 60,
             log_block_kib: 4,
             writeback_mib: None,
+            overwrite_device_mib: 2048,
+            overwrite_seconds: 300,
             device_mib_min: 512,
         }
     }
@@ -108,6 +113,8 @@ fn set_number(options: &mut Options, word: &str, value: &str) -> Result<()> {
         "--log-seconds-max" => options.log_seconds_max = count,
         "--log-block-kib" => options.log_block_kib = count,
         "--writeback-gib" => options.writeback_mib = Some(mib),
+        "--overwrite-device-gib" => options.overwrite_device_mib = mib,
+        "--overwrite-seconds" => options.overwrite_seconds = count,
         "--device-gib" => options.device_mib_min = mib,
         _ => bail!("no option {word}\n{USAGE}"),
     }

@@ -6,7 +6,7 @@ use super::machine::{Ticks, cores, unix_ms};
 use super::report::Report;
 use super::{Setup, remove, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, NODES, cpu_ms};
+use crate::bench::grid::{Grid, Shape, cpu_ms};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::process::Command;
@@ -17,7 +17,7 @@ const BANDWIDTH_RATIO_MIN: f64 = 0.5;
 /// Processors that are busy for this part of the time are what binds.
 const CPU_BOUND: f64 = 0.9;
 const P99_FACTOR_MAX: f64 = 1.2;
-const POLL: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(100);
 
 /// Right after a loss requests wait for what is gone; that is the drill's to measure.
 const AFTER_LOSS_MS: u64 = 2000;
@@ -120,7 +120,7 @@ impl Rebuild {
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let options = &setup.options;
     // All of it has to fit on the nodes that are left, and be overwritten there.
-    let grid = setup.grid("rebuild", options.rebuild_mib, NODES - 1, 1.6)?;
+    let grid = setup.grid("rebuild", options.rebuild_mib, Shape::USUAL.nodes - 1, 1.6)?;
     grid.set_host_setting("care.rebuild_after", &format!("{} s", options.grace_seconds))?;
     setup.filled_volume(&grid, VOLUME, options.rebuild_mib)?;
     grid.settle()?;

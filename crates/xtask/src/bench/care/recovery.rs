@@ -7,7 +7,7 @@ use super::map::opened_in;
 use super::report::Report;
 use super::{LAYOUT, Setup, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, NODES};
+use crate::bench::grid::{Grid, Shape};
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const WITNESS: &[&str] = &["--bs=4k", "--iodepth=64", "--verify=crc32c", "--veri
 
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let size_mib = setup.options.recovery_mib;
-    let grid = setup.grid("recovery", size_mib + WITNESS_MIB, NODES, 2.5)?;
+    let grid = setup.grid("recovery", size_mib + WITNESS_MIB, Shape::USUAL.nodes, 2.5)?;
     if let Some(mib) = setup.options.writeback_mib {
         grid.set_host_setting("memory.writeback", &format!("{mib} MiB"))?;
     }

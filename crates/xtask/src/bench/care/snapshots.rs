@@ -6,7 +6,7 @@ use super::machine::unix_ms;
 use super::report::Report;
 use super::{Setup, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, NODES};
+use crate::bench::grid::{Grid, Shape};
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let options = &setup.options;
     // The load overwrites some of the large volume while snapshots hold what was there.
     let guest_mib = options.small_mib + options.large_mib + (options.large_mib / 8).max(1024);
-    let grid = setup.grid("snapshots", guest_mib, NODES, 1.05)?;
+    let grid = setup.grid("snapshots", guest_mib, Shape::USUAL.nodes, 1.05)?;
     setup.filled_volume(&grid, "small", options.small_mib)?;
     setup.filled_volume(&grid, "large", options.large_mib)?;
     grid.settle()?;

@@ -1,0 +1,100 @@
+//! Blocks overwritten at random where a volume takes 80 % of what guests may write: how fast, how much is moved for it, and what
+//! sequential reads lose.
+
+use super::latency::SECOND_MS;
+use super::load::Load;
+use super::report::Report;
+use super::{LAYOUT, PARITY, Setup, say};
+use crate::bench::fio;
+use crate::bench::grid::{Grid, Shape};
+use crate::bench::turns::{Figures, READ_64K, Target, measure as run_job, median};
+use crate::tools;
+use anyhow::{Context, Result};
+use std::time::Duration;
+
+const TAKEN: f64 = 0.8;
+const MOST_WRITTEN: f64 = 2.8;
+const LEAST_OF_EMPTY: f64 = 0.6;
+const LEAST_OF_FRESH: f64 = 0.5;
+const OVERWRITE: &[&str] = &["--rw=randwrite", "--bs=4k", "--iodepth=16"];
+
+pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
+    let options = &setup.options;
+    let shape = Shape { nodes: 4, devices: 1, device_mib: options.overwrite_device_mib };
+    say(&format!("overwrite: making a grid of 4 nodes with a device of {} MiB each", shape.device_mib));
+    let grid = Grid::make(&setup.binary, setup.dir.0.join("overwrite"), shape, &[])?;
+    let size_mib = (writable_mib(&grid)? * TAKEN) as u64;
+    grid.create_volume("v", size_mib, LAYOUT)?;
+    let target = Target::volume("the volume", &grid, "v");
+    let empty = run_job(&target, size_mib, OVERWRITE, Some(options.seconds))?;
+    report.told("4 KiB random writes, 16 deep, empty grid", empty.iops, "IOPS");
+    say(&format!("overwrite: writing all {size_mib} MiB"));
+    run_job(&target, size_mib, fio::FILL, None)?;
+    let fresh = sequential(setup, &grid, &target, size_mib)?;
+    let seconds = options.overwrite_seconds;
+    overwrite(&grid, size_mib, seconds, empty.iops, report)?;
+    let after = sequential(setup, &grid, &target, size_mib)?;
+    let rate = |read: &[Figures]| median(read, |r| r.megabytes);
+    let cpu = |read: &[Figures]| median(read, Figures::ours_us);
+    report.told("64 KiB sequential read, written in order", rate(&fresh), "MB/s");
+    report.told("the same after overwriting", rate(&after), "MB/s");
+    report.told("CPU of host and nodes for each, written in order", cpu(&fresh), "us");
+    report.told("the same after overwriting", cpu(&after), "us");
+    let goal = format!("at least {LEAST_OF_FRESH}");
+    let (by_rate, by_cpu) = (rate(&after) / rate(&fresh), cpu(&fresh) / cpu(&after));
+    report.judged("after to before, by rate", &goal, (by_rate, ""), by_rate >= LEAST_OF_FRESH);
+    report.judged("the same, by CPU", &goal, (by_cpu, ""), by_cpu >= LEAST_OF_FRESH);
+    Ok(())
+}
+
+fn writable_mib(grid: &Grid) -> Result<f64> {
+    let space = tools::json_of(&mut grid.holdfast(&["space", "--json"]))?;
+    let found = space["writable"].as_array().into_iter().flatten().find(|of| of["layout"] == LAYOUT);
+    let bytes = found.and_then(|of| of["bytes"].as_f64());
+    Ok(bytes.with_context(|| format!("`holdfast space` tells nothing of {LAYOUT}"))? / 1048576.0)
+}
+
+fn sequential(setup: &Setup, grid: &Grid, target: &Target, size_mib: u64) -> Result<Vec<Figures>> {
+    grid.settle()?;
+    let run = |_| run_job(target, size_mib, READ_64K.arguments, Some(setup.options.seconds));
+    (0..setup.options.rounds).map(run).collect()
+}
+
+/// The first third brings it to where it stays; what is told is of the rest.
+fn overwrite(grid: &Grid, size_mib: u64, seconds: u64, empty_iops: f64, report: &mut Report) -> Result<()> {
+    say(&format!("overwrite: overwriting for {seconds} s"));
+    let load = Load::start(grid, "v", size_mib, OVERWRITE, seconds)?;
+    std::thread::sleep(Duration::from_secs(seconds / 3));
+    let before = grid.volume("v")?;
+    std::thread::sleep(Duration::from_secs(seconds - seconds / 3));
+    let completions = load.finish()?;
+    let after = grid.volume("v")?;
+    let gained = |name: &str| -> Result<f64> {
+        let count = |volume: &serde_json::Value| volume["live"]["counters"][name].as_f64();
+        count(&after).zip(count(&before)).map(|(a, b)| a - b).with_context(|| format!("no counter {name}"))
+    };
+    let written = gained("write_bytes")?.max(1.0);
+    let (first, last) = completions.iter().fold((u64::MAX, 0), |(a, b), c| (a.min(c.at_ms), b.max(c.at_ms)));
+    let from = first + seconds / 3 * SECOND_MS;
+    // The last second is not whole.
+    let mut by_second = vec![0_u64; (last.saturating_sub(from) / SECOND_MS) as usize];
+    for completion in completions.iter().filter(|c| c.at_ms >= from) {
+        if let Some(count) = by_second.get_mut(((completion.at_ms - from) / SECOND_MS) as usize) {
+            *count += 1;
+        }
+    }
+    let iops = by_second.iter().sum::<u64>() as f64 / by_second.len().max(1) as f64;
+    let slowest = by_second.iter().min().copied().context("not even a second was overwritten")? as f64;
+    let of_empty = iops / empty_iops;
+    let goal = format!("at least {LEAST_OF_EMPTY} of the empty grid's");
+    report.told("the same at 80 %, two thirds of the time", iops, "IOPS");
+    report.judged("to the empty grid's", goal, (of_empty, ""), of_empty >= LEAST_OF_EMPTY);
+    report.judged("the slowest second", "any at all", (slowest, "IOPS"), slowest > 0.0);
+    // What is counted has the parity with it.
+    let segments = gained("segment_bytes_written")? / PARITY / written;
+    let goal = format!("at most {MOST_WRITTEN}");
+    report.judged("written to segments for each byte, without parity", goal, (segments, ""), segments <= MOST_WRITTEN);
+    report.told("moved for each byte", gained("cleaned_bytes")? / written, "");
+    report.told("how often all was overwritten", written / (size_mib << 20) as f64, "times");
+    Ok(())
+}
