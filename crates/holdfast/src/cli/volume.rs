@@ -558,7 +558,8 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("for", whom_for(volume));
     if let Some(limit) = &volume.limit {
-        row("limit", limit.clone());
+        let unreadable = "none: its record can't be read by this release".to_string();
+        row("limit", if limit.is_empty() { unreadable } else { limit.clone() });
     }
     row("clients", volume.sessions.to_string());
     for layer in volume.layers.iter().flat_map(|layers| &layers.layers) {

@@ -165,7 +165,7 @@ impl ControlPlane {
     pub(super) fn inherit_access(&self, origin: &Entry, clone: VolumeId) -> Result<()> {
         let list = self.catalog.clients()?.remove(&origin.id());
         self.catalog.change_clients(clone, |_| Ok(list.clone()))?;
-        self.catalog.set_limit(clone, self.catalog.limits()?.get(&origin.id()).map(String::as_str))?;
+        self.catalog.inherit_limit(origin.id(), clone)?;
         self.take_in_access()
     }
 

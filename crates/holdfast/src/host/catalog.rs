@@ -361,7 +361,6 @@ impl Catalog {
             if again == Again::SameId && is_ours && self.root(chosen)?.is_none() {
                 return Ok(None);
             }
-            self.forget_access(chosen)?;
             chosen = fresh;
             Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string(), host: self.host.clone() }))))
         })?;
@@ -386,8 +385,7 @@ impl Catalog {
         self.check_can_serve(&root)?;
         let chosen = self.take_name(name, Again::SameId)?;
         self.change_settings(chosen, |found| *found = settings)?;
-        // An earlier attempt may have left others.
-        self.forget_access(chosen)?;
+        // Also where an earlier attempt has left one. A list of clients that it left stays: a clone may be there that has it.
         self.set_limit(chosen, limit)?;
         self.set_key(chosen, key)?;
         let root = Root { volume: chosen, ..root };
@@ -563,6 +561,12 @@ impl Catalog {
 
     pub fn set_limit(&self, volume: VolumeId, limit: Option<&str>) -> Result<()> {
         self.set(&limit_key(volume), limit.map(|limit| encode(&LimitRecord { limit: limit.to_string() })))
+    }
+
+    /// A clone has that of its origin, also where this release can't read it.
+    pub fn inherit_limit(&self, origin: VolumeId, clone: VolumeId) -> Result<()> {
+        let (_, record) = self.get(&limit_key(origin))?;
+        self.set(&limit_key(clone), record)
     }
 
     /// A volume or clone is gone: who may have it, and how much.
@@ -1018,13 +1022,16 @@ mod tests {
         // An attempt that was cut short before there was a volume.
         let given_up = catalog.begin_clone("v1").unwrap();
         catalog.set_limit(given_up, Some("iops=1")).unwrap();
-        catalog.change_clients(given_up, |_| Ok(Some(BTreeSet::new()))).unwrap();
+        let nobody = Some(BTreeSet::new());
+        catalog.change_clients(given_up, |_| Ok(nobody.clone())).unwrap();
         let (v1, v2) = (make("v1", None), make("v2", Some("iops=500")));
         assert_eq!(v1, given_up);
         assert_eq!(catalog.limits().unwrap(), Limits::from([(v2, "iops=500".to_string())]));
-        assert!(catalog.clients().unwrap().is_empty());
+        assert_eq!(catalog.clients().unwrap().get(&v1), nobody.as_ref(), "nobody gets in unasked");
         catalog.set(&limit_key(v1), Some(b"{\"limit\":7}".to_vec())).unwrap();
+        catalog.inherit_limit(v1, VolumeId(7)).unwrap();
         let limits = catalog.limits().unwrap();
+        assert_eq!(catalog.get(&limit_key(VolumeId(7))).unwrap().1, catalog.get(&limit_key(v1)).unwrap().1);
         assert_eq!((limits[&v2].as_str(), limits[&v1].as_str()), ("iops=500", ""));
         catalog.mark_deleted(&DeletingRecord { volume: v2.to_string(), name: "v2".to_string() }).unwrap();
         assert!(!catalog.limits().unwrap().contains_key(&v2));

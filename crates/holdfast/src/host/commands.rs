@@ -570,10 +570,12 @@ impl Host {
                 self.abort_client(session, io);
             }
             self.cut_guests_of(at, head);
-            self.drain_layers_of(now, at, head, io);
         }
         match self.change_for(at, head, wanted) {
             Ok(change) => {
+                if matches!(change, Change::DropClone { .. }) {
+                    self.drain_layers_of(now, at, head, io);
+                }
                 self.waiters.changes.push((at, change.clone(), answer));
                 self.drive(now, at, VolumeEvent::Change(change), io);
             }

@@ -27,6 +27,5 @@ pub fn run(arguments: &[String]) -> Result<()> {
     for target in &targets {
         fill(target, VOLUME_MIB)?;
     }
-    grid.settle()?;
     compare(&targets, &[DISKSPD_8K], &run, VOLUME_MIB, true)
 }

@@ -104,10 +104,12 @@ fn memory(grid: &Grid) -> Result<()> {
 fn start_qemu_nbd(file: &Path, socket: &Path) -> Result<Child> {
     let mut command = Command::new("qemu-nbd");
     command.args(["--persistent", "--format=raw", "--cache=none", "--aio=io_uring", "--shared=16", "--socket"]);
-    let child = command.arg(socket).arg(file).spawn().context("cannot start qemu-nbd; ./x setup installs it")?;
+    let mut child = command.arg(socket).arg(file).spawn().context("cannot start qemu-nbd; ./x setup installs it")?;
     let since = Instant::now();
     while !socket.exists() {
         if since.elapsed() > Duration::from_secs(10) {
+            let _ = child.kill();
+            let _ = child.wait();
             bail!("qemu-nbd made no socket");
         }
         std::thread::sleep(Duration::from_millis(20));

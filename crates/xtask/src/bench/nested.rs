@@ -25,6 +25,5 @@ pub fn run(arguments: &[String]) -> Result<()> {
         fill(&target, VOLUME_MIB)?;
         targets.push(target);
     }
-    grid.settle()?;
     compare(&targets, &[READ_8K, MIXED_8K], &run, VOLUME_MIB, true)
 }

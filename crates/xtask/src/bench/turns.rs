@@ -128,6 +128,9 @@ pub fn measure(target: &Target, size_mib: u64, job: &[&str], seconds: Option<u64
 /// Runs each job on all targets in turns, and prints a table for each; the first target is what others are compared with. What a
 /// grid has left to do in the background is waited for, where targets share one.
 pub fn compare(targets: &[Target], jobs: &[Job], run: &Run, size_mib: u64, settles: bool) -> Result<()> {
+    if settles {
+        targets.iter().filter_map(|target| target.grid).try_for_each(Grid::settle)?;
+    }
     println!("{} s a job, median of {} rounds, {size_mib} MiB each\n", run.seconds, run.rounds);
     for job in jobs {
         let mut results = vec![Vec::new(); targets.len()];
