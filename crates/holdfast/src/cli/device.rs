@@ -7,6 +7,7 @@ use crate::drives;
 use crate::grid::grow::{self, Source};
 use crate::grid::layout::GridDir;
 use crate::grid::survey::{self, Asker, Verdict};
+use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::protocol::{DeviceInfo, Request};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
@@ -191,9 +192,11 @@ fn class_text(device: &DeviceInfo) -> String {
 /// What becomes of a device that is removed.
 pub const DISCARDED: &str = "files in the grid's directory are deleted, other devices can be taken again";
 
-/// Has devices emptied, or ends that.
+/// Has devices emptied, or ends that. Takes a second, so that whoever looks next sees what they held when it began.
 pub fn drain(dir: &GridDir, devices: &[String], cancel: bool, force: bool) -> Result<()> {
-    client::done(dir, &Request::Drain { devices: devices.to_vec(), cancel, force })
+    client::done(dir, &Request::Drain { devices: devices.to_vec(), cancel, force })?;
+    std::thread::sleep(DEVICES_SHOWN_WITHIN);
+    Ok(())
 }
 
 /// The id of a device that is named by node and place, or by its id.

@@ -3,7 +3,7 @@
 use super::format::{print, print_json, print_table, table};
 use super::status::{GridStatus, gather};
 use crate::grid::layout::GridDir;
-use crate::host::POLL_PACE;
+use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::protocol::{free_of, takers};
 use crate::size::Size;
 use anyhow::{Result, bail};
@@ -130,7 +130,7 @@ pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
         bail!("the host is {state}, and only it knows; `holdfast grid up`");
     }
     // What nodes told of their devices until now may be older than what volumes tell.
-    std::thread::sleep(POLL_PACE + POLL_PACE / 4);
+    std::thread::sleep(DEVICES_SHOWN_WITHIN);
     let status = gather(dir)?;
     let raw_bytes = dir.load()?.nodes.iter().flat_map(|n| &n.devices).map(|d| d.size_bytes).sum();
     let space = account(&status, raw_bytes);

@@ -205,6 +205,16 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// How many shards a device holds, asked just now: what is asked once a second is older than what a volume wrote when it was
+    /// closed. `None` where its node does not answer.
+    fn shards_now(&self, device: DeviceId) -> Option<u64> {
+        let (node, _) = self.config().devices().into_iter().find(|(_, known)| *known == device)?;
+        let request = Box::new(Request::Stat);
+        let reply = self.ask(|answer| Command::Call { node, request, answer }).ok()?;
+        let Some(Reply::Stat { devices }) = reply else { return None };
+        devices.iter().find(|stat| stat.device == device).map(|stat| stat.shard_count)
+    }
+
     /// Says why these devices can't be removed from the grid yet, if so.
     pub(super) fn check_removable(&self, devices: &[String], force: bool) -> Result<()> {
         let draining = self.catalog.draining()?;
@@ -215,7 +225,7 @@ impl ControlPlane {
                 bail!("device {name} is in use; `holdfast device drain {name}` empties it first");
             }
             let found = live.nodes.iter().flat_map(|node| &node.devices).find(|d| d.device == *name);
-            let told = found.map(|d| (d.shards, d.left.unwrap_or(0)));
+            let told = found.map(|d| (self.shards_now(device).unwrap_or(d.shards), d.left.unwrap_or(0)));
             match told {
                 Some((0, 0)) => {}
                 _ if force => logger::warn(format_args!("device {name} is removed although it is not empty")),

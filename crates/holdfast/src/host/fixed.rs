@@ -15,7 +15,7 @@ use super::catalog::Entry;
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::volumes::Volumes;
-use super::{Host, POLL_PACE};
+use super::{DEVICES_SHOWN_WITHIN, Host};
 use crate::logger;
 use crate::protocol::{LinkState, VolumeInfo, free_of};
 use crate::size::Size;
@@ -249,7 +249,7 @@ impl ControlPlane {
         let mut free = self.free_to_own(volume, layout)?;
         if bytes > free {
             // What was freed a moment ago nodes have not told yet.
-            std::thread::sleep(POLL_PACE + POLL_PACE / 4);
+            std::thread::sleep(DEVICES_SHOWN_WITHIN);
             free = self.free_to_own(volume, layout)?;
         }
         if bytes > free {

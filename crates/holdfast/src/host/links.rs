@@ -53,7 +53,10 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 const GREETING_MAX: Duration = Duration::from_secs(2);
 
 /// Pace of [`Links::poll`]: how old a device's fill in `status` may be.
-pub const POLL_PACE: Duration = Duration::from_secs(1);
+const POLL_PACE: Duration = Duration::from_secs(1);
+
+/// What is told of devices after this long is no older than now.
+pub const DEVICES_SHOWN_WITHIN: Duration = Duration::from_millis(1250);
 
 /// Polls unanswered in a row after which a connection is made anew, where no volume asked for it before.
 const POLLS_MISSED_MAX: u32 = 6;

@@ -60,7 +60,7 @@ use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
 use holdfast_runtime::tls::link::{HostTls, ServerTls};
 use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
-pub use links::POLL_PACE;
+pub use links::DEVICES_SHOWN_WITHIN;
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
