@@ -24,10 +24,8 @@ use std::time::Duration;
 /// Shards listed by one request.
 const LIST_COUNT: u32 = 4096;
 
-/// Shards being made again at a time; of all of these so many at most by one node, or by this host, which has what it reads in
-/// memory; and so many while guests are at work.
-const REPAIRS_MAX: usize = 16;
-const REPAIRS_OF_ONE: usize = 8;
+/// Shards being made again at a time, and while guests are at work.
+const REPAIRS_MAX: usize = 8;
 const REPAIRS_BESIDE_GUESTS: usize = 2;
 
 /// What was sent over a connection that broke has been acted on, or never will be, after this long.
@@ -45,17 +43,6 @@ const REBUILD_EVERY: Duration = Duration::from_secs(1);
 
 /// How often the table is searched for the end of degradation.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// What became of the making of a shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Start {
-    /// It is under way, or there is nothing to make.
-    Settled,
-    /// It can't be done now.
-    NotNow,
-    /// It can be done when another one is done.
-    NoRoom,
-}
 
 #[derive(Debug)]
 struct Repair {
@@ -141,12 +128,7 @@ impl Repairer {
 
     /// Repairs come first.
     pub(crate) fn may_move(&self) -> bool {
-        self.running.len() < REPAIRS_OF_ONE && self.rebuild.is_empty()
-    }
-
-    fn has_room(&self, target: NodeId, by_target: bool) -> bool {
-        let is_of_it = |repair: &Repair| repair.by_target == by_target && (!by_target || repair.target.node == target);
-        self.running.iter().filter(|(_, repair)| is_of_it(repair)).count() < REPAIRS_OF_ONE
+        !self.running.is_full() && self.rebuild.is_empty()
     }
 
     pub(crate) fn has_few_at_work(&self) -> bool {
@@ -497,12 +479,8 @@ impl Controller {
                 continue;
             }
             self.repairer.queue.remove(&(segment, index));
-            let started = self.start_repair(segment, index, out);
-            if started != Start::Settled {
+            if !self.start_repair(segment, index, out) {
                 self.repairer.queue.insert((segment, index));
-            }
-            if started == Start::NoRoom {
-                break;
             }
         }
         self.list_rebuild();
@@ -510,9 +488,8 @@ impl Controller {
             let Some((segment, index)) = self.repairer.rebuild.pop() else { return };
             let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
             let is_queued = self.repairer.queue.contains(&(segment, index));
-            let is_wanted = !is_queued && home.is_some_and(|home| self.is_given_up(home));
-            if is_wanted && self.start_repair(segment, index, out) == Start::NoRoom {
-                return self.repairer.rebuild.push((segment, index));
+            if !is_queued && home.is_some_and(|home| self.is_given_up(home)) {
+                self.start_repair(segment, index, out);
             }
         }
     }
@@ -555,11 +532,12 @@ impl Controller {
         self.repairer.degraded |= !self.repairer.rebuild.is_empty();
     }
 
-    fn start_repair(&mut self, segment: SegmentNo, index: u8, out: Out) -> Start {
-        let Some(info) = self.segments.get(segment) else { return Start::Settled };
+    /// False where it can't be done now.
+    fn start_repair(&mut self, segment: SegmentNo, index: u8, out: Out) -> bool {
+        let Some(info) = self.segments.get(segment) else { return true };
         if self.repairer.running.iter().any(|(_, r)| r.segment == segment) {
             // Both might choose the same node.
-            return Start::NotNow;
+            return false;
         }
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let mut target = homes[usize::from(index)];
@@ -568,25 +546,21 @@ impl Controller {
             let is_drained = self.nodes.draining.contains(&target.device);
             if is_away && !self.is_lost(target.node) && !is_drained {
                 // It may come back with the shard.
-                return Start::NotNow;
+                return false;
             }
             if info.kind == Kind::Run {
                 // Whoever opens the volume finds it by the homes that the checkpoint names: a new one names others.
                 self.checkpointer.rewrite_wanted = true;
-                return Start::Settled;
+                return true;
             }
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
             let media = self.media_of_homes(&homes, index);
             let place = self.place_again((&geometry, &homes), index, bytes, &[], (Keep::HalfReserve, media));
-            let Some(new) = place else { return Start::NotNow };
+            let Some(new) = place else { return false };
             target = new;
         }
-        let by_target = self.nodes.makes_shards(target.node, self.now);
-        if !self.repairer.has_room(target.node, by_target) {
-            return Start::NoRoom;
-        }
         self.run_repair(segment, index, target, false, out);
-        Start::Settled
+        true
     }
 
     /// Copies a shard that is where it belongs to a device where it shall be.
