@@ -192,10 +192,12 @@ fn class_text(device: &DeviceInfo) -> String {
 /// What becomes of a device that is removed.
 pub const DISCARDED: &str = "files in the grid's directory are deleted, other devices can be taken again";
 
-/// Has devices emptied, or ends that. Takes a second, so that whoever looks next sees what they held when it began.
+/// Has devices emptied, or ends that. The former takes a second, so that whoever looks next sees what they held when it began.
 pub fn drain(dir: &GridDir, devices: &[String], cancel: bool, force: bool) -> Result<()> {
     client::done(dir, &Request::Drain { devices: devices.to_vec(), cancel, force })?;
-    std::thread::sleep(DEVICES_SHOWN_WITHIN);
+    if !cancel {
+        std::thread::sleep(DEVICES_SHOWN_WITHIN);
+    }
     Ok(())
 }
 

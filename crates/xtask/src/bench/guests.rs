@@ -71,7 +71,7 @@ impl Bench {
             Target::volume("parity:2+1", &self.grid, "parity"),
             Target::volume("mirror:2", &self.grid, "mirror"),
         ];
-        written.iter().try_for_each(|target| fill(target, VOLUME_MIB).map(drop))?;
+        written.iter().try_for_each(|target| fill(target, VOLUME_MIB))?;
         let mut targets = Vec::from(written);
         targets.insert(1, Target { name: "raw, writes durable", arguments: durable, grid: None });
         Ok(targets)
