@@ -31,6 +31,29 @@ fn a_hung_node_that_can_not_be_spared_does_not_stall_writes_for_long() {
     }
 }
 
+/// Neither can one of two nodes: without it copies lie on two devices of the other, as long as it is away.
+#[test]
+fn a_hung_node_of_two_does_not_stall_writes_for_long() {
+    for (node, layout) in [(0, "mirror:2"), (1, "mirror:2"), (1, "nested-mirror")] {
+        let disks = if layout == "mirror:2" { 2 } else { 3 };
+        let mut stage = Scenery::new(165).nodes(2).disks(disks).layout(layout).raise();
+        stage.write(0, 32);
+        stage.world().pause_node(node);
+        let start = stage.now();
+        stage.write(32, 8);
+        let stalled = stage.now().since(start);
+        assert!(stalled < Duration::from_millis(900), "{layout}: stalled for {stalled:?}");
+        stage.write(40, 8);
+        stage.world().resume_node(node);
+        stage.until("two copies again", |stage| stage.is_whole());
+        stage.pass_ms(50);
+        stage.crash_node(1 - node);
+        stage.read(0, 48);
+        stage.start_node(1 - node);
+        stage.finish();
+    }
+}
+
 /// A log that waits for its next record waits for as long as the metadata store is away.
 #[test]
 fn a_node_that_stands_still_for_a_moment_while_the_metadata_store_is_away_stalls_writes_for_that_moment() {

@@ -22,6 +22,8 @@ pub(crate) enum Worth {
     Missed,
     /// What is written without it bears no loss.
     Needed,
+    /// Everything: there is no other.
+    Last,
 }
 
 impl Controller {
@@ -44,7 +46,8 @@ impl Controller {
         };
         match left {
             _ if left > failures => Worth::Spare,
-            0 | 1 => Worth::Needed,
+            0 => Worth::Last,
+            1 => Worth::Needed,
             _ => Worth::Missed,
         }
     }

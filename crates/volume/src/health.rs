@@ -18,6 +18,9 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
 /// A node without which there are fewer copies is done without when it has said nothing for this long: not because it is slow.
 const MISSED_AFTER: Duration = Duration::from_millis(400);
 
+/// One without which there is a single copy, as with two nodes, is given a little more.
+const NEEDED_AFTER: Duration = Duration::from_millis(600);
+
 /// A node whose process is alive answers a ping within this, however slow its disks are.
 const PING_MAX: Duration = Duration::from_millis(200);
 
@@ -66,7 +69,7 @@ impl Controller {
     pub(crate) fn judge_calls(&mut self, out: Out) {
         let mut late = Vec::new();
         let mut suspects = Vec::new();
-        let mut doubted: BTreeMap<NodeId, Instant> = BTreeMap::new();
+        let mut doubted: BTreeMap<NodeId, (Worth, Instant)> = BTreeMap::new();
         let mut alone = false;
         let lags = self.lags();
         for (token, call) in self.calls.iter() {
@@ -89,12 +92,12 @@ impl Controller {
             if node_lags && class != Class::Bulk && !suspects.contains(&call.node) {
                 match self.worth(call.node) {
                     Worth::Spare if self.is_far_over(call, &lags) => suspects.push(call.node),
-                    Worth::Missed => {
-                        let since = doubted.entry(call.node).or_insert(call.sent_at);
+                    worth @ (Worth::Missed | Worth::Needed) => {
+                        let (_, since) = doubted.entry(call.node).or_insert((worth, call.sent_at));
                         *since = (*since).min(call.sent_at);
                     }
                     // Nothing is gained by it.
-                    Worth::Spare | Worth::Needed => {}
+                    Worth::Spare | Worth::Last => {}
                 }
             }
             if class == Class::Bulk && call.late && age > self.bulk_bound(&call.purpose) {
@@ -113,8 +116,8 @@ impl Controller {
         for node in suspects {
             self.suspect(node, Worth::Spare, out);
         }
-        for (node, since) in doubted {
-            self.doubt(node, since, &lags, out);
+        for (node, (worth, since)) in doubted {
+            self.doubt(node, worth, since, &lags, out);
         }
         self.reconnect_silent(out);
     }
@@ -128,16 +131,17 @@ impl Controller {
 
     /// A node that would be missed owes something since then. To do without it the log needs another rule, so the metadata store:
     /// it is done without only when it does not even answer a ping, and the store has answered just now.
-    fn doubt(&mut self, node: NodeId, since: Instant, lags: &BTreeMap<NodeId, Duration>, out: Out) {
+    fn doubt(&mut self, node: NodeId, worth: Worth, since: Instant, lags: &BTreeMap<NodeId, Duration>, out: Out) {
         self.probe(node, out);
         self.ask_store(out);
         let is_probe = |call: &Call| call.node == node && matches!(call.purpose, Purpose::Probe);
         let probed_at = self.calls.iter().filter(|(_, call)| is_probe(call)).map(|(_, call)| call.sent_at).min();
         let is_hung = probed_at.is_some_and(|at| self.now.since(at) >= PING_MAX);
-        let patience = MISSED_AFTER * self.nodes.patience(node, self.now);
+        let least = if worth == Worth::Needed { NEEDED_AFTER } else { MISSED_AFTER };
+        let patience = least * self.nodes.patience(node, self.now);
         let silent = self.nodes.silent_for(node, since, self.now);
         if is_hung && silent > patience.max(peers_lag(lags, node) * LAG_TIMES) && self.root.was_heard(self.now) {
-            self.suspect(node, Worth::Missed, out);
+            self.suspect(node, worth, out);
         }
     }
 

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Options that name a cluster of etcd.
 #[derive(Args, Clone, Debug)]
 pub struct EtcdArgs {
-    /// Keep the grid's metadata in etcd (tried with 3.4): all members' client URLs, for example http://10.0.0.1:2379
+    /// Keep the grid's metadata in etcd (tried with 3.4 to 3.7): all members' client URLs, for example http://10.0.0.1:2379
     #[arg(long, value_name = "URL,…", value_delimiter = ',')]
     etcd: Vec<String>,
     /// For members that use TLS: a directory with ca-cert.pem, and with client-cert.pem and client-key.pem if they ask
