@@ -21,7 +21,6 @@ impl Controller {
         };
         match record {
             Record::Write { key, blocks } => {
-                entry.live_blocks = u64::from(blocks);
                 let place = Place::Log {
                     lsn,
                     data: entry.payload.clone(),
@@ -29,6 +28,7 @@ impl Controller {
                 };
                 let is_hot = self.judge_heat(key.0, u64::from(blocks));
                 self.log.get_mut(lsn).expect("just seen").is_hot = is_hot;
+                self.log.set_live(lsn, |_| u64::from(blocks));
                 self.map_to(key.0, u64::from(blocks), place, lsn);
             }
             Record::Discard { key, blocks } => self.map_to(key.0, blocks, Place::Zero, lsn),
@@ -70,10 +70,8 @@ impl Controller {
     pub(crate) fn unmap(&mut self, blocks: u64, place: &Place) {
         match place {
             Place::Log { lsn, .. } => {
-                // In replay, the entry may be behind the trim point: then nothing is counted.
-                if let Some(entry) = self.log.get_mut(*lsn) {
-                    entry.live_blocks = entry.live_blocks.saturating_sub(blocks);
-                }
+                // In replay, the entry may be behind the trim point.
+                self.log.set_live(*lsn, |live| live.saturating_sub(blocks));
             }
             Place::Segment { segment, .. } => self.segments.sub_live(*segment, blocks),
             Place::Zero => {}

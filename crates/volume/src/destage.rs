@@ -1,6 +1,7 @@
 //! Destaging: data leaves the log, oldest first, sorted by address, as segments.
 //!
-//! It begins at a quarter of the write-back budget, or by age, or when a node's journal fills, or when entries have lost
+//! It begins at an eighth of the write-back budget (of what waits, not of what was destaged and waits for a checkpoint to be
+//! trimmed: then all of it would go at once, and guests' requests would wait behind it), or by age, or when a node's journal fills, or when entries have lost
 //! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
 
 use crate::controller::{Controller, Out};
@@ -36,7 +37,8 @@ impl Controller {
         let mut running = self.jobs.iter().filter(|(_, j)| matches!(j.kind(), JobKind::Destage { .. })).count();
         while running < JOBS_MAX {
             let full = u64::from(self.config.segment_payload_bytes);
-            let over = self.log.bytes > self.config.writeback_bytes_max / 4
+            let budget = self.config.writeback_bytes_max;
+            let over = self.log.waiting_bytes() > (budget / 8).max(full).min(budget / 4)
                 || self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
             let forced = self.destage_is_forced();
             if !over && !forced {
@@ -104,7 +106,7 @@ impl Controller {
     fn start_destage(&mut self, entries: Vec<Lsn>, mut extents: Vec<Extent>, out: Out) {
         extents.sort_by_key(|e| e.key);
         for lsn in &entries {
-            self.log.get_mut(*lsn).expect("an entry with live data is in the window").destaging = true;
+            self.log.set_destaging(*lsn, true);
         }
         let mut work = Work {
             kind: JobKind::Destage { entries },
@@ -126,9 +128,7 @@ impl Controller {
 
     pub(crate) fn on_destaged(&mut self, entries: &[Lsn]) {
         for lsn in entries {
-            if let Some(entry) = self.log.get_mut(*lsn) {
-                entry.destaging = false;
-            }
+            self.log.set_destaging(*lsn, false);
         }
     }
 }

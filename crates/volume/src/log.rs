@@ -6,7 +6,7 @@
 
 use crate::api::Mutations;
 use crate::sealing::Sent;
-use holdfast_base::{BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};
 use std::collections::VecDeque;
@@ -50,11 +50,11 @@ pub struct Entry {
     pub have: u8,
     pub sent: u8,
     pub appended_at: Instant,
-    /// Blocks of a write that the map still takes from the log.
+    /// Blocks of a write that the map still takes from the log; [`Log::set_live`] keeps the account of all.
     pub live_blocks: u64,
     /// It is likely to be overwritten soon.
     pub is_hot: bool,
-    /// A segment job is writing it out.
+    /// A segment job is writing it out; see [`Log::set_destaging`].
     pub destaging: bool,
 }
 
@@ -64,6 +64,11 @@ const ENTRY_OVERHEAD_BYTES: u64 = 256;
 impl Entry {
     pub fn size_bytes(&self) -> u64 {
         (self.payload.len() + self.header.len()) as u64 + ENTRY_OVERHEAD_BYTES
+    }
+
+    /// Live blocks of it that nobody destages.
+    fn waiting_blocks(&self) -> u64 {
+        if self.destaging { 0 } else { self.live_blocks }
     }
 
     /// Volume blocks that it wrote.
@@ -168,6 +173,8 @@ pub struct Log {
     pub total_bytes: u64,
     /// Every entry before it is destaged, being destaged, or has nothing to destage.
     cursor: Lsn,
+    /// Live blocks of entries that nobody destages.
+    waiting_blocks: u64,
     pub open: Option<OpenLedger>,
 }
 
@@ -182,6 +189,7 @@ impl Default for Log {
             in_flight_bytes: 0,
             total_bytes: 0,
             cursor: Lsn(1),
+            waiting_blocks: 0,
             open: None,
         }
     }
@@ -269,6 +277,29 @@ impl Log {
         entry.ledger == open.id && rule.is_ack_set(&open.legs, entry.have)
     }
 
+    /// Bytes that the map takes from entries which nobody destages.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.waiting_blocks * BLOCK_BYTES as u64
+    }
+
+    /// So many blocks of an entry are live now, by what were; of one behind the trim point nothing is counted.
+    pub fn set_live(&mut self, lsn: Lsn, change: impl FnOnce(u64) -> u64) {
+        self.change(lsn, |entry| entry.live_blocks = change(entry.live_blocks));
+    }
+
+    /// A segment job writes the entry out from now on, or does no more.
+    pub fn set_destaging(&mut self, lsn: Lsn, is_so: bool) {
+        self.change(lsn, |entry| entry.destaging = is_so);
+    }
+
+    fn change(&mut self, lsn: Lsn, change: impl FnOnce(&mut Entry)) {
+        let Some(entry) = self.get_mut(lsn) else { return };
+        let before = entry.waiting_blocks();
+        change(entry);
+        let after = entry.waiting_blocks();
+        self.waiting_blocks = self.waiting_blocks - before + after;
+    }
+
     /// The first completed entry with live data that nobody destages yet.
     pub fn next_to_destage(&mut self) -> Lsn {
         self.cursor = self.cursor.max(self.first);
@@ -287,9 +318,7 @@ impl Log {
     /// These are not being destaged any more, and were not: they come first again.
     pub fn destage_again(&mut self, entries: &[Lsn]) {
         for lsn in entries {
-            if let Some(entry) = self.get_mut(*lsn) {
-                entry.destaging = false;
-            }
+            self.set_destaging(*lsn, false);
             self.cursor = self.cursor.min(*lsn);
         }
     }
@@ -312,6 +341,7 @@ impl Log {
         while self.first <= upto {
             let entry = self.entries.pop_front().expect("completed entries are in the window");
             self.bytes -= entry.size_bytes();
+            self.waiting_blocks -= entry.waiting_blocks();
             self.first = self.first.next();
         }
         self.trimmed = self.trimmed.max(upto);

@@ -692,9 +692,7 @@ impl Controller {
             .filter_map(|(_, len, m)| if let Place::Log { lsn, .. } = m.place { Some((lsn, len)) } else { None })
             .collect();
         for (lsn, blocks) in live {
-            if let Some(entry) = self.log.get_mut(lsn) {
-                entry.live_blocks += blocks;
-            }
+            self.log.set_live(lsn, |live| live + blocks);
         }
     }
 

@@ -199,3 +199,29 @@ fn who_cares_for_a_closed_volume_keeps_off_where_others_have_had_it_since() {
     assert_eq!(world.nodes.iter().map(|node| node.promised).collect::<Vec<_>>(), promised, "its owner goes on");
     assert_eq!(open_only_from(&mut world, served.epoch), State::Open);
 }
+
+/// What was destaged stays in the log until a checkpoint trims it. If that counted as what is still to be destaged, all of the log
+/// would go at once each time, and guests would wait behind it.
+#[test]
+fn data_leaves_the_log_as_fast_as_it_comes() {
+    const PIECE: u64 = 2 * BLOCK_BYTES as u64;
+    const SEGMENT: u64 = 256 << 10;
+    let mut world = World::new(15, 3, Layout::Mirror { copies: 2 }, 64 << 20);
+    let mut bounds = config(15, 0);
+    (bounds.writeback_bytes_max, bounds.segment_payload_bytes) = (16 << 20, SEGMENT as u32);
+    world.config = Some(bounds);
+    world.open();
+    let data_put = |world: &World| world.nodes.iter().map(|node| node.put_bytes.0).sum::<u64>() / 2;
+    let (mut most, mut before) = (0, 0);
+    for piece in 0..(48 << 20) / PIECE {
+        world.write_all(piece * PIECE, PIECE);
+        world.now = world.now + Duration::from_millis(1);
+        world.push(Event::Tick);
+        if (piece + 1) % (4 * SEGMENT / PIECE) == 0 {
+            most = most.max(data_put(&world) - before);
+            before = data_put(&world);
+        }
+    }
+    assert!(before > 40 << 20, "{before} bytes: the log is emptied");
+    assert!(most <= 6 * SEGMENT, "{most} bytes went while {} came", 4 * SEGMENT);
+}
