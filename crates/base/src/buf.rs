@@ -75,11 +75,29 @@ fn recycle(pages: Pages) {
     // At thread exit the pool may be gone already; then the memory is simply freed.
     let _ = POOL.try_with(|pool| {
         let mut pool = pool.borrow_mut();
-        if pool.held_bytes + bytes <= POOL_BYTES_MAX {
+        if pool.makes_room(class, bytes) {
             pool.held_bytes += bytes;
             pool.classes[class].push(pages);
         }
     });
+}
+
+impl Pool {
+    /// Whether so many bytes fit in: where the pool is full, the class that holds most of it gives way to others, so that what one
+    /// load left behind does not stay in the way of the next.
+    fn makes_room(&mut self, class: usize, bytes: usize) -> bool {
+        while self.held_bytes + bytes > POOL_BYTES_MAX {
+            let held = |pages: &Vec<Pages>| pages.first().map_or(0, |one| one.len() * pages.len());
+            let (most, _) =
+                self.classes.iter().enumerate().max_by_key(|(_, pages)| held(pages)).expect("there are classes");
+            if most == class {
+                return false;
+            }
+            let Some(gone) = self.classes[most].pop() else { return false };
+            self.held_bytes -= gone.len() * ALIGN_BYTES;
+        }
+        true
+    }
 }
 
 struct Memory(Option<Pages>);
@@ -253,6 +271,24 @@ mod tests {
         drop(b);
         assert_eq!(tail[1], 9);
         assert_eq!(tail.held_bytes(), 12_288);
+    }
+
+    #[test]
+    fn what_one_load_left_in_the_pool_gives_way_to_the_next() {
+        let held = |len: usize| {
+            let (class, _) = class_of(len / ALIGN_BYTES);
+            POOL.with(|pool| pool.borrow().classes[class].len())
+        };
+        const LARGE: usize = 1 << 20;
+        const SMALL: usize = 8 << 10;
+        drop((0..2 * POOL_BYTES_MAX / LARGE).map(|_| BufMut::new(LARGE)).collect::<Vec<_>>());
+        assert_eq!(held(LARGE), POOL_BYTES_MAX / LARGE);
+        drop((0..1024).map(|_| BufMut::new(SMALL)).collect::<Vec<_>>());
+        assert_eq!((held(SMALL), held(LARGE)), (1024, POOL_BYTES_MAX / LARGE - 8));
+        // Neither takes it all.
+        drop((0..2 * POOL_BYTES_MAX / SMALL).map(|_| BufMut::new(SMALL)).collect::<Vec<_>>());
+        assert!(held(SMALL) * SMALL >= POOL_BYTES_MAX / 2, "{} small ones", held(SMALL));
+        assert!(held(LARGE) * LARGE >= POOL_BYTES_MAX / 3, "{} large ones", held(LARGE));
     }
 
     #[test]
