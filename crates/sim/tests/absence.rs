@@ -54,6 +54,26 @@ fn a_hung_node_of_two_does_not_stall_writes_for_long() {
     }
 }
 
+/// Where the other node has one device, what is written without a node would have one copy, or waits: a node that stands still for
+/// a moment is waited for.
+#[test]
+fn a_node_that_stands_still_for_a_moment_is_waited_for_where_one_device_is_left_without_it() {
+    for (seed, layout) in [(166, "mirror:2"), (167, "mirror:2@device")] {
+        let mut stage = Scenery::new(seed).nodes(2).disks(1).layout(layout).raise();
+        stage.write(0, 32);
+        let rolls = stage.status().counters.rolls;
+        stage.world().pause_node(1);
+        let owner = stage.owner();
+        let token = stage.ask(owner, What::Write(0), 32, 8);
+        stage.pass_ms(1200);
+        assert!(!stage.is_answered(token) && stage.status().suspect_nodes.is_empty(), "{layout}: {:?}", stage.status());
+        stage.world().resume_node(1);
+        stage.until("the write is done", |stage| stage.is_answered(token));
+        assert_eq!(stage.status().counters.rolls, rolls, "{layout}");
+        stage.finish();
+    }
+}
+
 /// A log that waits for its next record waits for as long as the metadata store is away.
 #[test]
 fn a_node_that_stands_still_for_a_moment_while_the_metadata_store_is_away_stalls_writes_for_that_moment() {

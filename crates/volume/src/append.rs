@@ -35,6 +35,7 @@ impl Controller {
             have: 0,
             sent: 0,
             appended_at: self.now,
+            position: 0,
             live_blocks: 0,
             is_hot: false,
             destaging: false,

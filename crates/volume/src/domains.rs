@@ -20,9 +20,9 @@ pub(crate) enum Worth {
     Spare,
     /// A copy: what is written without it bears fewer losses, but still one.
     Missed,
-    /// What is written without it bears no loss.
+    /// What is written without it lies on two devices of one other node, and bears the loss of no node.
     Needed,
-    /// Everything: there is no other.
+    /// What is written without it would have one copy, or waits.
     Last,
 }
 
@@ -47,6 +47,7 @@ impl Controller {
         match left {
             _ if left > failures => Worth::Spare,
             0 => Worth::Last,
+            1 if self.is_on_devices() || self.nodes.devices_in_need(Some(node)) < 2 => Worth::Last,
             1 => Worth::Needed,
             _ => Worth::Missed,
         }

@@ -18,7 +18,7 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
 /// A node without which there are fewer copies is done without when it has said nothing for this long: not because it is slow.
 const MISSED_AFTER: Duration = Duration::from_millis(400);
 
-/// One without which there is a single copy, as with two nodes, is given a little more.
+/// One without which all copies lie on one node, as with two nodes, is given a little more.
 const NEEDED_AFTER: Duration = Duration::from_millis(600);
 
 /// A node whose process is alive answers a ping within this, however slow its disks are.
@@ -130,17 +130,18 @@ impl Controller {
     }
 
     /// A node that would be missed owes something since then. To do without it the log needs another rule, so the metadata store:
-    /// it is done without only when it does not even answer a ping, and the store has answered just now.
+    /// it is done without only when it does not even answer a ping, and the store has answered since it fell silent.
     fn doubt(&mut self, node: NodeId, worth: Worth, since: Instant, lags: &BTreeMap<NodeId, Duration>, out: Out) {
         self.probe(node, out);
-        self.ask_store(out);
+        let silent_since = self.nodes.silent_since(node, since);
+        self.ask_store(silent_since, out);
         let is_probe = |call: &Call| call.node == node && matches!(call.purpose, Purpose::Probe);
         let probed_at = self.calls.iter().filter(|(_, call)| is_probe(call)).map(|(_, call)| call.sent_at).min();
         let is_hung = probed_at.is_some_and(|at| self.now.since(at) >= PING_MAX);
         let least = if worth == Worth::Needed { NEEDED_AFTER } else { MISSED_AFTER };
         let patience = least * self.nodes.patience(node, self.now);
-        let silent = self.nodes.silent_for(node, since, self.now);
-        if is_hung && silent > patience.max(peers_lag(lags, node) * LAG_TIMES) && self.root.was_heard(self.now) {
+        let is_long = self.now.since(silent_since) > patience.max(peers_lag(lags, node) * LAG_TIMES);
+        if is_hung && is_long && self.root.was_heard_since(silent_since) {
             self.suspect(node, worth, out);
         }
     }
@@ -265,7 +266,7 @@ impl Controller {
         self.retry_stalled_fetches(out);
     }
 
-    /// Also one that is needed and so is never suspected: its connection may lead nowhere.
+    /// Also one that is the last and so is never suspected: its connection may lead nowhere.
     fn reconnect_silent(&mut self, out: Out) {
         let mut owed_since: BTreeMap<NodeId, Instant> = BTreeMap::new();
         for (_, call) in self.calls.iter() {
@@ -273,7 +274,7 @@ impl Controller {
             *since = (*since).min(call.sent_at);
         }
         for (id, since) in owed_since {
-            let silent = self.nodes.silent_for(id, since, self.now) >= RECONNECT_AFTER;
+            let silent = self.now.since(self.nodes.silent_since(id, since)) >= RECONNECT_AFTER;
             let Some(node) = self.nodes.get_mut(id) else { continue };
             if node.up && silent && !node.reconnecting {
                 node.reconnecting = true;

@@ -50,6 +50,8 @@ pub struct Entry {
     pub have: u8,
     pub sent: u8,
     pub appended_at: Instant,
+    /// Bytes that were ever appended before it; the log sets it.
+    pub position: u64,
     /// Blocks of a write that the map still takes from the log; [`Log::set_live`] keeps the account of all.
     pub live_blocks: u64,
     /// It is likely to be overwritten soon.
@@ -205,8 +207,9 @@ impl Log {
         Lsn(self.first.0 + self.entries.len() as u64)
     }
 
-    pub fn push(&mut self, entry: Entry) -> Lsn {
+    pub fn push(&mut self, mut entry: Entry) -> Lsn {
         let lsn = self.next_lsn();
+        entry.position = self.total_bytes;
         self.bytes += entry.size_bytes();
         self.in_flight_bytes += entry.size_bytes();
         self.total_bytes += entry.size_bytes();
@@ -280,6 +283,12 @@ impl Log {
     /// Bytes that the map takes from entries which nobody destages.
     pub fn waiting_bytes(&self) -> u64 {
         self.waiting_blocks * BLOCK_BYTES as u64
+    }
+
+    /// Bytes of the log from the first entry on that waits to be destaged: they can't be trimmed before it is.
+    pub fn waiting_span(&mut self) -> u64 {
+        let from = self.next_to_destage();
+        self.get(from).map_or(0, |entry| self.total_bytes - entry.position)
     }
 
     /// So many blocks of an entry are live now, by what were; of one behind the trim point nothing is counted.

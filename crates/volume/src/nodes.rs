@@ -322,9 +322,9 @@ impl Nodes {
         self.nodes.get(&id).is_some_and(|n| n.answered_sent_at > then)
     }
 
-    /// How long the node has said nothing, although something is owed since then.
-    pub fn silent_for(&self, id: NodeId, owed_since: Instant, now: Instant) -> Duration {
-        self.nodes.get(&id).map_or(Duration::ZERO, |n| now.since(owed_since.max(n.last_reply)))
+    /// Since when the node has said nothing, although something is owed since then.
+    pub fn silent_since(&self, id: NodeId, owed_since: Instant) -> Instant {
+        self.nodes.get(&id).map_or(owed_since, |n| owed_since.max(n.last_reply))
     }
 
     /// How many times the usual patience this node is given.

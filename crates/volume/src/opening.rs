@@ -583,6 +583,7 @@ impl Controller {
                 have,
                 sent: 0,
                 appended_at: self.now,
+                position: 0,
                 live_blocks: 0,
                 is_hot: false,
                 destaging: false,

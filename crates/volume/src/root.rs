@@ -56,11 +56,8 @@ pub(crate) struct RootWriter {
 /// Pause before a swap with unknown outcome is repeated.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// A store that has answered within this counts as there.
-const HEARD_WITHIN: Duration = Duration::from_secs(1);
-
 /// Pause before a store that is silent is asked once more whether it is there.
-const ASK_EVERY: Duration = Duration::from_millis(200);
+const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// The record is tidied at most this often.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
@@ -78,9 +75,9 @@ impl RootWriter {
         self.proposal.is_some()
     }
 
-    /// The metadata store has answered just now.
-    pub(crate) fn was_heard(&self, now: Instant) -> bool {
-        now.since(self.heard_at) < HEARD_WITHIN
+    /// The metadata store has answered since then.
+    pub(crate) fn was_heard_since(&self, then: Instant) -> bool {
+        self.heard_at > then
     }
 }
 
@@ -92,9 +89,10 @@ impl Controller {
         out.push(Effect::Meta { token: self.root.token, request });
     }
 
-    /// Looks whether the metadata store is there, if that is not known.
-    pub(crate) fn ask_store(&mut self, out: Out) {
-        let is_due = !self.root.was_heard(self.now) && self.now.since(self.root.asked_at) >= ASK_EVERY;
+    /// Looks whether the metadata store is there, if it was not heard since then.
+    pub(crate) fn ask_store(&mut self, since: Instant, out: Out) {
+        let was_asked = self.root.asked_at > since && self.now.since(self.root.asked_at) < ASK_EVERY;
+        let is_due = !self.root.was_heard_since(since) && !was_asked;
         if !is_due || self.state != State::Open || self.root.is_swapping() || self.root.retry_at.is_some() {
             return;
         }

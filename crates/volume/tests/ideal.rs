@@ -225,3 +225,25 @@ fn data_leaves_the_log_as_fast_as_it_comes() {
     assert!(before > 40 << 20, "{before} bytes: the log is emptied");
     assert!(most <= 6 * SEGMENT, "{most} bytes went while {} came", 4 * SEGMENT);
 }
+
+/// What is overwritten in the log is never destaged, but what lies before it has to be, or nothing can be trimmed.
+#[test]
+fn one_block_at_the_start_of_the_log_does_not_let_it_fill_with_what_is_overwritten() {
+    const PIECE: u64 = 4 * BLOCK_BYTES as u64;
+    const BUDGET: u64 = 16 << 20;
+    let mut world = World::new(16, 3, Layout::Mirror { copies: 2 }, 64 << 20);
+    let mut bounds = config(16, 0);
+    (bounds.writeback_bytes_max, bounds.segment_payload_bytes) = (BUDGET, 256 << 10);
+    world.config = Some(bounds);
+    world.open();
+    for round in 0..8 {
+        world.write_all((8 << 20) + round * PIECE, PIECE);
+        for piece in 0..8 * BUDGET / 10 / PIECE {
+            world.write_all(piece * PIECE % (1 << 20), PIECE);
+            world.now = world.now + Duration::from_micros(100);
+            world.push(Event::Tick);
+            let log_bytes = world.controller.status().log_bytes;
+            assert!(log_bytes < BUDGET / 2, "{log_bytes} bytes: writes are held back from half of the budget on");
+        }
+    }
+}

@@ -77,6 +77,9 @@ struct NameRecord {
     /// The host that has taken it, until what it names is there.
     #[serde(default)]
     host: String,
+    /// The volume that what it names is a clone in, empty for a volume; releases before 2026-11-23 did not say.
+    #[serde(default)]
+    origin: Option<String>,
 }
 
 /// Which host has a volume in service.
@@ -132,10 +135,14 @@ pub struct Settings {
     pub unchecked_reads: bool,
 }
 
-/// What an earlier attempt under the same name was going to make may be made again under its id, or must not.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Whether what is made under a name has the id of an earlier attempt that was cut short.
+#[derive(Clone, PartialEq, Eq)]
 enum Again {
-    SameId,
+    /// If that was going to be a part of the same volume, or a volume of its own where there is no origin. A clone that nobody
+    /// has a record of may have been left in another volume, with the other id.
+    SameId {
+        origin: Option<VolumeId>,
+    },
     NewId,
 }
 
@@ -338,11 +345,17 @@ impl Catalog {
         check_name(name)?;
         let key = name_key(name);
         let fresh = VolumeId(uuid::Uuid::new_v4().as_u128());
-        let mut chosen = fresh;
+        let (mut chosen, mut given_up) = (fresh, None);
+        let origin = match again {
+            Again::SameId { origin: Some(origin) } => origin.to_string(),
+            _ => String::new(),
+        };
+        let taken = NameRecord { volume: fresh.to_string(), host: self.host.clone(), origin: Some(origin) };
         self.update(&key, |found| {
+            given_up = None;
             let Some(found) = found else {
                 chosen = fresh;
-                return Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string(), host: self.host.clone() }))));
+                return Ok(Some(Some(encode(&taken))));
             };
             let record = decode::<NameRecord>(&key, found)?;
             chosen = record.volume.parse()?;
@@ -358,12 +371,17 @@ impl Catalog {
                      {name}`"
                 );
             }
-            if again == Again::SameId && is_ours && self.root(chosen)?.is_none() {
+            let is_same = again != Again::NewId && record.origin == taken.origin;
+            if is_same && is_ours && self.root(chosen)?.is_none() {
                 return Ok(None);
             }
+            // Of a clone that may be there somewhere, who may have it is kept. Of a volume nobody knows the id.
+            let is_nowhere = record.origin.is_some_and(|origin| origin.is_empty()) && self.root(chosen)?.is_none();
+            given_up = is_nowhere.then_some(chosen);
             chosen = fresh;
-            Ok(Some(Some(encode(&NameRecord { volume: fresh.to_string(), host: self.host.clone() }))))
+            Ok(Some(Some(encode(&taken))))
         })?;
+        given_up.map_or(Ok(()), |id| self.forget_records(id))?;
         Ok(chosen)
     }
 
@@ -383,9 +401,9 @@ impl Catalog {
         let key_id = key.map(NewKey::id);
         let root = Root { key_id, tiers, ..Root::new(self.grid, VolumeId(0), name, size_bytes, layout) };
         self.check_can_serve(&root)?;
-        let chosen = self.take_name(name, Again::SameId)?;
+        let chosen = self.take_name(name, Again::SameId { origin: None })?;
         self.change_settings(chosen, |found| *found = settings)?;
-        // Also where an earlier attempt has left one. A list of clients that it left stays: a clone may be there that has it.
+        // Also where an earlier attempt has left one.
         self.set_limit(chosen, limit)?;
         self.set_key(chosen, key)?;
         let root = Root { volume: chosen, ..root };
@@ -426,13 +444,18 @@ impl Catalog {
         }
     }
 
+    /// What is written of a volume before its root.
+    fn forget_records(&self, volume: VolumeId) -> Result<()> {
+        self.set(&settings_key(volume), None)?;
+        self.forget_access(volume)?;
+        self.set_key(volume, None)
+    }
+
     /// Undoes what was begun of it; false where it is a volume by now.
     pub fn give_up_separate(&self, begun: &Begun, name: &str) -> Result<bool> {
         let is_gone = self.is_gone(begun.volume)?;
         if is_gone {
-            self.set(&settings_key(begun.volume), None)?;
-            self.forget_access(begun.volume)?;
-            self.set_key(begun.volume, None)?;
+            self.forget_records(begun.volume)?;
             self.free_name(name, &begun.volume.to_string())?;
         }
         Ok(is_gone)
@@ -596,8 +619,8 @@ impl Catalog {
     }
 
     /// The first step of making a clone: its name, and the id that its volume shall know it by.
-    pub fn begin_clone(&self, name: &str) -> Result<VolumeId> {
-        self.take_name(name, Again::SameId)
+    pub fn begin_clone(&self, name: &str, origin: VolumeId) -> Result<VolumeId> {
+        self.take_name(name, Again::SameId { origin: Some(origin) })
     }
 
     /// The last step, and what follows a change of size: its volume has it.
@@ -1020,14 +1043,11 @@ mod tests {
         let what = (1 << 30, Layout::DEFAULT, Tiers::default());
         let make = |name, limit| catalog.create(name, what, (Settings::default(), limit), None).unwrap().root.volume;
         // An attempt that was cut short before there was a volume.
-        let given_up = catalog.begin_clone("v1").unwrap();
+        let given_up = catalog.take_name("v1", Again::SameId { origin: None }).unwrap();
         catalog.set_limit(given_up, Some("iops=1")).unwrap();
-        let nobody = Some(BTreeSet::new());
-        catalog.change_clients(given_up, |_| Ok(nobody.clone())).unwrap();
         let (v1, v2) = (make("v1", None), make("v2", Some("iops=500")));
         assert_eq!(v1, given_up);
         assert_eq!(catalog.limits().unwrap(), Limits::from([(v2, "iops=500".to_string())]));
-        assert_eq!(catalog.clients().unwrap().get(&v1), nobody.as_ref(), "nobody gets in unasked");
         catalog.set(&limit_key(v1), Some(b"{\"limit\":7}".to_vec())).unwrap();
         catalog.inherit_limit(v1, VolumeId(7)).unwrap();
         let limits = catalog.limits().unwrap();
@@ -1035,6 +1055,29 @@ mod tests {
         assert_eq!((limits[&v2].as_str(), limits[&v1].as_str()), ("iops=500", ""));
         catalog.mark_deleted(&DeletingRecord { volume: v2.to_string(), name: "v2".to_string() }).unwrap();
         assert!(!catalog.limits().unwrap().contains_key(&v2));
+    }
+
+    /// A clone that was made in its volume, and of which no record was written, still has its id there.
+    #[test]
+    fn a_clone_whose_making_was_cut_short_shares_its_id_with_nothing_but_the_next_attempt_at_it() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let catalog = Catalog::new(meta, GridId(1), "a");
+        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let make = |name| catalog.create(name, what, (Settings::default(), None), None).unwrap().root.volume;
+        let (v1, v2) = (make("v1"), make("v2"));
+        let begun = catalog.begin_clone("c", v1).unwrap();
+        assert_eq!(catalog.begin_clone("c", v1).unwrap(), begun, "it is gone on with");
+        let elsewhere = catalog.begin_clone("c", v2).unwrap();
+        assert_ne!(elsewhere, begun);
+        catalog.change_clients(elsewhere, |_| Ok(Some(BTreeSet::new()))).unwrap();
+        let given_up = catalog.take_name("d", Again::SameId { origin: None }).unwrap();
+        catalog.set_limit(given_up, Some("iops=1")).unwrap();
+        assert_ne!(catalog.begin_clone("d", v1).unwrap(), given_up);
+        assert!(catalog.limits().unwrap().is_empty(), "nothing stays of what there never was");
+        let volume = make("c");
+        assert!(volume != elsewhere && volume != begun);
+        assert_eq!(catalog.clients().unwrap().get(&elsewhere), Some(&BTreeSet::new()), "its list stays");
+        assert_eq!(catalog.find("c").unwrap().root.volume, volume);
     }
 
     #[test]

@@ -696,7 +696,7 @@ impl ControlPlane {
             );
         }
         self.drop_orphan(name)?;
-        let id = self.catalog.begin_clone(name)?;
+        let id = self.catalog.begin_clone(name, entry.root.volume)?;
         self.inherit_access(&entry, id)?;
         let wanted = Wanted::Clone { snapshot: snapshot.to_string(), id, name: name.to_string(), size_bytes };
         self.change(volume, wanted)?;
