@@ -47,11 +47,13 @@ pub struct MetaStore {
     last_version: u64,
     prng: Prng,
     pub faults: MetaFaults,
+    /// Records that were asked for.
+    pub gets: u64,
 }
 
 impl MetaStore {
     pub fn new(prng: Prng) -> MetaStore {
-        MetaStore { records: BTreeMap::new(), last_version: 0, prng, faults: MetaFaults::default() }
+        MetaStore { records: BTreeMap::new(), last_version: 0, prng, faults: MetaFaults::default(), gets: 0 }
     }
 
     pub fn latency(&mut self) -> Duration {
@@ -84,6 +86,7 @@ impl MetaStore {
     pub fn apply(&mut self, request: &MetaRequest) -> MetaReply {
         match request {
             MetaRequest::Get { key } => {
+                self.gets += 1;
                 let (version, value) = self.current(key);
                 MetaReply::Record { version, value }
             }

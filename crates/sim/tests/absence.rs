@@ -100,7 +100,7 @@ fn a_node_whose_disk_takes_long_for_a_write_is_waited_for_where_it_would_be_miss
     let mut stage = Scenery::new(164).layout("mirror:3").raise();
     stage.write(0, 8);
     stage.world().nodes[2].disks[0].slowness = 4_000;
-    let rolls = stage.status().counters.rolls;
+    let (rolls, gets) = (stage.status().counters.rolls, stage.world().meta.gets);
     let start = stage.now();
     for round in 0..4 {
         stage.write(8 + round * 8, 8);
@@ -108,6 +108,8 @@ fn a_node_whose_disk_takes_long_for_a_write_is_waited_for_where_it_would_be_miss
     let took = stage.now().since(start);
     assert!(took > Duration::from_millis(2000), "the disk is not slow enough to tell: {took:?}");
     assert_eq!(stage.status().counters.rolls, rolls, "its process is alive");
+    let gets = stage.world().meta.gets - gets;
+    assert!(gets <= 4, "the metadata store was asked {gets} times about a node that answers");
     stage.world().nodes[2].disks[0].slowness = 1;
     stage.finish();
 }

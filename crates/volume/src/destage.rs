@@ -1,6 +1,6 @@
 //! Destaging: data leaves the log, oldest first, sorted by address, as segments.
 //!
-//! It begins when an eighth of the write-back budget waits (not counting what was destaged and waits for a checkpoint to be
+//! It begins when an eighth of the write-back budget waits, half a segment at least (not counting what was destaged and waits for a checkpoint to be
 //! trimmed: then all of it would go at once, and guests' requests would wait behind it), when a quarter lies behind what waits
 //! first, and so can't be trimmed, or by age, or when a node's journal fills, or when entries have lost
 //! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
@@ -39,7 +39,7 @@ impl Controller {
         while running < JOBS_MAX {
             let full = u64::from(self.config.segment_payload_bytes);
             let budget = self.config.writeback_bytes_max;
-            let over = self.log.waiting_bytes() > (budget / 8).max(full).min(budget / 4)
+            let over = self.log.waiting_bytes() > (budget / 8).max(full / 2)
                 || self.log.waiting_span() > budget / 4
                 || self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
             let forced = self.destage_is_forced();

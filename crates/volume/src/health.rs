@@ -134,7 +134,9 @@ impl Controller {
     fn doubt(&mut self, node: NodeId, worth: Worth, since: Instant, lags: &BTreeMap<NodeId, Duration>, out: Out) {
         self.probe(node, out);
         let silent_since = self.nodes.silent_since(node, since);
-        self.ask_store(silent_since, out);
+        if self.now.since(silent_since) >= PING_MAX {
+            self.ask_store(silent_since, out);
+        }
         let is_probe = |call: &Call| call.node == node && matches!(call.purpose, Purpose::Probe);
         let probed_at = self.calls.iter().filter(|(_, call)| is_probe(call)).map(|(_, call)| call.sent_at).min();
         let is_hung = probed_at.is_some_and(|at| self.now.since(at) >= PING_MAX);

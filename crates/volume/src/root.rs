@@ -47,17 +47,27 @@ pub(crate) struct RootWriter {
     token: u64,
     retry_at: Option<Instant>,
     tidied_at: Instant,
-    /// When the store was asked whether it is there, in which request, and when it has answered last.
+    /// When that request was sent.
+    sent_at: Instant,
+    /// Whether the store is there: when it was asked last, in which request if that is not answered, and when the youngest request
+    /// was sent that it has answered.
     asked_at: Instant,
-    asked: u64,
+    asked: Option<u64>,
+    asks: u64,
     heard_at: Instant,
 }
 
 /// Pause before a swap with unknown outcome is repeated.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// Pause before a store that is silent is asked once more whether it is there.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+/// The store is asked at most this often whether it is there.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+
+/// In tokens of such requests, which nothing else waits for.
+const ASK: u64 = 1 << 63;
+
+/// What it was asked counts as lost after this long.
+const ASK_LOST: Duration = Duration::from_secs(1);
 
 /// The record is tidied at most this often.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
@@ -75,7 +85,7 @@ impl RootWriter {
         self.proposal.is_some()
     }
 
-    /// The metadata store has answered since then.
+    /// The metadata store has answered what it was asked since then.
     pub(crate) fn was_heard_since(&self, then: Instant) -> bool {
         self.heard_at > then
     }
@@ -85,23 +95,23 @@ impl Controller {
     pub(crate) fn load_root(&mut self, out: Out) {
         self.root.proposal = None;
         self.root.token += 1;
+        self.root.sent_at = self.now;
         let request = MetaRequest::Get { key: root_key(self.config.volume) };
         out.push(Effect::Meta { token: self.root.token, request });
     }
 
     /// Looks whether the metadata store is there, if it was not heard since then.
     pub(crate) fn ask_store(&mut self, since: Instant, out: Out) {
-        let was_asked = self.root.asked_at > since && self.now.since(self.root.asked_at) < ASK_EVERY;
-        let is_due = !self.root.was_heard_since(since) && !was_asked;
-        if !is_due || self.state != State::Open || self.root.is_swapping() || self.root.retry_at.is_some() {
+        let pause = if self.root.asked.is_some() { ASK_LOST } else { ASK_EVERY };
+        let is_due = !self.root.was_heard_since(since) && self.now.since(self.root.asked_at) >= pause;
+        let is_in_service = matches!(self.state, State::Open | State::Closing);
+        if !is_due || !is_in_service || self.root.is_swapping() || self.root.retry_at.is_some() {
             return;
         }
-        self.root.token += 1;
-        (self.root.asked, self.root.asked_at) = (self.root.token, self.now);
-        out.push(Effect::Meta {
-            token: self.root.token,
-            request: MetaRequest::Get { key: root_key(self.config.volume) },
-        });
+        self.root.asks += 1;
+        let token = ASK | self.root.asks;
+        (self.root.asked, self.root.asked_at) = (Some(token), self.now);
+        out.push(Effect::Meta { token, request: MetaRequest::Get { key: root_key(self.config.volume) } });
     }
 
     /// Starts a swap to `root`. Only one is in flight.
@@ -119,19 +129,23 @@ impl Controller {
             value: Some(proposal.root.encode()),
         };
         self.root.token += 1;
+        self.root.sent_at = self.now;
         self.root.retry_at = None;
         out.push(Effect::Meta { token: self.root.token, request });
     }
 
     pub(crate) fn on_meta(&mut self, token: u64, reply: MetaReply, out: Out) {
-        if token != self.root.token || matches!(self.state, State::Deposed | State::Closed) {
+        let was_asked = self.root.asked == Some(token);
+        if !was_asked && token != self.root.token || matches!(self.state, State::Deposed | State::Closed) {
             return;
         }
         if !matches!(reply, MetaReply::Unknown) {
-            self.root.heard_at = self.now;
+            let sent_at = if was_asked { self.root.asked_at } else { self.root.sent_at };
+            self.root.heard_at = self.root.heard_at.max(sent_at);
         }
-        if token == self.root.asked {
+        if was_asked {
             // What it says is known, or comes out with the next swap.
+            self.root.asked = None;
             return;
         }
         match (reply, self.root.proposal.take()) {
