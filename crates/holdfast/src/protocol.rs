@@ -437,6 +437,9 @@ pub struct DeviceInfo {
     /// Of these: what guests' data leaves for cleaning, deleting and metadata.
     #[serde(default)]
     pub reserve_bytes: u64,
+    /// Of these besides: what is not promised to guests, and holds what is dead until they take it all the same.
+    #[serde(default)]
+    pub spare_bytes: u64,
     pub journal_bytes: u64,
     pub journal_used_bytes: u64,
     pub shards: u64,
@@ -507,9 +510,9 @@ impl fmt::Display for ReadCacheInfo {
     }
 }
 
-/// What guests can still write to a node with these devices.
+/// What guests can still be promised of a node with these devices.
 pub fn free_of(devices: &[DeviceInfo]) -> Vec<u64> {
-    takers(devices).map(|d| d.free_bytes.saturating_sub(d.reserve_bytes)).collect()
+    takers(devices).map(|d| d.free_bytes.saturating_sub(d.reserve_bytes + d.spare_bytes)).collect()
 }
 
 /// Devices that take something new.
@@ -717,6 +720,20 @@ pub struct SpaceUse {
     pub kept_bytes: u64,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
+}
+
+impl VolumeInfo {
+    /// Of what its segments take: dead, with its copies and parity, and cleaned when room is needed. A fixed volume keeps
+    /// it, and a clone shows the figures of its volume.
+    pub fn reclaimable_bytes(&self) -> u64 {
+        let own = self.live.as_ref().filter(|_| self.clone_of.is_none() && self.provisioning != "fixed");
+        own.map_or(0, |live| {
+            let SpaceUse { data_bytes, dead_bytes, kept_bytes, redundancy_bytes, .. } = live.space;
+            let payload = data_bytes + dead_bytes + kept_bytes;
+            let gained = dead_bytes.saturating_sub(payload * holdfast_volume::DEAD_PER_MILLE_MIN / 1000);
+            gained + (u128::from(redundancy_bytes) * u128::from(gained) / u128::from(payload.max(1))) as u64
+        })
+    }
 }
 
 impl From<holdfast_volume::SpaceUse> for SpaceUse {

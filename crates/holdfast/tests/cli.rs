@@ -578,7 +578,7 @@ fn adds_up(space: &Value) -> (i64, i64) {
         + bytes(&used["metadata_bytes"]);
     assert_eq!(parts + bytes(&used["other_bytes"]), bytes(&space["used_bytes"]), "{space}");
     let raw = bytes(&space["overhead_bytes"]) + bytes(&space["used_bytes"]) + bytes(&space["reserve_bytes"]);
-    let free = bytes(&space["free_bytes"]) + rows(&space["set_aside"]);
+    let free = bytes(&space["spare_bytes"]) + bytes(&space["free_bytes"]) + rows(&space["set_aside"]);
     assert_eq!(raw + free, bytes(&space["raw_bytes"]), "{space}");
     (data, bytes(&space["used_bytes"]))
 }

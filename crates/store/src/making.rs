@@ -1,7 +1,9 @@
 //! Making shards: at the order of a volume's owner the node reads from other nodes what gives a shard that is lost, or is to move
 //! here, and puts it on one of its devices, as if the owner had sent it. So what is made again does not pass through the owner's host.
+//! Sources are read in pieces, [`PIECES_AHEAD`] at a time: guests' requests to any of the nodes wait behind one piece, not
+//! behind a shard.
 //!
-//! States of a making: waiting for sources → put (from then on an ordinary put) | refused (a source was refused, is lost, or
+//! States of a making: waiting for pieces → put (from then on an ordinary put) | refused (a source was refused, is lost, or
 //! late; the order makes no sense). A refusal means that nothing was put: the owner may do it in another way.
 //!
 //! Invariants
@@ -13,18 +15,27 @@
 use crate::api::{AskToken, Effect, PeerId};
 use crate::io::Client;
 use crate::node::Node;
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Effects, Epoch, Instant, ShardId, Slab, Token, VolumeId};
+use holdfast_base::{
+    BLOCK_BYTES, BlockCrc, Buf, BufMut, DeviceId, Effects, Epoch, Instant, ShardId, Slab, Token, VolumeId,
+};
 use holdfast_base::{block_crcs, buf};
 use holdfast_erasure::Code;
 use holdfast_format::segment::ShardHeader;
 use holdfast_format::wire::{MAKE_MS, Refusal, Reply, Request, ShardSource};
+use std::collections::VecDeque;
 use std::time::Duration;
 
-/// In memory: as many times the sources of a shard, and the shard.
+/// Each holds a shard, and pieces of its sources.
 const MAKES_MAX: usize = 8;
 
+/// What is asked of a source at a time.
+const PIECE_BLOCKS: u32 = 64;
+
+/// Pieces of a shard that are asked for and not made yet.
+const PIECES_AHEAD: usize = 2;
+
 /// Sources of all that are being made: more shards than any code has.
-const ASKS_MAX: usize = MAKES_MAX * u8::MAX as usize;
+const ASKS_MAX: usize = MAKES_MAX * PIECES_AHEAD * u8::MAX as usize;
 
 /// What the owner wants, from a [`Request::MakeShard`].
 struct Order {
@@ -39,14 +50,27 @@ struct Making {
     order: Order,
     /// Of the shard `header_of`.
     header: ShardHeader,
-    /// Index of each source, and what came of it.
-    got: Vec<(u8, Option<Buf>)>,
+    sources: Vec<ShardSource>,
+    /// The shard's data, as far as it is made.
+    data: BufMut,
+    crcs: Vec<BlockCrc>,
+    /// What is asked for next.
+    next_block: u32,
+    pieces: VecDeque<Piece>,
     until: Instant,
+}
+
+/// The same blocks of each source.
+struct Piece {
+    block: u32,
+    blocks: u32,
+    got: Vec<Option<Buf>>,
 }
 
 /// What a question to another node is for.
 struct Ask {
     making: Token,
+    block: u32,
     source: usize,
 }
 
@@ -109,15 +133,38 @@ impl Node {
         sources: Vec<ShardSource>,
         out: &mut Effects<Effect>,
     ) {
-        let (segment, blocks) = (order.shard.segment, header.geometry.shard_blocks());
-        let got = sources.iter().map(|source| (source.index, None)).collect();
-        let until = now + Duration::from_millis(MAKE_MS);
-        let making = self.makings.makings.insert(Making { order, header, got, until });
-        for (at, ShardSource { index, node, address, device }) in sources.into_iter().enumerate() {
-            let shard = ShardId { segment, index };
-            let request = Request::ReadShard { device, shard, block: 0, blocks, checked: true, cached: false };
-            let token = AskToken(self.makings.asks.insert(Ask { making, source: at }).0);
-            out.push(Effect::Ask { node, address, token, request });
+        let blocks = header.geometry.shard_blocks() as usize;
+        let token = self.makings.makings.insert(Making {
+            order,
+            header,
+            sources,
+            data: BufMut::new(blocks * BLOCK_BYTES),
+            crcs: Vec::with_capacity(blocks),
+            next_block: 0,
+            pieces: VecDeque::new(),
+            until: now + Duration::from_millis(MAKE_MS),
+        });
+        for _ in 0..PIECES_AHEAD {
+            self.ask_for_piece(token, out);
+        }
+    }
+
+    /// Asks all sources for the next piece, if there is one.
+    fn ask_for_piece(&mut self, token: Token, out: &mut Effects<Effect>) {
+        let Makings { makings, asks } = &mut self.makings;
+        let making = makings.get_mut(token).expect("the caller has seen it");
+        let block = making.next_block;
+        let blocks = (making.header.geometry.shard_blocks() - block).min(PIECE_BLOCKS);
+        if blocks == 0 {
+            return;
+        }
+        making.next_block += blocks;
+        making.pieces.push_back(Piece { block, blocks, got: vec![None; making.sources.len()] });
+        for (source, ShardSource { index, node, address, device }) in making.sources.iter().enumerate() {
+            let shard = ShardId { index: *index, ..making.order.shard };
+            let request = Request::ReadShard { device: *device, shard, block, blocks, checked: true, cached: false };
+            let ask = AskToken(asks.insert(Ask { making: token, block, source }).0);
+            out.push(Effect::Ask { node: *node, address: address.clone(), token: ask, request });
         }
     }
 
@@ -129,23 +176,32 @@ impl Node {
         answer: Option<(Reply, Buf)>,
         out: &mut Effects<Effect>,
     ) {
-        let Some(Ask { making: token, source }) = self.makings.asks.remove(Token(token.0)) else { return };
+        let Some(Ask { making: token, block, source }) = self.makings.asks.remove(Token(token.0)) else { return };
         let making = self.makings.makings.get_mut(token).expect("its questions end with it");
-        let bytes = making.header.geometry.shard_blocks() as usize * BLOCK_BYTES;
+        let piece = making.pieces.iter_mut().find(|piece| piece.block == block).expect("it waits for this answer");
         match answer {
-            Some((Reply::Shard { .. }, payload)) if payload.len() == bytes => making.got[source].1 = Some(payload),
+            Some((Reply::Shard { .. }, bytes)) if bytes.len() == piece.blocks as usize * BLOCK_BYTES => {
+                piece.got[source] = Some(bytes);
+            }
             _ => return self.give_up_making(token, out),
         }
-        if making.got.iter().all(|(_, got)| got.is_some()) {
+        while let Some(piece) = making.pieces.pop_front_if(|piece| piece.got.iter().all(Option::is_some)) {
+            if making.take(piece).is_none() {
+                let making = self.makings.remove(token).expect("just seen");
+                return refuse(&making.order, Refusal::Invalid, out);
+            }
+        }
+        if making.crcs.len() == making.header.geometry.shard_blocks() as usize {
             let making = self.makings.remove(token).expect("just seen");
-            self.put_made(now, making, out);
+            return self.put_made(now, making, out);
+        }
+        for _ in making.pieces.len()..PIECES_AHEAD {
+            self.ask_for_piece(token, out);
         }
     }
 
     fn put_made(&mut self, now: Instant, making: Making, out: &mut Effects<Effect>) {
-        let Making { order, header, got, .. } = making;
-        let Some(data) = made(&header, order.shard.index, got) else { return refuse(&order, Refusal::Invalid, out) };
-        let crcs = block_crcs(&data);
+        let Making { order, header, data, crcs, .. } = making;
         if header.shard == order.shard && header.block_crcs != crcs {
             // It is said what it was, and it is not that.
             return refuse(&order, Refusal::Checksum, out);
@@ -153,7 +209,7 @@ impl Node {
         let Order { client, device, volume, epoch, shard } = order;
         let header = ShardHeader { shard, block_crcs: crcs, ..header }.encode();
         let header_blocks = (header.len() / BLOCK_BYTES) as u32;
-        let payload = buf::concat(&[Buf::copy_from(&header), data]);
+        let payload = buf::concat(&[Buf::copy_from(&header), data.freeze()]);
         self.on_request(now, client, Request::PutShard { device, volume, epoch, shard, header_blocks }, payload, out);
     }
 
@@ -224,18 +280,20 @@ fn suffices(header: &ShardHeader, shard: ShardId, sources: &[ShardSource]) -> bo
         && sources.iter().enumerate().all(is_once)
 }
 
-/// The shard's data, from sources that suffice.
-fn made(header: &ShardHeader, index: u8, got: Vec<(u8, Option<Buf>)>) -> Option<Buf> {
-    let geometry = &header.geometry;
-    let width = geometry.code_width();
-    let mut got: Vec<(u8, Buf)> =
-        got.into_iter().map(|(index, bytes)| Some((index % width, bytes?))).collect::<Option<_>>()?;
-    if got.len() == 1 && got[0].0 == index % width {
-        return got.pop().map(|(_, bytes)| bytes);
+impl Making {
+    /// Makes the blocks that follow from a piece of each source; `None` where they don't.
+    fn take(&mut self, piece: Piece) -> Option<()> {
+        let geometry = &self.header.geometry;
+        let (width, want) = (geometry.code_width(), self.order.shard.index % geometry.code_width());
+        let positions = self.sources.iter().map(|source| source.index % width);
+        let got: Vec<(u8, &[u8])> = positions.zip(piece.got.iter().flatten().map(|bytes| &**bytes)).collect();
+        let from = piece.block as usize * BLOCK_BYTES;
+        let bytes = &mut self.data[from..from + piece.blocks as usize * BLOCK_BYTES];
+        match got[..] {
+            [(position, twin)] if position == want => bytes.copy_from_slice(twin),
+            _ => Code::new(geometry.data, geometry.parity).ok()?.reconstruct(&got, want, bytes).ok()?,
+        }
+        self.crcs.extend_from_slice(&block_crcs(bytes));
+        Some(())
     }
-    let code = Code::new(geometry.data, geometry.parity).ok()?;
-    let sources: Vec<(u8, &[u8])> = got.iter().map(|(position, bytes)| (*position, &**bytes)).collect();
-    let mut bytes = BufMut::new(geometry.shard_blocks() as usize * BLOCK_BYTES);
-    code.reconstruct(&sources, index % width, &mut bytes).ok()?;
-    Some(bytes.freeze())
 }

@@ -11,7 +11,8 @@ use holdfast_store::{AskToken, Event, PeerId};
 use std::time::Duration;
 use support::*;
 
-const BLOCKS: u32 = 3;
+/// Of a shard: three pieces, the last shorter.
+const BLOCKS: u32 = 150;
 
 /// A segment in `parity:2+1`, in memory.
 struct Segment {
@@ -74,22 +75,26 @@ impl Segment {
         rig.send(request, self.header(header_of))
     }
 
-    /// Answers as the other nodes would, the last question first.
+    /// Answers as the other nodes would, the last question first, until there are no more.
     fn tell_all(&self, rig: &mut Rig) {
-        for (node, token, request) in std::mem::take(&mut rig.asks).into_iter().rev() {
-            let Request::ReadShard { device: asked, shard, block: 0, blocks: BLOCKS, checked: true, .. } = request
-            else {
-                panic!("{request:?}")
-            };
-            assert_eq!((asked, node), (device(7), NodeId(20 + u32::from(shard.index))));
-            assert_eq!(shard, Segment::id(shard.index));
-            tell(rig, token, &self.shards[usize::from(shard.index)]);
+        while let Some(ask) = rig.asks.pop() {
+            self.tell(rig, ask);
         }
+    }
+
+    fn tell(&self, rig: &mut Rig, (node, token, request): (NodeId, AskToken, Request)) {
+        let Request::ReadShard { device: asked, shard, block, blocks, checked: true, .. } = request else {
+            panic!("{request:?}")
+        };
+        assert_eq!((asked, node), (device(7), NodeId(20 + u32::from(shard.index))));
+        assert_eq!(shard, Segment::id(shard.index));
+        let bytes = &self.shards[usize::from(shard.index)][block as usize * BLOCK_BYTES..];
+        tell(rig, token, blocks, &bytes[..blocks as usize * BLOCK_BYTES]);
     }
 }
 
-fn tell(rig: &mut Rig, token: AskToken, bytes: &[u8]) {
-    let answer = Some((Reply::Shard { blocks: BLOCKS }, Buf::copy_from(bytes)));
+fn tell(rig: &mut Rig, token: AskToken, blocks: u32, bytes: &[u8]) {
+    let answer = Some((Reply::Shard { blocks }, Buf::copy_from(bytes)));
     rig.event(Event::Told { token, answer });
 }
 
@@ -115,7 +120,7 @@ fn any_shard_follows_from_enough_others() {
     for (segment, index, header_of, sources) in cases {
         let mut rig = Rig::small(40);
         let token = segment.order(&mut rig, index, header_of, sources);
-        assert_eq!(rig.asks.len(), sources.len());
+        assert_eq!(rig.asks.len(), 2 * sources.len(), "of two pieces");
         segment.tell_all(&mut rig);
         assert_eq!(answer(&mut rig, token), Reply::Done);
         let data = &segment.shards[usize::from(index)];
@@ -135,11 +140,11 @@ fn a_source_that_is_refused_lost_or_cut_short_ends_it() {
     {
         let mut rig = Rig::small(41);
         let token = segment.order(&mut rig, 0, 1, &[1, 2]);
-        let (first, second) = (rig.asks[0].1, rig.asks[1].1);
+        let first = rig.asks.remove(0).1;
         rig.event(Event::Told { token: first, answer: answers });
         assert_eq!(answer(&mut rig, token), Reply::Refused(Refusal::Busy));
         // What comes later finds nothing, and nothing was put.
-        tell(&mut rig, second, &segment.shards[2]);
+        segment.tell_all(&mut rig);
         rig.settle();
         assert!(rig.list(5).is_empty());
     }
@@ -151,11 +156,12 @@ fn nothing_is_put_after_its_time() {
     let mut rig = Rig::small(42);
     let begun = rig.now;
     let token = segment.order(&mut rig, 0, 1, &[1, 2]);
-    let (first, second) = (rig.asks[0].1, rig.asks[1].1);
-    tell(&mut rig, first, &segment.shards[1]);
+    // All but the last answer.
+    let last = rig.asks.remove(0);
+    segment.tell_all(&mut rig);
     assert_eq!(answer(&mut rig, token), Reply::Refused(Refusal::Busy));
     assert!(rig.now.since(begun) >= Duration::from_millis(MAKE_MS));
-    tell(&mut rig, second, &segment.shards[2]);
+    segment.tell(&mut rig, last);
     rig.settle();
     assert!(rig.list(5).is_empty());
 }
@@ -246,9 +252,10 @@ fn what_was_moved_has_to_be_what_its_header_says() {
     let mut rig = Rig::small(44);
     let token = segment.order(&mut rig, 1, 1, &[1]);
     let ask = rig.asks.remove(0).1;
-    let mut bytes = segment.shards[1].clone();
+    let mut bytes = segment.shards[1][..64 * BLOCK_BYTES].to_vec();
     bytes[5000] ^= 1;
-    tell(&mut rig, ask, &bytes);
+    tell(&mut rig, ask, 64, &bytes);
+    segment.tell_all(&mut rig);
     assert_eq!(answer(&mut rig, token), Reply::Refused(Refusal::Checksum));
     assert!(rig.list(5).is_empty());
 }

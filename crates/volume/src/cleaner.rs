@@ -128,7 +128,7 @@ impl Controller {
         if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() {
             return;
         }
-        if self.cleaner.owed_bytes > self.reserved_payload_bytes() / 2 {
+        if self.cleaner.owed_bytes > self.movable_payload_bytes() {
             self.checkpointer.hurries = true;
             return;
         }

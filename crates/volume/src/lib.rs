@@ -65,5 +65,5 @@ pub use layers::{CloneInfo, Snapshot};
 pub use mark::Sharing;
 pub use sealing::Seal;
 pub use sharing::Shares;
-pub use space::reserve_bytes;
+pub use space::{DEAD_PER_MILLE_MIN, reserve_bytes, spare_bytes};
 pub use tiers::TierUse;

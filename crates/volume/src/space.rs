@@ -21,7 +21,11 @@ use holdfast_format::wire::{DeviceStat, Request};
 use std::time::Duration;
 
 /// Free share that guests' writes leave on a device: cleaning needs somewhere to write to.
-const RESERVE_PER_MILLE: u64 = 40;
+const RESERVE_PER_MILLE: u64 = 20;
+
+/// Share of a device that is not promised to guests beside the reserve (over-provisioning): as long as they don't take it
+/// either, it holds what is dead, which makes cleaning cheap.
+const SPARE_PER_MILLE: u64 = 20;
 
 /// So many segments at least fit the reserve, if that is not more than a quarter of the device.
 const RESERVE_SEGMENTS: u64 = 4;
@@ -42,11 +46,11 @@ const TOLD_AFTER: Duration = Duration::from_secs(1);
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Dead share from which cleaning is expected to free space: with less, moving costs more than it gives.
-pub(crate) const DEAD_PER_MILLE_MIN: u64 = 50;
+pub const DEAD_PER_MILLE_MIN: u64 = 50;
 
 /// Share of a device, and shards of full segments, of which the greater is the room that the cleaner keeps: what is dead and
 /// left alone makes cleaning cheap, and what is free does not. From half of it on writes are slowed.
-const WANTED_PER_MILLE: u64 = 20;
+const WANTED_PER_MILLE: u64 = 15;
 const WANTED_SHARDS: u64 = 16;
 
 #[derive(Debug, Default)]
@@ -127,6 +131,12 @@ fn reserve(config: &Config, stat: &DeviceStat) -> u64 {
 pub fn reserve_bytes(config: &Config, capacity_bytes: u64) -> u64 {
     let segments = RESERVE_SEGMENTS * u64::from(config.segment_payload_bytes);
     (capacity_bytes * RESERVE_PER_MILLE / 1000).max(segments.min(capacity_bytes / 4))
+}
+
+/// What of a device of so many bytes is not promised to guests beside the reserve: those bytes hold what is dead.
+pub fn spare_bytes(config: &Config, capacity_bytes: u64) -> u64 {
+    let both = capacity_bytes * (RESERVE_PER_MILLE + SPARE_PER_MILLE) / 1000;
+    both.saturating_sub(reserve_bytes(config, capacity_bytes))
 }
 
 /// What so many bytes of guests' data take of all nodes together.
@@ -222,11 +232,12 @@ impl Controller {
         Some(Room { bytes, per_mille: bytes * 1000 / capacity.max(1), wanted_bytes })
     }
 
-    /// Payload that fits what guests' writes leave free, of all usable devices together.
-    pub(crate) fn reserved_payload_bytes(&self) -> u64 {
+    /// Payload that the cleaner may move before a checkpoint frees what was emptied: half of what is free on all usable
+    /// devices together, as far as that is no more than twice the reserve.
+    pub(crate) fn movable_payload_bytes(&self) -> u64 {
         let Some(layout) = self.layout_now() else { return 0 };
-        let reserved: u64 = self.usable_devices().map(|d| reserve(&self.config, d)).sum();
-        reserved * u64::from(layout.data_shards()) / u64::from(layout.shard_count())
+        let free: u64 = self.usable_devices().map(|d| d.free_bytes.min(2 * reserve(&self.config, d))).sum();
+        free / 2 * u64::from(layout.data_shards()) / u64::from(layout.shard_count())
     }
 
     /// Whether a guest's write fits. Where others own room all of it must, and it counts at once, not with the next look.

@@ -12,6 +12,11 @@ use support::*;
 const MIRROR: Layout = Layout::Mirror { copies: 2 };
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
+/// What guests' writes leave free on a device.
+fn reserve() -> u64 {
+    holdfast_volume::reserve_bytes(&config(0, 0), CAPACITY)
+}
+
 /// A volume of 6 MiB, of which 4 are written, and every eighth block again: an eighth is dead, no segment wholly.
 fn with_dead(seed: u64) -> World {
     let mut world = World::new(seed, 3, MIRROR, 6 << 20);
@@ -41,7 +46,7 @@ fn what_was_just_discarded_is_waited_for() {
     let mut world = World::new(4, 3, MIRROR, 6 << 20);
     world.write_all(0, 4 << 20);
     world.span(Duration::from_secs(30));
-    world.free_now(2 << 20);
+    world.free_now(reserve() * 3 / 4);
     world.span(Duration::from_secs(15));
     let discard = world.request(BlockOp::Discard(ByteRange::new(0, 3 << 20)));
     assert_eq!(outcome(&mut world, discard, Duration::from_millis(1)), Ok(()), "discards don't wait");
@@ -59,7 +64,7 @@ fn checkpoints_make_no_room() {
             matches!(header.index, SegmentIndex::Meta)
         });
     }
-    world.free_now(1500 << 10);
+    world.free_now(reserve() / 2);
     world.span(Duration::from_secs(10));
     assert_eq!(write_one(&mut world), Err(BlockError::NoSpace));
 }
@@ -68,7 +73,7 @@ fn checkpoints_make_no_room() {
 fn attempts_make_no_room() {
     // Nodes say that they have room, and refuse every long shard.
     let mut world = with_dead(7);
-    world.free_now(2300 << 10);
+    world.free_now(reserve() * 7 / 8);
     world.nodes.iter_mut().for_each(|node| node.refuse_above = 40 << 10);
     world.span(Duration::from_secs(6));
     assert_eq!(write_one(&mut world), Err(BlockError::NoSpace));
@@ -79,7 +84,7 @@ fn an_idle_volume_on_a_full_grid_rests() {
     let mut world = World::new(3, 3, MIRROR, 6 << 20);
     world.write_all(0, 4 << 20);
     world.span(Duration::from_secs(30));
-    world.free_now(1 << 20);
+    world.free_now(reserve() * 3 / 8);
     world.span(Duration::from_secs(10));
     let before = world.controller.status().counters;
     world.span(Duration::from_secs(120));
@@ -90,7 +95,7 @@ fn an_idle_volume_on_a_full_grid_rests() {
 #[test]
 fn discards_are_not_slowed() {
     let mut world = with_dead(12);
-    world.free_now(2700 << 10);
+    world.free_now(reserve() + (64 << 10));
     world.span(Duration::from_secs(3));
     let from = world.now;
     for i in 0..200 {
@@ -184,7 +189,7 @@ fn writes_stop_short_of_what_others_own() {
     assert!(written > 0, "what nobody owns is written to");
     world.span(Duration::from_secs(20));
     let least = world.nodes.iter().map(|n| n.stat().free_bytes).min().unwrap();
-    let reserve = holdfast_volume::reserve_bytes(&config(0, 0), CAPACITY);
+    let reserve = reserve();
     // Maps and checkpoints may take a little of it: owners own a sixteenth more than they will write.
     assert!(
         least + owned / 16 >= owned + reserve,

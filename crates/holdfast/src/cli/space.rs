@@ -38,6 +38,8 @@ pub struct Space {
     pub overhead_bytes: u64,
     pub used_bytes: u64,
     pub reserve_bytes: u64,
+    /// Not promised to guests either: what is dead may take it.
+    pub spare_bytes: u64,
     /// What fixed volumes own and have not used yet, by volume, as far as it is there.
     pub set_aside: Vec<(String, u64)>,
     /// What they own and is not there: devices are away, or were taken out.
@@ -45,6 +47,8 @@ pub struct Space {
     pub free_bytes: u64,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
+    /// Of `used`: dead, with its copies and parity, and cleaned when room is needed.
+    pub reclaimable_bytes: u64,
     pub used: Used,
     /// In the layouts that nodes and devices allow.
     pub writable: Vec<Writable>,
@@ -145,7 +149,7 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
     let devices = || status.nodes.iter().flat_map(|n| &n.devices);
     let sum = |f: fn(&crate::protocol::DeviceInfo) -> u64| devices().map(f).sum::<u64>();
     let (capacity, free) = (sum(|d| d.capacity_bytes), sum(|d| d.free_bytes));
-    let reserve_bytes = sum(|d| d.reserve_bytes);
+    let (reserve_bytes, spare_bytes) = (sum(|d| d.reserve_bytes), sum(|d| d.spare_bytes));
     let mut used = Used::default();
     for volume in status.volumes.iter().filter(|v| v.clone_of.is_none()) {
         let Some(live) = &volume.live else { continue };
@@ -164,7 +168,7 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
     let data: u64 = used.data.iter().chain(&used.snapshots).chain(&used.kept).map(|(_, bytes)| bytes).sum();
     let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes;
     used.other_bytes = (capacity - free) as i64 - known as i64;
-    let mut free_bytes = free - reserve_bytes;
+    let mut free_bytes = free - reserve_bytes - spare_bytes;
     let mut set_aside = Vec::new();
     let mut missing_bytes = 0;
     for volume in status.volumes.iter().filter(|v| v.set_aside_bytes > 0) {
@@ -179,10 +183,12 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         overhead_bytes: raw_bytes.saturating_sub(capacity),
         used_bytes: capacity - free,
         reserve_bytes,
+        spare_bytes,
         set_aside,
         missing_bytes,
         free_bytes,
         days_to_full: status.days_to_full,
+        reclaimable_bytes: status.volumes.iter().map(|v| v.reclaimable_bytes()).sum(),
         used,
         writable: layouts_of(status).into_iter().map(writable).collect(),
     }
@@ -210,8 +216,14 @@ fn print_short(space: &Space) -> Result<()> {
         Size(space.raw_bytes),
         Size(space.used_bytes),
         Size(space.free_bytes),
-        Size(space.reserve_bytes)
+        Size(space.reserve_bytes + space.spare_bytes)
     ))?;
+    if space.reclaimable_bytes > 0 {
+        print(format_args!(
+            "{} of what is in use is dead: it is cleaned when room is needed, and can be written anew",
+            Size(space.reclaimable_bytes)
+        ))?;
+    }
     let set_aside: u64 = space.set_aside.iter().map(|(_, bytes)| bytes).sum();
     if set_aside > 0 {
         print(format_args!("{} more are set aside for fixed volumes; thin ones have the rest:", Size(set_aside)))?;
@@ -250,6 +262,7 @@ fn print_why(space: &Space) -> Result<()> {
     row("    maps and checkpoints".to_string(), space.used.metadata_bytes as i64);
     row("    headers, volumes not in service, on the way".to_string(), space.used.other_bytes);
     row("  reserve for cleaning and deleting".to_string(), space.reserve_bytes as i64);
+    row("  not promised, so that cleaning stays cheap".to_string(), space.spare_bytes as i64);
     for (name, bytes) in &space.set_aside {
         row(format!("  set aside for volume {name}"), *bytes as i64);
     }

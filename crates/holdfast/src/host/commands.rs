@@ -700,12 +700,15 @@ impl Host {
             DeviceHealth::Serving => "serving",
             DeviceHealth::Failed => "failed",
         };
+        let (reserve_bytes, spare_bytes) = self.volumes.reserve_and_spare_bytes(stat.capacity_bytes);
+        let reserve_bytes = reserve_bytes.min(stat.free_bytes);
         DeviceInfo {
             device: stat.device.to_string(),
             health: health.to_string(),
             capacity_bytes: stat.capacity_bytes,
             free_bytes: stat.free_bytes,
-            reserve_bytes: self.volumes.reserve_bytes(stat.capacity_bytes).min(stat.free_bytes),
+            reserve_bytes,
+            spare_bytes: spare_bytes.min(stat.free_bytes - reserve_bytes),
             journal_bytes: stat.journal_bytes,
             journal_used_bytes: stat.journal_used_bytes,
             shards: stat.shard_count,

@@ -415,6 +415,7 @@ mod tests {
             capacity_bytes: 1 << 30,
             free_bytes: 1 << 29,
             reserve_bytes: 0,
+            spare_bytes: 0,
             journal_bytes: 1 << 26,
             journal_used_bytes: 0,
             shards: 7,

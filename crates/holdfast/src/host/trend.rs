@@ -3,13 +3,14 @@
 //! ```text
 //! trend                  (metadata) what was taken of the devices in each hour of the last week
 //! ```
-//! Role: a thread of its own looks now and then. What is taken is what is in use and what is set aside for fixed volumes:
+//! Role: a thread of its own looks now and then. What is taken is what is in use, but for what is dead and can be cleaned (of
+//! volumes that this host serves), and what is set aside for fixed volumes:
 //! unlike what is free it doesn't jump when a device is added. The rate is the median of the rates over spans of a day, one
 //! from each sample on: what happens every night counts once in each, and one large copy or deletion is in few of them.
 
 use super::control::ControlPlane;
 use crate::logger;
-use crate::protocol::{LinkState, NodeInfo, VolumeInfo, free_of};
+use crate::protocol::{LinkState, NodeInfo, VolumeInfo, takers};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -90,13 +91,15 @@ fn bytes_a_day(samples: &[Sample]) -> Option<f64> {
     (*median > 0.0).then_some(*median)
 }
 
-/// What can still be written above the reserve and beside what is set aside, and what is taken.
+/// What can still be written above the reserve and beside what is set aside, and what is taken. What is dead is not: where
+/// little is free it takes all that lives leaves.
 fn free_and_taken(nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> (u64, u64) {
     let set_aside: u64 = volumes.iter().map(|v| v.set_aside_bytes).sum();
-    let free: u64 = nodes.iter().flat_map(|n| free_of(&n.devices)).sum();
+    let dead: u64 = volumes.iter().map(VolumeInfo::reclaimable_bytes).sum();
+    let free: u64 = nodes.iter().flat_map(|n| takers(&n.devices)).map(|d| d.free_bytes - d.reserve_bytes).sum();
     let devices = nodes.iter().flat_map(|n| &n.devices);
     let used: u64 = devices.map(|d| d.capacity_bytes - d.free_bytes).sum();
-    (free.saturating_sub(set_aside), used + set_aside)
+    ((free + dead).saturating_sub(set_aside), used.saturating_sub(dead) + set_aside)
 }
 
 pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {

@@ -269,10 +269,10 @@ impl Volumes {
         volume.kept.retain(|head, _| there.contains(head));
     }
 
-    /// What guests' data leaves free of a device.
-    pub fn reserve_bytes(&self, capacity_bytes: u64) -> u64 {
+    /// What guests' data leaves free of a device, and what is not promised to it besides.
+    pub fn reserve_and_spare_bytes(&self, capacity_bytes: u64) -> (u64, u64) {
         let config = Config::new(self.grid, VolumeId(0), &self.host, InstanceId(0), 0);
-        holdfast_volume::reserve_bytes(&config, capacity_bytes)
+        (holdfast_volume::reserve_bytes(&config, capacity_bytes), holdfast_volume::spare_bytes(&config, capacity_bytes))
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
