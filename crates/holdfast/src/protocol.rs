@@ -510,8 +510,13 @@ impl fmt::Display for ReadCacheInfo {
     }
 }
 
-/// What guests can still be promised of a node with these devices.
+/// What guests can still write to a node with these devices.
 pub fn free_of(devices: &[DeviceInfo]) -> Vec<u64> {
+    takers(devices).map(|d| d.free_bytes.saturating_sub(d.reserve_bytes)).collect()
+}
+
+/// The same, without what is not promised to them.
+pub fn promised_of(devices: &[DeviceInfo]) -> Vec<u64> {
     takers(devices).map(|d| d.free_bytes.saturating_sub(d.reserve_bytes + d.spare_bytes)).collect()
 }
 

@@ -34,6 +34,8 @@ pub struct Config {
     pub takeover: bool,
     /// Guests' reads are checked against their blocks' checksums. Metadata and what is moved always are.
     pub checked_reads: bool,
+    /// Guests' writes leave what is not promised to them ([`crate::spare_bytes`]) free, too.
+    pub keeps_spare: bool,
     /// The volume is not claimed if others have had it since this epoch: for who opens it only because nobody does.
     pub only_from: Option<Epoch>,
     /// What the volume is encrypted with; it must be the key that its root record names.
@@ -80,6 +82,7 @@ impl Config {
             seed,
             takeover: false,
             checked_reads: true,
+            keeps_spare: false,
             only_from: None,
             key: None,
             notes_seals: false,
@@ -221,6 +224,8 @@ pub enum Event {
     },
     /// See [`Config::checked_reads`].
     CheckReads(bool),
+    /// See [`Config::keeps_spare`].
+    KeepSpare(bool),
     /// Change how the volume is written; what is there is written anew in the background.
     SetLayout {
         layout: Layout,

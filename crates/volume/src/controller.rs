@@ -230,6 +230,7 @@ impl Controller {
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
             Event::Near { nodes } => self.nodes.near = nodes,
             Event::CheckReads(checked) => self.config.checked_reads = checked,
+            Event::KeepSpare(keep) => self.config.keeps_spare = keep,
             Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::SetTiers { tiers } => self.resizer.wanted_tiers = Some(tiers),
             Event::SetAside { claims } => self.on_set_aside(claims),

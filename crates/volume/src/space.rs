@@ -105,9 +105,9 @@ impl Space {
 /// What a new shard leaves of a device's reserve.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Keep {
-    /// Guests' data leaves half.
+    /// Guests' data leaves half, and 1.5 % of the device.
     HalfReserve,
-    /// What the cleaner moves leaves a quarter: it gives back more than it takes.
+    /// What the cleaner moves leaves a quarter, and 1 % of the device: it gives back more than it takes.
     QuarterReserve,
     /// Metadata may take the last: without a checkpoint nothing is ever freed.
     Nothing,
@@ -116,8 +116,8 @@ pub(crate) enum Keep {
 impl Keep {
     pub(crate) fn bytes(self, config: &Config, stat: &DeviceStat) -> u64 {
         match self {
-            Keep::HalfReserve => reserve(config, stat) / 2,
-            Keep::QuarterReserve => reserve(config, stat) / 4,
+            Keep::HalfReserve => (reserve(config, stat) / 2).max(stat.capacity_bytes * 15 / 1000),
+            Keep::QuarterReserve => (reserve(config, stat) / 4).max(stat.capacity_bytes / 100),
             Keep::Nothing => 0,
         }
     }
@@ -130,7 +130,8 @@ fn reserve(config: &Config, stat: &DeviceStat) -> u64 {
 /// What guests' writes leave free on a device of so many bytes.
 pub fn reserve_bytes(config: &Config, capacity_bytes: u64) -> u64 {
     let segments = RESERVE_SEGMENTS * u64::from(config.segment_payload_bytes);
-    (capacity_bytes * RESERVE_PER_MILLE / 1000).max(segments.min(capacity_bytes / 4))
+    let share = RESERVE_PER_MILLE + if config.keeps_spare { SPARE_PER_MILLE } else { 0 };
+    (capacity_bytes * share / 1000).max(segments.min(capacity_bytes / 4))
 }
 
 /// What of a device of so many bytes is not promised to guests beside the reserve: those bytes hold what is dead.

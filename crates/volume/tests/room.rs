@@ -80,6 +80,19 @@ fn attempts_make_no_room() {
 }
 
 #[test]
+fn beside_older_hosts_writes_leave_what_is_not_promised() {
+    let mut world = World::new(8, 3, MIRROR, 6 << 20);
+    world.write_all(0, 4 << 20);
+    world.span(Duration::from_secs(30));
+    world.free_now(reserve() + holdfast_volume::spare_bytes(&config(0, 0), CAPACITY) / 2);
+    for (keep, expected) in [(true, Err(BlockError::NoSpace)), (false, Ok(())), (true, Err(BlockError::NoSpace))] {
+        world.push(Event::KeepSpare(keep));
+        world.span(Duration::from_secs(10));
+        assert_eq!(write_one(&mut world), expected, "{keep}");
+    }
+}
+
+#[test]
 fn an_idle_volume_on_a_full_grid_rests() {
     let mut world = World::new(3, 3, MIRROR, 6 << 20);
     world.write_all(0, 4 << 20);

@@ -4,7 +4,7 @@ use super::format::{print, print_json, print_table, table};
 use super::status::{GridStatus, gather};
 use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
-use crate::protocol::{free_of, takers};
+use crate::protocol::{promised_of, takers};
 use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -78,7 +78,7 @@ pub fn efficiency(layout: Layout) -> f64 {
 
 /// What guests can write in a layout beside what fixed volumes own.
 pub fn writable_now(status: &GridStatus, layout: Layout) -> u64 {
-    let free: Vec<Vec<u64>> = status.nodes.iter().map(|n| free_of(&n.devices)).collect();
+    let free: Vec<Vec<u64>> = status.nodes.iter().map(|n| promised_of(&n.devices)).collect();
     let own = |volume: &crate::protocol::VolumeInfo| {
         let layout = volume.layout.parse::<Layout>().ok()?;
         let width = if layout.is_on_devices() { 1 } else { layout.width() };
@@ -149,7 +149,7 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
     let devices = || status.nodes.iter().flat_map(|n| &n.devices);
     let sum = |f: fn(&crate::protocol::DeviceInfo) -> u64| devices().map(f).sum::<u64>();
     let (capacity, free) = (sum(|d| d.capacity_bytes), sum(|d| d.free_bytes));
-    let (reserve_bytes, spare_bytes) = (sum(|d| d.reserve_bytes), sum(|d| d.spare_bytes));
+    let (reserve_bytes, mut spare_bytes) = (sum(|d| d.reserve_bytes), sum(|d| d.spare_bytes));
     let mut used = Used::default();
     for volume in status.volumes.iter().filter(|v| v.clone_of.is_none()) {
         let Some(live) = &volume.live else { continue };
@@ -172,8 +172,10 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
     let mut set_aside = Vec::new();
     let mut missing_bytes = 0;
     for volume in status.volumes.iter().filter(|v| v.set_aside_bytes > 0) {
-        let there = volume.set_aside_bytes.min(free_bytes);
-        free_bytes -= there;
+        let there = volume.set_aside_bytes.min(free_bytes + spare_bytes);
+        // What fixed volumes own may lie in what is not promised to others.
+        let of_spare = there.saturating_sub(free_bytes);
+        (free_bytes, spare_bytes) = (free_bytes - (there - of_spare), spare_bytes - of_spare);
         missing_bytes += volume.set_aside_bytes - there;
         set_aside.push((volume.name.clone(), there));
     }

@@ -110,6 +110,11 @@ pub enum Command {
         checked: bool,
         answer: Answer<()>,
     },
+    /// Whether guests' writes leave the spare free, too: hosts of older releases do.
+    KeepSpare {
+        keep: bool,
+        answer: Answer<()>,
+    },
     /// Of a volume in service, or a clone.
     Change {
         volume: String,
@@ -427,6 +432,10 @@ impl Host {
                 }
                 tell(&answer, ());
             }
+            Command::KeepSpare { keep, answer } => {
+                self.keep_spare(now, keep, io);
+                tell(&answer, ());
+            }
             Command::Change { volume, wanted, answer } => self.change(now, &volume, wanted, answer, io),
             Command::Layers { volume, change, answer } => {
                 tell(&answer, self.change_layers(now, &volume, change, io));
@@ -469,6 +478,15 @@ impl Host {
             Command::Uris { name, answer } => tell(&answer, self.volumes.uris(&name)),
             Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => self.call(node, &request, answer, io),
+        }
+    }
+
+    fn keep_spare(&mut self, now: Instant, keep: bool, io: &mut Io) {
+        if std::mem::replace(&mut self.volumes.keeps_spare, keep) == keep {
+            return;
+        }
+        for at in self.volumes.tokens() {
+            self.drive(now, at, VolumeEvent::KeepSpare(keep), io);
         }
     }
 

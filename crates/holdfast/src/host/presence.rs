@@ -46,6 +46,10 @@ struct HostRecord {
     /// It answers questions of other hosts ([`super::questions`]).
     #[serde(default)]
     answers: bool,
+    /// Guests' writes of its volumes may take what is not promised to them; the first releases leave that free, and would be
+    /// short of room where others don't.
+    #[serde(default)]
+    takes_spare: bool,
 }
 
 /// This host, as others see it.
@@ -98,6 +102,11 @@ pub fn check_can_serve(meta: &Meta, root: &Root) -> Result<()> {
     Ok(())
 }
 
+/// Whether every host that is there takes what is not promised to guests.
+pub fn all_take_spare(meta: &Meta) -> Result<bool> {
+    Ok(host_records(meta)?.all(|(_, record)| record.is_some_and(|record| record.takes_spare)))
+}
+
 impl Presence {
     /// Announces the host, once it holds its directory's locks.
     pub fn announce(meta: Meta, (host, address): (&str, Option<SocketAddr>), dir: &GridDir) -> Result<Presence> {
@@ -144,8 +153,13 @@ impl Presence {
     /// Puts this host's record where no other host's is; gives where that is.
     fn take_name(&self) -> Result<Option<String>> {
         let key = format!("{HOST_PREFIX}{}", self.host);
-        let record =
-            HostRecord { home: self.home.clone(), address: self.address, reads_root: ROOT_VERSION, answers: true };
+        let record = HostRecord {
+            home: self.home.clone(),
+            address: self.address,
+            reads_root: ROOT_VERSION,
+            answers: true,
+            takes_spare: true,
+        };
         let record = serde_json::to_vec(&record).expect("our records always encode");
         let mut expect = MetaVersion::ABSENT;
         loop {
@@ -269,7 +283,9 @@ mod tests {
             let refusal = check_can_serve(&meta, &tiered).unwrap_err().to_string();
             assert!(refusal.starts_with("old could not serve volume vm"), "{refusal}");
         }
+        assert!(!all_take_spare(&meta).unwrap());
         meta.swap("host/old", expect, None, None).unwrap();
+        assert!(all_take_spare(&meta).unwrap());
         first.end();
         assert!(second.is_caretaker().unwrap(), "who goes in good order lets go at once");
         again.end();

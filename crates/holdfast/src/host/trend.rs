@@ -10,7 +10,7 @@
 
 use super::control::ControlPlane;
 use crate::logger;
-use crate::protocol::{LinkState, NodeInfo, VolumeInfo, takers};
+use crate::protocol::{LinkState, NodeInfo, VolumeInfo, free_of};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ fn bytes_a_day(samples: &[Sample]) -> Option<f64> {
 fn free_and_taken(nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> (u64, u64) {
     let set_aside: u64 = volumes.iter().map(|v| v.set_aside_bytes).sum();
     let dead: u64 = volumes.iter().map(VolumeInfo::reclaimable_bytes).sum();
-    let free: u64 = nodes.iter().flat_map(|n| takers(&n.devices)).map(|d| d.free_bytes - d.reserve_bytes).sum();
+    let free: u64 = nodes.iter().flat_map(|n| free_of(&n.devices)).sum();
     let devices = nodes.iter().flat_map(|n| &n.devices);
     let used: u64 = devices.map(|d| d.capacity_bytes - d.free_bytes).sum();
     ((free + dead).saturating_sub(set_aside), used.saturating_sub(dead) + set_aside)

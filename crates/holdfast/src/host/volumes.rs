@@ -148,6 +148,8 @@ pub struct Volumes {
     pub access: Lists,
     /// How much clients may have of it.
     pub limits: Limits,
+    /// Guests' writes leave the spare free, too; until it is known that every host here takes it.
+    pub keeps_spare: bool,
     by_name: BTreeMap<String, (Token, HeadId)>,
     grid: GridId,
     host: String,
@@ -173,6 +175,7 @@ impl Volumes {
             fixed,
             access,
             limits,
+            keeps_spare: true,
             by_name: BTreeMap::new(),
             grid,
             host: host.to_string(),
@@ -217,6 +220,7 @@ impl Volumes {
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
         config.checked_reads = spec.checked_reads;
+        config.keeps_spare = self.keeps_spare;
         config.key = spec.key;
         // Who shall have it the records say, and the keeper goes by them.
         config.takeover = false;
@@ -271,7 +275,8 @@ impl Volumes {
 
     /// What guests' data leaves free of a device, and what is not promised to it besides.
     pub fn reserve_and_spare_bytes(&self, capacity_bytes: u64) -> (u64, u64) {
-        let config = Config::new(self.grid, VolumeId(0), &self.host, InstanceId(0), 0);
+        let mut config = Config::new(self.grid, VolumeId(0), &self.host, InstanceId(0), 0);
+        config.keeps_spare = self.keeps_spare;
         (holdfast_volume::reserve_bytes(&config, capacity_bytes), holdfast_volume::spare_bytes(&config, capacity_bytes))
     }
 

@@ -9,7 +9,7 @@ use super::catalog::{
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::meta::Meta;
-use super::presence::HOST_PREFIX;
+use super::presence::{HOST_PREFIX, all_take_spare};
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
@@ -47,6 +47,7 @@ impl ControlPlane {
     fn follow(&self, meta: &Meta) -> Result<std::convert::Infallible> {
         let from = meta.list("")?.revision.next();
         self.take_in(&WATCHED.into())?;
+        self.share_spare(meta)?;
         let mut watch: Box<dyn Watch> = meta.watch("", from)?;
         loop {
             let events = watch.next(LOOK_MAX)?;
@@ -56,11 +57,20 @@ impl ControlPlane {
             // A host that has come, or whose lease has run out, counts like a volume that has changed hands.
             let concerns =
                 |event: &WatchEvent| event.key.ends_with(EXPORT_SUFFIX) || event.key.starts_with(HOST_PREFIX);
+            if events.iter().any(|event| event.key.starts_with(HOST_PREFIX)) {
+                self.share_spare(meta)?;
+            }
             if events.iter().any(concerns) {
                 let _alone = self.alone();
                 self.keep_to_records()?;
             }
         }
+    }
+
+    /// Beside hosts of older releases guests' writes stop where theirs do.
+    fn share_spare(&self, meta: &Meta) -> Result<()> {
+        let keep = !all_take_spare(meta)?;
+        self.ask(|answer| Command::KeepSpare { keep, answer })
     }
 
     fn take_in(&self, changed: &BTreeSet<&str>) -> Result<()> {
