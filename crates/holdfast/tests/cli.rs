@@ -586,8 +586,15 @@ fn adds_up(space: &Value) -> (i64, i64) {
 #[test]
 fn space_adds_up_and_comes_back() {
     let grid = Grid::new(12);
-    grid.up("--nodes 3 --devices 1");
+    // Large enough for the reserve to be a share of them.
+    grid.up_with("1GiB", "--nodes 3 --devices 1");
     grid.ok("volume create v1 --size 64MiB");
+    let spare = || grid.json("space")["spare_bytes"].as_u64().unwrap();
+    let end = Instant::now() + Duration::from_secs(30);
+    while spare() == 0 {
+        assert!(Instant::now() < end, "the host never hears that no other is older");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let (data, before) = adds_up(&grid.json("space"));
     assert_eq!(data, 0);
     let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));

@@ -91,7 +91,12 @@ impl Grid {
     }
 
     pub fn up(&self, options: &str) -> String {
-        self.ok(&format!("grid up --port {} --device-size 256MiB {options}", self.port))
+        self.up_with("256MiB", options)
+    }
+
+    /// With devices of another size.
+    pub fn up_with(&self, device_size: &str, options: &str) -> String {
+        self.ok(&format!("grid up --port {} --device-size {device_size} {options}", self.port))
     }
 
     pub fn node_state(&self, id: u64) -> String {
