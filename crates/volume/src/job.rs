@@ -50,13 +50,13 @@ impl JobKind {
 
     fn keep(&self) -> Keep {
         match self {
-            JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::HalfReserve,
+            JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::FromGuests,
             // What leaves a tier gives the other nothing back.
-            JobKind::Clean { rotates: true } => Keep::HalfReserve,
-            JobKind::Clean { rotates: false } => Keep::QuarterReserve,
+            JobKind::Clean { rotates: true } => Keep::FromGuests,
+            JobKind::Clean { rotates: false } => Keep::FromCleaner,
             JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
             // What is refused leaves shards that nobody knows before the volume is deleted.
-            JobKind::Fork { .. } => Keep::QuarterReserve,
+            JobKind::Fork { .. } => Keep::FromCleaner,
         }
     }
 }

@@ -179,7 +179,7 @@ impl Controller {
             return;
         }
         let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-        let room = (Keep::HalfReserve, self.media_of_homes(&homes, index));
+        let room = (Keep::FromGuests, self.media_of_homes(&homes, index));
         let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], room));
         // The list may be old: the others may have been made again there.
         let fits = |target: &Leg| {

@@ -555,7 +555,7 @@ impl Controller {
             }
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
             let media = self.media_of_homes(&homes, index);
-            let place = self.place_again((&geometry, &homes), index, bytes, &[], (Keep::HalfReserve, media));
+            let place = self.place_again((&geometry, &homes), index, bytes, &[], (Keep::FromGuests, media));
             let Some(new) = place else { return false };
             target = new;
         }

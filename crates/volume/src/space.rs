@@ -105,10 +105,10 @@ impl Space {
 /// What a new shard leaves of a device's reserve.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Keep {
-    /// Guests' data leaves half, and 1.5 % of the device.
-    HalfReserve,
-    /// What the cleaner moves leaves a quarter, and 1 % of the device: it gives back more than it takes.
-    QuarterReserve,
+    /// Guests' data leaves half of the reserve, and 1.5 % of the device.
+    FromGuests,
+    /// What the cleaner moves leaves a quarter of it, and 1 % of the device: it gives back more than it takes.
+    FromCleaner,
     /// Metadata may take the last: without a checkpoint nothing is ever freed.
     Nothing,
 }
@@ -116,8 +116,8 @@ pub(crate) enum Keep {
 impl Keep {
     pub(crate) fn bytes(self, config: &Config, stat: &DeviceStat) -> u64 {
         match self {
-            Keep::HalfReserve => (reserve(config, stat) / 2).max(stat.capacity_bytes * 15 / 1000),
-            Keep::QuarterReserve => (reserve(config, stat) / 4).max(stat.capacity_bytes / 100),
+            Keep::FromGuests => (reserve(config, stat) / 2).max(stat.capacity_bytes * 15 / 1000),
+            Keep::FromCleaner => (reserve(config, stat) / 4).max(stat.capacity_bytes / 100),
             Keep::Nothing => 0,
         }
     }

@@ -211,7 +211,7 @@ impl Controller {
         let place = self.own_place();
         let geometry = Geometry::new(place.layout, self.config.segment_payload_bytes / BLOCK_BYTES as u32);
         let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
-        self.could_place(place, shard_bytes, Keep::HalfReserve)
+        self.could_place(place, shard_bytes, Keep::FromGuests)
     }
 
     // ---- rotation ----

@@ -46,7 +46,7 @@ struct HostRecord {
     /// It answers questions of other hosts ([`super::questions`]).
     #[serde(default)]
     answers: bool,
-    /// Guests' writes of its volumes may take what is not promised to them; the first releases leave that free, and would be
+    /// Guests' writes of its volumes may take what is not promised to them; earlier releases leave that free, and would be
     /// short of room where others don't.
     #[serde(default)]
     takes_spare: bool,

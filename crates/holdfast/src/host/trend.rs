@@ -4,9 +4,9 @@
 //! trend                  (metadata) what was taken of the devices in each hour of the last week
 //! ```
 //! Role: a thread of its own looks now and then. What is taken is what is in use, but for what is dead and can be cleaned (of
-//! volumes that this host serves), and what is set aside for fixed volumes:
-//! unlike what is free it doesn't jump when a device is added. The rate is the median of the rates over spans of a day, one
-//! from each sample on: what happens every night counts once in each, and one large copy or deletion is in few of them.
+//! volumes that this host serves), and what is set aside for fixed volumes: unlike what is free it doesn't jump when a
+//! device is added. The rate is the median of the rates over spans of a day, one from each sample on: what happens every
+//! night counts once in each, and one large copy or deletion is in few of them.
 
 use super::control::ControlPlane;
 use crate::logger;
@@ -91,8 +91,8 @@ fn bytes_a_day(samples: &[Sample]) -> Option<f64> {
     (*median > 0.0).then_some(*median)
 }
 
-/// What can still be written above the reserve and beside what is set aside, and what is taken. What is dead is not: where
-/// little is free it takes all that lives leaves.
+/// What can still be written above the reserve and beside what is set aside, and what is taken. What is dead counts
+/// as free: where guests overwrite it comes to take nearly all that is left beside what lives.
 fn free_and_taken(nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> (u64, u64) {
     let set_aside: u64 = volumes.iter().map(|v| v.set_aside_bytes).sum();
     let dead: u64 = volumes.iter().map(VolumeInfo::reclaimable_bytes).sum();
