@@ -2,8 +2,10 @@
 //!
 //! States: direct (one holder asked) -> wide (late, lost or bad: every other shard of a code copy, and other copies, are
 //! asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | by blocks
-//! (too few holders have all of it: each block is fetched by itself) | failed (too few have a block of it). Bytes are checked against the map's checksums before anyone sees them, unless the volume's
-//! guests do without ([`Config::checked_reads`](crate::Config)): then a holder's own bytes go as they are, unchecked by both.
+//! (too few holders have all of it: each block is fetched by itself) | failed (too few have a block of it). Bytes are checked
+//! against the map's checksums before anyone sees them, and by their holder only where that can't be done here, or where
+//! several give the run. If the volume's guests do without ([`Config::checked_reads`](crate::Config)) a holder's own bytes go
+//! as they are, unchecked by both.
 
 use crate::api::{Effect, Lane, Notice};
 use crate::call::{Purpose, Wants};
@@ -179,8 +181,10 @@ impl Controller {
         let Some((_, homes)) = self.shape_of(fetch) else { return false };
         let leg = homes[usize::from(index)];
         let shard = ShardId { segment: self.segment_id(fetch.segment), index };
-        // What is computed from several is checked: one flipped bit would spread.
-        let checked = fetch.wide || fetch.crcs.is_some() || !matches!(fetch.wants, Wants::Read { .. });
+        // Compared with checksums once: here with the map's, or else where they lie. So is what is computed from several: one
+        // flipped bit would spread.
+        let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Wants::Read { .. });
+        let checked = fetch.wide || !by_map;
         let (block, blocks) = (fetch.block, fetch.blocks);
         let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked, cached: true };
         let purpose = Purpose::Fetch { fetch: token, shard: index };
