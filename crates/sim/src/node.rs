@@ -254,6 +254,19 @@ impl<M: Machine> World<M> {
         self.arm_node(index);
     }
 
+    /// A hit of the read cache is always checked: only disks of the asked device's own class can make a node lie.
+    fn witness_reply(&mut self, index: usize, to: (store::PeerId, u64), reply: &Reply, payload: &[u8]) {
+        let (node, now) = (&self.nodes[index], self.now);
+        let may_lie = |device| {
+            let stats = node.machine.as_ref().map(|machine| machine.stats(now)).unwrap_or_default();
+            let asked = stats.into_iter().find(|stat| stat.device == device);
+            asked.is_none_or(|asked| {
+                node.disks.iter().any(|d| d.silently_damaged && (asked.media_is_set || d.media == asked.media))
+            })
+        };
+        self.witness.on_reply(to, reply, payload, may_lie);
+    }
+
     fn node_effect(&mut self, index: usize, effect: store::Effect) {
         match effect {
             store::Effect::Reply { peer: PROBE, reply, .. } => {
@@ -261,13 +274,13 @@ impl<M: Machine> World<M> {
             }
             store::Effect::Reply { peer, reply, payload, .. } if peer.0 >= ASK_PEERS => {
                 let payload = holdfast_base::buf::concat(&payload);
-                self.witness.on_reply(peer, 0, &reply, &payload);
+                self.witness_reply(index, (peer, 0), &reply, &payload);
                 self.node_answers(peer.0 - ASK_PEERS, Some((reply, payload)));
             }
             store::Effect::Ask { node, token, request, .. } => self.node_asks(index, node, token, request),
             store::Effect::Reply { peer, token, reply, payload } => {
                 let payload = holdfast_base::buf::concat(&payload);
-                self.witness.on_reply(peer, token, &reply, &payload);
+                self.witness_reply(index, (peer, token), &reply, &payload);
                 self.send(stream_to(peer), Message { token, body: Body::Reply(reply), payload });
             }
             store::Effect::Read { slot, offset, len, token } => {
