@@ -790,6 +790,34 @@ fn damage_in_different_places_of_two_shards_is_read_around() {
 }
 
 #[test]
+fn what_is_being_made_again_is_not_damaged_anew_by_being_read() {
+    for seed in 0..8 {
+        let mut stage = Scenery::new(seed).layout("mirror:2").raise();
+        stage.write_segments(8);
+        stage.pass_ms(1500);
+        let disk = &mut stage.world().nodes[0].disks[0];
+        let from = disk.silent_from;
+        assert!(disk.rot(from, 12) > 0, "something rots");
+        let owner = stage.owner();
+        // Also between the deletion of what is damaged and its successor.
+        for _ in 0..400 {
+            for block in (0..256).step_by(16) {
+                stage.ask(owner, What::Read, block, 16);
+            }
+            stage.pass(Duration::from_micros(300));
+        }
+        stage.until("it is repaired", |s| s.status().degraded_segments == 0);
+        let counters = stage.status().counters;
+        assert!(counters.shards_rebuilt > 0, "seed {seed}: damage was met");
+        assert_eq!(
+            counters.checksum_errors, counters.shards_rebuilt,
+            "seed {seed}: each is told of and made again once"
+        );
+        stage.finish();
+    }
+}
+
+#[test]
 fn damage_that_nobody_reads_is_found_and_repaired() {
     // Bits rot on one node; a scrub finds them before the node with the other copies is lost.
     for seed in 0..4 {

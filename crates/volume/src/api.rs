@@ -6,11 +6,12 @@ use crate::mark::Sharing;
 use crate::tiers::TierUse;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
-    NodeId, ObjectId, VolumeId,
+    NodeId, ObjectId, ShardId, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::family::{Dependent, SegmentRanges};
 use holdfast_format::geometry::Layout;
+use holdfast_format::ledger::Leg;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
@@ -429,8 +430,10 @@ pub enum Notice {
         why: &'static str,
     },
     ShardDamaged {
-        node: NodeId,
-        device: DeviceId,
+        leg: Leg,
+        shard: ShardId,
+        /// By this volume; else by the one that it was cloned from.
+        repaired: bool,
     },
     /// The background mark found accounts that were wrong, and put them right: a bug.
     Miscounted {
@@ -527,6 +530,7 @@ pub struct Counters {
     pub folds: u64,
     /// Times that the whole map was counted.
     pub marks: u64,
+    /// Shards that were found damaged where they should lie.
     pub checksum_errors: u64,
     pub shards_scrubbed: u64,
 }

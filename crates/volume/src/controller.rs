@@ -442,7 +442,7 @@ impl Controller {
             Purpose::RecoverRead { ledger, leg } => self.on_recover_read(ledger, leg, reply, &payload, out),
             Purpose::Grant { leg, ledger } => self.on_granted(ledger, leg, sent_at, &reply, out),
             Purpose::PutShard { job, shard } => self.on_shard_put(job, shard, node, &reply, out),
-            Purpose::Fetch { fetch, shard } => self.on_fetched(fetch, shard, node, &reply, payload, out),
+            Purpose::Fetch { fetch, shard } => self.on_fetched(fetch, shard, &reply, payload, out),
             Purpose::Header { cleaner, victim } => self.on_header(cleaner, victim, &reply, &payload, out),
             Purpose::RepairRead { repair, shard } => self.on_repair_read(repair, shard, &reply, payload, out),
             Purpose::RepairHeader { repair } => self.on_repair_header(repair, &reply, &payload, out),
@@ -452,7 +452,7 @@ impl Controller {
             Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
             Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
-            Purpose::Scrub { segment, index } => self.on_scrubbed(node, segment, index, &reply, out),
+            Purpose::Scrub { segment, index } => self.on_scrubbed(segment, index, &reply, out),
             Purpose::Look { leg } => self.on_looked(leg, &reply, out),
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {

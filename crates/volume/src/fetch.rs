@@ -3,11 +3,11 @@
 //! States: direct (one holder asked) -> wide (late, lost or bad: every other shard of a code copy, and other copies, are
 //! asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | by blocks
 //! (too few holders have all of it: each block is fetched by itself) | failed (too few have a block of it). Bytes are checked
-//! against the map's checksums before anyone sees them, and by their holder only where that can't be done here, or where
-//! several give the run. If the volume's guests do without ([`Config::checked_reads`](crate::Config)) a holder's own bytes go
-//! as they are, unchecked by both.
+//! against the map's checksums before anyone sees them; by their holder where they are metadata, or where several give the
+//! run. If the volume's guests do without ([`Config::checked_reads`](crate::Config)) a holder's own bytes go as they are,
+//! unchecked by both.
 
-use crate::api::{Effect, Lane, Notice};
+use crate::api::Lane;
 use crate::call::{Purpose, Wants};
 use crate::controller::{Controller, Out};
 use crate::family::LOOKS_MAX;
@@ -247,7 +247,7 @@ impl Controller {
         adds_up(&geometry, fetch.position, coming & !fetch.bad)
     }
 
-    pub(crate) fn on_fetched(&mut self, token: Token, index: u8, node: NodeId, reply: &Reply, payload: Buf, out: Out) {
+    pub(crate) fn on_fetched(&mut self, token: Token, index: u8, reply: &Reply, payload: Buf, out: Out) {
         let Some(fetch) = self.fetches.get_mut(token) else { return };
         fetch.asked &= !(1 << index);
         let whole = payload.len() == fetch.blocks as usize * BLOCK_BYTES;
@@ -260,11 +260,11 @@ impl Controller {
                 fetch.refusals += 1;
                 self.refused_fetches.push(token);
             }
-            _ => self.on_bad_shard(token, index, node, reply, out),
+            _ => self.on_bad_shard(token, index, reply, out),
         }
     }
 
-    fn on_bad_shard(&mut self, token: Token, index: u8, node: NodeId, reply: &Reply, out: Out) {
+    fn on_bad_shard(&mut self, token: Token, index: u8, reply: &Reply, out: Out) {
         let home = self.shape_of(self.fetches.get(token).expect("checked by the caller"));
         let device = home.map(|(_, homes)| homes[usize::from(index)]);
         let fetch = self.fetches.get_mut(token).expect("checked by the caller");
@@ -282,11 +282,8 @@ impl Controller {
             // It may have been moved: its owner is another.
             self.want_shard(segment, index);
         } else if let Some(leg) = device {
-            self.counters.checksum_errors += 1;
-            out.push(Effect::Notice(Notice::ShardDamaged { node, device: leg.device }));
-            if in_table && !self.is_foreign(segment) {
-                self.repairer.want(segment, index);
-            }
+            let may_repair = in_table && !self.is_foreign(segment);
+            self.on_damaged((segment, index), leg, may_repair, out);
         }
         self.hedge_fetch(token, out);
     }
@@ -301,7 +298,7 @@ impl Controller {
     /// Finishes the fetch if what is there adds up; fails or stalls it if nothing more will come.
     fn settle_fetch(&mut self, token: Token, out: Out) {
         let Some(fetch) = self.fetches.get(token) else { return };
-        let Some((geometry, homes)) = self.shape_of(fetch) else {
+        let Some((geometry, _)) = self.shape_of(fetch) else {
             return self.finish_fetch(token, Err(FetchError::Gone), out);
         };
         let width = geometry.code_width();
@@ -310,9 +307,8 @@ impl Controller {
             if let Some(bytes) = self.opened(fetch, bytes) {
                 return self.finish_fetch(token, Ok(bytes), out);
             }
-            let node = homes[usize::from(index)].node;
             let reply = Reply::Refused(Refusal::Checksum);
-            return self.on_bad_shard(token, index, node, &reply, out);
+            return self.on_bad_shard(token, index, &reply, out);
         }
         if let Some(bytes) = reconstruct(&geometry, fetch) {
             if let Some(bytes) = self.opened(fetch, bytes) {
@@ -471,7 +467,11 @@ fn adds_up(geometry: &Geometry, position: u8, mask: u64) -> bool {
 }
 
 pub(crate) fn verifies(bytes: &Buf, crcs: Option<&Crcs>) -> bool {
-    crcs.is_none_or(|crcs| bytes.chunks_exact(BLOCK_BYTES).zip(crcs.as_slice()).all(|(b, crc)| crc32c(b) == *crc))
+    crcs.is_none_or(|crcs| {
+        let crcs = crcs.as_slice();
+        let blocks = bytes.chunks_exact(BLOCK_BYTES);
+        blocks.len() == crcs.len() && blocks.zip(crcs).all(|(block, crc)| crc32c(block) == *crc)
+    })
 }
 
 fn reconstruct(geometry: &Geometry, fetch: &Fetch) -> Option<Buf> {

@@ -238,6 +238,21 @@ impl Controller {
         (self.degraded_apart_from(Some(node)), self.at_risk_apart_from(Some(node)))
     }
 
+    /// A shard is not what it should be where it lies: told once until it is made again. While that happens it is gone for a
+    /// moment, and is not wanted anew.
+    pub(crate) fn on_damaged(&mut self, shard: (SegmentNo, u8), leg: Leg, may_repair: bool, out: Out) {
+        let (segment, index) = shard;
+        if self.repairer.queue.contains(&shard) || self.repairer.is_repairing(segment, index) {
+            return;
+        }
+        self.counters.checksum_errors += 1;
+        let id = ShardId { segment: self.segment_id(segment), index };
+        self.notice(Notice::ShardDamaged { leg, shard: id, repaired: may_repair }, out);
+        if may_repair {
+            self.repairer.want(segment, index);
+        }
+    }
+
     // ---- inventory ----
 
     fn take_inventories(&mut self, out: Out) {

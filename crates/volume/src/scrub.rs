@@ -4,10 +4,10 @@
 //! along what it has read. A tour goes through the segment table in order, from a
 //! random place on after an opening; one shard is read at a time, and tours are paced to take the set time.
 
-use crate::api::{Lane, Notice, State};
+use crate::api::{Lane, State};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
-use holdfast_base::{Instant, NodeId, ShardId};
+use holdfast_base::{Instant, ShardId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::wire::{Refusal, Reply, Request};
@@ -83,18 +83,14 @@ impl Controller {
         None
     }
 
-    pub(crate) fn on_scrubbed(&mut self, node: NodeId, segment: SegmentNo, index: u8, reply: &Reply, out: Out) {
+    pub(crate) fn on_scrubbed(&mut self, segment: SegmentNo, index: u8, reply: &Reply, out: Out) {
         let asked_at = self.scrubber.reading.take();
         let Some(leg) = self.segments.get(segment).map(|info| info.homes[usize::from(index)]) else { return };
         match reply {
             Reply::Done | Reply::Shard { .. } => self.counters.shards_scrubbed += 1,
-            // While it is being made again it may be gone for a moment.
-            Reply::Refused(_) if self.repairer.is_repairing(segment, index) => {}
             Reply::Refused(Refusal::Checksum | Refusal::UnknownShard) if asked_at == Some(leg) => {
                 self.counters.shards_scrubbed += 1;
-                self.counters.checksum_errors += 1;
-                out.push(crate::api::Effect::Notice(Notice::ShardDamaged { node, device: leg.device }));
-                self.repairer.want(segment, index);
+                self.on_damaged((segment, index), leg, true, out);
             }
             _ => {}
         }

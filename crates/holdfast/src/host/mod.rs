@@ -340,8 +340,15 @@ impl Host {
             }
             Notice::Refused { change, why } => self.waiters.on_change(at, change, &ChangeOutcome::Refused(why)),
             Notice::Forked { .. } | Notice::ForkRefused { .. } => self.waiters.on_fork_notice(at, notice),
-            Notice::ShardDamaged { node, device } => logger::warn(format_args!(
-                "volume {name}: a shard on device {device} of node {node} is damaged; it is being repaired"
+            Notice::ShardDamaged { leg, shard, repaired } => logger::warn(format_args!(
+                "volume {name}: shard {shard:?} on device {} of node {} is damaged; {}",
+                leg.device,
+                leg.node,
+                if *repaired {
+                    "it is being repaired"
+                } else {
+                    "the scrub of the volume it was cloned from repairs it"
+                }
             )),
             Notice::Miscounted { segments, hidden } => logger::error(format_args!(
                 "volume {name}: what lives was miscounted in {segments} segments{}, and is put right: this is a bug, please \
