@@ -432,7 +432,7 @@ pub enum Notice {
     ShardDamaged {
         leg: Leg,
         shard: ShardId,
-        /// By this volume; else by the one that it was cloned from.
+        /// At once; else a scrub finds it: while the volume opens, and of what belongs to the one that it was cloned from.
         repaired: bool,
     },
     /// The background mark found accounts that were wrong, and put them right: a bug.

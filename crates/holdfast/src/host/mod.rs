@@ -344,11 +344,7 @@ impl Host {
                 "volume {name}: shard {shard:?} on device {} of node {} is damaged; {}",
                 leg.device,
                 leg.node,
-                if *repaired {
-                    "it is being repaired"
-                } else {
-                    "the scrub of the volume it was cloned from repairs it"
-                }
+                if *repaired { "it is being repaired" } else { "it is read elsewhere, and a scrub repairs it" }
             )),
             Notice::Miscounted { segments, hidden } => logger::error(format_args!(
                 "volume {name}: what lives was miscounted in {segments} segments{}, and is put right: this is a bug, please \
