@@ -122,6 +122,7 @@ impl Stage {
     }
 
     pub fn status(&self) -> Status {
+        self.controller().check_survey();
         self.controller().status()
     }
 

@@ -203,6 +203,8 @@ impl Run {
         config.bypass_bytes_min = plan.bypass_bytes;
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
+        // In some runs smaller than the table.
+        config.search_step = 4 * plan.batch_records_max;
         config.fold_runs_min = plan.fold_runs;
         config.rebuild_after = plan.rebuild_after;
         (config.scrub_every, config.mark_every) = (plan.scrub_every, plan.mark_every);
@@ -568,6 +570,7 @@ impl Run {
             return false;
         }
         let status = controller.status();
+        controller.check_survey();
         status.degraded_segments == 0 && status.at_risk_entries == 0 && self.are_members_whole()
     }
 

@@ -56,6 +56,8 @@ pub struct Config {
     /// Dead share (per mille) of a segment from which the cleaner wants it while the grid is nearly empty. The less is
     /// free, the lower.
     pub clean_dead_per_mille: u32,
+    /// Segments that one step of a search for them looks at: guests don't wait for the whole table of a large volume.
+    pub search_step: usize,
     /// Runs in the overlay of the map from which a checkpoint folds a batch of leaves.
     pub fold_runs_min: usize,
     /// How long a node may be away before what it held is made again elsewhere.
@@ -93,6 +95,7 @@ impl Config {
             bypass_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 850,
+            search_step: 16_384,
             fold_runs_min: 4096,
             rebuild_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(14 * 24 * 3600),

@@ -74,6 +74,16 @@ struct Pass {
     rotates: bool,
 }
 
+/// A search that is under way.
+#[derive(Debug, Default)]
+struct Search {
+    next: SegmentNo,
+    /// Data segments before that one.
+    rank: u64,
+    /// To be written in another layout or elsewhere, what cleaning it gains, which, and its blocks that can be read.
+    candidates: Vec<(bool, u64, SegmentNo, u64)>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Cleaner {
     pass: Option<Pass>,
@@ -85,6 +95,7 @@ pub(crate) struct Cleaner {
     /// The last pass moved what leaves the first tier.
     rotated: bool,
     searched_at: Instant,
+    search: Option<Search>,
     /// Emptied already; freed with the next checkpoint, or when a fold has told that they are empty.
     emptied: BTreeSet<SegmentNo>,
     /// Moved since the last checkpoint: so much more is taken until that frees what was emptied.
@@ -120,6 +131,7 @@ impl Cleaner {
     pub(crate) fn on_folded(&mut self) {
         self.emptied.clear();
         self.found.clear();
+        self.search = None;
     }
 }
 
@@ -158,14 +170,18 @@ impl Controller {
         let is_pressed = is_short || self.cleaner.recodes;
         if self.cleaner.found.is_empty() || !is_pressed {
             let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
-            if self.now.since(self.cleaner.searched_at) < pace {
+            if self.cleaner.search.is_none() {
+                if self.now.since(self.cleaner.searched_at) < pace {
+                    return Vec::new();
+                }
+                self.cleaner.searched_at = self.now;
+                // Of leaves that are not in memory, what is dead is known only when they are folded.
+                let is_hidden = !self.hidden.is_known() || !self.has_room() && self.checkpointer.unfolded;
+                self.checkpointer.fold_wanted |= is_short && is_hidden;
+            }
+            if !self.search_victims() {
                 return Vec::new();
             }
-            self.cleaner.searched_at = self.now;
-            // Of leaves that are not in memory, what is dead is known only when they are folded.
-            let is_hidden = !self.hidden.is_known() || !self.has_room() && self.checkpointer.unfolded;
-            self.checkpointer.fold_wanted |= is_short && is_hidden;
-            self.search_victims();
         }
         if self.cleaner.recodes && !is_short && !self.may_move_data() {
             return Vec::new();
@@ -206,17 +222,18 @@ impl Controller {
 
     /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age: what
     /// has not changed for long stays as it is when it is moved (cost-benefit: Rosenblum and Ousterhout, The Design and
-    /// Implementation of a Log-Structured File System, 1992, section 3.5).
-    fn search_victims(&mut self) {
+    /// Implementation of a Log-Structured File System, 1992, section 3.5). In steps; true with the last one.
+    fn search_victims(&mut self) -> bool {
         let now = self.now;
         self.cleaner.unreadable.retain(|_, until| *until > now);
         let may_return = self.root().tiers != Tiers::default() && self.capacity_takes_a_segment();
         let may_spread = self.layout_now() == Some(self.root().layout);
-        let data = || self.segments.iter().filter(|(_, s)| s.kind == Kind::Data);
         let threshold = self.dead_threshold();
-        let mut candidates: Vec<(bool, u64, SegmentNo, u64)> = Vec::new();
-        let count = data().count() as u64;
-        for (rank, (no, info)) in data().enumerate() {
+        let mut search = self.cleaner.search.take().unwrap_or_default();
+        let count = self.segments.totals().data_segments;
+        let mut ahead = self.segments.iter_from(search.next);
+        for (no, info) in ahead.by_ref().take(self.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
+            search.rank += 1;
             let left_alone = self.cleaner.unreadable.contains_key(&no) || self.cleaner.emptied.contains(&no);
             if info.visible() == 0 || left_alone {
                 continue;
@@ -228,13 +245,30 @@ impl Controller {
                 || may_spread && self.is_crowded_foreign(no, info);
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
-                let age = count - rank as u64;
+                let age = (count + 1).saturating_sub(search.rank);
                 let benefit = info.dead_blocks() * age * 1000 / (info.capacity_blocks() + info.visible());
-                candidates.push((recode, benefit, no, info.visible()));
+                search.candidates.push((recode, benefit, no, info.visible()));
             }
         }
-        candidates.sort_unstable_by(|a, b| b.cmp(a));
+        let next = ahead.next().map(|(no, _)| no);
+        drop(ahead);
+        if let Some(next) = next {
+            search.next = next;
+            self.cleaner.search = Some(search);
+            return false;
+        }
+        self.choose(search.candidates);
+        true
+    }
+
+    fn choose(&mut self, mut candidates: Vec<(bool, u64, SegmentNo, u64)>) {
         let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        // Each has a block that lives, at least: more than so many don't fit.
+        if candidates.len() as u64 > room {
+            candidates.select_nth_unstable_by(room as usize, |a, b| b.cmp(a));
+            candidates.truncate(room as usize);
+        }
+        candidates.sort_unstable_by(|a, b| b.cmp(a));
         let mut total = 0;
         self.cleaner.found.clear();
         self.cleaner.recodes = candidates.first().is_some_and(|(recode, ..)| *recode);

@@ -566,6 +566,7 @@ impl Controller {
 
     pub fn status(&self) -> Status {
         let known = self.root.is_known();
+        let own = self.own_totals();
         Status {
             state: self.state,
             epoch: if known { self.epoch() } else { Epoch(0) },
@@ -573,13 +574,13 @@ impl Controller {
             layout: if known { self.root().layout } else { holdfast_format::geometry::Layout::DEFAULT },
             log_bytes: self.log.bytes,
             mapped_blocks: self.mapped_blocks(),
-            segment_count: if known { self.own_segments().count() as u64 } else { 0 },
+            segment_count: own.segments,
             degraded_segments: if known { self.degraded_segments() } else { 0 },
             at_risk_entries: self.at_risk_entries(),
             suspect_nodes: self.nodes.suspects(),
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
-            space: self.space_use(),
+            space: own.space,
             sharing: self.marker.sharing(),
             layers_going: self.layers.going_count(),
             left_to_drain: self.left_to_drain(),
@@ -593,10 +594,8 @@ impl Controller {
     }
 
     fn mapped_blocks(&self) -> u64 {
-        let in_segments: u64 =
-            self.segments.iter().filter(|(_, s)| s.kind == crate::segments::Kind::Data).map(|(_, s)| s.visible()).sum();
         let in_log: u64 = self.log.iter_from(Lsn(0)).map(|(_, e)| e.live_blocks).sum();
-        in_segments + in_log
+        self.segments.totals().visible_blocks + in_log
     }
 }
 impl Controller {

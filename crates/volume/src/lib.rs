@@ -51,6 +51,7 @@ mod segments;
 mod sharing;
 mod snapshots;
 mod space;
+mod survey;
 mod tiers;
 mod write;
 

@@ -50,18 +50,17 @@ impl Controller {
         if self.nodes.draining.is_empty() {
             return Vec::new();
         }
-        let legs = self.root.is_known().then(|| self.root().ledgers.iter().flat_map(|l| &l.legs));
-        let segments = self.root.is_known().then(|| self.own_segments());
-        let homes = segments.into_iter().flatten().flat_map(|(_, info)| &info.homes);
-        let homes = homes.chain(legs.into_iter().flatten());
-        let mut left: std::collections::BTreeMap<DeviceId, u64> =
-            self.nodes.draining.iter().map(|device| (*device, 0)).collect();
-        for home in homes {
-            if let Some(count) = left.get_mut(&home.device) {
-                *count += 1;
-            }
-        }
-        left.into_iter().collect()
+        self.nodes.draining.iter().map(|device| (*device, self.shards_on(*device) + self.logs_on(*device))).collect()
+    }
+
+    fn shards_on(&self, device: DeviceId) -> u64 {
+        if self.root.is_known() { self.segments.shards_on(device, self.root().first_own()) } else { 0 }
+    }
+
+    fn logs_on(&self, device: DeviceId) -> u64 {
+        let ledgers = self.root.is_known().then(|| &self.root().ledgers);
+        let legs = ledgers.into_iter().flatten().flat_map(|ledger| &ledger.legs);
+        legs.filter(|leg| leg.device == device).count() as u64
     }
 
     pub(crate) fn drive_moves(&mut self, out: Out) {
@@ -92,6 +91,9 @@ impl Controller {
     }
 
     fn list_drain(&mut self) {
+        if !self.nodes.draining.iter().any(|device| self.shards_on(*device) > 0) {
+            return;
+        }
         let mut list = Vec::new();
         let mut rewrite = false;
         for (no, info) in self.own_segments() {
@@ -117,9 +119,11 @@ impl Controller {
     /// Shards of one segment on one node, which a repair in a hurry may leave: one loss would take both.
     fn list_together(&mut self) {
         let mut list = Vec::new();
-        for (no, info) in self.own_segments().filter(|(_, info)| info.kind != Kind::Run && info.is_needed()) {
-            if let Some(index) = self.crowded(&info.geometry, &info.homes) {
-                list.push((no, index, info.homes[usize::from(index)], None));
+        for no in self.survey().crowded() {
+            if let Some(info) = self.segments.get(*no)
+                && let Some(index) = self.crowded(&info.geometry, &info.homes)
+            {
+                list.push((*no, index, info.homes[usize::from(index)], None));
             }
         }
         self.mover.list = list;

@@ -211,12 +211,22 @@ impl Controller {
 
     /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
     pub(crate) fn degraded_segments(&self) -> u64 {
-        self.degraded_apart_from(None)
+        let survey = self.survey();
+        let is_wanted = |no: &SegmentNo| !self.is_foreign(*no) && self.segments.get(*no).is_some();
+        let queued = self.repairer.queue.iter().map(|(no, _)| *no);
+        let running = self.repairer.running.iter().filter(|(_, r)| !r.is_move).map(|(_, r)| r.segment);
+        let wanted: BTreeSet<SegmentNo> = queued.chain(running).filter(is_wanted).collect();
+        (survey.weak().len() + wanted.difference(survey.weak()).count()) as u64
     }
 
-    /// The same, without counting what is out with one node.
-    fn degraded_apart_from(&self, node: Option<NodeId>) -> u64 {
-        let is_out = |home: &Leg| Some(home.node) != node && !self.nodes.leg_usable(*home);
+    /// Own segments that lack something as they lie.
+    pub(crate) fn own_weak_segments(&self) -> Vec<SegmentNo> {
+        self.survey().weak().range(self.root().first_own()..).copied().collect()
+    }
+
+    /// The same, without counting what is out with one node: for who asks before that goes, over the whole table.
+    fn degraded_apart_from(&self, node: NodeId) -> u64 {
+        let is_out = |home: &Leg| home.node != node && !self.nodes.leg_usable(*home);
         self.own_segments()
             .filter(|(no, info)| {
                 info.live > 0 && info.kind == Kind::Data && !self.is_of_policy(&info.geometry)
@@ -235,7 +245,7 @@ impl Controller {
         if !self.root.is_known() {
             return (0, 0);
         }
-        (self.degraded_apart_from(Some(node)), self.at_risk_apart_from(Some(node)))
+        (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
     }
 
     /// A shard is not what it should be where it lies: told once until it is made again. While that happens it is gone for a
@@ -531,14 +541,12 @@ impl Controller {
             return;
         }
         self.repairer.rebuild_listed_at = self.now;
-        let homes: BTreeSet<Leg> = self.own_segments().flat_map(|(_, info)| info.homes.iter().copied()).collect();
-        let lost: BTreeSet<Leg> = homes.into_iter().filter(|home| self.is_given_up(*home)).collect();
-        if lost.is_empty() {
-            return;
-        }
         let mut found: Vec<(usize, SegmentNo, u8)> = Vec::new();
-        for (no, info) in self.own_segments().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run) {
-            let missing = info.homes.iter().enumerate().filter(|(_, home)| lost.contains(home));
+        // What is given up can't be used: its segments are weak.
+        for no in self.own_weak_segments() {
+            let info = self.segments.get(no).filter(|info| info.is_needed() || info.kind == Kind::Run);
+            let Some(info) = info else { continue };
+            let missing = info.homes.iter().enumerate().filter(|(_, home)| self.is_given_up(**home));
             let count = missing.clone().count();
             found.extend(missing.map(|(index, _)| (count, no, index as u8)));
         }

@@ -4,10 +4,14 @@
 //! map name it, counted apart. One of which everything is hidden (see `hidden`), once a durable checkpoint says so, may be
 //! freed.
 
+use crate::api::SpaceUse;
+use crate::survey::Survey;
+use holdfast_base::{BLOCK_BYTES, DeviceId};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -56,9 +60,80 @@ impl SegmentInfo {
         self.capacity_blocks().saturating_sub(self.visible())
     }
 
+    /// What it takes of devices.
+    pub fn space(&self) -> SpaceUse {
+        let block = BLOCK_BYTES as u64;
+        let shards = u64::from(self.geometry.shard_blocks()) * block * u64::from(self.geometry.shard_count());
+        if self.kind != Kind::Data {
+            return SpaceUse { metadata_bytes: shards, ..SpaceUse::default() };
+        }
+        let payload = self.capacity_blocks() * block;
+        // While a fold is due a block may be named by base and overlay, and is counted for both.
+        let data_bytes = (self.visible() * block).min(payload);
+        let unseen = payload - data_bytes;
+        let (dead_bytes, kept_bytes) = if self.kept { (0, unseen) } else { (unseen, 0) };
+        SpaceUse { data_bytes, dead_bytes, kept_bytes, redundancy_bytes: shards - payload, metadata_bytes: 0 }
+    }
+
     /// Whether anybody names it.
     pub fn is_needed(&self) -> bool {
         self.live > 0 || self.kept
+    }
+}
+
+/// Sums over segments; blocks are those of data segments.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Totals {
+    pub segments: u64,
+    pub shards: u64,
+    pub space: SpaceUse,
+    pub data_segments: u64,
+    pub capacity_blocks: u64,
+    pub dead_blocks: u64,
+    pub visible_blocks: u64,
+}
+
+impl Totals {
+    fn of(info: &SegmentInfo) -> Totals {
+        let (segments, shards, space) = (1, info.homes.len() as u64, info.space());
+        let nothing = Totals { segments, shards, space, ..Totals::default() };
+        match info.kind {
+            Kind::Data => Totals {
+                data_segments: 1,
+                capacity_blocks: info.capacity_blocks(),
+                dead_blocks: info.dead_blocks(),
+                visible_blocks: info.visible(),
+                ..nothing
+            },
+            _ => nothing,
+        }
+    }
+
+    fn change(&mut self, by: &Totals, change: impl Fn(&mut u64, u64)) {
+        let (to, of) = (&mut self.space, &by.space);
+        for (to, of) in [
+            (&mut self.segments, by.segments),
+            (&mut self.shards, by.shards),
+            (&mut self.data_segments, by.data_segments),
+            (&mut self.capacity_blocks, by.capacity_blocks),
+            (&mut self.dead_blocks, by.dead_blocks),
+            (&mut self.visible_blocks, by.visible_blocks),
+            (&mut to.data_bytes, of.data_bytes),
+            (&mut to.dead_bytes, of.dead_bytes),
+            (&mut to.kept_bytes, of.kept_bytes),
+            (&mut to.redundancy_bytes, of.redundancy_bytes),
+            (&mut to.metadata_bytes, of.metadata_bytes),
+        ] {
+            change(to, of);
+        }
+    }
+
+    fn add(&mut self, info: &SegmentInfo) {
+        self.change(&Totals::of(info), |to, by| *to += by);
+    }
+
+    fn sub(&mut self, info: &SegmentInfo) {
+        self.change(&Totals::of(info), |to, by| *to -= by);
     }
 }
 
@@ -67,38 +142,89 @@ pub struct SegmentTable {
     segments: BTreeMap<SegmentNo, SegmentInfo>,
     /// Changed since the last checkpoint run; absent from `segments` means removed.
     dirty: BTreeSet<SegmentNo>,
-    /// Of all data segments together.
-    capacity_blocks: u64,
-    dead_blocks: u64,
+    totals: Totals,
+    /// Shards of all segments on each device that has any.
+    shards_on: BTreeMap<DeviceId, u64>,
+    pub(crate) survey: RefCell<Survey>,
 }
 
 impl SegmentTable {
     pub fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
-        self.count(&info, true);
+        self.totals.add(&info);
+        self.come_home(&info.homes);
         if let Some(former) = self.segments.insert(no, info) {
-            self.count(&former, false);
+            self.totals.sub(&former);
+            self.leave_home(&former.homes);
         }
-        self.dirty.insert(no);
+        self.on_changed(no);
     }
 
     pub fn remove(&mut self, no: SegmentNo) -> Option<SegmentInfo> {
-        self.dirty.insert(no);
+        self.on_changed(no);
         let info = self.segments.remove(&no)?;
-        self.count(&info, false);
+        self.totals.sub(&info);
+        self.leave_home(&info.homes);
         Some(info)
     }
 
-    fn count(&mut self, info: &SegmentInfo, is_added: bool) {
-        if info.kind == Kind::Data {
-            let change = |total: u64, by: u64| if is_added { total + by } else { total - by };
-            self.capacity_blocks = change(self.capacity_blocks, info.capacity_blocks());
-            self.dead_blocks = change(self.dead_blocks, info.dead_blocks());
+    fn on_changed(&mut self, no: SegmentNo) {
+        self.dirty.insert(no);
+        self.survey.get_mut().touched.insert(no);
+    }
+
+    fn come_home(&mut self, homes: &[Leg]) {
+        for home in homes {
+            *self.shards_on.entry(home.device).or_default() += 1;
         }
+    }
+
+    fn leave_home(&mut self, homes: &[Leg]) {
+        for home in homes {
+            let count = self.shards_on.get_mut(&home.device).expect("it was counted when it came");
+            *count -= 1;
+            if *count == 0 {
+                self.shards_on.remove(&home.device);
+            }
+        }
+    }
+
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// The same of the segments from there on.
+    pub fn totals_from(&self, from: SegmentNo) -> Totals {
+        let mut totals = self.totals.clone();
+        for (_, info) in self.segments.range(..from) {
+            totals.sub(info);
+        }
+        totals
+    }
+
+    /// Shards on the device, of segments from there on.
+    pub fn shards_on(&self, device: DeviceId, from: SegmentNo) -> u64 {
+        let before = self.segments.range(..from).flat_map(|(_, info)| &info.homes);
+        let before = before.filter(|home| home.device == device).count() as u64;
+        self.shards_on.get(&device).copied().unwrap_or_default() - before
+    }
+
+    /// Walks over the whole table, and panics where what is kept says anything else.
+    pub(crate) fn check_totals(&self) {
+        let mut walked = SegmentTable::default();
+        for info in self.segments.values() {
+            walked.totals.add(info);
+            walked.come_home(&info.homes);
+        }
+        assert_eq!(
+            (&self.totals, &self.shards_on),
+            (&walked.totals, &walked.shards_on),
+            "totals are what a walk finds"
+        );
     }
 
     /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
     pub fn dead_per_mille(&self) -> u64 {
-        self.dead_blocks * 1000 / self.capacity_blocks.max(1)
+        self.totals.dead_blocks * 1000 / self.totals.capacity_blocks.max(1)
     }
 
     pub fn get(&self, no: SegmentNo) -> Option<&SegmentInfo> {
@@ -106,12 +232,15 @@ impl SegmentTable {
     }
 
     pub fn rehome(&mut self, no: SegmentNo, homes: &[(u8, Leg)]) {
-        if let Some(info) = self.segments.get_mut(&no) {
-            for (index, leg) in homes {
-                info.homes[usize::from(*index)] = *leg;
-            }
-            self.dirty.insert(no);
+        let Some(info) = self.segments.get_mut(&no) else { return };
+        let former = info.homes.clone();
+        for (index, leg) in homes {
+            info.homes[usize::from(*index)] = *leg;
         }
+        let now = info.homes.clone();
+        self.come_home(&now);
+        self.leave_home(&former);
+        self.on_changed(no);
     }
 
     pub fn add_live(&mut self, no: SegmentNo, count: u64) {
@@ -170,11 +299,14 @@ impl SegmentTable {
 
     fn change(&mut self, no: SegmentNo, change: impl FnOnce(&mut SegmentInfo)) -> bool {
         let Some(info) = self.segments.get_mut(&no) else { return false };
-        let before = info.dead_blocks();
+        let what_counts = |info: &SegmentInfo| (info.live > 0, info.visible() > 0, info.kept);
+        let before = what_counts(info);
+        self.totals.sub(info);
         change(info);
         assert!(info.hidden <= info.live, "{no:?}: of {} blocks {} are hidden", info.live, info.hidden);
-        if info.kind == Kind::Data {
-            self.dead_blocks = self.dead_blocks + info.dead_blocks() - before;
+        self.totals.add(info);
+        if what_counts(info) != before {
+            self.survey.get_mut().touched.insert(no);
         }
         true
     }

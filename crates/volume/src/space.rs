@@ -13,9 +13,8 @@ use crate::call::Purpose;
 use crate::claims::{Claim, take};
 use crate::controller::{Controller, Out};
 use crate::placement::is_of;
-use crate::segments::Kind;
 use crate::tiers::Place;
-use holdfast_base::{BLOCK_BYTES, Instant, NodeId};
+use holdfast_base::{Instant, NodeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{DeviceStat, Request};
 use std::time::Duration;
@@ -148,27 +147,7 @@ fn raw_bytes(layout: Layout, bytes: u64) -> u64 {
 impl Controller {
     /// What the volume's segments are made of.
     pub fn space_use(&self) -> SpaceUse {
-        let block = BLOCK_BYTES as u64;
-        let mut space = SpaceUse::default();
-        let own = self.root.is_known().then(|| self.own_segments());
-        for (_, info) in own.into_iter().flatten() {
-            let geometry = &info.geometry;
-            let shards = u64::from(geometry.shard_blocks()) * block * u64::from(geometry.shard_count());
-            if info.kind != Kind::Data {
-                space.metadata_bytes += shards;
-                continue;
-            }
-            let payload = info.capacity_blocks() * block;
-            // While a fold is due a block may be named by base and overlay, and is counted for both.
-            let live = (info.visible() * block).min(payload);
-            space.data_bytes += live;
-            match info.kept {
-                true => space.kept_bytes += payload - live,
-                false => space.dead_bytes += payload - live,
-            }
-            space.redundancy_bytes += shards - payload;
-        }
-        space
+        self.own_totals().space
     }
 
     /// Guests' data that was let in and is in no segment yet.

@@ -190,8 +190,7 @@ impl Controller {
         if self.root().tiers == Tiers::default() {
             return 0;
         }
-        let data = self.own_segments().filter(|(_, info)| info.kind == Kind::Data && info.visible() > 0);
-        data.filter(|(_, info)| self.is_astray(info)).count() as u64
+        self.survey().astray().len() as u64
     }
 
     /// The class of media that a shard stays on, if the policy names any: that of its segment's others.
@@ -237,7 +236,9 @@ impl Controller {
 
     /// Segments of the first tier that moving would empty.
     fn first_segments(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
-        self.own_segments().filter(|(no, info)| self.leaves_first_tier(*no, info))
+        let found: Vec<SegmentNo> =
+            self.survey().first().iter().copied().filter(|no| !self.cleaner.is_emptied(*no)).collect();
+        found.into_iter().filter_map(|no| Some((no, self.segments.get(no)?)))
     }
 
     fn leaves_first_tier(&self, no: SegmentNo, info: &SegmentInfo) -> bool {
