@@ -3,18 +3,15 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use support::{Grid, Loop, holdfast, text, until};
+use support::{Grid, Loop, holdfast, program, text, until};
 
 const SIZE: u64 = 512 << 20;
 
 /// Directory of a program that says what `smartctl` once said, of whatever drive.
 fn fake(dir: &Path, said: &str) -> String {
     let said = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drives").join(said);
-    let program = dir.join("smartctl");
-    fs::write(&program, format!("#!/bin/sh\ncat {}\n", said.display())).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program(&dir.join("smartctl"), &format!("#!/bin/sh\ncat {}\n", said.display()));
     format!("{}:{}", dir.display(), std::env::var("PATH").unwrap())
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, text, until};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, program, text, until};
 
 const LEN: usize = 12 << 20;
 
@@ -137,8 +137,7 @@ fn only_its_key_opens_it(grid: &Grid, key: &str, secret: &Path, open: &Path) {
 fn its_key_is_wrapped_anew(grid: &Grid, key: &str, secret: &Path) {
     let scratch = grid.path("scratch");
     let command = grid.path("give-key");
-    fs::write(&command, format!("#!/bin/sh\ncat {}\n", key_file(grid, "new", 0o600))).unwrap();
-    fs::set_permissions(&command, fs::Permissions::from_mode(0o700)).unwrap();
+    program(&command, &format!("#!/bin/sh\ncat {}\n", key_file(grid, "new", 0o600)));
     let told = grid.ok(&format!("volume rekey vault --key-command {}", command.display()));
     assert!(told.contains("opens it no more"), "{told}");
     assert!(grid.fails(&format!("volume export vault --key-file {key}")).contains("is not the key"));
@@ -185,8 +184,7 @@ fn another_host_takes_an_encrypted_volume_over_where_it_gets_the_key() {
     until("both hosts see all nodes", || a.node_state(3) == "up" && b.node_state(1) == "up");
     let key = key_file(&a, "key", 0o600);
     let command = a.path("give-key");
-    fs::write(&command, format!("#!/bin/sh\ncat {key}\n")).unwrap();
-    fs::set_permissions(&command, fs::Permissions::from_mode(0o700)).unwrap();
+    program(&command, &format!("#!/bin/sh\ncat {key}\n"));
     a.ok(&format!("volume create v1 --size 32MiB --layout mirror:2 --encrypt --key-command {}", command.display()));
     let (data, scratch) = (a.path("data"), a.path("scratch"));
     marked(&data, "SECRET-OF-V1");

@@ -7,7 +7,9 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Grid, Loop, assert_volume_holds, free_ports, has_nbdcopy, holdfast, nbdcopy, pattern, text, until};
+use support::{
+    Grid, Loop, assert_volume_holds, free_ports, has_nbdcopy, holdfast, nbdcopy, pattern, program, text, until,
+};
 
 #[test]
 fn settings_are_in_one_file_that_is_checked_before_it_is_used() {
@@ -203,8 +205,7 @@ fn a_grid_that_systemd_runs_is_started_and_stopped_by_it_alone() {
     let units = grid.path("units");
     fs::create_dir(&units).unwrap();
     let tool = units.join("systemctl");
-    fs::write(&tool, SYSTEMCTL).unwrap();
-    fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    program(&tool, SYSTEMCTL);
     let path = format!("{}:{}", units.display(), std::env::var("PATH").unwrap());
     let run = |line: &str| {
         let mut command = holdfast();

@@ -9,7 +9,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A grid of one test: brought down, whatever happens.
@@ -46,6 +46,16 @@ pub fn free_ports(index: u16, count: u16) -> u16 {
         .chain(28_000..28_100)
         .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
         .expect("free ports")
+}
+
+/// Writes a program, mode 0700. Another process writes it: a file that this one has open for writing may be inherited
+/// by what another test is just starting, and cannot be run meanwhile (ETXTBSY).
+pub fn program(path: &Path, code: &str) {
+    let mut install = Command::new("install");
+    install.args(["-m", "700", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
+    let mut install = install.spawn().unwrap();
+    install.stdin.take().unwrap().write_all(code.as_bytes()).unwrap();
+    assert!(install.wait().unwrap().success(), "{} is not written", path.display());
 }
 
 /// Closes a listener for good: a process that another test was just starting may hold a copy until it runs.
