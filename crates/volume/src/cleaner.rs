@@ -74,7 +74,7 @@ struct Pass {
     rotates: bool,
 }
 
-/// A search that is under way.
+/// A search that is under way. Its candidates are hints: a step may find one that has died, or was cleaned, until the last.
 #[derive(Debug, Default)]
 struct Search {
     next: SegmentNo,
@@ -131,7 +131,11 @@ impl Cleaner {
     pub(crate) fn on_folded(&mut self) {
         self.emptied.clear();
         self.found.clear();
-        self.search = None;
+    }
+
+    /// Steps of a search are still to be done.
+    pub(crate) fn is_searching(&self) -> bool {
+        self.search.is_some()
     }
 }
 
@@ -150,6 +154,10 @@ impl Controller {
             let victims = if rotates { self.take_leaving() } else { self.take_dead() };
             if !victims.is_empty() {
                 return self.begin_pass(victims, rotates, out);
+            }
+            if self.cleaner.is_searching() && !rotates && !rotates_first {
+                // What it finds has its turn.
+                return;
             }
         }
     }
@@ -175,13 +183,17 @@ impl Controller {
                     return Vec::new();
                 }
                 self.cleaner.searched_at = self.now;
-                // Of leaves that are not in memory, what is dead is known only when they are folded.
-                let is_hidden = !self.hidden.is_known() || !self.has_room() && self.checkpointer.unfolded;
-                self.checkpointer.fold_wanted |= is_short && is_hidden;
             }
             if !self.search_victims() {
                 return Vec::new();
             }
+            // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
+            // a fold that begins puts off whatever is cleaned.
+            let is_hidden = !self.hidden.is_known() || !self.has_room() && self.checkpointer.unfolded;
+            self.checkpointer.fold_wanted |= is_short && is_hidden;
+        } else {
+            // Begun when there was more room.
+            self.cleaner.search = None;
         }
         if self.cleaner.recodes && !is_short && !self.may_move_data() {
             return Vec::new();
@@ -234,7 +246,7 @@ impl Controller {
         let mut ahead = self.segments.iter_from(search.next);
         for (no, info) in ahead.by_ref().take(self.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
             search.rank += 1;
-            let left_alone = self.cleaner.unreadable.contains_key(&no) || self.cleaner.emptied.contains(&no);
+            let left_alone = self.cleaner.is_unreadable(no) || self.cleaner.is_emptied(no);
             if info.visible() == 0 || left_alone {
                 continue;
             }
@@ -262,6 +274,10 @@ impl Controller {
     }
 
     fn choose(&mut self, mut candidates: Vec<(bool, u64, SegmentNo, u64)>) {
+        candidates.retain(|(_, _, no, _)| {
+            let left_alone = self.cleaner.is_unreadable(*no) || self.cleaner.is_emptied(*no);
+            !left_alone && self.segments.get(*no).is_some_and(|info| info.visible() > 0)
+        });
         let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         // Each has a block that lives, at least: more than so many don't fit.
         if candidates.len() as u64 > room {
@@ -503,6 +519,7 @@ impl Controller {
     pub(crate) fn on_clean_refused(&mut self) {
         self.give_up_pass();
         self.cleaner.found.clear();
+        self.cleaner.search = None;
         self.cleaner.searched_at = self.now + REFUSED_PAUSE;
         self.checkpointer.fold_wanted = true;
     }
