@@ -73,6 +73,8 @@ pub struct Plan {
     pub sizing: store::JournalSizing,
     /// Small ones put more journal batches in flight at a time.
     pub batch_records_max: usize,
+    /// Segments that a step of the cleaner's search looks at: in some runs fewer than the table has.
+    pub search_step: usize,
     pub volume_bytes: u64,
     pub writeback_bytes: u64,
     pub segment_bytes: u32,
@@ -176,6 +178,7 @@ impl Plan {
             slow_after: *Prng::new(seed ^ 0x510).pick(&[Duration::from_millis(60), Duration::from_secs(30)]),
             fold_runs: 8 << prng.below(6),
             batch_records_max: *prng.pick(&[1, 4, 512]),
+            search_step: *Prng::new(seed ^ 0x5ea4c).pick(&[4, 16, 2_048]),
             requests: prng.between(120, 320) as u32,
             depth: prng.between(1, 12) as usize,
             think_us: prng.between(50, 4_000),

@@ -203,8 +203,7 @@ impl Run {
         config.bypass_bytes_min = plan.bypass_bytes;
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
-        // In some runs smaller than the table.
-        config.search_step = 4 * plan.batch_records_max;
+        config.search_step = plan.search_step;
         config.fold_runs_min = plan.fold_runs;
         config.rebuild_after = plan.rebuild_after;
         (config.scrub_every, config.mark_every) = (plan.scrub_every, plan.mark_every);

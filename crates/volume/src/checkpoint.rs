@@ -333,7 +333,7 @@ impl Controller {
         let holds = self.root().ledgers.iter().any(is_held);
         self.checkpointer.dirty |= holds && self.log.all_destaged();
         let can_spread = self.can_spread();
-        for (_, info) in self.segments.iter().filter(|(_, info)| info.live > 0 && info.kind != Kind::Data) {
+        for (_, info) in self.segments.metadata().filter(|(_, info)| info.live > 0) {
             let is_narrow = self.could_be_wider(&info.geometry);
             self.checkpointer.fold_wanted |= is_narrow && info.kind == Kind::Meta;
             // Where they lie the checkpoint says: they are not moved.
@@ -348,7 +348,7 @@ impl Controller {
             let is_narrow = self.segments.get(*no).is_some_and(|s| self.could_be_wider(&s.geometry));
             is_narrow || self.repairer.is_stuck(*no)
         };
-        let metas = self.segments.iter().filter(|(_, info)| info.kind == Kind::Meta);
+        let metas = self.segments.metadata().filter(|(_, info)| info.kind == Kind::Meta);
         let narrow: BTreeSet<SegmentNo> = metas.map(|(no, _)| no).filter(is_narrow).collect();
         if narrow.is_empty() {
             return BTreeSet::new();
@@ -999,7 +999,7 @@ impl Controller {
         if part.full {
             self.overlay = crate::map::Overlay::default();
             self.directory.clear();
-            self.segments = crate::segments::SegmentTable::default();
+            self.segments = crate::segments::SegmentTable::starting_at(self.root().first_own());
             self.nothing_is_counted();
         }
         if let Some(layers) = part.layers {

@@ -567,7 +567,7 @@ impl Controller {
 
     pub fn status(&self) -> Status {
         let known = self.root.is_known();
-        let own = self.own_totals();
+        let own = self.segments.own_totals();
         Status {
             state: self.state,
             epoch: if known { self.epoch() } else { Epoch(0) },

@@ -152,14 +152,6 @@ impl Controller {
         self.segments.iter_from(self.root().first_own())
     }
 
-    /// Sums over them; nothing before the root is known.
-    pub(crate) fn own_totals(&self) -> crate::segments::Totals {
-        match self.root.is_known() {
-            true => self.segments.totals_from(self.root().first_own()),
-            false => crate::segments::Totals::default(),
-        }
-    }
-
     // ---- the origin ----
 
     /// Whether a dependent may name the segment.

@@ -50,11 +50,11 @@ impl Controller {
         if self.nodes.draining.is_empty() {
             return Vec::new();
         }
-        self.nodes.draining.iter().map(|device| (*device, self.shards_on(*device) + self.logs_on(*device))).collect()
-    }
-
-    fn shards_on(&self, device: DeviceId) -> u64 {
-        if self.root.is_known() { self.segments.shards_on(device, self.root().first_own()) } else { 0 }
+        self.nodes
+            .draining
+            .iter()
+            .map(|device| (*device, self.segments.own_shards_on(*device) + self.logs_on(*device)))
+            .collect()
     }
 
     fn logs_on(&self, device: DeviceId) -> u64 {
@@ -91,7 +91,7 @@ impl Controller {
     }
 
     fn list_drain(&mut self) {
-        if !self.nodes.draining.iter().any(|device| self.shards_on(*device) > 0) {
+        if !self.nodes.draining.iter().any(|device| self.segments.own_shards_on(*device) > 0) {
             return;
         }
         let mut list = Vec::new();

@@ -6,6 +6,7 @@
 
 use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
+use crate::segments::SegmentTable;
 use holdfast_base::{Instant, MetaReply, MetaRequest, MetaVersion};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::root::{Root, root_key};
@@ -210,6 +211,9 @@ impl Controller {
             Ok(root) if self.config.only_from.is_some_and(|epoch| epoch != root.epoch) => self.depose(out),
             Ok(root) => {
                 self.root.version = version;
+                if !self.root.is_known() {
+                    self.segments = SegmentTable::starting_at(root.first_own());
+                }
                 self.root.current = Some(root);
                 self.on_root_known(out);
             }

@@ -59,7 +59,7 @@ impl Controller {
 
     /// Between two shards, so that a tour takes the set time.
     fn scrub_pause(&self) -> std::time::Duration {
-        self.config.scrub_every / (self.own_totals().shards.max(1) as u32)
+        self.config.scrub_every / (self.segments.own_totals().shards.max(1) as u32)
     }
 
     /// The shard after the cursor, round again: segment, index, home, data blocks.
@@ -67,7 +67,7 @@ impl Controller {
         let (segment, index) = match self.scrubber.cursor {
             Some((segment, index)) => (segment, index + 1),
             None => {
-                let nth = self.rng.below(self.own_totals().segments.max(1)) as usize;
+                let nth = self.rng.below(self.segments.own_totals().segments.max(1)) as usize;
                 (self.own_segments().nth(nth)?.0, 0)
             }
         };

@@ -128,48 +128,32 @@ impl Totals {
         }
     }
 
+    fn add(&mut self, by: &Totals) {
+        self.change(by, |to, by| *to += by);
+    }
+
+    fn sub(&mut self, by: &Totals) {
+        self.change(by, |to, by| *to -= by);
+    }
+}
+
+/// What segments amount to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Sums {
+    totals: Totals,
+    /// Their shards on each device that has any.
+    shards_on: BTreeMap<DeviceId, u64>,
+}
+
+impl Sums {
     fn add(&mut self, info: &SegmentInfo) {
-        self.change(&Totals::of(info), |to, by| *to += by);
+        self.totals.add(&Totals::of(info));
+        self.come_home(&info.homes);
     }
 
     fn sub(&mut self, info: &SegmentInfo) {
-        self.change(&Totals::of(info), |to, by| *to -= by);
-    }
-}
-
-#[derive(Debug, Default)]
-pub struct SegmentTable {
-    segments: BTreeMap<SegmentNo, SegmentInfo>,
-    /// Changed since the last checkpoint run; absent from `segments` means removed.
-    dirty: BTreeSet<SegmentNo>,
-    totals: Totals,
-    /// Shards of all segments on each device that has any.
-    shards_on: BTreeMap<DeviceId, u64>,
-    pub(crate) survey: RefCell<Survey>,
-}
-
-impl SegmentTable {
-    pub fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
-        self.totals.add(&info);
-        self.come_home(&info.homes);
-        if let Some(former) = self.segments.insert(no, info) {
-            self.totals.sub(&former);
-            self.leave_home(&former.homes);
-        }
-        self.on_changed(no);
-    }
-
-    pub fn remove(&mut self, no: SegmentNo) -> Option<SegmentInfo> {
-        self.on_changed(no);
-        let info = self.segments.remove(&no)?;
-        self.totals.sub(&info);
+        self.totals.sub(&Totals::of(info));
         self.leave_home(&info.homes);
-        Some(info)
-    }
-
-    fn on_changed(&mut self, no: SegmentNo) {
-        self.dirty.insert(no);
-        self.survey.get_mut().touched.insert(no);
     }
 
     fn come_home(&mut self, homes: &[Leg]) {
@@ -188,43 +172,98 @@ impl SegmentTable {
         }
     }
 
-    pub fn totals(&self) -> &Totals {
-        &self.totals
+    fn shards_on(&self, device: DeviceId) -> u64 {
+        self.shards_on.get(&device).copied().unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct SegmentTable {
+    segments: BTreeMap<SegmentNo, SegmentInfo>,
+    /// Those that are not of data.
+    metadata: BTreeSet<SegmentNo>,
+    /// Changed since the last checkpoint run; absent from `segments` means removed.
+    dirty: BTreeSet<SegmentNo>,
+    all: Sums,
+    /// Below this number segments are origins' (see `family`).
+    first_own: SegmentNo,
+    foreign: Sums,
+    pub(crate) survey: RefCell<Survey>,
+}
+
+impl SegmentTable {
+    /// Empty, as of a volume whose own segments have numbers from there on.
+    pub fn starting_at(first_own: SegmentNo) -> SegmentTable {
+        SegmentTable { first_own, ..SegmentTable::default() }
     }
 
-    /// The same of the segments from there on.
-    pub fn totals_from(&self, from: SegmentNo) -> Totals {
-        let mut totals = self.totals.clone();
-        for (_, info) in self.segments.range(..from) {
-            totals.sub(info);
+    pub fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
+        self.in_sums(no, |sums| sums.add(&info));
+        match info.kind {
+            Kind::Data => self.metadata.remove(&no),
+            Kind::Meta | Kind::Run => self.metadata.insert(no),
+        };
+        if let Some(former) = self.segments.insert(no, info) {
+            self.in_sums(no, |sums| sums.sub(&former));
         }
+        self.on_changed(no);
+    }
+
+    pub fn remove(&mut self, no: SegmentNo) -> Option<SegmentInfo> {
+        self.on_changed(no);
+        let info = self.segments.remove(&no)?;
+        self.metadata.remove(&no);
+        self.in_sums(no, |sums| sums.sub(&info));
+        Some(info)
+    }
+
+    fn on_changed(&mut self, no: SegmentNo) {
+        self.dirty.insert(no);
+        self.survey.get_mut().touched.insert(no);
+    }
+
+    /// In the sums that the segment is part of.
+    fn in_sums(&mut self, no: SegmentNo, change: impl Fn(&mut Sums)) {
+        change(&mut self.all);
+        if no < self.first_own {
+            change(&mut self.foreign);
+        }
+    }
+
+    /// Sums over all segments.
+    pub fn totals(&self) -> &Totals {
+        &self.all.totals
+    }
+
+    /// Sums over the volume's own.
+    pub fn own_totals(&self) -> Totals {
+        let mut totals = self.all.totals.clone();
+        totals.sub(&self.foreign.totals);
         totals
     }
 
-    /// Shards on the device, of segments from there on.
-    pub fn shards_on(&self, device: DeviceId, from: SegmentNo) -> u64 {
-        let before = self.segments.range(..from).flat_map(|(_, info)| &info.homes);
-        let before = before.filter(|home| home.device == device).count() as u64;
-        self.shards_on.get(&device).copied().unwrap_or_default() - before
+    /// Shards of its own segments on the device.
+    pub fn own_shards_on(&self, device: DeviceId) -> u64 {
+        self.all.shards_on(device) - self.foreign.shards_on(device)
     }
 
     /// Walks over the whole table, and panics where what is kept says anything else.
     pub(crate) fn check_totals(&self) {
-        let mut walked = SegmentTable::default();
-        for info in self.segments.values() {
-            walked.totals.add(info);
-            walked.come_home(&info.homes);
+        let (mut all, mut foreign) = (Sums::default(), Sums::default());
+        for (no, info) in self.iter() {
+            all.add(info);
+            if no < self.first_own {
+                foreign.add(info);
+            }
         }
-        assert_eq!(
-            (&self.totals, &self.shards_on),
-            (&walked.totals, &walked.shards_on),
-            "totals are what a walk finds"
-        );
+        assert_eq!((&self.all, &self.foreign), (&all, &foreign), "sums are what a walk finds");
+        let metadata = self.iter().filter(|(_, info)| info.kind != Kind::Data).map(|(no, _)| no);
+        assert!(metadata.eq(self.metadata.iter().copied()), "metadata is what a walk finds");
     }
 
     /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
     pub fn dead_per_mille(&self) -> u64 {
-        self.totals.dead_blocks * 1000 / self.totals.capacity_blocks.max(1)
+        self.totals().dead_blocks * 1000 / self.totals().capacity_blocks.max(1)
     }
 
     pub fn get(&self, no: SegmentNo) -> Option<&SegmentInfo> {
@@ -238,8 +277,10 @@ impl SegmentTable {
             info.homes[usize::from(*index)] = *leg;
         }
         let now = info.homes.clone();
-        self.come_home(&now);
-        self.leave_home(&former);
+        self.in_sums(no, |sums| {
+            sums.come_home(&now);
+            sums.leave_home(&former);
+        });
         self.on_changed(no);
     }
 
@@ -301,18 +342,27 @@ impl SegmentTable {
         let Some(info) = self.segments.get_mut(&no) else { return false };
         let what_counts = |info: &SegmentInfo| (info.live > 0, info.visible() > 0, info.kept);
         let before = what_counts(info);
-        self.totals.sub(info);
+        let former = Totals::of(info);
         change(info);
         assert!(info.hidden <= info.live, "{no:?}: of {} blocks {} are hidden", info.live, info.hidden);
-        self.totals.add(info);
+        let now = Totals::of(info);
         if what_counts(info) != before {
             self.survey.get_mut().touched.insert(no);
         }
+        self.in_sums(no, |sums| {
+            sums.totals.add(&now);
+            sums.totals.sub(&former);
+        });
         true
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.iter().map(|(no, info)| (*no, info))
+    }
+
+    /// What is not data.
+    pub fn metadata(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        self.metadata.iter().map(|no| (*no, &self.segments[no]))
     }
 
     pub fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {

@@ -147,7 +147,7 @@ fn raw_bytes(layout: Layout, bytes: u64) -> u64 {
 impl Controller {
     /// What the volume's segments are made of.
     pub fn space_use(&self) -> SpaceUse {
-        self.own_totals().space
+        self.segments.own_totals().space
     }
 
     /// Guests' data that was let in and is in no segment yet.
