@@ -51,7 +51,7 @@ impl Serving {
             Io::ShardTable { number, shard } => self.shards.on_table(ctx, number, shard, result.ok()),
             Io::LogRead { op, part } => {
                 let read = self.log_reads.get_mut(op).expect("a log read waits for its parts");
-                if read.on_read(part, result.ok()) {
+                if read.on_read(ctx, &self.journal.units, op, part, result.ok()) {
                     self.finish_log_read(ctx, op);
                 }
             }

@@ -1,7 +1,10 @@
 //! Reads of log entries, for recovery: from the index to places, from places to verified bytes.
 //!
+//! What lies close together is read in one piece: a log of small entries would otherwise take as many operations as it has.
+//!
 //! Limits: [`ENTRIES_MAX`] entries a reply; the asker goes on where the last one ended. Units with reads in flight are not
-//! given up. Faults: an entry that can't be read, or does not match its checksums, is told as damaged, never left out.
+//! given up. Faults: an entry that can't be read, or does not match its checksums, is told as damaged, never left out. Where
+//! a piece can't be read, each of its entries is read alone.
 
 use crate::io::{Client, Ctx, Io};
 use crate::journal::units::Units;
@@ -9,9 +12,10 @@ use crate::ledgers::{Ledger, LedgerKey, Place};
 use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Lsn, Token};
 use holdfast_format::disk::{JournalRecord, RecordPlace, blocks_match};
 use holdfast_format::wire::LogEntry;
+use std::collections::VecDeque;
 
 /// Entries of one reply: up to two reads each.
-const ENTRIES_MAX: usize = 64;
+const ENTRIES_MAX: usize = 256;
 
 /// Damaged entries named in one reply.
 const DAMAGED_MAX: usize = 4096;
@@ -22,8 +26,11 @@ const BYTES_MAX: u64 = 4 << 20;
 /// Log reads of one device in flight.
 pub(crate) const LOG_READS_MAX: usize = 64;
 
-/// A record and its payload are read in one piece if no more than this lies between them.
+/// What is wanted is read in one piece if no more than this lies between.
 const GAP_BYTES_MAX: u32 = 16 << 10;
+
+/// One read of several entries is no longer than this.
+const SPAN_BYTES_MAX: u32 = 1 << 20;
 
 struct Wanted {
     lsn: Lsn,
@@ -33,10 +40,25 @@ struct Wanted {
     parts: [Option<(Buf, u32)>; 2],
 }
 
+/// Which part of which wanted entry.
+type PartId = (u32, u8);
+
+/// A range of a unit that is read in one piece, and what it is read for.
+struct Span {
+    unit: u32,
+    from: u32,
+    to: u32,
+    of: Vec<PartId>,
+}
+
 pub(crate) struct LogRead {
     pub client: Client,
     pub key: LedgerKey,
     wanted: Vec<Wanted>,
+    /// All reads that were started.
+    spans: Vec<Span>,
+    /// To be read alone, one by one: the piece that they were in can't be read.
+    alone: VecDeque<PartId>,
     damaged: Vec<Lsn>,
     more: bool,
     outstanding: u32,
@@ -74,12 +96,47 @@ fn ranges(place: &Place) -> [Option<(u32, u32)>; 2] {
     [Some(record), Some(payload)]
 }
 
+/// Reads for all that is wanted, in the order of the device.
+fn spans_of(wanted: &[Wanted]) -> Vec<Span> {
+    let mut pieces = Vec::with_capacity(wanted.len());
+    for (i, wanted) in wanted.iter().enumerate() {
+        for (half, range) in ranges(&wanted.place).into_iter().enumerate() {
+            pieces.extend(range.map(|(from, to)| (wanted.place.unit, from, to, (i as u32, half as u8))));
+        }
+    }
+    pieces.sort_unstable();
+    let mut spans: Vec<Span> = Vec::new();
+    for (unit, from, to, part) in pieces {
+        match spans.last_mut() {
+            Some(span)
+                if span.unit == unit
+                    && from <= span.to + GAP_BYTES_MAX
+                    && to.max(span.to) - span.from <= SPAN_BYTES_MAX =>
+            {
+                span.to = span.to.max(to);
+                span.of.push(part);
+            }
+            _ => spans.push(Span { unit, from, to, of: vec![part] }),
+        }
+    }
+    spans
+}
+
 impl LogRead {
     /// Chooses the entries of a reply.
     pub fn plan(client: Client, key: LedgerKey, ledger: &Ledger, units: &Units, from: Lsn, bytes_max: u32) -> LogRead {
         let bytes_max = u64::from(bytes_max).min(BYTES_MAX);
         let start = ledger.entries.partition_point(|(lsn, _)| *lsn < from);
-        let mut read = LogRead { client, key, wanted: Vec::new(), damaged: Vec::new(), more: false, outstanding: 0 };
+        let mut read = LogRead {
+            client,
+            key,
+            wanted: Vec::new(),
+            spans: Vec::new(),
+            alone: VecDeque::new(),
+            damaged: Vec::new(),
+            more: false,
+            outstanding: 0,
+        };
         let mut bytes = 0;
         for (lsn, place) in ledger.entries.range(start..) {
             bytes += place.live_bytes();
@@ -96,37 +153,54 @@ impl LogRead {
             let generation = units.get(place.unit).entry.generation;
             read.wanted.push(Wanted { lsn: *lsn, place: *place, generation, parts: [None, None] });
         }
+        read.spans = spans_of(&read.wanted);
         read
     }
 
     /// Starts the reads; true where there are none and the reply is complete.
     pub fn start(&mut self, ctx: &mut Ctx, units: &mut Units, op: Token) -> bool {
-        for (i, wanted) in self.wanted.iter().enumerate() {
+        for wanted in &self.wanted {
             units.get_mut(wanted.place.unit).readers += 1;
-            for (half, range) in ranges(&wanted.place).into_iter().enumerate() {
-                if let Some((from, to)) = range {
-                    let part = (i * 2 + half) as u32;
-                    ctx.read(units.offset(wanted.place.unit, from), to - from, Io::LogRead { op, part });
-                    self.outstanding += 1;
-                }
-            }
+        }
+        for index in 0..self.spans.len() {
+            self.start_span(ctx, units, op, index);
         }
         self.outstanding == 0
     }
 
-    /// One read is done; true with the last.
-    pub fn on_read(&mut self, part: u32, bytes: Option<Buf>) -> bool {
-        let wanted = &mut self.wanted[part as usize / 2];
-        let half = part as usize % 2;
-        let (from, _) = ranges(&wanted.place)[half].expect("it was asked for");
-        wanted.parts[half] = bytes.map(|b| (b, from));
+    fn start_span(&mut self, ctx: &mut Ctx, units: &Units, op: Token, index: usize) {
+        let span = &self.spans[index];
+        let (offset, part) = (units.offset(span.unit, span.from), index as u32);
+        ctx.read(offset, span.to - span.from, Io::LogRead { op, part });
+        self.outstanding += 1;
+    }
+
+    /// One read is done; true with the last. Each that is done lets one follow, so that no more are ever in flight than at first.
+    pub fn on_read(&mut self, ctx: &mut Ctx, units: &Units, op: Token, part: u32, bytes: Option<Buf>) -> bool {
+        let span = &mut self.spans[part as usize];
+        match bytes {
+            Some(bytes) => {
+                for (entry, half) in &span.of {
+                    self.wanted[*entry as usize].parts[usize::from(*half)] = Some((bytes.clone(), span.from));
+                }
+            }
+            None if span.of.len() > 1 => self.alone.extend(span.of.drain(..)),
+            // Told as damaged.
+            None => {}
+        }
         self.outstanding -= 1;
+        if let Some((entry, half)) = self.alone.pop_front() {
+            let place = &self.wanted[entry as usize].place;
+            let (from, to) = ranges(place)[usize::from(half)].expect("it was part of a span");
+            self.spans.push(Span { unit: place.unit, from, to, of: vec![(entry, half)] });
+            self.start_span(ctx, units, op, self.spans.len() - 1);
+        }
         self.outstanding == 0
     }
 
     /// Verifies what was read, and lets go of the units.
     pub fn finish(mut self, device: DeviceId, units: &mut Units) -> LogReply {
-        assert_eq!(self.outstanding, 0, "all parts are there");
+        assert!(self.outstanding == 0 && self.alone.is_empty(), "all parts are there");
         let mut reply = LogReply {
             entries: Vec::with_capacity(self.wanted.len()),
             payload: Vec::with_capacity(self.wanted.len()),

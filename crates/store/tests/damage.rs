@@ -175,6 +175,25 @@ fn an_unreadable_sector_in_the_journal_costs_its_batch_only() {
 }
 
 #[test]
+fn a_sector_that_goes_bad_under_a_log_costs_its_entry_only() {
+    let mut rig = Rig::small(6);
+    let at = ledger_of_single_batches(&mut rig, 6);
+    rig.disks[0].bad_reads.push(at[1].1 + 4096..at[1].1 + 4608);
+    let (entries, damaged) = rig.read_log(5, 1, 0, 0);
+    assert_eq!((entries.len(), damaged), (5, vec![2]), "neighbours are read with it, and then alone");
+    assert!(rig.fence(5, 2).1[0].sound);
+}
+
+#[test]
+fn what_lies_together_in_a_log_is_read_together() {
+    let mut rig = Rig::small(6);
+    ledger_of_single_batches(&mut rig, 6);
+    let before = rig.disks[0].read_count;
+    assert_eq!(rig.read_log(5, 1, 0, 0).0.len(), 6);
+    assert!(rig.disks[0].read_count - before <= 2, "one for each unit of the journal");
+}
+
+#[test]
 fn one_copy_of_each_table_is_enough() {
     let mut rig = Rig::small(7);
     ledger_of_single_batches(&mut rig, 3);

@@ -697,10 +697,9 @@ impl Controller {
     fn condemn_dead(&mut self) {
         let dead: Vec<SegmentNo> = self
             .segments
-            .iter()
-            .filter(|(no, s)| s.visible() == 0 && !self.unsettled.contains(no) && !self.cleaner.is_victim(*no))
-            .filter(|(no, _)| !self.is_named_by_dependents(*no))
-            .map(|(no, _)| no)
+            .unseen()
+            .filter(|no| !self.unsettled.contains(no) && !self.cleaner.is_victim(*no))
+            .filter(|no| !self.is_named_by_dependents(*no))
             .collect();
         for no in dead {
             let info = self.segments.remove(no).expect("just listed");

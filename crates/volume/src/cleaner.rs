@@ -78,6 +78,8 @@ struct Pass {
 #[derive(Debug, Default)]
 struct Search {
     next: SegmentNo,
+    /// It has taken more than one.
+    in_steps: bool,
     /// Data segments before that one.
     rank: u64,
     /// To be written in another layout or elsewhere, what cleaning it gains, which, and its blocks that can be read.
@@ -90,6 +92,8 @@ pub(crate) struct Cleaner {
     next_id: u64,
     /// Candidates of the last search, best first, and when it was or the next may be.
     found: VecDeque<SegmentNo>,
+    /// The search took more than one.
+    found_in_steps: bool,
     /// Some of them are to be written in another layout, or elsewhere.
     recodes: bool,
     /// The last pass moved what leaves the first tier.
@@ -127,15 +131,19 @@ impl Cleaner {
         self.owed_bytes = 0;
     }
 
-    /// The base has changed: what it names is counted anew.
+    /// The base has changed: what it names is counted anew. What took several steps to find stays worth its while: were it
+    /// given up, a large volume that is short of room would have one pass for each search.
     pub(crate) fn on_folded(&mut self) {
         self.emptied.clear();
-        self.found.clear();
+        if !self.found_in_steps {
+            self.found.clear();
+        }
     }
 
-    /// Steps of a search are still to be done.
-    pub(crate) fn is_searching(&self) -> bool {
-        self.search.is_some()
+    /// Some segments are others' now, or are named by others: what is dead in them stays.
+    pub(crate) fn on_kept(&mut self) {
+        self.search = None;
+        self.found.clear();
     }
 }
 
@@ -155,10 +163,6 @@ impl Controller {
             if !victims.is_empty() {
                 return self.begin_pass(victims, rotates, out);
             }
-            if self.cleaner.is_searching() && !rotates && !rotates_first {
-                // What it finds has its turn.
-                return;
-            }
         }
     }
 
@@ -172,10 +176,21 @@ impl Controller {
         self.take_oldest(blocks, VICTIMS_MAX)
     }
 
+    /// Room is short, or much is to be written anew.
+    fn is_cleaning_pressed(&self) -> bool {
+        self.wants_room() || self.cleaner.recodes
+    }
+
+    /// The next step of a search is not put off to the next tick. What nobody waits for takes a step a tick: on a volume of
+    /// terabytes an idle host would search without end.
+    pub(crate) fn hurries_search(&self) -> bool {
+        self.state == State::Open && self.cleaner.search.is_some() && self.is_cleaning_pressed()
+    }
+
     /// What is mostly dead, or is to be written anew.
     fn take_dead(&mut self) -> Vec<SegmentNo> {
         let is_short = self.wants_room();
-        let is_pressed = is_short || self.cleaner.recodes;
+        let is_pressed = self.is_cleaning_pressed();
         if self.cleaner.found.is_empty() || !is_pressed {
             let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
             if self.cleaner.search.is_none() {
@@ -264,26 +279,35 @@ impl Controller {
         }
         let next = ahead.next().map(|(no, _)| no);
         drop(ahead);
+        // Each has a block that lives, at least: more than so many don't fit.
+        let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        if search.candidates.len() as u64 > 2 * room || next.is_none() {
+            self.keep_best(&mut search.candidates, room as usize);
+        }
         if let Some(next) = next {
             search.next = next;
+            search.in_steps = true;
             self.cleaner.search = Some(search);
             return false;
         }
-        self.choose(search.candidates);
+        self.cleaner.found_in_steps = search.in_steps;
+        self.choose(search.candidates, room);
         true
     }
 
-    fn choose(&mut self, mut candidates: Vec<(bool, u64, SegmentNo, u64)>) {
+    /// Of candidates that are still to be cleaned, so many that gain most.
+    fn keep_best(&self, candidates: &mut Vec<(bool, u64, SegmentNo, u64)>, count: usize) {
         candidates.retain(|(_, _, no, _)| {
             let left_alone = self.cleaner.is_unreadable(*no) || self.cleaner.is_emptied(*no);
             !left_alone && self.segments.get(*no).is_some_and(|info| info.visible() > 0)
         });
-        let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        // Each has a block that lives, at least: more than so many don't fit.
-        if candidates.len() as u64 > room {
-            candidates.select_nth_unstable_by(room as usize, |a, b| b.cmp(a));
-            candidates.truncate(room as usize);
+        if candidates.len() > count {
+            candidates.select_nth_unstable_by(count, |a, b| b.cmp(a));
+            candidates.truncate(count);
         }
+    }
+
+    fn choose(&mut self, mut candidates: Vec<(bool, u64, SegmentNo, u64)>, room: u64) {
         candidates.sort_unstable_by(|a, b| b.cmp(a));
         let mut total = 0;
         self.cleaner.found.clear();

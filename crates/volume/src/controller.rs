@@ -270,7 +270,7 @@ impl Controller {
             || !self.write_ops.is_empty()
             || self.opening.is_some()
             || !self.family.is_idle()
-            || self.state == State::Open && self.cleaner.is_searching()
+            || self.hurries_search()
     }
 
     /// Snapshots that are complete and stay, by layer, oldest first.

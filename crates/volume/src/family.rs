@@ -170,9 +170,13 @@ impl Controller {
             return;
         }
         let all: Vec<SegmentNo> = self.segments.iter().map(|(no, _)| no).collect();
+        let mut is_more_kept = false;
         for no in all {
             let is_kept = self.is_foreign(no) || self.is_named_by_dependents(no);
-            self.segments.set_kept(no, is_kept);
+            is_more_kept |= self.segments.set_kept(no, is_kept) && is_kept;
+        }
+        if is_more_kept {
+            self.cleaner.on_kept();
         }
         // What is kept no more may be freed by the next checkpoint.
         (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);

@@ -177,11 +177,21 @@ impl Sums {
     }
 }
 
+fn set_member(set: &mut BTreeSet<SegmentNo>, no: SegmentNo, is_member: bool) {
+    if is_member {
+        set.insert(no);
+    } else {
+        set.remove(&no);
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct SegmentTable {
     segments: BTreeMap<SegmentNo, SegmentInfo>,
     /// Those that are not of data.
     metadata: BTreeSet<SegmentNo>,
+    /// Those in which nothing can be read any more.
+    unseen: BTreeSet<SegmentNo>,
     /// Changed since the last checkpoint run; absent from `segments` means removed.
     dirty: BTreeSet<SegmentNo>,
     all: Sums,
@@ -199,10 +209,8 @@ impl SegmentTable {
 
     pub fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
         self.in_sums(no, |sums| sums.add(&info));
-        match info.kind {
-            Kind::Data => self.metadata.remove(&no),
-            Kind::Meta | Kind::Run => self.metadata.insert(no),
-        };
+        set_member(&mut self.metadata, no, info.kind != Kind::Data);
+        set_member(&mut self.unseen, no, info.visible() == 0);
         if let Some(former) = self.segments.insert(no, info) {
             self.in_sums(no, |sums| sums.sub(&former));
         }
@@ -213,6 +221,7 @@ impl SegmentTable {
         self.on_changed(no);
         let info = self.segments.remove(&no)?;
         self.metadata.remove(&no);
+        self.unseen.remove(&no);
         self.in_sums(no, |sums| sums.sub(&info));
         Some(info)
     }
@@ -248,7 +257,8 @@ impl SegmentTable {
     }
 
     /// Walks over the whole table, and panics where what is kept says anything else.
-    pub(crate) fn check_totals(&self) {
+    pub(crate) fn check_totals(&self, first_own: Option<SegmentNo>) {
+        assert!(first_own.is_none_or(|first| first == self.first_own), "{:?} is not {first_own:?}", self.first_own);
         let (mut all, mut foreign) = (Sums::default(), Sums::default());
         for (no, info) in self.iter() {
             all.add(info);
@@ -259,6 +269,8 @@ impl SegmentTable {
         assert_eq!((&self.all, &self.foreign), (&all, &foreign), "sums are what a walk finds");
         let metadata = self.iter().filter(|(_, info)| info.kind != Kind::Data).map(|(no, _)| no);
         assert!(metadata.eq(self.metadata.iter().copied()), "metadata is what a walk finds");
+        let unseen = self.iter().filter(|(_, info)| info.visible() == 0).map(|(no, _)| no);
+        assert!(unseen.eq(self.unseen()), "what holds nothing is what a walk finds");
     }
 
     /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
@@ -330,8 +342,10 @@ impl SegmentTable {
         });
     }
 
-    pub fn set_kept(&mut self, no: SegmentNo, kept: bool) {
-        self.change(no, |info| info.kept = kept);
+    /// True if that changes it.
+    pub fn set_kept(&mut self, no: SegmentNo, kept: bool) -> bool {
+        let is_new = self.segments.get(&no).is_some_and(|info| info.kept != kept);
+        is_new && self.change(no, |info| info.kept = kept)
     }
 
     pub fn any_kept(&self) -> bool {
@@ -347,6 +361,7 @@ impl SegmentTable {
         assert!(info.hidden <= info.live, "{no:?}: of {} blocks {} are hidden", info.live, info.hidden);
         let now = Totals::of(info);
         if what_counts(info) != before {
+            set_member(&mut self.unseen, no, info.visible() == 0);
             self.survey.get_mut().touched.insert(no);
         }
         self.in_sums(no, |sums| {
@@ -358,6 +373,11 @@ impl SegmentTable {
 
     pub fn iter(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.iter().map(|(no, info)| (*no, info))
+    }
+
+    /// What holds nothing that can be read.
+    pub fn unseen(&self) -> impl Iterator<Item = SegmentNo> {
+        self.unseen.iter().copied()
     }
 
     /// What is not data.

@@ -133,6 +133,7 @@ impl Controller {
             let kept = self.survey();
             assert_eq!(*kept, self.walk(kept.terms.clone()), "the survey is what a walk finds");
         }
-        self.segments.check_totals();
+        let first_own = (self.state() == crate::api::State::Open).then(|| self.root().first_own());
+        self.segments.check_totals(first_own);
     }
 }

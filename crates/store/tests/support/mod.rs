@@ -46,6 +46,7 @@ pub struct FakeDisk {
     /// Reads that touch these bytes fail.
     pub bad_reads: Vec<std::ops::Range<u64>>,
     pub bytes_read: u64,
+    pub read_count: u64,
     /// What it is found to be made of.
     pub class: Option<MediaClass>,
     pub write_count: u64,
@@ -62,6 +63,7 @@ impl FakeDisk {
             fail_writes: false,
             bad_reads: Vec::new(),
             bytes_read: 0,
+            read_count: 0,
             class: None,
             write_count: 0,
             bytes_written: 0,
@@ -92,6 +94,7 @@ impl FakeDisk {
             return Err(DiskError::Io);
         }
         self.bytes_read += u64::from(len);
+        self.read_count += 1;
         let mut bytes = self.media[range.start as usize..range.end as usize].to_vec();
         for (sector, data) in self.cache.range(range.start as usize / SECTOR..range.end as usize / SECTOR) {
             let at = sector * SECTOR - range.start as usize;

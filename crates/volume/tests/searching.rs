@@ -1,0 +1,68 @@
+//! The cleaner's search for what is worth cleaning, where it takes many steps: on large volumes.
+
+mod support;
+
+use holdfast_base::{BLOCK_BYTES, BlockOp, ByteRange};
+use holdfast_format::geometry::Layout;
+use holdfast_volume::{Config, Counters};
+use std::time::Duration;
+use support::*;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const WRITTEN: u64 = 12 << 20;
+
+/// A volume of some hundred small segments, each a step of a search, in which every fourth block is written a second time.
+fn in_small_segments(seed: u64) -> World {
+    let mut world = World::new(seed, 3, Layout::Mirror { copies: 2 }, WRITTEN);
+    world.config = Some(Config {
+        search_step: 1,
+        segment_payload_bytes: 16 << 10,
+        bypass_bytes_min: 8 << 10,
+        map_cache_bytes_max: 1 << 20,
+        ..config(seed, 1)
+    });
+    world.open();
+    world.write_all(0, WRITTEN);
+    world.span(Duration::from_secs(10));
+    for i in 0..WRITTEN / BLOCK / 4 {
+        let write = world.write_op(i * 4 * BLOCK, BLOCK);
+        world.answer(write, Duration::from_secs(30));
+    }
+    world.span(Duration::from_secs(10));
+    world
+}
+
+fn counters(world: &World) -> Counters {
+    world.controller.status().counters
+}
+
+#[test]
+fn an_idle_volume_searches_at_the_pace_of_its_ticks() {
+    let mut world = in_small_segments(1);
+    let until = world.now + Duration::from_secs(60);
+    let mut wakes = 0;
+    while world.now < until {
+        world.span(Duration::from_nanos(1));
+        wakes += 1;
+    }
+    // Twice a second for itself, and now and then for others.
+    assert!((60..300).contains(&wakes), "{wakes}");
+}
+
+#[test]
+fn what_a_long_search_has_found_outlives_folds() {
+    let mut world = in_small_segments(2);
+    world.free_now(holdfast_volume::reserve_bytes(&config(0, 0), CAPACITY) + (128 << 10));
+    let before = counters(&world);
+    // Discards change the map, so that there is something to fold, and need no room.
+    for i in 0..WRITTEN / BLOCK / 2 {
+        let at = (i * 5 % (WRITTEN / BLOCK)) * BLOCK;
+        let discard = world.request(BlockOp::Discard(ByteRange::new(at, BLOCK)));
+        world.answer(discard, Duration::from_secs(30));
+        world.span(Duration::from_millis(10));
+    }
+    let after = counters(&world);
+
+    assert!(after.folds - before.folds >= 8, "{before:?} {after:?}");
+    assert!(after.segments_cleaned - before.segments_cleaned >= 64, "{before:?} {after:?}");
+}
