@@ -802,6 +802,9 @@ pub struct Counters {
     pub segments_written: u64,
     pub segment_bytes_written: u64,
     pub bypass_bytes: u64,
+    /// Guests' data that left the log for segments.
+    #[serde(default)]
+    pub destaged_bytes: u64,
     pub segments_cleaned: u64,
     pub cleaned_bytes: u64,
     pub segments_freed: u64,
@@ -835,6 +838,7 @@ impl From<holdfast_volume::Counters> for Counters {
             segments_written: c.segments_written,
             segment_bytes_written: c.segment_bytes_written,
             bypass_bytes: c.bypass_bytes,
+            destaged_bytes: c.destaged_bytes,
             segments_cleaned: c.segments_cleaned,
             cleaned_bytes: c.cleaned_bytes,
             segments_freed: c.segments_freed,

@@ -6,7 +6,7 @@
 //! given up. Faults: an entry that can't be read, or does not match its checksums, is told as damaged, never left out. Where
 //! a piece can't be read, each of its entries is read alone.
 
-use crate::io::{Client, Ctx, Io};
+use crate::io::{Client, Ctx, IO_RESERVE, Io};
 use crate::journal::units::Units;
 use crate::ledgers::{Ledger, LedgerKey, Place};
 use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Lsn, Token};
@@ -28,6 +28,11 @@ pub(crate) const LOG_READS_MAX: usize = 64;
 
 /// What is wanted is read in one piece if no more than this lies between.
 const GAP_BYTES_MAX: u32 = 16 << 10;
+
+/// What has to be read alone is read so many at a time. All log reads of a device together keep within its reserve of operations.
+const ALONE_MAX: u32 = 8;
+
+const _: () = assert!(ALONE_MAX as usize * LOG_READS_MAX < IO_RESERVE, "as many as fit");
 
 /// One read of several entries is no longer than this.
 const SPAN_BYTES_MAX: u32 = 1 << 20;
@@ -175,7 +180,7 @@ impl LogRead {
         self.outstanding += 1;
     }
 
-    /// One read is done; true with the last. Each that is done lets one follow, so that no more are ever in flight than at first.
+    /// One read is done; true with the last.
     pub fn on_read(&mut self, ctx: &mut Ctx, units: &Units, op: Token, part: u32, bytes: Option<Buf>) -> bool {
         let span = &mut self.spans[part as usize];
         match bytes {
@@ -189,7 +194,9 @@ impl LogRead {
             None => {}
         }
         self.outstanding -= 1;
-        if let Some((entry, half)) = self.alone.pop_front() {
+        while self.outstanding < ALONE_MAX
+            && let Some((entry, half)) = self.alone.pop_front()
+        {
             let place = &self.wanted[entry as usize].place;
             let (from, to) = ranges(place)[usize::from(half)].expect("it was part of a span");
             self.spans.push(Span { unit: place.unit, from, to, of: vec![(entry, half)] });

@@ -126,9 +126,32 @@ impl Grid {
     }
 
     pub fn layout_of(&self, volume: &str) -> Result<String> {
+        Ok(self.shown(volume)?["layout"].as_str().unwrap_or_default().to_string())
+    }
+
+    /// Shards that were found damaged since the volume was opened.
+    pub fn damage_found(&self, volume: &str) -> Result<u64> {
+        let shown = self.shown(volume)?;
+        shown["live"]["counters"]["checksum_errors"].as_u64().context("the volume tells of no damage, nor of none")
+    }
+
+    fn shown(&self, volume: &str) -> Result<Value> {
         let text = self.run(&["volume", "show", volume, "--json"])?;
-        let shown: Value = serde_json::from_str(&text).context("`holdfast volume show --json` is no JSON")?;
-        Ok(shown["layout"].as_str().unwrap_or_default().to_string())
+        serde_json::from_str(&text).context("`holdfast volume show --json` is no JSON")
+    }
+
+    /// Sets one setting of the host, and nothing else; the grid is down and up again afterwards.
+    pub fn set_host_setting(&self, key: &str, value: &str) -> Result<()> {
+        self.down()?;
+        let path = self.dir.join("holdfast.toml");
+        std::fs::write(&path, format!("{key} = \"{value}\"\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        self.up()
+    }
+
+    /// The file of a node's first device.
+    pub fn device_file(&self, node: u32) -> PathBuf {
+        self.dir.join(format!("devices/node{node}-1.img"))
     }
 
     pub fn add_node(&self) -> Result<()> {

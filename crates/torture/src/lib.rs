@@ -9,6 +9,7 @@
 //! A seed fixes what is drawn, not when the machine gets to it: a run is repeated, not replayed. The simulator replays.
 
 pub mod atlas;
+pub mod care;
 pub mod cell;
 pub mod engine;
 pub mod faults;

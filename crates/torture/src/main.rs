@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use holdfast_base::Prng;
+use holdfast_torture::care;
 use holdfast_torture::engine::{Engine, Plan, VolumePlan};
 use holdfast_torture::faults::{Fault, Report, Tormentor};
 use holdfast_torture::grid::{Grid, Shape};
@@ -60,6 +61,14 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["faults", "minutes", "nodes"])]
     journey: bool,
 
+    /// Instead of faults at random: on six nodes, a volume of parity:2+1 becomes mirror:2, parity:4+2 and parity:2+1 again
+    #[arg(long, conflicts_with_all = ["faults", "minutes", "nodes", "journey"])]
+    layouts: bool,
+
+    /// Instead of faults at random: a thousand bits of a device flip, scrubs look for them, and another node is killed
+    #[arg(long, conflicts_with_all = ["faults", "minutes", "nodes", "journey", "layouts"])]
+    damage: bool,
+
     /// Keep the grid's directory even if all is well
     #[arg(long)]
     keep: bool,
@@ -68,6 +77,9 @@ struct Arguments {
 /// Volumes of a run: name, layout, MiB. Small, so that the same blocks are hit again and again.
 const VOLUMES: [(&str, &str, u64); 2] = [("parity", "parity:2+1", 192), ("mirror", "mirror:2", 96)];
 
+/// The volume of a run that has one only.
+const VOLUME: &str = "vm";
+
 const CONNECTIONS: usize = 2;
 const DEVICES: u32 = 2;
 const DEVICE_MIB: u64 = 1024;
@@ -75,6 +87,15 @@ const DEVICE_MIB: u64 = 1024;
 /// The volume of a journey, and the devices of its six nodes, two each.
 const JOURNEY_MIB: u64 = 96;
 const JOURNEY_DEVICE_MIB: u64 = 512;
+
+/// What care is tried on: large against the devices, so that most bits that flip are of something.
+const CARE_MIB: u64 = 288;
+const DAMAGE_DEVICE_MIB: u64 = 320;
+const DAMAGE_BITS: u64 = 1000;
+const SCRUB_EVERY: Duration = Duration::from_secs(20);
+
+/// One kind of run: what is done to the grid, and a line about it.
+type Way = fn(&Arguments, &Grid, &mut Prng) -> Result<String>;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -103,12 +124,17 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut random = Prng::new(seed);
     let drawn = random.between(3, 4) as u32;
-    let nodes = if arguments.journey { 1 } else { arguments.nodes.unwrap_or(drawn) };
-    let (tls, encrypt) = (arguments.tls, arguments.encrypt);
-    let device_mib = if arguments.journey { JOURNEY_DEVICE_MIB } else { DEVICE_MIB };
-    let shape = Shape { nodes, devices: DEVICES, device_mib, tls, encrypt };
+    let (way, nodes, devices, device_mib): (Way, _, _, _) = if arguments.journey {
+        (travel, 1, DEVICES, JOURNEY_DEVICE_MIB)
+    } else if arguments.layouts {
+        (change_layouts, 6, 1, DEVICE_MIB)
+    } else if arguments.damage {
+        (damage, 4, 1, DAMAGE_DEVICE_MIB)
+    } else {
+        (run, arguments.nodes.unwrap_or(drawn), DEVICES, DEVICE_MIB)
+    };
+    let shape = Shape { nodes, devices, device_mib, tls: arguments.tls, encrypt: arguments.encrypt };
     let grid = Grid::create(&arguments.binary, dir, shape)?;
-    let way = if arguments.journey { travel } else { run };
     let outcome = way(arguments, &grid, &mut random);
     // Whatever happened, no process stays behind; the logs are complete only now.
     let down = grid.down();
@@ -150,24 +176,61 @@ fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> 
     Ok(summary(&engine, &report))
 }
 
+/// The one volume of a run, and what asks for its bytes.
+fn engine_of_one(arguments: &Arguments, grid: &Grid, (mib, layout): (u64, &str), seed: u64) -> Result<Engine> {
+    grid.create_volume(VOLUME, mib << 20, layout)?;
+    let (socket, export) = (grid.nbd_socket(), VOLUME.to_string());
+    let volumes = vec![VolumePlan { socket, export, size_bytes: mib << 20, connections: CONNECTIONS }];
+    Engine::new(Plan { seed, depth: arguments.depth, volumes })
+}
+
+/// See [`care::change_layouts`].
+fn change_layouts(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
+    let mut engine = engine_of_one(arguments, grid, (CARE_MIB, "parity:2+1"), random.next_u64())?;
+    let took = engine.run(|control| care::change_layouts(grid, &control, VOLUME))?;
+    engine.sweep().context("while everything was read back")?;
+    engine.disconnect();
+    let took: Vec<String> = took.iter().map(|(to, took)| format!("{to} in {:.0} s", took.as_secs_f64())).collect();
+    Ok(format!("{}; {}", took.join(", "), all_well(&engine)))
+}
+
+/// See [`care::flip_bits`].
+fn damage(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
+    const DAMAGED: u32 = 2;
+    const LOST: u32 = 3;
+    grid.set_host_setting("care.scrub_every", &format!("{} s", SCRUB_EVERY.as_secs()))?;
+    let mut engine = engine_of_one(arguments, grid, (CARE_MIB, "parity:2+1"), random.next_u64())?;
+    let device = grid.device_file(DAMAGED);
+    let found = engine.run(|control| {
+        let (what, how) = ((VOLUME, device.as_path()), (DAMAGE_BITS, SCRUB_EVERY));
+        let found = care::flip_bits(grid, &control, what, how, random)?;
+        care::lose(grid, &control, LOST)?;
+        Ok(found)
+    })?;
+    engine.sweep().context("while everything was read back without another node")?;
+    engine.disconnect();
+    let took = found.took.as_secs_f64();
+    let flipped = format!("{} bits of node {DAMAGED} flipped, {} shards found damaged", found.bits, found.found);
+    Ok(format!("{flipped}, none after {took:.0} s; then node {LOST} lost; {}", all_well(&engine)))
+}
+
+fn all_well(engine: &Engine) -> String {
+    format!(
+        "{} requests, longest {:.0} ms, {} MiB read back: 0 errors, 0 mismatches",
+        engine.counts.requests,
+        engine.counts.longest.as_secs_f64() * 1e3,
+        engine.bytes() >> 20,
+    )
+}
+
 /// See [`Journey`].
 fn travel(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
-    let (volume, size_bytes) = ("vm", JOURNEY_MIB << 20);
-    grid.create_volume(volume, size_bytes, "mirror:2@device")?;
-    let (socket, export) = (grid.nbd_socket(), volume.to_string());
-    let volumes = vec![VolumePlan { socket, export, size_bytes, connections: CONNECTIONS }];
-    let mut engine = Engine::new(Plan { seed: random.next_u64(), depth: arguments.depth, volumes })?;
+    let volume = VOLUME;
+    let mut engine = engine_of_one(arguments, grid, (JOURNEY_MIB, "mirror:2@device"), random.next_u64())?;
     let (steps, longest) = engine.run(|control| Journey { grid, control, volume }.run())?;
     engine.sweep().context("while everything was read back")?;
     engine.disconnect();
-    Ok(format!(
-        "{steps} steps, {} requests, redundant again within {:.1} s, longest request {:.0} ms, {} MiB read back: 0 errors, 0 \
-         mismatches",
-        engine.counts.requests,
-        longest.as_secs_f64(),
-        engine.counts.longest.as_secs_f64() * 1e3,
-        engine.bytes() >> 20,
-    ))
+    Ok(format!("{steps} steps, redundant again within {:.1} s; {}", longest.as_secs_f64(), all_well(&engine)))
 }
 
 fn summary(engine: &Engine, report: &Report) -> String {

@@ -520,6 +520,8 @@ pub struct Counters {
     pub segments_written: u64,
     pub segment_bytes_written: u64,
     pub bypass_bytes: u64,
+    /// Guests' data that left the log for segments; what was overwritten before did not.
+    pub destaged_bytes: u64,
     pub segments_cleaned: u64,
     pub cleaned_bytes: u64,
     pub segments_freed: u64,

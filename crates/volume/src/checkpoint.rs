@@ -266,6 +266,16 @@ impl Controller {
         self.overlay_runs() > self.overlay_runs_max()
     }
 
+    /// It takes more memory than it may, and the cleaner, for which folds wait, has had time since the last one. Not where guests
+    /// wait for room.
+    pub(crate) fn fold_goes_first(&self) -> bool {
+        self.overlay_is_large()
+            && self.checkpointer.unfolded
+            && self.now.since(self.checkpointer.folded_last) >= FOLD_AGE_MAX
+            && self.has_room()
+            && self.meta_layout_now().is_some()
+    }
+
     /// What leaves may take in memory: what directory and overlay leave of it, half of it at least.
     pub(crate) fn limit_leaves(&mut self) {
         let all = self.config.map_cache_bytes_max as usize;

@@ -28,9 +28,13 @@ use std::time::Duration;
 /// Victims of one pass.
 const VICTIMS_MAX: usize = 16;
 
-/// The table is searched for victims at most this often, and this often while room is ample.
+/// The table is searched for victims at most this often. While room is ample a step of a search, or a pass over what was
+/// found, follows the other after this time.
 const SEARCH_EVERY: Duration = Duration::from_millis(50);
 const SEARCH_EVERY_CALM: Duration = Duration::from_millis(500);
+
+/// While room is ample what was found in several steps is cleaned for so long; then it is looked anew what is best.
+const FOUND_FOR: Duration = Duration::from_secs(10);
 
 /// Payload of the candidates that one search finds, in segments: as many passes follow at once while room is short.
 const PASSES_FOUND: u64 = 8;
@@ -92,8 +96,9 @@ pub(crate) struct Cleaner {
     next_id: u64,
     /// Candidates of the last search, best first, and when it was or the next may be.
     found: VecDeque<SegmentNo>,
-    /// The search took more than one.
+    /// The search took more than one step, and when it ended.
     found_in_steps: bool,
+    found_at: Instant,
     /// Some of them are to be written in another layout, or elsewhere.
     recodes: bool,
     /// The last pass moved what leaves the first tier.
@@ -156,6 +161,10 @@ impl Controller {
             self.checkpointer.hurries = true;
             return;
         }
+        if self.fold_goes_first() {
+            self.checkpointer.fold_wanted = true;
+            return;
+        }
         // In turn, but where the first tier is about to overflow.
         let rotates_first = !self.cleaner.rotated || self.first_tier_is_full();
         for rotates in [rotates_first, !rotates_first] {
@@ -181,8 +190,8 @@ impl Controller {
         self.wants_room() || self.cleaner.recodes
     }
 
-    /// The next step of a search is not put off to the next tick. What nobody waits for takes a step a tick: on a volume of
-    /// terabytes an idle host would search without end.
+    /// The next step of a search is not put off to the next tick. What nobody waits for takes two steps a second: on a volume
+    /// of terabytes a host would search without end.
     pub(crate) fn hurries_search(&self) -> bool {
         self.state == State::Open && self.cleaner.search.is_some() && self.is_cleaning_pressed()
     }
@@ -191,16 +200,26 @@ impl Controller {
     fn take_dead(&mut self) -> Vec<SegmentNo> {
         let is_short = self.wants_room();
         let is_pressed = self.is_cleaning_pressed();
-        if self.cleaner.found.is_empty() || !is_pressed {
-            let pace = if is_pressed { SEARCH_EVERY } else { SEARCH_EVERY_CALM };
-            if self.cleaner.search.is_none() {
-                if self.now.since(self.cleaner.searched_at) < pace {
-                    return Vec::new();
-                }
-                self.cleaner.searched_at = self.now;
-            }
+        let is_fresh = self.now.since(self.cleaner.found_at) < FOUND_FOR && self.cleaner.found_in_steps;
+        let takes_found = !self.cleaner.found.is_empty() && (is_pressed || is_fresh);
+        let pace = match (is_pressed, takes_found || self.cleaner.search.is_some()) {
+            (false, _) => SEARCH_EVERY_CALM,
+            (true, false) => SEARCH_EVERY,
+            (true, true) => Duration::ZERO,
+        };
+        if self.now.since(self.cleaner.searched_at) < pace {
+            return Vec::new();
+        }
+        if pace > Duration::ZERO {
+            self.cleaner.searched_at = self.now;
+        }
+        if !takes_found {
             if !self.search_victims() {
                 return Vec::new();
+            }
+            if self.cleaner.found_in_steps && self.cleaner.found.is_empty() {
+                // A walk over all that found nothing is not begun again at once.
+                self.cleaner.searched_at = self.now + SEARCH_EVERY_CALM;
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
             // a fold that begins puts off whatever is cleaned.
@@ -290,7 +309,7 @@ impl Controller {
             self.cleaner.search = Some(search);
             return false;
         }
-        self.cleaner.found_in_steps = search.in_steps;
+        (self.cleaner.found_in_steps, self.cleaner.found_at) = (search.in_steps, now);
         self.choose(search.candidates, room);
         true
     }

@@ -4,7 +4,8 @@
 //! as soon as a durable checkpoint holds the overlay that hides what leaves still name of it, and no fold is waited for.
 //!
 //! Invariants: (1) what is counted as hidden is hidden; there may be more. (2) A leaf may name segments that are gone; then
-//! the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted).
+//! the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted, where assertions are for
+//! tests: a leaf that is loaded may have a thousand segments).
 
 use crate::controller::Controller;
 use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, Place};
@@ -16,8 +17,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Hidden {
     /// Blocks of segments that each leaf names and the overlay hides.
     counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, u64>>,
-    /// Leaves of which more may be hidden than is counted.
-    uncounted: BTreeSet<LeafNo>,
+    /// Leaves of which all was counted that was hidden when they were last looked at.
+    looked_at: BTreeSet<LeafNo>,
+    /// Leaves of which more may be hidden than is counted; of those that were looked at what was hidden since: first block in the
+    /// leaf, and blocks.
+    uncounted: BTreeMap<LeafNo, Vec<(u16, u16)>>,
     /// So are more than are worth listing.
     is_vague: bool,
 }
@@ -49,51 +53,82 @@ impl Controller {
             let mut leaves: Vec<LeafNo> = self.directory.range(first..=last).take(LEAVES_MAX + 1).collect();
             if leaves.len() > LEAVES_MAX {
                 self.hidden.is_vague = true;
+                // What is hidden of those that are not in memory is listed nowhere.
+                self.hidden.looked_at.clear();
                 leaves = self.leaves.cached(first..=last);
             }
             for no in leaves {
-                let Some(leaf) = self.leaves.get(no) else {
-                    self.hidden.uncounted.insert(no);
-                    continue;
-                };
                 let base = no.first_key();
                 let (from, to) = (from.max(base), to.min(base + LEAF_BLOCKS));
+                let Some(leaf) = self.leaves.get(no) else {
+                    let since = self.hidden.uncounted.entry(no).or_default();
+                    if self.hidden.looked_at.contains(&no) {
+                        since.push(((from - base) as u16, (to - from) as u16));
+                    }
+                    continue;
+                };
                 self.count_hidden(no, &leaf, from - base, to - from);
             }
         }
     }
 
-    fn count_hidden(&mut self, no: LeafNo, leaf: &Leaf, start: u64, blocks: u64) {
+    /// True if a segment is dead by that.
+    fn count_hidden(&mut self, no: LeafNo, leaf: &Leaf, start: u64, blocks: u64) -> bool {
+        let mut is_dead = false;
         for piece in leaf.lookup(start, blocks) {
             let Some(Place::Segment { segment, .. }) = piece.value else { continue };
             if self.segments.add_hidden(segment, piece.len) {
                 *self.hidden.counted.entry(no).or_default().entry(segment).or_default() += piece.len;
+                is_dead |= self.segments.get(segment).is_some_and(|s| s.visible() == 0);
             }
+        }
+        is_dead
+    }
+
+    /// A leaf is in memory: what the overlay hides of it is counted, if it was looked at before what came since.
+    pub(crate) fn look_at_hidden(&mut self, no: LeafNo, leaf: &Leaf) {
+        if !self.hidden.looked_at.contains(&no) {
+            return self.recount_hidden(no, leaf);
+        }
+        let mut is_any_dead = false;
+        for (start, blocks) in self.hidden.uncounted.remove(&no).unwrap_or_default() {
+            is_any_dead |= self.count_hidden(no, leaf, u64::from(start), u64::from(blocks));
+        }
+        self.free_dead(is_any_dead);
+    }
+
+    fn free_dead(&mut self, is_any_dead: bool) {
+        if is_any_dead {
+            // No write may follow that would bring a checkpoint.
+            (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
         }
     }
 
-    /// A leaf is in memory, or has changed: what the overlay hides of it is counted anew.
+    /// A leaf has changed, or was never looked at: what the overlay hides of it is counted anew.
     pub(crate) fn recount_hidden(&mut self, no: LeafNo, leaf: &Leaf) {
         self.forget_hidden(no);
+        self.hidden.looked_at.insert(no);
         let base = no.first_key();
         let gaps = self.overlay.gaps(base, LEAF_BLOCKS);
-        let mut at = base;
+        let (mut at, mut is_any_dead) = (base, false);
         for (from, to) in gaps.into_iter().chain([(base + LEAF_BLOCKS, base + LEAF_BLOCKS)]) {
             if at < from {
-                self.count_hidden(no, leaf, at - base, from - at);
+                is_any_dead |= self.count_hidden(no, leaf, at - base, from - at);
             }
-            for piece in leaf.lookup(from - base, to - from) {
-                if let Some(Place::Segment { segment, .. }) = piece.value {
-                    assert!(self.segments.get(segment).is_some(), "{no:?} shows blocks of {segment:?}, which is gone");
-                }
+            if cfg!(debug_assertions) {
+                self.assert_there(no, leaf, (from - base, to - from));
             }
             at = to;
         }
-        let mut counted = self.hidden.counted.get(&no).into_iter().flatten();
-        let is_dead = |(segment, _): (&SegmentNo, &u64)| self.segments.get(*segment).is_some_and(|s| s.visible() == 0);
-        if counted.any(is_dead) {
-            // No write may follow that would bring a checkpoint.
-            (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
+        self.free_dead(is_any_dead);
+    }
+
+    /// A look-up for each block of the leaf: what is gone from a release is found by reads.
+    fn assert_there(&self, no: LeafNo, leaf: &Leaf, (start, blocks): (u64, u64)) {
+        for piece in leaf.lookup(start, blocks) {
+            if let Some(Place::Segment { segment, .. }) = piece.value {
+                assert!(self.segments.get(segment).is_some(), "{no:?} shows blocks of {segment:?}, which is gone");
+            }
         }
     }
 
@@ -129,6 +164,7 @@ impl Controller {
     /// The leaf is to be replaced, or is gone.
     pub(crate) fn forget_hidden(&mut self, no: LeafNo) {
         self.hidden.uncounted.remove(&no);
+        self.hidden.looked_at.remove(&no);
         for (segment, blocks) in self.hidden.counted.remove(&no).unwrap_or_default() {
             self.segments.sub_hidden(segment, blocks);
         }

@@ -418,7 +418,10 @@ impl Controller {
     pub(crate) fn on_committed(&mut self, token: Token, out: Out) {
         let job = self.jobs.remove(token).expect("a committed job was under way");
         match job.work.kind {
-            JobKind::Destage { entries } => self.on_destaged(&entries),
+            JobKind::Destage { entries } => {
+                self.counters.destaged_bytes += (job.work.crcs.len() * BLOCK_BYTES) as u64;
+                self.on_destaged(&entries);
+            }
             JobKind::Clean { .. } => self.on_cleaned(job.work.crcs.len() as u64, out),
             JobKind::Bypass { writes } => self.on_bypass_committed(writes, out),
             JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {

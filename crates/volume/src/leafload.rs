@@ -155,7 +155,7 @@ impl Controller {
                 [LeafWaiter::Fold] => self.leaves.insert_beside(no, Arc::clone(leaf)),
                 _ => self.leaves.insert(no, Arc::clone(leaf)),
             }
-            self.recount_hidden(no, leaf);
+            self.look_at_hidden(no, leaf);
         }
         for waiter in load.waiters {
             let leaf = leaf.clone();

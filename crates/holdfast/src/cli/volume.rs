@@ -601,9 +601,10 @@ fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
     row(
         "written",
         format!(
-            "{} segments ({}), {} past the log",
+            "{} segments ({}): {} of guests from the log, {} past it",
             c.segments_written,
             Size(c.segment_bytes_written),
+            Size(c.destaged_bytes),
             Size(c.bypass_bytes)
         ),
     );

@@ -2,6 +2,7 @@
 //!
 //! A part that can't be measured says why; the others go on, and the command fails at its end.
 
+mod brim;
 mod latency;
 mod load;
 mod machine;
@@ -36,6 +37,8 @@ const PARTS: &[(&str, &str, Measure)] = &[
     ("map", "Map of a large thin volume", map::measure),
     ("recovery", "Recovery of a host", recovery::measure),
     ("overwrite", "Overwriting a full grid", overwrite::measure),
+    ("skewed", "Overwriting a full grid, four of five writes in a fifth of it", overwrite::measure_skewed),
+    ("brim", "A pool filled to the brim and emptied, five times", brim::measure),
 ];
 
 /// What every part is given.

@@ -11,9 +11,9 @@ const USAGE: &str =
   snapshots: [--small-gib N] [--large-gib N] [--repeats N] [--load-seconds N] [--generations N]
   rebuild:   [--rebuild-gib N] [--grace-seconds N] [--rebuild-seconds-max N]
   map:       [--map-gib N]
-  overwrite: [--overwrite-device-gib N] [--overwrite-seconds N]   each of four devices; the last two thirds of the time count
+  overwrite, skewed: [--overwrite-device-gib N] [--overwrite-seconds N]   each of four devices; the last two thirds count
   recovery:  [--recovery-gib N] [--log-seconds-max N] [--log-block-kib N]
-             [--writeback-gib N]                  the host's write-back budget, which bounds the log, instead of its default
+  recovery, overwrite, skewed: [--writeback-gib N]                the host's write-back budget, which bounds the log
 sizes may be fractions; without --binary the release build of this tree is made and used";
 
 pub struct Options {
