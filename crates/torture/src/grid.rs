@@ -151,7 +151,7 @@ impl Grid {
 
     /// The file of a node's first device.
     pub fn device_file(&self, node: u32) -> PathBuf {
-        self.dir.join(format!("devices/node{node}-1.img"))
+        self.dir.join(format!("devices/node{node}-0.img"))
     }
 
     pub fn add_node(&self) -> Result<()> {

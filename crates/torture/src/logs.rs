@@ -25,11 +25,14 @@ pub struct Findings {
     pub warnings: BTreeMap<String, u32>,
 }
 
-/// Reads every `*.log` in a directory.
-pub fn scan(directory: &Path) -> Result<Findings> {
+/// What a device is expected to tell when bits of it have flipped.
+pub const OF_DAMAGE: &[&str] = &["damaged"];
+
+/// Reads every `*.log` in a directory. Warnings with one of these words are expected besides.
+pub fn scan(directory: &Path, also_expected: &[&str]) -> Result<Findings> {
     let mut findings = Findings::default();
     for (name, text) in logs_in(directory)? {
-        read(&name, &text, &mut findings);
+        read(&name, &text, also_expected, &mut findings);
     }
     Ok(findings)
 }
@@ -67,10 +70,11 @@ fn is_error(line: &str) -> bool {
     level(line) == "ERROR" || line.contains("panicked at")
 }
 
-fn read(name: &str, text: &str, findings: &mut Findings) {
+fn read(name: &str, text: &str, also_expected: &[&str], findings: &mut Findings) {
     for line in text.lines() {
         let is_warning = level(line) == "WARN";
-        let is_expected = is_warning && EXPECTED_WARNINGS.iter().any(|expected| line.contains(expected));
+        let is_expected =
+            is_warning && EXPECTED_WARNINGS.iter().chain(also_expected).any(|expected| line.contains(expected));
         let is_bad = is_error(line) || is_warning && !is_expected;
         if is_bad && findings.errors.len() < SHOWN_MAX {
             findings.errors.push(format!("{name}: {line}"));
@@ -101,7 +105,7 @@ mod tests {
             2026-11-21T06:08:33.000Z ERROR device 8 is out\n\
             thread 'main' panicked at src/x.rs:1:\n";
         let mut findings = Findings::default();
-        read("node1.log", text, &mut findings);
+        read("node1.log", text, &[], &mut findings);
         assert_eq!(findings.errors.len(), 3, "{findings:?}");
         assert_eq!(findings.warnings.get("volume v: node # is late, and avoided"), Some(&2));
     }

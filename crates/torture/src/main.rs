@@ -102,7 +102,7 @@ fn main() -> ExitCode {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seed = arguments.seed.unwrap_or(clock.as_nanos() as u64 % 1_000_000);
     let dir = arguments.dir.join(format!("torture-{seed}-{}", std::process::id()));
-    println!("torture: seed {seed}, {} minutes, in {}", arguments.minutes, dir.display());
+    println!("torture: seed {seed}, in {}", dir.display());
     match torture(&arguments, seed, &dir) {
         Ok(line) => {
             println!("{line}");
@@ -138,7 +138,7 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     let outcome = way(arguments, &grid, &mut random);
     // Whatever happened, no process stays behind; the logs are complete only now.
     let down = grid.down();
-    let findings = logs::scan(&dir.join("logs"))?;
+    let findings = logs::scan(&dir.join("logs"), if arguments.damage { logs::OF_DAMAGE } else { &[] })?;
     let line = outcome.map_err(|error| match findings.errors.is_empty() {
         true => error,
         false => error.context(format!("the logs have errors:\n{}\nand", findings.errors.join("\n"))),
