@@ -176,6 +176,9 @@ pub(crate) struct Checkpointer {
     /// The overlay may hold runs that a fold would take in.
     pub(crate) unfolded: bool,
     folded_last: Instant,
+    /// The last fold: leaves' bytes that it wrote, runs that it took out of the overlay, and when it was done.
+    last_fold: (u64, u64),
+    fold_done_at: Instant,
     looked_at: Instant,
     pub(crate) captured: Lsn,
     journal_fill: u8,
@@ -266,38 +269,44 @@ impl Controller {
         self.overlay_runs() > self.overlay_runs_max()
     }
 
-    /// It takes more memory than it may, and the cleaner, for which folds wait, has had time since the last one. Not where guests
-    /// wait for room.
+    /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last one. Not
+    /// where room is nearly gone.
     pub(crate) fn fold_goes_first(&self) -> bool {
+        let (bytes, runs) = self.checkpointer.last_fold;
         self.overlay_is_large()
             && self.checkpointer.unfolded
-            && self.now.since(self.checkpointer.folded_last) >= FOLD_AGE_MAX
-            && self.has_room()
+            && self.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
+            && self.is_fold_worth(bytes, runs)
+            && !self.is_nearly_full()
             && self.meta_layout_now().is_some()
     }
 
-    /// What leaves may take in memory: what directory and overlay leave of it, half of it at least.
+    /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at least.
     pub(crate) fn limit_leaves(&mut self) {
         let all = self.config.map_cache_bytes_max as usize;
-        let taken = self.overlay.run_count() * RUN_BYTES + self.directory.len() * POINTER_BYTES;
-        let left = all.saturating_sub(taken).max(all / 2);
+        let ours = all.saturating_sub(self.directory.len() * POINTER_BYTES).max(all / 8);
+        let left = ours.saturating_sub(self.overlay.run_count() * RUN_BYTES).max(ours / 2);
         self.leaves.limit(left.saturating_sub(self.flats.bytes()));
     }
 
-    /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it takes more memory
-    /// than it may, and the more it takes, the more may be written for each run. A row of them returns no room and shortens
-    /// no log: it ends before either is missed.
-    fn folds_on(&self, bytes: u64, runs: u64) -> bool {
+    /// After one that has written `bytes` of leaves and taken `runs` out of the overlay: the more memory that takes, the more may
+    /// be written for each run.
+    fn is_fold_worth(&self, bytes: u64, runs: u64) -> bool {
         let (most, now) = (self.overlay_runs_max() as u128, self.overlay_runs() as u128);
         let allowed = u128::from(FOLD_BYTES_A_RUN) * u128::from(runs) * now * now;
+        runs > 0 && u128::from(bytes) * most * most <= allowed
+    }
+
+    /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it takes more memory
+    /// than it may. A row of them returns no room and shortens no log: it ends before either is missed.
+    fn folds_on(&self, bytes: u64, runs: u64) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
         let has_time = self.now.since(self.checkpointer.started_at) < ROW_MAX
             && grown < self.config.writeback_bytes_max / 4
             && !self.is_pressed_for_checkpoint();
         let has_room = !self.is_short_of_room() && !self.wants_room() && !self.checkpointer.free_wanted;
         self.overlay_is_large()
-            && runs > 0
-            && u128::from(bytes) * most * most <= allowed
+            && self.is_fold_worth(bytes, runs)
             && self.checkpointer.unfolded
             && self.checkpointer.bytes_in_row < ROW_SEGMENTS_MAX * u64::from(self.config.segment_payload_bytes)
             && has_time
@@ -602,7 +611,9 @@ impl Controller {
         self.find_overlaid();
         self.checkpointer.bytes_in_row += bytes;
         // A long run may be cut in two by what is taken out of it.
-        if self.folds_on(bytes, runs_before.saturating_sub(self.overlay.run_count()) as u64) {
+        let runs = runs_before.saturating_sub(self.overlay.run_count()) as u64;
+        (self.checkpointer.last_fold, self.checkpointer.fold_done_at) = ((bytes, runs), self.now);
+        if self.folds_on(bytes, runs) {
             return self.begin_fold(out);
         }
         self.capture(out);

@@ -99,6 +99,7 @@ pub(crate) struct Cleaner {
     /// The search took more than one step, and when it ended.
     found_in_steps: bool,
     found_at: Instant,
+    passes_since_fold: u64,
     /// Some of them are to be written in another layout, or elsewhere.
     recodes: bool,
     /// The last pass moved what leaves the first tier.
@@ -140,6 +141,7 @@ impl Cleaner {
     /// given up, a large volume that is short of room would have one pass for each search.
     pub(crate) fn on_folded(&mut self) {
         self.emptied.clear();
+        self.passes_since_fold = 0;
         if !self.found_in_steps {
             self.found.clear();
         }
@@ -161,7 +163,7 @@ impl Controller {
             self.checkpointer.hurries = true;
             return;
         }
-        if self.fold_goes_first() {
+        if self.cleaner.passes_since_fold > 0 && self.fold_goes_first() {
             self.checkpointer.fold_wanted = true;
             return;
         }
@@ -237,6 +239,7 @@ impl Controller {
 
     fn begin_pass(&mut self, victims: Vec<SegmentNo>, rotates: bool, out: Out) {
         self.cleaner.rotated = rotates;
+        self.cleaner.passes_since_fold += 1;
         let id = self.cleaner.next_id;
         self.cleaner.next_id += 1;
         let count = victims.len();

@@ -282,6 +282,11 @@ impl Controller {
         self.space.short_since.is_some()
     }
 
+    /// A write waits for room, or less than a quarter is left of what the cleaner keeps.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        self.is_short_of_room() || self.space.capacity.bytes < self.space.capacity.wanted_bytes / 4
+    }
+
     /// How far room has gone down from where writes begin to be slowed, in 1/1000; 0 where nothing can be cleaned.
     pub(crate) fn tightness_per_mille(&self) -> u64 {
         if self.segments.dead_per_mille() < DEAD_PER_MILLE_MIN {
