@@ -473,6 +473,12 @@ impl Stage {
         machine.map_or(0, |node| node.stats(self.now()).iter().map(|device| device.shard_count).sum())
     }
 
+    /// What journals hold, of all nodes that run.
+    pub fn journal_bytes_used(&self) -> u64 {
+        let machines = self.run.world.nodes.iter().filter_map(|node| node.machine());
+        machines.flat_map(|node| node.stats(self.now())).map(|device| device.journal_used_bytes).sum()
+    }
+
     pub fn device(&self, node: usize, slot: usize) -> DeviceId {
         let machine = self.run.world.nodes[node].machine().expect("the node runs");
         machine.stats(self.now())[slot].device

@@ -164,6 +164,45 @@ fn what_the_last_device_took_is_copied_as_soon_as_there_is_a_second_one() {
 }
 
 #[test]
+fn what_is_held_as_is_asked_now_is_not_copied_at_each_opening() {
+    for (i, (layout, disks)) in NESTED.into_iter().enumerate() {
+        let scenery = Scenery::new(2355 + i as u64).layout(layout).nodes(2).disks(disks);
+        let mut stage = scenery.with(|plan| plan.destage_age = Duration::from_secs(60)).raise();
+        // Of these one node has copies, which was enough while it was alone.
+        stage.crash_node(1);
+        stage.pass(Duration::from_secs(1));
+        for block in (0..256).step_by(2) {
+            stage.write(block, 1);
+        }
+        stage.crash_host(0);
+        stage.start_node(1);
+        let used = |stage: &mut Stage| -> u64 {
+            stage.pass_ms(120);
+            stage.journal_bytes_used()
+        };
+        // The first opening copies them, those after it find them copied.
+        let mut first = 0;
+        for round in 0..6 {
+            let host = (round + 1) % 2;
+            if round > 0 {
+                stage.start_host(host);
+            }
+            stage.take_over_on(host);
+            let now = used(&mut stage);
+            if round == 0 {
+                first = now;
+            }
+            assert!(now < 2 * first, "{layout}: {now} bytes of journals in round {round}, {first} at first");
+            stage.crash_host(host);
+        }
+        stage.start_host(1);
+        stage.take_over_on(1);
+        stage.start_host(0);
+        stage.finish();
+    }
+}
+
+#[test]
 fn copies_go_apart_when_the_other_node_is_back_with_one_device() {
     let mut stage = raise(2360, "nested-mirror", 2, 2);
     stage.crash_node(1);

@@ -28,7 +28,7 @@ use crate::root::Change;
 use crate::sealing::opened_entry;
 use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, buf, crc32c};
-use holdfast_format::ledger::{LedgerRef, Leg};
+use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record};
 use holdfast_format::root::Root;
 use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
@@ -566,12 +566,13 @@ impl Controller {
         let found = std::mem::take(&mut opening.found);
         let ledgers = self.root().ledgers.clone();
         self.log = Log::starting_after(floor);
+        let rule = self.rule_now();
         for (lsn, found) in found {
             if lsn <= floor || lsn > end {
                 continue;
             }
             let record = Record::decode(&found.entry.header).expect("a record whose checksums hold can be read");
-            let (ledger, have) = best_holder(&ledgers, &found.holders);
+            let (ledger, have) = best_holder(&ledgers, &found.holders, rule);
             let pushed = self.log.push(Entry {
                 header: found.entry.header,
                 record,
@@ -936,14 +937,15 @@ impl Controller {
     }
 }
 
-/// The ledger to account an entry to: one whose rule its holders meet, else the newest.
-fn best_holder(ledgers: &[LedgerRef], holders: &BTreeMap<LedgerId, u8>) -> (LedgerId, u8) {
-    for ledger in ledgers {
-        if let Some(mask) = holders.get(&ledger.id)
-            && ledger.rule.is_ack_set(&ledger.legs, *mask)
-        {
-            return (ledger.id, *mask);
-        }
+/// The ledger to account an entry to: one whose rule its holders meet, and the rule of now (an older ledger may be of a time when
+/// nodes were away: what is accounted to that is copied again at each opening), else one whose rule they meet, else the newest.
+fn best_holder(ledgers: &[LedgerRef], holders: &BTreeMap<LedgerId, u8>, now: AckRule) -> (LedgerId, u8) {
+    let mask_of = |ledger: &LedgerRef| holders.get(&ledger.id).copied().unwrap_or(0);
+    let meets = |ledger: &&LedgerRef, rule: AckRule| rule.is_ack_set(&ledger.legs, mask_of(ledger));
+    let mut met = ledgers.iter().filter(|ledger| meets(ledger, ledger.rule));
+    let first = met.clone().next();
+    if let Some(ledger) = met.find(|ledger| meets(ledger, now)).or(first) {
+        return (ledger.id, mask_of(ledger));
     }
     let (id, mask) = holders.last_key_value().expect("a found entry has a holder");
     (*id, *mask)
