@@ -67,6 +67,8 @@ struct Held {
     lease: LeaseId,
     /// The host's record is on this lease.
     named: bool,
+    /// The host goes: the lease is not to be had anew.
+    ended: bool,
 }
 
 /// Hosts that say that they are there.
@@ -112,7 +114,7 @@ impl Presence {
     pub fn announce(meta: Meta, (host, address): (&str, Option<SocketAddr>), dir: &GridDir) -> Result<Presence> {
         let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
         let home = format!("{}:{}", machine.trim(), dir.root().display());
-        let state = Arc::new(Mutex::new(Held { lease: meta.grant(TTL)?, named: false }));
+        let state = Arc::new(Mutex::new(Held { lease: meta.grant(TTL)?, named: false, ended: false }));
         let presence = Presence { meta, host: host.to_string(), home, address, state };
         let end = Instant::now() + PREDECESSOR_MAX;
         while let Some(other) = presence.renew()? {
@@ -182,9 +184,12 @@ impl Presence {
     fn renew(&self) -> Result<Option<String>> {
         match self.meta.keep_alive(self.lease()) {
             Ok(()) => {}
+            Err(MetaError::LeaseGone) if self.held().ended => return Ok(None),
             Err(MetaError::LeaseGone) => {
                 let lease = self.meta.grant(TTL)?;
-                *self.held() = Held { lease, named: false };
+                let mut held = self.held();
+                (held.lease, held.named) = (lease, false);
+                drop(held);
                 logger::warn(format_args!("the host's lease had run out; it takes a new one"));
             }
             Err(error) => return Err(error.into()),
@@ -240,6 +245,8 @@ impl Presence {
 
     /// The host is about to end, in good order: others need not wait.
     pub fn end(&self) {
+        // Before the lease is gone: it may be renewed in this moment.
+        self.held().ended = true;
         if let Err(error) = self.meta.revoke(self.lease()) {
             logger::warn(format_args!("others learn in {} s that this host is gone: {error}", TTL.as_secs()));
         }
@@ -288,9 +295,12 @@ mod tests {
         assert!(all_take_spare(&meta).unwrap());
         first.end();
         assert!(second.is_caretaker().unwrap(), "who goes in good order lets go at once");
-        again.end();
+        meta.revoke(again.lease()).unwrap();
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]));
         let named = elsewhere.renew().unwrap();
         assert_eq!((named, elsewhere.held().named), (None, true), "the lease was gone, and the name free");
+        elsewhere.end();
+        assert_eq!(elsewhere.renew().unwrap(), None);
+        assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]), "who goes takes no new lease");
     }
 }
