@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -39,12 +39,13 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out.
+/// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out. Asked by calling
+/// there: a listener of our own may be held for a moment longer by what another test is just starting.
 pub fn free_ports(index: u16, count: u16) -> u16 {
     let start = 12_000 + (std::process::id() % 110) as u16 * 160 + index * 16;
     (start..start + 16 - count)
         .chain(28_000..28_100)
-        .find(|base| (*base..base + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))
+        .find(|base| (*base..base + count).all(|port| TcpStream::connect(("127.0.0.1", port)).is_err()))
         .expect("free ports")
 }
 
