@@ -62,7 +62,7 @@ pub(crate) struct LogRead {
     wanted: Vec<Wanted>,
     /// All reads that were started.
     spans: Vec<Span>,
-    /// To be read alone, one by one: the piece that they were in can't be read.
+    /// To be read alone, [`ALONE_MAX`] at a time: the piece that they were in can't be read.
     alone: VecDeque<PartId>,
     damaged: Vec<Lsn>,
     more: bool,

@@ -104,7 +104,7 @@ pub fn lose(grid: &Grid, control: &Control, node: u32) -> Result<()> {
 }
 
 /// Until all is in the layout that it should be in, with all its copies, or the engine stops.
-fn wait_whole(grid: &Grid, control: &Control) -> Result<()> {
+pub(crate) fn wait_whole(grid: &Grid, control: &Control) -> Result<()> {
     let since = Instant::now();
     while let Some(what) = grid.status()?.lacks() {
         if control.stopped() {

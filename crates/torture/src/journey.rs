@@ -1,6 +1,7 @@
 //! A grid that grows from one node to six and shrinks to one again, under the checking workload: at each stop the volume goes
 //! over to another layout, and then what that promises to bear is lost for a while.
 
+use crate::care;
 use crate::engine::Control;
 use crate::grid::{Grid, NodeAction};
 use anyhow::{Context, Result, ensure};
@@ -117,10 +118,7 @@ impl Journey<'_> {
             }
         }
         let since = Instant::now();
-        self.retry(|| match self.grid.status()?.lacks() {
-            Some(what) => anyhow::bail!("not redundant: {what}"),
-            None => Ok(()),
-        })?;
+        care::wait_whole(self.grid, &self.control)?;
         let took = since.elapsed();
         self.control.rest(AWAY);
         Ok(took)

@@ -225,9 +225,8 @@ fn all_well(engine: &Engine) -> String {
 
 /// See [`Journey`].
 fn travel(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
-    let volume = VOLUME;
     let mut engine = engine_of_one(arguments, grid, (JOURNEY_MIB, "mirror:2@device"), random.next_u64())?;
-    let (steps, longest) = engine.run(|control| Journey { grid, control, volume }.run())?;
+    let (steps, longest) = engine.run(|control| Journey { grid, control, volume: VOLUME }.run())?;
     engine.sweep().context("while everything was read back")?;
     engine.disconnect();
     Ok(format!("{steps} steps, redundant again within {:.1} s; {}", longest.as_secs_f64(), all_well(&engine)))

@@ -82,8 +82,6 @@ struct Pass {
 #[derive(Debug, Default)]
 struct Search {
     next: SegmentNo,
-    /// It has taken more than one.
-    in_steps: bool,
     /// Data segments before that one.
     rank: u64,
     /// To be written in another layout or elsewhere, what cleaning it gains, which, and its blocks that can be read.
@@ -99,7 +97,7 @@ pub(crate) struct Cleaner {
     /// The search took more than one step, and when it ended.
     found_in_steps: bool,
     found_at: Instant,
-    passes_since_fold: u64,
+    has_passed_since_fold: bool,
     /// Some of them are to be written in another layout, or elsewhere.
     recodes: bool,
     /// The last pass moved what leaves the first tier.
@@ -141,7 +139,7 @@ impl Cleaner {
     /// given up, a large volume that is short of room would have one pass for each search.
     pub(crate) fn on_folded(&mut self) {
         self.emptied.clear();
-        self.passes_since_fold = 0;
+        self.has_passed_since_fold = false;
         if !self.found_in_steps {
             self.found.clear();
         }
@@ -163,7 +161,7 @@ impl Controller {
             self.checkpointer.hurries = true;
             return;
         }
-        if self.cleaner.passes_since_fold > 0 && self.fold_goes_first() {
+        if self.cleaner.has_passed_since_fold && self.fold_goes_first() {
             self.checkpointer.fold_wanted = true;
             return;
         }
@@ -239,7 +237,7 @@ impl Controller {
 
     fn begin_pass(&mut self, victims: Vec<SegmentNo>, rotates: bool, out: Out) {
         self.cleaner.rotated = rotates;
-        self.cleaner.passes_since_fold += 1;
+        self.cleaner.has_passed_since_fold = true;
         let id = self.cleaner.next_id;
         self.cleaner.next_id += 1;
         let count = victims.len();
@@ -278,6 +276,7 @@ impl Controller {
         let may_return = self.root().tiers != Tiers::default() && self.capacity_takes_a_segment();
         let may_spread = self.layout_now() == Some(self.root().layout);
         let threshold = self.dead_threshold();
+        let in_steps = self.cleaner.search.is_some();
         let mut search = self.cleaner.search.take().unwrap_or_default();
         let count = self.segments.totals().data_segments;
         let mut ahead = self.segments.iter_from(search.next);
@@ -308,11 +307,10 @@ impl Controller {
         }
         if let Some(next) = next {
             search.next = next;
-            search.in_steps = true;
             self.cleaner.search = Some(search);
             return false;
         }
-        (self.cleaner.found_in_steps, self.cleaner.found_at) = (search.in_steps, now);
+        (self.cleaner.found_in_steps, self.cleaner.found_at) = (in_steps, now);
         self.choose(search.candidates, room);
         true
     }

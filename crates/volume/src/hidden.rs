@@ -77,9 +77,9 @@ impl Controller {
         let mut is_dead = false;
         for piece in leaf.lookup(start, blocks) {
             let Some(Place::Segment { segment, .. }) = piece.value else { continue };
-            if self.segments.add_hidden(segment, piece.len) {
+            if let Some(visible) = self.segments.add_hidden(segment, piece.len) {
                 *self.hidden.counted.entry(no).or_default().entry(segment).or_default() += piece.len;
-                is_dead |= self.segments.get(segment).is_some_and(|s| s.visible() == 0);
+                is_dead |= visible == 0;
             }
         }
         is_dead

@@ -331,9 +331,14 @@ impl SegmentTable {
         }
     }
 
-    /// False where the segment is gone.
-    pub fn add_hidden(&mut self, no: SegmentNo, count: u64) -> bool {
-        self.change(no, |info| info.hidden += count)
+    /// The blocks that can still be read; `None` where the segment is gone.
+    pub fn add_hidden(&mut self, no: SegmentNo, count: u64) -> Option<u64> {
+        let mut visible = None;
+        self.change(no, |info| {
+            info.hidden += count;
+            visible = info.live.checked_sub(info.hidden);
+        });
+        visible
     }
 
     pub fn sub_hidden(&mut self, no: SegmentNo, count: u64) {

@@ -2,9 +2,9 @@
 //! every byte is accounted for, and in the end as much is free as at the beginning.
 
 use super::load::Load;
-use super::machine::kill_hard;
+use super::machine::{kill_hard, wait_gone};
 use super::report::Report;
-use super::{LAYOUT, Setup, say};
+use super::{LAYOUT, Setup, say, writable_mib};
 use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape};
 use crate::tools;
@@ -48,7 +48,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let size_mib = shape.nodes * shape.device_mib;
     grid.create_volume("v", size_mib, LAYOUT)?;
     let begun_with = space(&grid)?;
-    report.told("can be written, by `holdfast space`", writable_mib(&begun_with)?, "MiB");
+    report.told("can be written, by `holdfast space`", writable_mib(&grid)?, "MiB");
     let (mut least, mut most, mut amiss, mut left) = (f64::MAX, 0.0_f64, 0, 0.0_f64);
     let mut overwritten = 0;
     for round in 1..=ROUNDS {
@@ -67,7 +67,12 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     report.told("writes at the brim", overwritten as f64, "");
     report.told("rounds whose data was all there after kill -9, or this report would end here", ROUNDS as f64, "");
     report.judged("looks at `space why` that do not add up", "0", (amiss as f64, ""), amiss == 0);
-    report.judged("more in use than at the beginning", "maps", (left, "MiB"), left <= LEFT_MAX_MIB);
+    report.judged(
+        "more in use than at the beginning",
+        format!("at most {LEFT_MAX_MIB} MiB, of maps"),
+        (left, "MiB"),
+        left <= LEFT_MAX_MIB,
+    );
     Ok(())
 }
 
@@ -77,12 +82,6 @@ fn space(grid: &Grid) -> Result<Value> {
 
 fn number(of: &Value, key: &str) -> Result<i64> {
     of[key].as_i64().with_context(|| format!("`holdfast space` tells no {key}"))
-}
-
-fn writable_mib(space: &Value) -> Result<f64> {
-    let found = space["writable"].as_array().into_iter().flatten().find(|of| of["layout"] == LAYOUT);
-    let bytes = found.and_then(|of| of["bytes"].as_f64());
-    Ok(bytes.with_context(|| format!("`holdfast space` tells nothing of {LAYOUT}"))? / MIB as f64)
 }
 
 /// To the byte, and what no other line of the account explains is headers of shards and little else: a hundredth of what is in
@@ -140,12 +139,7 @@ fn kill_at_the_brim(grid: &Grid, acknowledged_mib: u64, round: u64) -> Result<u6
     kill_hard(host)?;
     // A client that has lost its server would wait for it.
     drop(load);
-    let gone = |pid| !std::path::Path::new(&format!("/proc/{pid}/fd/0")).exists();
-    let since = Instant::now();
-    while !gone(host) {
-        ensure!(since.elapsed() < Duration::from_secs(10), "process {host} outlives its SIGKILL");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_gone(host)?;
     grid.done(&["grid", "up"])?;
     Ok(done)
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Ticks of all processors so far.
 #[derive(Clone, Copy)]
@@ -49,6 +49,19 @@ pub fn kill_hard(pid: u64) -> Result<()> {
     let status = Command::new("kill").args(["-KILL", &pid.to_string()]).status().context("cannot start kill")?;
     if !status.success() {
         bail!("cannot kill process {pid}");
+    }
+    Ok(())
+}
+
+/// Until a killed process has let go of its files.
+pub fn wait_gone(pid: u64) -> Result<()> {
+    const GONE_WITHIN: Duration = Duration::from_secs(10);
+    let since = Instant::now();
+    while std::path::Path::new(&format!("/proc/{pid}/fd/0")).exists() {
+        if since.elapsed() > GONE_WITHIN {
+            bail!("process {pid} outlives its SIGKILL by {} s", GONE_WITHIN.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }

@@ -114,6 +114,14 @@ pub fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// What guests can write of a grid, by `holdfast space`.
+fn writable_mib(grid: &Grid) -> Result<f64> {
+    let space = tools::json_of(&mut grid.holdfast(&["space", "--json"]))?;
+    let found = space["writable"].as_array().into_iter().flatten().find(|of| of["layout"] == LAYOUT);
+    let bytes = found.and_then(|of| of["bytes"].as_f64());
+    Ok(bytes.with_context(|| format!("`holdfast space` tells nothing of {LAYOUT}"))? / 1048576.0)
+}
+
 /// Removes a file that is in the way of what comes next.
 fn remove(path: &Path) -> Result<()> {
     std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))

@@ -4,10 +4,9 @@
 use super::latency::SECOND_MS;
 use super::load::Load;
 use super::report::Report;
-use super::{LAYOUT, Setup, say};
+use super::{LAYOUT, Setup, say, writable_mib};
 use crate::bench::grid::{Grid, Shape};
 use crate::bench::turns::{Figures, READ_64K, Target, fill, measure as run_job, median};
-use crate::tools;
 use anyhow::{Context, Result};
 use std::time::Duration;
 
@@ -34,7 +33,7 @@ fn make(setup: &Setup, name: &str) -> Result<(Grid, u64)> {
     Ok((grid, size_mib))
 }
 
-/// What is written often lies among what is not, and is to be found out.
+/// Write amplification alone: what is written often has to be kept apart from what is not.
 pub fn measure_skewed(setup: &Setup, report: &mut Report) -> Result<()> {
     let (grid, size_mib) = make(setup, "skewed")?;
     fill(&Target::volume("the volume", &grid, "v"), size_mib)?;
@@ -66,13 +65,6 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     report.judged("after to before, by rate", &goal, (by_rate, ""), by_rate >= LEAST_OF_FRESH);
     report.judged("the same, by CPU", &goal, (by_cpu, ""), by_cpu >= LEAST_OF_FRESH);
     Ok(())
-}
-
-fn writable_mib(grid: &Grid) -> Result<f64> {
-    let space = tools::json_of(&mut grid.holdfast(&["space", "--json"]))?;
-    let found = space["writable"].as_array().into_iter().flatten().find(|of| of["layout"] == LAYOUT);
-    let bytes = found.and_then(|of| of["bytes"].as_f64());
-    Ok(bytes.with_context(|| format!("`holdfast space` tells nothing of {LAYOUT}"))? / 1048576.0)
 }
 
 fn sequential(setup: &Setup, grid: &Grid, target: &Target, size_mib: u64) -> Result<Vec<Figures>> {

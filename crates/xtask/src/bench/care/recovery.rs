@@ -2,7 +2,7 @@
 //! acknowledged is still there.
 
 use super::load::Load;
-use super::machine::kill_hard;
+use super::machine::{kill_hard, wait_gone};
 use super::map::opened_in;
 use super::report::Report;
 use super::{LAYOUT, Setup, say};
@@ -33,11 +33,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     kill_hard(host)?;
     // A client that has lost its server would wait for it.
     drop(load);
-    let since = Instant::now();
-    while std::path::Path::new(&format!("/proc/{host}/fd/0")).exists() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    say(&format!("recovery: process {host} is gone after {:.3} s", since.elapsed().as_secs_f64()));
+    wait_gone(host)?;
     let (open_seconds, read_seconds) = restart(&grid)?;
     let goal = format!("under {SECONDS_MAX} s");
     report.told("opening of the volume, by the host's log", opened_in(&grid.host_log()?, "busy")?, "s");
