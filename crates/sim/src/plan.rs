@@ -73,6 +73,8 @@ pub struct Plan {
     pub sizing: store::JournalSizing,
     /// Small ones put more journal batches in flight at a time.
     pub batch_records_max: usize,
+    /// Memory for what is read ahead.
+    pub read_ahead_bytes: u64,
     /// Segments that a step of the cleaner's search looks at: in some runs fewer than the table has.
     pub search_step: usize,
     pub volume_bytes: u64,
@@ -178,6 +180,7 @@ impl Plan {
             slow_after: *Prng::new(seed ^ 0x510).pick(&[Duration::from_millis(60), Duration::from_secs(30)]),
             fold_runs: 8 << prng.below(6),
             batch_records_max: *prng.pick(&[1, 4, 512]),
+            read_ahead_bytes: *Prng::new(seed ^ 0xa4ead).pick(&[0, 64 << 10, 256 << 10, 1 << 20]),
             search_step: *Prng::new(seed ^ 0x5ea4c).pick(&[4, 16, 2_048]),
             requests: prng.between(120, 320) as u32,
             depth: prng.between(1, 12) as usize,
@@ -197,6 +200,9 @@ impl Plan {
         plan.apply_profile(&mut prng);
         if plan.read_cache_per_mille > 0 {
             plan.read_again();
+        }
+        if Prng::new(seed ^ 0x5e90).chance(250) {
+            plan.mix = Mix { read: 2 * plan.mix.read, in_order: 800, ..plan.mix };
         }
         plan.relayouts &= plan.profile != Profile::Full;
         if plan.relayouts {

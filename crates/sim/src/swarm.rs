@@ -203,6 +203,7 @@ impl Run {
         config.bypass_bytes_min = plan.bypass_bytes;
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
+        (config.read_ahead_bytes_max, config.read_ahead_after_blocks) = (plan.read_ahead_bytes, 8);
         config.search_step = plan.search_step;
         config.fold_runs_min = plan.fold_runs;
         config.rebuild_after = plan.rebuild_after;

@@ -32,11 +32,24 @@ pub struct Mix {
     pub unaligned: u32,
     /// Per mille of requests that go to an eighth of the volume.
     pub hot: u32,
+    /// Per mille of reads that begin where the one before ended.
+    pub in_order: u32,
 }
 
 impl Default for Mix {
     fn default() -> Mix {
-        Mix { read: 35, write: 52, discard: 5, zeroes: 4, flush: 2, status: 2, bulk: 60, unaligned: 150, hot: 600 }
+        Mix {
+            read: 35,
+            write: 52,
+            discard: 5,
+            zeroes: 4,
+            flush: 2,
+            status: 2,
+            bulk: 60,
+            unaligned: 150,
+            hot: 600,
+            in_order: 0,
+        }
     }
 }
 
@@ -99,6 +112,8 @@ pub struct Guests {
     next_version: Version,
     next_token: u64,
     asked: BTreeMap<RequestToken, Asked>,
+    /// By area: where the last read in order ended.
+    read_to: BTreeMap<u64, u64>,
     /// Writes that were refused or lost without a word on whether they happened.
     unheard: Vec<OpId>,
     /// By layer of a snapshot: what was read of it, by sector.
@@ -127,6 +142,7 @@ impl Guests {
             next_version: 1,
             next_token: 1,
             asked: BTreeMap::new(),
+            read_to: BTreeMap::new(),
             unheard: Vec::new(),
             contents: BTreeMap::new(),
             dropping: Vec::new(),
@@ -173,8 +189,18 @@ impl Guests {
             }
             draw -= weight;
         }
-        let (offset, len) = self.draw_range(what);
+        let is_next = what == What::Read && mix.in_order > 0 && self.prng.chance(mix.in_order);
+        let (offset, len) = if is_next { self.next_range(area) } else { self.draw_range(what) };
         self.ask(at, area, what, offset, len, late)
+    }
+
+    /// Goes on where the last read of that kind ended.
+    fn next_range(&mut self, area: Area) -> (u64, u64) {
+        let len = self.prng.between(1, 4) * BLOCK;
+        let read_to = self.read_to.entry(area.base).or_default();
+        let offset = if *read_to + len > self.size_bytes { 0 } else { *read_to };
+        *read_to = offset + len;
+        (offset, len)
     }
 
     fn draw_range(&mut self, what: What) -> (u64, u64) {

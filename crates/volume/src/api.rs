@@ -47,6 +47,11 @@ pub struct Config {
     pub writeback_bytes_max: u64,
     /// Memory of clean map pages.
     pub map_cache_bytes_max: u64,
+    /// Memory for what is read ahead of clients that read in order what lies scattered ([`crate::readahead`]); none where it is
+    /// zero.
+    pub read_ahead_bytes_max: u64,
+    /// Blocks that a client must read in order first.
+    pub read_ahead_after_blocks: u64,
     /// Payload of a full segment.
     pub segment_payload_bytes: u32,
     /// A write at least this long becomes a segment directly.
@@ -91,6 +96,8 @@ impl Config {
             notes_seals: false,
             writeback_bytes_max: 256 << 20,
             map_cache_bytes_max: 64 << 20,
+            read_ahead_bytes_max: 32 << 20,
+            read_ahead_after_blocks: 128,
             segment_payload_bytes: 4 << 20,
             bypass_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
@@ -516,6 +523,8 @@ pub struct Counters {
     pub shard_reads: u64,
     pub near_reads: u64,
     pub reconstructed_reads: u64,
+    /// What guests' reads took of what had come with other blocks (see [`crate::readahead`]).
+    pub ahead_bytes: u64,
     pub rolls: u64,
     pub segments_written: u64,
     pub segment_bytes_written: u64,

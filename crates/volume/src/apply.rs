@@ -81,7 +81,8 @@ impl Controller {
     fn apply_commit(&mut self, commit: &SegmentCommit, lsn: Lsn) {
         let (geometry, homes) = (commit.geometry, commit.homes.clone());
         let born = self.born(&commit.extents);
-        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0, kept: false, born };
+        let middle = commit.extents.get(commit.extents.len() / 2).map_or(0, |extent| extent.key.0);
+        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0, kept: false, born, middle };
         self.segments.insert(commit.segment, info);
         self.unsettled.remove(&commit.segment);
         let crcs = Crcs::new(commit.crcs.as_slice());

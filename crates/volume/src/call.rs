@@ -136,6 +136,8 @@ pub const CALLS_MAX: usize = 65_536;
 pub enum Wants {
     /// A guest's read: piece `part` of the operation.
     Read { op: Token, part: u32 },
+    /// What reads want, or will want, of one shard: the run that begins at block `first`.
+    Ahead { segment: SegmentNo, first: u32 },
     /// Leaves of the map that are read at once: piece `part` of their blocks.
     Leaves { span: u64, part: u32 },
     /// A run of the checkpoint that is being loaded: piece `part` of run `at`.

@@ -356,6 +356,9 @@ impl Controller {
         if alike < room / 2 {
             ordered.extend(others);
         }
+        let middle_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| info.middle);
+        let near = middle_of(&ordered[0]);
+        ordered.sort_by_key(|no| middle_of(no).abs_diff(near));
         for no in ordered {
             let live = self.segments.get(no).map_or(0, SegmentInfo::visible);
             let is_full = total + live > room && !victims.is_empty();

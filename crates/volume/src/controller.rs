@@ -46,6 +46,7 @@ use crate::opening::Opening;
 use crate::outliers::Outliers;
 use crate::pressure::Pressure;
 use crate::read::{ReadOp, ReadQueue};
+use crate::readahead::ReadAhead;
 use crate::repair::Repairer;
 use crate::resize::Resizer;
 use crate::roll::Roll;
@@ -116,6 +117,7 @@ pub struct Controller {
     pub(crate) waiting: VecDeque<(Target, BlockRequest)>,
     pub(crate) reads: Slab<ReadOp>,
     pub(crate) read_queue: ReadQueue,
+    pub(crate) readahead: ReadAhead,
     pub(crate) awaiting_grant: Vec<Token>,
     pub(crate) fetches: Slab<Fetch>,
     /// Fetches that a node had no room for.
@@ -184,6 +186,7 @@ impl Controller {
             waiting: VecDeque::new(),
             reads: Slab::new(REQUESTS_MAX),
             read_queue: ReadQueue::default(),
+            readahead: ReadAhead::default(),
             awaiting_grant: Vec::new(),
             fetches: Slab::new(CALLS_MAX),
             refused_fetches: Vec::new(),
@@ -534,6 +537,7 @@ impl Controller {
         self.ask_after_opening_devices(out);
         self.renew_grants(out);
         self.serve_granted_reads(out);
+        self.rest_readahead();
         self.tick_bypass(out);
         self.ask_for_journal_room(out);
         self.resend_in_flight(out);

@@ -84,7 +84,12 @@ impl Controller {
             .filter(|(_, e)| e.live_blocks > 0 && !e.destaging)
             .filter_map(|(lsn, e)| e.extent().map(|(key, blocks)| (lsn, key, blocks, e.live_blocks, e.is_hot)))
             .take(SEGMENTS_LOOKED_AT * bytes_max as usize / BLOCK_BYTES + 1);
+        let candidates: Vec<_> = candidates.collect();
+        let candidates = candidates.into_iter();
         let (mut ordered, others): (Vec<_>, Vec<_>) = candidates.partition(|(.., hot)| *hot == is_hot);
+        if let Some(near) = ordered.first().map(|(_, key, ..)| key.0) {
+            ordered.sort_by_key(|(_, key, ..)| key.0.abs_diff(near));
+        }
         ordered.extend(others);
         for (lsn, key, blocks, live_blocks, _) in ordered {
             let live_bytes = live_blocks * BLOCK_BYTES as u64;

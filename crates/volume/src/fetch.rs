@@ -183,7 +183,7 @@ impl Controller {
         let shard = ShardId { segment: self.segment_id(fetch.segment), index };
         // Compared with checksums once: here with the map's, or else where they lie. So is what is computed from several: one
         // flipped bit would spread.
-        let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Wants::Read { .. });
+        let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Wants::Read { .. } | Wants::Ahead { .. });
         let checked = fetch.wide || !by_map;
         let (block, blocks) = (fetch.block, fetch.blocks);
         let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked, cached: true };
@@ -329,9 +329,17 @@ impl Controller {
         }
     }
 
+    /// Who wants it tries again by itself.
+    fn is_ahead(&self, token: Token) -> bool {
+        self.fetches.get(token).is_some_and(|fetch| matches!(fetch.wants, Wants::Ahead { .. }))
+    }
+
     /// The run as it was before it was written, where it is what was written. Data is in the table, and so are leaves, which their reader
     /// checks.
     fn opened(&self, fetch: &Fetch, bytes: Buf) -> Option<Buf> {
+        if matches!(fetch.wants, Wants::Ahead { .. }) {
+            return Some(bytes);
+        }
         let is_data = fetch.shape.is_none() && self.segments.get(fetch.segment).is_some_and(|s| s.kind == Kind::Data);
         if !is_data {
             return verifies(&bytes, fetch.crcs.as_ref()).then_some(bytes);
@@ -360,7 +368,7 @@ impl Controller {
     }
 
     fn finish_fetch(&mut self, token: Token, result: Result<Buf, FetchError>, out: Out) {
-        let is_lost = matches!(result, Err(FetchError::Lost));
+        let is_lost = matches!(result, Err(FetchError::Lost)) && !self.is_ahead(token);
         if is_lost && (self.waits_for_look(token) || self.fetch_by_blocks(token, out)) {
             return;
         }
@@ -445,6 +453,7 @@ impl Controller {
     fn deliver(&mut self, wants: Wants, result: Result<Buf, FetchError>, out: Out) {
         match wants {
             Wants::Read { op, part } => self.on_read_part(op, part, result, out),
+            Wants::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
             Wants::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
             Wants::Run { at, part } => self.on_run_part(at, part, result, out),
             Wants::Clean { job, part } => self.on_clean_part(job, part, result, out),

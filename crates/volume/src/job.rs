@@ -405,8 +405,16 @@ impl Controller {
             _ => (Kind::Meta, 0),
         };
         self.unsettled.remove(&placed.no);
-        let info =
-            SegmentInfo { kind, geometry: placed.geometry, homes: placed.homes, live, hidden: 0, kept: false, born: 0 };
+        let info = SegmentInfo {
+            kind,
+            geometry: placed.geometry,
+            homes: placed.homes,
+            live,
+            hidden: 0,
+            kept: false,
+            born: 0,
+            middle: 0,
+        };
         self.segments.insert(placed.no, info);
         match job.work.kind {
             JobKind::Leaves => self.on_leaves_durable(placed.no, out),

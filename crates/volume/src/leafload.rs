@@ -19,6 +19,8 @@ pub(crate) struct Pins {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeafWaiter {
     Read(Token),
+    /// Nobody: it is looked for when it is needed.
+    ReadAhead,
     Cleaner,
     Fold,
     Mark,
@@ -161,6 +163,7 @@ impl Controller {
             let leaf = leaf.clone();
             match waiter {
                 LeafWaiter::Read(op) => self.on_read_leaf(op, no, leaf, error, out),
+                LeafWaiter::ReadAhead => {}
                 LeafWaiter::Cleaner => self.on_cleaner_leaf(no, leaf, error, out),
                 LeafWaiter::Fold => self.on_fold_leaf(no, leaf, error, out),
                 LeafWaiter::Mark => self.on_mark_leaf(no, leaf, error),

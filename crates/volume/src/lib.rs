@@ -40,6 +40,7 @@ mod pressure;
 pub mod protect;
 mod rangemap;
 mod read;
+mod readahead;
 mod repair;
 mod resize;
 mod resolve;

@@ -667,6 +667,7 @@ impl Controller {
                 hidden: 0,
                 kept: false,
                 born: 0,
+                middle: 0,
             };
             self.segments.insert(run.pointer.segment, info);
         }

@@ -4,12 +4,12 @@
 //! waiting for a grant -> answered. A segment freed in between sends it back to looking up.
 
 use crate::api::Target;
-use crate::call::Wants;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Leaf, LeafNo, Place};
 use crate::rangemap::Piece;
+use crate::readahead::Taker;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token,
 };
@@ -142,21 +142,19 @@ impl Controller {
     fn look_up(&mut self, token: Token, out: Out) {
         let Some(op) = self.reads.get_mut(token) else { return };
         let (first, blocks) = blocks_of(op.range);
-        let layer = match op.of {
-            Target::Head(head) => self.layers.live(head),
-            Target::Snapshot(layer) => self.layers.snapshot(layer).map(|_| layer),
-        };
+        let of = op.of;
+        let pins = std::mem::take(&mut op.pins);
         let since = match op.reader {
             Reader::Changes(_, since) => Some(since),
             _ => None,
         };
         let is_gone = |snapshot: ObjectId| self.layers.snapshot(snapshot).is_none();
-        let Some(layer) = layer.filter(|_| !since.is_some_and(is_gone)) else {
+        let Some(layer) = self.layer_of(of).filter(|_| !since.is_some_and(is_gone)) else {
             // It was dropped meanwhile.
+            let op = self.reads.get_mut(token).expect("still reading");
             op.failed = Some(FetchError::Gone);
             return self.finish_read(token, out);
         };
-        let pins = std::mem::take(&mut op.pins);
         let resolved = match since {
             Some(since) => self.resolve_changes(layer, since, first, blocks, &pins),
             None => self.resolve_through(layer, first, blocks, &pins),
@@ -173,6 +171,14 @@ impl Controller {
                     self.load_leaf(no, LeafWaiter::Read(token), out);
                 }
             }
+        }
+    }
+
+    /// The layer that a request for this sees first, if there is one still.
+    pub(crate) fn layer_of(&self, of: Target) -> Option<ObjectId> {
+        match of {
+            Target::Head(head) => self.layers.live(head),
+            Target::Snapshot(layer) => self.layers.snapshot(layer).map(|_| layer),
         }
     }
 
@@ -206,6 +212,10 @@ impl Controller {
 
     fn fetch_places(&mut self, token: Token, places: Vec<Piece<Place>>, out: Out) {
         let mut fetches = Vec::new();
+        let op = self.reads.get_mut(token).expect("still reading");
+        if let (Reader::Guest(_), of, range) = (op.reader, op.of, op.range) {
+            self.watch_read(of, blocks_of(range), &places, out);
+        }
         let op = self.reads.get_mut(token).expect("still reading");
         op.parts.clear();
         for piece in places {
@@ -261,7 +271,11 @@ impl Controller {
         let checked = self.config.checked_reads || is_copied;
         for (part, segment, run, crcs) in cut {
             self.count_tier_read(segment, u64::from(run.1) * BLOCK_BYTES as u64);
-            self.start_fetch(Wants::Read { op: token, part }, segment, None, run, checked.then_some(crcs), out);
+            let (block, blocks) = run;
+            let taker = Taker { op: token, part, block, blocks, crcs: checked.then_some(crcs) };
+            if let Some(alone) = self.take_ahead(segment, taker, out) {
+                self.fetch_taken(segment, alone, out);
+            }
         }
     }
 

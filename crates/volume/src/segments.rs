@@ -38,6 +38,9 @@ pub struct SegmentInfo {
     /// When its data was written (see `heat`).
     #[serde(skip)]
     pub born: u64,
+    /// Where in the volume the middle of its data lies, by key: what lies near is cleaned together.
+    #[serde(skip)]
+    pub middle: u64,
 }
 
 impl SegmentInfo {

@@ -110,11 +110,7 @@ fn data_len(op: &BlockOp) -> u64 {
 impl Controller {
     pub(crate) fn start_request(&mut self, target: Target, request: BlockRequest, out: Out) {
         let range = range_of(&request.op);
-        let size_bytes = match target {
-            Target::Head(head) => self.head_bytes(head),
-            Target::Snapshot(layer) => self.snapshots().find(|(id, _)| *id == layer).map(|(_, s)| s.size_bytes),
-        };
-        let Some(size_bytes) = size_bytes else {
+        let Some(size_bytes) = self.bytes_of(target) else {
             // It was dropped.
             return self.reply(request.token, Err(BlockError::Unavailable), out);
         };
@@ -140,6 +136,14 @@ impl Controller {
                 self.writes.queue.push_back((head, BlockRequest { token: request.token, op }));
                 self.admit_writes(out);
             }
+        }
+    }
+
+    /// Its size, if it is still there.
+    pub(crate) fn bytes_of(&self, target: Target) -> Option<u64> {
+        match target {
+            Target::Head(head) => self.head_bytes(head),
+            Target::Snapshot(layer) => self.snapshots().find(|(id, _)| *id == layer).map(|(_, s)| s.size_bytes),
         }
     }
 

@@ -1,0 +1,381 @@
+//! Reading ahead for clients that read in order what lies scattered. Where a volume was written at random, blocks that
+//! follow each other lie in as many segments; but in each segment blocks are sorted by address, so beside one that is
+//! wanted now lie some that will be wanted soon. Such neighbours are read in one operation, when the first of them is
+//! wanted (G6: streams that a host interleaves reach the disks as what they are).
+//!
+//! States of a stream: watched -> planned (its reads follow each other, in small pieces: the map is looked up for a window
+//! before its last read, and what lies side by side in a shard becomes a run) -> watched | forgotten (idle).
+//! States of a run: planned -> coming (a read wants some of it: all of it is fetched) -> here -> dropped (all was taken, or
+//! its stream has passed it).
+//!
+//! Segments never change and no number is used twice, so a run is right for as long as the map names its blocks; what is
+//! overwritten meanwhile nobody asks for. Runs are kept as they lie in their shard: each read checks and opens what it takes, as if
+//! it had fetched that. What is wrong, or did not come, it fetches by itself.
+//!
+//! Limits: `read_ahead_bytes_max` of runs that are coming or here; windows of all streams together are as long.
+
+use crate::api::Target;
+use crate::call::Wants;
+use crate::controller::{Controller, Out};
+use crate::fetch::FetchError;
+use crate::leafload::{LeafWaiter, Pins};
+use crate::map::{Crcs, LEAF_BLOCKS, Place};
+use crate::rangemap::Piece;
+use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
+use holdfast_format::record::SegmentNo;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Streams that are watched at a time.
+const STREAMS_MAX: usize = 8;
+
+/// Pieces of a volume that are as long are read as they are.
+const PIECE_BLOCKS_MAX: u64 = 8;
+
+/// What may lie between two pieces of a run.
+const GAP_BLOCKS_MAX: u32 = 8;
+
+/// A stream that has read nothing for so long is forgotten.
+const IDLE_MAX: Duration = Duration::from_secs(2);
+
+/// However long, so many reads must follow each other.
+const READS_MIN: u32 = 4;
+
+/// Runs that a stream has passed are looked for after so many blocks.
+const SWEPT_AFTER: u64 = 1024;
+
+/// Shorter windows hold hardly two blocks of one segment.
+const WINDOW_BLOCKS_MIN: u64 = 16;
+
+/// A client that reads in order, perhaps.
+#[derive(Debug)]
+struct Stream {
+    name: u64,
+    of: Target,
+    /// Where it was judged last, and one past the last block that it read since.
+    from: u64,
+    next: u64,
+    /// What it read since then: how often, blocks, and the pieces of segments that these were.
+    reads: u32,
+    blocks: u64,
+    pieces: u64,
+    is_planned: bool,
+    /// The map was looked up for blocks before this one.
+    planned_to: u64,
+    /// Where runs that it has passed were dropped last.
+    swept_to: u64,
+    /// Leaves of the map from here on were asked for.
+    awaited: Option<u64>,
+    used_at: Instant,
+}
+
+#[derive(Debug)]
+struct Run {
+    /// One past its last block in the segment's payload.
+    end: u32,
+    /// Blocks of it that nobody took yet.
+    wanted: u64,
+    stream: u64,
+    /// Where its last block lies in what the stream reads.
+    last: u64,
+    state: RunState,
+}
+
+#[derive(Debug)]
+enum RunState {
+    Planned,
+    Coming(Vec<Taker>),
+    Here(Buf),
+}
+
+/// A part of a read that is in a run.
+#[derive(Debug)]
+pub(crate) struct Taker {
+    pub(crate) op: Token,
+    pub(crate) part: u32,
+    /// Of the segment's payload.
+    pub(crate) block: u32,
+    pub(crate) blocks: u32,
+    pub(crate) crcs: Option<Crcs>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ReadAhead {
+    streams: Vec<Stream>,
+    next_name: u64,
+    /// By their first block. They don't overlap.
+    runs: BTreeMap<(SegmentNo, u32), Run>,
+    /// Of runs that are coming or here.
+    held_blocks: u64,
+}
+
+impl ReadAhead {
+    /// Drops runs, but those that are coming: they are dropped when they are here.
+    fn drop_runs(&mut self, is_over: impl Fn(&Run) -> bool) {
+        let held = &mut self.held_blocks;
+        self.runs.retain(|(_, first), run| {
+            let goes = !matches!(run.state, RunState::Coming(_)) && is_over(run);
+            if goes && matches!(run.state, RunState::Here(_)) {
+                *held -= u64::from(run.end - first);
+            }
+            !goes
+        });
+    }
+
+    fn forget(&mut self, at: usize) {
+        let gone = self.streams.swap_remove(at);
+        if gone.is_planned {
+            self.drop_runs(|run| run.stream == gone.name);
+        }
+    }
+
+    /// The stream that a read belongs to, or a new one in the place of the one that is missed least.
+    fn stream_of(&mut self, of: Target, first: u64, overtaken_max: u64, now: Instant) -> usize {
+        let is_near = |s: &Stream| s.of == of && first.abs_diff(s.next) <= overtaken_max;
+        if let Some(at) = self.streams.iter().position(is_near) {
+            return at;
+        }
+        if self.streams.len() == STREAMS_MAX {
+            let least = (0..STREAMS_MAX).min_by_key(|at| (self.streams[*at].is_planned, self.streams[*at].used_at));
+            self.forget(least.expect("there are some"));
+        }
+        self.next_name += 1;
+        self.streams.push(Stream {
+            name: self.next_name,
+            of,
+            from: first,
+            next: first,
+            reads: 0,
+            blocks: 0,
+            pieces: 0,
+            is_planned: false,
+            planned_to: 0,
+            swept_to: 0,
+            awaited: None,
+            used_at: now,
+        });
+        self.streams.len() - 1
+    }
+
+    /// The run that has all of these blocks, and its first one.
+    fn run_of(&mut self, segment: SegmentNo, block: u32, blocks: u32) -> Option<(u32, &mut Run)> {
+        let (key, run) = self.runs.range_mut(..=(segment, block)).next_back()?;
+        (key.0 == segment && block + blocks <= run.end).then_some((key.1, run))
+    }
+
+    /// Plans blocks of a segment, with those that lie beside them if these are planned and not fetched. `end_from` tells where the
+    /// part of a shard that a block lies in ends.
+    fn add(
+        &mut self,
+        stream: u64,
+        segment: SegmentNo,
+        (first, blocks): (u32, u32),
+        last: u64,
+        end_from: impl Fn(u32) -> u32,
+    ) {
+        let end = first + blocks;
+        if let Some(((_, from), run)) = self.runs.range_mut((segment, 0)..=(segment, first)).next_back() {
+            let is_beside = first <= run.end + GAP_BLOCKS_MAX && end <= end_from(*from);
+            if end <= run.end || is_beside && matches!(run.state, RunState::Planned) {
+                (run.end, run.wanted) = (run.end.max(end), run.wanted + u64::from(blocks));
+                (run.stream, run.last) = (stream, run.last.max(last));
+                return;
+            }
+            if first < run.end {
+                return;
+            }
+        }
+        if self.runs.range((segment, first)..(segment, end)).next().is_none() {
+            let run = Run { end, wanted: u64::from(blocks), stream, last, state: RunState::Planned };
+            self.runs.insert((segment, first), run);
+        }
+    }
+}
+
+impl Controller {
+    /// A client reads these blocks, which lie in `places`.
+    pub(crate) fn watch_read(&mut self, of: Target, (first, blocks): (u64, u64), places: &[Piece<Place>], out: Out) {
+        if self.config.read_ahead_bytes_max == 0 {
+            return;
+        }
+        let pieces = places.iter().filter(|piece| matches!(piece.value, Some(Place::Segment { .. }))).count() as u64;
+        let at = self.readahead.stream_of(of, first, self.overtaken_max(), self.now);
+        let stream = &mut self.readahead.streams[at];
+        stream.used_at = self.now;
+        stream.next = stream.next.max(first + blocks);
+        stream.reads += 1;
+        stream.blocks += blocks;
+        stream.pieces += pieces;
+        if stream.next - stream.from >= self.config.read_ahead_after_blocks && stream.reads >= READS_MIN {
+            self.judge_stream(at);
+        }
+        if self.readahead.streams[at].is_planned {
+            self.plan_ahead(at, out);
+        }
+    }
+
+    /// Reads of a stream may overtake each other by so many blocks: those of a deep queue do.
+    fn overtaken_max(&self) -> u64 {
+        2 * self.config.read_ahead_after_blocks
+    }
+
+    /// Whether it still reads in order, and in pieces of less than half of [`PIECE_BLOCKS_MAX`] on average.
+    fn judge_stream(&mut self, at: usize) {
+        let overtaken_max = self.overtaken_max();
+        let stream = &mut self.readahead.streams[at];
+        let advanced = stream.next - stream.from;
+        let is_in_order = stream.blocks * 4 >= advanced * 3 && stream.blocks <= 2 * advanced;
+        let was_planned = stream.is_planned;
+        stream.is_planned = is_in_order && stream.pieces * PIECE_BLOCKS_MAX >= 2 * stream.blocks;
+        (stream.from, stream.reads, stream.blocks, stream.pieces) = (stream.next, 0, 0, 0);
+        let (name, next) = (stream.name, stream.next);
+        if was_planned && !stream.is_planned {
+            stream.planned_to = 0;
+            self.readahead.drop_runs(|run| run.stream == name);
+        } else if stream.is_planned && next >= stream.swept_to + SWEPT_AFTER {
+            stream.swept_to = next;
+            self.readahead.drop_runs(|run| run.stream == name && run.last + overtaken_max < next);
+        }
+    }
+
+    /// Blocks of one stream's window.
+    fn window_blocks(&self) -> u64 {
+        let planned = self.readahead.streams.iter().filter(|stream| stream.is_planned).count() as u64;
+        let window = self.config.read_ahead_bytes_max / BLOCK_BYTES as u64 / planned.max(1);
+        if window < WINDOW_BLOCKS_MIN { 0 } else { window }
+    }
+
+    /// Looks the map up to the end of a stream's window, a leaf at a time.
+    fn plan_ahead(&mut self, at: usize, out: Out) {
+        let stream = &self.readahead.streams[at];
+        let (of, next) = (stream.of, stream.next);
+        let mut from = stream.planned_to.max(next);
+        let end = (next + self.window_blocks()).min(self.bytes_of(of).unwrap_or(0).div_ceil(BLOCK_BYTES as u64));
+        while from < end {
+            let to = ((from / LEAF_BLOCKS + 1) * LEAF_BLOCKS).min(end);
+            let Some(layer) = self.layer_of(of) else { return };
+            match self.resolve_through(layer, from, to - from, &Pins::default()) {
+                Ok(places) => places.iter().for_each(|piece| self.plan_piece(at, piece)),
+                // They did not stay: done without.
+                Err(_) if self.readahead.streams[at].awaited == Some(from) => {}
+                Err(missing) => {
+                    self.readahead.streams[at].awaited = Some(from);
+                    let is_loading = |no| self.leaf_loads.contains_key(no);
+                    if !missing.iter().any(is_loading) {
+                        self.load_leaves(&missing, LeafWaiter::ReadAhead, out);
+                    }
+                    return;
+                }
+            }
+            let stream = &mut self.readahead.streams[at];
+            (stream.planned_to, stream.awaited) = (to, None);
+            from = to;
+        }
+    }
+
+    fn plan_piece(&mut self, at: usize, piece: &Piece<Place>) {
+        let Some(Place::Segment { segment, block, .. }) = &piece.value else { return };
+        if piece.len >= PIECE_BLOCKS_MAX {
+            return;
+        }
+        let geometry = self.segments.get(*segment).expect("a named segment is in the table").geometry;
+        let stream = self.readahead.streams[at].name;
+        let mut done = 0;
+        while done < piece.len as u32 {
+            let first = block + done;
+            let blocks = geometry.run_from(first).min(piece.len as u32 - done);
+            done += blocks;
+            let last = piece.start + u64::from(done) - 1;
+            self.readahead.add(stream, *segment, (first, blocks), last, |from| from + geometry.run_from(from));
+        }
+    }
+
+    /// Whether these blocks come, or came, with others: then they are handed out, perhaps at once.
+    pub(crate) fn take_ahead(&mut self, segment: SegmentNo, taker: Taker, out: Out) -> Option<Taker> {
+        if self.readahead.runs.is_empty() {
+            return Some(taker);
+        }
+        let room = self.config.read_ahead_bytes_max / BLOCK_BYTES as u64;
+        let held = self.readahead.held_blocks;
+        let Some((first, run)) = self.readahead.run_of(segment, taker.block, taker.blocks) else { return Some(taker) };
+        let blocks = run.end - first;
+        match &mut run.state {
+            RunState::Planned if blocks == taker.blocks => {
+                // Nothing beside it after all.
+                self.readahead.runs.remove(&(segment, first));
+                return Some(taker);
+            }
+            RunState::Planned if held + u64::from(blocks) > room => return Some(taker),
+            RunState::Planned => {
+                run.state = RunState::Coming(vec![taker]);
+                self.readahead.held_blocks += u64::from(blocks);
+                self.start_fetch(Wants::Ahead { segment, first }, segment, None, (first, blocks), None, out);
+            }
+            RunState::Coming(takers) => takers.push(taker),
+            RunState::Here(bytes) => {
+                let bytes = bytes.clone();
+                self.hand_out((segment, first), &bytes, taker, out);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn on_ahead(&mut self, segment: SegmentNo, first: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(run) = self.readahead.runs.get_mut(&(segment, first)) else { return };
+        let RunState::Coming(takers) = std::mem::replace(&mut run.state, RunState::Planned) else { return };
+        let blocks = u64::from(run.end - first);
+        match result {
+            Ok(bytes) => {
+                run.state = RunState::Here(bytes.clone());
+                let stream = run.stream;
+                for taker in takers {
+                    self.hand_out((segment, first), &bytes, taker, out);
+                }
+                if !self.readahead.streams.iter().any(|s| s.name == stream && s.is_planned) {
+                    self.readahead.drop_runs(|run| run.stream == stream);
+                }
+            }
+            Err(_) => {
+                self.readahead.runs.remove(&(segment, first));
+                self.readahead.held_blocks -= blocks;
+                for taker in takers {
+                    self.fetch_taken(segment, taker, out);
+                }
+            }
+        }
+    }
+
+    /// Gives a read its blocks of a run that is here.
+    fn hand_out(&mut self, (segment, first): (SegmentNo, u32), bytes: &Buf, taker: Taker, out: Out) {
+        if let Some(run) = self.readahead.runs.get_mut(&(segment, first)) {
+            run.wanted = run.wanted.saturating_sub(u64::from(taker.blocks));
+            if run.wanted == 0 {
+                self.readahead.held_blocks -= u64::from(run.end - first);
+                self.readahead.runs.remove(&(segment, first));
+            }
+        }
+        let from = (taker.block - first) as usize * BLOCK_BYTES;
+        let sealed = bytes.slice(from..from + taker.blocks as usize * BLOCK_BYTES);
+        match self.opened_blocks(self.segment_id(segment), taker.block, sealed, taker.crcs.as_ref()) {
+            Some(bytes) => {
+                self.counters.ahead_bytes += bytes.len() as u64;
+                self.on_read_part(taker.op, taker.part, Ok(bytes), out);
+            }
+            None => self.fetch_taken(segment, taker, out),
+        }
+    }
+
+    /// Fetches for a read by itself.
+    pub(crate) fn fetch_taken(&mut self, segment: SegmentNo, taker: Taker, out: Out) {
+        let Taker { op, part, block, blocks, crcs } = taker;
+        self.start_fetch(Wants::Read { op, part }, segment, None, (block, blocks), crcs, out);
+    }
+
+    /// Forgets streams that nobody reads any more.
+    pub(crate) fn rest_readahead(&mut self) {
+        let now = self.now;
+        while let Some(at) = self.readahead.streams.iter().position(|s| now.since(s.used_at) > IDLE_MAX) {
+            self.readahead.forget(at);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Reading in order what was written at random: neighbours come together, and what is read is what is there now, whatever
+//! was read ahead.
+
+mod support;
+
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, HeadId, Prng};
+use holdfast_cipher::{Secret, VolumeKey};
+use holdfast_format::geometry::Layout;
+use holdfast_format::root::Root;
+use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_volume::{Change, Config, Counters, Target};
+use std::time::Duration;
+use support::*;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const SIZE: u64 = 8 << 20;
+const READ: u64 = 64 << 10;
+
+/// A volume that was written block after block in random order, and what is in it.
+struct Scattered {
+    world: World,
+    model: Vec<u8>,
+    prng: Prng,
+}
+
+impl Scattered {
+    fn new(seed: u64, read_ahead_bytes_max: u64, key: Option<VolumeKey>) -> Scattered {
+        let mut world = World::new(seed, 4, Layout::DEFAULT, SIZE);
+        if let Some(key) = &key {
+            // Nothing was written yet.
+            let root = Root { key_id: Some(key.id()), ..Root::decode(&world.root.1).unwrap() };
+            world.root.1 = root.encode();
+        }
+        let map_cache_bytes_max = 1 << 20;
+        let (read_ahead_after_blocks, writeback_bytes_max) = (32, 8 << 20);
+        world.config = Some(Config {
+            key,
+            read_ahead_bytes_max,
+            read_ahead_after_blocks,
+            map_cache_bytes_max,
+            writeback_bytes_max,
+            ..config(seed, 1)
+        });
+        world.open();
+        let mut scattered = Scattered { world, model: vec![0; SIZE as usize], prng: Prng::new(seed ^ 0x5ca7) };
+        let mut order: Vec<u64> = (0..SIZE / BLOCK).collect();
+        scattered.prng.shuffle(&mut order);
+        for block in order {
+            scattered.write(block * BLOCK, BLOCK);
+        }
+        scattered.world.settle(Duration::from_secs(30));
+        scattered
+    }
+
+    fn write(&mut self, offset: u64, len: u64) {
+        let mut data = vec![0; len as usize];
+        self.prng.fill(&mut data);
+        self.model[offset as usize..(offset + len) as usize].copy_from_slice(&data);
+        let token = self.world.request(BlockOp::Write { offset, data: Buf::copy_from(&data) });
+        self.wait_all(&[token]);
+    }
+
+    fn wait_all(&mut self, tokens: &[u64]) {
+        let patience = self.world.now + Duration::from_secs(600);
+        while !tokens.iter().all(|token| self.world.replies.contains_key(token)) {
+            assert!(self.world.now < patience, "a request is never answered: {}", self.world.controller.dump());
+            let next = self.world.next_at();
+            self.world.step_to(next);
+        }
+    }
+
+    /// Reads so many pieces of 64 KiB from `offset` on, all at once, and compares them with the model.
+    fn read(&mut self, of: Target, offset: u64, count: u64) {
+        let places: Vec<u64> = (0..count).map(|i| offset + i * READ).filter(|at| at + READ <= SIZE).collect();
+        let ask = |at: &u64| self.world.request_to(of, BlockOp::Read(ByteRange::new(*at, READ)));
+        let tokens: Vec<u64> = places.iter().map(ask).collect();
+        self.wait_all(&tokens);
+        for (at, token) in places.iter().zip(tokens) {
+            let Some(Ok(BlockData::Data(parts))) = self.world.replies.remove(&token) else { panic!("no data at {at}") };
+            let whole = holdfast_base::buf::concat(&parts);
+            assert!(whole[..] == self.model[*at as usize..(*at + READ) as usize], "what is read at {at} differs");
+        }
+    }
+
+    fn read_all(&mut self, of: Target, at_once: u64) {
+        for at in (0..SIZE).step_by((at_once * READ) as usize) {
+            self.read(of, at, at_once);
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        self.world.controller.status().counters
+    }
+}
+
+#[test]
+fn neighbours_are_read_together() {
+    let runs_of = |read_ahead_bytes_max: u64, at_once: u64| {
+        let mut scattered = Scattered::new(1, read_ahead_bytes_max, None);
+        let before = scattered.counters();
+        scattered.read_all(Target::VOLUME, at_once);
+        let after = scattered.counters();
+        (after.shard_reads - before.shard_reads, after.ahead_bytes - before.ahead_bytes)
+    };
+    for at_once in [1, 4] {
+        let (apart, nothing) = runs_of(0, at_once);
+        let (together, ahead) = runs_of(4 << 20, at_once);
+        assert_eq!(nothing, 0);
+        assert!(together * 2 < apart, "{together} reads of shards instead of {apart}");
+        assert!(ahead > SIZE / 2, "{ahead} of {SIZE} bytes");
+    }
+}
+
+#[test]
+fn reads_at_random_take_no_more_than_they_want() {
+    let mut scattered = Scattered::new(2, 4 << 20, None);
+    for _ in 0..2000 {
+        let at = scattered.prng.below(SIZE / BLOCK - 1) * BLOCK;
+        let whole = scattered.world.read(at, 2 * BLOCK);
+        assert!(whole == scattered.model[at as usize..(at + 2 * BLOCK) as usize]);
+    }
+    assert_eq!(scattered.counters().ahead_bytes, 0);
+}
+
+#[test]
+fn what_is_overwritten_before_it_is_read_is_read_as_it_is_then() {
+    for seed in 10..22 {
+        let mut scattered = Scattered::new(seed, 256 << 10 << (seed % 5), None);
+        scattered.world.slow = (seed % 2 == 0).then(|| Prng::new(seed));
+        let at_once = 1 + seed % 4;
+        for at in (0..SIZE).step_by((at_once * READ) as usize) {
+            scattered.read(Target::VOLUME, at, at_once);
+            let len = scattered.prng.between(1, 8) * BLOCK;
+            // Mostly a little before what is read next.
+            let near = if scattered.prng.chance(800) { (1 << 20).min(SIZE - at) } else { SIZE - at };
+            let offset = at + scattered.prng.below((near / BLOCK).max(1)) * BLOCK;
+            if offset + len <= SIZE {
+                scattered.write(offset, len);
+            }
+            if scattered.prng.chance(100) {
+                scattered.world.end_slow();
+                // Segments are cleaned, and freed, meanwhile.
+                scattered.world.settle(Duration::from_millis(1500));
+                scattered.world.slow = (seed % 2 == 0).then(|| Prng::new(at));
+            }
+        }
+        assert!(scattered.counters().ahead_bytes > 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn snapshots_and_streams_side_by_side() {
+    let mut scattered = Scattered::new(30, 4 << 20, None);
+    let taken = Change::Snapshot { head: HeadId::VOLUME, name: "s".to_string(), created_ms: 0 };
+    let Ok(Some(snapshot)) = scattered.world.change(taken) else { panic!("no snapshot is taken") };
+    for at in (0..SIZE / 2).step_by(READ as usize) {
+        for (of, at) in [(Target::VOLUME, at), (snapshot, at), (Target::VOLUME, SIZE / 2 + at)] {
+            scattered.read(of, at, 1);
+        }
+    }
+    assert!(scattered.counters().ahead_bytes > SIZE / 2);
+}
+
+#[test]
+fn nodes_that_go_away_meanwhile() {
+    for seed in 40..46 {
+        let mut scattered = Scattered::new(seed, 2 << 20, None);
+        for at in (0..SIZE).step_by(4 * READ as usize) {
+            let token = scattered.world.request(BlockOp::Read(ByteRange::new(at, READ)));
+            let node = scattered.prng.below(4) as usize;
+            if scattered.prng.chance(500) {
+                scattered.world.node_hangs(node)
+            } else {
+                scattered.world.node_down(node)
+            }
+            scattered.read(Target::VOLUME, at, 4);
+            scattered.wait_all(&[token]);
+            scattered.world.node_back(node);
+        }
+        assert!(scattered.counters().ahead_bytes > 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn damage_in_what_is_read_ahead_is_read_around_and_repaired() {
+    let mut scattered = Scattered::new(50, 4 << 20, None);
+    for (shard, (header_blocks, bytes)) in scattered.world.nodes[1].shards.iter_mut() {
+        let data_at = *header_blocks as usize * BLOCK_BYTES;
+        let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
+        if matches!(header.index, SegmentIndex::Data(_)) {
+            let mut flipped = bytes.to_vec();
+            flipped[data_at..].chunks_exact_mut(BLOCK_BYTES).step_by(3).for_each(|block| block[9] ^= 1);
+            *bytes = Buf::copy_from(&flipped);
+        }
+    }
+    scattered.read_all(Target::VOLUME, 2);
+    let counters = scattered.counters();
+    assert!(counters.ahead_bytes > 0 && counters.checksum_errors > 0, "{counters:?}");
+    scattered.world.settle(Duration::from_secs(60));
+    assert!(scattered.counters().shards_rebuilt > 0);
+    let errors = scattered.counters().checksum_errors;
+    scattered.read_all(Target::VOLUME, 2);
+    assert_eq!(scattered.counters().checksum_errors, errors, "the damaged shards were made again");
+}
+
+#[test]
+fn encrypted_volumes() {
+    let mut scattered = Scattered::new(60, 4 << 20, Some(VolumeKey::new(&Secret::new([7; 32]))));
+    scattered.read_all(Target::VOLUME, 3);
+    assert!(scattered.counters().ahead_bytes > SIZE / 2);
+}
