@@ -55,10 +55,7 @@ struct Stream {
     /// Where it was judged last, and one past the last block that it read since.
     from: u64,
     next: u64,
-    /// What it read since then: how often, blocks, and the pieces of segments that these were.
-    reads: u32,
-    blocks: u64,
-    pieces: u64,
+    seen: Seen,
     is_planned: bool,
     /// The map was looked up for blocks before this one.
     planned_to: u64,
@@ -67,6 +64,19 @@ struct Stream {
     /// Leaves of the map from here on were asked for.
     awaited: Option<u64>,
     used_at: Instant,
+}
+
+/// What a stream read since it was judged.
+#[derive(Debug, Default)]
+struct Seen {
+    reads: u32,
+    blocks: u64,
+    /// Pieces of segments that these were.
+    pieces: u64,
+    /// Blocks that were left out, and not read since.
+    skipped: u64,
+    /// Blocks that were read although they lie before others that were.
+    again: u64,
 }
 
 #[derive(Debug)]
@@ -109,6 +119,21 @@ pub(crate) struct ReadAhead {
     held_blocks: u64,
 }
 
+impl Stream {
+    fn note(&mut self, first: u64, blocks: u64, pieces: u64) {
+        let seen = &mut self.seen;
+        seen.reads += 1;
+        seen.blocks += blocks;
+        seen.pieces += pieces;
+        seen.skipped += first.saturating_sub(self.next);
+        let behind = (first + blocks).min(self.next).saturating_sub(first);
+        let filled = behind.min(seen.skipped);
+        seen.skipped -= filled;
+        seen.again += behind - filled;
+        self.next = self.next.max(first + blocks);
+    }
+}
+
 impl ReadAhead {
     /// Drops runs, but those that are coming: they are dropped when they are here.
     fn drop_runs(&mut self, is_over: impl Fn(&Run) -> bool) {
@@ -145,9 +170,7 @@ impl ReadAhead {
             of,
             from: first,
             next: first,
-            reads: 0,
-            blocks: 0,
-            pieces: 0,
+            seen: Seen::default(),
             is_planned: false,
             planned_to: 0,
             swept_to: 0,
@@ -202,11 +225,8 @@ impl Controller {
         let at = self.readahead.stream_of(of, first, self.overtaken_max(), self.now);
         let stream = &mut self.readahead.streams[at];
         stream.used_at = self.now;
-        stream.next = stream.next.max(first + blocks);
-        stream.reads += 1;
-        stream.blocks += blocks;
-        stream.pieces += pieces;
-        if stream.next - stream.from >= self.config.read_ahead_after_blocks && stream.reads >= READS_MIN {
+        stream.note(first, blocks, pieces);
+        if stream.next - stream.from >= self.config.read_ahead_after_blocks && stream.seen.reads >= READS_MIN {
             self.judge_stream(at);
         }
         if self.readahead.streams[at].is_planned {
@@ -224,10 +244,11 @@ impl Controller {
         let overtaken_max = self.overtaken_max();
         let stream = &mut self.readahead.streams[at];
         let advanced = stream.next - stream.from;
-        let is_in_order = stream.blocks * 4 >= advanced * 3 && stream.blocks <= 2 * advanced;
+        let seen = std::mem::take(&mut stream.seen);
+        let is_in_order = seen.skipped.max(seen.again) * 4 <= advanced;
         let was_planned = stream.is_planned;
-        stream.is_planned = is_in_order && stream.pieces * PIECE_BLOCKS_MAX >= 2 * stream.blocks;
-        (stream.from, stream.reads, stream.blocks, stream.pieces) = (stream.next, 0, 0, 0);
+        stream.is_planned = is_in_order && seen.pieces * PIECE_BLOCKS_MAX >= 2 * seen.blocks;
+        stream.from = stream.next;
         let (name, next) = (stream.name, stream.next);
         if was_planned && !stream.is_planned {
             stream.planned_to = 0;

@@ -112,14 +112,16 @@ fn neighbours_are_read_together() {
 }
 
 #[test]
-fn reads_at_random_take_no_more_than_they_want() {
+fn reads_at_random_are_not_taken_for_streams() {
     let mut scattered = Scattered::new(2, 4 << 20, None);
     for _ in 0..2000 {
         let at = scattered.prng.below(SIZE / BLOCK - 1) * BLOCK;
         let whole = scattered.world.read(at, 2 * BLOCK);
         assert!(whole == scattered.model[at as usize..(at + 2 * BLOCK) as usize]);
     }
-    assert_eq!(scattered.counters().ahead_bytes, 0);
+    // By chance a few follow each other.
+    let counters = scattered.counters();
+    assert!(counters.ahead_bytes * 20 < counters.read_bytes, "{counters:?}");
 }
 
 #[test]
