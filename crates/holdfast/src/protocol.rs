@@ -798,6 +798,9 @@ pub struct Counters {
     #[serde(default)]
     pub near_reads: u64,
     pub reconstructed_reads: u64,
+    /// What reads took of what had come with other blocks.
+    #[serde(default)]
+    pub ahead_bytes: u64,
     pub rolls: u64,
     pub segments_written: u64,
     pub segment_bytes_written: u64,
@@ -834,6 +837,7 @@ impl From<holdfast_volume::Counters> for Counters {
             shard_reads: c.shard_reads,
             near_reads: c.near_reads,
             reconstructed_reads: c.reconstructed_reads,
+            ahead_bytes: c.ahead_bytes,
             rolls: c.rolls,
             segments_written: c.segments_written,
             segment_bytes_written: c.segment_bytes_written,

@@ -71,6 +71,8 @@ pub struct Outcome {
     pub shards_rebuilt: u64,
     /// Reads that were answered from nodes' read caches, of processes that live at the end.
     pub cache_hits: u64,
+    /// What reads took of what had come with other blocks.
+    pub ahead_bytes: u64,
     /// By keys and positions: what was encrypted.
     pub seals: u64,
     /// Of a volume that is not encrypted: disks show what guests wrote.
@@ -754,6 +756,7 @@ impl Run {
             marks: 0,
             shards_rebuilt: 0,
             cache_hits: self.cache_hits(),
+            ahead_bytes: 0,
             seals: self.world.seals.count(),
             plain_seen: self.plain_seen,
         };
@@ -765,6 +768,7 @@ impl Run {
             outcome.folds += counters.folds;
             outcome.marks += counters.marks;
             outcome.shards_rebuilt += counters.shards_rebuilt;
+            outcome.ahead_bytes += counters.ahead_bytes;
         }
         Ok(outcome)
     }

@@ -118,6 +118,7 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
         ),
     );
     let (reads, writes) = (count(parts.reads_in_flight, "read"), count(parts.writes_in_flight, "write"));
+    drawing.more(&format!("{} of what was read came with other blocks, ahead of its reads", Size(c.ahead_bytes)));
     drawing.more(&format!("in flight: {reads}, {writes}; {} waiting", count(parts.waiting, "request")));
     drawing.edge(&[format!(
         "{} appended, {} to a standby too; {} past the log",

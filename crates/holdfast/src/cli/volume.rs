@@ -598,6 +598,7 @@ fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
         "hedges",
         format!("{} appends, {} reads; {} reads reconstructed", c.append_hedges, c.read_hedges, c.reconstructed_reads),
     );
+    row("read ahead", format!("{} of {} read", Size(c.ahead_bytes), Size(c.read_bytes)));
     row(
         "written",
         format!(

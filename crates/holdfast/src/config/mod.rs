@@ -26,6 +26,7 @@ pub struct HostSettings {
     pub tls_dir: Option<PathBuf>,
     pub writeback_bytes: u64,
     pub map_cache_bytes: u64,
+    pub read_ahead_bytes: u64,
     pub rebuild_after: Duration,
     pub scrub_every: Duration,
     /// Of nodes; zero is none.

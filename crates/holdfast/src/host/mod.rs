@@ -145,7 +145,11 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let (access, limits) = (catalog.clients()?, catalog.limits()?);
     let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
-    let budget = Budget { writeback_bytes: settings.writeback_bytes, map_cache_bytes: settings.map_cache_bytes };
+    let budget = Budget {
+        writeback_bytes: settings.writeback_bytes,
+        map_cache_bytes: settings.map_cache_bytes,
+        read_ahead_bytes: settings.read_ahead_bytes,
+    };
     let care = Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every };
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();

@@ -34,6 +34,8 @@ pub const SESSIONS_MAX: usize = 256;
 /// making.
 const WRITEBACK_SHARE_MIN: u64 = 16 << 20;
 const MAP_CACHE_SHARE_MIN: u64 = 4 << 20;
+/// What one volume gets of the memory for reading ahead: a window that holds several blocks of most segments.
+const READ_AHEAD_SHARE_MAX: u64 = 32 << 20;
 
 /// How long a volume may take to open before the log says why it does not.
 const WAIT_TOLD_AFTER: Duration = Duration::from_secs(2);
@@ -129,6 +131,7 @@ pub struct Volume {
 pub struct Budget {
     pub writeback_bytes: u64,
     pub map_cache_bytes: u64,
+    pub read_ahead_bytes: u64,
 }
 
 /// How volumes are looked after.
@@ -219,6 +222,7 @@ impl Volumes {
         let shares = self.expected.max(self.table.len() + 1) as u64;
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
+        config.read_ahead_bytes_max = (self.budget.read_ahead_bytes / shares).min(READ_AHEAD_SHARE_MAX);
         config.checked_reads = spec.checked_reads;
         config.keeps_spare = self.keeps_spare;
         config.key = spec.key;

@@ -1,5 +1,6 @@
 //! The simulator from the command line: many seeds, one seed as a printed trace, or the search for a deliberate fault.
 
+use holdfast_base::BLOCK_BYTES;
 use holdfast_sim::ledger_run::{LedgerPlan, run_ledgers};
 use holdfast_sim::mutations::{self, MUTATIONS};
 use holdfast_sim::plan::Plan;
@@ -90,7 +91,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
     let sum = |f: fn(&Outcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     println!(
         "  events {}, answered {}, refused {}, faults {}, openings {}, rolls {}, segments {} (cleaned {}), folds {}, \
-         marks {}, shards rebuilt {}, seals {}, cache hits {}",
+         marks {}, shards rebuilt {}, seals {}, cache hits {}, blocks read ahead {}",
         sum(|o| o.events),
         sum(|o| o.answered),
         sum(|o| o.refused),
@@ -104,6 +105,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
         sum(|o| o.shards_rebuilt),
         sum(|o| o.seals),
         sum(|o| o.cache_hits),
+        sum(|o| o.ahead_bytes / BLOCK_BYTES as u64),
     );
 }
 
