@@ -39,6 +39,9 @@ const FOUND_FOR: Duration = Duration::from_secs(10);
 /// Payload of the candidates that one search finds, in segments: as many passes follow at once while room is short.
 const PASSES_FOUND: u64 = 8;
 
+/// While room is ample victims of one pass are chosen from so many passes' worth.
+const PASSES_NEAR_CALM: u64 = 2;
+
 /// How long a segment that could not be read is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);
 
@@ -352,13 +355,11 @@ impl Controller {
         let Some(class) = self.cleaner.found.front().map(class_of) else { return victims };
         let (mut ordered, others): (Vec<SegmentNo>, Vec<SegmentNo>) =
             self.cleaner.found.iter().partition(|no| class_of(no) == class);
+        self.sort_by_nearness(&mut ordered);
         let alike: u64 = ordered.iter().filter_map(|no| Some(self.segments.get(*no)?.visible())).sum();
         if alike < room / 2 {
             ordered.extend(others);
         }
-        let middle_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| info.middle);
-        let near = middle_of(&ordered[0]);
-        ordered.sort_by_key(|no| middle_of(no).abs_diff(near));
         for no in ordered {
             let live = self.segments.get(no).map_or(0, SegmentInfo::visible);
             let is_full = total + live > room && !victims.is_empty();
@@ -370,6 +371,28 @@ impl Controller {
         }
         self.cleaner.found.retain(|no| !victims.contains(no));
         victims
+    }
+
+    /// Puts the ones first that lie near to the first one, so that what they hold lies close together when it is moved
+    /// ([`crate::readahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that are best.
+    fn sort_by_nearness(&self, ordered: &mut [SegmentNo]) {
+        if self.cleaner.recodes {
+            // Some of them have to go first.
+            return;
+        }
+        let passes = if self.wants_room() { PASSES_FOUND } else { PASSES_NEAR_CALM };
+        let mut left = passes * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let live_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, SegmentInfo::visible);
+        let best = ordered.iter().take_while(|no| {
+            let fits = left > 0;
+            left = left.saturating_sub(live_of(no));
+            fits
+        });
+        let count = best.count();
+        let middle_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| info.middle);
+        if let Some(near) = ordered.first().map(middle_of) {
+            ordered[..count].sort_by_key(|no| middle_of(no).abs_diff(near));
+        }
     }
 
     fn ask_header(&mut self, id: u64, at: usize, out: Out) {

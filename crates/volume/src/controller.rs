@@ -395,6 +395,7 @@ impl Controller {
     pub(crate) fn refuse_all(&mut self, error: BlockError, out: Out) {
         self.opening = None;
         self.roll = None;
+        self.readahead = ReadAhead::default();
         for token in self.reads.tokens() {
             if let Some(request) = self.reads.remove(token).and_then(|op| op.guest()) {
                 self.reply(request, Err(error), out);

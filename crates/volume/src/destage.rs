@@ -15,7 +15,7 @@ use holdfast_format::record::{CommitExtent, Source};
 const JOBS_MAX: usize = 4;
 
 /// So many segments' worth of log is searched for what belongs together.
-const SEGMENTS_LOOKED_AT: usize = 8;
+const SEGMENTS_LOOKED_AT: u64 = 8;
 
 /// Journal fill (in 1/255) from which the log is emptied whatever its budget says.
 const JOURNAL_PRESSURE: u8 = 110;
@@ -39,14 +39,15 @@ impl Controller {
         while running < JOBS_MAX {
             let full = u64::from(self.config.segment_payload_bytes);
             let budget = self.config.writeback_bytes_max;
+            let fills_journals = self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
             let over = self.log.waiting_bytes() > (budget / 8).max(full / 2)
                 || self.log.waiting_span() > budget / 4
-                || self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
+                || fills_journals;
             let forced = self.destage_is_forced();
             if !over && !forced {
                 return;
             }
-            let (entries, extents) = self.collect_extents(full);
+            let (entries, extents) = self.collect_extents(full, !forced && !fills_journals);
             let bytes: u64 = extents.iter().map(|e| e.blocks * BLOCK_BYTES as u64).sum();
             if extents.is_empty() || bytes < full / 2 && !forced && running > 0 {
                 return;
@@ -70,24 +71,28 @@ impl Controller {
     }
 
     /// Live extents of the oldest entry that nobody destages yet and of those that are as likely to die soon, up to one
-    /// segment; of others what fills it up.
-    fn collect_extents(&mut self, bytes_max: u64) -> (Vec<Lsn>, Vec<Extent>) {
+    /// segment; of others what fills it up. `by_nearness`: those first that lie near to the oldest one, so that a segment's blocks
+    /// lie close together in the volume ([`crate::readahead`]); else by age.
+    fn collect_extents(&mut self, bytes_max: u64, by_nearness: bool) -> (Vec<Lsn>, Vec<Extent>) {
         let mut entries = Vec::new();
         let mut extents = Vec::new();
         let mut bytes = 0;
         let from = self.log.next_to_destage();
         let is_hot = self.log.get(from).is_some_and(|e| e.is_hot);
+        let mut left = SEGMENTS_LOOKED_AT * bytes_max / BLOCK_BYTES as u64;
         let candidates = self
             .log
             .iter_from(from)
             .take_while(|(lsn, _)| *lsn <= self.log.completed)
             .filter(|(_, e)| e.live_blocks > 0 && !e.destaging)
             .filter_map(|(lsn, e)| e.extent().map(|(key, blocks)| (lsn, key, blocks, e.live_blocks, e.is_hot)))
-            .take(SEGMENTS_LOOKED_AT * bytes_max as usize / BLOCK_BYTES + 1);
-        let candidates: Vec<_> = candidates.collect();
-        let candidates = candidates.into_iter();
+            .take_while(|(.., live_blocks, _)| {
+                let is_looked_at = left > 0;
+                left = left.saturating_sub(*live_blocks);
+                is_looked_at
+            });
         let (mut ordered, others): (Vec<_>, Vec<_>) = candidates.partition(|(.., hot)| *hot == is_hot);
-        if let Some(near) = ordered.first().map(|(_, key, ..)| key.0) {
+        if let Some(near) = ordered.first().map(|(_, key, ..)| key.0).filter(|_| by_nearness) {
             ordered.sort_by_key(|(_, key, ..)| key.0.abs_diff(near));
         }
         ordered.extend(others);

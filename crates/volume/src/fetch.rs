@@ -324,6 +324,9 @@ impl Controller {
             .any(|i| (fetch.bad | mask_of(&fetch.got)) >> i & 1 == 0 && fetch.asked >> i & 1 == 0);
         if fetch.asked == 0 && !unreachable {
             self.finish_fetch(token, Err(FetchError::Lost), out);
+        } else if fetch.asked == 0 && fetch.wide && self.is_ahead(token) {
+            // Some of its blocks may be there all the same.
+            self.finish_fetch(token, Err(FetchError::Lost), out);
         } else if fetch.asked == 0 && fetch.wide {
             self.fetches.get_mut(token).expect("still there").stalled = true;
         }

@@ -213,7 +213,7 @@ impl Controller {
     fn fetch_places(&mut self, token: Token, places: Vec<Piece<Place>>, out: Out) {
         let mut fetches = Vec::new();
         let op = self.reads.get_mut(token).expect("still reading");
-        if let (Reader::Guest(_), of, range) = (op.reader, op.of, op.range) {
+        if let (Reader::Guest(_), 0, of, range) = (op.reader, op.restarts, op.of, op.range) {
             self.watch_read(of, blocks_of(range), &places, out);
         }
         let op = self.reads.get_mut(token).expect("still reading");

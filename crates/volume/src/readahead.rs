@@ -4,9 +4,10 @@
 //! wanted (G6: streams that a host interleaves reach the disks as what they are).
 //!
 //! States of a stream: watched -> planned (its reads follow each other, in small pieces: the map is looked up for a window
-//! before its last read, and what lies side by side in a shard becomes a run) -> watched | forgotten (idle).
+//! before its last read, and what lies side by side in a shard becomes a run) -> watched (what it reads is not scattered, or
+//! lies too far apart in each segment) | forgotten (idle).
 //! States of a run: planned -> coming (a read wants some of it: all of it is fetched) -> here -> dropped (all was taken, or
-//! its stream has passed it).
+//! its stream has passed it, or is forgotten).
 //!
 //! Segments never change and no number is used twice, so a run is right for as long as the map names its blocks; what is
 //! overwritten meanwhile nobody asks for. Runs are kept as they lie in their shard: each read checks and opens what it takes, as if
@@ -19,7 +20,7 @@ use crate::call::Wants;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
 use crate::leafload::{LeafWaiter, Pins};
-use crate::map::{Crcs, LEAF_BLOCKS, Place};
+use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, Place};
 use crate::rangemap::Piece;
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
 use holdfast_format::record::SegmentNo;
@@ -44,6 +45,14 @@ const READS_MIN: u32 = 4;
 /// Runs that a stream has passed are looked for after so many blocks.
 const SWEPT_AFTER: u64 = 1024;
 
+/// Planning begins when so many blocks of a window are not planned, and does so many leaves of the map for one read.
+const PLANNED_MIN: u64 = 64;
+const PLANNED_LEAVES_MAX: usize = 2;
+
+/// Where so few pieces lie in each run of a window, in 1/100, the stream is left alone for some windows.
+const PIECES_PER_RUN_MIN: u64 = 125;
+const RESTS_WINDOWS: u64 = 4;
+
 /// Shorter windows hold hardly two blocks of one segment.
 const WINDOW_BLOCKS_MIN: u64 = 16;
 
@@ -57,12 +66,16 @@ struct Stream {
     next: u64,
     seen: Seen,
     is_planned: bool,
+    /// It is not planned before it comes here.
+    rests_to: u64,
     /// The map was looked up for blocks before this one.
     planned_to: u64,
+    /// Pieces that were planned for it since that was judged, and the runs that they make.
+    gain: (u64, u64),
     /// Where runs that it has passed were dropped last.
     swept_to: u64,
-    /// Leaves of the map from here on were asked for.
-    awaited: Option<u64>,
+    /// Leaves of the map that were asked for, for what is planned next.
+    asked: Vec<LeafNo>,
     used_at: Instant,
 }
 
@@ -113,7 +126,7 @@ pub(crate) struct Taker {
 pub(crate) struct ReadAhead {
     streams: Vec<Stream>,
     next_name: u64,
-    /// By their first block. They don't overlap.
+    /// By their first block. A block is looked for in the one that begins last before it.
     runs: BTreeMap<(SegmentNo, u32), Run>,
     /// Of runs that are coming or here.
     held_blocks: u64,
@@ -149,7 +162,7 @@ impl ReadAhead {
 
     fn forget(&mut self, at: usize) {
         let gone = self.streams.swap_remove(at);
-        if gone.is_planned {
+        if gone.planned_to > 0 {
             self.drop_runs(|run| run.stream == gone.name);
         }
     }
@@ -172,9 +185,11 @@ impl ReadAhead {
             next: first,
             seen: Seen::default(),
             is_planned: false,
+            rests_to: 0,
             planned_to: 0,
+            gain: (0, 0),
             swept_to: 0,
-            awaited: None,
+            asked: Vec::new(),
             used_at: now,
         });
         self.streams.len() - 1
@@ -186,8 +201,16 @@ impl ReadAhead {
         (key.0 == segment && block + blocks <= run.end).then_some((key.1, run))
     }
 
-    /// Plans blocks of a segment, with those that lie beside them if these are planned and not fetched. `end_from` tells where the
-    /// part of a shard that a block lies in ends.
+    /// Drops a run that is here.
+    fn drop_run(&mut self, at: (SegmentNo, u32)) {
+        if let Some(run) = self.runs.get(&at).filter(|run| matches!(run.state, RunState::Here(_))) {
+            self.held_blocks -= u64::from(run.end - at.1);
+            self.runs.remove(&at);
+        }
+    }
+
+    /// Plans blocks of a segment, with those that lie beside them if these are planned and not fetched: then no run begins. `end_from`
+    /// tells where the part of a shard that a block lies in ends.
     fn add(
         &mut self,
         stream: u64,
@@ -195,23 +218,24 @@ impl ReadAhead {
         (first, blocks): (u32, u32),
         last: u64,
         end_from: impl Fn(u32) -> u32,
-    ) {
+    ) -> bool {
         let end = first + blocks;
         if let Some(((_, from), run)) = self.runs.range_mut((segment, 0)..=(segment, first)).next_back() {
             let is_beside = first <= run.end + GAP_BLOCKS_MAX && end <= end_from(*from);
             if end <= run.end || is_beside && matches!(run.state, RunState::Planned) {
                 (run.end, run.wanted) = (run.end.max(end), run.wanted + u64::from(blocks));
                 (run.stream, run.last) = (stream, run.last.max(last));
-                return;
+                return false;
             }
             if first < run.end {
-                return;
+                return true;
             }
         }
         if self.runs.range((segment, first)..(segment, end)).next().is_none() {
             let run = Run { end, wanted: u64::from(blocks), stream, last, state: RunState::Planned };
             self.runs.insert((segment, first), run);
         }
+        true
     }
 }
 
@@ -239,21 +263,29 @@ impl Controller {
         2 * self.config.read_ahead_after_blocks
     }
 
-    /// Whether it still reads in order, and in pieces of less than half of [`PIECE_BLOCKS_MAX`] on average.
+    /// Whether it still reads in order, in pieces of less than half of [`PIECE_BLOCKS_MAX`] on average, and gains by what is
+    /// planned.
     fn judge_stream(&mut self, at: usize) {
-        let overtaken_max = self.overtaken_max();
+        let (overtaken_max, window) = (self.overtaken_max(), self.window_blocks());
         let stream = &mut self.readahead.streams[at];
         let advanced = stream.next - stream.from;
         let seen = std::mem::take(&mut stream.seen);
         let is_in_order = seen.skipped.max(seen.again) * 4 <= advanced;
-        let was_planned = stream.is_planned;
-        stream.is_planned = is_in_order && seen.pieces * PIECE_BLOCKS_MAX >= 2 * seen.blocks;
+        let is_scattered = seen.pieces * PIECE_BLOCKS_MAX >= 2 * seen.blocks;
         stream.from = stream.next;
         let (name, next) = (stream.name, stream.next);
-        if was_planned && !stream.is_planned {
+        let (pieces, runs) = stream.gain;
+        if pieces >= window {
+            stream.gain = (0, 0);
+            if pieces * 100 < runs * PIECES_PER_RUN_MIN {
+                stream.rests_to = next + RESTS_WINDOWS * window;
+            }
+        }
+        stream.is_planned = is_in_order && is_scattered && next >= stream.rests_to;
+        if !is_in_order && stream.planned_to > 0 {
             stream.planned_to = 0;
             self.readahead.drop_runs(|run| run.stream == name);
-        } else if stream.is_planned && next >= stream.swept_to + SWEPT_AFTER {
+        } else if next >= stream.swept_to + SWEPT_AFTER {
             stream.swept_to = next;
             self.readahead.drop_runs(|run| run.stream == name && run.last + overtaken_max < next);
         }
@@ -266,31 +298,35 @@ impl Controller {
         if window < WINDOW_BLOCKS_MIN { 0 } else { window }
     }
 
-    /// Looks the map up to the end of a stream's window, a leaf at a time.
+    /// Looks the map up towards the end of a stream's window.
     fn plan_ahead(&mut self, at: usize, out: Out) {
         let stream = &self.readahead.streams[at];
         let (of, next) = (stream.of, stream.next);
-        let mut from = stream.planned_to.max(next);
-        let end = (next + self.window_blocks()).min(self.bytes_of(of).unwrap_or(0).div_ceil(BLOCK_BYTES as u64));
-        while from < end {
+        let window = self.window_blocks();
+        let end = (next + window).min(self.bytes_of(of).unwrap_or(0).div_ceil(BLOCK_BYTES as u64));
+        for _ in 0..PLANNED_LEAVES_MAX {
+            let from = self.readahead.streams[at].planned_to.max(next);
             let to = ((from / LEAF_BLOCKS + 1) * LEAF_BLOCKS).min(end);
+            if from + PLANNED_MIN.min(window / 4) > to {
+                return;
+            }
             let Some(layer) = self.layer_of(of) else { return };
             match self.resolve_through(layer, from, to - from, &Pins::default()) {
                 Ok(places) => places.iter().for_each(|piece| self.plan_piece(at, piece)),
-                // They did not stay: done without.
-                Err(_) if self.readahead.streams[at].awaited == Some(from) => {}
-                Err(missing) => {
-                    self.readahead.streams[at].awaited = Some(from);
-                    let is_loading = |no| self.leaf_loads.contains_key(no);
-                    if !missing.iter().any(is_loading) {
-                        self.load_leaves(&missing, LeafWaiter::ReadAhead, out);
+                Err(missing) if missing.iter().any(|no| self.leaf_loads.contains_key(no)) => return,
+                Err(mut missing) => {
+                    let asked = &mut self.readahead.streams[at].asked;
+                    missing.retain(|no| !asked.contains(no));
+                    if !missing.is_empty() {
+                        asked.extend(&missing);
+                        return self.load_leaves(&missing, LeafWaiter::ReadAhead, out);
                     }
-                    return;
+                    // They did not stay: this leaf is done without.
                 }
             }
             let stream = &mut self.readahead.streams[at];
-            (stream.planned_to, stream.awaited) = (to, None);
-            from = to;
+            stream.planned_to = to;
+            stream.asked.clear();
         }
     }
 
@@ -307,7 +343,10 @@ impl Controller {
             let blocks = geometry.run_from(first).min(piece.len as u32 - done);
             done += blocks;
             let last = piece.start + u64::from(done) - 1;
-            self.readahead.add(stream, *segment, (first, blocks), last, |from| from + geometry.run_from(from));
+            let end_from = |from| from + geometry.run_from(from);
+            let begins = self.readahead.add(stream, *segment, (first, blocks), last, end_from);
+            let (pieces, runs) = &mut self.readahead.streams[at].gain;
+            (*pieces, *runs) = (*pieces + 1, *runs + u64::from(begins));
         }
     }
 
@@ -326,7 +365,11 @@ impl Controller {
                 self.readahead.runs.remove(&(segment, first));
                 return Some(taker);
             }
-            RunState::Planned if held + u64::from(blocks) > room => return Some(taker),
+            RunState::Planned if held + u64::from(blocks) > room => {
+                // What would come later of it might never be taken whole.
+                self.readahead.runs.remove(&(segment, first));
+                return Some(taker);
+            }
             RunState::Planned => {
                 run.state = RunState::Coming(vec![taker]);
                 self.readahead.held_blocks += u64::from(blocks);
@@ -343,7 +386,8 @@ impl Controller {
 
     pub(crate) fn on_ahead(&mut self, segment: SegmentNo, first: u32, result: Result<Buf, FetchError>, out: Out) {
         let Some(run) = self.readahead.runs.get_mut(&(segment, first)) else { return };
-        let RunState::Coming(takers) = std::mem::replace(&mut run.state, RunState::Planned) else { return };
+        let RunState::Coming(takers) = &mut run.state else { return };
+        let takers = std::mem::take(takers);
         let blocks = u64::from(run.end - first);
         match result {
             Ok(bytes) => {
@@ -352,8 +396,8 @@ impl Controller {
                 for taker in takers {
                     self.hand_out((segment, first), &bytes, taker, out);
                 }
-                if !self.readahead.streams.iter().any(|s| s.name == stream && s.is_planned) {
-                    self.readahead.drop_runs(|run| run.stream == stream);
+                if !self.readahead.streams.iter().any(|s| s.name == stream) {
+                    self.readahead.drop_run((segment, first));
                 }
             }
             Err(_) => {
@@ -371,8 +415,7 @@ impl Controller {
         if let Some(run) = self.readahead.runs.get_mut(&(segment, first)) {
             run.wanted = run.wanted.saturating_sub(u64::from(taker.blocks));
             if run.wanted == 0 {
-                self.readahead.held_blocks -= u64::from(run.end - first);
-                self.readahead.runs.remove(&(segment, first));
+                self.readahead.drop_run((segment, first));
             }
         }
         let from = (taker.block - first) as usize * BLOCK_BYTES;

@@ -49,8 +49,8 @@ pub const DEAD_PER_MILLE_MIN: u64 = 50;
 
 /// Share of a device, and shards of full segments, of which the greater is the room that the cleaner keeps: what is dead and
 /// left alone makes cleaning cheap, and what is free does not. From half of it on writes are slowed.
-const WANTED_PER_MILLE: u64 = 15;
-const WANTED_SHARDS: u64 = 16;
+const WANTED_PER_MILLE: u64 = 10;
+const WANTED_SHARDS: u64 = 10;
 
 #[derive(Debug, Default)]
 pub(crate) struct Space {

@@ -88,6 +88,19 @@ impl Scattered {
         }
     }
 
+    /// Flips a bit in each so-many-th block of the data that a node holds.
+    fn damage(&mut self, node: usize, every: usize) {
+        for (shard, (header_blocks, bytes)) in self.world.nodes[node].shards.iter_mut() {
+            let data_at = *header_blocks as usize * BLOCK_BYTES;
+            let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
+            if matches!(header.index, SegmentIndex::Data(_)) {
+                let mut flipped = bytes.to_vec();
+                flipped[data_at..].chunks_exact_mut(BLOCK_BYTES).step_by(every).for_each(|block| block[9] ^= 1);
+                *bytes = Buf::copy_from(&flipped);
+            }
+        }
+    }
+
     fn counters(&self) -> Counters {
         self.world.controller.status().counters
     }
@@ -186,15 +199,7 @@ fn nodes_that_go_away_meanwhile() {
 #[test]
 fn damage_in_what_is_read_ahead_is_read_around_and_repaired() {
     let mut scattered = Scattered::new(50, 4 << 20, None);
-    for (shard, (header_blocks, bytes)) in scattered.world.nodes[1].shards.iter_mut() {
-        let data_at = *header_blocks as usize * BLOCK_BYTES;
-        let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
-        if matches!(header.index, SegmentIndex::Data(_)) {
-            let mut flipped = bytes.to_vec();
-            flipped[data_at..].chunks_exact_mut(BLOCK_BYTES).step_by(3).for_each(|block| block[9] ^= 1);
-            *bytes = Buf::copy_from(&flipped);
-        }
-    }
+    scattered.damage(1, 3);
     scattered.read_all(Target::VOLUME, 2);
     let counters = scattered.counters();
     assert!(counters.ahead_bytes > 0 && counters.checksum_errors > 0, "{counters:?}");
@@ -203,6 +208,24 @@ fn damage_in_what_is_read_ahead_is_read_around_and_repaired() {
     let errors = scattered.counters().checksum_errors;
     scattered.read_all(Target::VOLUME, 2);
     assert_eq!(scattered.counters().checksum_errors, errors, "the damaged shards were made again");
+}
+
+/// Where too little is left of some blocks, those beside them are there.
+#[test]
+fn what_is_lost_beside_a_block_does_not_keep_it() {
+    let answered = |read_ahead_bytes_max: u64| {
+        let mut scattered = Scattered::new(51, read_ahead_bytes_max, None);
+        scattered.world.node_down(0);
+        scattered.damage(1, 13);
+        let ask = |block| scattered.world.request(BlockOp::Read(ByteRange::new(block * BLOCK, BLOCK)));
+        let tokens: Vec<u64> = (0..SIZE / BLOCK).map(ask).collect();
+        scattered.world.settle(Duration::from_secs(20));
+        let answered = |token: &&u64| scattered.world.replies.contains_key(token);
+        (tokens.iter().filter(answered).count(), scattered.counters().ahead_bytes)
+    };
+    let ((alone, nothing), (together, ahead)) = (answered(0), answered(4 << 20));
+    assert!(nothing == 0 && ahead > 0, "{ahead}");
+    assert!(alone < (SIZE / BLOCK) as usize && together >= alone, "{alone}, {together}");
 }
 
 #[test]
