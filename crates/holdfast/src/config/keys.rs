@@ -121,10 +121,10 @@ pub const KEYS: &[Key] = &[
         name: "memory.read_ahead",
         kind: Kind::Size(0, MIB << 20),
         default: "64 MiB",
-        example: "0",
+        example: "16 MiB",
         brief: "Memory of the host for what is read ahead of clients that read in order, over all volumes.",
         more: "It is used where they read what was written at random: then what they want soon lies beside what they want \
-               now, and is read with it. Volumes share it equally, up to 32 MiB each; 0 turns it off.",
+               now, and is read with it. Volumes share it equally, up to 32 MiB each; `0 B` turns it off.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.read_ahead_bytes = value.count(),
