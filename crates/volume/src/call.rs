@@ -147,3 +147,10 @@ pub enum Wants {
     /// Another fetch, of several blocks, which can't be had together: its block `at`.
     Block { of: Token, at: u32 },
 }
+
+impl Wants {
+    /// Whoever wants it opens each block by itself, and asks alone for what is damaged or can't be had.
+    pub fn takes_parts(&self) -> bool {
+        matches!(self, Wants::Ahead { .. })
+    }
+}

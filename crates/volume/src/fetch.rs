@@ -322,25 +322,18 @@ impl Controller {
         }
         let unreachable = (0..geometry.shard_count())
             .any(|i| (fetch.bad | mask_of(&fetch.got)) >> i & 1 == 0 && fetch.asked >> i & 1 == 0);
-        if fetch.asked == 0 && !unreachable {
-            self.finish_fetch(token, Err(FetchError::Lost), out);
-        } else if fetch.asked == 0 && fetch.wide && self.is_ahead(token) {
-            // Some of its blocks may be there all the same.
+        let gives_up = !unreachable || fetch.wide && fetch.wants.takes_parts();
+        if fetch.asked == 0 && gives_up {
             self.finish_fetch(token, Err(FetchError::Lost), out);
         } else if fetch.asked == 0 && fetch.wide {
             self.fetches.get_mut(token).expect("still there").stalled = true;
         }
     }
 
-    /// Who wants it tries again by itself.
-    fn is_ahead(&self, token: Token) -> bool {
-        self.fetches.get(token).is_some_and(|fetch| matches!(fetch.wants, Wants::Ahead { .. }))
-    }
-
     /// The run as it was before it was written, where it is what was written. Data is in the table, and so are leaves, which their reader
     /// checks.
     fn opened(&self, fetch: &Fetch, bytes: Buf) -> Option<Buf> {
-        if matches!(fetch.wants, Wants::Ahead { .. }) {
+        if fetch.wants.takes_parts() {
             return Some(bytes);
         }
         let is_data = fetch.shape.is_none() && self.segments.get(fetch.segment).is_some_and(|s| s.kind == Kind::Data);
@@ -371,7 +364,8 @@ impl Controller {
     }
 
     fn finish_fetch(&mut self, token: Token, result: Result<Buf, FetchError>, out: Out) {
-        let is_lost = matches!(result, Err(FetchError::Lost)) && !self.is_ahead(token);
+        let Some(fetch) = self.fetches.get(token) else { return };
+        let is_lost = matches!(result, Err(FetchError::Lost)) && !fetch.wants.takes_parts();
         if is_lost && (self.waits_for_look(token) || self.fetch_by_blocks(token, out)) {
             return;
         }

@@ -6,7 +6,6 @@ use holdfast_base::{BLOCK_BYTES, Buf, LedgerId, Lsn};
 use holdfast_cipher::{Secret, VolumeKey};
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::SealedHeader;
-use holdfast_format::root::Root;
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_volume::{Config, Notice, State};
 use std::collections::BTreeMap;
@@ -23,9 +22,7 @@ fn key(n: u8) -> VolumeKey {
 fn encrypted(seed: u64, nodes: u32, layout: Layout, size: u64) -> World {
     let mut world = World::new(seed, nodes, layout, size);
     assert_eq!(world.controller.state(), State::Open);
-    // Nothing was written yet.
-    let root = Root { key_id: Some(key(1).id()), ..Root::decode(&world.root.1).unwrap() };
-    world.root.1 = root.encode();
+    world.encrypt(&key(1));
     world.config = Some(Config { key: Some(key(1)), notes_seals: true, ..config(seed, 1) });
     world.open();
     world
@@ -112,19 +109,8 @@ fn what_was_changed_on_a_device_with_its_checksums_is_not_taken_for_data() {
     world.write_all(0, LEN);
     world.span(Duration::from_secs(30));
     let whole = world.read(0, LEN);
-    for (shard, (header_blocks, bytes)) in world.nodes[0].shards.iter_mut() {
-        let data_at = *header_blocks as usize * BLOCK_BYTES;
-        let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
-        if matches!(header.index, SegmentIndex::Meta) {
-            continue;
-        }
-        let mut flipped = bytes[data_at..].to_vec();
-        flipped.chunks_exact_mut(BLOCK_BYTES).for_each(|block| block[9] ^= 1);
-        let block_crcs = holdfast_base::block_crcs(&flipped);
-        let mut forged = ShardHeader { block_crcs, ..header }.encode();
-        forged.extend_from_slice(&flipped);
-        *bytes = Buf::copy_from(&forged);
-    }
+    world.nodes[0].shards.alter_data(|_, data| flip_blocks(data, 1));
+    world.nodes[0].shards.vouch();
     assert_eq!(world.read(0, LEN), whole);
     assert!(world.controller.status().counters.checksum_errors > 0);
 }

@@ -4,7 +4,7 @@ mod support;
 
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, HeadId};
 use holdfast_format::geometry::Layout;
-use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::segment::ShardHeader;
 use holdfast_volume::{Change, Event};
 use std::time::Duration;
 use support::*;
@@ -18,16 +18,7 @@ fn damaged(seed: u64) -> (World, Vec<u8>) {
     world.write_all(0, LEN);
     world.span(Duration::from_secs(30));
     let whole = world.read(0, LEN);
-    for (shard, (header_blocks, bytes)) in world.nodes[0].shards.iter_mut() {
-        let data_at = *header_blocks as usize * BLOCK_BYTES;
-        let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
-        if matches!(header.index, SegmentIndex::Meta) {
-            continue;
-        }
-        let mut flipped = bytes.to_vec();
-        flipped[data_at..].chunks_exact_mut(BLOCK_BYTES).for_each(|block| block[9] ^= 1);
-        *bytes = Buf::copy_from(&flipped);
-    }
+    world.nodes[0].shards.alter_data(|_, data| flip_blocks(data, 1));
     (world, whole)
 }
 
@@ -94,18 +85,14 @@ fn segments_damaged_in_two_shards_are_repaired_where_each_block_can_be() {
         world.span(Duration::from_secs(30));
         let whole = world.read(0, LEN);
         for node in &mut world.nodes {
-            for (shard, (header_blocks, bytes)) in node.shards.iter_mut() {
-                let data_at = *header_blocks as usize * BLOCK_BYTES;
-                let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
-                let blocks = (bytes.len() - data_at) / BLOCK_BYTES;
+            node.shards.alter_data(|shard, data| {
+                let blocks = data.len() / BLOCK_BYTES;
                 // The first block of one, the last of the other.
                 let at = [0, blocks.saturating_sub(1)].get(usize::from(shard.index)).copied();
-                if let Some(at) = at.filter(|_| blocks > 16 && matches!(header.index, SegmentIndex::Data(_))) {
-                    let mut flipped = bytes.to_vec();
-                    flipped[data_at + at * BLOCK_BYTES] ^= 1;
-                    *bytes = Buf::copy_from(&flipped);
+                if let Some(at) = at.filter(|_| blocks > 16) {
+                    data[at * BLOCK_BYTES] ^= 1;
                 }
-            }
+            });
         }
         assert!(damaged_shards(&world) > 2, "seed {seed}");
         assert!(differing(&mut world, &whole).is_empty(), "each block can be read");

@@ -6,8 +6,6 @@ mod support;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, HeadId, Prng};
 use holdfast_cipher::{Secret, VolumeKey};
 use holdfast_format::geometry::Layout;
-use holdfast_format::root::Root;
-use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_volume::{Change, Config, Counters, Target};
 use std::time::Duration;
 use support::*;
@@ -27,9 +25,7 @@ impl Scattered {
     fn new(seed: u64, read_ahead_bytes_max: u64, key: Option<VolumeKey>) -> Scattered {
         let mut world = World::new(seed, 4, Layout::DEFAULT, SIZE);
         if let Some(key) = &key {
-            // Nothing was written yet.
-            let root = Root { key_id: Some(key.id()), ..Root::decode(&world.root.1).unwrap() };
-            world.root.1 = root.encode();
+            world.encrypt(key);
         }
         let map_cache_bytes_max = 1 << 20;
         let (read_ahead_after_blocks, writeback_bytes_max) = (32, 8 << 20);
@@ -90,15 +86,7 @@ impl Scattered {
 
     /// Flips a bit in each so-many-th block of the data that a node holds.
     fn damage(&mut self, node: usize, every: usize) {
-        for (shard, (header_blocks, bytes)) in self.world.nodes[node].shards.iter_mut() {
-            let data_at = *header_blocks as usize * BLOCK_BYTES;
-            let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
-            if matches!(header.index, SegmentIndex::Data(_)) {
-                let mut flipped = bytes.to_vec();
-                flipped[data_at..].chunks_exact_mut(BLOCK_BYTES).step_by(every).for_each(|block| block[9] ^= 1);
-                *bytes = Buf::copy_from(&flipped);
-            }
-        }
+        self.world.nodes[node].shards.alter_data(|_, data| flip_blocks(data, every));
     }
 
     fn counters(&self) -> Counters {

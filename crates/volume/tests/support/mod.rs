@@ -7,6 +7,7 @@ use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockOp, BlockRequest, Buf, ByteRange, DeviceId, Effects, Epoch, GridId, InstanceId,
     Instant, LedgerId, Lsn, MetaReply, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, ShardId, VolumeId,
 };
+use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
@@ -59,9 +60,28 @@ impl Shards {
         self.bytes = self.held.values().map(|(_, bytes)| bytes.len() as u64).sum();
     }
 
-    /// Bytes may be changed, not their number.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&ShardId, &mut (u32, Buf))> {
-        self.held.iter_mut()
+    /// Changes the data in shards of guests' data, as a bad device would: what their headers say stays.
+    pub fn alter_data(&mut self, alter: impl Fn(&ShardId, &mut [u8])) {
+        for (shard, (header_blocks, bytes)) in &mut self.held {
+            let data_at = *header_blocks as usize * BLOCK_BYTES;
+            let header = ShardHeader::decode(*shard, &bytes[..data_at]).unwrap();
+            if matches!(header.index, SegmentIndex::Data(_)) {
+                let mut altered = bytes.to_vec();
+                alter(shard, &mut altered[data_at..]);
+                *bytes = Buf::copy_from(&altered);
+            }
+        }
+    }
+
+    /// Puts headers there that vouch for whatever data there is, as only a forger would.
+    pub fn vouch(&mut self) {
+        for (shard, (header_blocks, bytes)) in &mut self.held {
+            let (header, data) = bytes.split_at(*header_blocks as usize * BLOCK_BYTES);
+            let header = ShardHeader::decode(*shard, header).unwrap();
+            let mut forged = ShardHeader { block_crcs: holdfast_base::block_crcs(data), ..header }.encode();
+            forged.extend_from_slice(data);
+            *bytes = Buf::copy_from(&forged);
+        }
     }
 
     pub fn clear(&mut self) {
@@ -235,6 +255,11 @@ impl IdealNode {
     }
 }
 
+/// Flips a bit in each so-many-th of these blocks.
+pub fn flip_blocks(data: &mut [u8], every: usize) {
+    data.chunks_exact_mut(BLOCK_BYTES).step_by(every).for_each(|block| block[9] ^= 1);
+}
+
 pub struct World {
     pub now: Instant,
     pub nodes: Vec<IdealNode>,
@@ -282,6 +307,12 @@ impl World {
         };
         world.open();
         world
+    }
+
+    /// From the next opening on, which needs the key too, the volume is an encrypted one. Nothing may have been written yet.
+    pub fn encrypt(&mut self, key: &VolumeKey) {
+        let root = Root { key_id: Some(key.id()), ..Root::decode(&self.root.1).unwrap() };
+        self.root.1 = root.encode();
     }
 
     pub fn open(&mut self) {
