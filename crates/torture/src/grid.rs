@@ -131,8 +131,18 @@ impl Grid {
 
     /// Shards that were found damaged since the volume was opened.
     pub fn damage_found(&self, volume: &str) -> Result<u64> {
+        self.counter(volume, "checksum_errors")
+    }
+
+    /// Bytes of reads that came with others, ahead of them, since the volume was opened.
+    pub fn read_ahead_bytes(&self, volume: &str) -> Result<u64> {
+        self.counter(volume, "ahead_bytes")
+    }
+
+    fn counter(&self, volume: &str, name: &str) -> Result<u64> {
         let shown = self.shown(volume)?;
-        shown["live"]["counters"]["checksum_errors"].as_u64().context("the volume tells of no damage, nor of none")
+        let found = shown["live"]["counters"][name].as_u64();
+        found.with_context(|| format!("`holdfast volume show` tells nothing of {name} of volume {volume}"))
     }
 
     fn shown(&self, volume: &str) -> Result<Value> {

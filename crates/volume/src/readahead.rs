@@ -195,6 +195,15 @@ impl ReadAhead {
         self.streams.len() - 1
     }
 
+    /// Whether each run has a stream that it is dropped with, or is still coming, and what is held adds up.
+    fn is_accounted_for(&self) -> bool {
+        let is_planned = |name: u64| self.streams.iter().any(|s| s.name == name && s.planned_to > 0);
+        let is_coming = |run: &Run| matches!(run.state, RunState::Coming(_));
+        let is_held = |run: &Run| !matches!(run.state, RunState::Planned);
+        let held = self.runs.iter().filter(|(_, run)| is_held(run)).map(|((_, first), run)| u64::from(run.end - first));
+        self.runs.values().all(|run| is_coming(run) || is_planned(run.stream)) && held.sum::<u64>() == self.held_blocks
+    }
+
     /// The run that has all of these blocks, and its first one.
     fn run_of(&mut self, segment: SegmentNo, block: u32, blocks: u32) -> Option<(u32, &mut Run)> {
         let (key, run) = self.runs.range_mut(..=(segment, block)).next_back()?;
@@ -396,7 +405,8 @@ impl Controller {
                 for taker in takers {
                     self.hand_out((segment, first), &bytes, taker, out);
                 }
-                if !self.readahead.streams.iter().any(|s| s.name == stream) {
+                // Nothing drops it later once its stream is forgotten, or has given up what was planned.
+                if !self.readahead.streams.iter().any(|s| s.name == stream && s.planned_to > 0) {
                     self.readahead.drop_run((segment, first));
                 }
             }
@@ -441,5 +451,6 @@ impl Controller {
         while let Some(at) = self.readahead.streams.iter().position(|s| now.since(s.used_at) > IDLE_MAX) {
             self.readahead.forget(at);
         }
+        debug_assert!(self.readahead.is_accounted_for(), "runs are left that nothing drops: {:?}", self.readahead);
     }
 }

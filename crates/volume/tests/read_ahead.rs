@@ -151,6 +151,31 @@ fn what_is_overwritten_before_it_is_read_is_read_as_it_is_then() {
     }
 }
 
+/// What still comes for a client that has begun to jump is not kept for it: it would keep its room for ever.
+#[test]
+fn clients_that_stop_reading_in_order_leave_nothing_behind() {
+    let mut scattered = Scattered::new(25, 512 << 10, None);
+    for turn in 0..16 {
+        scattered.world.slow = Some(Prng::new(turn));
+        let from = turn % 8 * 192 * BLOCK;
+        scattered.read(Target::VOLUME, from, 8);
+        let jump = |i: u64| BlockOp::Read(ByteRange::new(from + 8 * READ + i * 6 * BLOCK, BLOCK));
+        let tokens: Vec<u64> = (0..60).map(|i| scattered.world.request(jump(i))).collect();
+        scattered.wait_all(&tokens);
+        scattered.world.end_slow();
+        // Nobody reads for a while, and afterwards all lies elsewhere.
+        scattered.world.settle(Duration::from_secs(3));
+        for block in 0..SIZE / BLOCK {
+            scattered.write((block * 997 + turn) % (SIZE / BLOCK) * BLOCK, BLOCK);
+        }
+        scattered.world.settle(Duration::from_secs(10));
+    }
+    let before = scattered.counters().ahead_bytes;
+    scattered.read_all(Target::VOLUME, 2);
+    let ahead = scattered.counters().ahead_bytes - before;
+    assert!(ahead > SIZE / 3, "{ahead} of {SIZE} bytes came ahead");
+}
+
 #[test]
 fn snapshots_and_streams_side_by_side() {
     let mut scattered = Scattered::new(30, 4 << 20, None);
