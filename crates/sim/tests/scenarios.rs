@@ -512,6 +512,38 @@ fn case_05_the_metadata_leader_is_lost_with_a_node() {
     stage.finish();
 }
 
+/// Where there is a node to spare the log moves to it. That needs the metadata store, and until it answers nothing completes in the
+/// old ledger: it is left only for one that can be had.
+#[test]
+fn a_node_lost_while_the_metadata_store_is_away_stalls_no_write_where_another_could_take_its_place() {
+    for (seed, layout, hangs) in [(112, "mirror:2", true), (113, "parity:2+1", true), (114, "parity:2+1", false)] {
+        let mut stage = Scenery::new(seed).nodes(4).layout(layout).raise();
+        stage.write(0, 16);
+        stage.pass_ms(2000);
+        let node = leg_nodes(&stage)[0];
+        let outage = stage.now() + Duration::from_secs(8);
+        stage.world().meta.faults.unavailable_until = outage;
+        if hangs {
+            stage.world().pause_node(node)
+        } else {
+            stage.crash_node(node)
+        }
+        for i in 0..100 {
+            let start = stage.now();
+            stage.write(i, 2);
+            let took = stage.now().since(start);
+            assert!(took < Duration::from_millis(250), "{layout}: write {i} waited {took:?}");
+            stage.pass_ms(30);
+        }
+        assert!(stage.now() < outage, "all within the outage");
+        stage.until("the log moves on when the store is back", |s| !leg_nodes(s).contains(&node));
+        if hangs {
+            stage.world().resume_node(node);
+        }
+        stage.finish();
+    }
+}
+
 #[test]
 fn case_06_a_full_log_and_cleaning_debt_and_a_lost_node() {
     let scenery = Scenery::new(106).with(|plan| {
@@ -773,7 +805,7 @@ fn more_reads_than_are_under_way_at_a_time_are_all_answered() {
 fn damage_in_different_places_of_two_shards_is_read_around() {
     // Each block can be had, but not all runs of several: those are read block by block. In these seeds no block happens to
     // be damaged in two shards.
-    for seed in [0, 1, 2, 3, 6, 9, 12, 13, 18, 24, 32, 40, 50] {
+    for seed in [0, 1, 2, 3, 4, 6, 9, 13, 18, 24, 32, 40, 50] {
         let mut stage = Scenery::new(seed).layout("parity:2+1").raise();
         stage.write_segments(8);
         stage.pass_ms(1500);

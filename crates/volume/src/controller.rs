@@ -60,8 +60,8 @@ use crate::tiers::Rotation;
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
-    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, HeadId, Instant, Lsn, NodeId, ObjectId, Prng,
-    RequestToken, Slab, Token,
+    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, HeadId, Instant, Key, Lsn, NodeId, ObjectId,
+    Prng, RequestToken, Slab, Token,
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
@@ -96,6 +96,8 @@ pub struct Controller {
     pub(crate) roll: Option<Roll>,
     pub(crate) next_ledger: u32,
     pub(crate) log: Log,
+    /// Where the last segment that was destaged in a sweep ended.
+    pub(crate) destage_cursor: Key,
     pub(crate) overlay: Overlay,
     /// Layers that may have runs in the overlay.
     pub(crate) overlaid: BTreeSet<ObjectId>,
@@ -168,6 +170,7 @@ impl Controller {
             roll: None,
             next_ledger: 0,
             log: Log::default(),
+            destage_cursor: Key(0),
             overlay: Overlay::default(),
             overlaid: BTreeSet::new(),
             directory: Directory::default(),

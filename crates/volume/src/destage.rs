@@ -1,9 +1,14 @@
-//! Destaging: data leaves the log, oldest first, sorted by address, as segments.
+//! Destaging: data leaves the log as segments, sorted by address.
 //!
-//! It begins when an eighth of the write-back budget waits, half a segment at least (not counting what was destaged and waits for a checkpoint to be
+//! It begins when a sixteenth of the write-back budget waits, half a segment at least (not counting what was destaged and waits for a checkpoint to be
 //! trimmed: then all of it would go at once, and guests' requests would wait behind it), when a quarter lies behind what waits
 //! first, and so can't be trimmed, or by age, or when a node's journal fills, or when entries have lost
 //! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
+//!
+//! **Sweeps.** Each segment goes on in the volume where the last one ended, and round again, so that its blocks lie close together
+//! ([`crate::readahead`]). By the time that a sweep comes round, as much has been written as it found waiting twice over: an eighth
+//! of the budget, beyond which the log can't be trimmed. Where that grows (writes that run ahead of a sweep keep it from what is older), and where something
+//! has to go, it goes by age.
 
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
@@ -16,6 +21,9 @@ const JOBS_MAX: usize = 4;
 
 /// So many segments' worth of log is searched for what belongs together.
 const SEGMENTS_LOOKED_AT: u64 = 8;
+
+/// Part of the write-back budget that waits before destaging begins.
+const WAITING_PART: u64 = 16;
 
 /// Journal fill (in 1/255) from which the log is emptied whatever its budget says.
 const JOURNAL_PRESSURE: u8 = 110;
@@ -40,14 +48,17 @@ impl Controller {
             let full = u64::from(self.config.segment_payload_bytes);
             let budget = self.config.writeback_bytes_max;
             let fills_journals = self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
-            let over = self.log.waiting_bytes() > (budget / 8).max(full / 2)
-                || self.log.waiting_span() > budget / 4
-                || fills_journals;
+            let span = self.log.waiting_span();
+            let over =
+                self.log.waiting_bytes() > (budget / WAITING_PART).max(full / 2) || span > budget / 4 || fills_journals;
             let forced = self.destage_is_forced();
             if !over && !forced {
                 return;
             }
-            let (entries, extents) = self.collect_extents(full, !forced && !fills_journals);
+            // Three times what waits: a sweep that is not kept from what is old comes to it before.
+            let is_overdue = span > 3 * (budget / WAITING_PART).max(full);
+            let sweeps = !forced && !fills_journals && !is_overdue;
+            let (entries, extents) = self.collect_extents(full, sweeps);
             let bytes: u64 = extents.iter().map(|e| e.blocks * BLOCK_BYTES as u64).sum();
             if extents.is_empty() || bytes < full / 2 && !forced && running > 0 {
                 return;
@@ -70,10 +81,9 @@ impl Controller {
                 .is_some_and(|e| self.now.since(e.appended_at) >= self.config.destage_age_max || self.is_at_risk(e))
     }
 
-    /// Live extents of the oldest entry that nobody destages yet and of those that are as likely to die soon, up to one
-    /// segment; of others what fills it up. `by_nearness`: those first that lie near to the oldest one, so that a segment's blocks
-    /// lie close together in the volume ([`crate::readahead`]); else by age.
-    fn collect_extents(&mut self, bytes_max: u64, by_nearness: bool) -> (Vec<Lsn>, Vec<Extent>) {
+    /// Live extents that nobody destages yet, up to one segment: of entries that are as likely to die soon as the oldest one, and of
+    /// others what fills it up. `sweeps`: those first that come next in the volume after what went last; else the oldest.
+    fn collect_extents(&mut self, bytes_max: u64, sweeps: bool) -> (Vec<Lsn>, Vec<Extent>) {
         let mut entries = Vec::new();
         let mut extents = Vec::new();
         let mut bytes = 0;
@@ -92,17 +102,21 @@ impl Controller {
                 is_looked_at
             });
         let (mut ordered, others): (Vec<_>, Vec<_>) = candidates.partition(|(.., hot)| *hot == is_hot);
-        if let Some(near) = ordered.first().map(|(_, key, ..)| key.0).filter(|_| by_nearness) {
-            ordered.sort_by_key(|(_, key, ..)| key.0.abs_diff(near));
+        if sweeps {
+            let from = self.destage_cursor.0;
+            ordered.sort_by_key(|(_, key, ..)| key.0.wrapping_sub(from));
         }
         ordered.extend(others);
-        for (lsn, key, blocks, live_blocks, _) in ordered {
+        for (lsn, key, blocks, live_blocks, hot) in ordered {
             let live_bytes = live_blocks * BLOCK_BYTES as u64;
             if bytes + live_bytes > bytes_max && bytes > 0 {
                 break;
             }
             bytes += live_bytes;
             entries.push(lsn);
+            if sweeps && hot == is_hot {
+                self.destage_cursor = Key(key.0 + u64::from(blocks));
+            }
             for piece in self.overlay.pieces(key.0, u64::from(blocks)) {
                 if let Some(Place::Log { lsn: at, data, crcs }) = piece.value.map(|m| m.place)
                     && at == lsn

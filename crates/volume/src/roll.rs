@@ -1,8 +1,12 @@
 //! Rolling: a new ledger on healthy legs takes over from one whose legs are not.
 //!
 //! States: `Creating` (the new ledger is being created durably on all its legs; the old one works on as far as it can)
-//! -> `Swapping` (old one frozen, seal chosen, root swap in flight) -> done. A leg that doesn't answer its creation is
-//! left out: the roll begins again with others under a new ledger id.
+//! -> `Asking` (whether the metadata store is there, where the old ledger can do without) -> `Swapping` (old one frozen, seal chosen,
+//! root swap in flight) -> done. A leg that doesn't answer its creation is left out: the roll begins again with others under a new
+//! ledger id.
+//!
+//! Invariant: a ledger that acknowledges is frozen only after the metadata store has answered something that it was asked since the
+//! roll began: while the store is away writes go on.
 //!
 //! Protocol rules 1, 3 and 4.
 
@@ -20,6 +24,7 @@ use std::time::Duration;
 pub(crate) struct Roll {
     pub(crate) new: LedgerRef,
     created: u8,
+    began_at: Instant,
     sealed_at: Option<Lsn>,
 }
 
@@ -60,7 +65,7 @@ impl Controller {
             return;
         }
         let Some(new) = self.new_ledger_ref() else { return };
-        self.roll = Some(Roll { new: new.clone(), created: 0, sealed_at: None });
+        self.roll = Some(Roll { new: new.clone(), created: 0, began_at: self.now, sealed_at: None });
         if !self.create_ledger(&new, out) {
             self.roll = None;
         }
@@ -122,6 +127,10 @@ impl Controller {
         if roll.sealed_at.is_some() || roll.created != all || self.root.is_swapping() {
             return;
         }
+        if self.waits_for_store(out) {
+            return;
+        }
+        let Some(roll) = &self.roll else { return };
         let sealed = self.log.completed;
         let new = roll.new.clone();
         let mut root = self.tidied_root();
@@ -133,6 +142,23 @@ impl Controller {
         // From here on nothing completes in the old ledger, whatever comes of the swap.
         self.log.open.as_mut().expect("an open volume has an open ledger").frozen = true;
         self.swap_root(root, Change::Roll, out);
+    }
+
+    /// Whether the old ledger is better than none, as it is while nobody knows that the store answers. A roll that lost its reason
+    /// meanwhile, or a leg, is given up.
+    fn waits_for_store(&mut self, out: Out) -> bool {
+        let (Some(roll), Some(open)) = (&self.roll, &self.log.open) else { return false };
+        let since = roll.began_at;
+        if open.choose_preferred(self.usable_legs()) == 0 || self.root.was_heard_since(since) {
+            return false;
+        }
+        let legs_serve = roll.new.legs.iter().all(|leg| self.nodes.leg_usable(*leg));
+        if !legs_serve || !self.better_ledger_possible() {
+            self.roll = None;
+        } else {
+            self.ask_store(since, out);
+        }
+        true
     }
 
     pub(crate) fn roll_pause_over(&self) -> bool {

@@ -147,7 +147,7 @@ impl Controller {
         if was_asked {
             // What it says is known, or comes out with the next swap.
             self.root.asked = None;
-            return;
+            return self.drive_roll(out);
         }
         match (reply, self.root.proposal.take()) {
             (MetaReply::Unknown, proposal) => {

@@ -247,3 +247,31 @@ fn one_block_at_the_start_of_the_log_does_not_let_it_fill_with_what_is_overwritt
         }
     }
 }
+
+/// Segments are made of what lies close together, not of what is oldest; yet nothing waits for long, or little of the log could be trimmed,
+/// and then much at once.
+#[test]
+fn what_is_written_all_over_leaves_the_log_in_sweeps_and_soon() {
+    const BUDGET: u64 = 16 << 20;
+    let mut world = World::new(17, 3, Layout::Mirror { copies: 2 }, 256 << 20);
+    let mut bounds = config(17, 0);
+    (bounds.writeback_bytes_max, bounds.segment_payload_bytes) = (BUDGET, 256 << 10);
+    world.config = Some(bounds);
+    world.open();
+    let blocks = (256 << 20) / BLOCK_BYTES as u64;
+    let (mut most, mut least) = (0, BUDGET);
+    for round in 0..6000_u64 {
+        // All blocks, each once, in an order that goes all over the volume.
+        let block = round.wrapping_mul(40_503) % blocks;
+        world.write_all(block * BLOCK_BYTES as u64, BLOCK_BYTES as u64);
+        world.now = world.now + Duration::from_micros(100);
+        world.push(Event::Tick);
+        let log_bytes = world.controller.status().log_bytes;
+        most = most.max(log_bytes);
+        if round > 2000 {
+            least = least.min(log_bytes);
+        }
+    }
+    assert!(most < BUDGET * 5 / 16, "{most} bytes lie in the log at once");
+    assert!(least > BUDGET / 16, "{least} bytes: it is not emptied at once");
+}

@@ -39,12 +39,17 @@ impl Drop for Grid {
 impl Grid {
     /// Makes `dir`, which must not exist, and brings a grid up in it, with these options of `grid up` besides.
     pub fn make(binary: &Path, dir: PathBuf, shape: Shape, options: &[&str]) -> Result<Grid> {
-        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let grid = Grid { binary: binary.to_path_buf(), dir };
         let Shape { nodes, devices, device_mib } = shape;
         let (nodes, devices, size) = (nodes.to_string(), devices.to_string(), format!("{device_mib}MiB"));
-        let up = ["grid", "up", "--nodes", &nodes, "--devices", &devices, "--device-size", &size];
-        grid.done(&[&up, options].concat())?;
+        let up = ["--nodes", &nodes, "--devices", &devices, "--device-size", &size];
+        Grid::up(binary, dir, &[&up, options].concat())
+    }
+
+    /// Makes `dir`, which must not exist, and has what these options of `grid up` say in it: a host that joins a grid, say.
+    pub fn up(binary: &Path, dir: PathBuf, options: &[&str]) -> Result<Grid> {
+        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let grid = Grid { binary: binary.to_path_buf(), dir };
+        grid.done(&[&["grid", "up"], options].concat())?;
         Ok(grid)
     }
 

@@ -33,7 +33,7 @@ impl Drop for Bench {
 }
 
 pub fn run(arguments: &[String]) -> Result<()> {
-    let run = Run::from(arguments, "./x bench [--care|--tls|--encrypt|--nested|--diskspd]")?;
+    let run = Run::from(arguments, "./x bench [--care|--tls|--encrypt|--nested|--diskspd|--etcd]")?;
     let dir = std::env::temp_dir().join(format!("holdfast-bench-{}", std::process::id()));
     let mut bench = Bench { grid: Grid::make(&run.binary, dir, Shape::USUAL, &[])?, qemu: None };
     let socket = bench.start_qemu()?;

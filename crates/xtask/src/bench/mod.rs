@@ -1,16 +1,23 @@
 //! `./x bench`: what guests get, beside the raw file and qemu-nbd; with `--care`, what background care costs and takes;
 //! with `--tls`, what TLS between host and nodes costs; with `--encrypt`, what encryption at rest does; with `--nested` nested
-//! layouts beside a mirror, with `--diskspd` many threads on three nodes beside the raw file.
+//! layouts beside a mirror, with `--diskspd` many threads on three nodes beside the raw file; with `--etcd` what a grid that keeps
+//! its metadata in etcd does when a node, or etcd, or both hang, and when a volume changes hands.
 //!
 //! Every run makes grids of its own, and takes them down with all their files, however it ends.
 
 mod care;
 mod diskspd;
 mod encrypt;
+mod etcd;
 mod fio;
 mod grid;
 mod guests;
+mod hosts;
+mod latency;
+mod load;
+mod machine;
 mod nested;
+mod report;
 mod tls;
 mod turns;
 
@@ -23,6 +30,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         Some((first, rest)) if first == "--encrypt" => encrypt::run(rest),
         Some((first, rest)) if first == "--nested" => nested::run(rest),
         Some((first, rest)) if first == "--diskspd" => diskspd::run(rest),
+        Some((first, rest)) if first == "--etcd" => hosts::run(rest),
         _ => guests::run(arguments),
     }
 }

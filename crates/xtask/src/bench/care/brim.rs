@@ -1,12 +1,12 @@
 //! A pool that is filled until nothing more fits, its host killed meanwhile, and emptied again: what was acknowledged is there,
 //! every byte is accounted for, and in the end as much is free as at the beginning.
 
-use super::load::Load;
-use super::machine::{kill_hard, wait_gone};
-use super::report::Report;
 use super::{LAYOUT, Setup, say, writable_mib};
 use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape};
+use crate::bench::load::Load;
+use crate::bench::machine::{kill_hard, wait_gone};
+use crate::bench::report::Report;
 use crate::tools;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;

@@ -1,10 +1,11 @@
 //! A large thin volume, written to everywhere a little: memory that its map takes, and how long it takes to open.
 
-use super::machine::memory_mib;
-use super::report::Report;
 use super::{LAYOUT, Setup, say};
 use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape};
+use crate::bench::latency;
+use crate::bench::machine::memory_mib;
+use crate::bench::report::Report;
 use anyhow::{Context, Result, bail};
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,7 @@ fn opening(grid: &Grid, report: &mut Report) -> Result<()> {
         grid.done(&["volume", "unexport", "thin"])?;
         exports.push(export(grid)?);
     }
-    let slowest = super::latency::max(&exports);
+    let slowest = latency::max(&exports);
     report.judged(
         format!("`volume export` until open, slowest of {OPENS}"),
         &goal,

@@ -3,23 +3,20 @@
 //! A part that can't be measured says why; the others go on, and the command fails at its end.
 
 mod brim;
-mod latency;
-mod load;
-mod machine;
 mod map;
 mod options;
 mod overwrite;
 mod rebuild;
 mod recovery;
-mod report;
 mod snapshots;
 
 use super::fio;
 use super::grid::{Grid, Shape};
+use super::report::{self, Report};
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use options::Options;
-use report::Report;
+
 use std::path::{Path, PathBuf};
 
 /// What a device gives to guests is about this part of it; the rest is its journal, and a reserve.

@@ -1,11 +1,11 @@
 //! Blocks overwritten at random where a volume takes 80 % of what guests may write: how fast, how much is moved for it, and what
 //! sequential reads lose.
 
-use super::latency::SECOND_MS;
-use super::load::Load;
-use super::report::Report;
 use super::{LAYOUT, Setup, say, writable_mib};
 use crate::bench::grid::{Grid, Shape};
+use crate::bench::latency::SECOND_MS;
+use crate::bench::load::Load;
+use crate::bench::report::Report;
 use crate::bench::turns::{Figures, READ_64K, Target, fill, measure as run_job, median};
 use anyhow::{Context, Result};
 use std::time::Duration;

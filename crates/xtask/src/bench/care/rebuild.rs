@@ -1,12 +1,12 @@
 //! A node that does not come back: how fast what it held is made again, with guests idle and under load.
 
-use super::latency::{self, Completion, SECOND_MS, Spread};
-use super::load::Load;
-use super::machine::{Ticks, cores, unix_ms};
-use super::report::Report;
 use super::{Setup, remove, say};
 use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape, cpu_ms};
+use crate::bench::latency::{self, Completion, SECOND_MS, Spread};
+use crate::bench::load::Load;
+use crate::bench::machine::{Ticks, cores, unix_ms};
+use crate::bench::report::Report;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::process::Command;
@@ -21,6 +21,11 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// Right after a loss requests wait for what is gone; that is the drill's to measure.
 const AFTER_LOSS_MS: u64 = 2000;
+
+/// The slowest that a rebuild is steered to while guests are at work; a second with so many times as much counts as one at that
+/// pace, since a shard is half of what is allowed in it.
+const FLOOR_BYTES: f64 = (4 << 20) as f64;
+const FLOOR_FACTOR: f64 = 1.6;
 
 /// The grid at one moment.
 #[derive(Clone, Copy)]
@@ -75,9 +80,28 @@ struct Rebuild {
     mostly: Option<Instant>,
     shard_bytes: f64,
     is_whole: bool,
+    /// Shards made again so far, at each look.
+    seen: Vec<(u64, u64)>,
 }
 
 impl Rebuild {
+    /// How many bytes were made again in the second that begins then.
+    fn bytes_in_second(&self, from_ms: u64) -> f64 {
+        let until =
+            |ms: u64| self.seen.iter().take_while(|(at, _)| *at <= ms).last().map_or(0, |(_, rebuilt)| *rebuilt);
+        until(from_ms + SECOND_MS).saturating_sub(until(from_ms).max(self.first.rebuilt)) as f64 * self.shard_bytes
+    }
+
+    /// Completions of the seconds in which it went at its slowest, and how many seconds these are.
+    fn at_floor(&self, completions: &[Completion]) -> (Vec<Completion>, usize) {
+        let (first, last) = (self.first.unix_ms, self.last.unix_ms);
+        let is_slow = |from: &u64| self.bytes_in_second(*from) <= FLOOR_FACTOR * FLOOR_BYTES;
+        let slow: Vec<u64> =
+            (first..last.saturating_sub(SECOND_MS)).step_by(SECOND_MS as usize).filter(is_slow).collect();
+        let lies_in = |at: u64| slow.iter().any(|from| (*from..*from + SECOND_MS).contains(&at));
+        (completions.iter().filter(|c| lies_in(c.at_ms)).copied().collect(), slow.len())
+    }
+
     fn seconds(&self) -> f64 {
         self.last.at.duration_since(self.first.at).as_secs_f64()
     }
@@ -183,7 +207,7 @@ fn judge_bandwidth(rebuild: &Rebuild, raw: &[Bandwidth], report: &mut Report) {
 fn loaded(setup: &Setup, grid: &Grid, report: &mut Report) -> Result<()> {
     let options = &setup.options;
     let lost = fullest_node(grid)?;
-    let most = options.grace_seconds * 3 + options.rebuild_seconds_max;
+    let most = options.grace_seconds * 4 + options.rebuild_seconds_max;
     let mut load = Load::start(grid, VOLUME, options.rebuild_mib, fio::OLTP_8K, most)?;
     // What the load does at first is no measure.
     std::thread::sleep(Duration::from_millis(AFTER_LOSS_MS));
@@ -196,6 +220,8 @@ fn loaded(setup: &Setup, grid: &Grid, report: &mut Report) -> Result<()> {
         }
         Ok(())
     })?;
+    say(&format!("rebuild: oltp-8k for {} s with the node gone and nothing left to make again", options.grace_seconds));
+    std::thread::sleep(Duration::from_secs(options.grace_seconds));
     let completions = load.stop()?;
     rebuild.tell(report, "under oltp-8k");
     phases(&completions, up_ms, &rebuild, report);
@@ -218,18 +244,22 @@ fn phases(completions: &[Completion], up_ms: u64, rebuild: &Rebuild, report: &mu
         spread
     };
     tell("all nodes up", up_ms, killed);
-    let gone = tell("node gone, before the grace time ended", killed + AFTER_LOSS_MS, first);
+    tell("node gone, before the grace time ended", killed + AFTER_LOSS_MS, first);
     let while_rebuilding = tell("while rebuilding", first, last);
+    tell("node gone, all made again", last, completions.iter().map(|c| c.at_ms).max().unwrap_or(last));
+    // The load overwrites, and the more it has overwritten the more is cleaned: what lies on both sides of the rebuild counts.
+    let lies_beside = |at: u64| (killed + AFTER_LOSS_MS..first).contains(&at) || at >= last;
+    let beside = latency::p99_us(completions.iter().filter(|c| lies_beside(c.at_ms)));
     let (what, goal) = ("p99 while rebuilding to p99 with the node gone", format!("at most {P99_FACTOR_MAX}"));
-    match (gone, while_rebuilding) {
-        (Some(gone), Some(rebuilding)) => {
-            let factor = rebuilding.p99_us / gone.p99_us;
-            report.judged(what, goal, (factor, "times"), factor <= P99_FACTOR_MAX);
-            report.told(
-                "the same of the medians of single seconds",
-                rebuilding.median_second_us / gone.median_second_us,
-                "times",
-            );
+    let (slow, seconds) = rebuild.at_floor(completions);
+    match (beside, while_rebuilding) {
+        (Some(gone_us), Some(rebuilding)) => {
+            report.told(what, rebuilding.p99_us / gone_us, "times");
+            let what = format!("{what}, in {seconds} s at the floor rate (4 MiB a second)");
+            match latency::p99_us(&slow).map(|p99_us| p99_us / gone_us) {
+                Some(factor) => report.judged(what, goal, (factor, "times"), factor <= P99_FACTOR_MAX),
+                None => report.unmeasured(what, goal, "it was never as slow as that, since guests did not feel it"),
+            }
         }
         _ => report.unmeasured(
             what,
@@ -289,15 +319,16 @@ fn watch(
     mut check: impl FnMut() -> Result<()>,
 ) -> Result<Rebuild> {
     say("rebuild: shards are made again");
-    let (since, mut mostly) = (Instant::now(), None);
+    let (since, mut mostly, mut seen) = (Instant::now(), None, Vec::new());
     loop {
         let last = Sample::take(grid)?;
+        seen.push((last.unix_ms, last.rebuilt));
         let is_whole = last.degraded == 0;
         if mostly.is_none() && last.degraded <= first.degraded / 10 {
             mostly = Some(last.at);
         }
         if is_whole || since.elapsed() > most {
-            return Ok(Rebuild { killed_ms, first, last, mostly, shard_bytes, is_whole });
+            return Ok(Rebuild { killed_ms, first, last, mostly, shard_bytes, is_whole, seen });
         }
         check()?;
         std::thread::sleep(POLL);

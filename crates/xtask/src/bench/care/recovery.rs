@@ -1,13 +1,13 @@
 //! A host that is killed with its log full: how long it takes until reads are answered again, and whether everything
 //! acknowledged is still there.
 
-use super::load::Load;
-use super::machine::{kill_hard, wait_gone};
 use super::map::opened_in;
-use super::report::Report;
 use super::{LAYOUT, Setup, say};
 use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape};
+use crate::bench::load::Load;
+use crate::bench::machine::{kill_hard, wait_gone};
+use crate::bench::report::Report;
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -1,12 +1,12 @@
 //! What snapshots and clones take, what a load feels of them, and what reading through generations of them costs.
 
-use super::latency::{self, Completion, SECOND_MS, max, median};
-use super::load::Load;
-use super::machine::unix_ms;
-use super::report::Report;
 use super::{Setup, say};
 use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape};
+use crate::bench::latency::{self, Completion, SECOND_MS, max, median};
+use crate::bench::load::Load;
+use crate::bench::machine::unix_ms;
+use crate::bench::report::Report;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 

@@ -46,11 +46,22 @@ pub fn memory_mib(pid: u64, which: &str) -> Result<f64> {
 }
 
 pub fn kill_hard(pid: u64) -> Result<()> {
-    let status = Command::new("kill").args(["-KILL", &pid.to_string()]).status().context("cannot start kill")?;
-    if !status.success() {
-        bail!("cannot kill process {pid}");
+    signal(pid, "KILL")
+}
+
+/// By the signal's name, without `SIG`.
+pub fn signal(pid: u64, name: &str) -> Result<()> {
+    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    if !status.context("cannot start kill")?.success() {
+        bail!("cannot send {name} to process {pid}");
     }
     Ok(())
+}
+
+/// Whether it has been stopped in mid-air.
+pub fn is_hung(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 /// Until a killed process has let go of its files.

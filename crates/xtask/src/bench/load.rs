@@ -1,8 +1,8 @@
 //! fio in the background while something happens to the grid, with a log of every request.
 
+use super::fio;
+use super::grid::Grid;
 use super::latency::{self, Completion};
-use crate::bench::fio;
-use crate::bench::grid::Grid;
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::path::PathBuf;
