@@ -96,8 +96,8 @@ pub struct Controller {
     pub(crate) roll: Option<Roll>,
     pub(crate) next_ledger: u32,
     pub(crate) log: Log,
-    /// Where the last segment that was destaged in a sweep ended.
-    pub(crate) destage_cursor: Key,
+    /// Where the last segment that was destaged in a sweep ended: of data that is not likely to die soon, and of data that is.
+    pub(crate) destage_cursors: [Key; 2],
     pub(crate) overlay: Overlay,
     /// Layers that may have runs in the overlay.
     pub(crate) overlaid: BTreeSet<ObjectId>,
@@ -170,7 +170,7 @@ impl Controller {
             roll: None,
             next_ledger: 0,
             log: Log::default(),
-            destage_cursor: Key(0),
+            destage_cursors: [Key(0); 2],
             overlay: Overlay::default(),
             overlaid: BTreeSet::new(),
             directory: Directory::default(),

@@ -55,8 +55,8 @@ impl Controller {
             if !over && !forced {
                 return;
             }
-            // Three times what waits: a sweep that is not kept from what is old comes to it before.
-            let is_overdue = span > 3 * (budget / WAITING_PART).max(full);
+            // Half as much again as a sweep leaves behind it that is not kept from what is old.
+            let is_overdue = span > budget * 3 / WAITING_PART;
             let sweeps = !forced && !fills_journals && !is_overdue;
             let (entries, extents) = self.collect_extents(full, sweeps);
             let bytes: u64 = extents.iter().map(|e| e.blocks * BLOCK_BYTES as u64).sum();
@@ -103,7 +103,7 @@ impl Controller {
             });
         let (mut ordered, others): (Vec<_>, Vec<_>) = candidates.partition(|(.., hot)| *hot == is_hot);
         if sweeps {
-            let from = self.destage_cursor.0;
+            let from = self.destage_cursors[usize::from(is_hot)].0;
             ordered.sort_by_key(|(_, key, ..)| key.0.wrapping_sub(from));
         }
         ordered.extend(others);
@@ -115,7 +115,7 @@ impl Controller {
             bytes += live_bytes;
             entries.push(lsn);
             if sweeps && hot == is_hot {
-                self.destage_cursor = Key(key.0 + u64::from(blocks));
+                self.destage_cursors[usize::from(is_hot)] = Key(key.0 + u64::from(blocks));
             }
             for piece in self.overlay.pieces(key.0, u64::from(blocks)) {
                 if let Some(Place::Log { lsn: at, data, crcs }) = piece.value.map(|m| m.place)

@@ -10,6 +10,7 @@ use crate::controller::{Controller, Out};
 use crate::segments::Kind;
 use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, DeviceId, Instant, MediaClass};
+use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeSet;
@@ -189,8 +190,31 @@ impl Controller {
         let fits = |target: &Leg| {
             *target != home && self.nodes.leg_usable(*target) && self.may_lie(&geometry, &homes, index, *target)
         };
-        if let Some(target) = target.filter(fits) {
-            self.begin_move(segment, index, target, out);
+        match target.filter(fits) {
+            Some(target) => self.begin_move(segment, index, target, out),
+            None => self.gather_copy(segment, &geometry, &homes, out),
+        }
+    }
+
+    /// A copy of a nested layout that lies on two nodes, since its own had no other device, keeps the other copy off both of them: one of
+    /// its shards goes to where the others are.
+    fn gather_copy(&mut self, segment: SegmentNo, geometry: &Geometry, homes: &[Leg], out: Out) {
+        if !geometry.layout().is_nested() {
+            return;
+        }
+        for (index, home) in homes.iter().enumerate() {
+            let domain = geometry.domain_of(index as u8);
+            let fellows =
+                || homes.iter().enumerate().filter(|(i, _)| *i != index && geometry.domain_of(*i as u8) == domain);
+            if !self.nodes.leg_usable(*home) || fellows().any(|(_, leg)| leg.node == home.node) {
+                continue;
+            }
+            let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
+            let room = (Keep::FromGuests, self.media_of_homes(homes, index as u8));
+            let target = self.place_again((geometry, homes), index as u8, bytes, &[], room);
+            if let Some(target) = target.filter(|target| fellows().any(|(_, leg)| leg.node == target.node)) {
+                return self.begin_move(segment, index as u8, target, out);
+            }
         }
     }
 }

@@ -127,38 +127,45 @@ impl Controller {
         if roll.sealed_at.is_some() || roll.created != all || self.root.is_swapping() {
             return;
         }
+        if !roll.new.legs.iter().all(|leg| self.nodes.leg_usable(*leg)) {
+            return self.give_up_roll(out);
+        }
         if self.waits_for_store(out) {
             return;
         }
-        let Some(roll) = &self.roll else { return };
         let sealed = self.log.completed;
+        let roll = self.roll.as_mut().expect("just seen");
+        roll.sealed_at = Some(sealed);
         let new = roll.new.clone();
         let mut root = self.tidied_root();
         let old = root.ledgers.last_mut().expect("an open volume has a ledger");
         assert!(old.sealed.is_none(), "the last ledger is the open one");
         old.sealed = Some(sealed);
         root.ledgers.push(new);
-        self.roll.as_mut().expect("just seen").sealed_at = Some(sealed);
         // From here on nothing completes in the old ledger, whatever comes of the swap.
         self.log.open.as_mut().expect("an open volume has an open ledger").frozen = true;
         self.swap_root(root, Change::Roll, out);
     }
 
-    /// Whether the old ledger is better than none, as it is while nobody knows that the store answers. A roll that lost its reason
-    /// meanwhile, or a leg, is given up.
+    /// Whether the old ledger is better than none, as it is while nobody knows that the store answers.
     fn waits_for_store(&mut self, out: Out) -> bool {
         let (Some(roll), Some(open)) = (&self.roll, &self.log.open) else { return false };
         let since = roll.began_at;
         if open.choose_preferred(self.usable_legs()) == 0 || self.root.was_heard_since(since) {
             return false;
         }
-        let legs_serve = roll.new.legs.iter().all(|leg| self.nodes.leg_usable(*leg));
-        if !legs_serve || !self.better_ledger_possible() {
-            self.roll = None;
-        } else {
-            self.ask_store(since, out);
-        }
+        self.ask_store(since, out);
         true
+    }
+
+    /// The new ledger has waited and lost a leg, which is no better than what there is.
+    fn give_up_roll(&mut self, out: Out) {
+        let Some(Roll { new: LedgerRef { id, legs, .. }, .. }) = self.roll.take() else { return };
+        for leg in legs {
+            if self.nodes.is_usable(leg.node) {
+                self.delete_ledger(leg, id, out);
+            }
+        }
     }
 
     pub(crate) fn roll_pause_over(&self) -> bool {

@@ -55,6 +55,8 @@ pub(crate) struct RootWriter {
     asked_at: Instant,
     asked: Option<u64>,
     asks: u64,
+    /// In a row.
+    asks_lost: u32,
     heard_at: Instant,
 }
 
@@ -67,8 +69,10 @@ const ASK_EVERY: Duration = Duration::from_millis(200);
 /// In tokens of such requests, which nothing else waits for.
 const ASK: u64 = 1 << 63;
 
-/// What it was asked counts as lost after this long.
+/// What it was asked counts as lost after this long, and what is asked then after twice as long, up to 32 s: whoever asks on while the
+/// store hangs lets questions pile up, and what matters waits behind them when it is back.
 const ASK_LOST: Duration = Duration::from_secs(1);
+const ASK_LOST_DOUBLINGS_MAX: u32 = 5;
 
 /// The record is tidied at most this often.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
@@ -103,13 +107,15 @@ impl Controller {
 
     /// Looks whether the metadata store is there, if it was not heard since then.
     pub(crate) fn ask_store(&mut self, since: Instant, out: Out) {
-        let pause = if self.root.asked.is_some() { ASK_LOST } else { ASK_EVERY };
+        let is_lost = self.root.asked.is_some();
+        let pause = if is_lost { ASK_LOST * (1 << self.root.asks_lost) } else { ASK_EVERY };
         let is_due = !self.root.was_heard_since(since) && self.now.since(self.root.asked_at) >= pause;
         let is_in_service = matches!(self.state, State::Open | State::Closing);
         if !is_due || !is_in_service || self.root.is_swapping() || self.root.retry_at.is_some() {
             return;
         }
         self.root.asks += 1;
+        self.root.asks_lost = if is_lost { (self.root.asks_lost + 1).min(ASK_LOST_DOUBLINGS_MAX) } else { 0 };
         let token = ASK | self.root.asks;
         (self.root.asked, self.root.asked_at) = (Some(token), self.now);
         out.push(Effect::Meta { token, request: MetaRequest::Get { key: root_key(self.config.volume) } });

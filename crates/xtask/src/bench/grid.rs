@@ -20,6 +20,27 @@ impl Shape {
     pub const USUAL: Shape = Shape { nodes: 4, devices: 2, device_mib: 2048 };
 }
 
+/// A directory for one measurement; gone, with everything in it, when this is dropped.
+pub struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Directory {
+    /// It must not exist.
+    pub fn make(path: PathBuf) -> Result<Directory> {
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Directory(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
 pub struct Grid {
     binary: PathBuf,
     dir: PathBuf,

@@ -6,7 +6,7 @@
 //! acknowledged last.
 
 use super::etcd::{Cluster, Hung};
-use super::grid::{Grid, Shape};
+use super::grid::{Directory, Grid, Shape};
 use super::latency::{self, Completion};
 use super::load::Load;
 use super::machine::{is_hung, unix_ms};
@@ -16,8 +16,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const DEVICE_MIB: u64 = 2048;
@@ -45,11 +44,13 @@ struct Site {
     dir: Directory,
 }
 
-struct Directory(PathBuf);
+/// A drill that is under way; ended with whoever watches it.
+struct Drill(Child);
 
-impl Drop for Directory {
+impl Drop for Drill {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -76,12 +77,11 @@ pub fn run(arguments: &[String]) -> Result<()> {
 impl Site {
     fn make(run: &Run, name: &str, shape: Shape, options: &[&str]) -> Result<Site> {
         eprintln!("bench: {name}: making a grid of {} nodes and three members of etcd", shape.nodes);
-        let dir = Directory(std::env::temp_dir().join(format!("holdfast-bench-{}-{name}", std::process::id())));
-        std::fs::create_dir(&dir.0).with_context(|| format!("cannot make {}", dir.0.display()))?;
-        let etcd = Cluster::start(&dir.0)?;
+        let dir = Directory::make(std::env::temp_dir().join(format!("holdfast-bench-{}-{name}", std::process::id())))?;
+        let etcd = Cluster::start(dir.path())?;
         let endpoints = etcd.endpoints();
         let all = [&["--etcd", &endpoints, "--name", "a"], options].concat();
-        let grid = Grid::make(&run.binary, dir.0.join("a"), shape, &all)?;
+        let grid = Grid::make(&run.binary, dir.path().join("a"), shape, &all)?;
         Ok(Site { grid, etcd, dir })
     }
 
@@ -93,10 +93,10 @@ impl Site {
         let mut command = self.grid.holdfast(&["drill", "node-loss", "--fault", "hang", "--json", "--layout", layout]);
         command.args(["--seconds", DRILL_SECONDS, "--volume-size", &size]);
         // Into a file: a pipe would fill up while nobody reads it.
-        let path = self.dir.0.join("drill.json");
+        let path = self.dir.path().join("drill.json");
         command.stdout(File::create(&path)?).stderr(Stdio::piped());
-        let mut child = command.spawn().context("cannot start the drill")?;
-        let mut said = BufReader::new(child.stderr.take().context("the drill has no standard error")?).lines();
+        let mut drill = Drill(command.spawn().context("cannot start the drill")?);
+        let mut said = BufReader::new(drill.0.stderr.take().context("the drill has no standard error")?).lines();
         let mut hung = None;
         let mut words = String::new();
         while let Some(line) = said.next().transpose()? {
@@ -109,7 +109,7 @@ impl Site {
             words += &format!("{line}\n");
         }
         drop(hung);
-        let (status, report) = (child.wait()?, std::fs::read_to_string(&path)?);
+        let (status, report) = (drill.0.wait()?, std::fs::read_to_string(&path)?);
         if !status.success() {
             bail!("the drill on {layout} failed:\n{words}{report}");
         }
@@ -184,7 +184,7 @@ fn handover(run: &Run, report: &mut Report) -> Result<()> {
     let (a, etcd) = (&site.grid, site.etcd.endpoints());
     let token = a.done(&["grid", "token"])?;
     let join = ["--nodes", "0", "--etcd", &etcd, "--join", token.trim(), "--name", "b"];
-    let b = Grid::up(&run.binary, site.dir.0.join("b"), &[&join[..], &ADDRESS].concat())?;
+    let b = Grid::up(&run.binary, site.dir.path().join("b"), &[&join[..], &ADDRESS].concat())?;
     a.create_volume("v", VOLUME_MIB, "mirror:2")?;
     b.done(&["volume", "export", "v", "--portal"])?;
     eprintln!("bench: a volume is handed over {HANDOVERS} times under a client of each host");

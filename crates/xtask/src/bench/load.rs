@@ -6,7 +6,7 @@ use super::latency::{self, Completion};
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// What a job may take to start, and to end after its time or after it was told to.
@@ -67,8 +67,7 @@ impl Load {
     /// Ends it before its time, in good order.
     pub fn stop(mut self) -> Result<Vec<Completion>> {
         if self.is_running()? {
-            let pid = self.child.id().to_string();
-            Command::new("kill").args(["-INT", &pid]).status().context("cannot start kill")?;
+            super::machine::signal(u64::from(self.child.id()), "INT")?;
         }
         // fio's status tells of the signal, too.
         if self.wait()?.is_none() {

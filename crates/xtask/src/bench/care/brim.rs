@@ -43,7 +43,7 @@ const FREED_WITHIN: Duration = Duration::from_secs(60);
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let shape = Shape { nodes: 4, devices: 1, device_mib: setup.options.device_mib_min };
     say(&format!("brim: making a grid of 4 nodes with a device of {} MiB each", shape.device_mib));
-    let grid = Grid::make(&setup.binary, setup.dir.0.join("brim"), shape, &[])?;
+    let grid = Grid::make(&setup.binary, setup.dir.path().join("brim"), shape, &[])?;
     // More than fits.
     let size_mib = shape.nodes * shape.device_mib;
     grid.create_volume("v", size_mib, LAYOUT)?;

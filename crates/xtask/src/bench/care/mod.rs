@@ -11,7 +11,7 @@ mod recovery;
 mod snapshots;
 
 use super::fio;
-use super::grid::{Grid, Shape};
+use super::grid::{Directory, Grid, Shape};
 use super::report::{self, Report};
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -46,14 +46,6 @@ struct Setup {
     options: Options,
 }
 
-struct Directory(PathBuf);
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Setup {
     /// A grid for `guest_mib` in `parity:2+1` on that many nodes, with `slack` times the room that this takes.
     fn grid(&self, name: &str, guest_mib: u64, nodes: u64, slack: f64) -> Result<Grid> {
@@ -62,7 +54,7 @@ impl Setup {
         let device_mib = (guest_mib as f64 * PARITY * slack / devices / DEVICE_SHARE).ceil() as u64;
         let device_mib = device_mib.max(self.options.device_mib_min);
         say(&format!("{name}: making a grid of {all} nodes with {of_node} devices of {device_mib} MiB each"));
-        Grid::make(&self.binary, self.dir.0.join(name), Shape { device_mib, ..Shape::USUAL }, &[])
+        Grid::make(&self.binary, self.dir.path().join(name), Shape { device_mib, ..Shape::USUAL }, &[])
     }
 
     /// A volume that was written in full once.
@@ -85,9 +77,8 @@ pub fn run(arguments: &[String]) -> Result<()> {
         Some(dir) => std::path::absolute(dir)?,
         None => std::env::temp_dir(),
     };
-    let dir = dir.join(format!("holdfast-care-{}", std::process::id()));
-    std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let setup = Setup { binary, dir: Directory(dir), options };
+    let dir = Directory::make(dir.join(format!("holdfast-care-{}", std::process::id())))?;
+    let setup = Setup { binary, dir, options };
     let mut failed = Vec::new();
     let mut reports = Vec::new();
     let chosen = |name: &str| setup.options.only.is_empty() || setup.options.only.iter().any(|o| o == name);

@@ -24,7 +24,7 @@ const SKEW: &str = "--random_distribution=zoned:80/20:20/80";
 fn make(setup: &Setup, name: &str) -> Result<(Grid, u64)> {
     let shape = Shape { nodes: 4, devices: 1, device_mib: setup.options.overwrite_device_mib };
     say(&format!("{name}: making a grid of 4 nodes with a device of {} MiB each", shape.device_mib));
-    let grid = Grid::make(&setup.binary, setup.dir.0.join(name), shape, &[])?;
+    let grid = Grid::make(&setup.binary, setup.dir.path().join(name), shape, &[])?;
     if let Some(mib) = setup.options.writeback_mib {
         grid.set_host_setting("memory.writeback", &format!("{mib} MiB"))?;
     }
