@@ -1,6 +1,6 @@
 //! Destaging: data leaves the log as segments, sorted by address.
 //!
-//! It begins when a sixteenth of the write-back budget waits, half a segment at least (not counting what was destaged and waits for a checkpoint to be
+//! It begins when a sixteenth of the write-back budget waits, of small budgets an eighth, half a segment at least (not counting what was destaged and waits for a checkpoint to be
 //! trimmed: then all of it would go at once, and guests' requests would wait behind it), when a quarter lies behind what waits
 //! first, and so can't be trimmed, or by age, or when a node's journal fills, or when entries have lost
 //! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
@@ -49,8 +49,9 @@ impl Controller {
             let budget = self.config.writeback_bytes_max;
             let fills_journals = self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
             let span = self.log.waiting_span();
-            let over =
-                self.log.waiting_bytes() > (budget / WAITING_PART).max(full / 2) || span > budget / 4 || fills_journals;
+            // Of a small budget an eighth: a segment is to be full.
+            let wanted = (budget / WAITING_PART).max((budget / 8).min(full)).max(full / 2);
+            let over = self.log.waiting_bytes() > wanted || span > budget / 4 || fills_journals;
             let forced = self.destage_is_forced();
             if !over && !forced {
                 return;
