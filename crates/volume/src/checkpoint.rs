@@ -57,8 +57,12 @@ const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 const FOLD_EVERY_KNOWN: Duration = Duration::from_secs(30);
 
-/// Runs of the overlay that a leaf waits for until it is written anew: one of many short runs takes 14 KiB.
+/// Runs of the overlay that a leaf waits for until it is written anew; and where they find room beside all leaves.
 const RUNS_A_LEAF: usize = 24;
+const RUNS_A_LEAF_ROOMY: usize = 96;
+
+/// What a leaf of many short runs takes.
+const LEAF_BYTES: usize = 14 << 10;
 
 /// Memory that a run of the overlay takes; all of them may take half of what leaves may.
 const RUN_BYTES: usize = 160;
@@ -251,7 +255,10 @@ impl Controller {
 
     /// So many runs of the overlay are folded: in proportion to the map, so that a leaf takes in many at a time.
     fn fold_runs(&self) -> usize {
-        (self.directory.len() * RUNS_A_LEAF).min(self.overlay_runs_max()).max(self.config.fold_runs_min)
+        let leaves = self.directory.len();
+        let beside = self.config.map_cache_bytes_max.saturating_sub((leaves * (POINTER_BYTES + LEAF_BYTES)) as u64);
+        let roomy = (leaves * RUNS_A_LEAF_ROOMY).min(beside as usize / RUN_BYTES);
+        (leaves * RUNS_A_LEAF).max(roomy).min(self.overlay_runs_max()).max(self.config.fold_runs_min)
     }
 
     /// So many runs of the overlay fit the memory that it may take.

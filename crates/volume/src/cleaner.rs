@@ -160,8 +160,10 @@ impl Controller {
         if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() {
             return;
         }
-        if self.cleaner.owed_bytes > self.movable_payload_bytes() {
-            self.checkpointer.hurries = true;
+        let movable_bytes = self.movable_payload_bytes();
+        // Begun at half of it, the checkpoint is done before the cleaner has to wait.
+        self.checkpointer.hurries |= self.cleaner.owed_bytes > movable_bytes / 2;
+        if self.cleaner.owed_bytes > movable_bytes {
             return;
         }
         if self.cleaner.has_passed_since_fold && self.fold_goes_first() {

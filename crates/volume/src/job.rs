@@ -347,6 +347,13 @@ impl Controller {
         self.abandon_segment(placed.no, placed.geometry, placed.homes, out);
     }
 
+    /// Of the log, what is in jobs that found no room.
+    pub(crate) fn parked_destage_bytes(&self) -> u64 {
+        let parked = |job: &SegmentJob| job.is_parked() && matches!(job.kind(), JobKind::Destage { .. });
+        let blocks = self.jobs.iter().filter(|(_, job)| parked(job)).map(|(_, job)| job.work.crcs.len() as u64);
+        blocks.sum::<u64>() * BLOCK_BYTES as u64
+    }
+
     pub(crate) fn retry_parked_jobs(&mut self, out: Out) {
         let parked: Vec<Token> = self.jobs.iter().filter(|(_, j)| j.is_parked()).map(|(t, _)| t).collect();
         for token in parked {

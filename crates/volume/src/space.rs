@@ -48,9 +48,12 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 pub const DEAD_PER_MILLE_MIN: u64 = 50;
 
 /// Share of a device, and shards of full segments, of which the greater is the room that the cleaner keeps: what is dead and
-/// left alone makes cleaning cheap, and what is free does not. From half of it on writes are slowed.
-const WANTED_PER_MILLE: u64 = 10;
-const WANTED_SHARDS: u64 = 10;
+/// left alone makes cleaning cheap, and what is free does not. From a quarter of it on writes are slowed.
+const WANTED_PER_MILLE: u64 = 6;
+const WANTED_SHARDS: u64 = 6;
+
+/// The cleaner may move what fills this part of the free room before a checkpoint frees what it emptied.
+const MOVABLE_PART: u64 = 4;
 
 #[derive(Debug, Default)]
 pub(crate) struct Space {
@@ -203,7 +206,7 @@ impl Controller {
         let width = u64::from(layout.width());
         let (above_reserve, decisive) = *devices.get(width as usize - 1)?;
         // Where nothing is set aside what bulk writes take is seen when they have taken it.
-        let let_in = if self.space.claims.is_empty() { self.log.bytes } else { self.unplaced_bytes() };
+        let let_in = if self.space.claims.is_empty() { self.undestaged_bytes() } else { self.unplaced_bytes() };
         let spread = devices.len() as u64 * u64::from(layout.shards_a_domain());
         let bytes = above_reserve.saturating_sub(raw_bytes(layout, let_in) / spread);
         let capacity = decisive.capacity_bytes;
@@ -212,12 +215,18 @@ impl Controller {
         Some(Room { bytes, per_mille: bytes * 1000 / capacity.max(1), wanted_bytes })
     }
 
-    /// Payload that the cleaner may move before a checkpoint frees what was emptied: half of what is free on all usable
+    /// What the log holds that no room was found for yet. What is on its way to a segment has its room; what only waits to be trimmed
+    /// needs none.
+    fn undestaged_bytes(&self) -> u64 {
+        self.log.waiting_bytes() + self.log.in_flight_bytes() + self.parked_destage_bytes()
+    }
+
+    /// Payload that the cleaner may move before a checkpoint frees what was emptied: a quarter of what is free on all usable
     /// devices together, as far as that is no more than twice the reserve.
     pub(crate) fn movable_payload_bytes(&self) -> u64 {
         let Some(layout) = self.layout_now() else { return 0 };
         let free: u64 = self.usable_devices().map(|d| d.free_bytes.min(2 * reserve(&self.config, d))).sum();
-        free / 2 * u64::from(layout.data_shards()) / u64::from(layout.shard_count())
+        free / MOVABLE_PART * u64::from(layout.data_shards()) / u64::from(layout.shard_count())
     }
 
     /// Whether a guest's write fits. Where others own room all of it must, and it counts at once, not with the next look.
@@ -293,7 +302,9 @@ impl Controller {
             return 0;
         }
         let Room { bytes, wanted_bytes, .. } = self.space.room;
-        wanted_bytes.saturating_sub(bytes) * 1000 / wanted_bytes.max(1)
+        // The curve begins at half of this.
+        let tight_bytes = wanted_bytes / 2;
+        tight_bytes.saturating_sub(bytes) * 1000 / tight_bytes.max(1)
     }
 
     /// While room is tight a second is too long to wait for word of what was freed.

@@ -18,7 +18,7 @@ fn in_small_segments(seed: u64) -> World {
         search_step: 1,
         segment_payload_bytes: 16 << 10,
         bypass_bytes_min: 8 << 10,
-        map_cache_bytes_max: 1 << 20,
+        map_cache_bytes_max: 64 << 10,
         ..config(seed, 1)
     });
     world.open();
@@ -52,7 +52,7 @@ fn an_idle_volume_searches_at_the_pace_of_its_ticks() {
 #[test]
 fn what_a_long_search_has_found_outlives_folds() {
     let mut world = in_small_segments(2);
-    world.free_now(holdfast_volume::reserve_bytes(&config(0, 0), CAPACITY) + (128 << 10));
+    world.free_now(holdfast_volume::reserve_bytes(&config(0, 0), CAPACITY) + (32 << 10));
     let before = counters(&world);
     // Discards change the map, so that there is something to fold, and need no room.
     for i in 0..WRITTEN / BLOCK / 2 {
