@@ -42,6 +42,9 @@ const PASSES_FOUND: u64 = 8;
 /// While room is ample victims of one pass are chosen from so many passes' worth.
 const PASSES_NEAR_CALM: u64 = 2;
 
+/// Pieces that are read at a time. What was written at random is moved in a thousand of them: guests' requests wait behind these few.
+const READS_AHEAD: usize = 32;
+
 /// How long a segment that could not be read is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);
 
@@ -65,6 +68,14 @@ struct Move {
     crcs: Crcs,
 }
 
+/// A piece: which, the blocks in its segment from which on and how many, and their checksums.
+#[derive(Debug)]
+struct Unread {
+    part: u32,
+    run: (u32, u32),
+    crcs: Crcs,
+}
+
 #[derive(Debug)]
 struct Pass {
     id: u64,
@@ -74,6 +85,9 @@ struct Pass {
     moves: Vec<Move>,
     /// The pieces to move, and the segments that they are read from.
     parts: Vec<(SegmentNo, Option<Buf>)>,
+    /// What of them nobody has asked for yet.
+    unread: VecDeque<Unread>,
+    /// Headers, or pieces, that were asked for.
     pending: usize,
     failed: bool,
     unreadable: BTreeSet<SegmentNo>,
@@ -253,6 +267,7 @@ impl Controller {
             leaves_pending: BTreeSet::new(),
             moves: Vec::new(),
             parts: Vec::new(),
+            unread: VecDeque::new(),
             pending: count,
             failed: false,
             unreadable: BTreeSet::new(),
@@ -512,8 +527,6 @@ impl Controller {
             return;
         }
         pass.moves.sort_by_key(|m| m.key);
-        let id = pass.id;
-        let mut fetches = Vec::new();
         for at in &pass.moves {
             let geometry = self.segments.get(at.segment).expect("a named segment is in the table").geometry;
             let mut done = 0;
@@ -522,14 +535,20 @@ impl Controller {
                 let run_max = if self.repairer.is_stuck(at.segment) { 1 } else { geometry.run_from(at.block + done) };
                 let run = run_max.min(at.blocks - done);
                 let crcs = at.crcs.slice(u64::from(done), u64::from(run));
-                fetches.push((at.segment, (at.block + done, run), crcs));
+                pass.unread.push_back(Unread { part: pass.parts.len() as u32, run: (at.block + done, run), crcs });
+                pass.parts.push((at.segment, None));
                 done += run;
             }
         }
-        pass.parts = fetches.iter().map(|(segment, _, _)| (*segment, None)).collect();
-        pass.pending = fetches.len();
-        for (part, (segment, run, crcs)) in fetches.into_iter().enumerate() {
-            let wants = Wants::Clean { job: id, part: part as u32 };
+        self.read_on(out);
+    }
+
+    fn read_on(&mut self, out: Out) {
+        while let Some(pass) = self.cleaner.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD) {
+            let Some(Unread { part, run, crcs }) = pass.unread.pop_front() else { return };
+            let segment = pass.parts[part as usize].0;
+            pass.pending += 1;
+            let wants = Wants::Clean { job: pass.id, part };
             self.start_fetch(wants, segment, None, run, Some(crcs), out);
         }
     }
@@ -542,7 +561,12 @@ impl Controller {
             Ok(read) => *bytes = Some(read),
             Err(_) => {
                 pass.unreadable.insert(*segment);
+                // The pass is given up as soon as what is under way has ended.
+                pass.unread.clear();
             }
+        }
+        if !pass.unread.is_empty() {
+            return self.read_on(out);
         }
         if pass.pending > 0 {
             return;

@@ -1,4 +1,4 @@
-//! The cleaner's search for what is worth cleaning, where it takes many steps: on large volumes.
+//! The cleaner: its search for what is worth cleaning, where that takes many steps, on large volumes; and how it reads that.
 
 mod support;
 
@@ -65,4 +65,28 @@ fn what_a_long_search_has_found_outlives_folds() {
 
     assert!(after.folds - before.folds >= 8, "{before:?} {after:?}");
     assert!(after.segments_cleaned - before.segments_cleaned >= 64, "{before:?} {after:?}");
+}
+
+#[test]
+fn what_lies_in_many_pieces_is_not_read_all_at_once() {
+    let mut world = World::new(3, 3, Layout::Mirror { copies: 2 }, WRITTEN);
+    let bounds = Config { segment_payload_bytes: 2 << 20, bypass_bytes_min: 4 << 20, ..config(3, 1) };
+    let reserve = holdfast_volume::reserve_bytes(&bounds, CAPACITY);
+    world.config = Some(bounds);
+    world.open();
+    world.write_all(0, WRITTEN);
+    world.span(Duration::from_secs(10));
+    for i in 0..WRITTEN / BLOCK / 2 {
+        let write = world.write_op(i * 2 * BLOCK, BLOCK);
+        world.answer(write, Duration::from_secs(30));
+    }
+    world.span(Duration::from_secs(10));
+    let before = counters(&world);
+    world.queue_max = 0;
+    world.free_now(reserve + (32 << 10));
+    world.span(Duration::from_secs(10));
+    let cleaned = (counters(&world).cleaned_bytes - before.cleaned_bytes) / BLOCK;
+
+    assert!(cleaned > 500, "{cleaned} blocks were moved");
+    assert!(world.queue_max < 50, "{} questions at once, of {cleaned} blocks", world.queue_max);
 }

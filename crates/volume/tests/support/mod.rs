@@ -278,6 +278,8 @@ pub struct World {
     pub miscounts: bool,
     pub out: Effects<Effect>,
     pub queue: VecDeque<Event>,
+    /// The most that has waited in it.
+    pub queue_max: usize,
     /// Answers of nodes take time, drawn from here, and wait in `later`; those of one node stay in order.
     pub slow: Option<Prng>,
     later: BTreeMap<(Instant, u64), Event>,
@@ -302,6 +304,7 @@ impl World {
             miscounts: false,
             out: Effects::new(),
             queue: VecDeque::new(),
+            queue_max: 0,
             slow: None,
             later: BTreeMap::new(),
         };
@@ -357,6 +360,7 @@ impl World {
             for effect in self.out.take() {
                 self.carry_out(effect);
             }
+            self.queue_max = self.queue_max.max(self.queue.len());
         }
     }
 
