@@ -276,16 +276,19 @@ impl Controller {
         self.overlay_runs() > self.overlay_runs_max()
     }
 
+    /// It takes more memory than it may, and a fold would take something out of it.
+    pub(crate) fn overlay_wants_fold(&self) -> bool {
+        self.overlay_is_large() && self.checkpointer.unfolded && self.meta_layout_now().is_some()
+    }
+
     /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last one. Not
     /// where room is nearly gone.
     pub(crate) fn fold_goes_first(&self) -> bool {
         let (bytes, runs) = self.checkpointer.last_fold;
-        self.overlay_is_large()
-            && self.checkpointer.unfolded
+        self.overlay_wants_fold()
             && self.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
             && self.is_fold_worth(bytes, runs)
             && !self.is_nearly_full()
-            && self.meta_layout_now().is_some()
     }
 
     /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at least.

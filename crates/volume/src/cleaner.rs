@@ -177,7 +177,9 @@ impl Controller {
         let movable_bytes = self.movable_payload_bytes();
         // Begun at half of it, the checkpoint is done before the cleaner has to wait.
         self.checkpointer.hurries |= self.cleaner.owed_bytes > movable_bytes / 2;
-        if self.cleaner.owed_bytes > movable_bytes {
+        // Nor does a fold that the overlay needs find a pass under way.
+        let lets_fold = self.checkpointer.hurries && self.overlay_wants_fold();
+        if self.cleaner.owed_bytes > movable_bytes || lets_fold {
             return;
         }
         if self.cleaner.has_passed_since_fold && self.fold_goes_first() {

@@ -347,10 +347,11 @@ impl Controller {
         self.abandon_segment(placed.no, placed.geometry, placed.homes, out);
     }
 
-    /// Of the log, what is in jobs that found no room.
-    pub(crate) fn parked_destage_bytes(&self) -> u64 {
-        let parked = |job: &SegmentJob| job.is_parked() && matches!(job.kind(), JobKind::Destage { .. });
-        let blocks = self.jobs.iter().filter(|(_, job)| parked(job)).map(|(_, job)| job.work.crcs.len() as u64);
+    /// Of the log, what is in jobs whose shards are not all durable.
+    pub(crate) fn unwritten_destage_bytes(&self) -> u64 {
+        let is_unwritten = |job: &SegmentJob| job.placed.as_ref().is_none_or(|placed| !placed.committing);
+        let destaged = self.jobs.iter().filter(|(_, job)| matches!(job.kind(), JobKind::Destage { .. }));
+        let blocks = destaged.filter(|(_, job)| is_unwritten(job)).map(|(_, job)| job.work.crcs.len() as u64);
         blocks.sum::<u64>() * BLOCK_BYTES as u64
     }
 

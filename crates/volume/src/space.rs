@@ -215,10 +215,10 @@ impl Controller {
         Some(Room { bytes, per_mille: bytes * 1000 / capacity.max(1), wanted_bytes })
     }
 
-    /// What the log holds that no room was found for yet. What is on its way to a segment has its room; what only waits to be trimmed
-    /// needs none.
+    /// What the log holds that no segment has yet. What only waits to be trimmed needs no room. Shards that are being put do until they
+    /// are durable: what was placed counts until a device tells what it has free, and it may tell that before it has begun with them.
     fn undestaged_bytes(&self) -> u64 {
-        self.log.waiting_bytes() + self.log.in_flight_bytes() + self.parked_destage_bytes()
+        self.log.waiting_bytes() + self.log.in_flight_bytes() + self.unwritten_destage_bytes()
     }
 
     /// Payload that the cleaner may move before a checkpoint frees what was emptied: a quarter of what is free on all usable
@@ -291,9 +291,9 @@ impl Controller {
         self.space.short_since.is_some()
     }
 
-    /// A write waits for room, or less than a quarter is left of what the cleaner keeps.
+    /// A write waits for room, or less than an eighth is left of what the cleaner keeps.
     pub(crate) fn is_nearly_full(&self) -> bool {
-        self.is_short_of_room() || self.space.capacity.bytes < self.space.capacity.wanted_bytes / 4
+        self.is_short_of_room() || self.space.capacity.bytes < self.space.capacity.wanted_bytes / 8
     }
 
     /// How far room has gone down from where writes begin to be slowed, in 1/1000; 0 where nothing can be cleaned.

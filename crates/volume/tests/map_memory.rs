@@ -4,6 +4,7 @@ mod support;
 
 use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Prng};
 use holdfast_format::geometry::Layout;
+use holdfast_volume::Config;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use support::*;
@@ -62,4 +63,45 @@ fn a_discard_across_places_without_leaves_is_cut_in_two_by_its_fold() {
     assert_eq!(world.read(LEAF, BLOCK), vec![0; BLOCK_BYTES]);
     world.open();
     assert_eq!(world.read(LEAF, BLOCK), vec![0; BLOCK_BYTES]);
+}
+
+/// Four fifths of what there is, overwritten at random by guests who don't wait for each other, on nodes that take their time.
+#[test]
+fn beside_a_cleaner_that_is_always_at_work_the_overlay_is_folded() {
+    const CAPACITY: u64 = 192 << 20;
+    const CACHE: u64 = 512 << 10;
+    let size = 3 * CAPACITY / 2 * 8 / 10 / BLOCK * BLOCK;
+    let mut world = World::new(3, 3, Layout::Mirror { copies: 2 }, size);
+    world.nodes.iter_mut().for_each(|node| node.capacity_bytes = CAPACITY);
+    world.config = Some(Config {
+        segment_payload_bytes: 64 << 10,
+        writeback_bytes_max: 8 << 20,
+        bypass_bytes_min: 64 << 10,
+        map_cache_bytes_max: CACHE,
+        ..config(3, 1)
+    });
+    world.open();
+    world.write_all(0, size);
+    world.span(Duration::from_secs(10));
+    world.slow = Some(Prng::new(9));
+    let mut rng = Prng::new(5);
+    let (mut open, mut done, mut most) = (Vec::new(), 0, 0);
+    while done < 40_000 {
+        while open.len() < 64 {
+            open.push(world.write_op(rng.below(size / BLOCK) * BLOCK, BLOCK));
+        }
+        let at = world.next_at();
+        world.step_to(at.max(world.now + Duration::from_nanos(1)));
+        let before = open.len();
+        let replies = &mut world.replies;
+        open.retain(|token| replies.remove(token).map(|result| result.expect("it is written")).is_none());
+        let answered = before - open.len();
+        if done / 256 != (done + answered) / 256 {
+            most = most.max(world.controller.anatomy().cache.changes);
+        }
+        done += answered;
+    }
+    // Half of the memory, 160 bytes each.
+    let limit = CACHE / 2 / 160;
+    assert!(most < 2 * limit, "{most} runs, of {limit}");
 }
