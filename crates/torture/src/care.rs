@@ -4,9 +4,10 @@
 use crate::engine::Control;
 use crate::grid::{Grid, NodeAction};
 use anyhow::{Context, Result, ensure};
-use holdfast_base::Prng;
+use holdfast_base::{BLOCK_BYTES, BufMut, Prng};
+use rustix::fs::OFlags;
 use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -70,14 +71,17 @@ pub fn flip_bits(
     let before = grid.damage_found(volume)?;
     control.fault(format!("{bits} bits of {} flip", device.display()));
     let since = Instant::now();
-    let file = OpenOptions::new().read(true).write(true).open(device);
+    // Past the page cache, as the node writes: where the two meet the kernel gives the node an I/O error.
+    let file = OpenOptions::new().read(true).write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(device);
     let file = file.with_context(|| format!("cannot open {}", device.display()))?;
     let len = file.metadata().context("a device tells no length")?.len();
+    let mut block = BufMut::new(BLOCK_BYTES);
     for _ in 0..bits {
-        let (at, mut byte) = (random.between(SPARED, len - 1), [0]);
-        file.read_exact_at(&mut byte, at).context("cannot read from a device")?;
-        byte[0] ^= 1 << random.below(8);
-        file.write_all_at(&byte, at).context("cannot write to a device")?;
+        let at = random.between(SPARED, len - 1);
+        let (from, byte) = (at - at % BLOCK_BYTES as u64, at as usize % BLOCK_BYTES);
+        file.read_exact_at(&mut block, from).context("cannot read from a device")?;
+        block[byte] ^= 1 << random.below(8);
+        file.write_all_at(&block, from).context("cannot write to a device")?;
     }
     file.sync_all().context("cannot write to a device")?;
     let (mut found, mut found_at) = (0, Instant::now());
