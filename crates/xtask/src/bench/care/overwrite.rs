@@ -50,10 +50,17 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     fill(&target, size_mib)?;
     let fresh = sequential(setup, &grid, &target, size_mib)?;
     let iops = overwrite(&grid, size_mib, options.overwrite_seconds, (OVERWRITE, MOST_WRITTEN), report)?;
-    let of_empty = iops / empty.iops;
-    let goal = format!("at least {LEAST_OF_EMPTY}");
-    report.judged("the same, to the empty grid's", goal, (of_empty, ""), of_empty >= LEAST_OF_EMPTY);
     let after = sequential(setup, &grid, &target, size_mib)?;
+    // Disks that are shared give less after minutes of writing than at first: what the empty grid does then counts as much.
+    grid.done(&["volume", "delete", "v"])?;
+    grid.create_volume("v", size_mib, LAYOUT)?;
+    grid.settle()?;
+    let empty_again = run_job(&target, size_mib, OVERWRITE, Some(options.seconds))?;
+    report.told("4 KiB random writes, 16 deep, the grid emptied again", empty_again.iops, "IOPS");
+    let of_empty = iops / ((empty.iops + empty_again.iops) / 2.0);
+    let goal = format!("at least {LEAST_OF_EMPTY}");
+    let what = "IOPS at 80 % to the empty grid's, of before and after the mean";
+    report.judged(what, goal, (of_empty, ""), of_empty >= LEAST_OF_EMPTY);
     let rate = |read: &[Figures]| median(read, |r| r.megabytes);
     let cpu = |read: &[Figures]| median(read, Figures::ours_us);
     report.told("64 KiB sequential read, written in order", rate(&fresh), "MB/s");
