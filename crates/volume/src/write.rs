@@ -226,7 +226,7 @@ impl Controller {
         len < u64::from(self.config.bypass_bytes_min) && !self.journals_admit(len)
     }
 
-    /// Nothing up to half of the budget, of the journals or of the space left for cleaning, then a cubic curve up to
+    /// Nothing up to half of the budget or of the journals, or while a quarter is left of the room that the cleaner keeps, then a cubic curve up to
     /// [`DELAY_MAX`] at nine tenths.
     fn curve_delay(&self) -> Option<Instant> {
         let fill = self.log.bytes * 1000 / self.config.writeback_bytes_max.max(1);

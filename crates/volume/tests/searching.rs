@@ -11,25 +11,31 @@ use support::*;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const WRITTEN: u64 = 12 << 20;
 
-/// A volume of some hundred small segments, each a step of a search, in which every fourth block is written a second time.
-fn in_small_segments(seed: u64) -> World {
+/// A volume that was written once, and then every so-many-th block of it a second time.
+fn written_again(seed: u64, bounds: Config, every: u64) -> World {
     let mut world = World::new(seed, 3, Layout::Mirror { copies: 2 }, WRITTEN);
-    world.config = Some(Config {
+    world.config = Some(bounds);
+    world.open();
+    world.write_all(0, WRITTEN);
+    world.span(Duration::from_secs(10));
+    for block in (0..WRITTEN / BLOCK).step_by(every as usize) {
+        let write = world.write_op(block * BLOCK, BLOCK);
+        world.answer(write, Duration::from_secs(30));
+    }
+    world.span(Duration::from_secs(10));
+    world
+}
+
+/// In some hundred small segments, each a step of a search.
+fn in_small_segments(seed: u64) -> World {
+    let bounds = Config {
         search_step: 1,
         segment_payload_bytes: 16 << 10,
         bypass_bytes_min: 8 << 10,
         map_cache_bytes_max: 64 << 10,
         ..config(seed, 1)
-    });
-    world.open();
-    world.write_all(0, WRITTEN);
-    world.span(Duration::from_secs(10));
-    for i in 0..WRITTEN / BLOCK / 4 {
-        let write = world.write_op(i * 4 * BLOCK, BLOCK);
-        world.answer(write, Duration::from_secs(30));
-    }
-    world.span(Duration::from_secs(10));
-    world
+    };
+    written_again(seed, bounds, 4)
 }
 
 fn counters(world: &World) -> Counters {
@@ -69,18 +75,9 @@ fn what_a_long_search_has_found_outlives_folds() {
 
 #[test]
 fn what_lies_in_many_pieces_is_not_read_all_at_once() {
-    let mut world = World::new(3, 3, Layout::Mirror { copies: 2 }, WRITTEN);
     let bounds = Config { segment_payload_bytes: 2 << 20, bypass_bytes_min: 4 << 20, ..config(3, 1) };
     let reserve = holdfast_volume::reserve_bytes(&bounds, CAPACITY);
-    world.config = Some(bounds);
-    world.open();
-    world.write_all(0, WRITTEN);
-    world.span(Duration::from_secs(10));
-    for i in 0..WRITTEN / BLOCK / 2 {
-        let write = world.write_op(i * 2 * BLOCK, BLOCK);
-        world.answer(write, Duration::from_secs(30));
-    }
-    world.span(Duration::from_secs(10));
+    let mut world = written_again(3, bounds, 2);
     let before = counters(&world);
     world.queue_max = 0;
     world.free_now(reserve + (32 << 10));
