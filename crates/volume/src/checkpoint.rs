@@ -47,6 +47,9 @@ const FOLD_BYTES_A_RUN: u64 = 512;
 /// Deltas after a full run before everything is written again.
 const CHAIN_MAX: usize = 12;
 
+/// And everything is written again, too, once it is less than this part of what the chain's runs have named.
+const SHRUNK_PART: usize = 4;
+
 /// A dirty volume is checkpointed at least this often, so that an idle log becomes empty.
 const AGE_MAX: Duration = Duration::from_secs(3);
 
@@ -202,6 +205,9 @@ pub(crate) struct Checkpointer {
     /// Homes of segments whose free record is in the log.
     pub(crate) freeing: Condemned,
     chain_len: usize,
+    /// The most leaves, segments and runs of the overlay that there were at any run of the chain; of one that was loaded, at its
+    /// last.
+    chain_names: usize,
 }
 
 impl Checkpointer {
@@ -709,10 +715,14 @@ impl Controller {
     /// Takes the state as of the completed LSN and writes it as a run.
     fn capture(&mut self, out: Out) {
         let rewrite = std::mem::take(&mut self.checkpointer.rewrite_wanted);
-        let full = rewrite || self.checkpointer.durable.runs.is_empty() || self.checkpointer.chain_len >= CHAIN_MAX;
         self.checkpointer.bytes_in_row = 0;
         self.limit_leaves();
         self.condemn_dead();
+        let names = self.names();
+        let is_long = self.checkpointer.chain_len >= CHAIN_MAX;
+        let has_shrunk = names < self.checkpointer.chain_names / SHRUNK_PART;
+        let full = rewrite || self.checkpointer.durable.runs.is_empty() || is_long || has_shrunk;
+        self.checkpointer.chain_names = if full { names } else { names.max(self.checkpointer.chain_names) };
         let parts = self.run_parts(full);
         let checkpointer = &mut self.checkpointer;
         checkpointer.captured = self.log.completed;
@@ -722,6 +732,16 @@ impl Controller {
         self.cleaner.on_captured();
         checkpointer.journal_fill = 0;
         self.write_runs(full, &parts, out);
+    }
+
+    /// What a full run would name.
+    fn names(&self) -> usize {
+        self.directory.len() + self.segments.len() + self.overlay.run_count()
+    }
+
+    /// A chain has been loaded.
+    pub(crate) fn on_runs_loaded(&mut self) {
+        self.checkpointer.chain_names = self.names();
     }
 
     /// Segments that nothing names leave the table with this checkpoint; once it is durable they are freed.

@@ -658,6 +658,7 @@ impl Controller {
             };
             self.load_part(part);
         }
+        self.on_runs_loaded();
         for run in &runs {
             let info = SegmentInfo {
                 kind: Kind::Run,

@@ -24,8 +24,10 @@ use std::time::Duration;
 /// Shards listed by one request.
 const LIST_COUNT: u32 = 4096;
 
-/// Shards being made again at a time, and while guests are at work.
-const REPAIRS_MAX: usize = 8;
+/// Shards being made again at a time: in all, where one of them passes through here, which holds its sources, and while guests
+/// are at work.
+const REPAIRS_MAX: usize = 16;
+const REPAIRS_MADE_HERE: usize = 8;
 const REPAIRS_BESIDE_GUESTS: usize = 2;
 
 /// What was sent over a connection that broke has been acted on, or never will be, after this long.
@@ -128,7 +130,12 @@ impl Repairer {
 
     /// Repairs come first.
     pub(crate) fn may_move(&self) -> bool {
-        !self.running.is_full() && self.rebuild.is_empty()
+        !self.is_busy() && self.rebuild.is_empty()
+    }
+
+    fn is_busy(&self) -> bool {
+        let max = if self.running.iter().all(|(_, r)| r.by_target) { REPAIRS_MAX } else { REPAIRS_MADE_HERE };
+        self.running.len() >= max
     }
 
     pub(crate) fn has_few_at_work(&self) -> bool {
@@ -497,7 +504,7 @@ impl Controller {
         // Each is tried once a tick: one that can't be read now is queued again by itself.
         let waiting: Vec<(SegmentNo, u8)> = self.repairer.queue.iter().copied().collect();
         for (segment, index) in waiting {
-            if self.repairer.running.is_full() || !self.may_move_data() {
+            if self.repairer.is_busy() || !self.may_move_data() {
                 return;
             }
             if self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.now) {
@@ -509,7 +516,7 @@ impl Controller {
             }
         }
         self.list_rebuild();
-        while !self.repairer.running.is_full() && self.may_move_data() {
+        while !self.repairer.is_busy() && self.may_move_data() {
             let Some((segment, index)) = self.repairer.rebuild.pop() else { return };
             let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
             let is_queued = self.repairer.queue.contains(&(segment, index));

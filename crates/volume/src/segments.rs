@@ -379,6 +379,10 @@ impl SegmentTable {
         true
     }
 
+    pub fn len(&self) -> usize {
+        self.segments.len()
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.iter().map(|(no, info)| (*no, info))
     }

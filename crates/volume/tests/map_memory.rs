@@ -65,6 +65,30 @@ fn a_discard_across_places_without_leaves_is_cut_in_two_by_its_fold() {
     assert_eq!(world.read(LEAF, BLOCK), vec![0; BLOCK_BYTES]);
 }
 
+/// A checkpoint says what has changed since the one before; the first of such a chain says all that there was.
+#[test]
+fn what_is_discarded_leaves_no_checkpoints_of_its_size() {
+    const SIZE: u64 = 64 << 20;
+    for reopened in [false, true] {
+        let mut world = World::new(13, 3, Layout::Mirror { copies: 2 }, SIZE);
+        let mut bounds = config(13, 0);
+        bounds.segment_payload_bytes = 64 << 10;
+        world.config = Some(bounds);
+        world.nodes.iter_mut().for_each(|node| node.capacity_bytes = 1 << 30);
+        world.open();
+        world.write_all(0, SIZE);
+        world.settle(Duration::from_secs(40));
+        if reopened {
+            world.open();
+        }
+        let discard = world.request(BlockOp::Discard(ByteRange::new(0, SIZE)));
+        world.wait(discard);
+        world.settle(Duration::from_secs(60));
+        let held: u64 = world.nodes.iter().map(|node| node.capacity_bytes - node.stat().free_bytes).sum();
+        assert!(held <= 64 << 10, "{held} bytes are held for nothing; reopened: {reopened}");
+    }
+}
+
 /// Four fifths of what there is, overwritten at random by guests who don't wait for each other, on nodes that take their time.
 #[test]
 fn beside_a_cleaner_that_is_always_at_work_the_overlay_is_folded() {
