@@ -24,8 +24,8 @@ use std::time::Duration;
 /// Shards listed by one request.
 const LIST_COUNT: u32 = 4096;
 
-/// Shards being made again at a time: in all, where one of them passes through here, which holds its sources, and while guests
-/// are at work.
+/// Shards being made again at a time: in all, by this machine, which holds their sources (and as long as it makes one, in all), and
+/// while guests are at work.
 const REPAIRS_MAX: usize = 16;
 const REPAIRS_MADE_HERE: usize = 8;
 const REPAIRS_BESIDE_GUESTS: usize = 2;
@@ -743,8 +743,12 @@ impl Controller {
     }
 
     fn make_here(&mut self, token: Token, out: Out) {
+        let made_here = self.repairer.running.iter().filter(|(_, r)| !r.by_target).count();
         let Some(repair) = self.repairer.running.get_mut(token) else { return };
         (repair.by_target, repair.putting) = (false, false);
+        if made_here >= REPAIRS_MADE_HERE {
+            return self.end_repair(token, true);
+        }
         self.ask_repair_shards(token, out);
         self.finish_repair(token, out);
     }

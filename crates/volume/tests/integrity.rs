@@ -5,7 +5,9 @@ mod support;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, HeadId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::segment::ShardHeader;
+use holdfast_format::wire::Request;
 use holdfast_volume::{Change, Event};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use support::*;
 
@@ -101,4 +103,35 @@ fn segments_damaged_in_two_shards_are_repaired_where_each_block_can_be() {
         world.node_down(0);
         assert!(differing(&mut world, &whole).is_empty(), "seed {seed}");
     }
+}
+
+/// Nodes that refuse to make shards leave it to the host, which holds what it reads for one.
+#[test]
+fn few_shards_are_made_again_by_the_host_at_a_time() {
+    let mut world = World::new(7, 3, Layout::Mirror { copies: 2 }, 8 << 20);
+    let mut bounds = config(7, 0);
+    bounds.rebuild_after = Duration::from_secs(1);
+    world.config = Some(bounds);
+    world.open();
+    world.write_all(0, 4 << 20);
+    world.span(Duration::from_secs(30));
+    world.node_down(2);
+    world.nodes.iter_mut().for_each(|node| node.hang_shard_reads = true);
+    let read = |(_, request, ..): &(u64, Request, Buf, bool)| match request {
+        Request::ReadShard { shard, .. } => Some(*shard),
+        _ => None,
+    };
+    let reads = |world: &World| -> usize {
+        world.nodes.iter().flat_map(|node| node.waiting.iter().filter_map(read)).collect::<BTreeSet<_>>().len()
+    };
+    world.run_until(|world| reads(world) > 0);
+    // Not so long that any is given up.
+    world.span(Duration::from_millis(500));
+    let most = reads(&world);
+    assert!((2..=8).contains(&most), "{most} at a time");
+    world.nodes.iter_mut().for_each(|node| node.hang_shard_reads = false);
+    (0..2).for_each(|i| world.node_resumes(i));
+    world.span(Duration::from_secs(60));
+    let status = world.controller.status();
+    assert!(status.counters.shards_rebuilt >= 16 && status.degraded_segments == 0, "{status:?}");
 }

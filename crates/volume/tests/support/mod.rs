@@ -108,6 +108,8 @@ pub struct IdealNode {
     pub refuse_above: usize,
     /// Appends wait; other requests don't.
     pub hang_appends: bool,
+    /// So do reads of shards.
+    pub hang_shard_reads: bool,
     pub capacity_bytes: u64,
     /// Of shards that were ever put here: of data, and of the map and checkpoints.
     pub put_bytes: (u64, u64),
@@ -127,6 +129,7 @@ impl IdealNode {
             journal_fill: 0,
             refuse_above: usize::MAX,
             hang_appends: false,
+            hang_shard_reads: false,
             capacity_bytes: CAPACITY,
             put_bytes: (0, 0),
         }
@@ -370,7 +373,12 @@ impl World {
                 let target = self.nodes.iter_mut().find(|n| n.id == node).unwrap();
                 assert!(target.up || target.hung, "sent to a node that is down");
                 let payload = holdfast_base::buf::concat(&payload);
-                if target.hung || target.hang_appends && matches!(request, Request::Append { .. }) {
+                let hangs = match request {
+                    Request::Append { .. } => target.hang_appends,
+                    Request::ReadShard { .. } => target.hang_shard_reads,
+                    _ => false,
+                };
+                if target.hung || hangs {
                     target.waiting.push((token, request, payload, true));
                     return;
                 }
