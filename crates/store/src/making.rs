@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Each holds a shard, and pieces of its sources.
-const MAKES_MAX: usize = 16;
+const MAKES_MAX: usize = 8;
 
 /// What is asked of a source at a time.
 const PIECE_BLOCKS: u32 = 64;

@@ -276,10 +276,10 @@ fn a_deposed_owner_has_nothing_put() {
 fn no_more_are_made_at_a_time_than_memory_is_there_for() {
     let segment = Segment::coded();
     let mut rig = Rig::small(46);
-    let tokens: Vec<u64> = (0..17).map(|_| segment.order(&mut rig, 0, 1, &[1, 2])).collect();
-    assert_eq!(answer(&mut rig, tokens[16]), Reply::Refused(Refusal::Busy));
+    let tokens: Vec<u64> = (0..9).map(|_| segment.order(&mut rig, 0, 1, &[1, 2])).collect();
+    assert_eq!(answer(&mut rig, tokens[8]), Reply::Refused(Refusal::Busy));
     segment.tell_all(&mut rig);
-    for token in &tokens[..16] {
+    for token in &tokens[..8] {
         assert_eq!(answer(&mut rig, *token), Reply::Done);
     }
     let again = segment.order(&mut rig, 1, 0, &[0, 2]);

@@ -24,10 +24,8 @@ use std::time::Duration;
 /// Shards listed by one request.
 const LIST_COUNT: u32 = 4096;
 
-/// Shards being made again at a time: in all, by this machine, which holds their sources (and as long as it makes one, in all), and
-/// while guests are at work.
-const REPAIRS_MAX: usize = 16;
-const REPAIRS_MADE_HERE: usize = 8;
+/// Shards being made again at a time, and while guests are at work.
+const REPAIRS_MAX: usize = 8;
 const REPAIRS_BESIDE_GUESTS: usize = 2;
 
 /// What was sent over a connection that broke has been acted on, or never will be, after this long.
@@ -130,12 +128,7 @@ impl Repairer {
 
     /// Repairs come first.
     pub(crate) fn may_move(&self) -> bool {
-        !self.is_busy() && self.rebuild.is_empty()
-    }
-
-    fn is_busy(&self) -> bool {
-        let max = if self.running.iter().all(|(_, r)| r.by_target) { REPAIRS_MAX } else { REPAIRS_MADE_HERE };
-        self.running.len() >= max
+        !self.running.is_full() && self.rebuild.is_empty()
     }
 
     pub(crate) fn has_few_at_work(&self) -> bool {
@@ -504,7 +497,7 @@ impl Controller {
         // Each is tried once a tick: one that can't be read now is queued again by itself.
         let waiting: Vec<(SegmentNo, u8)> = self.repairer.queue.iter().copied().collect();
         for (segment, index) in waiting {
-            if self.repairer.is_busy() || !self.may_move_data() {
+            if self.repairer.running.is_full() || !self.may_move_data() {
                 return;
             }
             if self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.now) {
@@ -516,7 +509,7 @@ impl Controller {
             }
         }
         self.list_rebuild();
-        while !self.repairer.is_busy() && self.may_move_data() {
+        while !self.repairer.running.is_full() && self.may_move_data() {
             let Some((segment, index)) = self.repairer.rebuild.pop() else { return };
             let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
             let is_queued = self.repairer.queue.contains(&(segment, index));
@@ -743,12 +736,8 @@ impl Controller {
     }
 
     fn make_here(&mut self, token: Token, out: Out) {
-        let made_here = self.repairer.running.iter().filter(|(_, r)| !r.by_target).count();
         let Some(repair) = self.repairer.running.get_mut(token) else { return };
         (repair.by_target, repair.putting) = (false, false);
-        if made_here >= REPAIRS_MADE_HERE {
-            return self.end_repair(token, true);
-        }
         self.ask_repair_shards(token, out);
         self.finish_repair(token, out);
     }
@@ -928,7 +917,7 @@ impl Controller {
             // Lost on the way, or the segment died meanwhile: it may lie there, or arrive yet.
             self.repairer.note_stray((target, segment, index));
         }
-        if again && !is_move {
+        if again && !is_move && home.is_some() {
             self.repairer.queue.insert((segment, index));
             let waited = self.repairer.paused.get(&(segment, index)).map_or(REPAIR_PAUSE_MIN / 2, |(_, span)| *span);
             let pause = (waited * 2).min(REPAIR_PAUSE_MAX);
