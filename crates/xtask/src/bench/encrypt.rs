@@ -1,7 +1,7 @@
 //! `./x bench --encrypt`: what encryption at rest costs, on two volumes of one grid which differ in that alone.
 
 use super::grid::{Grid, Shape};
-use super::turns::{READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
+use super::turns::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use anyhow::Result;
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -26,5 +26,5 @@ pub fn run(arguments: &[String]) -> Result<()> {
     for target in &targets {
         fill(target, VOLUME_MIB)?;
     }
-    compare(&targets, &[READ_8K, WRITE_8K, READ_64K, WRITE_1M], &run, VOLUME_MIB, true)
+    compare(&targets, &[OLTP_8K, READ_8K, WRITE_8K, READ_64K, WRITE_1M], &run, VOLUME_MIB, true)
 }

@@ -2,7 +2,7 @@
 
 use super::fio;
 use super::grid::{Grid, Shape};
-use super::turns::{Job, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
+use super::turns::{Job, OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -11,8 +11,6 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 const VOLUME_MIB: u64 = 1536;
-
-const OLTP_8K: Job = Job { name: "oltp-8k, 16 deep", arguments: fio::OLTP_8K, is_bulk: false };
 
 const WRITE_ONE_8K: Job =
     Job { name: "8k random write, 1 deep", arguments: &["--rw=randwrite", "--bs=8k", "--iodepth=1"], is_bulk: false };

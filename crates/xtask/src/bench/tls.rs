@@ -1,7 +1,7 @@
 //! `./x bench --tls`: what TLS between a host and its nodes costs, on two grids beside each other which differ in that alone.
 
 use super::grid::{Grid, Shape};
-use super::turns::{READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
+use super::turns::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use anyhow::Result;
 
 const VOLUME_MIB: u64 = 512;
@@ -17,5 +17,5 @@ pub fn run(arguments: &[String]) -> Result<()> {
         grid.create_volume("v", VOLUME_MIB, "parity:2+1")?;
         fill(target, VOLUME_MIB)?;
     }
-    compare(&targets, &[READ_8K, WRITE_8K, READ_64K, WRITE_1M], &run, VOLUME_MIB, false)
+    compare(&targets, &[OLTP_8K, READ_8K, WRITE_8K, READ_64K, WRITE_1M], &run, VOLUME_MIB, true)
 }

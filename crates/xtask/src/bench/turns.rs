@@ -16,6 +16,9 @@ pub struct Job {
 
 pub const READ_8K: Job = Job { name: "8k random read, 16 deep", arguments: fio::RANDOM_READ_8K, is_bulk: false };
 
+/// 40 % writes.
+pub const OLTP_8K: Job = Job { name: "oltp-8k, 16 deep", arguments: fio::OLTP_8K, is_bulk: false };
+
 pub const WRITE_8K: Job =
     Job { name: "8k random write, 16 deep", arguments: &["--rw=randwrite", "--bs=8k", "--iodepth=16"], is_bulk: false };
 
@@ -126,7 +129,7 @@ pub fn measure(target: &Target, size_mib: u64, job: &[&str], seconds: Option<u64
 }
 
 /// Runs each job on all targets in turns, and prints a table for each; the first target is what others are compared with. What a
-/// grid has left to do in the background is waited for, where targets share one.
+/// grid has left to do in the background is waited for if `settles`, so that the next target does not bear it.
 pub fn compare(targets: &[Target], jobs: &[Job], run: &Run, size_mib: u64, settles: bool) -> Result<()> {
     if settles {
         targets.iter().filter_map(|target| target.grid).try_for_each(Grid::settle)?;
