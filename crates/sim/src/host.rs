@@ -137,6 +137,11 @@ impl<M: Machine> World<M> {
 
     /// Puts a machine into the host process and tells it which nodes are up.
     pub fn attach(&mut self, host: usize, machine: M) -> MachineAt {
+        self.attach_with(host, machine, Event::Open)
+    }
+
+    /// A machine that begins otherwise than by opening its volume.
+    pub fn attach_with(&mut self, host: usize, machine: M, begin: Event) -> MachineAt {
         assert!(self.hosts[host].up, "host {host} is down");
         self.hosts[host].machines.push(Some(Slot { machine, tick_due: None }));
         let at = MachineAt { host, machine: self.hosts[host].machines.len() - 1 };
@@ -146,7 +151,7 @@ impl<M: Machine> World<M> {
                 self.host_input(host, Input::Event { at, event });
             }
         }
-        self.host_input(host, Input::Event { at, event: Event::Open });
+        self.host_input(host, Input::Event { at, event: begin });
         at
     }
 

@@ -63,6 +63,7 @@ pub struct PortalPlan {
     /// A mistake that must be found: layers are not drained when the volume goes, and stand before its next opening with what they hold.
     pub keeps_layers: bool,
     pub mutations: portal::Mutations,
+    pub of_controllers: holdfast_volume::Mutations,
 }
 
 impl PortalPlan {
@@ -89,6 +90,7 @@ impl PortalPlan {
             layers: draw_layers(seed),
             keeps_layers: false,
             mutations: portal::Mutations::default(),
+            of_controllers: holdfast_volume::Mutations::default(),
         }
     }
 }
@@ -216,6 +218,7 @@ struct Client {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum HandOver {
     Preparing { to: usize },
+    Warming { to: usize },
     Yielding { to: usize },
 }
 
@@ -236,6 +239,8 @@ pub struct Street {
     /// What each host will be told of that, and when.
     news: Vec<(Instant, usize, usize)>,
     hand_over: Option<(HandOver, Instant)>,
+    /// When the host that has it is asked.
+    yield_at: Option<Instant>,
     take_over_at: Option<Instant>,
     /// A node that hangs, and until when.
     node_back: Option<(Instant, usize)>,
@@ -291,6 +296,7 @@ impl Street {
             owner: 0,
             news: Vec::new(),
             hand_over: None,
+            yield_at: None,
             take_over_at: None,
             node_back: None,
             next_link: 1,
@@ -539,6 +545,7 @@ impl Street {
                         }
                     }
                     Notice::Prepared => self.on_prepared(),
+                    Notice::Warmed => self.on_warmed(host),
                     _ => {}
                 }
             }
@@ -590,9 +597,23 @@ impl Street {
     }
 
     fn open(&mut self, host: usize) {
+        self.begin_to_open(host, Event::Open);
+    }
+
+    fn is_warming(&self, host: usize) -> bool {
+        self.shells[host].controller.and_then(|at| self.world.machine(at)).is_some_and(Controller::is_warming)
+    }
+
+    fn begin_to_open(&mut self, host: usize, begin: Event) {
         if let Some(before) = self.shells[host].controller {
             match self.state(host) {
-                Some(State::Opening) => return,
+                Some(State::Opening) => {
+                    if self.is_warming(host) {
+                        self.world.tell(before, begin);
+                        self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
+                    }
+                    return;
+                }
                 Some(State::Open) => {
                     return self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Here });
                 }
@@ -607,12 +628,16 @@ impl Street {
         (config.writeback_bytes_max, config.map_cache_bytes_max) = (512 << 10, 128 << 10);
         (config.segment_payload_bytes, config.bypass_bytes_min) = (64 << 10, 32 << 10);
         config.destage_age_max = Duration::from_millis(100);
-        let at = self.world.attach(host, Controller::new(config));
+        config.mutations = self.plan.of_controllers;
+        let warms = matches!(begin, Event::Warm);
+        let at = self.world.attach_with(host, Controller::new(config), begin);
         self.shells[host].controller = Some(at);
         self.shells[host].layers = self.shells[host].layers.take().or_else(|| stack_of(&self.plan.layers));
         self.outcome.openings += 1;
         self.trace(&[43, host as u64], || format!("h{host} opens the volume"));
-        self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
+        if !warms {
+            self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
+        }
     }
 
     // ---- connections between hosts ----
@@ -989,9 +1014,47 @@ impl Street {
             self.hand_over = None;
             return;
         }
-        self.hand_over = Some((HandOver::Yielding { to }, self.now() + Duration::from_secs(1)));
-        let peer = self.owner;
-        self.portal(to, portal::Event::Ask { peer, ticket: 0, ask: Ask::Yield { volume: VOLUME } });
+        // Now and then it comes late: what was read by then is older than what it finds.
+        match self.prng.below(3) {
+            0 => self.ask_to_yield(to, Duration::ZERO),
+            _ => {
+                self.hand_over = Some((HandOver::Warming { to }, self.now() + Duration::from_secs(2)));
+                self.begin_to_open(to, Event::Warm);
+            }
+        }
+    }
+
+    fn on_warmed(&mut self, host: usize) {
+        if self.hand_over.is_some_and(|(step, _)| step == HandOver::Warming { to: host }) {
+            let late = if self.prng.chance(300) { self.prng.below(400) } else { 0 };
+            self.ask_to_yield(host, Duration::from_millis(late));
+        }
+    }
+
+    fn ask_to_yield(&mut self, to: usize, late: Duration) {
+        let now = self.now();
+        self.hand_over = Some((HandOver::Yielding { to }, now + late + Duration::from_secs(1)));
+        self.yield_at = Some(now + late);
+        self.world.wake_at(now + late, WAKE);
+    }
+
+    fn drive_hand_over(&mut self) {
+        let now = self.now();
+        if self.yield_at.take_if(|at| *at <= now).is_some()
+            && let Some((HandOver::Yielding { to }, _)) = self.hand_over
+            && self.is_running(to)
+        {
+            let peer = self.owner;
+            self.portal(to, portal::Event::Ask { peer, ticket: 0, ask: Ask::Yield { volume: VOLUME } });
+        }
+        let Some((step, _)) = self.hand_over.take_if(|(_, until)| *until <= now) else { return };
+        let (HandOver::Preparing { to } | HandOver::Warming { to } | HandOver::Yielding { to }) = step;
+        // It finds that it is not to have the volume, now and then late.
+        if self.is_warming(to) && self.owner != to && self.prng.chance(700) {
+            let at = self.shells[to].controller.take().expect("it warms");
+            self.world.detach(at);
+            self.unserve(to);
+        }
     }
 
     /// Whatever the old owner says: who follows takes over.
@@ -1093,9 +1156,7 @@ impl Street {
             self.news.extend((0..self.shells.len()).map(|host| (now, host, self.owner)));
         }
         self.on_news();
-        if self.hand_over.is_some_and(|(_, until)| until <= now) {
-            self.hand_over = None;
-        }
+        self.drive_hand_over();
         let is_gone = self.state(self.owner).is_none() && self.take_over_at.is_none();
         if is_gone && self.hand_over.is_none() && self.news.is_empty() {
             self.take_over_at = Some(now + Duration::from_millis(20));

@@ -39,7 +39,7 @@ fn hand_overs_alone_end_no_session() {
     let mut handovers = 0;
     for seed in 0..20 {
         let mut plan = quiet(seed);
-        plan.hand_over = 100;
+        (plan.requests, plan.hand_over) = (300, 150);
         let clients = plan.clients as u64;
         let outcome = run_portals(plan, false).expect("sound");
         assert_eq!((outcome.aborts, outcome.path_changes), (0, clients), "seed {seed}: a client had to connect again");
@@ -67,6 +67,7 @@ fn what_a_layer_holds_comes_out_before_its_volume_goes() {
     let (mut caught, mut handovers) = (0, 0);
     for seed in 0..20 {
         let mut plan = quiet(seed);
+        plan.requests = 300;
         (plan.hand_over, plan.take_over) = (100, if seed % 2 == 0 { 20 } else { 0 });
         plan.layers = vec!["delay:write=5ms..400ms,share=0.5".to_string(), "delay:all=0ms..5ms".to_string()];
         let clients = plan.clients as u64;
@@ -101,6 +102,21 @@ fn a_host_whose_layers_outlive_their_controller_is_found() {
     };
     let run = |seed, keeps_layers| guarded(seed, || run_portals(plan(seed, keeps_layers), false));
     let found = (0..60).find_map(|seed| run(seed, true).err().map(|why| (seed, why)));
+    let (seed, why) = found.unwrap_or_else(|| panic!("it is not found"));
+    println!("found by seed {seed}: {why}");
+    run(seed, false).unwrap_or_else(|why| panic!("seed {seed} finds something without it: {why}"));
+}
+
+#[test]
+fn a_map_that_was_read_too_early_is_found() {
+    let plan = |seed, fits_anything| {
+        let mut plan = quiet(seed);
+        (plan.requests, plan.hand_over) = (600, 60);
+        plan.of_controllers.warmth_fits_anything = fits_anything;
+        plan
+    };
+    let run = |seed, fits_anything| guarded(seed, || run_portals(plan(seed, fits_anything), false));
+    let found = (0..200).find_map(|seed| run(seed, true).err().map(|why| (seed, why)));
     let (seed, why) = found.unwrap_or_else(|| panic!("it is not found"));
     println!("found by seed {seed}: {why}");
     run(seed, false).unwrap_or_else(|why| panic!("seed {seed} finds something without it: {why}"));

@@ -136,6 +136,8 @@ pub struct Mutations {
     pub trim_past_commit: bool,
     /// Rule 17: unreferenced shards are deleted although an append with unknown outcome may name them.
     pub clean_after_unknown_append: bool,
+    /// Hand-over: what was read before it is the beginning of whatever checkpoint there is then.
+    pub warmth_fits_anything: bool,
     /// Snapshots: writes go on to the layer that was frozen.
     pub snapshot_stays_live: bool,
     /// Snapshots: what a dropped one held for the layer above it is not merged into that.
@@ -162,6 +164,9 @@ pub struct Mutations {
 pub enum Event {
     /// Begin to open the volume. Requests may follow at once: they wait.
     Open,
+    /// Another host serves it, and is about to hand it over: read what can be read before [`Event::Open`], and claim nothing.
+    /// Answered by [`Notice::Warmed`].
+    Warm,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
     Request {
@@ -404,6 +409,8 @@ pub enum Notice {
     },
     /// What was in the log at [`Event::Prepare`] is in segments, and a checkpoint knows it.
     Prepared,
+    /// The map is read, as far as it could be.
+    Warmed,
     LayoutSet {
         layout: Layout,
     },

@@ -15,7 +15,7 @@ use crate::job::{JobKind, Work};
 use crate::layers::LayerTable;
 use crate::leafload::LeafWaiter;
 use crate::log::Done;
-use crate::map::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
+use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
 use crate::merge::Going;
 use crate::rangemap::Piece;
 use crate::segments::{Kind, SegmentInfo};
@@ -243,6 +243,11 @@ impl Checkpointer {
         self.chain_len = durable.runs.len();
         self.durable = durable;
     }
+
+    /// Guests that have waited for the volume come first: what a checkpoint is due for by age alone waits as long as after one.
+    pub(crate) fn rest(&mut self, now: Instant) {
+        (self.started_at, self.folded_last) = (now, now);
+    }
 }
 
 impl Controller {
@@ -252,7 +257,7 @@ impl Controller {
         }
         self.checkpointer.started_at = self.now;
         let many = self.overlay.run_count() >= self.fold_runs() || self.checkpointer.fold_wanted || self.fold_is_due();
-        if many && self.cleaner.is_idle() && self.state == State::Open {
+        if many && self.cleaner.is_idle() && self.state == State::Open && !self.empties_log_by_checkpoint() {
             self.begin_fold(out);
         } else {
             self.capture(out);
@@ -342,7 +347,8 @@ impl Controller {
         let since = self.now.since(self.checkpointer.started_at);
         let is_awaited = self.checkpointer.fold_wanted && self.cleaner.is_idle() || self.checkpointer.free_wanted;
         let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
-        let idle = self.is_emptying_log() || since >= age_max || self.checkpointer.rewrite_wanted;
+        let is_wanted = self.state == State::Closing || self.empties_log_by_checkpoint();
+        let idle = is_wanted || since >= age_max || self.checkpointer.rewrite_wanted;
         let pressed = self.is_pressed_for_checkpoint() && since >= Duration::from_millis(100);
         // Nothing is folded while the volume closes.
         let fold_wanted = self.checkpointer.fold_wanted && self.state == State::Open;
@@ -700,16 +706,6 @@ impl Controller {
         }
     }
 
-    /// While loading: what older runs said under a leaf folded later. What was still in the log then is said anew by the
-    /// run that names the leaf.
-    fn forget_under(&mut self, no: LeafNo, captured: Lsn) {
-        for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
-            if piece.value.is_some_and(|m| m.stamp <= captured) {
-                self.overlay.remove(piece.start, piece.len, |_, _, _| {});
-            }
-        }
-    }
-
     // ---- capturing and writing ----
 
     /// Takes the state as of the completed LSN and writes it as a run.
@@ -1040,49 +1036,5 @@ impl PartWriter {
             self.flush();
         }
         self.parts
-    }
-}
-
-impl Controller {
-    /// Takes one part of a checkpoint into the state that is being rebuilt.
-    pub(crate) fn load_part(&mut self, part: RunPart) {
-        if part.full {
-            self.overlay = crate::map::Overlay::default();
-            self.directory.clear();
-            self.segments = crate::segments::SegmentTable::starting_at(self.root().first_own());
-            self.nothing_is_counted();
-        }
-        if let Some(layers) = part.layers {
-            self.layers = layers;
-            self.layers.refresh();
-            self.forget_runs_of_gone_layers();
-        }
-        for (no, pointer) in part.leaves {
-            let no = LeafNo(no);
-            match pointer {
-                Some(pointer) => self.directory.insert(no, pointer),
-                None => self.directory.remove(no),
-            };
-            self.forget_under(no, part.folded_at);
-        }
-        for (no, info) in part.segments {
-            match info {
-                Some(info) => self.segments.insert(no, info),
-                None => {
-                    self.segments.remove(no);
-                }
-            }
-        }
-        for run in part.overlay {
-            let place = match run.place {
-                SavedPlace::Zero => Place::Zero,
-                SavedPlace::Segment { segment, block, crcs } => {
-                    Place::Segment { segment, block, crcs: Crcs::new(crcs) }
-                }
-                SavedPlace::Log(lsn) => self.log_place(lsn, run.key, run.blocks),
-            };
-            self.overlaid.insert(Key(run.key).object());
-            self.overlay.insert(run.key, run.blocks, Mapped { place, stamp: run.stamp }, |_, _, _| {});
-        }
     }
 }

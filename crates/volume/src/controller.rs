@@ -57,6 +57,7 @@ use crate::segments::SegmentTable;
 use crate::snapshots::Changes;
 use crate::space::Space;
 use crate::tiers::Rotation;
+use crate::warming::{Filling, Warmth};
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -134,6 +135,8 @@ pub struct Controller {
     pub(crate) changes: Changes,
     pub(crate) hold: Option<Hold>,
     pub(crate) handover: Handover,
+    pub(crate) filling: Option<Filling>,
+    pub(crate) warmth: Option<Warmth>,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) cleaner: Cleaner,
     pub(crate) repairer: Repairer,
@@ -203,6 +206,8 @@ impl Controller {
             changes: Changes::default(),
             hold: None,
             handover: Handover::None,
+            filling: None,
+            warmth: None,
             checkpointer: Checkpointer::default(),
             cleaner: Cleaner::default(),
             repairer: Repairer::default(),
@@ -227,6 +232,7 @@ impl Controller {
         self.now = self.now.max(now);
         match event {
             Event::Open => self.begin_opening(out),
+            Event::Warm => self.begin_warming(out),
             Event::Close => self.begin_closing(out),
             Event::Request { target, request } => self.on_request(target, request, out),
             Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),

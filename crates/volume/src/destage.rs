@@ -10,6 +10,7 @@
 //! of the budget, beyond which the log can't be trimmed. Where that grows (writes that run ahead of a sweep keep it from what is older), and where something
 //! has to go, it goes by age.
 
+use crate::api::State;
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
 use crate::map::Place;
@@ -52,7 +53,7 @@ impl Controller {
             // Of a small budget an eighth: a segment is to be full.
             let wanted = (budget / WAITING_PART).max((budget / 8).min(full)).max(full / 2);
             let over = self.log.waiting_bytes() > wanted || span > budget / 4 || fills_journals;
-            let forced = self.destage_is_forced();
+            let forced = self.destage_is_forced() || running == 0 && self.empties_log();
             if !over && !forced {
                 return;
             }
@@ -71,7 +72,7 @@ impl Controller {
 
     /// Age, lost copies, closing, or writes that wait for room: short segments are written rather than waited for.
     fn destage_is_forced(&mut self) -> bool {
-        if self.is_emptying_log() || self.is_short_of_room() || self.fork_waits() {
+        if self.state == State::Closing || self.is_short_of_room() || self.fork_waits() {
             return true;
         }
         let oldest = self.log.next_to_destage();

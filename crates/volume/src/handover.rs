@@ -1,7 +1,7 @@
 //! The old owner's part of a hand-over: its log is emptied while it serves, then it stops at once, without a grant left.
 //!
-//! States: none -> emptying ([`Event::Prepare`]) -> prepared ([`Notice::Prepared`]) -> giving up grants ([`Event::Yield`]) ->
-//! closed. From emptying and prepared it falls back after [`EMPTYING_MAX`]: nobody came.
+//! States: none -> emptying ([`Event::Prepare`]) -> noting -> prepared ([`Notice::Prepared`]) -> giving up grants ([`Event::Yield`]) ->
+//! closed. From the middle three it falls back after [`EMPTYING_MAX`]: nobody came.
 //!
 //! The new owner opens as it does after a crash, and finds a short log and no grant to wait out (protocol rule 8). An opening
 //! that has yielded never serves again: where nobody takes over, its host opens the volume anew.
@@ -19,6 +19,9 @@ use std::time::Duration;
 /// How long the log is kept short for an owner that does not come.
 const EMPTYING_MAX: Duration = Duration::from_secs(15);
 
+/// Log bytes that a new owner may find. Beyond them what has come since is emptied, too.
+const LEFT_MAX: u64 = 4 << 20;
+
 /// How long an owner that has stopped waits for nodes to know it. Of one that does not answer the new owner learns how long its
 /// grant lasts.
 const RELEASE_MAX: Duration = Duration::from_millis(50);
@@ -29,6 +32,11 @@ pub(crate) enum Handover {
     None,
     /// Until all up to there is in segments, and a checkpoint knows it.
     Emptying {
+        upto: Lsn,
+        until: Instant,
+    },
+    /// Until the root names that checkpoint, from which the new owner reads the map beforehand.
+    Noting {
         upto: Lsn,
         until: Instant,
     },
@@ -43,10 +51,22 @@ pub(crate) enum Handover {
 }
 
 impl Controller {
-    /// Whether entries are destaged, and checkpoints taken, as soon as they can be.
-    pub(crate) fn is_emptying_log(&self) -> bool {
-        let is_wanted = matches!(self.handover, Handover::Emptying { .. } | Handover::Prepared { .. });
-        self.state == State::Closing || is_wanted && self.state == State::Open
+    /// Whether a segment that is short is written rather than waited for, beside no other: guests' requests wait behind what
+    /// is written at once.
+    pub(crate) fn empties_log(&mut self) -> bool {
+        let Handover::Emptying { upto, .. } = self.handover else { return false };
+        self.state == State::Open && self.log.next_to_destage() <= upto
+    }
+
+    /// Whether all that is to go from the log waits for a checkpoint only.
+    pub(crate) fn empties_log_by_checkpoint(&self) -> bool {
+        let Handover::Emptying { upto, .. } = self.handover else { return false };
+        self.state == State::Open && self.log.first_undestaged() > upto
+    }
+
+    /// Whether a checkpoint waits for nothing but to be named by the root.
+    pub(crate) fn notes_checkpoint(&self) -> bool {
+        matches!(self.handover, Handover::Noting { upto, .. } if self.root().checkpoint.lsn < upto)
     }
 
     pub(crate) fn on_prepare(&mut self, out: Out) {
@@ -61,12 +81,20 @@ impl Controller {
 
     pub(crate) fn drive_handover(&mut self, out: Out) {
         match self.handover {
-            Handover::Emptying { until, .. } | Handover::Prepared { until } if until <= self.now => {
+            Handover::Emptying { until, .. } | Handover::Noting { until, .. } | Handover::Prepared { until }
+                if until <= self.now =>
+            {
                 self.handover = Handover::None;
             }
             Handover::Emptying { upto, until } if self.log.first() > upto => {
+                self.handover = Handover::Noting { upto, until };
+            }
+            Handover::Noting { upto, until } if self.root().checkpoint.lsn >= upto => {
                 self.handover = Handover::Prepared { until };
                 out.push(Effect::Notice(Notice::Prepared));
+            }
+            Handover::Prepared { until } if self.log.bytes > LEFT_MAX => {
+                self.handover = Handover::Emptying { upto: self.log.completed, until };
             }
             _ => {}
         }

@@ -27,6 +27,7 @@ pub mod hold;
 mod job;
 mod layers;
 mod leafload;
+mod loading;
 mod log;
 mod map;
 mod mark;
@@ -54,6 +55,7 @@ mod snapshots;
 mod space;
 mod survey;
 mod tiers;
+mod warming;
 mod write;
 
 pub use anatomy::{Anatomy, CacheParts, DeviceParts, LegParts, LogParts, SegmentParts};

@@ -17,19 +17,17 @@
 //! Protocol rules 1, 2, 5, 6, 8. Where answers don't suffice, opening waits and says so; it never truncates.
 
 use crate::api::{Effect, Lane, Notice, State};
-use crate::call::{Call, Purpose, Wants};
-use crate::checkpoint::RunPart;
+use crate::call::{Call, Purpose};
 use crate::controller::{Controller, Out};
-use crate::fetch::FetchError;
-use crate::leafload::block_runs;
+use crate::loading::RunLoad;
 use crate::log::{Done, Entry, Log};
 use crate::map::Place;
 use crate::root::Change;
 use crate::sealing::opened_entry;
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, buf, crc32c};
+use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
-use holdfast_format::record::{Checkpoint, MetaPointer, Record};
+use holdfast_format::record::{Checkpoint, Record};
 use holdfast_format::root::Root;
 use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
@@ -54,8 +52,12 @@ const READ_BYTES: u32 = 4 << 20;
 const NO_ROOM: &str = "a journal has no room for a copy of the volume's log";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+pub(crate) enum Step {
     Loading,
+    /// See [`crate::warming`].
+    Warming,
+    Filling,
+    Warm,
     Reaching,
     Claiming,
     Gathering,
@@ -82,7 +84,8 @@ enum ReadState {
 
 #[derive(Debug)]
 pub(crate) struct Opening {
-    step: Step,
+    pub(crate) step: Step,
+    pub(crate) warms: bool,
     since: Instant,
     fence_asked: BTreeSet<Leg>,
     /// Legs that were busy (their device is being opened), and when they and failed reads are asked again.
@@ -97,7 +100,7 @@ pub(crate) struct Opening {
     found: BTreeMap<Lsn, Found>,
     damaged: BTreeSet<(LedgerId, Leg, Lsn)>,
     end: Lsn,
-    runs: Vec<RunLoad>,
+    pub(crate) runs: Vec<RunLoad>,
     new: Option<LedgerRef>,
     created: u8,
     reappending: VecDeque<Lsn>,
@@ -111,13 +114,6 @@ pub(crate) struct Opening {
     waits: Option<&'static str>,
 }
 
-#[derive(Debug)]
-struct RunLoad {
-    pointer: MetaPointer,
-    parts: Vec<Option<Buf>>,
-    pending: usize,
-}
-
 impl Opening {
     /// The ledger that is to be the new one.
     pub(crate) fn new_ledger(&self) -> Option<LedgerId> {
@@ -127,11 +123,18 @@ impl Opening {
 
 impl Controller {
     pub(crate) fn begin_opening(&mut self, out: Out) {
-        if self.state != State::Opening || self.opening.is_some() {
-            return;
+        if self.is_warming() {
+            self.end_warming();
         }
+        if self.state == State::Opening && self.opening.is_none() {
+            self.start_opening(false, out);
+        }
+    }
+
+    pub(crate) fn start_opening(&mut self, warms: bool, out: Out) {
         self.opening = Some(Box::new(Opening {
             step: Step::Loading,
+            warms,
             since: self.now,
             fence_asked: BTreeSet::new(),
             busy: BTreeSet::new(),
@@ -156,7 +159,7 @@ impl Controller {
         self.load_root(out);
     }
 
-    fn step(&mut self, step: Step) {
+    pub(crate) fn step(&mut self, step: Step) {
         if let Some(opening) = &mut self.opening {
             opening.step = step;
             opening.since = self.now;
@@ -174,6 +177,9 @@ impl Controller {
     }
 
     pub(crate) fn on_root_known(&mut self, out: Out) {
+        if self.is_warming() {
+            return self.warm(out);
+        }
         self.step(Step::Reaching);
         self.progress_opening(out);
     }
@@ -187,7 +193,8 @@ impl Controller {
             Step::Loading | Step::Claiming | Step::Serving => self.drive_root(out),
             Step::Reaching => self.reach(out),
             Step::Gathering => self.gather(out),
-            Step::LoadingRuns => {}
+            Step::Warming | Step::Warm | Step::LoadingRuns => {}
+            Step::Filling => self.fill_map(out),
             Step::Creating => self.create_first_ledger(out),
             Step::Reappending => self.reappend(out),
         }
@@ -610,53 +617,27 @@ impl Controller {
         let checkpoint = self.newest_checkpoint();
         assert!(checkpoint.lsn >= self.log.trimmed, "the log is not trimmed beyond its checkpoint");
         self.checkpointer.resume(checkpoint.clone());
-        let mut fetches = Vec::new();
-        let mut runs = Vec::new();
-        for (at, pointer) in checkpoint.runs.into_iter().enumerate() {
-            let blocks = block_runs(&pointer.geometry, pointer.block * BLOCK_BYTES as u32, pointer.len_bytes);
-            runs.push(RunLoad { parts: vec![None; blocks.len()], pending: blocks.len(), pointer: pointer.clone() });
-            for (part, run) in blocks.into_iter().enumerate() {
-                fetches.push((at, part as u32, pointer.segment, (pointer.geometry, pointer.homes.clone()), run));
-            }
+        let loaded = self.use_warmth(&checkpoint.runs);
+        if loaded > 0 {
+            self.put_log_in();
         }
-        self.opening.as_mut().expect("opening").runs = runs;
-        if fetches.is_empty() {
-            return self.replay(out);
-        }
-        for (at, part, segment, shape, run) in fetches {
-            self.start_fetch(Wants::Run { at, part }, segment, Some(Box::new(shape)), run, None, out);
-        }
+        self.fetch_runs(checkpoint.runs, loaded, out);
     }
 
-    pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(opening) = &mut self.opening else { return };
-        let Ok(bytes) = result else {
-            return self.opening_waits(
-                "the volume's checkpoint can't be read: more of its copies are bad than tolerated",
-                out,
-            );
-        };
-        let run = &mut opening.runs[at];
-        run.parts[part as usize] = Some(bytes);
-        run.pending -= 1;
-        if opening.runs.iter().all(|r| r.pending == 0) {
-            self.replay(out);
+    pub(crate) fn on_runs(&mut self, out: Out) {
+        match self.is_warming() {
+            true => self.fill_map(out),
+            false => self.replay(out),
         }
     }
 
     /// Loads the checkpoint's runs, then applies every entry after it, by the same code as in live operation.
     fn replay(&mut self, out: Out) {
         let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
-        for run in &runs {
-            let parts: Vec<Buf> = run.parts.iter().map(|p| p.clone().expect("all parts are there")).collect();
-            let bytes = buf::concat(&parts);
-            let bytes = &bytes[..run.pointer.len_bytes as usize];
-            let part =
-                (crc32c(bytes) == run.pointer.crc).then(|| postcard::from_bytes::<RunPart>(bytes).ok()).flatten();
-            let Some(part) = part else {
+        for run in runs.iter().filter(|run| !run.is_in_map()) {
+            if !self.load_run(run) {
                 return self.opening_waits("the volume's checkpoint can't be read: its checksum is wrong", out);
-            };
-            self.load_part(part);
+            }
         }
         self.on_runs_loaded();
         for run in &runs {
@@ -890,6 +871,7 @@ impl Controller {
             Notice::Recovered { epoch: self.epoch(), last: opening.end, entries, reappended: opening.reappended };
         self.notice(notice, out);
         self.repairer.note_degraded();
+        self.checkpointer.rest(self.now);
         self.last_activity = self.now;
         self.on_legs_changed(out);
         self.cut_off_end(out);

@@ -246,7 +246,9 @@ impl Controller {
         }
         if self.resizer.is_wanted() {
             self.drive_resize(out);
-        } else if self.now.since(self.root.tidied_at) >= TIDY_EVERY && self.has_dead_ledgers() {
+        } else if self.notes_checkpoint()
+            || self.now.since(self.root.tidied_at) >= TIDY_EVERY && self.has_dead_ledgers()
+        {
             self.root.tidied_at = self.now;
             let root = self.tidied_root();
             self.swap_root(root, Change::Tidy, out);

@@ -71,6 +71,11 @@ pub enum Command {
         exported: bool,
         answer: Answer<()>,
     },
+    /// Reads what another host is about to hand over, as far as that goes beside its service; false where that ended before.
+    Warm {
+        spec: OpenSpec,
+        answer: Answer<bool>,
+    },
     /// Closes a volume that only the caretaker has open.
     EndCare {
         name: String,
@@ -416,9 +421,10 @@ impl Host {
             }
             Command::Receive { name, ticket, answer } => tell(&answer, self.set_receiver(&name, ticket, io)),
             Command::Open { spec, exported, answer } => {
-                self.open_if_closed(now, spec, exported, io);
+                self.open_if_closed(now, spec, (exported, VolumeEvent::Open), io);
                 tell(&answer, ());
             }
+            Command::Warm { spec, answer } => self.warm(now, spec, answer, io),
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
             Command::Resize { name, size_bytes, answer } => self.resize(now, &name, size_bytes, answer, io),
             Command::SetPolicy { name, policy, answer } => {
@@ -526,7 +532,14 @@ impl Host {
         true
     }
 
-    fn open_if_closed(&mut self, now: Instant, spec: OpenSpec, exported: bool, io: &mut Io) {
+    /// `begin` is told to a controller that has not begun to open.
+    pub(super) fn open_if_closed(
+        &mut self,
+        now: Instant,
+        spec: OpenSpec,
+        (exported, begin): (bool, VolumeEvent),
+        io: &mut Io,
+    ) {
         if self.is_stopping() {
             return;
         }
@@ -536,12 +549,12 @@ impl Host {
                 if let Some(volume) = self.volumes.table.get_mut(at) {
                     volume.exported |= exported;
                 }
-                return;
+                return self.drive(now, at, begin, io);
             }
             self.on_volume_closed(now, at, io);
         }
         if !self.volumes.table.is_full() {
-            self.open_volume(now, spec, exported, io);
+            self.open_volume(now, spec, (exported, begin), io);
         }
     }
 

@@ -4,13 +4,14 @@
 //! claimed is let go of; one that is to be served here and is not (another opening was faster, a take-over was cut short)
 //! is opened again. So hosts that raced for a volume agree within moments, whoever came first.
 //!
-//! A volume that is handed over to this host is opened when the host that has it has yielded, or can't be asked. One that this
-//! host offers, and whose own host has let its lease run out, is taken over.
+//! Of a volume that is handed over to this host the map is read first; it is opened when the host that has it has yielded, or can't
+//! be asked. One that this host offers, and whose own host has let its lease run out, is taken over.
 
 use super::catalog::{Catalog, Entry};
 use super::commands::Command;
 use super::control::{CLOSE_MAX, ControlPlane, ask};
 use super::portals::{Offer, Place};
+use super::volumes::{OpenSpec, WARMING};
 use crate::logger;
 use crate::protocol::LinkState;
 use anyhow::{Context, Result};
@@ -23,6 +24,9 @@ use std::time::{Duration, Instant};
 
 /// Pace of looking, when nothing changes.
 const PACE: Duration = Duration::from_secs(2);
+
+/// How long the volume's map may take to be read.
+const WARM_MAX: Duration = Duration::from_secs(10);
 
 /// How long the host that hands a volume over may take to stop serving it.
 const YIELD_MAX: Duration = Duration::from_secs(1);
@@ -60,10 +64,15 @@ pub(super) fn offers(
     for entry in entries.iter().filter(|entry| catalog.is_offered(entry)) {
         let volume = entry.root.volume;
         let host = entry.served_by.clone().unwrap_or_default();
-        let place = if catalog.is_here(entry) { Place::Here } else { Place::At(host.clone()) };
+        // Until a hand-over is done the host that has the volume serves it, and knows itself when it has stopped.
+        let place = match entry.handed_from.as_ref().filter(|from| *from != catalog.host()) {
+            Some(from) => Place::At(from.clone()),
+            None if catalog.is_here(entry) => Place::Here,
+            None => Place::At(host.clone()),
+        };
         let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
         offer.exports.insert(entry.name().to_string(), (entry.id(), entry.size_bytes()));
-        wanted.insert(host);
+        wanted.extend(entry.handed_from.iter().cloned().chain([host]));
         wanted.extend(entry.portals.iter().cloned());
     }
     wanted.remove(catalog.host());
@@ -87,13 +96,15 @@ impl ControlPlane {
             let found = open.iter().find(|volume| volume.name == name);
             let is_lost = entry.served_by.as_ref().is_some_and(|host| !hosts.contains_key(host));
             match found {
-                None if is_here => {
+                _ if is_here && found.is_none_or(|volume| volume.state == WARMING) => {
                     // First the key, and the nodes: until they are there the other host goes on.
                     if entry.handed_from.is_some() && out_of_reach > usize::from(entry.root.layout.failures()) {
                         continue;
                     }
                     let Some(spec) = self.keys.spec_now_and_then(entry) else { continue };
-                    self.await_yield(entry)?;
+                    if !self.await_yield(entry, &spec)? {
+                        continue;
+                    }
                     logger::info(format_args!("volume {name} is to be in service here, and is opened"));
                     self.ask(|answer| Command::Open { spec, exported: true, answer })?;
                     self.end_hand_over(entry)?;
@@ -116,8 +127,8 @@ impl ControlPlane {
                     self.catalog.claim_export(entry, false)?;
                 }
                 Some(_) if entry.handed_from.as_ref() == Some(self.catalog.host()) => {}
-                Some(volume) if volume.exported && entry.served_by.is_some() && !is_here => {
-                    let host = entry.served_by.as_deref().unwrap_or_default();
+                Some(volume) if volume.state == WARMING || volume.exported && entry.served_by.is_some() && !is_here => {
+                    let host = entry.served_by.as_deref().unwrap_or("nobody");
                     logger::info(format_args!("volume {name} is host {host}'s now, and is let go of"));
                     let (force, discard) = (true, true);
                     ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
@@ -128,21 +139,33 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// A volume that is handed over to this host: the host that has it is asked to stop.
-    fn await_yield(&self, entry: &Entry) -> Result<()> {
-        let Some(from) = entry.handed_from.as_ref().filter(|from| *from != self.catalog.host()) else { return Ok(()) };
-        let volume = entry.root.volume;
+    /// A volume that is handed over to this host is read as far as that goes, and then the host that has it is asked to stop. False
+    /// where it is not handed over after all, or can't be read: then that host goes on.
+    fn await_yield(&self, entry: &Entry, spec: &OpenSpec) -> Result<bool> {
+        let Some(from) = entry.handed_from.as_ref().filter(|from| *from != self.catalog.host()) else {
+            return Ok(true);
+        };
+        let (volume, name) = (entry.root.volume, &entry.root.name);
+        let warmed = ask(&self.reactor, WARM_MAX, |answer| Command::Warm { spec: spec.clone(), answer });
+        if !matches!(warmed, Ok(true)) {
+            logger::warn(format_args!("volume {name}, which host {from} hands over, can't be read, and stays there"));
+            return Ok(false);
+        }
+        let now = self.catalog.find(name)?;
+        if !self.catalog.is_here(&now) || now.handed_from != entry.handed_from {
+            return Ok(false);
+        }
         let end = Instant::now() + REACH_MAX;
         loop {
             let host = from.clone();
             let asked = ask(&self.reactor, YIELD_MAX, |answer| Command::AskToYield { host, volume, answer });
             match asked {
-                Ok(Some(Answer::Yielded | Answer::Refused(_))) => return Ok(()),
+                Ok(Some(Answer::Yielded | Answer::Refused(_))) => return Ok(true),
                 Ok(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
                 // It hangs, or can't be reached: what it has is recovered like after a crash.
                 _ => {
-                    logger::warn(format_args!("host {from} can't be asked to yield volume {}", entry.root.name));
-                    return Ok(());
+                    logger::warn(format_args!("host {from} can't be asked to yield volume {name}"));
+                    return Ok(true);
                 }
             }
         }

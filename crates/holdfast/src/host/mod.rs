@@ -180,7 +180,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     host.set_offers(started, offers, &hosts, reactor.io());
     // The keeper goes on with those whose keys are not there, or take a while.
     for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
-        host.open_volume(started, spec, true, reactor.io());
+        host.open_volume(started, spec, (true, VolumeEvent::Open), reactor.io());
     }
     control::start(dir, (&config, settings), (meta, catalog, presence.clone(), keys), revocations, sender)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
@@ -235,7 +235,13 @@ impl Host {
     }
 
     /// Opens a volume, and tells its controller what is up.
-    fn open_volume(&mut self, now: Instant, spec: OpenSpec, exported: bool, io: &mut Io) -> Token {
+    fn open_volume(
+        &mut self,
+        now: Instant,
+        spec: OpenSpec,
+        (exported, begin): (bool, VolumeEvent),
+        io: &mut Io,
+    ) -> Token {
         logger::info(format_args!("volume {} ({}) is being opened", spec.name, spec.volume));
         let at = self.volumes.insert(now, spec, exported);
         for event in self.links.up().collect::<Vec<_>>() {
@@ -246,7 +252,7 @@ impl Host {
             self.drive(now, at, VolumeEvent::Drain { devices: self.draining.clone() }, io);
         }
         self.tell_claims(now, io);
-        self.drive(now, at, VolumeEvent::Open, io);
+        self.drive(now, at, begin, io);
         at
     }
 
@@ -356,6 +362,7 @@ impl Host {
                 if *hidden { ", and what is hidden in leaves of the map" } else { "" }
             )),
             Notice::Prepared => self.on_prepared(at),
+            Notice::Warmed => self.on_warmed(at),
             Notice::Held { .. } | Notice::HoldEnded { whole: true, .. } => {}
             Notice::HoldEnded { whole: false, .. } => {
                 logger::info(format_args!("volume {name}: answers could not be held back for a group of snapshots"));

@@ -9,7 +9,7 @@ use super::Host;
 use super::commands::{Answer, tell};
 use super::nbd::Held;
 use super::peers::{PeerEvent, Peers};
-use super::volumes::{Asker, Behind, SESSIONS_MAX, Who, split_export};
+use super::volumes::{Asker, Behind, OpenSpec, SESSIONS_MAX, Volume, Who, split_export};
 use crate::logger;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -67,6 +67,7 @@ pub struct Portals {
     yielding: Vec<(Token, LinkId, u64)>,
     questions: Slab<Answer<Option<wire::Answer>>>,
     preparing: Vec<(Token, Answer<bool>)>,
+    warming: Vec<(Token, Answer<bool>)>,
     /// What these waited for is done.
     pub cleared: VecDeque<Behind>,
 }
@@ -89,6 +90,7 @@ impl Portals {
             yielding: Vec::new(),
             questions: Slab::new(QUESTIONS_MAX),
             preparing: Vec::new(),
+            warming: Vec::new(),
             cleared: VecDeque::new(),
         }
     }
@@ -311,7 +313,7 @@ impl Host {
         let (name, snapshot) = split_export(&export);
         let found = self.volumes.find_open(name);
         let volume = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
-        let binding = match volume.filter(|(_, _, v)| v.exported) {
+        let binding = match volume.filter(|(_, _, v)| v.exported || v.controller.is_warming()) {
             // What is asked of an opening that hangs may be done by others before it serves.
             Some((_, _, volume)) if volume.controller.state() == State::Opening => {
                 return self.portals.binding.push((guest, export));
@@ -460,7 +462,8 @@ impl Host {
         for (_, link, token) in self.portals.yielding.extract_if(.., |(yields, ..)| *yields == at) {
             self.portals.desk_events.push_back(DeskEvent::Yielded { link, token, refusal: None });
         }
-        for (_, answer) in self.portals.preparing.extract_if(.., |(prepares, _)| *prepares == at) {
+        let waiting = [&mut self.portals.preparing, &mut self.portals.warming];
+        for (_, answer) in waiting.into_iter().flat_map(|w| w.extract_if(.., |(of, _)| *of == at)) {
             tell(&answer, false);
         }
         self.route(volume);
@@ -492,6 +495,24 @@ impl Host {
 
     pub(super) fn on_prepared(&mut self, at: Token) {
         for (_, answer) in self.portals.preparing.extract_if(.., |(prepares, _)| *prepares == at) {
+            tell(&answer, true);
+        }
+    }
+
+    /// Reads what another host is about to hand over.
+    pub(super) fn warm(&mut self, now: Instant, spec: OpenSpec, answer: Answer<bool>, io: &mut Io) {
+        let name = spec.name.clone();
+        self.open_if_closed(now, spec, (false, VolumeEvent::Warm), io);
+        let Some((at, _)) = self.volumes.find_open(&name) else { return tell(&answer, false) };
+        let is_read = |v: &Volume| v.controller.is_warm() || !v.controller.is_warming();
+        match self.volumes.table.get(at).is_some_and(is_read) {
+            true => tell(&answer, true),
+            false => self.portals.warming.push((at, answer)),
+        }
+    }
+
+    pub(super) fn on_warmed(&mut self, at: Token) {
+        for (_, answer) in self.portals.warming.extract_if(.., |(warms, _)| *warms == at) {
             tell(&answer, true);
         }
     }

@@ -507,8 +507,12 @@ impl Volume {
             portals: Vec::new(),
             only_for: None,
             limit: None,
-            state: if self.exported || status.state == State::Deposed { state_text(status.state) } else { "in care" }
-                .to_string(),
+            state: match self.exported || status.state == State::Deposed {
+                true => state_text(status.state),
+                false if self.controller.is_warming() => WARMING,
+                false => "in care",
+            }
+            .to_string(),
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
             uris: if self.exported { uris_of(name) } else { Vec::new() },
@@ -544,6 +548,9 @@ pub fn provisioning_text(is_fixed: bool) -> &'static str {
 pub fn integrity_text(checked_reads: bool) -> &'static str {
     if checked_reads { "on" } else { "off" }
 }
+
+/// Of a volume that another host is about to hand over to this one.
+pub const WARMING: &str = "warming";
 
 pub fn state_text(state: State) -> &'static str {
     match state {

@@ -1,0 +1,137 @@
+//! Before a hand-over: the new owner reads the map while the old one still serves.
+//!
+//! States of an opening that begins so: loading the root -> warming (the newest checkpoint that the root names is read) -> filling (and goes into the map) -> warm
+//! ([`Notice::Warmed`]) -> as ever ([`crate::opening`]), from [`Event::Open`] on, which may come at any time.
+//!
+//! Nothing is claimed, fenced or written here, and nothing is taken on trust later: the opening finds the checkpoint that it has to
+//! begin with by itself. Where that goes on from the runs that were read, only the others are. Runs never change, and each
+//! is known by its place and checksum; the data of what lay in the log are put in when the log is there.
+//!
+//! [`Event::Open`]: crate::Event::Open
+
+use crate::api::{Effect, Notice, State};
+use crate::controller::{Controller, Out};
+use crate::loading::{RunLeft, RunLoad};
+use crate::map::{Mapped, Place};
+use crate::opening::Step;
+use holdfast_base::Lsn;
+use holdfast_format::record::{MetaPointer, SegmentNo};
+use std::collections::VecDeque;
+
+/// So many leaves, segments and pieces of the map are taken in at a time: a millisecond's work.
+const FILL_AT_ONCE: usize = 1024;
+
+/// What is being taken in.
+#[derive(Debug, Default)]
+pub(crate) struct Filling {
+    left: VecDeque<RunLoad>,
+    run: Option<RunLeft>,
+    done: Vec<MetaPointer>,
+}
+
+/// What was.
+#[derive(Debug)]
+pub(crate) struct Warmth {
+    runs: Vec<MetaPointer>,
+    first_own: SegmentNo,
+}
+
+impl Controller {
+    pub(crate) fn begin_warming(&mut self, out: Out) {
+        if self.state == State::Opening && self.opening.is_none() {
+            self.start_opening(true, out);
+        }
+    }
+
+    /// Whether nothing is claimed yet, since another host serves.
+    pub fn is_warming(&self) -> bool {
+        self.opening.as_ref().is_some_and(|opening| opening.warms)
+    }
+
+    /// Whether nothing more is read.
+    pub fn is_warm(&self) -> bool {
+        self.opening.as_ref().is_some_and(|opening| opening.step == Step::Warm)
+    }
+
+    /// The opening proper begins: of what is still being read nothing counts.
+    pub(crate) fn end_warming(&mut self) {
+        (self.opening, self.filling) = (None, None);
+        if self.warmth.is_none() && self.root.is_known() {
+            self.forget_map();
+        }
+        for token in self.fetches.tokens() {
+            self.fetches.remove(token);
+        }
+    }
+
+    pub(crate) fn warm(&mut self, out: Out) {
+        self.step(Step::Warming);
+        let runs = self.root().checkpoint.runs.clone();
+        self.fetch_runs(runs, 0, out);
+    }
+
+    /// All runs are there: some of what they say goes into the map, since other volumes' guests wait meanwhile.
+    pub(crate) fn fill_map(&mut self, out: Out) {
+        self.step(Step::Filling);
+        let mut filling = match self.filling.take() {
+            Some(filling) => filling,
+            None => {
+                let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
+                Filling { left: runs.into(), ..Filling::default() }
+            }
+        };
+        if filling.run.is_none() {
+            let Some(next) = filling.left.pop_front() else { return self.on_warm(Some(filling.done), out) };
+            filling.run = next.read();
+            if filling.run.is_none() {
+                return self.on_warm(None, out);
+            }
+            filling.done.push(next.pointer);
+        }
+        if let Some(run) = &mut filling.run
+            && self.load_some(run, FILL_AT_ONCE)
+        {
+            filling.run = None;
+        }
+        self.filling = Some(filling);
+    }
+
+    /// These runs are in the map, which are all; or something can't be read: the opening will tell.
+    pub(crate) fn on_warm(&mut self, runs: Option<Vec<MetaPointer>>, out: Out) {
+        self.step(Step::Warm);
+        self.opening.as_mut().expect("opening").runs.clear();
+        match runs {
+            Some(runs) => self.warmth = Some(Warmth { runs, first_own: self.root().first_own() }),
+            None => self.forget_map(),
+        }
+        out.push(Effect::Notice(Notice::Warmed));
+    }
+
+    /// How many of these runs, from the first on, the map is made of. Others that it was made of are taken out.
+    pub(crate) fn use_warmth(&mut self, runs: &[MetaPointer]) -> usize {
+        let first_own = self.root().first_own();
+        let Some(warmth) = self.warmth.take() else { return 0 };
+        let goes_on = runs.starts_with(&warmth.runs) || self.config.mutations.warmth_fits_anything;
+        if goes_on && warmth.first_own == first_own {
+            return warmth.runs.len().min(runs.len());
+        }
+        self.forget_map();
+        0
+    }
+
+    /// Of what was read before the log was there.
+    pub(crate) fn put_log_in(&mut self) {
+        let in_log: Vec<(u64, u64, Lsn, Lsn)> = self
+            .overlay
+            .iter_from(0)
+            .filter_map(|(start, len, mapped)| match mapped.place {
+                Place::Log { lsn, .. } if self.log.get(lsn).is_some() => Some((start, len, lsn, mapped.stamp)),
+                _ => None,
+            })
+            .collect();
+        for (start, len, lsn, stamp) in in_log {
+            let place = self.log_place(lsn, start, len);
+            self.overlay.insert(start, len, Mapped { place, stamp }, |_, _, _| {});
+        }
+    }
+}
