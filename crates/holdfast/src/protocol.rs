@@ -580,7 +580,7 @@ pub struct VolumeInfo {
     /// How much clients may have of it, in the words of the layer `limit`.
     #[serde(default)]
     pub limit: Option<String>,
-    /// `open`, `opening`, `closing`, `deposed`; at other hosts than the one that has it in service `portal` where they offer it,
+    /// `open`, `opening`, `closing`, `deposed`; `warming` where another host is about to hand it over to this one; at other hosts than the one that has it in service `portal` where they offer it,
     /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it; `locked` where its key could not
     /// be had.
     pub state: String,
