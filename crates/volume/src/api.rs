@@ -407,7 +407,7 @@ pub enum Notice {
     Resized {
         size_bytes: u64,
     },
-    /// What was in the log at [`Event::Prepare`] is in segments, and a checkpoint knows it.
+    /// What was in the log at [`Event::Prepare`] is in segments, and a checkpoint that the root names knows it.
     Prepared,
     /// The map is read, as far as it could be.
     Warmed,

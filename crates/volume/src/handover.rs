@@ -1,7 +1,7 @@
 //! The old owner's part of a hand-over: its log is emptied while it serves, then it stops at once, without a grant left.
 //!
-//! States: none -> emptying ([`Event::Prepare`]) -> noting -> prepared ([`Notice::Prepared`]) -> giving up grants ([`Event::Yield`]) ->
-//! closed. From the middle three it falls back after [`EMPTYING_MAX`]: nobody came.
+//! States: none -> emptying ([`Event::Prepare`]) -> prepared ([`Notice::Prepared`]) -> giving up grants ([`Event::Yield`]) ->
+//! closed. From emptying and prepared it falls back after [`EMPTYING_MAX`]: nobody came.
 //!
 //! The new owner opens as it does after a crash, and finds a short log and no grant to wait out (protocol rule 8). An opening
 //! that has yielded never serves again: where nobody takes over, its host opens the volume anew.
@@ -30,13 +30,9 @@ const RELEASE_MAX: Duration = Duration::from_millis(50);
 pub(crate) enum Handover {
     #[default]
     None,
-    /// Until all up to there is in segments, and a checkpoint knows it.
+    /// Until all up to there is in segments, and the root names a checkpoint that knows it: from that the new owner reads the map
+    /// beforehand.
     Emptying {
-        upto: Lsn,
-        until: Instant,
-    },
-    /// Until the root names that checkpoint, from which the new owner reads the map beforehand.
-    Noting {
         upto: Lsn,
         until: Instant,
     },
@@ -61,12 +57,13 @@ impl Controller {
     /// Whether all that is to go from the log waits for a checkpoint only.
     pub(crate) fn empties_log_by_checkpoint(&self) -> bool {
         let Handover::Emptying { upto, .. } = self.handover else { return false };
-        self.state == State::Open && self.log.first_undestaged() > upto
+        self.state == State::Open && self.log.first() <= upto && self.log.first_undestaged() > upto
     }
 
     /// Whether a checkpoint waits for nothing but to be named by the root.
     pub(crate) fn notes_checkpoint(&self) -> bool {
-        matches!(self.handover, Handover::Noting { upto, .. } if self.root().checkpoint.lsn < upto)
+        let Handover::Emptying { upto, .. } = self.handover else { return false };
+        self.log.first() > upto && self.root().checkpoint.lsn < upto
     }
 
     pub(crate) fn on_prepare(&mut self, out: Out) {
@@ -81,15 +78,10 @@ impl Controller {
 
     pub(crate) fn drive_handover(&mut self, out: Out) {
         match self.handover {
-            Handover::Emptying { until, .. } | Handover::Noting { until, .. } | Handover::Prepared { until }
-                if until <= self.now =>
-            {
+            Handover::Emptying { until, .. } | Handover::Prepared { until } if until <= self.now => {
                 self.handover = Handover::None;
             }
-            Handover::Emptying { upto, until } if self.log.first() > upto => {
-                self.handover = Handover::Noting { upto, until };
-            }
-            Handover::Noting { upto, until } if self.root().checkpoint.lsn >= upto => {
+            Handover::Emptying { upto, until } if self.log.first() > upto && self.root().checkpoint.lsn >= upto => {
                 self.handover = Handover::Prepared { until };
                 out.push(Effect::Notice(Notice::Prepared));
             }

@@ -16,7 +16,7 @@ use std::vec::IntoIter;
 #[derive(Debug)]
 pub(crate) struct RunLoad {
     pub(crate) pointer: MetaPointer,
-    /// None where the map has what it says.
+    /// Empty where the map has what it says.
     parts: Vec<Option<Buf>>,
     pending: usize,
 }
@@ -156,8 +156,7 @@ impl Controller {
         self.overlay.insert(key, blocks, Mapped { place, stamp }, |_, _, _| {});
     }
 
-    /// What older runs said under a leaf folded later. What was still in the log then is said anew by the
-    /// run that names the leaf.
+    /// What older runs said under a leaf folded later. What was still in the log then is said anew by the run that names the leaf.
     fn forget_under(&mut self, no: LeafNo, captured: Lsn) {
         for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
             if piece.value.is_some_and(|m| m.stamp <= captured) {

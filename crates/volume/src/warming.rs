@@ -1,7 +1,7 @@
 //! Before a hand-over: the new owner reads the map while the old one still serves.
 //!
-//! States of an opening that begins so: loading the root -> warming (the newest checkpoint that the root names is read) -> filling (and goes into the map) -> warm
-//! ([`Notice::Warmed`]) -> as ever ([`crate::opening`]), from [`Event::Open`] on, which may come at any time.
+//! States of an opening that begins so: loading the root -> warming (the checkpoint that the root names is read) -> filling (and goes
+//! into the map) -> warm ([`Notice::Warmed`]) -> as ever ([`crate::opening`]), from [`Event::Open`] on, which may come at any time.
 //!
 //! Nothing is claimed, fenced or written here, and nothing is taken on trust later: the opening finds the checkpoint that it has to
 //! begin with by itself. Where that goes on from the runs that were read, only the others are. Runs never change, and each
@@ -18,7 +18,7 @@ use holdfast_base::Lsn;
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::collections::VecDeque;
 
-/// So many leaves, segments and pieces of the map are taken in at a time: a millisecond's work.
+/// So many leaves, segments and pieces of the map are taken in at a time.
 const FILL_AT_ONCE: usize = 1024;
 
 /// What is being taken in.
