@@ -198,6 +198,11 @@ impl Buf {
         buf.freeze()
     }
 
+    /// Whether both are the same part of the same memory.
+    pub fn is_same(&self, other: &Buf) -> bool {
+        Arc::ptr_eq(&self.memory, &other.memory) && (self.offset, self.len) == (other.offset, other.len)
+    }
+
     /// A handle on part of the same memory.
     pub fn slice(&self, range: Range<usize>) -> Buf {
         assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);

@@ -22,8 +22,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
-/// 8 [`Request::Drives`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 8 };
+/// 8 [`Request::Drives`], 9 [`encode_frame_again`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 9 };
+
+/// Version from which on a request may go without its payload where that is the one of the frame before it.
+pub const PAYLOAD_AGAIN_SINCE: u32 = 9;
 
 pub const FRAME_HEADER_BYTES: usize = 28;
 
@@ -415,10 +418,14 @@ pub struct Frame<M> {
 /// Which direction a frame belongs to.
 pub trait Message: Serialize + serde::de::DeserializeOwned {
     const KIND: u8;
+
+    /// Whether a frame may refer to the payload of the one before it; a reader keeps that for as long.
+    const REPEATS: bool = false;
 }
 
 impl Message for Request {
     const KIND: u8 = 1;
+    const REPEATS: bool = true;
 }
 
 impl Message for Reply {
@@ -427,8 +434,22 @@ impl Message for Reply {
 
 const FRAME_MAGIC: [u8; 4] = *b"HFW1";
 
+/// In byte 5 of a header: the payload does not follow, it is that of the frame before on the same connection.
+const FLAG_AGAIN: u8 = 1;
+
 /// Header and meta part of a frame; the payload's handles follow it on the stream as they are.
 pub fn encode_frame<M: Message>(token: u64, message: &M, payload_len: usize) -> Vec<u8> {
+    encode_with(token, message, payload_len, 0)
+}
+
+/// A whole frame, whose payload is the one that the frame before had on the same connection: what goes to several devices
+/// of a node goes there once. For who agreed on [`PAYLOAD_AGAIN_SINCE`].
+pub fn encode_frame_again<M: Message>(token: u64, message: &M, payload_len: usize) -> Vec<u8> {
+    assert!(M::REPEATS && payload_len > 0, "no payload of such a frame is kept");
+    encode_with(token, message, payload_len, FLAG_AGAIN)
+}
+
+fn encode_with<M: Message>(token: u64, message: &M, payload_len: usize, flags: u8) -> Vec<u8> {
     assert!(payload_len <= PAYLOAD_BYTES_MAX as usize, "frame payload of {payload_len} bytes");
     let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + 96);
     bytes.resize(FRAME_HEADER_BYTES, 0);
@@ -436,7 +457,7 @@ pub fn encode_frame<M: Message>(token: u64, message: &M, payload_len: usize) -> 
     let meta_len = bytes.len() - FRAME_HEADER_BYTES;
     assert!(meta_len <= META_BYTES_MAX as usize, "frame meta part of {meta_len} bytes");
     bytes[..4].copy_from_slice(&FRAME_MAGIC);
-    bytes[4] = M::KIND;
+    (bytes[4], bytes[5]) = (M::KIND, flags);
     bytes[8..12].copy_from_slice(&(meta_len as u32).to_le_bytes());
     bytes[12..16].copy_from_slice(&(payload_len as u32).to_le_bytes());
     bytes[16..24].copy_from_slice(&token.to_le_bytes());
@@ -452,6 +473,7 @@ fn frame_crc(header: &[u8], meta: &[u8]) -> u32 {
 struct FrameHeader {
     meta_len: usize,
     payload_len: usize,
+    is_again: bool,
     token: u64,
     crc: u32,
 }
@@ -468,8 +490,9 @@ fn decode_header<M: Message>(bytes: &[u8; FRAME_HEADER_BYTES]) -> Result<FrameHe
     if payload_len > PAYLOAD_BYTES_MAX {
         return Err(FormatError::Field("payload bytes"));
     }
+    let (meta_len, payload_len) = (meta_len as usize, payload_len as usize);
     let token = u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes"));
-    Ok(FrameHeader { meta_len: meta_len as usize, payload_len: payload_len as usize, token, crc: word(24) })
+    Ok(FrameHeader { meta_len, payload_len, is_again: bytes[5] & FLAG_AGAIN != 0, token, crc: word(24) })
 }
 
 /// Cuts a byte stream into frames. Payloads land in aligned buffers of their own.
@@ -479,6 +502,8 @@ pub struct FrameReader<M> {
     head: Vec<u8>,
     body: Option<Body<M>>,
     ready: VecDeque<Frame<M>>,
+    /// Payload of the last frame, where the next one may refer to it.
+    last: Buf,
     error: Option<FormatError>,
 }
 
@@ -498,7 +523,7 @@ impl<M> Body<M> {
 
 impl<M: Message> Default for FrameReader<M> {
     fn default() -> Self {
-        FrameReader { head: Vec::new(), body: None, ready: VecDeque::new(), error: None }
+        FrameReader { head: Vec::new(), body: None, ready: VecDeque::new(), last: Buf::empty(), error: None }
     }
 }
 
@@ -530,8 +555,13 @@ impl<M: Message> FrameReader<M> {
         }
         let message: M = from_postcard(meta)?;
         self.head.clear();
-        if header.payload_len == 0 {
-            self.ready.push_back(Frame { token: header.token, message, payload: Buf::empty() });
+        if header.is_again {
+            if header.payload_len == 0 || header.payload_len != self.last.len() {
+                return Err(FormatError::Field("payload of the frame before"));
+            }
+            self.on_whole(header.token, message, self.last.clone());
+        } else if header.payload_len == 0 {
+            self.on_whole(header.token, message, Buf::empty());
         } else {
             let payload = Some(BufMut::new(header.payload_len));
             self.body = Some(Body { token: header.token, message, payload, filled: 0 });
@@ -542,9 +572,15 @@ impl<M: Message> FrameReader<M> {
     fn finish_body(&mut self) {
         if self.body.as_ref().is_some_and(|b| b.rest_bytes() == 0) {
             let Body { token, message, payload, .. } = self.body.take().expect("just seen");
-            let payload = payload.expect("just seen").freeze();
-            self.ready.push_back(Frame { token, message, payload });
+            self.on_whole(token, message, payload.expect("just seen").freeze());
         }
+    }
+
+    fn on_whole(&mut self, token: u64, message: M, payload: Buf) {
+        if M::REPEATS {
+            self.last = payload.clone();
+        }
+        self.ready.push_back(Frame { token, message, payload });
     }
 }
 
@@ -618,16 +654,52 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_the_payload_of_the_frame_before_is_had_again() {
+        let read = |frames: &[(Vec<u8>, usize)]| {
+            let mut reader = FrameReader::<Request>::new();
+            for (frame, len) in frames {
+                reader.on_bytes(frame);
+                reader.on_bytes(&vec![7; *len]);
+            }
+            let whole = std::iter::from_fn(|| reader.pop()).map(|f| f.payload.to_vec()).collect::<Vec<_>>();
+            (whole, reader.error())
+        };
+        let whole = (encode_frame(1, &append(8192), 8192), 8192);
+        let again = |len| (encode_frame_again(2, &append(len), len), 0);
+        let other = (encode_frame(3, &append(0), 0), 0);
+        let payload = vec![7; 8192];
+        let wrong = Some(FormatError::Field("payload of the frame before"));
+        assert_eq!(read(&[whole.clone(), again(8192), again(8192)]), (vec![payload.clone(); 3], None));
+        assert_eq!(read(&[again(8192)]), (vec![], wrong));
+        assert_eq!(read(&[whole.clone(), again(4096)]), (vec![payload.clone()], wrong));
+        assert_eq!(read(&[whole, other, again(8192)]), (vec![payload, vec![]], wrong));
+
+        // Answers don't refer to each other.
+        let mut reader = FrameReader::<Reply>::new();
+        let shard = Reply::Shard { blocks: 1 };
+        reader.on_bytes(&[encode_frame(1, &shard, 4096), vec![7; 4096]].concat());
+        reader.on_bytes(&encode_with(2, &shard, 4096, FLAG_AGAIN));
+        assert!(reader.pop().is_some() && reader.pop().is_none());
+        assert_eq!(reader.error(), wrong);
+    }
+
     proptest! {
         #[test]
         fn frames_survive_any_fragmentation(
-            payloads in proptest::collection::vec(prop_oneof![Just(0usize), 1usize..9000, 60_000usize..80_000], 1..5),
+            payloads in proptest::collection::vec(
+                (prop_oneof![Just(0usize), 1usize..9000, 60_000usize..80_000], any::<bool>()),
+                1..5,
+            ),
             cuts in proptest::collection::vec(1usize..50_000, 1..20),
         ) {
             let mut stream = Vec::new();
-            for (i, len) in payloads.iter().enumerate() {
+            for (i, (len, twice)) in payloads.iter().enumerate() {
                 stream.extend_from_slice(&encode_frame(i as u64, &append(*len), *len));
                 stream.extend(std::iter::repeat_n(i as u8, *len));
+                if *twice && *len > 0 {
+                    stream.extend_from_slice(&encode_frame_again(i as u64, &append(*len), *len));
+                }
             }
             let mut reader = FrameReader::<Request>::new();
             let mut rest = &stream[..];
@@ -644,12 +716,14 @@ mod tests {
                     rest = &rest[count..];
                 }
             }
-            for (i, len) in payloads.iter().enumerate() {
-                let frame = reader.pop().expect("a frame a message");
-                prop_assert_eq!(frame.token, i as u64);
-                prop_assert_eq!(frame.message, append(*len));
-                prop_assert_eq!(frame.payload.len(), *len);
-                prop_assert!(frame.payload.iter().all(|b| *b == i as u8));
+            for (i, (len, twice)) in payloads.iter().enumerate() {
+                for _ in 0..if *twice && *len > 0 { 2 } else { 1 } {
+                    let frame = reader.pop().expect("a frame a message");
+                    prop_assert_eq!(frame.token, i as u64);
+                    prop_assert_eq!(frame.message, append(*len));
+                    prop_assert_eq!(frame.payload.len(), *len);
+                    prop_assert!(frame.payload.iter().all(|b| *b == i as u8));
+                }
             }
             prop_assert!(reader.pop().is_none() && reader.error().is_none());
         }

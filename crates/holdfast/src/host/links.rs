@@ -31,7 +31,8 @@ use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{
-    DeviceHealth, DeviceStat, Frame, FrameReader, Refusal, Reply, Request, WIRE, encode_frame,
+    DeviceHealth, DeviceStat, Frame, FrameReader, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE, encode_frame,
+    encode_frame_again,
 };
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
@@ -113,6 +114,8 @@ struct LaneConn {
     reader: FrameReader<Reply>,
     secured: Option<Box<Secured>>,
     greeted: bool,
+    /// Payload of the last request, where it is of one piece: the next one may refer to it.
+    sent: Option<Buf>,
     /// A payload that became whole while the link was cut.
     late: Option<BufMut>,
 }
@@ -260,10 +263,15 @@ impl Links {
             logger::error(format_args!("node {node}: {WAITING_MAX} requests are unanswered; connecting anew"));
             return self.drop_link(index, io.now(), io);
         }
-        let token = link.waiting.insert(owner);
+        let (token, lane) = (link.waiting.insert(owner), lane_index(lane));
         let len = payload.iter().map(|b| b.len()).sum();
-        let frame = encode_frame(token.0, &*self.addressed(request), len);
-        self.links[index].queue(lane_index(lane), frame, payload, io);
+        let is_again = link.is_again(lane, &payload);
+        let request = self.addressed(request);
+        let (frame, payload) = match is_again {
+            true => (encode_frame_again(token.0, &*request, len), Vec::new()),
+            false => (encode_frame(token.0, &*request, len), payload),
+        };
+        self.links[index].queue(lane, frame, payload, io);
     }
 
     /// The request with the addresses of the nodes that it names, if it names any: volumes know nodes by number.
@@ -540,7 +548,8 @@ impl Links {
                 Err(error) => return self.refuse(now, index, format!("no TLS with it: {error}"), io),
             };
             let conn = io.connect_tcp(link.address);
-            link.lanes[lane] = Some(LaneConn { conn, reader: FrameReader::new(), secured, greeted: false, late: None });
+            link.lanes[lane] =
+                Some(LaneConn { conn, reader: FrameReader::new(), secured, greeted: false, sent: None, late: None });
             self.by_conn.insert(conn, (index, lane));
         }
         link.waiting = Slab::new(WAITING_MAX);
@@ -638,6 +647,18 @@ impl Link {
 
     fn up_event(&self) -> Event {
         Event::NodeUp { node: self.node, boot: self.boot, version: self.version, devices: self.devices.clone() }
+    }
+
+    /// Whether the node has just got this very payload, for another of its devices. Called with each request, in order.
+    fn is_again(&mut self, lane: usize, payload: &[Buf]) -> bool {
+        let knows = self.version >= PAYLOAD_AGAIN_SINCE;
+        let Some(lane) = self.lanes[lane].as_mut().filter(|_| knows) else { return false };
+        let sent = match payload {
+            [one] if !one.is_empty() => Some(one.clone()),
+            _ => None,
+        };
+        let former = std::mem::replace(&mut lane.sent, sent);
+        matches!((&former, &lane.sent), (Some(former), Some(sent)) if former.is_same(sent))
     }
 
     fn queue(&mut self, lane: usize, frame: Vec<u8>, payload: Vec<Buf>, io: &mut Io) {
