@@ -24,7 +24,7 @@ use holdfast_layer::{Effect as LayerEffect, Stack, StackEvent};
 use holdfast_portal as portal;
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route};
 use holdfast_store as store;
-use holdfast_volume::{Config, Controller, Event, Notice, State, Target};
+use holdfast_volume::{Config, Controller, Event, Notice, State, Target, Warming};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -1026,6 +1026,14 @@ impl Street {
 
     fn on_warmed(&mut self, host: usize) {
         if self.hand_over.is_some_and(|(step, _)| step == HandOver::Warming { to: host }) {
+            let at = self.shells[host].controller.expect("it warms");
+            if self.world.machine(at).and_then(|c: &Controller| c.warming()) == Some(Warming::Unreadable) {
+                // The owner goes on.
+                self.hand_over = None;
+                self.shells[host].controller = None;
+                self.world.detach(at);
+                return self.unserve(host);
+            }
             let late = if self.prng.chance(300) { self.prng.below(400) } else { 0 };
             self.ask_to_yield(host, Duration::from_millis(late));
         }

@@ -165,7 +165,7 @@ pub enum Event {
     /// Begin to open the volume. Requests may follow at once: they wait.
     Open,
     /// Another host serves it, and is about to hand it over: read what can be read before [`Event::Open`], and claim nothing.
-    /// Answered by [`Notice::Warmed`].
+    /// [`Notice::Warmed`] when nothing more is.
     Warm,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
@@ -350,6 +350,18 @@ pub enum State {
     Closed,
 }
 
+/// How far an opening is that reads the map while another host serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Warming {
+    /// The root, or the checkpoint that it names.
+    Reading,
+    /// All is there, and is taken in.
+    Filling,
+    Warm,
+    /// The checkpoint that the root named could not be read. The root may name another one meanwhile.
+    Unreadable,
+}
+
 /// Why a device is bypassed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlowBecause {
@@ -409,7 +421,7 @@ pub enum Notice {
     },
     /// What was in the log at [`Event::Prepare`] is in segments, and a checkpoint that the root names knows it.
     Prepared,
-    /// The map is read, as far as it could be.
+    /// Nothing more is read: `Controller::warming` tells what came of it.
     Warmed,
     LayoutSet {
         layout: Layout,

@@ -47,6 +47,9 @@ const FOLD_BYTES_A_RUN: u64 = 512;
 /// Deltas after a full run before everything is written again.
 const CHAIN_MAX: usize = 12;
 
+/// While the volume is handed over: another host reads them.
+const CHAIN_KEPT_MAX: usize = 64;
+
 /// And everything is written again, too, once it is less than this part of what the chain's runs have named.
 const SHRUNK_PART: usize = 4;
 
@@ -715,7 +718,8 @@ impl Controller {
         self.limit_leaves();
         self.condemn_dead();
         let names = self.names();
-        let is_long = self.checkpointer.chain_len >= CHAIN_MAX;
+        let chain_max = if self.keeps_chain() { CHAIN_KEPT_MAX } else { CHAIN_MAX };
+        let is_long = self.checkpointer.chain_len >= chain_max;
         let has_shrunk = names < self.checkpointer.chain_names / SHRUNK_PART;
         let full = rewrite || self.checkpointer.durable.runs.is_empty() || is_long || has_shrunk;
         self.checkpointer.chain_names = if full { names } else { names.max(self.checkpointer.chain_names) };

@@ -282,6 +282,7 @@ impl Controller {
             || !self.write_ops.is_empty()
             || self.opening.is_some()
             || !self.family.is_idle()
+            || self.is_awaited()
             || self.hurries_search()
     }
 

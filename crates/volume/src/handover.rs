@@ -60,10 +60,27 @@ impl Controller {
         self.state == State::Open && self.log.first() <= upto && self.log.first_undestaged() > upto
     }
 
-    /// Whether a checkpoint waits for nothing but to be named by the root.
+    /// Whether the newest checkpoint waits for nothing but to be named by the root, as far as it is of use to the new owner.
     pub(crate) fn notes_checkpoint(&self) -> bool {
         let Handover::Emptying { upto, .. } = self.handover else { return false };
-        self.log.first() > upto && self.root().checkpoint.lsn < upto
+        self.root().checkpoint.lsn < self.checkpointer.durable.lsn.min(upto)
+    }
+
+    /// Whether all up to there is in segments and in a checkpoint. Records of what changes no map, as a checkpoint's own, stay in a
+    /// log that is not written any more.
+    fn is_emptied(&self, upto: Lsn) -> bool {
+        let is_clean = !self.checkpointer.dirty && self.checkpointer.is_idle();
+        self.log.first_undestaged() > upto && (self.log.first() > upto || is_clean)
+    }
+
+    /// Whether somebody waits for the log to be emptied.
+    pub(crate) fn is_awaited(&self) -> bool {
+        matches!(self.handover, Handover::Emptying { .. })
+    }
+
+    /// Runs of checkpoints that the new owner is reading stay for a while.
+    pub(crate) fn keeps_chain(&self) -> bool {
+        matches!(self.handover, Handover::Emptying { .. } | Handover::Prepared { .. })
     }
 
     pub(crate) fn on_prepare(&mut self, out: Out) {
@@ -81,7 +98,7 @@ impl Controller {
             Handover::Emptying { until, .. } | Handover::Prepared { until } if until <= self.now => {
                 self.handover = Handover::None;
             }
-            Handover::Emptying { upto, until } if self.log.first() > upto && self.root().checkpoint.lsn >= upto => {
+            Handover::Emptying { upto, until } if self.is_emptied(upto) && !self.notes_checkpoint() => {
                 self.handover = Handover::Prepared { until };
                 out.push(Effect::Notice(Notice::Prepared));
             }

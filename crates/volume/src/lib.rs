@@ -61,6 +61,7 @@ mod write;
 pub use anatomy::{Anatomy, CacheParts, DeviceParts, LegParts, LogParts, SegmentParts};
 pub use api::{
     Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, SlowBecause, SpaceUse, State, Status, Target,
+    Warming,
 };
 pub use claims::Claim;
 pub use controller::Controller;

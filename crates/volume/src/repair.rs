@@ -252,7 +252,8 @@ impl Controller {
     /// moment, and is not wanted anew.
     pub(crate) fn on_damaged(&mut self, shard: (SegmentNo, u8), leg: Leg, may_repair: bool, out: Out) {
         let (segment, index) = shard;
-        if self.repairer.queue.contains(&shard) || self.repairer.is_repairing(segment, index) {
+        // The host that serves a volume may have deleted what another one reads beforehand.
+        if self.repairer.queue.contains(&shard) || self.repairer.is_repairing(segment, index) || self.is_warming() {
             return;
         }
         self.counters.checksum_errors += 1;

@@ -1,15 +1,19 @@
 //! Before a hand-over: the new owner reads the map while the old one still serves.
 //!
 //! States of an opening that begins so: loading the root -> warming (the checkpoint that the root names is read) -> filling (and goes
-//! into the map) -> warm ([`Notice::Warmed`]) -> as ever ([`crate::opening`]), from [`Event::Open`] on, which may come at any time.
+//! into the map) -> warm, or unreadable ([`Notice::Warmed`]) -> as ever ([`crate::opening`]), from [`Event::Open`] on, which may come
+//! at any time.
 //!
 //! Nothing is claimed, fenced or written here, and nothing is taken on trust later: the opening finds the checkpoint that it has to
 //! begin with by itself. Where that goes on from the runs that were read, only the others are. Runs never change, and each
 //! is known by its place and checksum; the data of what lay in the log are put in when the log is there.
 //!
+//! Faults: the old owner may delete what is being read, and a node may be away: the checkpoint can't be read, or not for long. An
+//! opening then may be able to, since it knows a newer one from the log. Who waits decides.
+//!
 //! [`Event::Open`]: crate::Event::Open
 
-use crate::api::{Effect, Notice, State};
+use crate::api::{Effect, Notice, State, Warming};
 use crate::controller::{Controller, Out};
 use crate::loading::{RunLeft, RunLoad};
 use crate::map::{Mapped, Place};
@@ -48,9 +52,15 @@ impl Controller {
         self.opening.as_ref().is_some_and(|opening| opening.warms)
     }
 
-    /// Whether nothing more is read.
-    pub fn is_warm(&self) -> bool {
-        self.opening.as_ref().is_some_and(|opening| opening.step == Step::Warm)
+    /// How far that is; `None` where nothing is read so.
+    pub fn warming(&self) -> Option<Warming> {
+        let opening = self.opening.as_ref().filter(|opening| opening.warms)?;
+        Some(match opening.step {
+            Step::Filling => Warming::Filling,
+            Step::Warm if self.warmth.is_some() => Warming::Warm,
+            Step::Warm => Warming::Unreadable,
+            _ => Warming::Reading,
+        })
     }
 
     /// The opening proper begins: of what is still being read nothing counts.
@@ -96,7 +106,7 @@ impl Controller {
         self.filling = Some(filling);
     }
 
-    /// These runs are in the map, which are all; or something can't be read: the opening will tell.
+    /// These runs are in the map, which are all; or something can't be read.
     pub(crate) fn on_warm(&mut self, runs: Option<Vec<MetaPointer>>, out: Out) {
         self.step(Step::Warm);
         self.opening.as_mut().expect("opening").runs.clear();

@@ -11,7 +11,7 @@ use super::groups::GroupOutcome;
 use super::layers::{LayerChange, LayerOutcome};
 use super::limits::Limits;
 use super::portals::Offer;
-use super::volumes::OpenSpec;
+use super::volumes::{OpenSpec, Volume};
 use crate::anatomy::Parts;
 use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, ReadCacheInfo, VolumeInfo};
@@ -22,7 +22,7 @@ use holdfast_format::portal as wire;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::Io;
-use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target};
+use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target, Warming};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -71,10 +71,11 @@ pub enum Command {
         exported: bool,
         answer: Answer<()>,
     },
-    /// Reads what another host is about to hand over, as far as that goes beside its service; false where that ended before.
+    /// Begins to read what another host is about to hand over, or goes on; how far that is, and for how long. `None` where the volume
+    /// is opened here already, or can't be.
     Warm {
         spec: OpenSpec,
-        answer: Answer<bool>,
+        answer: Answer<Option<(Warming, Duration)>>,
     },
     /// Closes a volume that only the caretaker has open.
     EndCare {
@@ -544,11 +545,10 @@ impl Host {
             return;
         }
         if let Some((at, _)) = self.volumes.find_open(&spec.name) {
-            let state = self.volumes.table.get(at).map(|v| v.controller.state());
-            if !matches!(state, Some(State::Deposed | State::Closed)) {
-                if let Some(volume) = self.volumes.table.get_mut(at) {
-                    volume.exported |= exported;
-                }
+            let is_over = |v: &Volume| matches!(v.controller.state(), State::Deposed | State::Closed);
+            let of_use = |v: &&mut Volume| !is_over(v) && !v.is_in_the_way_of(&spec);
+            if let Some(volume) = self.volumes.table.get_mut(at).filter(of_use) {
+                volume.exported |= exported;
                 return self.drive(now, at, begin, io);
             }
             self.on_volume_closed(now, at, io);

@@ -5,14 +5,21 @@ use super::commands::Command;
 use super::control::{ControlPlane, ask};
 use crate::protocol::VolumeInfo;
 use anyhow::{Result, bail};
+use holdfast_base::VolumeId;
 use std::time::{Duration, Instant};
 
 /// How long the log of a volume may take to be emptied, as far as that can be done beside its service, before the volume is
 /// handed over with what there is.
 const PREPARE_MAX: Duration = Duration::from_secs(15);
 
-/// How long the other host may take to have the volume in service.
-const SERVED_MAX: Duration = Duration::from_secs(20);
+/// How long the other host may take to have the volume in service: it reads the map first, and this one serves meanwhile.
+const SERVED_MAX: Duration = Duration::from_secs(60);
+
+/// How long of that nobody may serve it: well below what clients' paths outlast.
+const UNSERVED_MAX: Duration = Duration::from_secs(7);
+
+/// How often it is seen whether the other host is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl ControlPlane {
     /// This host offers a volume that another one serves; where none does it serves it itself.
@@ -83,8 +90,14 @@ impl ControlPlane {
         self.catalog.hand_over(volume, to)?;
         // The sessions here shall know where they go before they have to.
         self.keep_to_records()?;
+        self.await_served(name, volume, to)
+    }
+
+    /// Until the other host has the volume in service; else this one takes it back.
+    fn await_served(&self, name: &str, volume: VolumeId, to: &str) -> Result<VolumeInfo> {
         let end = Instant::now() + SERVED_MAX;
-        while Instant::now() < end {
+        let (mut looked, mut unserved) = (Instant::now(), None);
+        let why = loop {
             let entry = self.catalog.find(name)?;
             if entry.handed_from.is_none() {
                 self.keep_to_records()?;
@@ -96,14 +109,29 @@ impl ControlPlane {
                 }
                 return self.show(name);
             }
+            if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                if !self.presence.hosts()?.contains_key(to) {
+                    break "it is gone".to_string();
+                }
+                let asked = name.to_string();
+                let info = self.ask(|answer| Command::Volume { name: asked, answer })?;
+                let serves = info.is_some_and(|info| info.state == "open");
+                unserved = if serves { None } else { unserved.or(Some(looked)) };
+            }
+            if unserved.is_some_and(|since: Instant| since.elapsed() >= UNSERVED_MAX) {
+                break format!("it was not open there {} s after it was closed here", UNSERVED_MAX.as_secs());
+            }
+            if Instant::now() >= end {
+                break format!("it was not read there within {} s", SERVED_MAX.as_secs());
+            }
             std::thread::sleep(Duration::from_millis(10));
-        }
+        };
         self.catalog.take_back(volume, to)?;
         self.keep_to_records()?;
         bail!(
-            "host {to} could not take volume {name} over within {} s, and this one goes on; does {to} reach all nodes, and the key \
-             of an encrypted volume? Its log tells",
-            SERVED_MAX.as_secs()
+            "host {to} could not take volume {name} over ({why}), and this one goes on; does {to} reach all nodes, and the key \
+             of an encrypted volume? Its log tells"
         )
     }
 

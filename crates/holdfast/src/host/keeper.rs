@@ -17,6 +17,7 @@ use crate::protocol::LinkState;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
 use holdfast_format::portal::Answer;
+use holdfast_volume::Warming;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,8 +26,14 @@ use std::time::{Duration, Instant};
 /// Pace of looking, when nothing changes.
 const PACE: Duration = Duration::from_secs(2);
 
-/// How long the volume's map may take to be read.
-const WARM_MAX: Duration = Duration::from_secs(10);
+/// How long what the volume's checkpoint says may take to come. A node may be away, and the old owner have deleted what is asked for.
+const READ_MAX: Duration = Duration::from_secs(5);
+
+/// How long is waited for the map to be read each time that the keeper looks: it has other volumes to look after.
+const WARM_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often then it is seen whether the old owner is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long the host that hands a volume over may take to stop serving it.
 const YIELD_MAX: Duration = Duration::from_secs(1);
@@ -91,6 +98,12 @@ impl ControlPlane {
         self.take_in_access()?;
         let (offers, addresses) = offers(&self.catalog, &entries, &hosts);
         self.ask(|answer| Command::Offers { offers, hosts: addresses, answer })?;
+        for volume in open.iter().filter(|volume| volume.state == WARMING) {
+            // Deleted, or named otherwise: nobody would open it.
+            if !entries.iter().any(|entry| entry.name() == volume.name && entry.id().to_string() == volume.id) {
+                self.let_go(&volume.name)?;
+            }
+        }
         for entry in entries.iter().filter(|entry| entry.clone.is_none()) {
             let (name, is_here) = (entry.name().to_string(), self.catalog.is_here(entry));
             let found = open.iter().find(|volume| volume.name == name);
@@ -130,8 +143,7 @@ impl ControlPlane {
                 Some(volume) if volume.state == WARMING || volume.exported && entry.served_by.is_some() && !is_here => {
                     let host = entry.served_by.as_deref().unwrap_or("nobody");
                     logger::info(format_args!("volume {name} is host {host}'s now, and is let go of"));
-                    let (force, discard) = (true, true);
-                    ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
+                    self.let_go(&name)?;
                 }
                 _ => {}
             }
@@ -139,16 +151,20 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// A volume that is handed over to this host is read as far as that goes, and then the host that has it is asked to stop. False
-    /// where it is not handed over after all, or can't be read: then that host goes on.
+    fn let_go(&self, name: &str) -> Result<()> {
+        let (name, force, discard) = (name.to_string(), true, true);
+        ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
+        Ok(())
+    }
+
+    /// The map of a volume that is handed over to this host is read, as far as the host that has it is there; then that is asked to
+    /// stop. False where it goes on: the volume is not handed over after all, can't be read, or takes longer.
     fn await_yield(&self, entry: &Entry, spec: &OpenSpec) -> Result<bool> {
         let Some(from) = entry.handed_from.as_ref().filter(|from| *from != self.catalog.host()) else {
             return Ok(true);
         };
         let (volume, name) = (entry.root.volume, &entry.root.name);
-        let warmed = ask(&self.reactor, WARM_MAX, |answer| Command::Warm { spec: spec.clone(), answer });
-        if !matches!(warmed, Ok(true)) {
-            logger::warn(format_args!("volume {name}, which host {from} hands over, can't be read, and stays there"));
+        if !self.await_warmth(from, spec)? {
             return Ok(false);
         }
         let now = self.catalog.find(name)?;
@@ -169,6 +185,34 @@ impl ControlPlane {
                 }
             }
         }
+    }
+
+    /// True when the map is read, or nobody serves the volume meanwhile.
+    fn await_warmth(&self, from: &str, spec: &OpenSpec) -> Result<bool> {
+        let name = &spec.name;
+        let (began, mut looked) = (Instant::now(), None);
+        loop {
+            if looked.is_none_or(|at: Instant| at.elapsed() >= LOOK_EVERY) {
+                looked = Some(Instant::now());
+                if !self.presence.hosts()?.contains_key(from) {
+                    logger::warn(format_args!("volume {name}: host {from}, which hands it over, is gone"));
+                    return Ok(true);
+                }
+            }
+            match self.ask(|answer| Command::Warm { spec: spec.clone(), answer })? {
+                None | Some((Warming::Warm, _)) => return Ok(true),
+                Some((Warming::Reading, since)) if since >= READ_MAX => break,
+                Some((Warming::Unreadable, _)) => break,
+                Some(_) if began.elapsed() >= WARM_PAUSE => return Ok(false),
+                Some(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        logger::warn(format_args!(
+            "volume {name}: its map can't be read now, host {from} goes on with it, and it is tried again"
+        ));
+        // The root may name another checkpoint next time.
+        self.let_go(name)?;
+        Ok(false)
     }
 
     fn end_hand_over(&self, entry: &Entry) -> Result<()> {

@@ -362,7 +362,8 @@ impl Host {
                 if *hidden { ", and what is hidden in leaves of the map" } else { "" }
             )),
             Notice::Prepared => self.on_prepared(at),
-            Notice::Warmed => self.on_warmed(at),
+            // Who waits for it asks how far it is.
+            Notice::Warmed => {}
             Notice::Held { .. } | Notice::HoldEnded { whole: true, .. } => {}
             Notice::HoldEnded { whole: false, .. } => {
                 logger::info(format_args!("volume {name}: answers could not be held back for a group of snapshots"));

@@ -9,7 +9,7 @@ use super::Host;
 use super::commands::{Answer, tell};
 use super::nbd::Held;
 use super::peers::{PeerEvent, Peers};
-use super::volumes::{Asker, Behind, OpenSpec, SESSIONS_MAX, Volume, Who, split_export};
+use super::volumes::{Asker, Behind, OpenSpec, SESSIONS_MAX, Who, split_export};
 use crate::logger;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -19,9 +19,10 @@ use holdfast_base::{
 use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, Effect, Event, LinkId, Portal, Route};
 use holdfast_runtime::reactor::Io;
-use holdfast_volume::{Event as VolumeEvent, State, Target};
+use holdfast_volume::{Event as VolumeEvent, State, Target, Warming};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// Questions to other hosts at a time.
 const QUESTIONS_MAX: usize = 256;
@@ -67,7 +68,6 @@ pub struct Portals {
     yielding: Vec<(Token, LinkId, u64)>,
     questions: Slab<Answer<Option<wire::Answer>>>,
     preparing: Vec<(Token, Answer<bool>)>,
-    warming: Vec<(Token, Answer<bool>)>,
     /// What these waited for is done.
     pub cleared: VecDeque<Behind>,
 }
@@ -90,7 +90,6 @@ impl Portals {
             yielding: Vec::new(),
             questions: Slab::new(QUESTIONS_MAX),
             preparing: Vec::new(),
-            warming: Vec::new(),
             cleared: VecDeque::new(),
         }
     }
@@ -462,8 +461,7 @@ impl Host {
         for (_, link, token) in self.portals.yielding.extract_if(.., |(yields, ..)| *yields == at) {
             self.portals.desk_events.push_back(DeskEvent::Yielded { link, token, refusal: None });
         }
-        let waiting = [&mut self.portals.preparing, &mut self.portals.warming];
-        for (_, answer) in waiting.into_iter().flat_map(|w| w.extract_if(.., |(of, _)| *of == at)) {
+        for (_, answer) in self.portals.preparing.extract_if(.., |(prepares, _)| *prepares == at) {
             tell(&answer, false);
         }
         self.route(volume);
@@ -500,21 +498,17 @@ impl Host {
     }
 
     /// Reads what another host is about to hand over.
-    pub(super) fn warm(&mut self, now: Instant, spec: OpenSpec, answer: Answer<bool>, io: &mut Io) {
-        let name = spec.name.clone();
+    pub(super) fn warm(
+        &mut self,
+        now: Instant,
+        spec: OpenSpec,
+        answer: Answer<Option<(Warming, Duration)>>,
+        io: &mut Io,
+    ) {
+        let volume = spec.volume;
         self.open_if_closed(now, spec, (false, VolumeEvent::Warm), io);
-        let Some((at, _)) = self.volumes.find_open(&name) else { return tell(&answer, false) };
-        let is_read = |v: &Volume| v.controller.is_warm() || !v.controller.is_warming();
-        match self.volumes.table.get(at).is_some_and(is_read) {
-            true => tell(&answer, true),
-            false => self.portals.warming.push((at, answer)),
-        }
-    }
-
-    pub(super) fn on_warmed(&mut self, at: Token) {
-        for (_, answer) in self.portals.warming.extract_if(.., |(warms, _)| *warms == at) {
-            tell(&answer, true);
-        }
+        let found = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at)?.warming());
+        tell(&answer, found.map(|(warming, since)| (warming, now.since(since))));
     }
 
     /// Asks another host to yield a volume; `None` where it can't be asked.

@@ -21,7 +21,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_layer::Stack;
 use holdfast_volume::controller::REQUESTS_MAX;
-use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State};
+use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State, Warming};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -87,6 +87,15 @@ pub struct OpenSpec {
     pub key: Option<VolumeKey>,
 }
 
+impl OpenSpec {
+    /// Whether an opening that was begun by the other is what this one asks for. Size and layout it reads itself.
+    fn asks_for_same(&self, other: &OpenSpec) -> bool {
+        let key_of = |spec: &OpenSpec| spec.key.as_ref().map(VolumeKey::id);
+        let of = |spec: &OpenSpec| (spec.volume, spec.checked_reads, spec.only_from, key_of(spec));
+        of(self) == of(other)
+    }
+}
+
 /// Why a volume is not open yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
@@ -118,8 +127,7 @@ pub struct Volume {
     pub waits: Option<Wait>,
     pub deadline: Option<Instant>,
     opened_at: Instant,
-    size_at_open: u64,
-    layout_at_open: Layout,
+    opened_by: OpenSpec,
     /// What it knows that others own.
     pub told_claims: Vec<Claim>,
     /// Another host has it, and clients have had time to hear of it.
@@ -225,7 +233,7 @@ impl Volumes {
         config.read_ahead_bytes_max = (self.budget.read_ahead_bytes / shares).min(READ_AHEAD_SHARE_MAX);
         config.checked_reads = spec.checked_reads;
         config.keeps_spare = self.keeps_spare;
-        config.key = spec.key;
+        config.key = spec.key.clone();
         // Who shall have it the records say, and the keeper goes by them.
         config.takeover = false;
         config.only_from = spec.only_from;
@@ -247,8 +255,7 @@ impl Volumes {
             waits: None,
             deadline: None,
             opened_at: now,
-            size_at_open: spec.size_bytes,
-            layout_at_open: spec.layout,
+            opened_by: spec.clone(),
             told_claims: Vec::new(),
             was_deposed: false,
         });
@@ -313,6 +320,16 @@ impl Volumes {
 }
 
 impl Volume {
+    /// Whether it is of no use for this opening: it is another volume of the name, or reads beforehand for another one.
+    pub(super) fn is_in_the_way_of(&self, spec: &OpenSpec) -> bool {
+        self.id != spec.volume || self.controller.is_warming() && !spec.asks_for_same(&self.opened_by)
+    }
+
+    /// How far reading beforehand is, and since when.
+    pub(super) fn warming(&self) -> Option<(Warming, Instant)> {
+        Some((self.controller.warming()?, self.opened_at))
+    }
+
     /// Somebody asks; gives the name for the request. `None` where more is under way than a controller takes.
     pub fn ask(&mut self, asker: Asker) -> Option<RequestToken> {
         if self.askers.is_full() || !self.layers.is_empty() && !self.has_room_beside_layers(2) {
@@ -386,12 +403,12 @@ impl Volume {
     }
 
     pub fn layout(&self) -> Layout {
-        self.controller.layout().unwrap_or(self.layout_at_open)
+        self.controller.layout().unwrap_or(self.opened_by.layout)
     }
 
     pub fn size_bytes(&self, head: HeadId) -> u64 {
         let clone = self.controller.clones().find(|(of, _)| *of == head).map(|(_, clone)| clone.size_bytes);
-        clone.unwrap_or_else(|| self.controller.size_bytes().unwrap_or(self.size_at_open))
+        clone.unwrap_or_else(|| self.controller.size_bytes().unwrap_or(self.opened_by.size_bytes))
     }
 
     /// Clients of the volume, its clones, and snapshots of both.

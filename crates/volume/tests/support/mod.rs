@@ -12,7 +12,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{DeviceHealth, DeviceStat, LedgerState, LogEntry, Refusal, Reply, Request, WIRE};
-use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, State, Target};
+use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, State, Target, Warming};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -268,6 +268,8 @@ pub struct World {
     pub nodes: Vec<IdealNode>,
     pub root: (MetaVersion, Vec<u8>),
     pub controller: Controller,
+    /// One that has read the map beforehand, or has begun to: for the next opening.
+    pub warmed: Option<Controller>,
     pub openings: u64,
     pub rng: Prng,
     pub layout: Layout,
@@ -296,6 +298,7 @@ impl World {
             nodes: (1..=nodes).map(IdealNode::new).collect(),
             root: (MetaVersion(1), root.encode()),
             controller: Controller::new(config(seed, 0)),
+            warmed: None,
             openings: 0,
             rng: Prng::new(seed),
             layout,
@@ -326,20 +329,54 @@ impl World {
         self.run_until(|w| w.controller.state() == State::Open);
     }
 
-    pub fn begin_open(&mut self) {
+    fn new_controller(&mut self) -> Controller {
         self.openings += 1;
-        self.queue.clear();
-        for node in &mut self.nodes {
-            node.waiting.iter_mut().for_each(|w| w.3 = false);
-            node.up = node.up && !node.hung;
-        }
         let mut config = config(self.rng.next_u64(), self.openings);
         config.clean_dead_per_mille = self.clean_dead_per_mille;
         if let Some(bounds) = &self.config {
             config = Config { instance: config.instance, seed: config.seed, ..bounds.clone() };
         }
-        self.controller = Controller::new(config);
-        self.push(Event::Open);
+        Controller::new(config)
+    }
+
+    /// Another host reads the map while this one serves, as far as it gets within so many ticks.
+    pub fn warm(&mut self, ticks: u64) {
+        let other = self.new_controller();
+        let serving = std::mem::replace(&mut self.controller, other);
+        let notices = std::mem::take(&mut self.notices);
+        self.begin(Event::Warm);
+        for _ in 0..ticks {
+            if matches!(self.controller.warming(), Some(Warming::Warm | Warming::Unreadable)) {
+                break;
+            }
+            self.span(Duration::from_micros(1));
+        }
+        for i in 0..self.nodes.len() {
+            if self.nodes[i].up && !self.nodes[i].hung {
+                self.push(Event::NodeDown { node: self.nodes[i].id });
+            }
+        }
+        let damaged = self.notices.iter().find(|notice| matches!(notice, Notice::ShardDamaged { .. }));
+        assert!(damaged.is_none(), "what the other host has deleted is called damaged: {damaged:?}");
+        self.notices = notices;
+        self.warmed = Some(std::mem::replace(&mut self.controller, serving));
+    }
+
+    pub fn begin_open(&mut self) {
+        self.queue.clear();
+        for node in &mut self.nodes {
+            node.waiting.iter_mut().for_each(|w| w.3 = false);
+            node.up = node.up && !node.hung;
+        }
+        self.controller = match self.warmed.take() {
+            Some(warmed) => warmed,
+            None => self.new_controller(),
+        };
+        self.begin(Event::Open);
+    }
+
+    fn begin(&mut self, event: Event) {
+        self.push(event);
         for i in 0..self.nodes.len() {
             if self.nodes[i].up && !self.nodes[i].hung {
                 self.announce(i);

@@ -1,0 +1,111 @@
+//! What the old owner does for a hand-over, and how the new one reads the map beforehand, against ideal nodes. That hosts come and
+//! go meanwhile belongs to the simulator.
+
+mod support;
+
+use holdfast_base::BLOCK_BYTES;
+use holdfast_format::geometry::Layout;
+use holdfast_format::record::Checkpoint;
+use holdfast_format::root::Root;
+use holdfast_volume::{Controller, Event, Notice, State, Warming};
+use std::time::Duration;
+use support::*;
+
+const MIB: u64 = 1 << 20;
+
+fn named(world: &World) -> Checkpoint {
+    Root::decode(&world.root.1).unwrap().checkpoint
+}
+
+fn is_prepared(world: &World) -> bool {
+    world.notices.iter().any(|notice| matches!(notice, Notice::Prepared))
+}
+
+fn prepare(world: &mut World) {
+    world.notices.clear();
+    world.push(Event::Prepare);
+}
+
+/// All copies of the runs that the root names are gone.
+fn delete_runs(world: &mut World) {
+    let runs: Vec<_> = named(world).runs.iter().map(|run| run.segment.of(VOLUME)).collect();
+    assert!(!runs.is_empty());
+    for node in &mut world.nodes {
+        node.shards.retain(|shard, _| !runs.contains(&shard.segment));
+    }
+}
+
+fn warmed(world: &World) -> &Controller {
+    world.warmed.as_ref().expect("another host has read it")
+}
+
+#[test]
+fn a_volume_that_was_idle_for_however_long_is_prepared_within_moments() {
+    for idle_seconds in [0, 1, 5, 20, 60, 301] {
+        let mut world = World::new(1, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
+        world.write_all(0, 2 * MIB);
+        world.span(Duration::from_secs(idle_seconds));
+        prepare(&mut world);
+        let from = world.now;
+        while !is_prepared(&world) && world.now.since(from) < Duration::from_secs(30) {
+            world.span(Duration::from_millis(1));
+        }
+        let took = world.now.since(from);
+        assert!(took < Duration::from_secs(1), "after {idle_seconds} s: {took:?}");
+        // What the root names is all there is.
+        world.warm(1000);
+        assert_eq!(warmed(&world).warming(), Some(Warming::Warm), "after {idle_seconds} s");
+        world.open();
+        let before: Vec<u8> = (0..BLOCK_BYTES).map(|i| (i % 251) as u8).collect();
+        assert_eq!(world.read(0, BLOCK_BYTES as u64), before);
+    }
+}
+
+#[test]
+fn a_volume_that_nothing_was_written_to_is_prepared_and_read() {
+    let mut world = World::new(1, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
+    prepare(&mut world);
+    world.run_until(is_prepared);
+    world.warm(1000);
+    assert_eq!(warmed(&world).warming(), Some(Warming::Warm));
+}
+
+#[test]
+fn a_map_that_can_not_be_read_is_told_apart_and_is_no_damage() {
+    let mut world = World::new(2, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
+    world.write_all(0, 2 * MIB);
+    prepare(&mut world);
+    world.run_until(is_prepared);
+    delete_runs(&mut world);
+    world.warm(1000);
+    assert_eq!(warmed(&world).warming(), Some(Warming::Unreadable));
+    assert_eq!(warmed(&world).status().counters.checksum_errors, 0);
+    assert_eq!(world.controller.state(), State::Open);
+}
+
+#[test]
+fn runs_that_another_host_may_be_reading_stay() {
+    let mut world = World::new(3, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
+    world.write_all(0, 2 * MIB);
+    prepare(&mut world);
+    world.run_until(is_prepared);
+    let before = named(&world);
+    // The log outgrows what the next owner may find, again and again.
+    for round in 0..10 {
+        world.write_all(round % 3 * 5 * MIB, 5 * MIB);
+        world.span(Duration::from_millis(500));
+    }
+    let after = named(&world);
+    assert!(after.lsn > before.lsn && after.runs.len() > 12, "{} runs", after.runs.len());
+    assert!(after.runs.starts_with(&before.runs));
+    // Nobody came. The chain is written anew, as ever.
+    world.span(Duration::from_secs(20));
+    world.write_all(0, MIB);
+    world.span(Duration::from_secs(5));
+    world.push(Event::Close);
+    world.run_until(|w| w.controller.state() == State::Closed);
+    world.open();
+    prepare(&mut world);
+    world.run_until(is_prepared);
+    assert!(named(&world).runs.len() <= 12, "{} runs", named(&world).runs.len());
+}
