@@ -100,8 +100,17 @@ fn clients_go_on_while_a_volume_is_handed_over() {
         one.goes_on("the client of host b");
         two.goes_on("the client of host a");
     }
-    one.end();
     two.end();
+
+    // A host that is not there any more gets nothing: the volume stays, and its clients with it.
+    let a_host = host(&a);
+    signal(a_host, rustix::process::Signal::STOP);
+    let refused = b.fails("volume handover v1 --to a");
+    signal(a_host, rustix::process::Signal::CONT);
+    assert!(refused.contains("it is gone"), "{refused}");
+    one.goes_on("the client of host b, whose volume nobody took over");
+    one.end();
+    assert_eq!(state(&b, "v1"), "open");
 }
 
 #[test]

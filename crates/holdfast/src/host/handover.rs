@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const PREPARE_MAX: Duration = Duration::from_secs(15);
 
 /// How long the other host may take to have the volume in service: it reads the map first, and this one serves meanwhile.
-const SERVED_MAX: Duration = Duration::from_secs(60);
+const SERVED_MAX: Duration = Duration::from_secs(30);
 
 /// How long of that nobody may serve it: well below what clients' paths outlast.
 const UNSERVED_MAX: Duration = Duration::from_secs(7);
@@ -111,7 +111,7 @@ impl ControlPlane {
             }
             if looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
-                if !self.presence.hosts()?.contains_key(to) {
+                if !self.is_up(to)? {
                     break "it is gone".to_string();
                 }
                 let asked = name.to_string();

@@ -171,7 +171,7 @@ impl ControlPlane {
         if !self.catalog.is_here(&now) || now.handed_from != entry.handed_from {
             return Ok(false);
         }
-        let end = Instant::now() + REACH_MAX;
+        let end = Instant::now() + if self.is_up(from)? { REACH_MAX } else { Duration::ZERO };
         loop {
             let host = from.clone();
             let asked = ask(&self.reactor, YIELD_MAX, |answer| Command::AskToYield { host, volume, answer });
@@ -187,6 +187,10 @@ impl ControlPlane {
         }
     }
 
+    pub(super) fn is_up(&self, host: &str) -> Result<bool> {
+        Ok(self.presence.hosts()?.contains_key(host))
+    }
+
     /// True when the map is read, or nobody serves the volume meanwhile.
     fn await_warmth(&self, from: &str, spec: &OpenSpec) -> Result<bool> {
         let name = &spec.name;
@@ -194,7 +198,7 @@ impl ControlPlane {
         loop {
             if looked.is_none_or(|at: Instant| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
-                if !self.presence.hosts()?.contains_key(from) {
+                if !self.is_up(from)? {
                     logger::warn(format_args!("volume {name}: host {from}, which hands it over, is gone"));
                     return Ok(true);
                 }
