@@ -668,6 +668,7 @@ mod tests {
         let whole = (encode_frame(1, &append(8192), 8192), 8192);
         let again = |len| (encode_frame_again(2, &append(len), len), 0);
         let other = (encode_frame(3, &append(0), 0), 0);
+        assert_eq!((whole.0[5], again(8192).0[5]), (0, 1));
         let payload = vec![7; 8192];
         let wrong = Some(FormatError::Field("payload of the frame before"));
         assert_eq!(read(&[whole.clone(), again(8192), again(8192)]), (vec![payload.clone(); 3], None));

@@ -71,11 +71,11 @@ pub enum Command {
         exported: bool,
         answer: Answer<()>,
     },
-    /// Begins to read what another host is about to hand over, or goes on; how far that is, and for how long. `None` where the volume
-    /// is opened here already, or can't be.
+    /// Begins to read what another host is about to hand over, or goes on; how far that is (`None` where the volume is opened already),
+    /// and for how long. Nothing where it can't be opened here.
     Warm {
         spec: OpenSpec,
-        answer: Answer<Option<(Warming, Duration)>>,
+        answer: Answer<Option<(Option<Warming>, Duration)>>,
     },
     /// Closes a volume that only the caretaker has open.
     EndCare {

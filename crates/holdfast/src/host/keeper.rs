@@ -203,10 +203,13 @@ impl ControlPlane {
                     return Ok(true);
                 }
             }
-            match self.ask(|answer| Command::Warm { spec: spec.clone(), answer })? {
-                None | Some((Warming::Warm, _)) => return Ok(true),
-                Some((Warming::Reading, since)) if since >= READ_MAX => break,
-                Some((Warming::Unreadable, _)) => break,
+            let found = self.ask(|answer| Command::Warm { spec: spec.clone(), answer })?;
+            // It can't be opened: this host is stopping, or has too many.
+            let Some((warming, for_how_long)) = found else { return Ok(false) };
+            match warming {
+                None | Some(Warming::Warm) => return Ok(true),
+                Some(Warming::Reading) if for_how_long >= READ_MAX => break,
+                Some(Warming::Unreadable) => break,
                 Some(_) if began.elapsed() >= WARM_PAUSE => return Ok(false),
                 Some(_) => std::thread::sleep(Duration::from_millis(5)),
             }

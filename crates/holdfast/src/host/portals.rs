@@ -502,13 +502,13 @@ impl Host {
         &mut self,
         now: Instant,
         spec: OpenSpec,
-        answer: Answer<Option<(Warming, Duration)>>,
+        answer: Answer<Option<(Option<Warming>, Duration)>>,
         io: &mut Io,
     ) {
         let volume = spec.volume;
         self.open_if_closed(now, spec, (false, VolumeEvent::Warm), io);
-        let found = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at)?.warming());
-        tell(&answer, found.map(|(warming, since)| (warming, now.since(since))));
+        let found = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at));
+        tell(&answer, found.map(|volume| (volume.controller.warming(), volume.open_for(now))));
     }
 
     /// Asks another host to yield a volume; `None` where it can't be asked.

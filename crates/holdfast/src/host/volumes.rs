@@ -21,7 +21,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_layer::Stack;
 use holdfast_volume::controller::REQUESTS_MAX;
-use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State, Warming};
+use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -325,9 +325,9 @@ impl Volume {
         self.id != spec.volume || self.controller.is_warming() && !spec.asks_for_same(&self.opened_by)
     }
 
-    /// How far reading beforehand is, and since when.
-    pub(super) fn warming(&self) -> Option<(Warming, Instant)> {
-        Some((self.controller.warming()?, self.opened_at))
+    /// Since it was opened, or begun to be read beforehand.
+    pub(super) fn open_for(&self, now: Instant) -> Duration {
+        now.since(self.opened_at)
     }
 
     /// Somebody asks; gives the name for the request. `None` where more is under way than a controller takes.
@@ -460,7 +460,7 @@ impl Volume {
 
     /// Logs, once, that the volume has not come up within a reasonable time, and why.
     pub fn tell_waiting(&mut self, now: Instant) {
-        let is_late = now.since(self.opened_at) >= WAIT_TOLD_AFTER && self.controller.state() == State::Opening;
+        let is_late = self.open_for(now) >= WAIT_TOLD_AFTER && self.controller.state() == State::Opening;
         if let Some(wait) = self.waits.as_mut().filter(|w| is_late && !w.told) {
             wait.told = true;
             logger::warn(format_args!("volume {} can't be opened yet: {}", self.name, wait.why));
