@@ -47,7 +47,7 @@ impl<V: Sliceable> RangeMap<V> {
         self.runs.len()
     }
 
-    /// The runs that reach into `start..end`, last first: one way down the tree, however many they are.
+    /// The runs that reach into `start..end`, last first: one search of the tree, however many they are.
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Run<V>)> {
         let before = self.runs.range(..end).rev();
         before.map(|(at, run)| (*at, run)).take_while(move |(at, run)| start < end && at + run.len > start)
@@ -78,7 +78,7 @@ impl<V: Sliceable> RangeMap<V> {
     /// Puts a run in, over whatever was there; `removed` is told each piece replaced.
     pub fn insert(&mut self, start: u64, len: u64, value: V, mut removed: impl FnMut(u64, u64, V)) {
         assert!(len > 0, "an empty run at {start}");
-        // What is written again is mostly written again as it was.
+        // One that is written again as it was is where it shall be.
         if let Some(run) = self.runs.get_mut(&start).filter(|run| run.len == len) {
             return removed(start, len, std::mem::replace(&mut run.value, value));
         }

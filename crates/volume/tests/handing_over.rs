@@ -26,6 +26,15 @@ fn prepare(world: &mut World) {
     world.push(Event::Prepare);
 }
 
+/// One with a little in it that is to be handed over now.
+fn prepared(seed: u64) -> World {
+    let mut world = World::new(seed, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
+    world.write_all(0, 2 * MIB);
+    prepare(&mut world);
+    world.run_until(is_prepared);
+    world
+}
+
 /// All copies of the runs that the root names are gone.
 fn delete_runs(world: &mut World) {
     let runs: Vec<_> = named(world).runs.iter().map(|run| run.segment.of(VOLUME)).collect();
@@ -72,10 +81,7 @@ fn a_volume_that_nothing_was_written_to_is_prepared_and_read() {
 
 #[test]
 fn a_map_that_can_not_be_read_is_told_apart_and_is_no_damage() {
-    let mut world = World::new(2, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
-    world.write_all(0, 2 * MIB);
-    prepare(&mut world);
-    world.run_until(is_prepared);
+    let mut world = prepared(2);
     delete_runs(&mut world);
     world.warm(1000);
     assert_eq!(warmed(&world).warming(), Some(Warming::Unreadable));
@@ -85,10 +91,7 @@ fn a_map_that_can_not_be_read_is_told_apart_and_is_no_damage() {
 
 #[test]
 fn runs_that_another_host_may_be_reading_stay() {
-    let mut world = World::new(3, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
-    world.write_all(0, 2 * MIB);
-    prepare(&mut world);
-    world.run_until(is_prepared);
+    let mut world = prepared(3);
     let before = named(&world);
     // The log outgrows what the next owner may find, again and again.
     for round in 0..10 {

@@ -3,6 +3,7 @@
 use super::catalog::Entry;
 use super::commands::Command;
 use super::control::{ControlPlane, ask};
+use super::keeper::LOOK_EVERY;
 use crate::protocol::VolumeInfo;
 use anyhow::{Result, bail};
 use holdfast_base::VolumeId;
@@ -17,9 +18,6 @@ const SERVED_MAX: Duration = Duration::from_secs(30);
 
 /// How long of that nobody may serve it: well below what clients' paths outlast.
 const UNSERVED_MAX: Duration = Duration::from_secs(7);
-
-/// How often it is seen whether the other host is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl ControlPlane {
     /// This host offers a volume that another one serves; where none does it serves it itself.

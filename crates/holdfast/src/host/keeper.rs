@@ -32,8 +32,8 @@ const READ_MAX: Duration = Duration::from_secs(5);
 /// How long is waited for the map to be read each time that the keeper looks: it has other volumes to look after.
 const WARM_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often then it is seen whether the old owner is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often it is seen whether the other host of a hand-over is still there.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long the host that hands a volume over may take to stop serving it.
 const YIELD_MAX: Duration = Duration::from_secs(1);
