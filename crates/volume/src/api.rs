@@ -391,6 +391,11 @@ pub enum Notice {
     OpenWaits {
         why: &'static str,
     },
+    /// The metadata store lacks the volume's newest record; it serves on, and nothing that needs the store happens. Later,
+    /// that the store has it again.
+    StoreDoubted {
+        is_doubted: bool,
+    },
     /// Recovery is done: entries re-read, of them re-appended.
     Recovered {
         epoch: Epoch,

@@ -2,7 +2,8 @@
 //!
 //! Protocol rule 4: every swap carries this opening's nonce (the record's `instance`). After an unknown outcome the same
 //! swap is repeated on the same version until it wins, or until the record shows what we proposed (won), or another
-//! opening's higher epoch (deposed). Reading the old version proves nothing.
+//! opening's higher epoch (deposed). Reading the old version proves nothing. A record that is gone, or of an epoch that
+//! was followed, deposes nobody: the store is not the one that it was.
 
 use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
@@ -47,6 +48,8 @@ pub(crate) struct RootWriter {
     /// Token of the request whose answer counts.
     token: u64,
     retry_at: Option<Instant>,
+    /// The last swap found a record that can't be the store's newest.
+    is_doubted: bool,
     tidied_at: Instant,
     /// When that request was sent.
     sent_at: Instant,
@@ -62,6 +65,9 @@ pub(crate) struct RootWriter {
 
 /// Pause before a swap with unknown outcome is repeated.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// Pause before a store is tried again that lacks the volume's record, or has an older one.
+const DOUBT_FOR: Duration = Duration::from_secs(1);
 
 /// The store is asked at most this often whether it is there.
 const ASK_EVERY: Duration = Duration::from_millis(200);
@@ -172,6 +178,9 @@ impl Controller {
 
     fn on_swapped(&mut self, version: MetaVersion, proposal: Proposal, out: Out) {
         self.root.version = version;
+        if std::mem::take(&mut self.root.is_doubted) {
+            out.push(Effect::Notice(Notice::StoreDoubted { is_doubted: false }));
+        }
         let old = self.root.current.replace(proposal.root);
         self.delete_dropped_ledgers(old.as_ref(), out);
         match proposal.change {
@@ -193,19 +202,40 @@ impl Controller {
         }
     }
 
+    /// A lost swap alone deposes nobody: only a higher epoch does.
     fn on_swap_conflict(&mut self, version: MetaVersion, value: Option<&[u8]>, proposal: Proposal, out: Out) {
         let seen = value.and_then(|bytes| Root::decode(bytes).ok());
+        let is_claim = proposal.change == Change::Claim;
+        let (before, own) = (self.root().epoch, self.root().instance);
         match seen {
             Some(root) if root == proposal.root => self.on_swapped(version, proposal, out),
-            Some(_) if proposal.change == Change::Claim && self.config.takeover => self.load_root(out),
-            _ => self.depose(out),
+            Some(_) if is_claim && self.config.takeover => self.load_root(out),
+            // The owner that is to be followed has changed its record once more, for a roll or a checkpoint.
+            Some(root) if is_claim && root.epoch == before => self.load_root(out),
+            // The same epoch under another nonce: one of two stores gave it out twice, and one of the two has to stop.
+            Some(root) if root.epoch > before || root.epoch == before && root.instance != own => self.depose(out),
+            _ => self.doubt_store(proposal, out),
         }
+    }
+
+    /// The record is gone, can't be read, or is one that this opening has followed: the store was emptied, or set back.
+    /// Such a store decides nothing. What is open serves on, and the swap is repeated until the right one is back.
+    fn doubt_store(&mut self, proposal: Proposal, out: Out) {
+        self.root.proposal = Some(proposal);
+        self.root.retry_at = Some(self.now + DOUBT_FOR);
+        if !std::mem::replace(&mut self.root.is_doubted, true) {
+            out.push(Effect::Notice(Notice::StoreDoubted { is_doubted: true }));
+        }
+        self.opening_waits(
+            "the metadata store lacks the volume's newest record: it was emptied, or set back to an older state",
+            out,
+        );
     }
 
     fn on_root_loaded(&mut self, version: MetaVersion, value: Option<&[u8]>, out: Out) {
         let Some(bytes) = value else {
-            self.opening_waits("the metadata store has no such volume", out);
-            return;
+            self.root.retry_at = Some(self.now + DOUBT_FOR);
+            return self.opening_waits("the metadata store has no such volume", out);
         };
         match Root::decode(bytes) {
             Ok(root) if root.deleted => self.opening_waits("the volume was deleted", out),
@@ -223,7 +253,10 @@ impl Controller {
                 self.root.current = Some(root);
                 self.on_root_known(out);
             }
-            Err(_) => self.opening_waits("the volume's root record can't be read", out),
+            Err(_) => {
+                self.root.retry_at = Some(self.now + DOUBT_FOR);
+                self.opening_waits("the volume's root record can't be read", out);
+            }
         }
     }
 

@@ -315,6 +315,13 @@ impl Host {
                 }
             }
             // Told when it lasts: at the start of a host every volume waits until nodes have greeted.
+            Notice::StoreDoubted { is_doubted: true } => logger::error(format_args!(
+                "volume {name}: the metadata store lacks its newest record: the store was emptied, or set back to an older \
+                 state. It is served on, and nothing that needs the metadata happens until the right store is back"
+            )),
+            Notice::StoreDoubted { is_doubted: false } => {
+                logger::info(format_args!("volume {name}: the metadata store has its newest record again"));
+            }
             Notice::OpenWaits { why } => volume.waits = Some(Wait { why, told: false }),
             Notice::Recovered { epoch, last, entries, reappended } => logger::info(format_args!(
                 "volume {name}: recovered up to {last} in epoch {epoch}: {entries} entries read, {reappended} \

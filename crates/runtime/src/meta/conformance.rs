@@ -5,7 +5,10 @@
 
 mod patient;
 
-use super::{Change, LeaseId, MetaError, MetaStore, Revision, Swap, Watch, WatchEvent};
+use super::{
+    COMMIT_KEYS_MAX, Change, Commit, Compare, LeaseId, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX,
+    Watch, WatchEvent, Write,
+};
 use holdfast_base::MetaVersion;
 use patient::Patient;
 use std::sync::Arc;
@@ -46,6 +49,9 @@ pub fn run(subject: &dyn Subject) {
     versions_rise_for_ever(subject);
     lists_are_sorted_and_bounded_by_their_prefix(subject);
     a_swap_is_won_once(subject);
+    transactions_happen_whole_or_not_at_all(subject);
+    transactions_test_leases(subject);
+    a_transaction_is_won_once(subject);
     records_survive_reopening(subject);
     leases_take_their_records_with_them(subject);
     leases_are_let_go_by_another_swap(subject);
@@ -172,6 +178,130 @@ fn a_swap_is_won_once(subject: &dyn Subject) {
     let counts = store.get(key).expect("get").expect("there").value;
     assert_eq!(counts, [ROUNDS; THREADS], "every swap counts exactly once");
     delete(&*store, key);
+}
+
+fn is(key: &str, version: MetaVersion) -> Compare {
+    Compare { key: key.to_string(), version }
+}
+
+fn sets(key: &str, value: &[u8]) -> Write {
+    Write { key: key.to_string(), value: Some(value.to_vec()), lease: None }
+}
+
+fn deletes(key: &str) -> Write {
+    Write { key: key.to_string(), value: None, lease: None }
+}
+
+fn value_of(store: &dyn MetaStore, key: &str) -> Option<Vec<u8>> {
+    store.get(key).expect("get").map(|record| record.value)
+}
+
+fn transactions_happen_whole_or_not_at_all(subject: &dyn Subject) {
+    let mut store = open(subject);
+    let (a, b, c) = (&key("txn/a"), &key("txn/b"), &key("txn/c"));
+    let nothing = MetaVersion::ABSENT;
+    let start = store.list(&key("txn/")).expect("list").revision.next();
+    let made = store.commit(&[is(a, nothing), is(b, nothing)], &[sets(a, b"1"), sets(b, b"1")]).expect("commit");
+    let Commit::Done(versions) = made else { panic!("both are absent: {made:?}") };
+    let (va, vb) = (versions[0], versions[1]);
+    for (key, version) in [(a, va), (b, vb)] {
+        let found = store.get(key).expect("get").expect("it is there");
+        assert_eq!(
+            (found.version, found.value),
+            (version, b"1".to_vec()),
+            "the versions told are those that are there"
+        );
+    }
+    // One compare of several that fails is enough.
+    let lost = store.commit(&[is(a, va), is(b, nothing)], &[sets(a, b"2"), deletes(b), sets(c, b"2")]).expect("commit");
+    let Commit::Conflict(found) = lost else { panic!("b is there: {lost:?}") };
+    let found: Vec<_> = found.into_iter().map(|record| record.map(|r| (r.key, r.version, r.value))).collect();
+    let there = |key: &String, version| Some((key.clone(), version, b"1".to_vec()));
+    assert_eq!(found, [there(a, va), there(b, vb)], "a conflict shows all that was compared");
+    assert_eq!((value_of(&*store, a), value_of(&*store, c)), (Some(b"1".to_vec()), None), "nothing of it happened");
+    // What is written needs not be what is compared.
+    let done = store.commit(&[is(b, vb)], &[sets(a, b"3"), deletes(b), sets(c, b"3")]).expect("commit");
+    let Commit::Done(versions) = done else { panic!("b is as expected: {done:?}") };
+    assert!(versions[0] > va && versions[1] == nothing && versions[2] > va, "{versions:?}");
+    let all = store.list(&key("txn/")).expect("list").records;
+    let all: Vec<_> = all.iter().map(|r| (r.key.as_str(), r.value.as_slice())).collect();
+    assert_eq!(all, [(a.as_str(), b"3".as_slice()), (c.as_str(), b"3".as_slice())]);
+    let events = collect(&mut *store.watch(&key("txn/"), start).expect("watch"), 5);
+    assert!(events.is_sorted_by_key(|event| event.revision), "in order: {events:?}");
+
+    let too_many: Vec<Write> = (0..=COMMIT_KEYS_MAX).map(|n| sets(&key(&format!("txn/{n}")), b"")).collect();
+    let half = vec![0; VALUE_BYTES_MAX / 2 + 1];
+    let refused: [&[Write]; 3] = [&too_many, &[sets(a, b""), sets(a, b"")], &[sets(a, &half), sets(c, &half)]];
+    for writes in refused {
+        assert_eq!(store.commit(&[], writes), Err(MetaError::TooLarge));
+    }
+    let most: Vec<Write> = too_many[1..].to_vec();
+    let compares: Vec<Compare> = most.iter().map(|write| is(&write.key, nothing)).collect();
+    assert!(matches!(store.commit(&compares, &most), Ok(Commit::Done(_))), "as many as are promised");
+    drop(store);
+    store = open(subject);
+    assert_eq!(store.list(&key("txn/")).expect("list").records.len(), 2 + COMMIT_KEYS_MAX, "it is durable");
+    most.iter().for_each(|write| delete(&*store, &write.key));
+    delete(&*store, a);
+    delete(&*store, c);
+}
+
+fn transactions_test_leases(subject: &dyn Subject) {
+    let store = open(subject);
+    let (a, b) = (&key("txn-lease/a"), &key("txn-lease/b"));
+    let lease = store.grant(TTL).expect("grant");
+    let leased = |key: &str| Write { lease: Some(lease), ..sets(key, b"leased") };
+    assert!(matches!(store.commit(&[], &[leased(a), sets(b, b"1")]), Ok(Commit::Done(_))));
+    assert_eq!(store.get(a).expect("get").expect("there").lease, Some(lease));
+    store.revoke(lease).expect("revoke");
+    assert_eq!(value_of(&*store, a), None);
+    assert_eq!(store.commit(&[], &[sets(b, b"2"), leased(a)]), Err(MetaError::LeaseGone));
+    assert_eq!(value_of(&*store, b), Some(b"1".to_vec()), "nothing of it happened");
+    delete(&*store, b);
+}
+
+/// Money goes from one record to another and back: the sum is always the same, however many do it.
+fn a_transaction_is_won_once(subject: &dyn Subject) {
+    const THREADS: u64 = 3;
+    const ROUNDS: u64 = 15;
+    let store = open(subject);
+    let (a, b) = (&key("sum/a"), &key("sum/b"));
+    let log = |own: u64, round: u64| key(&format!("sum/done/{own}/{round}"));
+    let number = |record: &Option<Record>| -> u64 {
+        record.as_ref().map_or(1000, |r| String::from_utf8_lossy(&r.value).parse().expect("a number"))
+    };
+    let version = |record: &Option<Record>| record.as_ref().map_or(MetaVersion::ABSENT, |r| r.version);
+    thread::scope(|scope| {
+        for own in 0..THREADS {
+            let store = Arc::clone(&store);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    loop {
+                        let (from, to) = (store.get(a).expect("get"), store.get(b).expect("get"));
+                        let writes = [
+                            sets(a, (number(&from) - own - 1).to_string().as_bytes()),
+                            sets(b, (number(&to) + own + 1).to_string().as_bytes()),
+                            sets(&log(own, round), b"done"),
+                        ];
+                        let compares =
+                            [is(a, version(&from)), is(b, version(&to)), is(&log(own, round), MetaVersion::ABSENT)];
+                        match store.commit(&compares, &writes).expect("commit") {
+                            Commit::Done(_) => break,
+                            // One that was not known to have happened.
+                            Commit::Conflict(found) if found[2].is_some() => break,
+                            Commit::Conflict(_) => {}
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let moved = ROUNDS * (1..=THREADS).sum::<u64>();
+    let (from, to) = (store.get(a).expect("get"), store.get(b).expect("get"));
+    assert_eq!((number(&from), number(&to)), (1000 - moved, 1000 + moved), "each transaction counts exactly once");
+    for record in store.list(&key("sum/")).expect("list").records {
+        delete(&*store, &record.key);
+    }
 }
 
 fn records_survive_reopening(subject: &dyn Subject) {

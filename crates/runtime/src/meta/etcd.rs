@@ -13,12 +13,12 @@
 //! sign of life, and fails without it. Members without a leader are treated like absent ones.
 
 use super::{
-    Change, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX, Watch, WatchEvent,
-    check_size,
+    Change, Commit, Compare, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX, Watch,
+    WatchEvent, Write, check_commit, check_size,
 };
 use etcd_client::{
-    Certificate, Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity, KeyValue,
-    PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
+    Certificate, Client, Compare as EtcdCompare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity,
+    KeyValue, PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
 };
 use holdfast_base::MetaVersion;
 use std::collections::VecDeque;
@@ -374,7 +374,7 @@ impl MetaStore for EtcdStore {
             Some(value) => vec![TxnOp::put(full.clone(), value, options)],
             None => vec![TxnOp::delete(full.clone(), None)],
         };
-        let is_expected = Compare::mod_revision(full.clone(), CompareOp::Equal, expect.0.cast_signed());
+        let is_expected = EtcdCompare::mod_revision(full.clone(), CompareOp::Equal, expect.0.cast_signed());
         let txn = Txn::new().when([is_expected]).and_then(change).or_else([TxnOp::get(full, None)]);
         let done = self.0.call(|mut client| async move { client.txn(txn).await })?;
         if done.succeeded() {
@@ -385,6 +385,38 @@ impl MetaStore for EtcdStore {
         let found = done.op_responses().into_iter().next();
         let Some(TxnOpResponse::Get(found)) = found else { return Err(unknown("etcd's answer lacks the record")) };
         Ok(Swap::Conflict(found.kvs().first().map(|kv| self.0.record(kv)).transpose()?))
+    }
+
+    fn commit(&self, compares: &[Compare], writes: &[Write]) -> Result<Commit, MetaError> {
+        check_commit(compares, writes)?;
+        let full = |key: &str| self.0.full_key(key);
+        let are_expected: Vec<EtcdCompare> = compares
+            .iter()
+            .map(|c| EtcdCompare::mod_revision(full(&c.key), CompareOp::Equal, c.version.0.cast_signed()))
+            .collect();
+        let changes: Vec<TxnOp> = writes
+            .iter()
+            .map(|Write { key, value, lease }| match value {
+                Some(value) => {
+                    let options = lease.map(|lease| PutOptions::new().with_lease(lease.0.cast_signed()));
+                    TxnOp::put(full(key), value.as_slice(), options)
+                }
+                None => TxnOp::delete(full(key), None),
+            })
+            .collect();
+        let looks: Vec<TxnOp> = compares.iter().map(|c| TxnOp::get(full(&c.key), None)).collect();
+        let txn = Txn::new().when(are_expected).and_then(changes).or_else(looks);
+        let done = self.0.call(|mut client| async move { client.txn(txn).await })?;
+        if done.succeeded() {
+            let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision).cast_unsigned();
+            let version = |write: &Write| write.value.as_ref().map_or(MetaVersion::ABSENT, |_| MetaVersion(revision));
+            return Ok(Commit::Done(writes.iter().map(version).collect()));
+        }
+        let found = done.op_responses().into_iter().map(|response| match response {
+            TxnOpResponse::Get(found) => found.kvs().first().map(|kv| self.0.record(kv)).transpose(),
+            _ => Err(unknown("etcd's answer lacks a record")),
+        });
+        Ok(Commit::Conflict(found.collect::<Result<_, _>>()?))
     }
 
     fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError> {

@@ -5,7 +5,10 @@
 
 use super::embedded::{File, OpenError};
 use super::state::{State, Step};
-use super::{LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, Watch, WatchEvent, check_size};
+use super::{
+    Commit, Compare, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, Watch, WatchEvent, Write,
+    check_commit, check_size,
+};
 use holdfast_base::{Instant, MetaVersion};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -122,6 +125,16 @@ impl MetaStore for LocalStore {
         let (answer, step) = inner.state.swap(key, expect, value, lease)?;
         if let Some(step) = step {
             self.0.commit(&mut inner, vec![step])?;
+        }
+        Ok(answer)
+    }
+
+    fn commit(&self, compares: &[Compare], writes: &[Write]) -> Result<Commit, MetaError> {
+        check_commit(compares, writes)?;
+        let mut inner = self.0.lock()?;
+        let (answer, steps) = inner.state.commit(compares, writes)?;
+        if !steps.is_empty() {
+            self.0.commit(&mut inner, steps)?;
         }
         Ok(answer)
     }

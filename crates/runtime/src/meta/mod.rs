@@ -26,6 +26,7 @@ pub use local::{Clock, LocalStore};
 pub use service::{MetaService, MetaTicket};
 
 use holdfast_base::MetaVersion;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -34,6 +35,9 @@ pub const KEY_BYTES_MAX: usize = 1024;
 
 /// Longest value: etcd refuses requests above 1.5 MiB.
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// Records that one transaction compares, and records that it writes: what etcd takes by default is 128 of both.
+pub const COMMIT_KEYS_MAX: usize = 64;
 
 /// A moment in the life of a store: the number of its changes so far.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -73,6 +77,29 @@ pub enum Swap {
     Conflict(Option<Record>),
 }
 
+/// What a record must be for a transaction to happen: at this version, or absent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Compare {
+    pub key: String,
+    pub version: MetaVersion,
+}
+
+/// One record that a transaction sets, or deletes where there is no value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Write {
+    pub key: String,
+    pub value: Option<Vec<u8>>,
+    pub lease: Option<LeaseId>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Commit {
+    /// All writes happened, and these are the records' versions, in the order of the writes: `ABSENT` where one was deleted.
+    Done(Vec<MetaVersion>),
+    /// Nothing happened. What is there of the records that were compared, in their order.
+    Conflict(Vec<Option<Record>>),
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     Put(Record),
@@ -96,7 +123,10 @@ pub enum MetaError {
     LeaseGone,
     #[error("the changes from revision {} on are no longer kept (the oldest is {}); list again", .wanted.0, .oldest.0)]
     Compacted { wanted: Revision, oldest: Revision },
-    #[error("keys have 1 to {KEY_BYTES_MAX} bytes and values at most {VALUE_BYTES_MAX}; use smaller ones")]
+    #[error(
+        "keys have 1 to {KEY_BYTES_MAX} bytes and values at most {VALUE_BYTES_MAX}, a transaction as much in all, for at most \
+         {COMMIT_KEYS_MAX} records; use smaller ones"
+    )]
     TooLarge,
 }
 
@@ -104,6 +134,20 @@ pub enum MetaError {
 fn check_size(key: &str, value: Option<&[u8]>) -> Result<(), MetaError> {
     let fits = (1..=KEY_BYTES_MAX).contains(&key.len()) && value.is_none_or(|v| v.len() <= VALUE_BYTES_MAX);
     if fits { Ok(()) } else { Err(MetaError::TooLarge) }
+}
+
+/// Whether a transaction may be as large, and names each record at most once on either side.
+fn check_commit(compares: &[Compare], writes: &[Write]) -> Result<(), MetaError> {
+    let is_each_once = |keys: Vec<&String>| keys.iter().collect::<BTreeSet<_>>().len() == keys.len();
+    let is_bounded = compares.len() <= COMMIT_KEYS_MAX && writes.len() <= COMMIT_KEYS_MAX;
+    let bytes: usize = writes.iter().map(|write| write.key.len() + write.value.as_ref().map_or(0, Vec::len)).sum();
+    let is_plain = is_each_once(compares.iter().map(|c| &c.key).collect())
+        && is_each_once(writes.iter().map(|w| &w.key).collect());
+    if !is_bounded || !is_plain || bytes > VALUE_BYTES_MAX {
+        return Err(MetaError::TooLarge);
+    }
+    compares.iter().try_for_each(|compare| check_size(&compare.key, None))?;
+    writes.iter().try_for_each(|write| check_size(&write.key, write.value.as_deref()))
 }
 
 /// A metadata store. Every call may block; none may be made on a reactor's thread.
@@ -122,6 +166,10 @@ pub trait MetaStore: Send + Sync {
         value: Option<&[u8]>,
         lease: Option<LeaseId>,
     ) -> Result<Swap, MetaError>;
+
+    /// Writes all of these records if each of those is what it is compared with, else nothing; at most [`COMMIT_KEYS_MAX`] of
+    /// each and [`VALUE_BYTES_MAX`] in all. Whoever watches sees all of it or nothing.
+    fn commit(&self, compares: &[Compare], writes: &[Write]) -> Result<Commit, MetaError>;
 
     /// A lease that expires `ttl` after the last keep-alive.
     fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError>;

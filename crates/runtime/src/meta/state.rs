@@ -3,7 +3,7 @@
 //! Deciding ([`State::swap`] …) and applying ([`State::apply`]) are apart, so that a change can be made durable in
 //! between. Replaying is applying what was stored.
 
-use super::{Change, LeaseId, MetaError, Record, Revision, Swap, WatchEvent};
+use super::{Change, Commit, Compare, LeaseId, MetaError, Record, Revision, Swap, WatchEvent, Write};
 use holdfast_base::time::earliest;
 use holdfast_base::{Instant, MetaVersion};
 use std::collections::{BTreeMap, VecDeque};
@@ -94,6 +94,34 @@ impl State {
             Change::Put(Record { key: key.into(), version, value: value.into(), lease })
         });
         Ok((Swap::Done(version), Some(Step::Changed(WatchEvent { revision, key: key.into(), change }))))
+    }
+
+    /// What a transaction answers, and the steps that it takes.
+    pub(super) fn commit(&self, compares: &[Compare], writes: &[Write]) -> Result<(Commit, Vec<Step>), MetaError> {
+        let version = |key: &str| self.records.get(key).map_or(MetaVersion::ABSENT, |r| r.version);
+        if compares.iter().any(|compare| version(&compare.key) != compare.version) {
+            let found = compares.iter().map(|compare| self.records.get(&compare.key).cloned());
+            return Ok((Commit::Conflict(found.collect()), Vec::new()));
+        }
+        let (mut revision, mut versions, mut steps) = (self.revision, Vec::new(), Vec::new());
+        for Write { key, value, lease } in writes {
+            if value.is_some() && lease.is_some_and(|l| !self.leases.contains_key(&l)) {
+                return Err(MetaError::LeaseGone);
+            }
+            if value.is_none() && !self.records.contains_key(key) {
+                versions.push(MetaVersion::ABSENT);
+                continue;
+            }
+            revision = revision.next();
+            let version = value.as_ref().map_or(MetaVersion::ABSENT, |_| MetaVersion(revision.0));
+            let change = match value {
+                Some(value) => Change::Put(Record { key: key.clone(), version, value: value.clone(), lease: *lease }),
+                None => Change::Deleted,
+            };
+            versions.push(version);
+            steps.push(Step::Changed(WatchEvent { revision, key: key.clone(), change }));
+        }
+        Ok((Commit::Done(versions), steps))
     }
 
     pub(super) fn grant(&self, ttl: Duration) -> (LeaseId, Step) {

@@ -266,7 +266,10 @@ pub fn flip_blocks(data: &mut [u8], every: usize) {
 pub struct World {
     pub now: Instant,
     pub nodes: Vec<IdealNode>,
+    /// The root record; empty where the store has none.
     pub root: (MetaVersion, Vec<u8>),
+    /// What happens to it just before the next swaps arrive, one for each.
+    pub before_swap: VecDeque<fn(&mut (MetaVersion, Vec<u8>))>,
     pub controller: Controller,
     /// One that has read the map beforehand, or has begun to: for the next opening.
     pub warmed: Option<Controller>,
@@ -297,6 +300,7 @@ impl World {
             now: Instant(1_000_000_000),
             nodes: (1..=nodes).map(IdealNode::new).collect(),
             root: (MetaVersion(1), root.encode()),
+            before_swap: VecDeque::new(),
             controller: Controller::new(config(seed, 0)),
             warmed: None,
             openings: 0,
@@ -423,18 +427,22 @@ impl World {
                 self.answer_later(node, Event::Node { node, token, reply, payload });
             }
             Effect::Meta { token, request } => {
+                if matches!(request, MetaRequest::Swap { .. })
+                    && let Some(change) = self.before_swap.pop_front()
+                {
+                    change(&mut self.root);
+                }
+                let there = Some(self.root.1.clone()).filter(|bytes| !bytes.is_empty());
                 let reply = match request {
                     MetaRequest::Get { key } => {
                         assert_eq!(key, root_key(VOLUME));
-                        MetaReply::Record { version: self.root.0, value: Some(self.root.1.clone()) }
+                        MetaReply::Record { version: self.root.0, value: there }
                     }
                     MetaRequest::Swap { expect, value, .. } if expect == self.root.0 => {
                         self.root = (MetaVersion(expect.0 + 1), value.unwrap());
                         MetaReply::Swapped { version: self.root.0 }
                     }
-                    MetaRequest::Swap { .. } => {
-                        MetaReply::Conflict { version: self.root.0, value: Some(self.root.1.clone()) }
-                    }
+                    MetaRequest::Swap { .. } => MetaReply::Conflict { version: self.root.0, value: there },
                 };
                 self.queue.push_back(Event::Meta { token, reply });
             }
