@@ -8,6 +8,7 @@ pub mod drive;
 pub mod family;
 pub mod geometry;
 pub mod ledger;
+pub mod meta;
 pub mod portal;
 pub mod record;
 pub mod root;

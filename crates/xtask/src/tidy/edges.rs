@@ -17,7 +17,8 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-base", ours: &[], theirs: Some(&["crc-fast", "serde"]) },
     Allowed { name: "holdfast-erasure", ours: &[], theirs: Some(&["thiserror"]) },
     Allowed { name: "holdfast-cipher", ours: &["holdfast-base"], theirs: Some(&["ring"]) },
-    Allowed { name: "holdfast-format", ours: &["holdfast-base"], theirs: Some(&["postcard", "serde", "thiserror"]) },
+    Allowed { name: "holdfast-format", ours: &["holdfast-base"], theirs: Some(&["postcard", "serde", "serde_json"]) },
+    Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-volume",
         ours: &["holdfast-base", "holdfast-cipher", "holdfast-format", "holdfast-erasure"],
@@ -37,6 +38,7 @@ const EDGES: &[Allowed] = &[
         ours: &[
             "holdfast-base",
             "holdfast-cipher",
+            "holdfast-cluster",
             "holdfast-format",
             "holdfast-layer",
             "holdfast-portal",
@@ -51,6 +53,7 @@ const EDGES: &[Allowed] = &[
         ours: &[
             "holdfast-base",
             "holdfast-cipher",
+            "holdfast-cluster",
             "holdfast-erasure",
             "holdfast-format",
             "holdfast-frontend",

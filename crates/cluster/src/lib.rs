@@ -1,0 +1,21 @@
+//! The control plane of a host, as a machine: from the grid's records and what is known here to what is done next.
+//!
+//! ```text
+//! metadata store ──watch──> View ──changes──┐
+//! the host: volumes, nodes, clock ──────────┼──> Cluster ──actions──> executor ──outcomes──> Cluster
+//! commands that work on a volume (holds) ───┘
+//! ```
+//! [`view::View`] holds every record in memory, kept by one watch. [`assign::plan`] is a pure function of it: what a host
+//! does next about one volume, by what is there and not by what has happened. [`machine::Cluster`] asks it again whenever
+//! something has changed, and keeps at most one action a volume under way.
+//!
+//! Every action may come late, twice, or not at all: what changes records compares the versions that it was planned by, and
+//! what works on the host is planned anew from what the host then says. An executor carries actions out and chooses nothing.
+
+pub mod assign;
+pub mod machine;
+pub mod view;
+
+pub use assign::{Local, Reading};
+pub use machine::{Action, ActionId, Cluster, Config, Effect, Event, Outcome};
+pub use view::{Change, Changes, View};

@@ -1,0 +1,389 @@
+//! Every record of the grid in memory: kept by one watch, and by what this host writes itself.
+//!
+//! Invariants
+//! 1. A key's record never goes back to an older state, in whatever order a listing, the watch and the host's own writes tell
+//!    of it: each comes with a revision, and only a newer one counts.
+//! 2. Of a store that was emptied, set back, or made anew nothing is taken in: all stays as it was ([`Doubt`]).
+//!
+//! Limits: some kilobytes a volume; deleted keys are remembered until a listing or the watch has passed their deletion.
+
+use holdfast_base::{Epoch, MetaVersion, VolumeId};
+use holdfast_format::meta::{EXPORT_SUFFIX, ExportRecord, HOST_PREFIX, HostRecord, ROOT_SUFFIX, VOLUME_PREFIX, decode};
+use holdfast_format::root::Root;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// A record as a listing or the watch tells of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    pub key: String,
+    pub version: MetaVersion,
+    pub value: Arc<[u8]>,
+}
+
+/// One change, in order of revisions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub revision: u64,
+    pub key: String,
+    /// Nothing where it was deleted.
+    pub record: Option<Record>,
+}
+
+/// Why a listing is not taken in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Doubt {
+    /// It lacks the record that every store of a grid has.
+    Emptied,
+    /// That record is another one: the store was made anew, or filled from a copy.
+    Another,
+    /// Its revision lies before what was seen: it was set back to an older state.
+    Older,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    /// Nothing where it was deleted.
+    record: Option<Record>,
+    /// The revision of what is known: of the change, of the listing that lacks it, or of what was deleted.
+    seen: u64,
+    /// The deletion was noted, and neither a listing nor the watch has told of it: its revision isn't known.
+    is_noted: bool,
+}
+
+/// What is needed of a volume to say who serves it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Volume {
+    pub name: String,
+    pub epoch: Epoch,
+    /// Nodes that its layout can do without.
+    pub failures: u8,
+    /// It is being deleted, or is not finished yet.
+    pub is_gone: bool,
+}
+
+/// Which volumes' records have changed, and whether hosts have come or gone, since it was asked last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub volumes: BTreeSet<VolumeId>,
+    pub hosts: bool,
+    /// Of everything else, by the part of the key before the first slash, with it.
+    pub kinds: BTreeSet<String>,
+}
+
+impl Changes {
+    pub fn is_empty(&self) -> bool {
+        self.volumes.is_empty() && !self.hosts && self.kinds.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct View {
+    records: BTreeMap<String, Known>,
+    /// Everything up to here was seen.
+    upto: u64,
+    volumes: BTreeMap<VolumeId, Volume>,
+    exports: BTreeMap<VolumeId, (MetaVersion, ExportRecord)>,
+    /// Hosts that are there. Nothing of a record that this release can't read.
+    hosts: BTreeMap<String, Option<HostRecord>>,
+    /// There in every store of a grid, and always the same; without one any listing is taken in.
+    mark: Option<String>,
+    /// What it was when it was first seen.
+    mark_value: Option<Arc<[u8]>>,
+    /// The store is not the one that it was: nothing is taken in until a listing shows that it is again.
+    doubt: Option<Doubt>,
+    changes: Changes,
+}
+
+impl View {
+    /// `mark`: the key of a record that every listing of the grid's store has.
+    pub fn new(mark: Option<&str>) -> View {
+        View { mark: mark.map(str::to_string), ..View::default() }
+    }
+
+    /// Everything up to this revision was seen.
+    pub fn upto(&self) -> u64 {
+        self.upto
+    }
+
+    /// Why nothing is taken in of what the store says.
+    pub fn doubt(&self) -> Option<Doubt> {
+        self.doubt
+    }
+
+    /// All that there is, as of one revision.
+    pub fn replace(&mut self, revision: u64, records: Vec<Record>) -> Result<(), Doubt> {
+        self.doubt = self.doubt_of(revision, &records);
+        if let Some(doubt) = self.doubt {
+            return Err(doubt);
+        }
+        let there: BTreeSet<String> = records.iter().map(|record| record.key.clone()).collect();
+        for record in records {
+            let key = record.key.clone();
+            self.take_in(&key, record.version.0, Some(record), false);
+        }
+        let gone = |(key, known): (&String, &Known)| {
+            let is_there = known.record.is_some() || known.is_noted;
+            (is_there && known.seen <= revision && !there.contains(key)).then(|| key.clone())
+        };
+        for key in self.records.iter().filter_map(gone).collect::<Vec<_>>() {
+            self.take_in(&key, revision, None, false);
+        }
+        self.advance(revision);
+        Ok(())
+    }
+
+    fn doubt_of(&mut self, revision: u64, records: &[Record]) -> Option<Doubt> {
+        if let Some(mark) = &self.mark {
+            let Some(found) = records.iter().find(|record| record.key == *mark) else { return Some(Doubt::Emptied) };
+            if *self.mark_value.get_or_insert_with(|| found.value.clone()) != found.value {
+                return Some(Doubt::Another);
+            }
+        }
+        (revision < self.upto).then_some(Doubt::Older)
+    }
+
+    /// What the watch tells, in order.
+    pub fn apply(&mut self, changes: Vec<Change>) -> Result<(), Doubt> {
+        let marked = changes.iter().find(|change| Some(&change.key) == self.mark.as_ref());
+        if let Some(change) = marked
+            && change.record.as_ref().map(|record| &record.value) != self.mark_value.as_ref()
+        {
+            self.doubt = Some(if change.record.is_some() { Doubt::Another } else { Doubt::Emptied });
+        }
+        if let Some(doubt) = self.doubt {
+            return Err(doubt);
+        }
+        let Some(upto) = changes.last().map(|change| change.revision) else { return Ok(()) };
+        for Change { revision, key, record } in changes {
+            self.take_in(&key, revision, record, false);
+        }
+        self.advance(upto);
+        Ok(())
+    }
+
+    /// This host has written a record, or found it so: before the watch tells.
+    pub fn note(&mut self, record: Record) {
+        let (key, version) = (record.key.clone(), record.version.0);
+        self.take_in(&key, version, Some(record), false);
+    }
+
+    /// This host has deleted a record, which was at that version, or has found that it is gone by then.
+    pub fn note_deleted(&mut self, key: &str, version: MetaVersion) {
+        self.take_in(key, version.0, None, true);
+    }
+
+    pub fn take_changes(&mut self) -> Changes {
+        std::mem::take(&mut self.changes)
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Record> {
+        self.records.get(key)?.record.as_ref()
+    }
+
+    /// Records under a prefix, in order of their keys.
+    pub fn list<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Record> {
+        let from = self.records.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        from.take_while(move |(key, _)| key.starts_with(prefix)).filter_map(|(_, known)| known.record.as_ref())
+    }
+
+    pub fn volume(&self, volume: VolumeId) -> Option<&Volume> {
+        self.volumes.get(&volume)
+    }
+
+    pub fn volumes(&self) -> impl Iterator<Item = VolumeId> {
+        self.volumes.keys().copied()
+    }
+
+    /// Who serves the volume, by which version of the record.
+    pub fn export(&self, volume: VolumeId) -> Option<&(MetaVersion, ExportRecord)> {
+        self.exports.get(&volume)
+    }
+
+    /// Volumes that are to be served somewhere.
+    pub fn exports(&self) -> impl Iterator<Item = (VolumeId, &ExportRecord)> {
+        self.exports.iter().map(|(volume, (_, export))| (*volume, export))
+    }
+
+    pub fn has_host(&self, host: &str) -> bool {
+        self.hosts.contains_key(host)
+    }
+
+    pub fn hosts(&self) -> &BTreeMap<String, Option<HostRecord>> {
+        &self.hosts
+    }
+
+    fn advance(&mut self, upto: u64) {
+        self.upto = self.upto.max(upto);
+        let upto = self.upto;
+        self.records.retain(|_, known| known.record.is_some() || known.is_noted || known.seen > upto);
+    }
+
+    fn take_in(&mut self, key: &str, revision: u64, record: Option<Record>, is_noted: bool) {
+        let known = self.records.get(key);
+        let was_there = known.is_some_and(|known| known.record.is_some());
+        // A deletion that is noted by the version that it deleted is newer than that version.
+        let is_news =
+            known.is_none_or(|known| known.seen < revision || known.seen == revision && was_there && is_noted);
+        let is_listed_as_gone = known.is_some_and(|known| known.is_noted && record.is_none() && known.seen <= revision);
+        if !is_news && !is_listed_as_gone {
+            return;
+        }
+        if was_there || record.is_some() {
+            self.index(key, record.as_ref());
+        }
+        self.records.insert(key.to_string(), Known { record, seen: revision, is_noted });
+    }
+
+    /// What is looked up often is kept decoded.
+    fn index(&mut self, key: &str, record: Option<&Record>) {
+        if let Some(host) = key.strip_prefix(HOST_PREFIX) {
+            match record {
+                Some(record) => self.hosts.insert(host.to_string(), decode(&record.value).ok()),
+                None => self.hosts.remove(host),
+            };
+            self.changes.hosts = true;
+            return;
+        }
+        if let Some((volume, suffix)) = volume_of(key) {
+            match suffix {
+                ROOT_SUFFIX => self.index_root(volume, record),
+                EXPORT_SUFFIX => {
+                    let decoded = record.and_then(|r| Some((r.version, decode::<ExportRecord>(&r.value).ok()?)));
+                    match decoded {
+                        Some(export) => self.exports.insert(volume, export),
+                        None => self.exports.remove(&volume),
+                    };
+                }
+                _ => {}
+            }
+            self.changes.volumes.insert(volume);
+            return;
+        }
+        let kind = key.split_inclusive('/').next().unwrap_or(key);
+        if !self.changes.kinds.contains(kind) {
+            self.changes.kinds.insert(kind.to_string());
+        }
+    }
+
+    /// One that can't be read is as good as absent: nothing is done about that volume.
+    fn index_root(&mut self, volume: VolumeId, record: Option<&Record>) {
+        let root = record.and_then(|record| Root::decode(&record.value).ok());
+        match root {
+            Some(root) => {
+                let (epoch, failures) = (root.epoch, root.layout.failures());
+                self.volumes.insert(volume, Volume { name: root.name, epoch, failures, is_gone: root.deleted });
+            }
+            None => {
+                self.volumes.remove(&volume);
+            }
+        }
+    }
+}
+
+/// The volume of a key like `volume/ID/…`, and what follows its id.
+fn volume_of(key: &str) -> Option<(VolumeId, &str)> {
+    let rest = key.strip_prefix(VOLUME_PREFIX)?;
+    let (id, suffix) = rest.split_at_checked(rest.find('/')?)?;
+    Some((id.parse().ok()?, suffix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::GridId;
+    use holdfast_format::geometry::Layout;
+    use holdfast_format::meta::{encode, export_key, host_key};
+    use holdfast_format::root::root_key;
+
+    fn record(key: &str, version: u64, value: &[u8]) -> Record {
+        Record { key: key.to_string(), version: MetaVersion(version), value: value.into() }
+    }
+
+    fn put(key: &str, version: u64, value: &[u8]) -> Change {
+        Change { revision: version, key: key.to_string(), record: Some(record(key, version, value)) }
+    }
+
+    fn deleted(key: &str, revision: u64) -> Change {
+        Change { revision, key: key.to_string(), record: None }
+    }
+
+    fn value<'a>(view: &'a View, key: &str) -> Option<&'a [u8]> {
+        view.get(key).map(|record| &*record.value)
+    }
+
+    #[test]
+    fn a_record_never_goes_back_whoever_tells_of_it_first() {
+        let mut view = View::new(None);
+        view.replace(5, vec![record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
+        // Written here, and told by the watch later, together with what was before.
+        view.note(record("a", 9, b"9"));
+        view.apply(vec![put("a", 7, b"7"), put("c", 8, b"8")]).unwrap();
+        assert_eq!((value(&view, "a"), value(&view, "c")), (Some(b"9".as_slice()), Some(b"8".as_slice())));
+        view.apply(vec![put("a", 9, b"9")]).unwrap();
+        // Deleted here at version 9, and told of 9 once more by a listing that is older than that.
+        view.note_deleted("a", MetaVersion(9));
+        assert_eq!(value(&view, "a"), None);
+        view.replace(9, vec![record("a", 9, b"9"), record("b", 5, b"5"), record("c", 8, b"8")]).unwrap();
+        assert_eq!(value(&view, "a"), None, "the listing is of before the deletion");
+        view.apply(vec![put("c", 10, b"10")]).unwrap();
+        view.replace(10, vec![record("a", 9, b"9"), record("b", 5, b"5"), record("c", 10, b"10")]).unwrap();
+        assert_eq!(value(&view, "a"), None, "and so is this one");
+        view.apply(vec![deleted("a", 11), put("a", 12, b"12")]).unwrap();
+        assert_eq!(value(&view, "a"), Some(b"12".as_slice()));
+        // A listing tells what is gone, and nothing of what came after it.
+        view.note(record("d", 14, b"14"));
+        view.replace(13, vec![record("a", 12, b"12")]).unwrap();
+        assert_eq!((value(&view, "b"), value(&view, "c"), value(&view, "d")), (None, None, Some(b"14".as_slice())));
+        assert_eq!(view.upto(), 13);
+        assert_eq!(view.records.len(), 2, "what is gone is forgotten");
+    }
+
+    #[test]
+    fn an_emptied_store_and_one_that_was_set_back_are_not_believed() {
+        let mut view = View::new(Some("grid"));
+        view.replace(5, vec![record("grid", 1, b"{}"), record("a", 3, b"3")]).unwrap();
+        assert_eq!(view.replace(9, vec![]), Err(Doubt::Emptied));
+        assert_eq!(view.replace(9, vec![record("a", 4, b"4")]), Err(Doubt::Emptied));
+        assert_eq!(view.replace(4, vec![record("grid", 1, b"{}")]), Err(Doubt::Older));
+        assert_eq!(view.replace(9, vec![record("grid", 8, b"{2}"), record("a", 9, b"9")]), Err(Doubt::Another));
+        assert_eq!((value(&view, "a"), view.upto()), (Some(b"3".as_slice()), 5));
+        assert_eq!(
+            view.apply(vec![put("a", 9, b"9")]),
+            Err(Doubt::Another),
+            "nor is what such a store tells after that"
+        );
+        view.replace(6, vec![record("grid", 1, b"{}"), record("a", 6, b"6")]).unwrap();
+        assert_eq!((value(&view, "a"), view.doubt()), (Some(b"6".as_slice()), None), "the right one is back");
+        assert_eq!(view.apply(vec![deleted("a", 7), deleted("grid", 8)]), Err(Doubt::Emptied));
+        assert_eq!(value(&view, "a"), Some(b"6".as_slice()), "of a store that is being emptied nothing is believed");
+    }
+
+    #[test]
+    fn what_has_changed_is_told_once_and_by_kind() {
+        let mut view = View::new(None);
+        let (id, other) = (VolumeId(7), VolumeId(8));
+        let root = Root::new(GridId(1), id, "vm", 1 << 30, Layout::DEFAULT);
+        let export = ExportRecord { host: "a".to_string(), ..ExportRecord::default() };
+        view.apply(vec![
+            put(&root_key(id), 1, &root.encode()),
+            put(&export_key(id), 2, &encode(&export)),
+            put(&export_key(other), 3, b"damaged"),
+            put(&host_key("a"), 4, b"of a newer release"),
+            put("limits/00", 5, b"{}"),
+            put("revoked", 6, b"{}"),
+        ])
+        .unwrap();
+        let changes = view.take_changes();
+        assert_eq!((changes.volumes, changes.hosts), (BTreeSet::from([id, other]), true));
+        assert_eq!(changes.kinds, BTreeSet::from(["limits/".to_string(), "revoked".to_string()]));
+        assert_eq!(view.volume(id).map(|v| (v.name.as_str(), v.failures, v.is_gone)), Some(("vm", 1, false)));
+        assert_eq!(view.export(id), Some(&(MetaVersion(2), export)));
+        assert!(view.export(other).is_none() && view.has_host("a"));
+        view.apply(vec![put(&root_key(id), 7, b"damaged"), deleted(&export_key(id), 8), deleted(&host_key("a"), 9)])
+            .unwrap();
+        assert!(view.volume(id).is_none() && view.export(id).is_none() && !view.has_host("a"));
+        assert!(!view.take_changes().is_empty() && view.take_changes().is_empty());
+    }
+}

@@ -1,0 +1,144 @@
+//! Records of the metadata store beside roots: JSON objects, so that a person with `etcdctl` can read them.
+//!
+//! ```text
+//! name/NAME              which volume or clone has the name: [`NameRecord`]
+//! volume/ID/root         the root record ([`crate::root`])
+//! volume/ID/export       which host serves the volume, and which offer it: [`ExportRecord`]
+//! volume/ID/clone        of a clone: which volume it is a part of: [`CloneRecord`]
+//! deleting/ID            a volume whose space is being returned: [`DeletingRecord`]
+//! host/NAME              (leased) a host that is there: [`HostRecord`]
+//! reserved               compared by whoever sets space aside: [`ReservedRecord`]
+//! ```
+//! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
+//! releases must not ignore needs a new key, or a host's word that it knows it ([`HostRecord`]). Fields are never given another
+//! meaning. What each release wrote stands in `tests/golden.rs`.
+
+use holdfast_base::VolumeId;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+/// Fields of newer releases.
+pub type Other = Map<String, Value>;
+
+pub const NAME_PREFIX: &str = "name/";
+pub const VOLUME_PREFIX: &str = "volume/";
+pub const EXPORT_SUFFIX: &str = "/export";
+pub const ROOT_SUFFIX: &str = "/root";
+pub const DELETING_PREFIX: &str = "deleting/";
+pub const HOST_PREFIX: &str = "host/";
+pub const RESERVED_KEY: &str = "reserved";
+
+pub fn name_key(name: &str) -> String {
+    format!("{NAME_PREFIX}{name}")
+}
+
+pub fn export_key(volume: VolumeId) -> String {
+    format!("{VOLUME_PREFIX}{volume}{EXPORT_SUFFIX}")
+}
+
+pub fn clone_key(clone: VolumeId) -> String {
+    format!("{VOLUME_PREFIX}{clone}/clone")
+}
+
+pub fn deleting_key(volume: &str) -> String {
+    format!("{DELETING_PREFIX}{volume}")
+}
+
+pub fn host_key(host: &str) -> String {
+    format!("{HOST_PREFIX}{host}")
+}
+
+/// Which volume or clone has a name; made first, so that names are unique.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NameRecord {
+    pub volume: String,
+    /// The host that has taken it, until what it names is there.
+    #[serde(default)]
+    pub host: String,
+    /// The volume that what it names is a clone in, empty for a volume; the first releases did not say.
+    #[serde(default)]
+    pub origin: Option<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Which host has a volume in service. Absent: none.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ExportRecord {
+    /// Empty in records of grids with one host, from before there could be others.
+    #[serde(default)]
+    pub host: String,
+    /// Hosts that offer it, wherever it is served; none where only its host does.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub portals: BTreeSet<String>,
+    /// It is being handed over: the host that has it still, and yields when it is asked to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A clone, as far as it is known while its volume is not in service.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CloneRecord {
+    pub name: String,
+    /// The volume that it is a part of.
+    pub origin: String,
+    pub size_bytes: u64,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A volume whose space is being returned.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeletingRecord {
+    pub volume: String,
+    pub name: String,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A host that is there, for as long as its lease lives.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// Machine and directory: only one host runs there at a time.
+    pub home: String,
+    /// Where other hosts reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<SocketAddr>,
+    /// The newest version of a volume's root record that its release reads; the first releases did not say.
+    #[serde(default)]
+    pub reads_root: u16,
+    /// It answers questions of other hosts.
+    #[serde(default)]
+    pub answers: bool,
+    /// Guests' writes of its volumes may take what is not promised to them; earlier releases leave that free, and would be
+    /// short of room where others don't.
+    #[serde(default)]
+    pub takes_spare: bool,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Changed by every transaction that sets space aside, and compared by it: of two hosts that do so in the same moment one
+/// looks again.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ReservedRecord {
+    /// So many such transactions there were.
+    pub changes: u64,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A record that is kept as JSON.
+pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).expect("our records always encode")
+}
+
+/// The record, or that its bytes are none of its kind.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
+    serde_json::from_slice(bytes)
+}
