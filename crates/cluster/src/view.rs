@@ -8,7 +8,9 @@
 //! Limits: some kilobytes a volume; deleted keys are remembered until a listing or the watch has passed their deletion.
 
 use holdfast_base::{Epoch, MetaVersion, VolumeId};
-use holdfast_format::meta::{EXPORT_SUFFIX, ExportRecord, HOST_PREFIX, HostRecord, ROOT_SUFFIX, VOLUME_PREFIX, decode};
+use holdfast_format::meta::{
+    CLONE_SUFFIX, CloneRecord, EXPORT_SUFFIX, ExportRecord, HOST_PREFIX, HostRecord, ROOT_SUFFIX, VOLUME_PREFIX, decode,
+};
 use holdfast_format::root::Root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -85,6 +87,8 @@ pub struct View {
     upto: u64,
     volumes: BTreeMap<VolumeId, Volume>,
     exports: BTreeMap<VolumeId, (MetaVersion, ExportRecord)>,
+    /// Of each clone, the volume that it is a part of.
+    clones: BTreeMap<VolumeId, VolumeId>,
     /// Hosts that are there. Nothing of a record that this release can't read.
     hosts: BTreeMap<String, Option<HostRecord>>,
     /// There in every store of a grid, and always the same; without one any listing is taken in.
@@ -206,6 +210,15 @@ impl View {
         self.exports.iter().map(|(volume, (_, export))| (*volume, export))
     }
 
+    /// Clones, and the volumes that they are parts of.
+    pub fn clones(&self) -> impl Iterator<Item = (VolumeId, VolumeId)> {
+        self.clones.iter().map(|(clone, origin)| (*clone, *origin))
+    }
+
+    pub fn origin_of_clone(&self, clone: VolumeId) -> Option<VolumeId> {
+        self.clones.get(&clone).copied()
+    }
+
     pub fn has_host(&self, host: &str) -> bool {
         self.hosts.contains_key(host)
     }
@@ -254,6 +267,13 @@ impl View {
                     match decoded {
                         Some(export) => self.exports.insert(volume, export),
                         None => self.exports.remove(&volume),
+                    };
+                }
+                CLONE_SUFFIX => {
+                    let record = record.and_then(|r| decode::<CloneRecord>(&r.value).ok());
+                    match record.and_then(|record| record.origin.parse().ok()) {
+                        Some(origin) => self.clones.insert(volume, origin),
+                        None => self.clones.remove(&volume),
                     };
                 }
                 _ => {}

@@ -17,7 +17,7 @@ use holdfast_base::VolumeId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 /// Fields of newer releases.
@@ -26,6 +26,7 @@ pub type Other = Map<String, Value>;
 pub const NAME_PREFIX: &str = "name/";
 pub const VOLUME_PREFIX: &str = "volume/";
 pub const EXPORT_SUFFIX: &str = "/export";
+pub const CLONE_SUFFIX: &str = "/clone";
 pub const ROOT_SUFFIX: &str = "/root";
 pub const DELETING_PREFIX: &str = "deleting/";
 pub const HOST_PREFIX: &str = "host/";
@@ -40,7 +41,7 @@ pub fn export_key(volume: VolumeId) -> String {
 }
 
 pub fn clone_key(clone: VolumeId) -> String {
-    format!("{VOLUME_PREFIX}{clone}/clone")
+    format!("{VOLUME_PREFIX}{clone}{CLONE_SUFFIX}")
 }
 
 pub fn deleting_key(volume: &str) -> String {
@@ -92,6 +93,12 @@ pub struct CloneRecord {
     pub other: Other,
 }
 
+impl CloneRecord {
+    pub fn new(name: &str, origin: VolumeId, size_bytes: u64) -> CloneRecord {
+        CloneRecord { name: name.to_string(), origin: origin.to_string(), size_bytes, other: Other::new() }
+    }
+}
+
 /// A volume whose space is being returned.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeletingRecord {
@@ -129,6 +136,18 @@ pub struct HostRecord {
 pub struct ReservedRecord {
     /// So many such transactions there were.
     pub changes: u64,
+    /// By volume: what it is about to own, until its own records say so.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pending: BTreeMap<String, PendingRecord>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PendingRecord {
+    pub layout: String,
+    /// Without redundancy.
+    pub bytes: u64,
     #[serde(flatten)]
     pub other: Other,
 }

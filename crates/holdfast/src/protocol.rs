@@ -272,6 +272,24 @@ impl Request {
         }
     }
 
+    /// The volume that it takes into service or out of it, or has served by another host: nothing else is begun about it
+    /// meanwhile.
+    pub fn moves(&self) -> Option<&str> {
+        match self {
+            Request::VolumeExport { name, .. }
+            | Request::VolumeUnexport { name, .. }
+            | Request::VolumeDelete { name, .. }
+            | Request::VolumeHandover { name, .. }
+            | Request::VolumeRekey { name, .. }
+            | Request::VolumeResize { name, .. }
+            | Request::ReceiveBegin { name, .. }
+            | Request::ReceiveEnd { name, .. }
+            | Request::ReceiveAbandon { name } => Some(name),
+            Request::SnapshotRollback { volume, .. } => Some(volume),
+            _ => None,
+        }
+    }
+
     /// What it does to the grid. Each request says so: a new one has to be looked at here.
     pub fn kind(&self) -> Kind {
         match self {

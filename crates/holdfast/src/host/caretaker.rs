@@ -5,7 +5,6 @@
 //!
 //! States of a volume: closed -> in care -> closed; from anywhere -> in service, when it is exported.
 
-use super::catalog::Entry;
 use super::commands::{CloseOutcome, Command};
 use super::control::{CLOSE_MAX, ControlPlane, ask};
 use super::volumes::OpenSpec;
@@ -49,11 +48,9 @@ impl ControlPlane {
     /// Takes care of one volume, the one that has waited longest, if any is due.
     fn look_after_closed(&self, started: Instant, cared: &mut BTreeMap<String, Instant>) -> Result<()> {
         let every = if self.catalog.draining()?.is_empty() { CARE_EVERY } else { CARE_EVERY_DRAINING };
-        let closed = self.unserved()?.into_iter();
         let last = |name: &str| cared.get(name).copied().unwrap_or(started);
-        let due = closed.filter(|entry| last(entry.name()).elapsed() >= every);
-        let Some(entry) = due.min_by_key(|entry| last(entry.name())) else { return Ok(()) };
-        let name = entry.name().to_string();
+        let due = self.unserved().into_iter().filter(|name| last(name).elapsed() >= every);
+        let Some(name) = due.min_by_key(|name| last(name)) else { return Ok(()) };
         {
             let _alone = self.alone();
             // It may have been exported or deleted meanwhile.
@@ -78,10 +75,13 @@ impl ControlPlane {
         }
     }
 
-    /// Volumes that no host has in service.
-    pub(super) fn unserved(&self) -> Result<Vec<Entry>> {
-        let all = self.catalog.all()?.into_iter();
-        Ok(all.filter(|entry| entry.served_by.is_none() && entry.clone.is_none()).collect())
+    /// Names of the volumes that no host has in service.
+    pub(super) fn unserved(&self) -> Vec<String> {
+        self.records.view(|view| {
+            let closed = view.volumes().filter(|volume| view.export(*volume).is_none());
+            let there = closed.filter_map(|volume| view.volume(volume)).filter(|known| !known.is_gone);
+            there.map(|known| known.name.clone()).collect()
+        })
     }
 
     fn wait_for_rest(&self, name: &str) -> Result<()> {

@@ -13,6 +13,7 @@
 //! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
+//! reserved               what compares whoever sets space aside (see `fixed`)
 //! trend                  how much space was taken lately (see `trend`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! kept/DEVICE            there where an operator wants to keep a device that would be emptied unasked
@@ -31,6 +32,7 @@ use super::limits::{self, Limits};
 use super::meta::Meta;
 use super::presence::{check_can_serve, live_hosts};
 use super::receive::Received;
+use super::records::Records;
 use super::schedule::Schedule;
 use super::trend::Sample;
 use super::volumes::OpenSpec;
@@ -42,13 +44,19 @@ use holdfast_cipher::VolumeKey;
 use holdfast_format::FormatError;
 use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
+pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
+use holdfast_format::meta::{
+    ExportRecord, NAME_PREFIX, NameRecord, Other, PendingRecord, RESERVED_KEY, ReservedRecord, clone_key, deleting_key,
+    encode, export_key, name_key,
+};
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::tier::Tiers;
-use holdfast_runtime::meta::Swap;
+use holdfast_runtime::meta::{Commit, Compare, Swap, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Attempts at a swap that others race for.
@@ -57,8 +65,6 @@ const SWAPS_MAX: usize = 64;
 /// Longest name of a volume.
 const NAME_BYTES_MAX: usize = 64;
 
-const NAME_PREFIX: &str = "name/";
-const DELETING_PREFIX: &str = "deleting/";
 const SCHEDULE_PREFIX: &str = "schedule/";
 const RECEIVED_PREFIX: &str = "received/";
 pub const DRAINING_PREFIX: &str = "draining/";
@@ -69,32 +75,6 @@ pub const LIMITS_PREFIX: &str = "limits/";
 pub const REVOKED_KEY: &str = "revoked";
 pub const SETTINGS_PREFIX: &str = "settings/";
 pub const NODE_PREFIX: &str = "node/";
-pub const EXPORT_SUFFIX: &str = "/export";
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct NameRecord {
-    volume: String,
-    /// The host that has taken it, until what it names is there.
-    #[serde(default)]
-    host: String,
-    /// The volume that what it names is a clone in, empty for a volume; releases before 2026-11-23 did not say.
-    #[serde(default)]
-    origin: Option<String>,
-}
-
-/// Which host has a volume in service.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct ExportRecord {
-    /// Empty in records of grids with one host, from before there could be others.
-    #[serde(default)]
-    host: String,
-    /// Hosts that offer it, wherever it is served; none where only its host does.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    portals: BTreeSet<String>,
-    /// It is being handed over: the host that has it still, and yields when it is asked to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    from: Option<String>,
-}
 
 /// A storage node as all hosts know it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -102,15 +82,6 @@ struct NodeRecord {
     /// The host that runs beside it, and keeps this record.
     machine: String,
     node: NodeConfig,
-}
-
-/// A clone, as far as it is known while its volume is not in service.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct CloneRecord {
-    pub name: String,
-    /// The volume that it is a part of.
-    pub origin: String,
-    pub size_bytes: u64,
 }
 
 /// The clients that may have a volume or clone over TCP; where there is none all may.
@@ -149,6 +120,40 @@ enum Again {
 /// Epoch of a volume whose making was given up: above that of everything that nodes may have of it, or get yet.
 const GIVEN_UP: Epoch = Epoch(u64::MAX >> 1);
 
+/// What is set aside by now, as far as a transaction compares it: of two hosts that set space aside in the same moment one
+/// finds that it has changed.
+pub struct Reserving {
+    version: MetaVersion,
+    record: ReservedRecord,
+}
+
+impl Reserving {
+    /// What volumes are about to own, beside one: layout, and bytes without redundancy.
+    pub fn pending_beside(&self, volume: Option<VolumeId>) -> Vec<(Layout, u64)> {
+        let own = volume.map(|volume| volume.to_string());
+        let others = self.record.pending.iter().filter(|(of, _)| Some(*of) != own.as_ref());
+        others.filter_map(|(_, pending)| Some((pending.layout.parse().ok()?, pending.bytes))).collect()
+    }
+
+    fn compare(&self) -> Compare {
+        Compare { key: RESERVED_KEY.to_string(), version: self.version }
+    }
+
+    /// The record after one more transaction.
+    fn next(&self, pending: BTreeMap<String, PendingRecord>) -> Write {
+        let record = ReservedRecord { changes: self.record.changes + 1, pending, ..self.record.clone() };
+        put(RESERVED_KEY, encode(&record))
+    }
+
+    fn passed(&self) -> Write {
+        self.next(self.record.pending.clone())
+    }
+}
+
+fn put(key: &str, value: Vec<u8>) -> Write {
+    Write { key: key.to_string(), value: Some(value), lease: None }
+}
+
 /// Why a volume can't be deleted.
 #[derive(Debug, Error)]
 #[error("volume {volume} holds data of its separate clones ({by}); delete them first")]
@@ -163,13 +168,6 @@ pub struct Begun {
     pub volume: VolumeId,
     /// Of the placeholder.
     version: MetaVersion,
-}
-
-/// A volume whose space is being returned.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct DeletingRecord {
-    pub volume: String,
-    pub name: String,
 }
 
 /// A volume or clone as its records show it.
@@ -212,30 +210,17 @@ impl Entry {
 
 #[derive(Clone)]
 pub struct Catalog {
+    /// What is only looked at is read here: from memory, where that is kept.
+    known: Meta,
+    /// What is changed, or must not rest on memory, is read here.
     meta: Meta,
     grid: GridId,
     /// This host's name.
     host: String,
 }
 
-fn name_key(name: &str) -> String {
-    format!("{NAME_PREFIX}{name}")
-}
-
-fn export_key(volume: VolumeId) -> String {
-    format!("volume/{volume}{EXPORT_SUFFIX}")
-}
-
-fn clone_key(clone: VolumeId) -> String {
-    format!("volume/{clone}/clone")
-}
-
 fn key_key(volume: VolumeId) -> String {
     format!("volume/{volume}/key")
-}
-
-fn deleting_key(volume: &str) -> String {
-    format!("{DELETING_PREFIX}{volume}")
 }
 
 fn clients_key(volume: VolumeId) -> String {
@@ -255,12 +240,8 @@ fn node_key(node: u32) -> String {
     format!("{NODE_PREFIX}{node:05}")
 }
 
-fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    serde_json::to_vec(value).expect("our records always encode")
-}
-
 fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).with_context(|| format!("metadata record {key} is damaged"))
+    holdfast_format::meta::decode(bytes).with_context(|| format!("metadata record {key} is damaged"))
 }
 
 /// The fixed volumes among these.
@@ -289,7 +270,12 @@ pub fn check_name(name: &str) -> Result<()> {
 
 impl Catalog {
     pub fn new(meta: Meta, grid: GridId, host: &str) -> Catalog {
-        Catalog { meta, grid, host: host.to_string() }
+        Catalog { known: meta.clone(), meta, grid, host: host.to_string() }
+    }
+
+    /// As before, with what is only looked at read from memory.
+    pub fn with_memory(self, records: Arc<Records>) -> Catalog {
+        Catalog { meta: Arc::clone(&records).written_through(), known: records, ..self }
     }
 
     /// This host's name.
@@ -298,6 +284,12 @@ impl Catalog {
     }
 
     fn get(&self, key: &str) -> Result<(MetaVersion, Option<Vec<u8>>)> {
+        let record = self.known.get(key)?;
+        Ok(record.map_or((MetaVersion::ABSENT, None), |r| (r.version, Some(r.value))))
+    }
+
+    /// As it is by now.
+    fn get_now(&self, key: &str) -> Result<(MetaVersion, Option<Vec<u8>>)> {
         let record = self.meta.get(key)?;
         Ok(record.map_or((MetaVersion::ABSENT, None), |r| (r.version, Some(r.value))))
     }
@@ -309,7 +301,7 @@ impl Catalog {
         mut change: impl FnMut(Option<&[u8]>) -> Result<Option<Option<Vec<u8>>>>,
     ) -> Result<()> {
         for _ in 0..SWAPS_MAX {
-            let (version, value) = self.get(key)?;
+            let (version, value) = self.get_now(key)?;
             let Some(next) = change(value.as_deref())? else { return Ok(()) };
             if let Swap::Done(_) = self.meta.swap(key, version, next.as_deref(), None)? {
                 return Ok(());
@@ -323,8 +315,12 @@ impl Catalog {
     }
 
     fn root(&self, volume: VolumeId) -> Result<Option<Root>> {
+        Self::root_in(&self.meta, volume)
+    }
+
+    fn root_in(meta: &Meta, volume: VolumeId) -> Result<Option<Root>> {
         let key = root_key(volume);
-        let (_, value) = self.get(&key)?;
+        let value = meta.get(&key)?.map(|record| record.value);
         let told = |error| match error {
             FormatError::Version(_) => format!("metadata record {key} was written by a newer release than this host's"),
             _ => format!("metadata record {key} is damaged"),
@@ -334,10 +330,9 @@ impl Catalog {
             .transpose()
     }
 
-    fn clone(&self, id: VolumeId) -> Result<Option<CloneRecord>> {
+    fn clone_in(meta: &Meta, id: VolumeId) -> Result<Option<CloneRecord>> {
         let key = clone_key(id);
-        let (_, value) = self.get(&key)?;
-        value.map(|bytes| decode(&key, &bytes)).transpose()
+        meta.get(&key)?.map(|record| decode(&key, &record.value)).transpose()
     }
 
     /// Gives a name to something that is about to be made. One whose making was never completed is taken over.
@@ -350,7 +345,8 @@ impl Catalog {
             Again::SameId { origin: Some(origin) } => origin.to_string(),
             _ => String::new(),
         };
-        let taken = NameRecord { volume: fresh.to_string(), host: self.host.clone(), origin: Some(origin) };
+        let (volume, host, other) = (fresh.to_string(), self.host.clone(), Other::new());
+        let taken = NameRecord { volume, host, origin: Some(origin), other };
         self.update(&key, |found| {
             given_up = None;
             let Some(found) = found else {
@@ -360,7 +356,7 @@ impl Catalog {
             let record = decode::<NameRecord>(&key, found)?;
             chosen = record.volume.parse()?;
             let is_ours = record.host.is_empty() || record.host == self.host;
-            let is_there = self.live_root(chosen)?.is_some() || self.clone(chosen)?.is_some();
+            let is_there = self.live_root(chosen)?.is_some() || Self::clone_in(&self.meta, chosen)?.is_some();
             if !is_there && !is_ours && live_hosts(&self.meta)?.contains(&record.host) {
                 bail!("a volume {name} is being made at host {}; choose another name, or try again later", record.host);
             }
@@ -390,28 +386,73 @@ impl Catalog {
         check_can_serve(&self.meta, root)
     }
 
-    /// Makes a volume.
+    /// Makes a volume, in one transaction once it has its name. Nothing where space is set aside for it, and others have set
+    /// aside some since that was looked at.
     pub fn create(
         &self,
         name: &str,
         (size_bytes, layout, tiers): (u64, Layout, Tiers),
         (settings, limit): (Settings, Option<&str>),
         key: Option<&NewKey>,
-    ) -> Result<Entry> {
+        reserving: Option<&Reserving>,
+    ) -> Result<Option<Entry>> {
         let key_id = key.map(NewKey::id);
         let root = Root { key_id, tiers, ..Root::new(self.grid, VolumeId(0), name, size_bytes, layout) };
         self.check_can_serve(&root)?;
         let chosen = self.take_name(name, Again::SameId { origin: None })?;
-        self.change_settings(chosen, |found| *found = settings)?;
-        // Also where an earlier attempt has left one.
-        self.set_limit(chosen, limit)?;
-        self.set_key(chosen, key)?;
         let root = Root { volume: chosen, ..root };
-        self.update(&root_key(chosen), |found| match found {
-            None => Ok(Some(Some(root.encode()))),
-            Some(_) => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
-        })?;
-        Ok(Entry { root, served_by: None, portals: BTreeSet::new(), handed_from: None, clone: None, settings })
+        let absent = Compare { key: root_key(chosen), version: MetaVersion::ABSENT };
+        let compares: Vec<Compare> = std::iter::once(absent).chain(reserving.map(Reserving::compare)).collect();
+        let limit = limit.map(|limit| encode(&LimitRecord { limit: limit.to_string() }));
+        // Also what an earlier attempt has left is replaced.
+        let set = |key: String, value: Option<Vec<u8>>| Write { key, value, lease: None };
+        let mut writes = vec![
+            put(&root_key(chosen), root.encode()),
+            put(&settings_key(chosen), encode(&settings)),
+            set(limit_key(chosen), limit),
+            set(key_key(chosen), key.map(|new| encode(&new.record(chosen)))),
+        ];
+        writes.extend(reserving.map(Reserving::passed));
+        match self.meta.commit(&compares, &writes)? {
+            Commit::Done(_) => {}
+            Commit::Conflict(found) if found[0].is_none() => return Ok(None),
+            Commit::Conflict(_) => {
+                bail!("a volume {name} is being made by somebody else; see `holdfast volume list`")
+            }
+        }
+        let (served_by, handed_from, portals, clone) = (None, None, BTreeSet::new(), None);
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings }))
+    }
+
+    /// What is set aside, as it is by now.
+    pub fn reserving(&self) -> Result<Reserving> {
+        let (version, value) = self.get_now(RESERVED_KEY)?;
+        let record = value.map_or(Ok(ReservedRecord::default()), |bytes| decode(RESERVED_KEY, &bytes))?;
+        Ok(Reserving { version, record })
+    }
+
+    /// Changes what is noted of a fixed volume, together with the word that space was set aside; false where others have done
+    /// so since that was looked at.
+    pub fn set_fixed_reserving(&self, volume: VolumeId, fixed: Fixed, reserving: &Reserving) -> Result<bool> {
+        let key = settings_key(volume);
+        let (version, value) = self.get_now(&key)?;
+        let settings: Settings = value.map_or(Ok(Settings::default()), |bytes| decode(&key, &bytes))?;
+        let next = put(&key, encode(&Settings { fixed: Some(fixed), ..settings }));
+        let compares = [Compare { key, version }, reserving.compare()];
+        Ok(matches!(self.meta.commit(&compares, &[next, reserving.passed()])?, Commit::Done(_)))
+    }
+
+    /// Notes what a volume is about to own, until its own records say so; false where others have set space aside since.
+    pub fn set_pending(&self, volume: VolumeId, owned: Option<(Layout, u64)>, reserving: &Reserving) -> Result<bool> {
+        let mut pending = reserving.record.pending.clone();
+        match owned {
+            Some((layout, bytes)) => {
+                let record = PendingRecord { layout: layout.to_string(), bytes, other: Other::new() };
+                pending.insert(volume.to_string(), record)
+            }
+            None => pending.remove(&volume.to_string()),
+        };
+        Ok(matches!(self.meta.commit(&[reserving.compare()], &[reserving.next(pending)])?, Commit::Done(_)))
     }
 
     /// The first step of making a separate clone: its name, and a placeholder for its root.
@@ -473,7 +514,7 @@ impl Catalog {
             Ok(given_up.map(|root| Some(root.encode())))
         })?;
         if let Some(root) = was_begun {
-            let record = DeletingRecord { volume: volume.to_string(), name: root.name };
+            let record = DeletingRecord { volume: volume.to_string(), name: root.name, other: Other::new() };
             self.set(&deleting_key(&record.volume), Some(encode(&record)))?;
         }
         Ok(is_gone)
@@ -508,7 +549,7 @@ impl Catalog {
 
     pub fn named(&self, origin: VolumeId, dependent: VolumeId) -> Result<Option<SegmentRanges>> {
         let key = dependent_key(origin, dependent);
-        let (_, value) = self.get(&key)?;
+        let (_, value) = self.get_now(&key)?;
         let decode =
             |bytes: Vec<u8>| SegmentRanges::decode(&bytes).with_context(|| format!("metadata record {key} is damaged"));
         value.map(decode).transpose()
@@ -549,7 +590,7 @@ impl Catalog {
     /// Which clients may have which volumes and clones. Where that can't be read nobody may.
     pub fn clients(&self) -> Result<Lists> {
         let mut lists = Lists::new();
-        for listed in self.meta.list(CLIENTS_PREFIX)?.records {
+        for listed in self.known.list(CLIENTS_PREFIX)?.records {
             let Ok(volume) = listed.key[CLIENTS_PREFIX.len()..].parse() else { continue };
             let allowed = decode::<ClientsRecord>(&listed.key, &listed.value).map(|record| record.allowed);
             lists.insert(volume, allowed.unwrap_or_default());
@@ -574,7 +615,7 @@ impl Catalog {
     /// How much clients may have of which volumes and clones.
     pub fn limits(&self) -> Result<Limits> {
         let mut limits = Limits::new();
-        for listed in self.meta.list(LIMITS_PREFIX)?.records {
+        for listed in self.known.list(LIMITS_PREFIX)?.records {
             let Ok(volume) = listed.key[LIMITS_PREFIX.len()..].parse() else { continue };
             let record = decode::<LimitRecord>(&listed.key, &listed.value);
             limits.insert(volume, limits::words_of(record.map(|record| record.limit)));
@@ -588,7 +629,7 @@ impl Catalog {
 
     /// A clone has that of its origin, also where this release can't read it.
     pub fn inherit_limit(&self, origin: VolumeId, clone: VolumeId) -> Result<()> {
-        let (_, record) = self.get(&limit_key(origin))?;
+        let (_, record) = self.get_now(&limit_key(origin))?;
         self.set(&limit_key(clone), record)
     }
 
@@ -653,14 +694,16 @@ impl Catalog {
 
     /// `None` where neither volume nor clone was completed.
     pub fn entry(&self, id: VolumeId) -> Result<Option<Entry>> {
-        let clone = self.clone(id)?;
+        let clone = Self::clone_in(&self.known, id)?;
         let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
-        let Some(root) = self.root(volume)?.filter(|root| !is_placeholder(root)) else { return Ok(None) };
+        let Some(root) = Self::root_in(&self.known, volume)?.filter(|root| !is_placeholder(root)) else {
+            return Ok(None);
+        };
         let key = export_key(volume);
         let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
         let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
         let (served_by, portals, handed_from) = match export {
-            Some(ExportRecord { host, portals, from }) => (Some(host), portals, from),
+            Some(ExportRecord { host, portals, from, .. }) => (Some(host), portals, from),
             None => (None, BTreeSet::new(), None),
         };
         let settings = self.settings(volume)?;
@@ -693,7 +736,7 @@ impl Catalog {
     /// Volumes, and those whose records this release can't read.
     pub fn survey(&self) -> Result<(Vec<Entry>, Vec<Unreadable>)> {
         let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
-        for listed in self.meta.list(NAME_PREFIX)?.records {
+        for listed in self.known.list(NAME_PREFIX)?.records {
             let entry = decode::<NameRecord>(&listed.key, &listed.value).and_then(|r| self.entry(r.volume.parse()?));
             match entry {
                 Ok(entry) => entries.extend(entry.filter(|entry| !entry.root.deleted)),
@@ -744,11 +787,11 @@ impl Catalog {
         let mut is_taken_over = false;
         self.update(&key, |found| {
             let export: Option<ExportRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
-            let portals = export.as_ref().map(|export| export.portals.clone()).unwrap_or_default();
-            let other = export.map(|export| export.host).filter(|host| !host.is_empty() && *host != self.host);
+            let export = export.unwrap_or_default();
+            let other = Some(&export.host).filter(|host| !host.is_empty() && **host != self.host);
             is_taken_over = other.is_some();
             if let Some(host) = other.filter(|_| !takeover)
-                && live_hosts(&self.meta)?.contains(&host)
+                && live_hosts(&self.meta)?.contains(host)
             {
                 bail!(
                     "volume {0} is in service at host {host}, which is up; have it handed over there (`holdfast volume handover \
@@ -757,7 +800,7 @@ impl Catalog {
                     self.host
                 );
             }
-            Ok(Some(Some(encode(&ExportRecord { host: self.host.clone(), portals, from: None }))))
+            Ok(Some(Some(encode(&ExportRecord { host: self.host.clone(), from: None, ..export }))))
         })?;
         Ok(is_taken_over)
     }
@@ -812,16 +855,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// The hand-over to this host is done.
-    pub fn handed_over(&self, volume: VolumeId) -> Result<()> {
-        self.change_export(volume, |export| {
-            if export.host == self.host {
-                export.from = None;
-            }
-        })?;
-        Ok(())
-    }
-
     /// This host has the volume in service no more. Another's claim stays.
     pub fn end_export(&self, volume: VolumeId) -> Result<()> {
         let key = export_key(volume);
@@ -835,8 +868,7 @@ impl Catalog {
     /// Records from before there could be other hosts become this one's: the first that starts.
     pub fn adopt_exports(&self) -> Result<()> {
         for entry in self.all()?.iter().filter(|entry| entry.clone.is_none() && self.is_here(entry)) {
-            let own = ExportRecord { host: self.host.clone(), portals: BTreeSet::new(), from: None };
-            let own = encode(&own);
+            let own = encode(&ExportRecord { host: self.host.clone(), ..ExportRecord::default() });
             self.update(&export_key(entry.root.volume), |found| {
                 let is_nobodys =
                     found.is_some_and(|bytes| decode("", bytes).is_ok_and(|e: ExportRecord| e.host.is_empty()));
@@ -848,7 +880,7 @@ impl Catalog {
 
     /// The grid's nodes, by their numbers.
     pub fn nodes(&self) -> Result<Vec<NodeConfig>> {
-        let listed = self.meta.list(NODE_PREFIX)?.records;
+        let listed = self.known.list(NODE_PREFIX)?.records;
         let nodes = listed.iter().map(|l| Ok(decode::<NodeRecord>(&l.key, &l.value)?.node));
         let mut nodes: Vec<NodeConfig> = nodes.collect::<Result<_>>()?;
         nodes.sort_by_key(|node| node.id);
@@ -868,7 +900,7 @@ impl Catalog {
                 Ok((found.as_ref() != Some(&record)).then(|| Some(encode(&record))))
             })?;
         }
-        for listed in self.meta.list(NODE_PREFIX)?.records {
+        for listed in self.known.list(NODE_PREFIX)?.records {
             let found: NodeRecord = decode(&listed.key, &listed.value)?;
             if found.machine == self.host && own.iter().all(|node| node.id != found.node.id) {
                 self.set(&listed.key, None)?;
@@ -879,7 +911,7 @@ impl Catalog {
 
     /// Which machine each node is on.
     pub fn node_machines(&self) -> Result<BTreeMap<u32, String>> {
-        let listed = self.meta.list(NODE_PREFIX)?.records;
+        let listed = self.known.list(NODE_PREFIX)?.records;
         let records = listed.iter().map(|l| decode::<NodeRecord>(&l.key, &l.value));
         records.map(|record| record.map(|record| (record.node.id, record.machine))).collect()
     }
@@ -904,7 +936,7 @@ impl Catalog {
 
     /// Snapshots by schedule, by the id of a volume or clone.
     pub fn schedules(&self) -> Result<Vec<(VolumeId, Schedule)>> {
-        let listed = self.meta.list(SCHEDULE_PREFIX)?.records;
+        let listed = self.known.list(SCHEDULE_PREFIX)?.records;
         listed.iter().map(|l| Ok((l.key[SCHEDULE_PREFIX.len()..].parse()?, decode(&l.key, &l.value)?))).collect()
     }
 
@@ -948,18 +980,18 @@ impl Catalog {
     }
 
     fn devices_under(&self, prefix: &str) -> Result<BTreeSet<DeviceId>> {
-        self.meta.list(prefix)?.records.iter().map(|l| Ok(l.key[prefix.len()..].parse()?)).collect()
+        self.known.list(prefix)?.records.iter().map(|l| Ok(l.key[prefix.len()..].parse()?)).collect()
     }
 
     /// From here on the volume is being deleted, whatever happens to this process.
     pub fn begin_deleting(&self, entry: &Entry) -> Result<()> {
         let volume = entry.root.volume.to_string();
-        let record = DeletingRecord { volume: volume.clone(), name: entry.root.name.clone() };
+        let record = DeletingRecord { volume: volume.clone(), name: entry.root.name.clone(), other: Other::new() };
         self.set(&deleting_key(&volume), Some(encode(&record)))
     }
 
     pub fn deleting(&self) -> Result<Vec<DeletingRecord>> {
-        self.meta.list(DELETING_PREFIX)?.records.iter().map(|l| decode(&l.key, &l.value)).collect()
+        self.known.list(DELETING_PREFIX)?.records.iter().map(|l| decode(&l.key, &l.value)).collect()
     }
 
     /// Deposes every owner and frees the name. Returns the root, whose epoch the devices shall know; `None` where only
@@ -1007,7 +1039,6 @@ mod tests {
     use super::*;
     use holdfast_runtime::clock;
     use holdfast_runtime::meta::LocalStore;
-    use std::sync::Arc;
 
     #[test]
     fn a_volume_of_a_newer_release_keeps_no_others_from_being_served() {
@@ -1015,7 +1046,11 @@ mod tests {
         let catalog = Catalog::new(meta.clone(), GridId(1), "a");
         let made = |name| {
             let what = (1 << 30, Layout::DEFAULT, Tiers::default());
-            catalog.create(name, what, (Settings { fixed: None, unchecked_reads: false }, None), None).unwrap().root
+            catalog
+                .create(name, what, (Settings { fixed: None, unchecked_reads: false }, None), None, None)
+                .unwrap()
+                .unwrap()
+                .root
         };
         made("readable");
         // The version, and a byte of the body.
@@ -1041,7 +1076,9 @@ mod tests {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let catalog = Catalog::new(meta.clone(), GridId(1), "a");
         let what = (1 << 30, Layout::DEFAULT, Tiers::default());
-        let make = |name, limit| catalog.create(name, what, (Settings::default(), limit), None).unwrap().root.volume;
+        let make = |name, limit| {
+            catalog.create(name, what, (Settings::default(), limit), None, None).unwrap().unwrap().root.volume
+        };
         // An attempt that was cut short before there was a volume.
         let given_up = catalog.take_name("v1", Again::SameId { origin: None }).unwrap();
         catalog.set_limit(given_up, Some("iops=1")).unwrap();
@@ -1053,7 +1090,9 @@ mod tests {
         let limits = catalog.limits().unwrap();
         assert_eq!(catalog.get(&limit_key(VolumeId(7))).unwrap().1, catalog.get(&limit_key(v1)).unwrap().1);
         assert_eq!((limits[&v2].as_str(), limits[&v1].as_str()), ("iops=500", ""));
-        catalog.mark_deleted(&DeletingRecord { volume: v2.to_string(), name: "v2".to_string() }).unwrap();
+        catalog
+            .mark_deleted(&DeletingRecord { volume: v2.to_string(), name: "v2".to_string(), other: Other::new() })
+            .unwrap();
         assert!(!catalog.limits().unwrap().contains_key(&v2));
     }
 
@@ -1063,7 +1102,8 @@ mod tests {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let catalog = Catalog::new(meta, GridId(1), "a");
         let what = (1 << 30, Layout::DEFAULT, Tiers::default());
-        let make = |name| catalog.create(name, what, (Settings::default(), None), None).unwrap().root.volume;
+        let make =
+            |name| catalog.create(name, what, (Settings::default(), None), None, None).unwrap().unwrap().root.volume;
         let (v1, v2) = (make("v1"), make("v2"));
         let begun = catalog.begin_clone("c", v1).unwrap();
         assert_eq!(catalog.begin_clone("c", v1).unwrap(), begun, "it is gone on with");

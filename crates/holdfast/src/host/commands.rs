@@ -71,11 +71,16 @@ pub enum Command {
         exported: bool,
         answer: Answer<()>,
     },
-    /// Begins to read what another host is about to hand over, or goes on; how far that is (`None` where the volume is opened already),
-    /// and for how long. Nothing where it can't be opened here.
+    /// Begins to read what another host is about to hand over, or goes on; how far that is (`None` where the volume is opened
+    /// already). Nothing where it can't be opened here.
     Warm {
         spec: OpenSpec,
-        answer: Answer<Option<(Option<Warming>, Duration)>>,
+        answer: Answer<Option<Option<Warming>>>,
+    },
+    /// Drops what there is of a volume, as it is, and cuts its clients off; answered when it is gone.
+    LetGo {
+        volume: VolumeId,
+        answer: Answer<()>,
     },
     /// Closes a volume that only the caretaker has open.
     EndCare {
@@ -420,6 +425,10 @@ impl Host {
                     false => tell(&answer, CloseOutcome::NotOpen),
                 }
             }
+            Command::LetGo { volume, answer } => {
+                self.let_go(now, volume, io);
+                tell(&answer, ());
+            }
             Command::Receive { name, ticket, answer } => tell(&answer, self.set_receiver(&name, ticket, io)),
             Command::Open { spec, exported, answer } => {
                 self.open_if_closed(now, spec, (exported, VolumeEvent::Open), io);
@@ -549,6 +558,7 @@ impl Host {
             let of_use = |v: &&mut Volume| !is_over(v) && !v.is_in_the_way_of(&spec);
             if let Some(volume) = self.volumes.table.get_mut(at).filter(of_use) {
                 volume.exported |= exported;
+                self.locals_changed.push(spec.volume);
                 return self.drive(now, at, begin, io);
             }
             self.on_volume_closed(now, at, io);
@@ -579,6 +589,13 @@ impl Host {
         } else {
             self.drain_layers(now, at, io);
             self.drive(now, at, VolumeEvent::Close, io);
+        }
+    }
+
+    fn let_go(&mut self, now: Instant, volume: VolumeId, io: &mut Io) {
+        while let Some(at) = self.volumes.find_id(volume) {
+            self.let_sessions_go(at, io);
+            self.on_volume_closed(now, at, io);
         }
     }
 

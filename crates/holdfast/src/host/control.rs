@@ -5,20 +5,21 @@
 //!
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
+use super::assignment::{self, Assignment, Hold, Input, Offered};
 use super::caretaker;
-use super::catalog::{Catalog, CloneRecord, Entry, Settings, StillNeeded, check_name};
+use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::doors::{self, Rank};
 use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
-use super::keeper;
 use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
 use super::presence::Presence;
 use super::questions;
+use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
 use super::schedule;
 use super::trend::{self, Trend};
@@ -41,14 +42,14 @@ use holdfast_volume::protect::{self, Protect};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const CONNECTIONS_MAX: usize = 256;
 
 /// How long the reactor may take to answer what it knows by heart.
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// How long a volume may take to open before the answer says that it is still opening.
 const OPEN_MAX: Duration = Duration::from_secs(10);
@@ -79,6 +80,10 @@ pub fn ask<T>(
 
 pub(super) struct ControlPlane {
     pub(super) catalog: Catalog,
+    pub(super) records: Arc<Records>,
+    pub(super) assignment: Assignment,
+    /// What the reactor was told last.
+    pub(super) offered: Mutex<Option<Offered>>,
     pub(super) presence: Presence,
     pub(super) keys: Arc<Keys>,
     pub(super) revocations: Revocations,
@@ -104,17 +109,21 @@ pub(super) struct ControlPlane {
 pub fn start(
     dir: &GridDir,
     (config, settings): (&GridConfig, HostSettings),
-    (meta, catalog, presence, keys): (Meta, Catalog, Presence, Arc<Keys>),
+    (meta, records, catalog, presence, keys): (Meta, Arc<Records>, Catalog, Presence, Arc<Keys>),
     revocations: Revocations,
-    reactor: Sender<Command>,
+    (reactor, assignment, inputs): (Sender<Command>, Assignment, Receiver<Input>),
 ) -> Result<()> {
     let doors = doors::open(dir, settings.readers.as_deref())?;
-    let health = Health::watch(meta.clone())?;
+    let heard = Arc::clone(&records);
+    let health = Health::watch(meta.clone(), move |is_healthy| heard.note_health(is_healthy))?;
     let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
     let trend = Mutex::new(Trend::new(catalog.trend()?));
     let plane = Arc::new(ControlPlane {
         trend,
         catalog,
+        records,
+        assignment,
+        offered: Mutex::default(),
         presence,
         keys,
         revocations,
@@ -135,8 +144,8 @@ pub fn start(
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
-    watcher::start(Arc::clone(&plane), meta)?;
-    keeper::start(Arc::clone(&plane))?;
+    watcher::start(Arc::clone(&plane))?;
+    assignment::start(&plane, inputs)?;
     family::start(Arc::clone(&plane))?;
     for (listener, rank) in doors {
         let plane = Arc::clone(&plane);
@@ -211,9 +220,14 @@ pub(super) fn check_size(size_bytes: u64) -> Result<()> {
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
         let _alone = request.is_alone().then(|| self.alone());
-        if let Err(error) = self.check_may_change(&request) {
-            return Response::Error { message: format!("{error:#}") };
-        }
+        let ready = self.records_for(&request).and_then(|()| {
+            self.check_may_change(&request)?;
+            Ok(request.moves().map(|name| self.hold(name)).transpose()?.flatten())
+        });
+        let _hold = match ready {
+            Ok(hold) => hold,
+            Err(error) => return Response::Error { message: format!("{error:#}") },
+        };
         let result = match request {
             Request::Status => self.status().map(Response::Status),
             Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key, limit } => self
@@ -294,6 +308,22 @@ impl ControlPlane {
         result.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") })
     }
 
+    /// What others have written by now is known, for who asks for more than a look at how things stand.
+    fn records_for(&self, request: &Request) -> Result<()> {
+        match request {
+            // What is known is told at once, whatever the store is like.
+            Request::Status | Request::Tasks => Ok(()),
+            _ => self.records.sync(),
+        }
+    }
+
+    /// Nothing else is begun about the volume until this is dropped.
+    pub(super) fn hold(&self, name: &str) -> Result<Option<Hold>> {
+        // What isn't there is told of by whoever looks for it.
+        let Ok(entry) = self.catalog.find(name) else { return Ok(None) };
+        self.assignment.hold(entry.root.volume).map(Some)
+    }
+
     fn check_may_change(&self, request: &Request) -> Result<()> {
         request.disturbs().iter().try_for_each(|name| self.check_no_stream(name))?;
         request.of_one_host().iter().try_for_each(|name| match self.catalog.find(name) {
@@ -345,7 +375,10 @@ impl ControlPlane {
         let own = process::own_stats().unwrap_or_default();
         let mut volumes = live.volumes;
         // Who only wants to know how things stand does not wait for a store that is known to be silent.
-        let metadata_trouble = self.health.trouble();
+        let doubt = self.records.doubt().map(|doubt| {
+            format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt_text(doubt))
+        });
+        let metadata_trouble = self.health.trouble().or(doubt);
         let told = metadata_trouble.is_none().then(|| self.told_by_catalog(&mut volumes)).transpose();
         let metadata_trouble = metadata_trouble.or(told.as_ref().err().map(|error| format!("now: {error:#}")));
         let (deleting, unreadable) = told.ok().flatten().unwrap_or_default();
@@ -423,15 +456,18 @@ impl ControlPlane {
         tiers.check(layout, size_bytes)?;
         self.check_media(layout, tiers)?;
         let left_bytes = owned_bytes(size_bytes);
-        if is_fixed {
-            self.check_owned(&format!("volume {name}"), None, layout, left_bytes)?;
-        }
         self.drop_orphan(name)?;
         let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
-        let settings = Settings { fixed, unchecked_reads: !checked_reads };
+        let settings = (Settings { fixed, unchecked_reads: !checked_reads }, limit.as_deref());
         let key = key.map(NewKey::make).transpose()?;
-        let settings = (settings, limit.as_deref());
-        let entry = self.catalog.create(name, (size_bytes, layout, tiers), settings, key.as_ref())?;
+        let what = (size_bytes, layout, tiers);
+        let make = |reserving: Option<&Reserving>| self.catalog.create(name, what, settings, key.as_ref(), reserving);
+        let entry = if is_fixed {
+            let (of, owned) = (format!("volume {name}"), (layout, left_bytes));
+            self.set_aside(&of, None, owned, |reserving| make(Some(reserving)))?
+        } else {
+            make(None)?.expect("nothing is set aside for it")
+        };
         if let Some(key) = &key {
             self.keys.on_made(entry.root.volume, key)?;
         }
@@ -476,8 +512,8 @@ impl ControlPlane {
             self.catalog.check_can_serve(&Root { layout: becomes.0, tiers: becomes.1, ..root.clone() })?;
         }
         if let Some(layout) = layout {
-            self.check_fixed(&entry, entry.size_bytes(), layout)?;
-            self.set_policy(name, Policy::Layout(layout))?;
+            let become_so = || self.set_policy(name, Policy::Layout(layout));
+            self.become_fixed(&entry, entry.size_bytes(), layout, become_so)?;
         }
         if let Some(tiers) = tiers {
             self.set_policy(name, Policy::Tiers(tiers))?;
@@ -611,9 +647,9 @@ impl ControlPlane {
             resized?;
             return self.show(name);
         }
-        self.check_fixed(&entry, size_bytes, entry.root.layout)?;
         let command = |answer| Command::Resize { name: name.to_string(), size_bytes, answer };
-        match ask(&self.reactor, RESIZE_MAX, command) {
+        let become_so = || Ok(ask(&self.reactor, RESIZE_MAX, command));
+        match self.become_fixed(&entry, size_bytes, entry.root.layout, become_so)? {
             Ok(Some(_)) => self.show(name),
             Ok(None) => bail!("volume {name} was closed meanwhile; try again"),
             Err(error) => Err(error.context(format!("volume {name} is not resized yet; it will be once it is open"))),
@@ -702,8 +738,7 @@ impl ControlPlane {
         self.change(volume, wanted)?;
         let made = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let made = made.with_context(|| format!("volume {volume} was closed meanwhile; try again"))?;
-        let record =
-            CloneRecord { name: name.to_string(), origin: entry.root.volume.to_string(), size_bytes: made.size_bytes };
+        let record = CloneRecord::new(name, entry.root.volume, made.size_bytes);
         self.catalog.set_clone(id, &record)?;
         Ok(made)
     }

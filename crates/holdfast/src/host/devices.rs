@@ -262,7 +262,7 @@ impl ControlPlane {
 
     /// Volumes that have to wait for the caretaker.
     fn closed_volumes(&self) -> Result<String> {
-        let names: Vec<String> = self.unserved()?.into_iter().map(|entry| entry.root.name).collect();
+        let names = self.unserved();
         Ok(match names.is_empty() {
             true => String::new(),
             false => format!(

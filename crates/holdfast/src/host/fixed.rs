@@ -11,7 +11,7 @@
 //! A snapshot keeps what is overwritten after it. So all that is there when one is taken counts no more as written by the
 //! volume, until it has no snapshots.
 
-use super::catalog::Entry;
+use super::catalog::{Entry, Reserving};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::volumes::Volumes;
@@ -38,6 +38,9 @@ const LOOKS: usize = 3;
 
 /// The record follows when what is left has changed by this part of the size.
 const NOTED_PART: u64 = 64;
+
+/// How often it is looked again when others have set space aside meanwhile.
+const RESERVE_TRIES: u32 = 50;
 
 /// Pace of looking whether it has.
 const PACE: Duration = Duration::from_secs(2);
@@ -235,22 +238,52 @@ impl ControlPlane {
         self.set_fixed(entry, entry.settings.fixed)
     }
 
-    /// How much data can be set aside in a layout, beside what others own.
-    fn free_to_own(&self, volume: Option<VolumeId>, layout: Layout) -> Result<u64> {
+    /// How much data can be set aside in a layout, beside what others own or are about to.
+    fn free_to_own(&self, volume: Option<VolumeId>, layout: Layout, reserving: &Reserving) -> Result<u64> {
         let live = self.live()?;
         let free: Vec<Vec<u64>> =
             live.nodes.iter().filter(|n| n.link != LinkState::Down).map(|n| free_of(&n.devices)).collect();
-        let claims = self.ask(|answer| Command::Claims { beside: volume, answer })?;
+        let mut claims = self.ask(|answer| Command::Claims { beside: volume, answer })?;
+        claims.extend(reserving.pending_beside(volume).into_iter().map(|(layout, bytes)| Claim::of(layout, bytes)));
         Ok(writable_beside(&free, &claims, layout))
     }
 
+    /// Sets space aside, if there is as much: `write` puts it into the records by a transaction that others' would come in the
+    /// way of, and gives nothing where one has.
+    pub(super) fn set_aside<T>(
+        &self,
+        what: &str,
+        volume: Option<VolumeId>,
+        (layout, bytes): (Layout, u64),
+        mut write: impl FnMut(&Reserving) -> Result<Option<T>>,
+    ) -> Result<T> {
+        for _ in 0..RESERVE_TRIES {
+            let reserving = self.catalog.reserving()?;
+            // Whatever others have set aside up to there counts.
+            self.records.sync()?;
+            self.take_in_others_fixed()?;
+            self.check_owned(what, volume, (layout, bytes), &reserving)?;
+            if let Some(written) = write(&reserving)? {
+                return Ok(written);
+            }
+            std::thread::sleep(Duration::from_millis(5 + u64::from(uuid::Uuid::new_v4().as_bytes()[0] % 46)));
+        }
+        bail!("{what}: others set space aside all the time; try again")
+    }
+
     /// Refuses what would own more than there is.
-    pub(super) fn check_owned(&self, what: &str, volume: Option<VolumeId>, layout: Layout, bytes: u64) -> Result<()> {
-        let mut free = self.free_to_own(volume, layout)?;
+    fn check_owned(
+        &self,
+        what: &str,
+        volume: Option<VolumeId>,
+        (layout, bytes): (Layout, u64),
+        reserving: &Reserving,
+    ) -> Result<()> {
+        let mut free = self.free_to_own(volume, layout, reserving)?;
         if bytes > free {
             // What was freed a moment ago nodes have not told yet.
             std::thread::sleep(DEVICES_SHOWN_WITHIN);
-            free = self.free_to_own(volume, layout)?;
+            free = self.free_to_own(volume, layout, reserving)?;
         }
         if bytes > free {
             bail!(
@@ -264,17 +297,48 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// A fixed volume is about to have this size and layout.
-    pub(super) fn check_fixed(&self, entry: &Entry, size_bytes: u64, layout: Layout) -> Result<()> {
-        let Some(fixed) = entry.settings.fixed.filter(|_| entry.clone.is_none()) else { return Ok(()) };
+    /// A volume comes to have this size and layout by `become_so`; if it is fixed, what it then owns is set aside before.
+    pub(super) fn become_fixed<T>(
+        &self,
+        entry: &Entry,
+        size_bytes: u64,
+        layout: Layout,
+        become_so: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(fixed) = entry.settings.fixed.filter(|_| entry.clone.is_none()) else { return become_so() };
         let live = self.show(entry.name())?.live;
         let taken = live.map_or(0, |live| live.space.data_bytes + live.space.dead_bytes);
         let left = left_bytes(size_bytes, taken, fixed.base_bytes);
         let before = Claim::of(entry.root.layout, left_bytes(entry.root.size_bytes, taken, fixed.base_bytes));
         if Claim::of(layout, left).raw_bytes() <= before.raw_bytes() {
-            return Ok(());
+            return become_so();
         }
-        self.check_owned(&format!("volume {}", entry.name()), Some(entry.root.volume), layout, left)
+        let (what, volume, owned) = (format!("volume {}", entry.name()), entry.root.volume, (layout, left));
+        self.set_aside(&what, Some(volume), owned, |reserving| {
+            Ok(self.catalog.set_pending(volume, Some(owned), reserving)?.then_some(()))
+        })?;
+        let outcome = become_so();
+        // From here on its own records say it. What stays noted for longer keeps others off for longer.
+        let forget = || self.catalog.set_pending(volume, None, &self.catalog.reserving()?);
+        for _ in 0..RESERVE_TRIES {
+            match forget() {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    logger::warn(format_args!("{what}: what was set aside for it stays so: {error:#}"));
+                    break;
+                }
+            }
+        }
+        outcome
+    }
+
+    fn set_fixed_aside(&self, what: &str, entry: &Entry, fixed: Fixed) -> Result<()> {
+        let (volume, owned) = (entry.root.volume, (entry.root.layout, fixed.left_bytes));
+        self.set_aside(what, Some(volume), owned, |reserving| {
+            Ok(self.catalog.set_fixed_reserving(volume, fixed, reserving)?.then_some(()))
+        })?;
+        self.set_fixed(entry, Some(fixed))
     }
 
     pub(super) fn set_provisioning(&self, entry: &Entry, fixed: bool) -> Result<()> {
@@ -293,8 +357,7 @@ impl ControlPlane {
         let base_bytes = if figures.snapshots.is_empty() { 0 } else { held_bytes(&live) };
         let taken = figures.space.data_bytes + figures.space.dead_bytes;
         let left_bytes = left_bytes(live.size_bytes, taken, base_bytes);
-        self.check_owned(&format!("volume {name}"), Some(entry.root.volume), entry.root.layout, left_bytes)?;
-        self.set_fixed(entry, Some(Fixed { base_bytes, left_bytes }))
+        self.set_fixed_aside(&format!("volume {name}"), entry, Fixed { base_bytes, left_bytes })
     }
 
     /// A snapshot of a fixed volume is taken by `take`: all of the volume can be written once more.
@@ -302,9 +365,8 @@ impl ControlPlane {
         let Some(before) = entry.settings.fixed.filter(|_| entry.clone.is_none()) else { return take() };
         let owned = owned_bytes(self.show(entry.name())?.size_bytes);
         let what = format!("volume {} is fixed, and after a snapshot", entry.name());
-        self.check_owned(&what, Some(entry.root.volume), entry.root.layout, owned)?;
         // Until it is known what the snapshot holds, nothing counts as written after it.
-        self.set_fixed(entry, Some(Fixed { base_bytes: u64::MAX, left_bytes: owned }))?;
+        self.set_fixed_aside(&what, entry, Fixed { base_bytes: u64::MAX, left_bytes: owned })?;
         let taken = take();
         let base_bytes = match &taken {
             Ok(()) => held_bytes(&self.show(entry.name())?),

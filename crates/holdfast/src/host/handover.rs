@@ -3,7 +3,6 @@
 use super::catalog::Entry;
 use super::commands::Command;
 use super::control::{ControlPlane, ask};
-use super::keeper::LOOK_EVERY;
 use crate::protocol::VolumeInfo;
 use anyhow::{Result, bail};
 use holdfast_base::VolumeId;
@@ -15,6 +14,9 @@ const PREPARE_MAX: Duration = Duration::from_secs(15);
 
 /// How long the other host may take to have the volume in service: it reads the map first, and this one serves meanwhile.
 const SERVED_MAX: Duration = Duration::from_secs(30);
+
+/// How often it is seen whether the other host is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long of that nobody may serve it: well below what clients' paths outlast.
 const UNSERVED_MAX: Duration = Duration::from_secs(7);
@@ -28,7 +30,7 @@ impl ControlPlane {
         if !self.catalog.add_portals(entry.root.volume, &[&host, self.catalog.host()])? {
             return self.export(name, false);
         }
-        self.keep_to_records()?;
+        self.publish_offers()?;
         self.show(name)
     }
 
@@ -56,7 +58,7 @@ impl ControlPlane {
             );
         }
         self.catalog.end_portal(entry.root.volume)?;
-        self.keep_to_records()?;
+        self.publish_offers()?;
         self.show(entry.name())
     }
 
@@ -81,13 +83,13 @@ impl ControlPlane {
         self.check_can_reach(&entry, to)?;
         let volume = entry.root.volume;
         self.catalog.add_portals(volume, &[to, self.catalog.host()])?;
-        self.keep_to_records()?;
+        self.publish_offers()?;
         let asked = name.to_string();
         // What is left in the log then is recovered by the other.
         let _ = ask(&self.reactor, PREPARE_MAX, |answer| Command::Prepare { name: asked, answer });
         self.catalog.hand_over(volume, to)?;
         // The sessions here shall know where they go before they have to.
-        self.keep_to_records()?;
+        self.publish_offers()?;
         self.await_served(name, volume, to)
     }
 
@@ -98,7 +100,7 @@ impl ControlPlane {
         let why = loop {
             let entry = self.catalog.find(name)?;
             if entry.handed_from.is_none() {
-                self.keep_to_records()?;
+                self.publish_offers()?;
                 let host = entry.served_by.unwrap_or_default();
                 if host != to {
                     bail!(
@@ -109,7 +111,7 @@ impl ControlPlane {
             }
             if looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
-                if !self.is_up(to)? {
+                if !self.records.view(|view| view.has_host(to)) {
                     break "it is gone".to_string();
                 }
                 let asked = name.to_string();
@@ -126,7 +128,7 @@ impl ControlPlane {
             std::thread::sleep(Duration::from_millis(10));
         };
         self.catalog.take_back(volume, to)?;
-        self.keep_to_records()?;
+        self.publish_offers()?;
         bail!(
             "host {to} could not take volume {name} over ({why}), and this one goes on; does {to} reach all nodes, and the key \
              of an encrypted volume? Its log tells"

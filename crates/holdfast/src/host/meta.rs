@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 /// Requests of controllers, and their answers, that may wait.
 pub const CALLS_MAX: usize = 1 << 16;
 
+/// Requests of controllers that are with the store at a time. Those of one record are served in the order in which they
+/// were asked.
+const CALLS_AT_A_TIME: usize = 16;
+
 pub type Meta = Arc<dyn MetaStore>;
 
 /// In a store that several grids may share: this one's metadata are here.
@@ -115,12 +119,15 @@ struct Trouble {
 }
 
 impl Health {
-    pub fn watch(meta: Meta) -> Result<Health> {
+    /// `tell`: whether it answers, each time that it was asked.
+    pub fn watch(meta: Meta, tell: impl Fn(bool) + Send + 'static) -> Result<Health> {
         let health = Health(Arc::default());
         let found = health.clone();
         let look = move || {
             loop {
-                found.note(meta.get(GRID_KEY).err().map(|error| error.to_string()));
+                let trouble = meta.get(GRID_KEY).err().map(|error| error.to_string());
+                tell(trouble.is_none());
+                found.note(trouble);
                 std::thread::sleep(LOOK_PACE);
             }
         };
@@ -164,8 +171,7 @@ pub struct MetaClient {
 impl MetaClient {
     pub fn start(meta: Meta, waker: Waker) -> Result<MetaClient> {
         let (sender, answers) = mailbox::mailbox(waker, CALLS_MAX);
-        // One thread: a record's requests are served in the order in which they were asked.
-        let service = MetaService::start(meta, 1, CALLS_MAX, move |ticket, reply| {
+        let service = MetaService::start(meta, CALLS_AT_A_TIME, CALLS_MAX, move |ticket, reply| {
             if sender.post((ticket, reply)).is_err() {
                 logger::error(format_args!("{CALLS_MAX} answers of the metadata store wait: the host stands still"));
             }

@@ -11,6 +11,7 @@
 //! good as a crash, from which the next start recovers.
 
 mod access;
+mod assignment;
 mod caretaker;
 pub mod catalog;
 mod commands;
@@ -22,7 +23,6 @@ mod fixed;
 mod groups;
 mod handover;
 mod janitor;
-mod keeper;
 mod keys;
 mod layers;
 mod limits;
@@ -35,6 +35,7 @@ pub mod portals;
 pub mod presence;
 mod questions;
 pub mod receive;
+mod records;
 mod revocation;
 pub mod schedule;
 pub mod signer;
@@ -54,7 +55,8 @@ use crate::logger;
 use anyhow::{Context, Result};
 use commands::{ChangeOutcome, Command, Policy, Waiters};
 use holdfast_base::time::earliest;
-use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token};
+use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_cluster::{Event as AssignmentEvent, Local};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
@@ -67,7 +69,7 @@ use nbd::Clients;
 use peers::Peers;
 use portals::Portals;
 use revocation::Revocations;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,6 +114,11 @@ pub struct Host {
     chores_at: Instant,
     started: Instant,
     near: near::Near,
+    /// Told what this host does with volumes; what it was told last, and which may have changed since.
+    assignment: assignment::Assignment,
+    locals: BTreeMap<VolumeId, Local>,
+    locals_changed: Vec<VolumeId>,
+    nodes_away: usize,
     life: Life,
 }
 
@@ -124,7 +131,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
     let links_tls = config.tls.then(load_tls).transpose()?;
     let meta = meta::open(dir, &config)?;
-    let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name);
+    let records = records::Records::start(meta.clone(), matches!(config.meta, MetaConfig::Etcd(_)))?;
+    let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
     let (listeners, uris) = listen(&mut reactor, dir, &settings)?;
@@ -138,6 +146,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     catalog.set_own_nodes(&config.nodes)?;
     let near = near::Near::of(&config.nodes);
     signer::start(dir, &config, catalog.clone(), meta.clone())?;
+    records.sync()?;
     config.nodes = catalog.nodes()?;
     // Read after that: while the host was away others may have taken volumes over.
     catalog.adopt_exports()?;
@@ -153,6 +162,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let care = Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every };
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();
+    let (assignment, inputs) = assignment::Assignment::new();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
         volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access, limits), exported.len(), uris),
@@ -174,15 +184,20 @@ pub fn run(dir: &GridDir) -> Result<()> {
         chores_at: started,
         started,
         near,
+        assignment: assignment.clone(),
+        locals: BTreeMap::new(),
+        locals_changed: Vec::new(),
+        nodes_away: 0,
         life: Life::Running,
     };
-    let (offers, hosts) = keeper::offers(&catalog, &catalog.all()?, &presence.hosts()?);
+    let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
     host.set_offers(started, offers, &hosts, reactor.io());
-    // The keeper goes on with those whose keys are not there, or take a while.
+    // Those whose keys are not there, or take a while, are opened later.
     for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
         host.open_volume(started, spec, (true, VolumeEvent::Open), reactor.io());
     }
-    control::start(dir, (&config, settings), (meta, catalog, presence.clone(), keys), revocations, sender)?;
+    let told = (meta, records, catalog, presence.clone(), keys);
+    control::start(dir, (&config, settings), told, revocations, (sender, assignment, inputs))?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
     reactor.run(&mut host)?;
@@ -243,6 +258,7 @@ impl Host {
         io: &mut Io,
     ) -> Token {
         logger::info(format_args!("volume {} ({}) is being opened", spec.name, spec.volume));
+        self.locals_changed.push(spec.volume);
         let at = self.volumes.insert(now, spec, exported);
         for event in self.links.up().collect::<Vec<_>>() {
             self.drive(now, at, event, io);
@@ -286,6 +302,9 @@ impl Host {
     fn on_notice(&mut self, at: Token, notice: &Notice) {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let name = &volume.name;
+        if matches!(notice, Notice::StateChanged(_)) {
+            self.locals_changed.push(volume.id);
+        }
         match notice {
             // A host that puts a volume into service does not ask the caretaker.
             Notice::StateChanged(State::Deposed) if !volume.exported => {
@@ -398,6 +417,9 @@ impl Host {
                 break;
             }
         }
+        if !self.locals_changed.is_empty() {
+            self.tell_locals();
+        }
     }
 
     fn on_link_event(&mut self, now: Instant, event: LinkEvent, io: &mut Io) {
@@ -406,11 +428,13 @@ impl Host {
                 self.drive(now, volume, VolumeEvent::Node { node, token, reply, payload }, io);
             }
             LinkEvent::Up(event) => {
+                self.tell_nodes_away();
                 for at in self.volumes.tokens() {
                     self.drive(now, at, event.clone(), io);
                 }
             }
             LinkEvent::Down { node } => {
+                self.tell_nodes_away();
                 for at in self.volumes.tokens() {
                     self.drive(now, at, VolumeEvent::NodeDown { node }, io);
                 }
@@ -438,7 +462,30 @@ impl Host {
         self.groups.on_gone(at);
         self.waiters.on_closed(at);
         if let Some(volume) = gone {
+            self.locals_changed.push(volume.id);
             self.on_unserved(at, volume.id);
+        }
+    }
+
+    /// Tells what this host does with volumes, as far as that has changed.
+    fn tell_locals(&mut self) {
+        for volume in std::mem::take(&mut self.locals_changed) {
+            let open = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at));
+            let local = open.map(assignment::local_of);
+            let before = match local {
+                Some(local) => self.locals.insert(volume, local),
+                None => self.locals.remove(&volume),
+            };
+            if before != local {
+                self.assignment.tell(AssignmentEvent::Local { volume, local });
+            }
+        }
+    }
+
+    fn tell_nodes_away(&mut self) {
+        let count = self.links.views().filter(|link| !link.up || link.polls_missed > 1).count();
+        if std::mem::replace(&mut self.nodes_away, count) != count {
+            self.assignment.tell(AssignmentEvent::NodesAway(count));
         }
     }
 
@@ -457,6 +504,7 @@ impl Host {
             self.chores_at = now + CHORES_PACE;
             self.cut_slow_handshakes(now, io);
             self.tell_set_aside(now, io);
+            self.tell_nodes_away();
             for at in self.volumes.tokens() {
                 let Some(volume) = self.volumes.table.get_mut(at) else { continue };
                 volume.tell_waiting(now);

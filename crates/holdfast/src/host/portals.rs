@@ -22,7 +22,6 @@ use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Event as VolumeEvent, State, Target, Warming};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::time::Duration;
 
 /// Questions to other hosts at a time.
 const QUESTIONS_MAX: usize = 256;
@@ -498,17 +497,11 @@ impl Host {
     }
 
     /// Reads what another host is about to hand over.
-    pub(super) fn warm(
-        &mut self,
-        now: Instant,
-        spec: OpenSpec,
-        answer: Answer<Option<(Option<Warming>, Duration)>>,
-        io: &mut Io,
-    ) {
+    pub(super) fn warm(&mut self, now: Instant, spec: OpenSpec, answer: Answer<Option<Option<Warming>>>, io: &mut Io) {
         let volume = spec.volume;
         self.open_if_closed(now, spec, (false, VolumeEvent::Warm), io);
         let found = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at));
-        tell(&answer, found.map(|volume| (volume.controller.warming(), volume.open_for(now))));
+        tell(&answer, found.map(|volume| volume.controller.warming()));
     }
 
     /// Asks another host to yield a volume; `None` where it can't be asked.

@@ -14,9 +14,10 @@ use crate::grid::layout::GridDir;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::MetaVersion;
+use holdfast_cluster::View;
+use holdfast_format::meta::{HOST_PREFIX, HostRecord, Other, decode, encode, host_key};
 use holdfast_format::root::{ROOT_VERSION, Root};
 use holdfast_runtime::meta::{LeaseId, MetaError, Swap};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,27 +31,7 @@ const RENEW_PACE: Duration = Duration::from_secs(1);
 /// How long a start waits for another host of the same name to be gone.
 const PREDECESSOR_MAX: Duration = Duration::from_secs(8);
 
-pub const HOST_PREFIX: &str = "host/";
 const CARETAKER_KEY: &str = "caretaker";
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct HostRecord {
-    /// Machine and directory: only one host runs there at a time.
-    home: String,
-    /// Where its desk can be reached.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    address: Option<SocketAddr>,
-    /// The newest version of a volume's root record that its release reads; the first releases did not say.
-    #[serde(default)]
-    reads_root: u16,
-    /// It answers questions of other hosts ([`super::questions`]).
-    #[serde(default)]
-    answers: bool,
-    /// Guests' writes of its volumes may take what is not promised to them; earlier releases leave that free, and would be
-    /// short of room where others don't.
-    #[serde(default)]
-    takes_spare: bool,
-}
 
 /// This host, as others see it.
 #[derive(Clone)]
@@ -85,7 +66,7 @@ pub fn host_addresses(meta: &Meta) -> Result<BTreeMap<String, Option<SocketAddr>
 /// By name; nothing of a record that this release can't read.
 fn host_records(meta: &Meta) -> Result<impl Iterator<Item = (String, Option<HostRecord>)>> {
     let listed = meta.list(HOST_PREFIX)?.records.into_iter();
-    Ok(listed.map(|r| (r.key[HOST_PREFIX.len()..].to_string(), serde_json::from_slice(&r.value).ok())))
+    Ok(listed.map(|r| (r.key[HOST_PREFIX.len()..].to_string(), decode(&r.value).ok())))
 }
 
 /// Refuses what would put a volume out of reach of a host that is there and of an older release.
@@ -105,8 +86,8 @@ pub fn check_can_serve(meta: &Meta, root: &Root) -> Result<()> {
 }
 
 /// Whether every host that is there takes what is not promised to guests.
-pub fn all_take_spare(meta: &Meta) -> Result<bool> {
-    Ok(host_records(meta)?.all(|(_, record)| record.is_some_and(|record| record.takes_spare)))
+pub fn all_take_spare(view: &View) -> bool {
+    view.hosts().values().all(|record| record.as_ref().is_some_and(|record| record.takes_spare))
 }
 
 impl Presence {
@@ -154,23 +135,23 @@ impl Presence {
 
     /// Puts this host's record where no other host's is; gives where that is.
     fn take_name(&self) -> Result<Option<String>> {
-        let key = format!("{HOST_PREFIX}{}", self.host);
+        let key = host_key(&self.host);
         let record = HostRecord {
             home: self.home.clone(),
             address: self.address,
             reads_root: ROOT_VERSION,
             answers: true,
             takes_spare: true,
+            other: Other::new(),
         };
-        let record = serde_json::to_vec(&record).expect("our records always encode");
+        let record = encode(&record);
         let mut expect = MetaVersion::ABSENT;
         loop {
             match self.meta.swap(&key, expect, Some(&record), Some(self.lease()))? {
                 Swap::Done(_) => return Ok(None),
                 Swap::Conflict(None) => expect = MetaVersion::ABSENT,
                 Swap::Conflict(Some(found)) => {
-                    let there: HostRecord =
-                        serde_json::from_slice(&found.value).with_context(|| format!("record {key} is damaged"))?;
+                    let there: HostRecord = decode(&found.value).with_context(|| format!("record {key} is damaged"))?;
                     if there.home != self.home {
                         return Ok(Some(there.home));
                     }
@@ -255,6 +236,7 @@ impl Presence {
 
 #[cfg(test)]
 mod tests {
+    use super::super::records::Records;
     use super::*;
     use holdfast_base::{GridId, MediaClass, VolumeId};
     use holdfast_format::geometry::Layout;
@@ -290,9 +272,14 @@ mod tests {
             let refusal = check_can_serve(&meta, &tiered).unwrap_err().to_string();
             assert!(refusal.starts_with("old could not serve volume vm"), "{refusal}");
         }
-        assert!(!all_take_spare(&meta).unwrap());
+        let records = Records::start(meta.clone(), false).unwrap();
+        let all_take_spare = || {
+            records.sync().unwrap();
+            records.view(all_take_spare)
+        };
+        assert!(!all_take_spare());
         meta.swap("host/old", expect, None, None).unwrap();
-        assert!(all_take_spare(&meta).unwrap());
+        assert!(all_take_spare());
         first.end();
         assert!(second.is_caretaker().unwrap(), "who goes in good order lets go at once");
         meta.revoke(again.lease()).unwrap();

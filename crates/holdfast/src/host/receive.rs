@@ -142,11 +142,9 @@ impl ControlPlane {
         }
         check_start(name, begin)?;
         let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
-        Ok(self
-            .catalog
-            .create(name, (begin.size_bytes, layout, Tiers::default()), (Settings::default(), None), None)?
-            .root
-            .volume)
+        let what = (begin.size_bytes, layout, Tiers::default());
+        let made = self.catalog.create(name, what, (Settings::default(), None), None, None)?;
+        Ok(made.expect("nothing is set aside for it").root.volume)
     }
 
     fn open_for_stream(&self, name: &str, ticket: &str) -> Result<()> {

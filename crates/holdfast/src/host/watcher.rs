@@ -1,41 +1,61 @@
-//! What other hosts change in the metadata store, and this one has to go by.
+//! What is known of the grid's records, as far as the reactor has to go by it: nodes, drains, lists of clients, limits, fixed
+//! volumes, revoked certificates.
 //!
-//! Role: a thread of its own, which watches the grid's records. After a gap (the store was away, its history is gone)
-//! everything is read anew, so that nothing is missed.
+//! Role: a thread of its own, told by [`super::records`] which kinds of records have changed. What could not be taken in is taken
+//! in again a moment later. Who serves what is [`super::assignment`]'s.
 
 use super::catalog::{
-    CLIENTS_PREFIX, DRAINING_PREFIX, EXPORT_SUFFIX, LIMITS_PREFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX, fixed_of,
+    CLIENTS_PREFIX, DRAINING_PREFIX, LIMITS_PREFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX, fixed_of,
 };
 use super::commands::Command;
 use super::control::ControlPlane;
-use super::meta::Meta;
-use super::presence::{HOST_PREFIX, all_take_spare};
+use super::presence::all_take_spare;
+use super::records::News;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
-use holdfast_runtime::meta::{MetaError, Watch, WatchEvent};
+use holdfast_format::meta::HOST_PREFIX;
+use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// How long one look waits for changes.
-const LOOK_MAX: Duration = Duration::from_secs(5);
-
-/// Pause before the store is asked again that did not answer.
+/// Pause before what could not be taken in is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Kinds of records that others change.
-const WATCHED: [&str; 6] = [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX, CLIENTS_PREFIX, LIMITS_PREFIX, REVOKED_KEY];
+/// Kinds of records that the reactor goes by.
+const WATCHED: [&str; 7] =
+    [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX, CLIENTS_PREFIX, LIMITS_PREFIX, REVOKED_KEY, HOST_PREFIX];
 
-pub(super) fn start(plane: Arc<ControlPlane>, meta: Meta) -> Result<()> {
-    let look = move || {
-        loop {
-            let Err(error) = plane.follow(&meta);
-            // Of a store that does not answer whoever looks after its health tells.
-            if error.downcast_ref::<MetaError>().is_none() {
-                logger::warn(format_args!("what other hosts have changed is read again: {error:#}"));
+pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
+    let (tell, news) = channel();
+    plane.records.listen(move |what| {
+        if let News::Changed(changes) = what {
+            let mut kinds = changes.kinds;
+            if changes.hosts {
+                kinds.insert(HOST_PREFIX.to_string());
             }
-            std::thread::sleep(PAUSE);
+            // Nobody listens when the host ends.
+            let _ = tell.send(kinds);
+        }
+    });
+    let look = move || {
+        // Everything is new at first.
+        let mut changed: BTreeSet<String> = WATCHED.iter().map(|kind| (*kind).to_string()).collect();
+        loop {
+            if let Err(error) = plane.take_in(&changed) {
+                // Of a store that does not answer whoever looks after its health tells.
+                if error.downcast_ref::<MetaError>().is_none() {
+                    logger::warn(format_args!("what other hosts have changed is read again: {error:#}"));
+                }
+                std::thread::sleep(PAUSE);
+            } else {
+                changed.clear();
+                let Ok(next) = news.recv() else { return };
+                changed.extend(next);
+            }
+            changed.extend(news.try_iter().flatten());
         }
     };
     std::thread::Builder::new().name("watcher".to_string()).spawn(look).context("no thread for the watcher")?;
@@ -43,43 +63,22 @@ pub(super) fn start(plane: Arc<ControlPlane>, meta: Meta) -> Result<()> {
 }
 
 impl ControlPlane {
-    /// Goes by what is there, and by what changes, until something fails.
-    fn follow(&self, meta: &Meta) -> Result<std::convert::Infallible> {
-        let from = meta.list("")?.revision.next();
-        self.take_in(&WATCHED.into())?;
-        self.share_spare(meta)?;
-        let mut watch: Box<dyn Watch> = meta.watch("", from)?;
-        loop {
-            let events = watch.next(LOOK_MAX)?;
-            let kind = |key: &str| WATCHED.into_iter().find(|prefix| key.starts_with(prefix));
-            let changed: BTreeSet<&str> = events.iter().filter_map(|event| kind(&event.key)).collect();
-            self.take_in(&changed)?;
-            // A host that has come, or whose lease has run out, counts like a volume that has changed hands.
-            let concerns =
-                |event: &WatchEvent| event.key.ends_with(EXPORT_SUFFIX) || event.key.starts_with(HOST_PREFIX);
-            if events.iter().any(|event| event.key.starts_with(HOST_PREFIX)) {
-                self.share_spare(meta)?;
-            }
-            if events.iter().any(concerns) {
-                let _alone = self.alone();
-                self.keep_to_records()?;
-            }
-        }
-    }
-
     /// Beside hosts of older releases guests' writes stop where theirs do.
-    fn share_spare(&self, meta: &Meta) -> Result<()> {
-        let keep = !all_take_spare(meta)?;
+    fn share_spare(&self) -> Result<()> {
+        let keep = !self.records.view(all_take_spare);
         self.ask(|answer| Command::KeepSpare { keep, answer })
     }
 
-    fn take_in(&self, changed: &BTreeSet<&str>) -> Result<()> {
+    fn take_in(&self, changed: &BTreeSet<String>) -> Result<()> {
         // What shuts somebody out comes first: it does not wait for another record that can't be used.
         if changed.contains(REVOKED_KEY) {
             self.take_in_revoked()?;
         }
         if changed.contains(CLIENTS_PREFIX) || changed.contains(LIMITS_PREFIX) {
             self.take_in_access()?;
+        }
+        if changed.contains(HOST_PREFIX) {
+            self.share_spare()?;
         }
         if changed.contains(NODE_PREFIX) {
             self.use_nodes(self.catalog.nodes()?)?;
@@ -94,9 +93,13 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// What other hosts' fixed volumes own; this host's are its own to know.
     fn take_in_fixed(&self) -> Result<()> {
         let _alone = self.alone();
+        self.take_in_others_fixed()
+    }
+
+    /// What other hosts' fixed volumes own; this host's are its own to know. To be called alone.
+    pub(super) fn take_in_others_fixed(&self) -> Result<()> {
         let (entries, unreadable) = self.catalog.survey()?;
         let noted = fixed_of(&entries);
         let known = self.ask(|answer| Command::Fixed { answer })?;

@@ -113,6 +113,10 @@ impl MetaStore for LocalStore {
         Ok(Listing { revision: inner.state.revision, records: inner.state.list(prefix) })
     }
 
+    fn revision(&self) -> Result<Revision, MetaError> {
+        Ok(self.0.lock()?.state.revision)
+    }
+
     fn swap(
         &self,
         key: &str,

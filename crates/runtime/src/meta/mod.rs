@@ -179,6 +179,12 @@ pub trait MetaStore: Send + Sync {
     /// Ends the lease and deletes its records.
     fn revoke(&self, lease: LeaseId) -> Result<(), MetaError>;
 
+    /// The store's revision by now.
+    fn revision(&self) -> Result<Revision, MetaError> {
+        // Under no key of anybody's: only the answer's head counts.
+        Ok(self.list("\u{1}revision")?.revision)
+    }
+
     /// Changes under `prefix` from revision `from` on, those that happened already included.
     fn watch(&self, prefix: &str, from: Revision) -> Result<Box<dyn Watch>, MetaError>;
 }

@@ -1,12 +1,12 @@
 //! Serves the machines' metadata requests on threads of its own, since a store blocks.
 //!
-//! Limits: `queue_max` requests waiting; one more is answered `Unknown` at once, as by a store that does not answer.
+//! Limits: `queue_max` requests waiting for each thread; one more is answered `Unknown` at once, as by a store that does not answer.
 
 use super::{MetaError, MetaStore, Record, Swap};
-use holdfast_base::{MetaReply, MetaRequest, MetaVersion};
+use holdfast_base::{MetaReply, MetaRequest, MetaVersion, crc32c};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// The asker's name for a request; comes back with the reply.
@@ -15,10 +15,10 @@ pub struct MetaTicket(pub u64);
 
 type Answer = dyn Fn(MetaTicket, MetaReply) + Send + Sync;
 
-/// A queue before a store. Requests of one key are the asker's to order: with several threads, two that are out at the
-/// same time may be served either way round.
+/// A queue before a store for each thread. Requests of one key are served in the order in which they were asked.
 pub struct MetaService {
-    requests: Option<SyncSender<(MetaTicket, MetaRequest)>>,
+    /// By thread; none when it ends.
+    requests: Vec<SyncSender<(MetaTicket, MetaRequest)>>,
     answer: Arc<Answer>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -34,21 +34,24 @@ impl MetaService {
     ) -> std::io::Result<MetaService> {
         assert!(threads > 0, "a service without threads serves nobody");
         let answer: Arc<Answer> = Arc::new(answer);
-        let (requests, queue) = sync_channel(queue_max);
-        let queue = Arc::new(Mutex::new(queue));
-        let mut service = MetaService { requests: Some(requests), answer: Arc::clone(&answer), threads: Vec::new() };
+        let mut service = MetaService { requests: Vec::new(), answer: Arc::clone(&answer), threads: Vec::new() };
         for _ in 0..threads {
-            let (store, queue, answer) = (Arc::clone(&store), Arc::clone(&queue), Arc::clone(&answer));
+            let (requests, queue) = sync_channel(queue_max);
+            let (store, answer) = (Arc::clone(&store), Arc::clone(&answer));
             let work = move || serve(&*store, &queue, &*answer);
             service.threads.push(thread::Builder::new().name("metadata".into()).spawn(work)?);
+            service.requests.push(requests);
         }
         Ok(service)
     }
 
     /// Queues a request; never blocks.
     pub fn request(&self, ticket: MetaTicket, request: MetaRequest) {
-        let requests = self.requests.as_ref().expect("taken only on drop");
-        if requests.try_send((ticket, request)).is_err() {
+        let key = match &request {
+            MetaRequest::Get { key } | MetaRequest::Swap { key, .. } => key,
+        };
+        let place = crc32c(key.as_bytes()) as usize % self.requests.len();
+        if self.requests[place].try_send((ticket, request)).is_err() {
             (self.answer)(ticket, MetaReply::Unknown);
         }
     }
@@ -57,7 +60,7 @@ impl MetaService {
 impl Drop for MetaService {
     /// Serves what is queued, then ends.
     fn drop(&mut self) {
-        self.requests = None;
+        self.requests.clear();
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so already.
             let _ = thread.join();
@@ -71,10 +74,8 @@ impl fmt::Debug for MetaService {
     }
 }
 
-fn serve(store: &dyn MetaStore, queue: &Mutex<Receiver<(MetaTicket, MetaRequest)>>, answer: &Answer) {
-    loop {
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok((ticket, request)) = next else { return };
+fn serve(store: &dyn MetaStore, queue: &Receiver<(MetaTicket, MetaRequest)>, answer: &Answer) {
+    while let Ok((ticket, request)) = queue.recv() {
         answer(ticket, reply(store, request).unwrap_or(MetaReply::Unknown));
     }
 }
@@ -103,6 +104,7 @@ fn parts(record: Option<Record>) -> (MetaVersion, Option<Vec<u8>>) {
 mod tests {
     use super::*;
     use crate::meta::LocalStore;
+    use std::sync::Mutex;
     use std::sync::mpsc::channel;
 
     #[test]

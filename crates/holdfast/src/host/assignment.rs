@@ -1,0 +1,310 @@
+//! The shell around [`holdfast_cluster::Cluster`]: which host serves which volume.
+//!
+//! Role: one thread drives the machine with what the records, the reactor and commands tell; [`EXECUTORS`] others carry its
+//! actions out. They choose nothing and repeat nothing: what came of an action goes back to the machine, which plans anew.
+//!
+//! A command that works on a volume holds it for that long ([`Assignment::hold`]). What is offered together with other hosts is told
+//! to the reactor from here, too ([`ControlPlane::publish_offers`]).
+
+use super::catalog::{Catalog, Entry};
+use super::commands::Command;
+use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane, ask};
+use super::portals::{Offer, Place};
+use super::presence::TTL;
+use super::records::{News, Records};
+use crate::logger;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{Effects, MetaVersion, VolumeId};
+use holdfast_cluster::{Action, ActionId, Changes, Cluster, Config, Effect, Event, Local, Outcome, Reading, View};
+use holdfast_format::meta::{ExportRecord, decode};
+use holdfast_format::portal::Answer;
+use holdfast_runtime::clock;
+use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
+use holdfast_volume::Warming;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Actions that are carried out at a time: each may wait for the store, or for another host.
+const EXECUTORS: usize = 16;
+
+/// How long the host that hands a volume over may take to stop serving it.
+const YIELD_MAX: Duration = Duration::from_secs(1);
+
+/// How long a command waits for what is under way about its volume.
+const HOLD_MAX: Duration = Duration::from_secs(15);
+
+pub enum Input {
+    Event(Event),
+    /// A command is about to work on the volume.
+    Hold {
+        volume: VolumeId,
+        granted: SyncSender<()>,
+    },
+}
+
+/// The way to the machine; clones share it.
+#[derive(Clone)]
+pub struct Assignment(Sender<Input>);
+
+/// While it is there nothing is begun about the volume but by its owner.
+pub struct Hold(VolumeId, Assignment);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.1.tell(Event::Release { volume: self.0 });
+    }
+}
+
+impl Assignment {
+    pub fn new() -> (Assignment, Receiver<Input>) {
+        let (sender, inputs) = channel();
+        (Assignment(sender), inputs)
+    }
+
+    /// What is told when the host ends is heard by nobody.
+    pub fn tell(&self, event: Event) {
+        let _ = self.0.send(Input::Event(event));
+    }
+
+    pub fn hold(&self, volume: VolumeId) -> Result<Hold> {
+        let (granted, is_granted) = sync_channel(1);
+        let _ = self.0.send(Input::Hold { volume, granted });
+        // From here on it is let go of whatever comes of it.
+        let hold = Hold(volume, self.clone());
+        if is_granted.recv_timeout(HOLD_MAX).is_err() {
+            bail!(
+                "the volume is being moved between hosts, and that takes long; `holdfast volume list` shows where it is"
+            );
+        }
+        Ok(hold)
+    }
+}
+
+/// Begins to assign volumes, once there is somebody who can be asked.
+pub fn start(plane: &Arc<ControlPlane>, inputs: Receiver<Input>) -> Result<()> {
+    let (actions, queue) = channel::<(ActionId, Action)>();
+    let queue = Arc::new(Mutex::new(queue));
+    for _ in 0..EXECUTORS {
+        let (plane, queue) = (Arc::clone(plane), Arc::clone(&queue));
+        let carry_out = move || {
+            loop {
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok((id, action)) = next else { return };
+                let outcome = plane.carry_out(action).unwrap_or(Outcome::Failed);
+                plane.assignment.tell(Event::Outcome { id, outcome });
+            }
+        };
+        std::thread::Builder::new().name("executor".to_string()).spawn(carry_out).context("no thread for actions")?;
+    }
+    let config = Config::new(plane.catalog.host(), TTL);
+    let (records, own) = (Arc::clone(&plane.records), Arc::clone(plane));
+    let drive = move || run(&mut Cluster::new(config), &records, &inputs, &own, &actions);
+    std::thread::Builder::new().name("assignment".to_string()).spawn(drive).context("no thread for assignment")?;
+    let assignment = plane.assignment.clone();
+    plane.records.listen(move |news| {
+        assignment.tell(match news {
+            News::Changed(changes) => Event::Changed(changes),
+            News::Right(is_right) => Event::Store { is_right },
+        });
+    });
+    Ok(())
+}
+
+fn run(
+    cluster: &mut Cluster,
+    records: &Records,
+    inputs: &Receiver<Input>,
+    plane: &ControlPlane,
+    actions: &Sender<(ActionId, Action)>,
+) {
+    let mut out = Effects::new();
+    let (mut waiting, mut next_ticket) = (BTreeMap::new(), 0);
+    let mut offers = Offers::default();
+    loop {
+        let wait = cluster.next_deadline().map_or(Duration::from_secs(1), |at| at.since(clock::now()));
+        let mut event = match inputs.recv_timeout(wait) {
+            Ok(Input::Event(event)) => event,
+            Ok(Input::Hold { volume, granted }) => {
+                next_ticket += 1;
+                waiting.insert(next_ticket, granted);
+                Event::Hold { volume, ticket: next_ticket }
+            }
+            Err(RecvTimeoutError::Timeout) => Event::Tick,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if let Event::Changed(changes) = &mut event {
+            offers.note(records, plane.catalog.host(), changes);
+        }
+        records.view(|view| cluster.handle(clock::now(), view, event, &mut out));
+        for effect in out.drain() {
+            match effect {
+                Effect::Act { id, action } => {
+                    // The executors live as long as this thread.
+                    let _ = actions.send((id, action));
+                }
+                Effect::Held { ticket } => {
+                    if let Some(granted) = waiting.remove(&ticket) {
+                        let _ = granted.try_send(());
+                    }
+                }
+            }
+        }
+        if std::mem::take(&mut offers.are_stale)
+            && let Err(error) = plane.publish_offers()
+        {
+            logger::warn(format_args!("what is offered with other hosts is told again later: {error:#}"));
+            offers.are_stale = true;
+        }
+    }
+}
+
+/// Whether what is offered together with other hosts may have changed.
+#[derive(Default)]
+struct Offers {
+    offered: BTreeSet<VolumeId>,
+    are_stale: bool,
+}
+
+impl Offers {
+    fn note(&mut self, records: &Records, host: &str, changes: &Changes) {
+        let is_offered = |view: &View, volume: VolumeId| {
+            view.export(volume).is_some_and(|(_, export)| export.portals.contains(host))
+        };
+        records.view(|view| {
+            for changed in &changes.volumes {
+                // A clone that is gone, maybe.
+                self.are_stale |= view.volume(*changed).is_none() && !self.offered.is_empty();
+                let volume = view.origin_of_clone(*changed).unwrap_or(*changed);
+                let was_offered = self.offered.contains(&volume);
+                if is_offered(view, volume) {
+                    self.offered.insert(volume);
+                    self.are_stale = true;
+                } else if was_offered {
+                    self.offered.remove(&volume);
+                    self.are_stale = true;
+                }
+            }
+        });
+        self.are_stale |= changes.hosts && !self.offered.is_empty();
+    }
+}
+
+/// Volumes, and where hosts are.
+pub type Offered = (Vec<Offer>, Vec<(String, SocketAddr)>);
+
+/// What this host offers together with others, and where those are.
+pub(super) fn offers(catalog: &Catalog, entries: &[Entry], hosts: &BTreeMap<String, Option<SocketAddr>>) -> Offered {
+    let mut offers: BTreeMap<VolumeId, Offer> = BTreeMap::new();
+    let mut wanted = BTreeSet::new();
+    for entry in entries.iter().filter(|entry| catalog.is_offered(entry)) {
+        let volume = entry.root.volume;
+        let host = entry.served_by.clone().unwrap_or_default();
+        // Until a hand-over is done the host that has the volume serves it, and knows itself when it has stopped.
+        let place = match entry.handed_from.as_ref().filter(|from| *from != catalog.host()) {
+            Some(from) => Place::At(from.clone()),
+            None if catalog.is_here(entry) => Place::Here,
+            None => Place::At(host.clone()),
+        };
+        let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
+        offer.exports.insert(entry.name().to_string(), (entry.id(), entry.size_bytes()));
+        wanted.extend(entry.handed_from.iter().cloned().chain([host]));
+        wanted.extend(entry.portals.iter().cloned());
+    }
+    wanted.remove(catalog.host());
+    let reached = wanted.into_iter().filter_map(|host| Some((host.clone(), (*hosts.get(&host)?)?)));
+    (offers.into_values().collect(), reached.collect())
+}
+
+impl ControlPlane {
+    /// Tells the reactor what is offered together with other hosts, as the records say it now.
+    pub(super) fn publish_offers(&self) -> Result<()> {
+        // One at a time, so that what is newer is told last.
+        let mut told = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        let offered: Vec<VolumeId> = self.records.view(|view| {
+            let is_mine = |export: &ExportRecord| export.portals.contains(self.catalog.host());
+            let volumes: BTreeSet<VolumeId> = view.exports().filter(|(_, e)| is_mine(e)).map(|(v, _)| v).collect();
+            let clones: Vec<VolumeId> = view.clones().filter(|(_, of)| volumes.contains(of)).map(|(c, _)| c).collect();
+            volumes.into_iter().chain(clones).collect()
+        });
+        // One that can't be read is not offered; it is told of elsewhere.
+        let entries: Vec<Entry> = offered.into_iter().filter_map(|id| self.catalog.entry(id).ok().flatten()).collect();
+        let hosts = self.records.view(|view| {
+            let address = |record: &Option<holdfast_format::meta::HostRecord>| record.as_ref().and_then(|r| r.address);
+            view.hosts().iter().map(|(host, record)| (host.clone(), address(record))).collect()
+        });
+        let live = entries.iter().filter(|entry| !entry.root.deleted).cloned().collect::<Vec<_>>();
+        let next = offers(&self.catalog, &live, &hosts);
+        if told.as_ref() != Some(&next) {
+            let (offers, hosts) = next.clone();
+            self.ask(|answer| Command::Offers { offers, hosts, answer })?;
+            *told = Some(next);
+        }
+        Ok(())
+    }
+
+    fn carry_out(&self, action: Action) -> Result<Outcome> {
+        match action {
+            Action::Open { volume } => {
+                let entry = self.catalog.entry(volume)?.context("the volume is gone")?;
+                let Some(spec) = self.keys.spec_now_and_then(&entry) else { return Ok(Outcome::Failed) };
+                logger::info(format_args!("volume {} is to be in service here, and is opened", spec.name));
+                self.ask(|answer| Command::Open { spec, exported: true, answer })?;
+                Ok(Outcome::Done)
+            }
+            Action::Read { volume } => {
+                let entry = self.catalog.entry(volume)?.context("the volume is gone")?;
+                let Some(spec) = self.keys.spec_now_and_then(&entry) else { return Ok(Outcome::Failed) };
+                let found = self.ask(|answer| Command::Warm { spec, answer })?;
+                Ok(Outcome::Reading(match found {
+                    None => Reading::NoRoom,
+                    Some(None | Some(Warming::Warm)) => Reading::Read,
+                    Some(Some(Warming::Unreadable)) => Reading::Unreadable,
+                    Some(Some(Warming::Reading | Warming::Filling)) => Reading::Begun,
+                }))
+            }
+            Action::AskToYield { volume, host } => {
+                let asked = ask(&self.reactor, YIELD_MAX, |answer| Command::AskToYield { host, volume, answer });
+                Ok(Outcome::Asked(matches!(asked, Ok(Some(Answer::Yielded | Answer::Refused(_))))))
+            }
+            Action::LetGo { volume } => {
+                ask(&self.reactor, CLOSE_MAX.min(ANSWER_MAX), |answer| Command::LetGo { volume, answer })?;
+                Ok(Outcome::Done)
+            }
+            Action::Commit { volume, compares, writes } => self.commit(volume, compares, writes),
+        }
+    }
+
+    fn commit(
+        &self,
+        volume: VolumeId,
+        compares: Vec<(String, MetaVersion)>,
+        writes: Vec<(String, Option<Vec<u8>>)>,
+    ) -> Result<Outcome> {
+        let before = self.records.view(|view| view.export(volume).map(|(_, export)| export.host.clone()));
+        let compares: Vec<Compare> = compares.into_iter().map(|(key, version)| Compare { key, version }).collect();
+        let writes: Vec<Write> = writes.into_iter().map(|(key, value)| Write { key, value, lease: None }).collect();
+        let is_done = matches!(self.records.commit(&compares, &writes)?, Commit::Done(_));
+        let after = writes.first().and_then(|write| decode::<ExportRecord>(write.value.as_ref()?).ok());
+        if let (true, Some(before), Some(after)) = (is_done, before, after)
+            && before != after.host
+        {
+            logger::warn(format_args!("volume {volume}: its host {before} is gone; it is taken over"));
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+/// What a volume's controller says of it, for the machine.
+pub fn local_of(volume: &super::volumes::Volume) -> Local {
+    use holdfast_volume::State;
+    match volume.controller.state() {
+        State::Opening if volume.controller.is_warming() => Local::Reading,
+        State::Opening if volume.exported => Local::Opening,
+        State::Open if volume.exported => Local::Open,
+        State::Opening | State::Open => Local::InCare,
+        State::Closing | State::Closed | State::Deposed => Local::Ending,
+    }
+}
