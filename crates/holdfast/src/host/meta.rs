@@ -125,9 +125,9 @@ impl Health {
         let found = health.clone();
         let look = move || {
             loop {
-                let trouble = meta.get(GRID_KEY).err().map(|error| error.to_string());
-                tell(trouble.is_none());
-                found.note(trouble);
+                let silence = meta.get(GRID_KEY).err();
+                tell(silence.is_none());
+                found.note(silence.or_else(|| meta.trouble()).map(|error| error.to_string()));
                 std::thread::sleep(LOOK_PACE);
             }
         };

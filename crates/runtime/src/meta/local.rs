@@ -2,6 +2,10 @@
 //!
 //! Limits: everything is held in memory (a grid has some kilobytes a volume); the latest [`HISTORY_MAX`] changes are
 //! kept for watches.
+//!
+//! Faults: where a change could not be written, its outcome is open. The file is opened again at once, and what it holds is
+//! the state from then on; where it can't be opened either, what was known before is read on, the outcome staying open, and
+//! changes are refused until it can. Leases don't end meanwhile, and live their full time anew behind it.
 
 use super::embedded::{File, OpenError};
 use super::state::{State, Step};
@@ -10,12 +14,17 @@ use super::{
     check_commit, check_size,
 };
 use holdfast_base::{Instant, MetaVersion};
+use redb::Error;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Changes kept for watches: hours of a busy grid, and some megabytes.
 const HISTORY_MAX: usize = 10_000;
+
+/// Between two attempts to write where nobody asks for a change.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Where a store reads the time from: monotonic, and not across restarts (leases live anew after one).
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
@@ -33,8 +42,15 @@ struct Shared {
 struct Inner {
     state: State,
     file: Option<File>,
-    /// Set by a commit that failed: what the file holds is open until it is read again.
-    failure: Option<String>,
+    /// Set by a commit that failed, until one succeeds.
+    failure: Option<Failure>,
+}
+
+struct Failure {
+    why: String,
+    /// The file is closed, and the state is what it held for sure.
+    is_closed: bool,
+    retry_at: Instant,
 }
 
 impl LocalStore {
@@ -54,6 +70,13 @@ impl LocalStore {
         Ok(Self::with_history(state, Some(file), clock))
     }
 
+    /// As [`LocalStore::open_with_history`], of what a test puts in the place of a file.
+    #[cfg(test)]
+    fn open_with(opener: super::embedded::Opener, clock: Clock, history_max: usize) -> Result<LocalStore, OpenError> {
+        let (file, state) = File::open_with(opener, clock(), history_max)?;
+        Ok(Self::with_history(state, Some(file), clock))
+    }
+
     fn with_history(state: State, file: Option<File>, clock: Clock) -> LocalStore {
         let inner = Mutex::new(Inner { state, file, failure: None });
         LocalStore(Arc::new(Shared { inner, changed: Condvar::new(), clock }))
@@ -61,34 +84,52 @@ impl LocalStore {
 }
 
 impl Shared {
-    /// The state, with every lease that is over ended.
+    /// The state, with every lease that is over ended, as far as that can be written.
     fn lock(&self) -> Result<MutexGuard<'_, Inner>, MetaError> {
         // A panic while the lock is held is a failed assertion about the state: whoever comes next fails, too.
         let mut inner = self.inner.lock().map_err(|_| unknown("an earlier operation failed an assertion"))?;
-        self.expire(&mut inner)?;
+        self.expire(&mut inner);
         Ok(inner)
     }
 
-    fn expire(&self, inner: &mut Inner) -> Result<(), MetaError> {
-        if let Some(why) = &inner.failure {
-            return Err(unknown(why));
+    /// As [`Self::lock`], for a change: the file is open.
+    fn lock_to_change(&self) -> Result<MutexGuard<'_, Inner>, MetaError> {
+        let mut inner = self.lock()?;
+        if inner.failure.as_ref().is_some_and(|failure| failure.is_closed) {
+            self.reopen(&mut inner)?;
         }
+        Ok(inner)
+    }
+
+    fn expire(&self, inner: &mut Inner) {
         let now = (self.clock)();
-        while let Some(lease) = inner.state.expired(now) {
-            let steps = inner.state.end_lease(lease)?;
-            self.commit(inner, steps)?;
+        if inner.failure.as_ref().is_some_and(|failure| now < failure.retry_at) {
+            return;
         }
-        Ok(())
+        while let Some(lease) = inner.state.expired(now) {
+            if inner.failure.as_ref().is_some_and(|failure| failure.is_closed) {
+                // Where that succeeds, the lease lives anew.
+                let _ = self.reopen(inner);
+                return;
+            }
+            let Ok(steps) = inner.state.end_lease(lease) else { return };
+            if self.commit(inner, steps).is_err() {
+                return;
+            }
+        }
     }
 
     fn commit(&self, inner: &mut Inner, steps: Vec<Step>) -> Result<(), MetaError> {
-        if let Some(file) = &inner.file
-            && let Err(e) = file.commit(&steps)
+        if let Some(file) = &mut inner.file
+            && let Err(error) = file.commit(&steps)
         {
-            let why = format!("its file could not be written ({e})");
-            inner.failure = Some(why.clone());
-            return Err(unknown(&why));
+            let why = unwritable(file.path(), &error);
+            self.fail(inner, why.clone());
+            // What became of it may be found in the file; it is told to nobody but those who look.
+            let _ = self.reopen(inner);
+            return Err(MetaError::Unwritable { why });
         }
+        inner.failure = None;
         // Read after the commit: a lease lives its full time from when it is granted, not from when that began.
         let now = (self.clock)();
         for step in steps {
@@ -96,6 +137,59 @@ impl Shared {
         }
         self.changed.notify_all();
         Ok(())
+    }
+
+    fn fail(&self, inner: &mut Inner, why: String) {
+        let retry_at = (self.clock)() + RETRY_PAUSE;
+        inner.failure = Some(Failure { why, is_closed: true, retry_at });
+    }
+
+    /// Opens the file again and takes its state over. It can be written then, or not: the next commit tells.
+    fn reopen(&self, inner: &mut Inner) -> Result<(), MetaError> {
+        let Some(file) = &mut inner.file else { return Ok(()) };
+        let state = match file.reopen((self.clock)()) {
+            Ok(state) if state.revision >= inner.state.revision => state,
+            Ok(_) => {
+                let why = format!(
+                    "the metadata file {} holds less than was written to it: another one is in its place; put the right one back, \
+                     and the host goes on by itself",
+                    file.path().display()
+                );
+                return self.refuse(inner, why);
+            }
+            Err(OpenError::Io { path, source }) => {
+                let why = unwritable(&path, &Error::Io(source));
+                return self.refuse(inner, why);
+            }
+            Err(error) => return self.refuse(inner, error.to_string()),
+        };
+        inner.state = state;
+        if let Some(failure) = &mut inner.failure {
+            failure.is_closed = false;
+        }
+        // Its history may hold a change whose outcome was open.
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn refuse(&self, inner: &mut Inner, why: String) -> Result<(), MetaError> {
+        self.fail(inner, why.clone());
+        Err(MetaError::Unwritable { why })
+    }
+}
+
+/// What can't be written, why, and what is to be done.
+fn unwritable(path: &Path, error: &Error) -> String {
+    let path = path.display();
+    match error {
+        Error::Io(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => format!(
+            "no space left on the file system of {path}: metadata can be read, and not changed. Make room there (`df {path}`); \
+             the host goes on by itself"
+        ),
+        error => format!(
+            "the metadata file {path} can't be written ({error}): metadata can be read, and not changed. See what `dmesg` says of \
+             its disk; the host tries on by itself"
+        ),
     }
 }
 
@@ -125,7 +219,7 @@ impl MetaStore for LocalStore {
         lease: Option<LeaseId>,
     ) -> Result<Swap, MetaError> {
         check_size(key, value)?;
-        let mut inner = self.0.lock()?;
+        let mut inner = self.0.lock_to_change()?;
         let (answer, step) = inner.state.swap(key, expect, value, lease)?;
         if let Some(step) = step {
             self.0.commit(&mut inner, vec![step])?;
@@ -144,7 +238,7 @@ impl MetaStore for LocalStore {
     }
 
     fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError> {
-        let mut inner = self.0.lock()?;
+        let mut inner = self.0.lock_to_change()?;
         let (lease, step) = inner.state.grant(ttl);
         self.0.commit(&mut inner, vec![step])?;
         Ok(lease)
@@ -156,9 +250,22 @@ impl MetaStore for LocalStore {
     }
 
     fn revoke(&self, lease: LeaseId) -> Result<(), MetaError> {
-        let mut inner = self.0.lock()?;
+        let mut inner = self.0.lock_to_change()?;
         let steps = inner.state.end_lease(lease)?;
         self.0.commit(&mut inner, steps)
+    }
+
+    fn trouble(&self) -> Option<MetaError> {
+        let mut inner = self.0.lock().ok()?;
+        if inner.failure.is_some() {
+            // Whether it is over is found out by writing.
+            let tried = match inner.failure.as_ref().is_some_and(|failure| failure.is_closed) {
+                true => self.0.reopen(&mut inner),
+                false => Ok(()),
+            };
+            let _ = tried.and_then(|()| self.0.commit(&mut inner, Vec::new()));
+        }
+        inner.failure.as_ref().map(|failure| MetaError::Unwritable { why: failure.why.clone() })
     }
 
     fn watch(&self, prefix: &str, from: Revision) -> Result<Box<dyn Watch>, MetaError> {
@@ -187,10 +294,11 @@ impl Watch for LocalWatch {
                 return Ok(events);
             }
             // Nobody else may be there to notice that a lease is over.
-            let expiry = inner.state.next_expiry().map(|at| at.since((shared.clock)()).max(Duration::from_millis(1)));
+            let pause = if inner.failure.is_some() { RETRY_PAUSE } else { Duration::from_millis(1) };
+            let expiry = inner.state.next_expiry().map(|at| at.since((shared.clock)()).max(pause));
             let wait = expiry.map_or(left, |e| e.min(left));
             inner = shared.changed.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner).0;
-            shared.expire(&mut inner)?;
+            shared.expire(&mut inner);
         }
     }
 }
@@ -198,8 +306,11 @@ impl Watch for LocalWatch {
 #[cfg(test)]
 mod tests {
     use super::super::conformance::{self, Subject};
+    use super::super::embedded::Opener;
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use redb::StorageBackend;
+    use redb::backends::FileBackend;
+    use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
     struct Hands(Arc<AtomicU64>);
 
@@ -307,5 +418,168 @@ mod tests {
         assert_eq!(store.get("a").unwrap().unwrap().lease, Some(lease));
         subject.advance(Duration::from_secs(2));
         assert_eq!(store.get("a").unwrap(), None);
+    }
+
+    /// A file whose file system is full after so many more writes; never, where that is below zero.
+    #[derive(Debug)]
+    struct Filling {
+        file: FileBackend,
+        room: Arc<AtomicI64>,
+    }
+
+    impl Filling {
+        fn take(&self) -> io::Result<()> {
+            let left = self.room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| (left > 0).then(|| left - 1));
+            match left {
+                Err(0) => Err(io::ErrorKind::StorageFull.into()),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    impl StorageBackend for Filling {
+        fn len(&self) -> io::Result<u64> {
+            self.file.len()
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.file.read(offset, out)
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.take()?;
+            self.file.set_len(len)
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            self.file.sync_data()
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.take()?;
+            self.file.write(offset, data)
+        }
+    }
+
+    /// A store on such a file.
+    struct Filled {
+        hands: Hands,
+        dir: tempfile::TempDir,
+        room: Arc<AtomicI64>,
+        is_upset: AtomicBool,
+    }
+
+    impl Filled {
+        fn new() -> Filled {
+            let (hands, dir) = (Hands::new(), tempfile::tempdir().unwrap());
+            Filled { hands, dir, room: Arc::new(AtomicI64::new(-1)), is_upset: AtomicBool::new(false) }
+        }
+
+        fn store(&self) -> Result<LocalStore, OpenError> {
+            let (path, room) = (self.dir.path().join("meta"), Arc::clone(&self.room));
+            let opener: Opener = Arc::new(move |builder| {
+                let mut options = std::fs::File::options();
+                let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;
+                builder.create_with_backend(Filling { file: FileBackend::new(file)?, room: Arc::clone(&room) })
+            });
+            LocalStore::open_with(opener, self.hands.clock(), 40)
+        }
+
+        fn has_room(&self, writes: i64) {
+            self.room.store(writes, Ordering::SeqCst);
+        }
+    }
+
+    fn value_of(store: &LocalStore, key: &str) -> Option<Vec<u8>> {
+        store.get(key).unwrap().map(|record| record.value)
+    }
+
+    #[test]
+    fn a_full_file_system_refuses_changes_and_the_store_goes_on_when_there_is_room() {
+        let filled = Filled::new();
+        let store = filled.store().unwrap();
+        let lease = store.grant(Duration::from_secs(10)).unwrap();
+        store.swap("leased", MetaVersion::ABSENT, Some(b"l"), Some(lease)).unwrap();
+        let mut version = MetaVersion::ABSENT;
+        let (mut won, mut lost) = (0, 0);
+        // The file system gets full at every point of a commit, of what opens the file again, and of the commit behind that.
+        for writes in 0..60 {
+            let (before, wanted) = (value_of(&store, "a"), vec![writes as u8]);
+            let mut watch = store.watch("a", store.list("a").unwrap().revision.next()).unwrap();
+            filled.has_room(writes);
+            let refused = store.swap("a", version, Some(&wanted), None);
+            if let Err(error) = &refused {
+                assert!(matches!(error, MetaError::Unwritable { .. }), "{error}");
+                assert!(error.to_string().contains("no space left on the file system of"), "{error}");
+                // Until there is room: it is read, and nothing else.
+                filled.has_room(0);
+                assert!(store.trouble().is_some());
+                assert!(store.swap("b", MetaVersion::ABSENT, Some(b"b"), None).is_err());
+                assert_eq!(value_of(&store, "b"), None);
+                filled.hands.advance(Duration::from_secs(11));
+                assert_eq!(value_of(&store, "leased"), Some(b"l".to_vec()), "leases end when that can be written");
+                store.keep_alive(lease).unwrap();
+            }
+            let read = value_of(&store, "a");
+            assert!(read == before || read.as_ref() == Some(&wanted), "{read:?}");
+            filled.has_room(-1);
+            assert_eq!(store.trouble(), None, "it goes on by itself");
+            let found = store.get("a").unwrap();
+            version = found.as_ref().map_or(MetaVersion::ABSENT, |record| record.version);
+            let is_new = found.map(|record| record.value).as_ref() == Some(&wanted);
+            assert!(is_new || refused.is_err());
+            let told = watch.next(Duration::ZERO).unwrap();
+            assert_eq!(told.len(), usize::from(is_new), "a watch tells of it exactly where it happened");
+            (won, lost) = (won + u32::from(is_new && refused.is_err()), lost + u32::from(!is_new));
+            let Swap::Done(now) = store.swap("a", version, Some(b"next"), None).unwrap() else { panic!("it is ours") };
+            version = now;
+            store.keep_alive(lease).unwrap();
+        }
+        assert!(lost > 5, "{lost} changes did not happen, {won} did although that was not known");
+        drop(store);
+        let store = filled.store().unwrap();
+        assert_eq!(value_of(&store, "a"), Some(b"next".to_vec()));
+        filled.hands.advance(Duration::from_secs(11));
+        assert_eq!(value_of(&store, "leased"), None);
+    }
+
+    /// Gets full once in a while, for a moment.
+    struct NowAndThen(Filled);
+
+    impl Subject for NowAndThen {
+        fn open(&self) -> Arc<dyn MetaStore> {
+            let store = loop {
+                // It may be full just now.
+                match self.0.store() {
+                    Ok(store) => break Arc::new(store),
+                    Err(error) => assert!(matches!(error, OpenError::Io { .. }), "{error}"),
+                }
+            };
+            let room = Arc::downgrade(&self.0.room);
+            let upsets = move || {
+                let mut writes = 0;
+                while let Some(room) = room.upgrade() {
+                    writes = (writes + 7) % 31;
+                    room.store(writes, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(3));
+                    room.store(-1, Ordering::SeqCst);
+                    drop(room);
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            };
+            if !self.0.is_upset.swap(true, Ordering::SeqCst) {
+                std::thread::spawn(upsets);
+            }
+            store
+        }
+
+        fn advance(&self, span: Duration) {
+            self.0.hands.advance(span);
+        }
+    }
+
+    #[test]
+    fn a_store_whose_file_system_is_full_now_and_then_conforms() {
+        conformance::run(&NowAndThen(Filled::new()));
     }
 }

@@ -119,6 +119,9 @@ pub enum MetaError {
     /// The store did not answer, or not conclusively: a change may have happened, now or later.
     #[error("the metadata store did not answer: {why}; check that it runs and can be reached")]
     Unknown { why: String },
+    /// The store knows why it can't write. A change that was under way may have happened; those after it have not.
+    #[error("{why}")]
+    Unwritable { why: String },
     #[error("the lease has expired or was revoked; take a new one")]
     LeaseGone,
     #[error("the changes from revision {} on are no longer kept (the oldest is {}); list again", .wanted.0, .oldest.0)]
@@ -183,6 +186,12 @@ pub trait MetaStore: Send + Sync {
     fn revision(&self) -> Result<Revision, MetaError> {
         // Under no key of anybody's: only the answer's head counts.
         Ok(self.list("\u{1}revision")?.revision)
+    }
+
+    /// Why no change can be made now, where the store knows by itself: reads are served meanwhile, and it goes on by itself
+    /// when what is said is put right.
+    fn trouble(&self) -> Option<MetaError> {
+        None
     }
 
     /// Changes under `prefix` from revision `from` on, those that happened already included.

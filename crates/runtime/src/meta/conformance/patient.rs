@@ -22,7 +22,7 @@ fn outwait<T>(call: impl Fn(bool) -> Result<T, MetaError>) -> Result<T, MetaErro
     let (end, again) = (Instant::now() + UNKNOWN_MAX, Cell::new(false));
     loop {
         match call(again.replace(true)) {
-            Err(MetaError::Unknown { .. }) if Instant::now() < end => {}
+            Err(MetaError::Unknown { .. } | MetaError::Unwritable { .. }) if Instant::now() < end => {}
             known => return known,
         }
     }
