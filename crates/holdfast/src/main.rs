@@ -139,10 +139,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Host(args) => {
             let dir = GridDir::choose(dir)?;
             daemon::begin(args.daemon)?;
-            if !args.daemon {
-                dir.load()?;
-                grid::processes::Role::Host.register(&dir)?;
-            }
+            dir.load()?;
+            grid::processes::Role::Host.register(&dir)?;
             host::run(&dir)
         }
     }

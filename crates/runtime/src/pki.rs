@@ -258,7 +258,9 @@ pub struct Facts {
     pub subject: String,
     /// Whom it speaks for; the authority speaks for nobody.
     pub identity: Option<Identity>,
-    /// When it ends, in seconds since 1970.
+    /// When it begins to be good, in seconds since 1970.
+    pub not_before: u64,
+    /// When it ends.
     pub not_after: u64,
     /// Of all of it.
     pub fingerprint: Fingerprint,
@@ -278,6 +280,7 @@ impl Facts {
         Ok(Facts {
             subject: parsed.subject().to_string(),
             identity: identity_of(der),
+            not_before: u64::try_from(parsed.validity().not_before.timestamp()).unwrap_or(0),
             not_after: u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0),
             fingerprint,
         })
@@ -413,6 +416,7 @@ Qp3jMddehhgAtwITKSqejBYUPAihRANCAAR++gNcZN58nHPP7bRtmaIXZH9elqEc
         assert_eq!(facts.identity, Some(Identity { grid: GRID, role: role.clone() }));
         assert!(facts.subject.contains("node 3"), "{}", facts.subject);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        assert!(facts.not_before.abs_diff(now - EARLIER.as_secs()) < 60);
         assert!(facts.not_after.abs_diff(now + LEAF_VALID.as_secs()) < 60);
         let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
         let (_, parsed) = x509_parser::parse_x509_certificate(&der).unwrap();

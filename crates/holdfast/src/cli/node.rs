@@ -297,9 +297,7 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         }
         options.dir = Some(dir.root().to_path_buf());
         options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
-        if !args.daemon {
-            Role::Node(id).register(&dir)?;
-        }
+        Role::Node(id).register(&dir)?;
     }
     if let Some(dir) = &args.tls {
         options.tls = Some(Certificates::in_dir(dir, options.grid).paths(&own));

@@ -12,15 +12,15 @@
 //! Faults: a key is in place before its certificate, so that a rotation that was cut short leaves a pair that does not go
 //! together: its process does not start, says so, and another rotation mends it.
 
-use super::layout::{GridConfig, GridDir, write_durably};
+use super::layout::{GridConfig, GridDir, Replacement, write_durably, write_secret};
+use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{GridId, NodeId};
 use holdfast_runtime::pki::{self, Authority, Facts, Fingerprint, Pair, Role};
 use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
 use serde::Serialize;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -50,28 +50,11 @@ pub struct Leaf {
     pub subject: String,
     /// `authority`, `host NAME` or `node NUMBER`.
     pub role: String,
-    /// Seconds since 1970.
+    /// Nobody accepts it before; seconds since 1970.
+    pub begins: u64,
     pub expires: u64,
     /// Whole days; negative once it has ended.
     pub days_left: i64,
-}
-
-/// Writes a file that only its owner may read, in one step.
-pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<()> {
-    let beside = path.with_extension("new-key");
-    let write = || -> std::io::Result<()> {
-        // One that a crash has left may be readable by others.
-        let _ = fs::remove_file(&beside);
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        match path.parent() {
-            Some(dir) => fs::File::open(dir)?.sync_all(),
-            None => Ok(()),
-        }
-    };
-    write().with_context(|| format!("cannot write {}; check space and permissions", path.display()))
 }
 
 /// Makes a directory that only its owner may enter.
@@ -158,9 +141,11 @@ impl Certificates {
 
     fn put_credentials(&self, dir: &Path, paths: &LinkPaths, pair: &Pair) -> Result<()> {
         make_private_dir(dir)?;
-        write_secret(&paths.key, pair.key.as_bytes())?;
-        write_durably(&paths.certificate, pair.certificate.as_bytes())?;
-        write_durably(&paths.ca, self.ca_pem()?.as_bytes())
+        let ca = self.ca_pem()?;
+        let key = Replacement::prepare_secret(&paths.key, pair.key.as_bytes())?;
+        let certificate = Replacement::prepare(&paths.certificate, pair.certificate.as_bytes())?;
+        let ca = Replacement::prepare(&paths.ca, ca.as_bytes())?;
+        [key, certificate, ca].into_iter().try_for_each(Replacement::put)
     }
 
     /// Whether certificates can be signed here.
@@ -201,8 +186,11 @@ impl Certificates {
     /// Replaces a key and its certificate.
     pub fn put(&self, role: &Role, pair: &Pair) -> Result<()> {
         let paths = self.paths(role);
-        write_secret(&paths.key, pair.key.as_bytes())?;
-        write_durably(&paths.certificate, pair.certificate.as_bytes())
+        // A key without its certificate is good for nothing.
+        let key = Replacement::prepare_secret(&paths.key, pair.key.as_bytes())?;
+        let certificate = Replacement::prepare(&paths.certificate, pair.certificate.as_bytes())?;
+        key.put()?;
+        certificate.put()
     }
 
     /// Signs new certificates for a machine, where the authority is.
@@ -273,7 +261,14 @@ impl Certificates {
             let left_s = i64::try_from(facts.not_after).unwrap_or(i64::MAX) - i64::try_from(now).unwrap_or(i64::MAX);
             let days_left = left_s.div_euclid(DAY_S as i64);
             let role = facts.identity.map_or(role, |identity| identity.role.to_string());
-            Ok(Leaf { file, subject: facts.subject, role, expires: facts.not_after, days_left })
+            Ok(Leaf {
+                file,
+                subject: facts.subject,
+                role,
+                begins: facts.not_before,
+                expires: facts.not_after,
+                days_left,
+            })
         })
         .collect()
     }
@@ -286,8 +281,8 @@ impl Certificates {
             Err(error) if is_denied(&error) => return Vec::new(),
             Err(error) => return vec![format!("{error:#}")],
         };
-        let is_due = |leaf: &&Leaf| leaf.days_left < WARN_DAYS as i64;
-        listed.iter().filter(is_due).map(warning).collect()
+        let now = now_s();
+        listed.iter().filter_map(|leaf| warning(leaf, now)).collect()
     }
 }
 
@@ -310,17 +305,27 @@ fn is_denied(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref()).any(denied)
 }
 
-fn warning(leaf: &Leaf) -> String {
+fn warning(leaf: &Leaf, now: u64) -> Option<String> {
+    if leaf.days_left >= WARN_DAYS as i64 && leaf.begins <= now {
+        return None;
+    }
     let (what, days) = (&leaf.role, leaf.days_left);
     let advice = if what == "authority" {
         "the grid has to be given another authority"
     } else {
         "renew it with `holdfast grid tls rotate`, then restart that process"
     };
-    match days {
+    if leaf.begins > now {
+        return Some(format!(
+            "the certificate of {what} is good from {} on, and nobody accepts it before: this machine's clock is wrong \
+             (`timedatectl` shows whether it is kept right), or was when that was made, and then {advice}",
+            logger::date(leaf.begins)
+        ));
+    }
+    Some(match days {
         ..0 => format!("the certificate of {what} has expired, and nobody accepts it any more: {advice}"),
         _ => format!("the certificate of {what} expires in {days} days: {advice}"),
-    }
+    })
 }
 
 /// Removes what belongs to a grid that was never complete; what others have put there stays.
@@ -405,12 +410,17 @@ mod tests {
             file: PathBuf::new(),
             subject: String::new(),
             role: "node 3".to_string(),
+            begins: 1000,
             expires: 0,
             days_left,
         };
+        let warning = |leaf: &Leaf| warning(leaf, 1000).unwrap();
         let text = warning(&leaf(29));
         assert!(text.contains("node 3 expires in 29 days") && text.contains("tls rotate"), "{text}");
         assert!(warning(&leaf(-1)).contains("has expired"));
+        let early = super::warning(&leaf(700), 999).unwrap();
+        assert!(early.contains("is good from 1970-01-01 on") && early.contains("clock"), "{early}");
+        assert_eq!(super::warning(&leaf(700), 1000), None);
     }
 
     #[test]

@@ -18,7 +18,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Version of the configuration file.
@@ -302,19 +304,64 @@ impl GridConfig {
     }
 }
 
-/// Writes `bytes` to a file beside `path` and renames it there.
+/// Replaces a file: what was there stays until all of `bytes` is durable.
 pub fn write_durably(path: &Path, bytes: &[u8]) -> Result<()> {
-    let beside = path.with_extension("new");
-    let write = || -> std::io::Result<()> {
-        fs::write(&beside, bytes)?;
-        fs::File::open(&beside)?.sync_all()?;
-        fs::rename(&beside, path)?;
-        match path.parent() {
-            Some(dir) => fs::File::open(dir)?.sync_all(),
-            None => Ok(()),
-        }
-    };
-    write().with_context(|| format!("cannot write {}; check space and permissions", path.display()))
+    Replacement::prepare(path, bytes)?.put()
+}
+
+/// As [`write_durably`], a file that only its owner may read.
+pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<()> {
+    Replacement::prepare_secret(path, bytes)?.put()
+}
+
+/// The new content of a file, durable beside it. Files that belong together are prepared before the first is put in place: what
+/// can fail for want of space has been done by then.
+pub struct Replacement {
+    path: PathBuf,
+    /// Renamed, or removed with this.
+    beside: PathBuf,
+}
+
+impl Replacement {
+    pub fn prepare(path: &Path, bytes: &[u8]) -> Result<Replacement> {
+        Self::write(path, path.with_extension("new"), bytes, 0o666)
+    }
+
+    pub fn prepare_secret(path: &Path, bytes: &[u8]) -> Result<Replacement> {
+        Self::write(path, path.with_extension("new-key"), bytes, 0o600)
+    }
+
+    fn write(path: &Path, beside: PathBuf, bytes: &[u8], mode: u32) -> Result<Replacement> {
+        let replacement = Replacement { path: path.to_path_buf(), beside };
+        let beside = &replacement.beside;
+        let write = || -> std::io::Result<()> {
+            // One that a crash has left may be readable by others.
+            let _ = fs::remove_file(beside);
+            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(beside)?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        write().with_context(|| format!("cannot write {}; check space and permissions", path.display()))?;
+        Ok(replacement)
+    }
+
+    pub fn put(self) -> Result<()> {
+        let put = || -> std::io::Result<()> {
+            fs::rename(&self.beside, &self.path)?;
+            match self.path.parent() {
+                Some(dir) => fs::File::open(dir)?.sync_all(),
+                None => Ok(()),
+            }
+        };
+        put().with_context(|| format!("cannot replace {}; check permissions", self.path.display()))
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        // What there was no room for takes none; what is in its place has another name.
+        let _ = fs::remove_file(&self.beside);
+    }
 }
 
 #[cfg(test)]
@@ -331,5 +378,17 @@ mod tests {
         dir.save(&config).unwrap();
         assert_eq!(dir.load().unwrap(), config);
         assert!(config.node(2).unwrap_err().to_string().contains("no node 2"));
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_replaced_stays_and_nothing_lies_beside_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("a.json");
+        write_durably(&path, b"old").unwrap();
+        drop(Replacement::prepare(&path, b"new, of two of which the other failed").unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        write_secret(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
     }
 }

@@ -4,8 +4,7 @@
 //! import goes on where it was. The configuration names the new store only when it holds everything; the old one is marked
 //! in the same way then, since nobody may go on with it.
 
-use super::certs::write_secret;
-use super::layout::{GridConfig, GridDir, MetaConfig};
+use super::layout::{GridConfig, GridDir, MetaConfig, write_secret};
 use super::processes::Role;
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use crate::host::presence;

@@ -35,7 +35,7 @@ use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use survey::Asker;
 use token::{Join, TLS_KEY, TlsRecord};
@@ -538,10 +538,15 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
     Ok(())
 }
 
+/// Room that the file system of a path has for what is not the superuser's.
+fn free_bytes(path: &Path) -> Result<u64> {
+    let stat =
+        rustix::fs::statvfs(path).with_context(|| format!("cannot examine the file system of {}", path.display()))?;
+    Ok(stat.f_bavail * stat.f_frsize)
+}
+
 fn check_space(dir: &GridDir, devices: u64, size: Size) -> Result<()> {
-    let stat = rustix::fs::statvfs(dir.root())
-        .with_context(|| format!("cannot examine the file system of {}", dir.root().display()))?;
-    let free = stat.f_bavail * stat.f_frsize;
+    let free = free_bytes(dir.root())?;
     let needed = devices.saturating_mul(size.0);
     if needed.saturating_add(SPARE_BYTES) > free {
         let fitting = (free.saturating_sub(SPARE_BYTES) / devices / 10 * 9) >> 20;

@@ -2,10 +2,14 @@
 //!
 //! A pid may be another process's by now. A pid file therefore keeps when its process started and what it was started
 //! as; only where both still hold is the process ours.
+//!
+//! Faults: every process writes its own pid file before it does anything else, and ends where that can't be written. So
+//! none lives on that no command knows, whatever becomes of who started it: a full file system, or a SIGKILL.
 
 use super::layout::{GridDir, write_durably};
 use super::units::Units;
 use crate::daemon::NOTIFY_SOCKET;
+use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
@@ -13,8 +17,11 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// How long a process that was started may take until its pid file names it: a moment, on a machine that has others.
+const KNOWN_MAX: Duration = Duration::from_secs(30);
 
 /// Pace of looking whether something has happened.
 const LOOK_PACE: Duration = Duration::from_millis(10);
@@ -87,7 +94,7 @@ impl Role {
             .then_some(Running { pid: file.pid, stopped: matches!(stat.state, 'T' | 't') })
     }
 
-    /// Makes this very process known as the one in its role: it was started by systemd, or by hand in the foreground.
+    /// Makes this very process known as the one in its role, whoever has started it.
     pub fn register(self, dir: &GridDir) -> Result<()> {
         let pid = std::process::id();
         if let Some(other) = self.find(dir).filter(|other| other.pid != pid) {
@@ -140,6 +147,9 @@ impl Role {
         let program = program.to_string_lossy().trim_end_matches(" (deleted)").to_string();
         let mut arguments = self.arguments(dir);
         arguments.extend(options.iter().map(ToString::to_string));
+        // Where there is no room for this one, there is none for that of the process.
+        self.write_pid_file(dir, &PidFile { pid: 0, start_ticks: 0, command_line: arguments.clone() })
+            .with_context(|| format!("{self} is not started: commands would not know its process"))?;
         let child = Command::new(&program)
             .args(&arguments)
             .stdin(Stdio::null())
@@ -149,14 +159,33 @@ impl Role {
             .env_remove(NOTIFY_SOCKET)
             .spawn()
             .with_context(|| format!("cannot start {program}"))?;
+        self.wait_known(dir, child)
+    }
+
+    /// Waits until a process that was started has written its pid file.
+    fn wait_known(self, dir: &GridDir, mut child: Child) -> Result<Running> {
         let pid = child.id();
-        let Some(stat) = Stat::read(pid) else {
-            bail!("{self} ended at once; look into {}", log_path.display());
+        let mut ended = None;
+        let known = || {
+            ended = child.try_wait().ok().flatten();
+            ended.is_some() || self.find(dir).is_some_and(|running| running.pid == pid)
         };
-        // What it will show once the kernel has loaded it.
-        let command_line = [program].into_iter().chain(arguments).collect();
-        self.write_pid_file(dir, &PidFile { pid, start_ticks: stat.start_ticks, command_line })?;
-        Ok(Running { pid, stopped: false })
+        let in_time = wait(KNOWN_MAX, known);
+        if in_time && ended.is_none() {
+            return Ok(Running { pid, stopped: false });
+        }
+        if !in_time {
+            // It may still be about to: nobody must find it later.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let free = super::free_bytes(dir.root()).map_or_else(|_| "?".to_string(), |free| Size(free).to_string());
+        bail!(
+            "{self} ended at once, or could not write {}; {free} is free there. The end of {}:\n{}",
+            self.pid_path(dir).display(),
+            self.log_path(dir).display(),
+            self.log_tail(dir)
+        );
     }
 
     /// Sends a signal to the process, which must run.

@@ -18,7 +18,7 @@
 use super::catalog::{Catalog, Entry};
 use super::control::ControlPlane;
 use super::volumes::OpenSpec;
-use crate::grid::layout::GridDir;
+use crate::grid::layout::{GridDir, write_secret};
 use crate::logger;
 use crate::protocol::{KeySource, VolumeInfo};
 use anyhow::{Context, Result, bail};
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -230,7 +230,7 @@ impl Keys {
         }
         all.remove(&id);
         all.extend(source.map(|source| (id, source)));
-        write_private(&self.path, &serde_json::to_vec_pretty(&all)?)
+        write_secret(&self.path, &serde_json::to_vec_pretty(&all)?)
             .with_context(|| format!("cannot write {}", self.path.display()))
     }
 
@@ -416,17 +416,6 @@ fn run(command: &str) -> Result<Vec<u8>> {
         bail!("it ended with {status} and said: {said}");
     }
     Ok(text)
-}
-
-/// Replaces a file that only its owner may read, whole or not at all.
-fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
-    use std::io::Write;
-    let new = path.with_extension("json.new");
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,94 @@
+//! What goes wrong around a grid on one machine: full file systems, addresses, commands that end half-way.
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{Grid, free_ports, text, until};
+
+/// A small file system of its own; unmounted with the test.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    /// `None`, and the reason in the test's output, where there can't be any.
+    fn mount(size: &str) -> Option<Small> {
+        let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(dir.path());
+        let is_mounted = mount.output().is_ok_and(|output| output.status.success());
+        if !is_mounted {
+            // Past the test harness, which keeps back what passing tests print.
+            let _ = writeln!(std::io::stderr(), "skipped: nothing can be mounted here; run this as root");
+            return None;
+        }
+        Some(Small(dir))
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.path().join("filler")
+    }
+
+    /// Takes all the room there is.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.filler()).unwrap();
+        for piece in [vec![1; 1 << 20], vec![1; 4096]] {
+            while file.write_all(&piece).is_ok() {}
+        }
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).output();
+    }
+}
+
+/// Ids of processes whose command line names the directory.
+fn processes_of(dir: &Path) -> Vec<u32> {
+    let name = dir.to_str().unwrap();
+    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let is_of = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        text(&line).split('\0').any(|word| word == name)
+    };
+    all.filter(is_of).collect()
+}
+
+#[test]
+fn a_full_file_system_stops_no_reads_leaves_no_process_behind_and_is_over_when_there_is_room() {
+    let Some(small) = Small::mount("700m") else { return };
+    let grid = Grid {
+        dir: tempfile::Builder::new().prefix("g").tempdir_in(small.0.path()).unwrap(),
+        port: free_ports(1, 2).to_string(),
+    };
+    grid.up_with("128MiB", "--nodes 2 --devices 1");
+    grid.ok("volume create v --size 8MiB --layout mirror:2");
+    grid.ok("node stop 2");
+    small.fill();
+    let refused = (0..60).map(|n| grid.run(&format!("volume create w{n} --size 8MiB --layout mirror:2")));
+    let refused = refused.map(|output| text(&output.stderr)).find(|error| !error.is_empty()).expect("it is full");
+    assert!(refused.contains("no space left on the file system of"), "{refused}");
+    assert!(grid.ok("volume list").contains(" v "), "what is known is read");
+    until("status tells why", || grid.ok("status").contains("no space left on the file system of"));
+
+    // Nothing is started that no command would know.
+    let before = processes_of(grid.dir.path());
+    let refused = grid.fails("node start 2");
+    assert!(refused.contains("node 2 is not started") && refused.contains("node2.pid"), "{refused}");
+    assert_eq!(processes_of(grid.dir.path()), before);
+
+    small.empty();
+    until("it goes on by itself", || !grid.ok("status").contains("no space left"));
+    grid.ok("volume create after --size 8MiB --layout mirror:2");
+    grid.ok("node start 2");
+    grid.ok("snapshot create v s");
+    grid.ok("grid down");
+    assert_eq!(processes_of(grid.dir.path()), Vec::<u32>::new());
+    grid.ok("grid up");
+}
