@@ -135,7 +135,8 @@ pub fn save(dir: &Path, drives: BTreeMap<PathBuf, DriveReport>) -> Result<()> {
 /// What was written down of the drive; `None` where nothing was lately.
 fn saved(dir: &Path, path: &Path) -> Option<Result<DriveReport, String>> {
     let file = dir.join(FILE);
-    let age = fs::metadata(&file).ok()?.modified().ok()?.elapsed().unwrap_or_default();
+    // Dated ahead it is from when the clock was wrong, and counts no longer than one that is as old.
+    let age = fs::metadata(&file).ok()?.modified().ok()?.elapsed().unwrap_or_else(|ahead| ahead.duration());
     if age > FRESH_MAX {
         return None;
     }
@@ -258,6 +259,8 @@ mod tests {
         let file = fs::File::options().write(true).open(dir.path().join(FILE)).unwrap();
         file.set_modified(std::time::SystemTime::now() - 2 * FRESH_MAX).unwrap();
         assert!(saved(dir.path(), path).is_none());
+        file.set_modified(std::time::SystemTime::now() + 2 * FRESH_MAX).unwrap();
+        assert!(saved(dir.path(), path).is_none(), "written by a clock that was ahead");
         fs::write(dir.path().join(FILE), "half of it").unwrap();
         assert!(saved(dir.path(), path).unwrap().unwrap_err().contains("can't be read"));
     }

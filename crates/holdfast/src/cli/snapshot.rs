@@ -172,11 +172,14 @@ pub fn share(shares: Option<Shares>, of: fn(&Shares) -> u64) -> String {
 
 fn age(created_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = now.saturating_sub(Duration::from_millis(created_ms)).as_secs();
-    match seconds {
+    let created = Duration::from_millis(created_ms);
+    let seconds = now.abs_diff(created).as_secs();
+    let age = match seconds {
         0..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),
         7200..172_800 => format!("{} h", seconds / 3600),
         _ => format!("{} days", seconds / 86_400),
-    }
+    };
+    // The clock was wrong when it was taken, or is now.
+    if created > now && seconds >= 120 { format!("{age} ahead") } else { age }
 }

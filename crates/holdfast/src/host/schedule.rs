@@ -5,6 +5,9 @@
 //! ```
 //! Role: a thread of its own looks every few seconds which volumes in service are due. Its snapshots are called
 //! `auto-` and the time; others are never deleted by it. It keeps no state: what is due follows from the snapshots that are there.
+//!
+//! Faults: a clock may be wrong for a while, in either direction. Snapshots are therefore in the order in which they were taken
+//! (that of their layers), whatever their dates say; one that is dated ahead holds up none, and makes no other one old.
 
 use super::commands::Wanted;
 use super::control::ControlPlane;
@@ -24,6 +27,9 @@ const PACE: Duration = Duration::from_secs(2);
 const PREFIX: &str = "auto-";
 
 const HOUR_MS: u64 = 3_600_000;
+
+/// Clocks of hosts that are kept right differ by less.
+const SKEW_MS: u64 = 60_000;
 
 /// A span as people write it: `30s`, `15m` or `15 min`, `1h`, `1d`, `2w`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -122,26 +128,37 @@ pub struct Schedule {
 
 impl Schedule {
     fn is_due(&self, snapshots: &[SnapshotInfo], now_ms: u64) -> bool {
-        let newest = ours(snapshots).map(|s| s.created_ms).max();
-        newest.is_none_or(|newest| now_ms.saturating_sub(newest) >= self.every.ms())
+        let Some(newest) = newest(snapshots) else { return true };
+        is_ahead(newest, now_ms) || now_ms.saturating_sub(newest.created_ms) >= self.every.ms()
     }
 
     /// Names of those that no rule keeps. The newest always stays.
     fn superfluous(&self, snapshots: &[SnapshotInfo]) -> Vec<String> {
-        let mut by_age: Vec<&SnapshotInfo> = ours(snapshots).collect();
-        by_age.sort_by_key(|s| std::cmp::Reverse(s.created_ms));
-        let mut kept: BTreeSet<&str> = by_age.first().map(|s| s.name.as_str()).into_iter().collect();
+        let mut latest_first: Vec<&SnapshotInfo> = ours(snapshots).collect();
+        latest_first.sort_by_key(|s| std::cmp::Reverse(s.layer));
+        let mut kept: BTreeSet<&str> = latest_first.first().map(|s| s.name.as_str()).into_iter().collect();
         for rule in &self.keep.0 {
-            let mut periods = BTreeSet::new();
-            for snapshot in &by_age {
+            let (mut count, mut last) = (0, None);
+            for snapshot in &latest_first {
                 let period = snapshot.created_ms / rule.unit_ms();
-                if (periods.len() as u64) < rule.count && periods.insert(period) {
+                // Against its neighbour only: a jump of the clock begins another period, and takes none from others.
+                if count < rule.count && last != Some(period) {
                     kept.insert(&snapshot.name);
+                    (count, last) = (count + 1, Some(period));
                 }
             }
         }
-        by_age.iter().filter(|s| !kept.contains(s.name.as_str())).map(|s| s.name.clone()).collect()
+        latest_first.iter().filter(|s| !kept.contains(s.name.as_str())).map(|s| s.name.clone()).collect()
     }
+}
+
+fn newest(snapshots: &[SnapshotInfo]) -> Option<&SnapshotInfo> {
+    ours(snapshots).max_by_key(|s| s.layer)
+}
+
+/// More than hosts' clocks may differ: the clock was wrong then, or is now.
+fn is_ahead(snapshot: &SnapshotInfo, now_ms: u64) -> bool {
+    snapshot.created_ms > now_ms.saturating_add(SKEW_MS)
 }
 
 fn ours(snapshots: &[SnapshotInfo]) -> impl Iterator<Item = &SnapshotInfo> {
@@ -193,6 +210,13 @@ impl ControlPlane {
             let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let now_ms = since_1970.as_millis() as u64;
             if schedule.is_due(&live.snapshots, now_ms) {
+                if let Some(ahead) = newest(&live.snapshots).filter(|newest| is_ahead(newest, now_ms)) {
+                    logger::warn(format_args!(
+                        "snapshot {name}@{} is dated ahead of this machine's clock: that was wrong when it was taken, or is now \
+                         (`timedatectl` shows whether it is kept right); the schedule goes on",
+                        ahead.name
+                    ));
+                }
                 self.change(&name, Wanted::Snapshot { name: name_at(now_ms) })
                     .with_context(|| format!("volume {name} gets no snapshot"))?;
             }
@@ -215,8 +239,14 @@ impl ControlPlane {
 mod tests {
     use super::*;
 
-    fn at(created_ms: u64) -> SnapshotInfo {
-        SnapshotInfo { name: name_at(created_ms), layer: 1, created_ms, size_bytes: 1, uris: Vec::new(), shares: None }
+    fn at(layer: usize, created_ms: u64) -> SnapshotInfo {
+        let (name, layer) = (name_at(created_ms), layer as u32);
+        SnapshotInfo { name, layer, created_ms, size_bytes: 1, uris: Vec::new(), shares: None }
+    }
+
+    /// Taken in this order, by what the clock said then.
+    fn taken(times_ms: &[u64]) -> Vec<SnapshotInfo> {
+        times_ms.iter().enumerate().map(|(layer, created_ms)| at(layer, *created_ms)).collect()
     }
 
     #[test]
@@ -224,7 +254,8 @@ mod tests {
         let schedule = Schedule { every: "1h".parse().unwrap(), keep: "3h,2d".parse().unwrap() };
         // Every half an hour for four days.
         let start = 20_000 * 24 * HOUR_MS;
-        let all: Vec<SnapshotInfo> = (0..4 * 48).map(|i| at(start + i * HOUR_MS / 2)).collect();
+        let all: Vec<u64> = (0..4 * 48).map(|i| start + i * HOUR_MS / 2).collect();
+        let all = taken(&all);
         let dropped = schedule.superfluous(&all);
         let kept: Vec<u64> = all.iter().filter(|s| !dropped.contains(&s.name)).map(|s| s.created_ms - start).collect();
         let half = HOUR_MS / 2;
@@ -240,9 +271,45 @@ mod tests {
     fn a_snapshot_is_due_when_the_newest_is_old_enough() {
         let schedule = Schedule { every: "15m".parse().unwrap(), keep: "3h".parse().unwrap() };
         assert!(schedule.is_due(&[], 5));
-        let taken = [at(HOUR_MS), at(2 * HOUR_MS)];
+        let taken = taken(&[HOUR_MS, 2 * HOUR_MS]);
         assert!(!schedule.is_due(&taken, 2 * HOUR_MS + 14 * 60_000));
         assert!(schedule.is_due(&taken, 2 * HOUR_MS + 15 * 60_000));
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_for_a_while_holds_up_no_snapshot() {
+        let schedule = Schedule { every: "15m".parse().unwrap(), keep: "3h".parse().unwrap() };
+        let (now, year, quarter) = (20_000 * 24 * HOUR_MS, 365 * 24 * HOUR_MS, HOUR_MS / 4);
+        let ahead = taken(&[now - HOUR_MS, now + year]);
+        assert!(schedule.is_due(&ahead, now), "what is dated in a year says nothing of today");
+        let goes_on = taken(&[now - HOUR_MS, now + year, now]);
+        assert!(!schedule.is_due(&goes_on, now + quarter - 1));
+        assert!(schedule.is_due(&goes_on, now + quarter));
+        // The other host's clock is a little ahead of this one's.
+        assert!(!schedule.is_due(&taken(&[now + 1000]), now));
+        let behind = taken(&[now, 0]);
+        assert!(!schedule.is_due(&behind, quarter - 1));
+        assert!(schedule.is_due(&behind, now));
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_for_a_while_has_no_snapshot_deleted_early() {
+        let schedule = Schedule { every: "1h".parse().unwrap(), keep: "4h".parse().unwrap() };
+        let (start, year) = (20_000 * 24 * HOUR_MS, 365 * 24 * HOUR_MS);
+        for jumped in [start + year, 0] {
+            // Two hours by a wrong clock, between hours by the right one.
+            let mut times = vec![start, start + HOUR_MS, jumped, jumped + HOUR_MS];
+            let kept = |times: &[u64]| {
+                let all = taken(times);
+                let dropped = schedule.superfluous(&all);
+                all.iter().filter(|s| !dropped.contains(&s.name)).map(|s| s.layer).collect::<Vec<_>>()
+            };
+            assert_eq!(kept(&times), [0, 1, 2, 3]);
+            times.extend([start + 4 * HOUR_MS, start + 5 * HOUR_MS]);
+            assert_eq!(kept(&times), [2, 3, 4, 5], "always those that were taken last");
+            times.extend([start + 6 * HOUR_MS, start + 7 * HOUR_MS]);
+            assert_eq!(kept(&times), [4, 5, 6, 7]);
+        }
     }
 
     #[test]

@@ -19,8 +19,8 @@
 use super::catalog::{Catalog, check_name};
 use super::meta::{self, Meta};
 use super::presence::live_hosts;
-use crate::grid::certs::{Certificates, make_private_dir, now_s, secret, write_secret};
-use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
+use crate::grid::certs::{Certificates, make_private_dir, now_s, secret};
+use crate::grid::layout::{GridConfig, GridDir, MetaConfig, write_secret};
 use crate::grid::token::{
     Answer, JOIN_PREFIX, JoinToken, TokenRecord, Valid, Wanted, answer_key, request_key, token_key,
 };
@@ -51,6 +51,9 @@ const NODES_MAX: usize = 64;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Given {
     token: String,
+    /// Zero where an older release made it.
+    #[serde(default)]
+    made_at: u64,
     valid_until: u64,
     /// The machine, already of the grid, that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -85,9 +88,11 @@ pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<Joi
         bail!("only a grid whose metadata are in etcd has room for other machines; see `holdfast meta --help`");
     }
     let token = JoinToken::new(grid, certificates.fingerprint()?, secret());
-    let valid_until = now_s() + valid.0.as_secs();
+    let made_at = now_s();
+    let valid_until = made_at + valid.0.as_secs();
     let meta = meta::open(dir, &config)?;
-    let given = Given { token: token.to_string(), valid_until, renews: renews.map(str::to_string), used_by: None };
+    let renews = renews.map(str::to_string);
+    let given = Given { token: token.to_string(), made_at, valid_until, renews, used_by: None };
     make_private_dir(&tokens_dir(&certificates))?;
     write_json(&tokens_dir(&certificates).join(format!("{}.json", token.id())), &given)?;
     let record = TokenRecord { host: config.host.name, valid_until, used_by: None };
@@ -220,6 +225,12 @@ impl Signer {
         if given.valid_until <= now_s() {
             bail!("the token has expired; {another}, or one that is good for longer (--valid 4h)");
         }
+        if given.made_at > now_s().saturating_add(LATE_S) {
+            bail!(
+                "the token was made while the clock of machine {} was ahead, and would be good for too long; {another}",
+                self.name
+            );
+        }
         if wanted.nodes.len() > NODES_MAX {
             bail!("a machine has at most {NODES_MAX} nodes; choose fewer --nodes");
         }
@@ -337,8 +348,8 @@ mod tests {
             let certificates = &self.signer.certificates;
             let token = JoinToken::new(GRID, certificates.fingerprint().unwrap(), secret());
             let valid_until = now_s().saturating_add_signed(left_s);
-            let given =
-                Given { token: token.to_string(), valid_until, renews: renews.map(str::to_string), used_by: None };
+            let (made_at, renews) = (valid_until.saturating_sub(3600), renews.map(str::to_string));
+            let given = Given { token: token.to_string(), made_at, valid_until, renews, used_by: None };
             make_private_dir(&tokens_dir(certificates)).unwrap();
             write_json(&self.signer.path(&token.id()), &given).unwrap();
             token
@@ -406,6 +417,8 @@ mod tests {
         };
         assert!(rig.refusal(&rig.give(60, Some("b")), "c", &[3]).contains("for machine b, and c has asked"));
         assert!(rig.refusal(&rig.give(-30, None), "d", &[]).contains("has expired"));
+        let ahead = rig.refusal(&rig.give(365 * 24 * 3600, None), "d", &[]);
+        assert!(ahead.contains("the clock of machine a was ahead"), "{ahead}");
     }
 
     #[test]
