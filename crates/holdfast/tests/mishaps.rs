@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Grid, free_ports, text, until};
+use support::{Grid, etcd, free_ports, text, until};
 
 /// A small file system of its own; unmounted with the test.
 struct Small(tempfile::TempDir);
@@ -69,7 +69,7 @@ fn a_full_file_system_stops_no_reads_leaves_no_process_behind_and_is_over_when_t
     };
     grid.up_with("128MiB", "--nodes 2 --devices 1");
     grid.ok("volume create v --size 8MiB --layout mirror:2");
-    grid.ok("node stop 2");
+    grid.ok("node stop 2 --force");
     small.fill();
     let refused = (0..60).map(|n| grid.run(&format!("volume create w{n} --size 8MiB --layout mirror:2")));
     let refused = refused.map(|output| text(&output.stderr)).find(|error| !error.is_empty()).expect("it is full");
@@ -91,4 +91,62 @@ fn a_full_file_system_stops_no_reads_leaves_no_process_behind_and_is_over_when_t
     grid.ok("grid down");
     assert_eq!(processes_of(grid.dir.path()), Vec::<u32>::new());
     grid.ok("grid up");
+}
+
+fn address_of(grid: &Grid, node: u64) -> (String, String) {
+    let status = grid.json("status");
+    let found = status["nodes"].as_array().unwrap().iter().find(|n| n["id"] == node).cloned().unwrap_or_default();
+    let text = |field: &str| found[field].as_str().unwrap_or_default().to_string();
+    (text("address"), text("state"))
+}
+
+#[test]
+fn a_machine_gets_another_address_while_the_grid_serves() {
+    let store = tempfile::tempdir().unwrap();
+    let Some(member) = etcd(store.path(), 60) else { return };
+    let options = format!("--devices 1 --etcd {}", member.config().endpoint());
+    let (a, b) = (Grid::new(2), Grid::new(3));
+    for (odd, why) in [("0.0.0.0", "stands for all addresses"), ("192.0.2.77", "no address of this machine: it has")] {
+        let refused = a.fails(&format!("grid up --port {} --name a {options} --address {odd}", a.port));
+        assert!(refused.contains(why), "{refused}");
+    }
+    a.up(&format!("--nodes 2 --name a {options}"));
+    let id = a.json("status")["grid"].as_str().unwrap().to_string();
+    // Where the machine has an address that others can reach, those of a grid that is on loopback can't.
+    let far = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("192.0.2.1:9")?;
+        socket.local_addr()
+    });
+    if let Some(far) = far.ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback()) {
+        let refused = b.fails(&format!("grid up --port {} --name b {options} --join {id} --address {far}", b.port));
+        assert!(refused.contains("can't be reached from here") && refused.contains("grid address"), "{refused}");
+    }
+    b.up(&format!("--nodes 1 --name b {options} --join {id}"));
+    until("both see node 3", || a.node_state(3) == "up" && b.node_state(3) == "up");
+    a.ok("volume create v --size 16MiB");
+    for (odd, why) in [("0.0.0.0", "stands for all addresses"), ("192.0.2.77", "no address of this machine")] {
+        assert!(b.fails(&format!("grid address {odd}")).contains(why));
+    }
+    assert!(b.ok("grid address 127.0.0.1").contains("so already"));
+
+    let port: u16 = b.port.parse().unwrap();
+    let there = format!("127.0.0.3:{}", port + 2);
+    let said = b.ok(&format!("grid address 127.0.0.3 --port {}", port + 2));
+    assert!(said.contains(&format!("node 3 is at {there}")), "{said}");
+    for grid in [&a, &b] {
+        until("the node is used at its new address", || address_of(grid, 3) == (there.clone(), "up".to_string()));
+    }
+    // Other hosts go on to reach this one, at its new address.
+    b.ok("volume export v --takeover");
+    // Several nodes move one after the other: each when data can do without it.
+    until("all is well", || a.run(&format!("grid address --port {}", port + 4)).status.success());
+    until("both are used there", || (1..=2).all(|node| address_of(&b, node).1 == "up"));
+    assert_eq!(address_of(&b, 2).0, format!("127.0.0.1:{}", port + 5));
+
+    // What is down is named anew, and is found there when it comes up.
+    b.ok("grid down --force");
+    assert!(b.ok(&format!("grid address --port {port}")).contains("grid up"));
+    assert!(b.fails(&format!("grid up --port {}", port + 2)).contains("holdfast grid address"));
+    b.ok("grid up");
+    until("it is found", || address_of(&a, 3) == (format!("127.0.0.3:{port}"), "up".to_string()));
 }

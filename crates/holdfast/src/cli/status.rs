@@ -5,6 +5,7 @@ use super::space::full_soon;
 use super::tls::{TlsArgs, TokenArgs};
 use super::volume::{print_list, print_unreadable};
 use crate::client;
+use crate::grid::address::Wanted;
 use crate::grid::certs::{Certificates, roles, server_warning};
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
@@ -47,6 +48,8 @@ enum GridAction {
     },
     /// Processes and devices of the grid
     Status,
+    /// Give this machine's nodes and host another address, or other ports: its nodes are restarted one after the other
+    Address(AddressArgs),
     /// Print a token that lets one machine join a grid with TLS, or renew its certificates
     Token(TokenArgs),
     /// The certificates of this machine
@@ -59,6 +62,23 @@ enum GridAction {
 enum Switch {
     On,
     Off,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    holdfast grid address 10.0.0.5            the machine has another address: nodes and host use it, all hosts learn of it\n  \
+    holdfast grid address --port 7600         its nodes listen on ports from 7600 on\n\n\
+    Works on a grid that is up, where clients go on, and on one that is down.")]
+struct AddressArgs {
+    /// Address of this machine that the other machines of the grid can reach
+    #[arg(value_name = "IP", required_unless_present = "port")]
+    address: Option<IpAddr>,
+    /// First of the nodes' ports
+    #[arg(long)]
+    port: Option<u16>,
+    /// Restart nodes although data that is not fully redundant now is less so meanwhile
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Args, Debug)]
@@ -158,10 +178,41 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
             let status = gather(dir)?;
             if json { print_json(&status) } else { print_grid(&status) }
         }
+        GridAction::Address(args) => change_address(&args, dir, json),
         GridAction::Token(args) => super::tls::token(&args, dir, json),
         GridAction::Tls(args) => super::tls::run(args, dir, json),
         GridAction::Units(args) => super::units::run(args, dir, json),
     }
+}
+
+fn change_address(args: &AddressArgs, dir: &GridDir, json: bool) -> Result<()> {
+    let before = dir.load()?.address();
+    let wanted = Wanted { ip: args.address, port: args.port, force: args.force };
+    let is_changed = grid::address::change(dir, &wanted, |step| {
+        if !json {
+            let _ = print(step);
+        }
+    })?;
+    if json {
+        return print_json(&serde_json::json!({ "changed": is_changed }));
+    }
+    if !is_changed {
+        return print("all of that is so already");
+    }
+    let config = dir.load()?;
+    let tcp = dir.settings(&config).ok().and_then(|settings| settings.nbd_tcp);
+    let is_left = |tcp: &SocketAddr| args.address.is_some() && Some(tcp.ip()) == before;
+    if let Some(tcp) = tcp.filter(is_left) {
+        let path = dir.settings_path();
+        print(format_args!(
+            "NBD is still served on {tcp}: change nbd.tcp in {}, then restart the host",
+            path.display()
+        ))?;
+    }
+    print(match Role::Host.find(dir) {
+        Some(_) => "this machine's part of the grid is there now; `holdfast status` shows it",
+        None => "`holdfast grid up` brings this machine's part of the grid up there",
+    })
 }
 
 pub fn run_status(dir: &GridDir, json: bool) -> Result<()> {

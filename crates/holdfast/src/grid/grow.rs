@@ -193,7 +193,7 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
 }
 
 /// Until the host has all devices of the node in use, and no others.
-fn wait_until_used(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
+pub(super) fn wait_until_used(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
     let wanted: Vec<&String> = config.node(node)?.devices.iter().map(|d| &d.device).collect();
     let is_used = || {
         let status = client::status(dir).ok();
@@ -300,7 +300,7 @@ fn start(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
     wait_until_serves(dir, config, node)
 }
 
-fn restart(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
+pub(super) fn restart(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
     stop(dir, node)?;
     start(dir, config, node)
 }

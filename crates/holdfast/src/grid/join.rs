@@ -4,6 +4,7 @@
 //! A crash in between leaves numbers that no node has: they show as nodes that are down, and the name stays taken, since it
 //! might be that of a machine that is merely off; another attempt needs another name.
 
+use super::address;
 use super::asking::{Asking, authority_of};
 use super::certs::Certificates;
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
@@ -13,6 +14,7 @@ use crate::host::{meta, presence};
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_runtime::pki::Role;
+use std::net::IpAddr;
 
 /// A machine that is about to be one of the grid's.
 pub struct Joining<'a> {
@@ -23,7 +25,7 @@ pub struct Joining<'a> {
 
 impl<'a> Joining<'a> {
     /// The configuration names the grid, its store, and this machine's host.
-    pub fn begin(dir: &GridDir, config: &GridConfig, join: &'a Join) -> Result<Joining<'a>> {
+    pub fn begin(dir: &GridDir, config: &GridConfig, ip: IpAddr, join: &'a Join) -> Result<Joining<'a>> {
         if config.meta == MetaConfig::Embedded {
             bail!("only a grid whose metadata are in etcd has room for other machines; name its members with --etcd");
         }
@@ -40,6 +42,7 @@ impl<'a> Joining<'a> {
         if presence::live_hosts(&meta)?.contains(name) || catalog.has_machine(name)? {
             bail!("the grid has a machine named {name} already; choose another --name");
         }
+        address::check_among(ip, address::of_others(&meta, config)?).context("choose another --address")?;
         let begin = |token: &'a JoinToken| Asking::begin(meta.clone(), token, name);
         Ok(Joining { catalog, asking: join.token().map(begin).transpose()? })
     }

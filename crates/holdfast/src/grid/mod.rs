@@ -3,6 +3,7 @@
 //! Faults: nothing is written before everything that could be checked was checked; a grid that could not be completed
 //! is removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
 
+pub mod address;
 pub mod asking;
 pub mod certs;
 pub mod grow;
@@ -287,6 +288,13 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
         ("--join", options.join.as_ref().is_some_and(|join| join.grid().to_string() != config.grid)),
         ("--tls", options.tls.is_some_and(|tls| tls != config.tls)),
     ];
+    if let Some((name @ ("--port" | "--address"), _)) = changed.iter().find(|(_, is)| *is) {
+        bail!(
+            "{name} differs from the grid in {}; leave the option out to bring that grid up, or change it first with `holdfast \
+             grid address`",
+            dir.root().display()
+        );
+    }
     if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
         bail!(
             "{name} differs from the grid in {}, which has {nodes} nodes with {devices} devices of {size}; leave the \
@@ -383,11 +391,17 @@ fn check_port(address: SocketAddr) -> Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => bail!(
-            "port {} is in use by another process; `ss -lntp 'sport = :{0}'` names it: stop it, or give this grid \
-             other \
-             ports in grid.json",
+            "port {} is in use by another process; `ss -lntp 'sport = :{0}'` names it: stop it, or have this grid's nodes use \
+             others (`holdfast grid address --port PORT`)",
             address.port()
         ),
+        Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            let what = address::check_own(address.ip()).err().unwrap_or_else(|| e.into());
+            Err(what.context(format!(
+                "node can't listen on {address}; give this machine's part of the grid another address (`holdfast grid address \
+                 ADDRESS`)"
+            )))
+        }
         Err(e) => Err(e).with_context(|| format!("cannot listen on {address}")),
     }
 }
@@ -401,6 +415,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
     check_shape(dir, options, (nodes, devices, size))?;
     let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    address::check_own(ip)?;
     let ports = choose_ports(ip, options.port, nodes)?;
     let grid = options.join.as_ref().map_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()), Join::grid);
     let device = |node: u32, index: u32| DeviceConfig {
@@ -424,7 +439,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let mut config = GridConfig { meta, tls, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
     let mut has_new_settings = false;
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
-    let joined = options.join.as_ref().map(|join| join::Joining::begin(dir, &config, join)).transpose()?;
+    let joined = options.join.as_ref().map(|join| join::Joining::begin(dir, &config, ip, join)).transpose()?;
     let made = (0..nodes)
         .map(|index| match &joined {
             Some(joining) => joining.add_node(|id| node(index, id)),

@@ -21,11 +21,11 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::portal as wire;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
-use holdfast_runtime::reactor::Io;
+use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target, Warming};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -221,6 +221,11 @@ pub enum Command {
     Nodes {
         nodes: Vec<(NodeId, SocketAddr)>,
         answer: Answer<()>,
+    },
+    /// This machine has this address now; gives where other hosts reach this one, if they may.
+    Address {
+        ip: IpAddr,
+        answer: Answer<Result<Option<SocketAddr>, ListenError>>,
     },
     /// `None` where the node is out of reach, or the connection is lost on the way.
     Call {
@@ -475,6 +480,7 @@ impl Host {
                 self.look_who_is_near(now, &nodes, io);
                 tell(&answer, ());
             }
+            Command::Address { ip, answer } => tell(&answer, self.take_address(ip, io)),
             Command::Offers { offers, hosts, answer } => {
                 self.set_offers(now, offers, &hosts, io);
                 tell(&answer, ());

@@ -209,22 +209,30 @@ impl Links {
     pub fn set_nodes(&mut self, nodes: &[(NodeId, SocketAddr)], now: Instant, io: &mut Io) {
         for index in 0..self.links.len() {
             let link = &mut self.links[index];
-            let is_wanted = nodes.contains(&(link.node, link.address));
-            if link.retired == is_wanted {
-                link.retired = !is_wanted;
-                link.trouble = Some("it was taken out of the grid".to_string());
-                self.drop_link(index, now, io);
-            }
+            let wanted = nodes.iter().find(|(node, _)| *node == link.node).map(|(_, address)| *address);
+            let trouble = match wanted {
+                None if link.retired => continue,
+                None => "it was taken out of the grid".to_string(),
+                Some(address) if address != link.address => {
+                    logger::info(format_args!(
+                        "node {} is at {address} now, and no more at {}",
+                        link.node, link.address
+                    ));
+                    format!("it is at {address} now")
+                }
+                Some(_) if link.retired => "it is in the grid again".to_string(),
+                Some(_) => continue,
+            };
+            link.retired = wanted.is_none();
+            link.address = wanted.unwrap_or(link.address);
+            link.trouble = Some(trouble);
+            self.drop_link(index, now, io);
         }
-        // Places in the table are known to connections: what is new comes behind.
         for (node, address) in nodes {
-            let is_known = self.links.iter().any(|l| l.node == *node && l.address == *address);
-            let is_last = self.links.last().is_none_or(|l| l.node < *node);
-            if !is_known && is_last {
-                self.links.push(Link::new(*node, *address));
-            } else if !is_known {
-                logger::error(format_args!("node {node} at {address} is used after a restart of the host"));
-            }
+            let Err(at) = self.links.binary_search_by_key(node, |link| link.node) else { continue };
+            self.links.insert(at, Link::new(*node, *address));
+            // Those behind it are one place further on.
+            self.by_conn.values_mut().filter(|(index, _)| *index >= at).for_each(|(index, _)| *index += 1);
         }
     }
 
@@ -613,7 +621,7 @@ impl Links {
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        let own = self.links.iter().filter_map(|l| match l.state {
+        let own = self.links.iter().filter(|l| !l.retired).filter_map(|l| match l.state {
             State::Waiting { retry_at } => Some(retry_at),
             State::Greeting { give_up_at } => Some(give_up_at),
             State::Up => None,
@@ -673,5 +681,40 @@ impl Link {
         for part in payload {
             io.send_buf(lane_conn.conn, part);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_runtime::reactor::{Config, Reactor};
+
+    #[test]
+    fn nodes_come_and_go_and_change_their_addresses_while_the_host_runs() {
+        let mut reactor = Reactor::new(Config::default()).unwrap();
+        let at = |node: u32, port: u16| (NodeId(node), SocketAddr::from(([127, 0, 0, 1], port)));
+        let now = Instant(1_000_000_000);
+        let mut links = Links::new(GridId(7), "a", None, &[at(1, 1), at(4, 4)]);
+        let shown = |links: &Links| links.views().map(|l| (l.node, l.address)).collect::<Vec<_>>();
+        links.on_time(now, reactor.io());
+        let conns = |links: &Links, node: u32| {
+            let index = links.index(NodeId(node)).unwrap();
+            links.by_conn.values().filter(|(at, _)| *at == index).count()
+        };
+        assert_eq!((conns(&links, 1), conns(&links, 4)), (LANES, LANES));
+        let all = [at(1, 1), at(2, 2), at(4, 40)];
+        links.set_nodes(&all, now, reactor.io());
+        assert_eq!(shown(&links), all);
+        assert_eq!((conns(&links, 1), conns(&links, 2), conns(&links, 4)), (LANES, 0, 0), "the old address is left");
+        links.on_time(now + RETRY_PAUSE, reactor.io());
+        assert_eq!((conns(&links, 1), conns(&links, 2), conns(&links, 4)), (LANES, LANES, LANES));
+
+        links.set_nodes(&[at(2, 2)], now + RETRY_PAUSE, reactor.io());
+        assert_eq!(shown(&links), [at(2, 2)]);
+        links.poll_at = Instant(u64::MAX);
+        let State::Greeting { give_up_at } = links.links[1].state else { panic!("node 2 is being greeted") };
+        assert_eq!(links.next_deadline(), Some(give_up_at), "for a node that is gone nobody wakes up");
+        links.set_nodes(&[at(1, 10), at(2, 2), at(4, 40)], now + RETRY_PAUSE, reactor.io());
+        assert_eq!(shown(&links), [at(1, 10), at(2, 2), at(4, 40)]);
     }
 }

@@ -105,7 +105,7 @@ pub struct Host {
     groups: groups::Groups,
     nbd_listeners: Vec<ListenerId>,
     /// Where portals of other hosts come, if they may.
-    host_listener: Option<ListenerId>,
+    host_listeners: Vec<ListenerId>,
     effects: Effects<Effect>,
     replies: VecDeque<(Token, BlockReply)>,
     requests: VecDeque<(Token, BlockRequest)>,
@@ -175,7 +175,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         waiters: Waiters::default(),
         groups: groups::Groups::new(),
         nbd_listeners: listeners,
-        host_listener: host_listener.map(|(listener, _)| listener),
+        host_listeners: host_listener.iter().map(|(listener, _)| *listener).collect(),
         effects: Effects::new(),
         replies: VecDeque::new(),
         requests: VecDeque::new(),
@@ -577,7 +577,7 @@ impl App for Host {
             }
             Event::Timer => self.on_timer(now, io),
             Event::Wake => self.on_wake(now, io),
-            Event::Accepted { listener, conn, peer } if Some(listener) == self.host_listener => {
+            Event::Accepted { listener, conn, peer } if self.host_listeners.contains(&listener) => {
                 self.portals.peers.on_accepted(now, conn, peer, io);
             }
             Event::Accepted { listener, conn, peer } => {

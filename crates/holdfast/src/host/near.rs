@@ -3,7 +3,7 @@
 use super::Host;
 use crate::grid::layout::NodeConfig;
 use holdfast_base::{Instant, NodeId};
-use holdfast_runtime::reactor::Io;
+use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::Event as VolumeEvent;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -23,6 +23,18 @@ impl Near {
 }
 
 impl Host {
+    /// This machine has this address, too: its nodes are there from here on, and other hosts are to come there if they may.
+    /// Where it had another, that goes on to be listened on.
+    pub(super) fn take_address(&mut self, ip: IpAddr, io: &mut Io) -> Result<Option<SocketAddr>, ListenError> {
+        self.near.own.insert(ip);
+        if self.host_listeners.is_empty() {
+            return Ok(None);
+        }
+        let (listener, bound) = io.listen_tcp(SocketAddr::new(ip, 0))?;
+        self.host_listeners.push(listener);
+        Ok(Some(bound))
+    }
+
     /// The grid has these nodes from here on.
     pub(super) fn look_who_is_near(&mut self, now: Instant, nodes: &[(NodeId, SocketAddr)], io: &mut Io) {
         let is_near = |(_, address): &&(NodeId, SocketAddr)| self.near.own.contains(&address.ip());

@@ -39,12 +39,13 @@ pub struct Presence {
     meta: Meta,
     host: String,
     home: String,
-    address: Option<SocketAddr>,
     state: Arc<Mutex<Held>>,
 }
 
 #[derive(Clone, Copy)]
 struct Held {
+    /// Where this host's desk can be reached by others.
+    address: Option<SocketAddr>,
     lease: LeaseId,
     /// The host's record is on this lease.
     named: bool,
@@ -95,8 +96,8 @@ impl Presence {
     pub fn announce(meta: Meta, (host, address): (&str, Option<SocketAddr>), dir: &GridDir) -> Result<Presence> {
         let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
         let home = format!("{}:{}", machine.trim(), dir.root().display());
-        let state = Arc::new(Mutex::new(Held { lease: meta.grant(TTL)?, named: false, ended: false }));
-        let presence = Presence { meta, host: host.to_string(), home, address, state };
+        let state = Arc::new(Mutex::new(Held { address, lease: meta.grant(TTL)?, named: false, ended: false }));
+        let presence = Presence { meta, host: host.to_string(), home, state };
         let end = Instant::now() + PREDECESSOR_MAX;
         while let Some(other) = presence.renew()? {
             if Instant::now() >= end {
@@ -129,6 +130,18 @@ impl Presence {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.held().address
+    }
+
+    /// Other hosts reach this one here from now on.
+    pub fn set_address(&self, address: Option<SocketAddr>) -> Result<()> {
+        let mut held = self.held();
+        (held.address, held.named) = (address, false);
+        drop(held);
+        self.renew().map(drop)
+    }
+
     fn lease(&self) -> LeaseId {
         self.held().lease
     }
@@ -138,7 +151,7 @@ impl Presence {
         let key = host_key(&self.host);
         let record = HostRecord {
             home: self.home.clone(),
-            address: self.address,
+            address: self.address(),
             reads_root: ROOT_VERSION,
             answers: true,
             takes_spare: true,
