@@ -10,8 +10,12 @@ use holdfast_runtime::{ConnId, Event, Io};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 use support::{pattern, run};
 
 fn loopback() -> SocketAddr {
@@ -323,6 +327,103 @@ fn a_peer_that_stops_reading_is_given_up_at_the_bound() {
         },
     );
     assert!(sent > BOUND / 2);
+}
+
+/// From here on the stream's machine might as well be cut off: its kernel drops whatever comes for it.
+fn vanish(stream: &TcpStream) {
+    let mut drop_all = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
+    let program = libc::sock_fprog { len: 1, filter: &raw mut drop_all };
+    // SAFETY: the program is one instruction, and outlives the call, which copies it.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_patient_connection_outlasts_a_pause_of_its_reader_but_not_its_machine() {
+    const TOTAL: usize = 24 << 20;
+    const TIMEOUT: Duration = Duration::from_secs(3);
+    type Client = thread::JoinHandle<TcpStream>;
+    struct State {
+        clients: Vec<Client>,
+        kinds: HashMap<ConnId, u8>,
+        /// Of the first and the second client: they have vanished.
+        vanished: [Arc<AtomicBool>; 2],
+        ended: usize,
+    }
+    let payload = pattern(9, TOTAL);
+    let ask = |address, what: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(what).unwrap();
+        stream
+    };
+    let state = run(
+        Config { peer_timeout: TIMEOUT, ..Config::default() },
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let vanished: [Arc<AtomicBool>; 2] = Default::default();
+            let (want, [first, second]) = (payload.clone(), vanished.clone());
+            let clients: Vec<Client> = vec![
+                // It is back after a pause, gets all, and vanishes with bytes on their way to it.
+                thread::spawn(move || {
+                    let mut stream = ask(address, b"1");
+                    thread::sleep(3 * TIMEOUT);
+                    let mut got = vec![0; TOTAL];
+                    stream.read_exact(&mut got).unwrap();
+                    assert!(got == want, "bytes have changed");
+                    first.store(true, Ordering::SeqCst);
+                    vanish(&stream);
+                    stream.write_all(b"1").unwrap();
+                    stream
+                }),
+                // It vanishes in its pause.
+                thread::spawn(move || {
+                    let stream = ask(address, b"2");
+                    thread::sleep(2 * TIMEOUT);
+                    second.store(true, Ordering::SeqCst);
+                    vanish(&stream);
+                    stream
+                }),
+                // Nobody is patient with it.
+                thread::spawn(move || ask(address, b"3")),
+            ];
+            State { clients, kinds: HashMap::new(), vanished, ended: 0 }
+        },
+        |state, event, io| match event {
+            Event::Accepted { .. } => {}
+            Event::Bytes { conn, bytes } => {
+                let kind = bytes[0];
+                state.kinds.insert(conn, kind);
+                if kind != b'3' {
+                    io.be_patient(conn);
+                }
+                io.send_vec(conn, payload.clone());
+            }
+            Event::Closed { conn, error } => {
+                // The send under way may hear of it first, and hears less.
+                assert!(matches!(error, ConnError::TimedOut | ConnError::Reset), "{error}");
+                let kind = state.kinds[&conn];
+                if let Some(vanished) = state.vanished.get(usize::from(kind - b'1')) {
+                    assert!(vanished.load(Ordering::SeqCst), "client {} was there", char::from(kind));
+                }
+                state.ended += 1;
+                if state.ended == 3 {
+                    io.stop();
+                }
+            }
+            other => panic!("{other:?}"),
+        },
+    );
+    for client in state.clients {
+        client.join().unwrap();
+    }
 }
 
 #[test]

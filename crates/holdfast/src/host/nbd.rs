@@ -283,6 +283,10 @@ impl Host {
             has_said: false,
             give_up_at: now + HANDSHAKE_MAX,
         };
+        // A guest that is paused, or a program that is stopped, comes back to all that it asked for.
+        if is_tcp {
+            io.be_patient(conn);
+        }
         let token = self.clients.table.insert(client);
         self.clients.by_conn.insert(conn, token);
         self.carry_out_session(token, io);

@@ -10,6 +10,7 @@
 
 use super::ConnError;
 use super::outbox::Outbox;
+use super::patience::Patience;
 use holdfast_base::BufMut;
 use socket2::SockAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -63,6 +64,8 @@ pub(super) struct Conn {
     pub is_drained: bool,
     /// Where it connects to; the kernel reads it until connected.
     pub address: Option<Box<SockAddr>>,
+    /// Its peer may stop reading for as long as it likes.
+    pub patience: Option<Patience>,
 }
 
 impl Conn {
@@ -82,6 +85,7 @@ impl Conn {
             is_dirty: false,
             is_drained: true,
             address: None,
+            patience: None,
         }
     }
 

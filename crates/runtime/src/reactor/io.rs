@@ -43,6 +43,8 @@ pub struct Io {
     pub(super) resumed: Vec<ConnId>,
     /// Draining connections and when they are cut, oldest first.
     pub(super) lingering: VecDeque<(Instant, Token)>,
+    /// Patient connections that have sent something, and when each is looked at, soonest first.
+    pub(super) watched: VecDeque<(Instant, Token)>,
     pub(super) accepted: usize,
     waker: Waker,
     pub(super) is_stopping: bool,
@@ -60,6 +62,7 @@ impl Io {
             deferred: VecDeque::new(),
             resumed: Vec::new(),
             lingering: VecDeque::new(),
+            watched: VecDeque::new(),
             accepted: 0,
             waker,
             is_stopping: false,
@@ -121,7 +124,7 @@ impl Io {
     }
 
     fn connect(&mut self, target: Target) -> ConnId {
-        let (socket, address) = match socket::unconnected(&target) {
+        let (socket, address) = match socket::unconnected(&target, self.config.peer_timeout) {
             Ok(made) => made,
             Err(e) => {
                 let token = self.conns.insert(Conn::new(None, State::Dead));
@@ -140,7 +143,7 @@ impl Io {
         ConnId(token)
     }
 
-    fn known(&mut self, conn: ConnId) -> Option<(u32, &mut Conn)> {
+    pub(super) fn known(&mut self, conn: ConnId) -> Option<(u32, &mut Conn)> {
         let index = index_of(conn.0);
         self.conns.get_mut(conn.0).filter(|c| c.is_known()).map(|c| (index, c))
     }
@@ -340,6 +343,7 @@ impl Io {
             c.is_sending = true;
             // SAFETY: the outbox keeps all that the entry points to until `on_sent`, and the connection its outbox.
             unsafe { self.ring.push(entry) };
+            self.watch(index);
         }
     }
 
@@ -416,7 +420,9 @@ impl Io {
     /// When the reactor itself has something to do.
     pub(super) fn own_deadline(&self) -> Option<Instant> {
         let accept = self.listeners.iter().filter_map(|l| l.retry_at).min();
-        holdfast_base::time::earliest(accept, self.lingering.front().map(|(at, _)| *at))
+        let (lingering, watched) = (self.lingering.front(), self.watched.front());
+        let own = holdfast_base::time::earliest(lingering.map(|(at, _)| *at), watched.map(|(at, _)| *at));
+        holdfast_base::time::earliest(accept, own)
     }
 
     /// Keeps all memory that the kernel may still use from ever being freed.

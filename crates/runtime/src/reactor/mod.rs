@@ -20,6 +20,7 @@ mod conn;
 mod disk;
 mod io;
 mod outbox;
+mod patience;
 mod ring;
 mod socket;
 mod spin;
@@ -151,6 +152,9 @@ pub struct Config {
     /// Bytes that may wait for one peer before it is given up: a backstop far above what a well-made application
     /// lets gather.
     pub unsent_bytes_max: usize,
+    /// A TCP peer that acknowledges nothing for so long is gone. Decisions are made long before, by the machines'
+    /// deadlines. One whose window is closed is gone as well, unless [`Io::be_patient`] was asked for.
+    pub peer_timeout: Duration,
     /// How long a closed connection may take to hand over what is queued.
     pub linger: Duration,
     /// How long to look for completions before sleeping; zero never looks. Pays where a core is free and the load is
@@ -166,6 +170,7 @@ impl Default for Config {
             receive_buffers: 32,
             accepted_max: 4096,
             unsent_bytes_max: 256 << 20,
+            peer_timeout: Duration::from_secs(15),
             linger: Duration::from_secs(2),
             spin_max: Duration::ZERO,
             handles_signals: false,
@@ -306,6 +311,7 @@ impl Reactor {
             self.deliver_deferred(app, now);
         }
         self.io.cut_lingering(now);
+        self.io.look_at_watched(now);
         for index in 0..self.io.listeners.len() as u32 {
             if self.io.listeners[index as usize].retry_at.is_some_and(|at| at <= now) {
                 self.io.arm_accept(index);
@@ -353,7 +359,7 @@ impl Reactor {
                 // SAFETY: the kernel has just made this descriptor for us.
                 let socket = unsafe { OwnedFd::from_raw_fd(fd as i32) };
                 if self.io.accepted < self.io.config.accepted_max {
-                    let peer = socket::accepted(&socket);
+                    let peer = socket::accepted(&socket, self.io.config.peer_timeout);
                     let mut conn = Conn::new(Some(socket), State::Open);
                     conn.is_accepted = true;
                     self.io.accepted += 1;

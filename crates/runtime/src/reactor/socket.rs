@@ -1,5 +1,6 @@
 //! Making sockets: options, listening, addresses. Nothing here blocks.
 
+use super::patience::SendState;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 use std::fs;
 use std::io;
@@ -16,9 +17,6 @@ const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
 /// Connections waiting to be accepted.
 const BACKLOG: i32 = 1024;
-
-/// A peer that acknowledges nothing for so long is gone; decisions are made long before, by the machines' deadlines.
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// An idle connection whose peer's machine vanished is noticed after this and a few probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -95,21 +93,21 @@ pub(super) enum Target {
     Unix(PathBuf),
 }
 
-pub(super) fn unconnected(target: &Target) -> io::Result<(OwnedFd, Box<SockAddr>)> {
+pub(super) fn unconnected(target: &Target, peer_timeout: Duration) -> io::Result<(OwnedFd, Box<SockAddr>)> {
     let (domain, address) = match target {
         Target::Tcp(address) => (Domain::for_address(*address), SockAddr::from(*address)),
         Target::Unix(path) => (Domain::UNIX, SockAddr::unix(path)?),
     };
     let socket = Socket::new(domain, Type::STREAM, None)?;
-    tune(&socket, matches!(target, Target::Tcp(_)));
+    tune(&socket, matches!(target, Target::Tcp(_)).then_some(peer_timeout));
     Ok((OwnedFd::from(socket), Box::new(address)))
 }
 
 /// Options of an accepted connection, and the peer's name for people.
-pub(super) fn accepted(fd: &OwnedFd) -> String {
+pub(super) fn accepted(fd: &OwnedFd, peer_timeout: Duration) -> String {
     let socket = socket2::SockRef::from(fd);
     let peer = socket.peer_addr().ok().and_then(|a| a.as_socket());
-    tune(&socket, peer.is_some());
+    tune(&socket, peer.map(|_| peer_timeout));
     match peer {
         Some(address) => address.to_string(),
         None => match rustix::net::sockopt::socket_peercred(fd.as_fd()) {
@@ -120,14 +118,41 @@ pub(super) fn accepted(fd: &OwnedFd) -> String {
 }
 
 /// Best effort: a connection without one of these options is slower, not wrong.
-fn tune(socket: &Socket, is_tcp: bool) {
-    if is_tcp {
+fn tune(socket: &Socket, tcp_timeout: Option<Duration>) {
+    if let Some(timeout) = tcp_timeout {
         let _ = socket.set_tcp_nodelay(true);
-        let _ = socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
+        let _ = socket.set_tcp_user_timeout(Some(timeout));
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         let _ = socket.set_tcp_keepalive(&keepalive);
     }
     enlarge_buffers(socket);
+}
+
+/// How long the peer may acknowledge nothing, from here on.
+pub(super) fn set_peer_timeout(fd: &OwnedFd, timeout: Duration) {
+    // It fails for no socket that has taken it before.
+    let _ = socket2::SockRef::from(fd).set_tcp_user_timeout(Some(timeout));
+}
+
+/// How what was sent over TCP fares.
+pub(super) fn send_state(fd: &OwnedFd) -> io::Result<SendState> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: it is made of numbers alone, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, and both outlive the call.
+    let got = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
+    };
+    if got != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(SendState {
+        in_flight: info.tcpi_unacked,
+        unsent_bytes: info.tcpi_notsent_bytes,
+        window_bytes: info.tcpi_snd_wnd,
+        silence: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+    })
 }
 
 /// Sets both buffers where that makes them larger: below the system's bound, the kernel's own tuning does better.
