@@ -38,6 +38,8 @@ pub(crate) struct ReadOp {
     pins: Pins,
     leaves_pending: u32,
     parts: Vec<Option<Buf>>,
+    /// Nothing of it is mapped.
+    is_hole: bool,
     pending: u32,
     failed: Option<FetchError>,
     restarts: u32,
@@ -91,6 +93,7 @@ impl Controller {
             pins: Pins::default(),
             leaves_pending: 0,
             parts: Vec::new(),
+            is_hole: false,
             pending: 0,
             failed: None,
             restarts: 0,
@@ -135,7 +138,7 @@ impl Controller {
             Reader::Guest(token) | Reader::Status(token) | Reader::Changes(token, _) => {
                 self.reply(token, Err(error), out);
             }
-            Reader::Modify(id) => self.on_modify_read(id, Err(error), out),
+            Reader::Modify(id) => self.on_modify_failed(id, error, out),
         }
     }
 
@@ -218,6 +221,7 @@ impl Controller {
         }
         let op = self.reads.get_mut(token).expect("still reading");
         op.parts.clear();
+        op.is_hole = places.iter().all(|piece| matches!(piece.value, None | Some(Place::Zero)));
         for piece in places {
             let bytes = piece.len as usize * BLOCK_BYTES;
             match piece.value {
@@ -312,7 +316,10 @@ impl Controller {
             None => Ok(trimmed_parts(&op)),
         };
         match op.reader {
-            Reader::Modify(id) => self.on_modify_read(id, result, out),
+            Reader::Modify(id) => match result {
+                Ok(parts) => self.on_modify_read(id, &parts, op.is_hole, out),
+                Err(error) => self.on_modify_failed(id, error, out),
+            },
             Reader::Guest(request) | Reader::Status(request) | Reader::Changes(request, _) => {
                 self.counters.reads += 1;
                 self.governor.on_answered(self.now.since(op.began_at));

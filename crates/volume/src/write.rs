@@ -357,7 +357,7 @@ impl Controller {
             let Some(size) = size.filter(|size| start < *size) else {
                 // The end was cut off while it waited, or the clone was dropped.
                 let error = if size.is_some() { BlockError::OutOfRange } else { BlockError::Unavailable };
-                return self.on_modify_read(id, Err(error), out);
+                return self.on_modify_failed(id, error, out);
             };
             let len = (size - start).min(BLOCK_BYTES as u64);
             self.start_read(Reader::Modify(id), Target::Head(head), ByteRange::new(start, len), out);
@@ -375,19 +375,23 @@ impl Controller {
         in_log || self.bypass.covers(block)
     }
 
-    pub(crate) fn on_modify_read(&mut self, id: u64, result: Result<Vec<Buf>, BlockError>, out: Out) {
+    /// The block can't be read, or is not there any more.
+    pub(crate) fn on_modify_failed(&mut self, id: u64, error: BlockError, out: Out) {
+        if let Some(modify) = self.writes.modifies.remove(&id) {
+            self.fail_write(modify.op, error, out);
+        }
+    }
+
+    /// Writes the block with what is to be put in. Zeroes leave a hole as it is, and make one where nothing else is left.
+    pub(crate) fn on_modify_read(&mut self, id: u64, parts: &[Buf], is_hole: bool, out: Out) {
         let Some(modify) = self.writes.modifies.get_mut(&id) else { return };
-        let parts = match result {
-            Ok(parts) => parts,
-            Err(error) => {
-                let modify = self.writes.modifies.remove(&id).expect("just seen");
-                self.fail_write(modify.op, error, out);
-                return;
-            }
-        };
+        if is_hole && modify.bytes.is_none() {
+            let op = modify.op;
+            return self.on_modified(op, id, out);
+        }
         let mut block = BufMut::zeroed(BLOCK_BYTES);
         let mut at = 0;
-        for part in &parts {
+        for part in parts {
             block[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
@@ -396,15 +400,20 @@ impl Controller {
             Some(bytes) => target.copy_from_slice(bytes),
             None => target.fill(0),
         }
+        let empties = modify.bytes.is_none() && block.iter().all(|byte| *byte == 0);
         modify.state = ModifyState::Writing;
         let (op, head, number) = (modify.op, modify.head, modify.block);
+        let Some(key) = self.write_key(head, number) else {
+            return self.on_modify_failed(id, BlockError::Unavailable, out);
+        };
+        let done = Done::Modified { op, modify: id };
+        if empties {
+            self.append_control(Record::Discard { key, blocks: 1 }, done, out);
+            return;
+        }
         let data = block.freeze();
         let crcs = block_crcs(&data).into();
-        let Some(key) = self.write_key(head, number) else {
-            self.writes.modifies.remove(&id);
-            return self.fail_write(op, BlockError::Unavailable, out);
-        };
-        self.append(Record::Write { key, blocks: 1 }, data, crcs, Done::Modified { op, modify: id }, out);
+        self.append(Record::Write { key, blocks: 1 }, data, crcs, done, out);
     }
 
     pub(crate) fn on_modified(&mut self, op: Token, id: u64, out: Out) {
