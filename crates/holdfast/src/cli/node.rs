@@ -203,13 +203,17 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, format!("node {node} is not a part of the grid any more; {DISCARDED}"))
         }
         NodeAction::Stop { node, force } => {
-            grid::stop_node(dir, node, force)?;
-            (node, format!("node {node} is stopped; `holdfast node start {node}` brings it back"))
+            let is = if grid::stop_node(dir, node, force)? { "is" } else { "was" };
+            (node, format!("node {node} {is} stopped; `holdfast node start {node}` brings it back"))
         }
         NodeAction::Restart { .. } => unreachable!("done above"),
         NodeAction::Kill { node } => {
             config.node(node)?;
             let role = Role::Node(node);
+            if role.find(dir).is_none() {
+                let text = format!("node {node} was dead; `holdfast node start {node}` brings it back");
+                return if json { print_json(&json!({ "node": node, "done": true })) } else { print(text) };
+            }
             let running = role.signal(dir, Signal::KILL)?;
             if !role.wait_gone(dir, Duration::from_secs(10)) {
                 bail!("node {node} (process {}) does not die; it waits for its disk (see `dmesg`)", running.pid);
@@ -231,8 +235,8 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, format!("node {node} goes on"))
         }
         NodeAction::Start { node, format_blank } => {
-            grid::start_node(dir, node, if format_blank { &["--format-blank"] } else { &[] })?;
-            (node, format!("node {node} is up"))
+            let is_started = grid::start_node(dir, node, if format_blank { &["--format-blank"] } else { &[] })?;
+            (node, format!("node {node} is up{}", if is_started { "" } else { " already" }))
         }
         NodeAction::Cut { node } => {
             config.node(node)?;

@@ -30,6 +30,19 @@ pub struct Redundancy {
 }
 
 impl Redundancy {
+    /// As [`Self::settle`], for a new volume of which nothing is said: where the grid has too few nodes for the usual layout, what
+    /// bears the loss of most here.
+    pub fn settle_new(&self, dir: &GridDir) -> Result<Option<(Layout, Option<String>)>> {
+        let is_open = self.layout.is_none() && self.protect.is_none();
+        let found = is_open.then(|| gather(dir)).transpose()?.filter(|status| status.host.state == "up");
+        let Some(status) = found.filter(|status| lacks(Layout::DEFAULT, &devices_of(status)).is_some()) else {
+            return self.settle(dir);
+        };
+        let plans = [Protect::Node, Protect::Device].into_iter().filter_map(|rule| Plan::by_rule(&status, rule).ok());
+        let Some(plan) = { plans }.next() else { return self.settle(dir) };
+        Ok(Some((plan.layout.parse()?, Some(plan.sentence(None)))))
+    }
+
     /// The layout that is asked for, and what is to be said of it before anything is done.
     pub fn settle(&self, dir: &GridDir) -> Result<Option<(Layout, Option<String>)>> {
         let Some(rule) = self.protect else { return Ok(self.layout.map(|layout| (layout, None))) };

@@ -7,10 +7,10 @@ use super::volume::{print_list, print_unreadable};
 use crate::client;
 use crate::grid::address::Wanted;
 use crate::grid::certs::{Certificates, roles, server_warning};
-use crate::grid::layout::{GridConfig, GridDir};
+use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token::Join;
-use crate::grid::{self, UpOptions};
+use crate::grid::{self, UpOptions, UpOutcome};
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Unreadable, VolumeInfo};
 use crate::size::Size;
 use anyhow::Result;
@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
-    holdfast grid up                             four nodes with two devices of 8 GiB each, in ~/.holdfast/grid\n  \
+    holdfast grid up                             four nodes with two devices each, in ~/.holdfast/grid\n  \
     holdfast grid up --dir /data/grid --nodes 3 --devices 1 --device-size 2GiB\n  \
     holdfast grid up --etcd http://10.0.0.9:2379 --name a --address 10.0.0.1               the first of several machines\n  \
     holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join TOKEN  the next one, with\n                                               a token of `holdfast grid token` on the first\n  \
@@ -89,7 +89,7 @@ struct UpArgs {
     /// Devices of each node [default: 2]
     #[arg(long)]
     devices: Option<u32>,
-    /// Size of each device, all of it allocated at once [default: 8GiB]
+    /// Size of each device, all of it allocated at once [default: 8GiB, or less: all together take two thirds of what is free]
     #[arg(long)]
     device_size: Option<Size>,
     /// A block device, or a file that is there, for the only node, any number of times; it has to be empty
@@ -152,17 +152,11 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json {
                 return print_json(&gather(dir)?);
             }
-            let made = if outcome.created { "made and " } else { "" };
-            print(format_args!(
-                "grid {} is {made}up in {}: {} started",
-                outcome.config.grid,
-                dir.root().display(),
-                outcome.started.join(", ")
-            ))?;
+            print(what_is_up(&outcome, dir))?;
             for node in &outcome.hung {
                 print(format_args!("node {node} hangs; `holdfast node resume {node}` lets it go on"))?;
             }
-            print("next: `holdfast volume create NAME --size 4GiB`, `holdfast status`")
+            print(format_args!("next: {}", what_next(&outcome.config)))
         }
         GridAction::Down { force } => {
             let stopped = grid::down(dir, force)?;
@@ -182,6 +176,30 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
         GridAction::Token(args) => super::tls::token(&args, dir, json),
         GridAction::Tls(args) => super::tls::run(args, dir, json),
         GridAction::Units(args) => super::units::run(args, dir, json),
+    }
+}
+
+fn what_is_up(outcome: &UpOutcome, dir: &GridDir) -> String {
+    let (grid, place) = (&outcome.config.grid, dir.root().display());
+    if outcome.started.is_empty() {
+        return format!("grid {grid} in {place} is up already; nothing was started");
+    }
+    let made = if outcome.created { "made and " } else { "" };
+    let devices: Vec<&DeviceConfig> = outcome.config.nodes.iter().flat_map(|node| &node.devices).collect();
+    let of = match devices.first().filter(|_| outcome.created) {
+        Some(device) => format!(", with {} devices of {}", devices.len(), Size(device.size_bytes)),
+        None => String::new(),
+    };
+    format!("grid {grid} is {made}up in {place}: {} started{of}", outcome.started.join(", "))
+}
+
+/// What there is to do on a grid with these nodes: a volume needs two devices.
+fn what_next(config: &GridConfig) -> &'static str {
+    let devices: usize = config.nodes.iter().map(|node| node.devices.len()).sum();
+    if devices == 1 && config.meta == MetaConfig::Embedded {
+        "`holdfast node add`, since a volume's data are kept on two devices at least; `holdfast status`"
+    } else {
+        "`holdfast volume create NAME --size 4GiB`, `holdfast status`"
     }
 }
 
@@ -257,7 +275,7 @@ pub struct GridStatus {
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct HostView {
-    /// `up`, `hung` or `down`.
+    /// `up`, `starting`, `hung` or `down`.
     pub state: &'static str,
     pub pid: Option<u32>,
     pub cpu_ms: u64,
@@ -303,8 +321,10 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         Some(Err(error)) => (None, Some(error.to_string())),
         None => (None, None),
     };
+    let waits_for = Role::Host.waits_for(dir).filter(|_| status.is_none());
     let state = match (&process, &status) {
         (None, _) => "down",
+        (Some(process), None) if waits_for.is_some() && !process.stopped => "starting",
         (Some(_), Some(_)) => "up",
         (Some(_), None) => "hung",
     };
@@ -314,7 +334,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         pid: process.map(|p| p.pid),
         cpu_ms: cost.cpu().as_millis() as u64,
         resident_bytes: cost.resident_bytes,
-        trouble,
+        trouble: waits_for.map(|why| format!("it waits for the grid's metadata: {why}")).or(trouble),
     };
     let status = status.unwrap_or_default();
     let own = config.nodes.iter().map(|node| {

@@ -282,7 +282,7 @@ impl Create {
             return protect::show_one(dir, json, &self.redundancy, Some(self.size.0));
         }
         let key = key_of_new(self.key, self.encrypt)?;
-        let layout = said(self.redundancy.settle(dir)?, json)?.unwrap_or(Layout::DEFAULT);
+        let layout = said(self.redundancy.settle_new(dir)?, json)?.unwrap_or(Layout::DEFAULT);
         let request = Request::VolumeCreate {
             name: self.name,
             size_bytes: self.size.0,

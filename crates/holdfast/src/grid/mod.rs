@@ -48,6 +48,9 @@ const DEVICES_DEFAULT: u32 = 2;
 const DEVICES_MAX: u32 = 64;
 const DEVICE_SIZE_DEFAULT: Size = Size(8 << 30);
 const DEVICE_SIZE_MIN: Size = Size(128 << 20);
+
+/// Sizes that are chosen are whole multiples of it.
+const DEVICE_SIZE_STEP: u64 = 128 << 20;
 const PORT_DEFAULT: u16 = 7500;
 
 /// Room that making a grid leaves on its file system: for metadata, logs, and everybody else.
@@ -125,13 +128,8 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     check_unchanged(dir, (&config, &settings), options)?;
     check_metadata(dir, &config)?;
     let missing: Vec<Role> = roles(&config).into_iter().filter(|role| role.find(dir).is_none()).collect();
-    if missing.is_empty() {
-        let host = Role::Host.find(dir).map_or(0, |r| r.pid);
-        bail!(
-            "the grid in {} is already up (host process {host}); see `holdfast status`, or stop it with `holdfast \
-             grid down`",
-            dir.root().display()
-        );
+    if let Some(host) = Role::Host.find(dir).filter(|host| host.stopped) {
+        bail!("the host hangs (process {}): a signal has stopped it; `kill -CONT {0}` lets it go on", host.pid);
     }
     for role in &missing {
         check_startable(dir, &config, *role)?;
@@ -140,6 +138,7 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
         role.start(dir, &[])?;
     }
     wait_until_serving(dir, &config)?;
+    tell_host(dir, &config)?;
     let started = missing.iter().map(Role::to_string).collect();
     Ok(UpOutcome { created, started, hung: hung_nodes(dir, &config), config })
 }
@@ -148,35 +147,55 @@ pub fn roles(config: &GridConfig) -> Vec<Role> {
     config.nodes.iter().map(|n| Role::Node(n.id)).chain([Role::Host]).collect()
 }
 
-/// Starts one process of a grid that is up, with these options besides.
-pub fn start_node(dir: &GridDir, id: u32, options: &[&str]) -> Result<()> {
+/// Has a host know nodes that it was not told of: a command that has added one was cut short.
+fn tell_host(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    let Ok(status) = client::status(dir) else { return Ok(()) };
+    let is_known = |node: &NodeConfig| status.nodes.iter().any(|told| told.id == node.id);
+    if config.nodes.iter().all(is_known) { Ok(()) } else { client::done(dir, &crate::protocol::Request::GridReload) }
+}
+
+/// Starts one process of a grid that is up, with these options besides. False where it was running.
+pub fn start_node(dir: &GridDir, id: u32, options: &[&str]) -> Result<bool> {
     let config = dir.load()?;
     config.node(id)?;
     let role = Role::Node(id);
-    if let Some(running) = role.find(dir) {
-        let hint = if running.stopped { "it hangs: `holdfast node resume` lets it go on" } else { "nothing to do" };
-        bail!("node {id} is running already (process {}); {hint}", running.pid);
+    match role.find(dir) {
+        Some(running) if running.stopped => bail!(
+            "node {id} is running already (process {}), and hangs: `holdfast node resume {id}` lets it go on",
+            running.pid
+        ),
+        Some(running) if !options.is_empty() => bail!(
+            "node {id} is running already (process {}), and {} counts for a start: `holdfast node stop {id}` first",
+            running.pid,
+            options.join(" ")
+        ),
+        Some(_) => return Ok(false),
+        None => {}
     }
     let _lock = Lock::take(dir)?;
     check_startable(dir, &config, role)?;
     role.start(dir, options)?;
-    wait_until_serves(dir, &config, id)
+    wait_until_serves(dir, &config, id)?;
+    tell_host(dir, &config)?;
+    Ok(true)
 }
 
-/// Stops a node in good order, where nothing would be less redundant than its absence alone makes it.
-pub fn stop_node(dir: &GridDir, id: u32, force: bool) -> Result<()> {
+/// Stops a node in good order, where nothing would be less redundant than its absence alone makes it. False where it was not
+/// running.
+pub fn stop_node(dir: &GridDir, id: u32, force: bool) -> Result<bool> {
     let config = dir.load()?;
     config.node(id)?;
     let role = Role::Node(id);
     if role.find(dir).is_none() {
-        bail!("node {id} is not running; `holdfast grid status` shows what is");
+        return Ok(false);
     }
     let _lock = Lock::take(dir)?;
     // Without its host no volume is in service, and what lies on devices stays there.
     if !force && Role::Host.find(dir).is_some() {
         client::done(dir, &crate::protocol::Request::CheckStop { node: id })?;
     }
-    grow::stop(dir, id)
+    grow::stop(dir, id)?;
+    Ok(true)
 }
 
 fn wait_until_serves(dir: &GridDir, config: &GridConfig, id: u32) -> Result<()> {
@@ -375,7 +394,11 @@ fn check_startable(dir: &GridDir, config: &GridConfig, role: Role) -> Result<()>
 fn check_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let path = dir.meta_path();
     if config.meta != MetaConfig::Embedded {
-        return crate::host::meta::open(dir, config).map(drop);
+        return match crate::host::meta::open(dir, config) {
+            // Nodes need none, and the host waits for it by itself.
+            Err(error) if crate::host::meta::is_away(&error) => Ok(()),
+            opened => opened.map(drop),
+        };
     }
     if fs::metadata(&path).is_ok_and(|m| m.len() > 0) {
         return Ok(());
@@ -412,7 +435,10 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let given = grow::describe_all(&options.paths, &Asker::default(), options.force)?;
     let nodes = options.nodes.unwrap_or(if given.is_empty() { NODES_DEFAULT } else { 1 });
     let devices = options.devices.unwrap_or(if given.is_empty() { DEVICES_DEFAULT } else { given.len() as u32 });
-    let size = options.device_size.unwrap_or(DEVICE_SIZE_DEFAULT);
+    let size = match options.device_size {
+        Some(size) => size,
+        None => fitting_size(free_bytes(dir.root())?, u64::from(nodes) * u64::from(devices)),
+    };
     check_shape(dir, options, (nodes, devices, size))?;
     let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     address::check_own(ip)?;
@@ -560,6 +586,12 @@ fn free_bytes(path: &Path) -> Result<u64> {
     Ok(stat.f_bavail * stat.f_frsize)
 }
 
+/// As large as devices are by default, or less: files that leave a third of what is free to others.
+fn fitting_size(free: u64, devices: u64) -> Size {
+    let fitting = (free / 3 * 2).saturating_sub(SPARE_BYTES) / devices.max(1);
+    Size((fitting / DEVICE_SIZE_STEP * DEVICE_SIZE_STEP).clamp(DEVICE_SIZE_MIN.0, DEVICE_SIZE_DEFAULT.0))
+}
+
 fn check_space(dir: &GridDir, devices: u64, size: Size) -> Result<()> {
     let free = free_bytes(dir.root())?;
     let needed = devices.saturating_mul(size.0);
@@ -626,7 +658,12 @@ fn hung_nodes(dir: &GridDir, config: &GridConfig) -> Vec<u32> {
 fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let mut dead = None;
     let mut last = String::from("the host did not answer");
+    let mut waits_for = None;
     let serves = wait(UP_MAX, || {
+        waits_for = Role::Host.waits_for(dir);
+        if waits_for.is_some() {
+            return true;
+        }
         dead = roles(config).into_iter().find(|role| role.find(dir).is_none());
         if dead.is_some() {
             return true;
@@ -654,6 +691,12 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
             }
         }
     });
+    if let Some(why) = waits_for {
+        bail!(
+            "nodes are started, and the host waits for the grid's metadata: {why}. It goes on by itself when they can be read; \
+             `holdfast status` tells"
+        );
+    }
     if let Some(role) = dead {
         bail!(
             "{role} ended while the grid came up; the end of {}:\n{}\nWhat was started stays; stop it with `holdfast \
@@ -670,4 +713,19 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_as_large_as_there_is_room_for() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(fitting_size(1000 * GIB, 8), DEVICE_SIZE_DEFAULT);
+        let size = fitting_size(30 * GIB, 8);
+        assert!(size.0 >= 2 * GIB && 8 * size.0 + SPARE_BYTES <= 20 * GIB, "{size}");
+        // What doesn't fit is refused by who looks at the room.
+        assert_eq!(fitting_size(GIB, 8), DEVICE_SIZE_MIN);
+    }
 }

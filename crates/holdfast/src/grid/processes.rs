@@ -9,6 +9,7 @@
 use super::layout::{GridDir, write_durably};
 use super::units::Units;
 use crate::daemon::NOTIFY_SOCKET;
+use crate::logger;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -196,6 +197,28 @@ impl Role {
         let pid = Pid::from_raw(running.pid as i32).context("a pid file names process 0")?;
         kill_process(pid, signal).with_context(|| format!("cannot signal {self} (process {})", running.pid))?;
         Ok(running)
+    }
+
+    /// Says, for commands that can't ask this process yet, what it waits for before it serves.
+    pub fn set_waits_for(self, dir: &GridDir, why: Option<&str>) {
+        let path = self.waits_path(dir);
+        let done = match why {
+            Some(why) => write_durably(&path, why.as_bytes()),
+            None => fs::remove_file(&path).or_else(|e| if path.exists() { Err(e.into()) } else { Ok(()) }),
+        };
+        if let Err(error) = done {
+            // Its log says so, too.
+            logger::warn(format_args!("commands are not told what {self} waits for: {error:#}"));
+        }
+    }
+
+    /// What the process waits for before it serves, if it runs and has said so.
+    pub fn waits_for(self, dir: &GridDir) -> Option<String> {
+        self.find(dir).and_then(|_| fs::read_to_string(self.waits_path(dir)).ok())
+    }
+
+    fn waits_path(self, dir: &GridDir) -> PathBuf {
+        dir.run_dir().join(format!("{}.waits", self.file_stem()))
     }
 
     /// True once the process is gone.

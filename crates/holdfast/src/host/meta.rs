@@ -3,12 +3,13 @@
 
 use crate::daemon::outwait;
 use crate::grid::layout::{EtcdMeta, GridConfig, GridDir, MetaConfig};
+use crate::grid::processes::Role;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{MetaReply, MetaVersion};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::{
-    EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaService, MetaStore, MetaTicket, OpenError,
+    EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaError, MetaService, MetaStore, MetaTicket, OpenError,
 };
 use holdfast_runtime::{Waker, clock};
 use std::os::unix::fs::PermissionsExt;
@@ -55,6 +56,34 @@ pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
         );
     }
     Ok(meta)
+}
+
+/// Whether it is the store that doesn't answer, rather than what it holds.
+pub fn is_away(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(MetaError::Unknown { .. }))
+}
+
+/// As [`open`], and waits for a store of other machines until it answers: data of volumes is out of reach as long, and nobody
+/// gets it back sooner by starting this host again and again.
+pub fn await_open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
+    let mut told = String::new();
+    loop {
+        match open(dir, config) {
+            Err(error) if is_away(&error) && config.meta != MetaConfig::Embedded => {
+                let why = format!("{error:#}");
+                if why != told {
+                    logger::warn(format_args!("the host waits for {}: {why}", config.meta));
+                    Role::Host.set_waits_for(dir, Some(&why));
+                    told = why;
+                }
+                std::thread::sleep(LOOK_PACE);
+            }
+            opened => {
+                Role::Host.set_waits_for(dir, None);
+                return opened;
+            }
+        }
+    }
 }
 
 /// From here on the store serves no host, until it is complete.

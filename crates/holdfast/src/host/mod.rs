@@ -130,7 +130,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let grid = config.grid_id()?;
     let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
     let links_tls = config.tls.then(load_tls).transpose()?;
-    let meta = meta::open(dir, &config)?;
+    let meta = meta::await_open(dir, &config)?;
     let records = records::Records::start(meta.clone(), matches!(config.meta, MetaConfig::Etcd(_)))?;
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
