@@ -150,3 +150,33 @@ fn a_machine_gets_another_address_while_the_grid_serves() {
     b.ok("grid up");
     until("it is found", || address_of(&a, 3) == (format!("127.0.0.3:{port}"), "up".to_string()));
 }
+
+#[test]
+fn asking_for_what_is_so_succeeds_and_what_a_killed_command_has_left_is_cleared() {
+    let grid = Grid::new(4);
+    assert!(grid.up("--nodes 2 --devices 1").contains("with 2 devices of 256 MiB"));
+    assert!(grid.ok("grid up").contains("up already"));
+    assert!(grid.ok("node start 2").contains("up already"));
+    assert!(grid.ok("node resume 2").contains("goes on"));
+    grid.ok("node kill 2");
+    assert!(grid.ok("node kill 2").contains("was dead"));
+    assert!(grid.ok("node stop 2 --force").contains("was stopped"));
+    grid.ok("node start 2");
+    // The layout is what two nodes bear.
+    let said = grid.ok("volume create v --size 8MiB");
+    assert!(said.contains("mirror:2"), "{said}");
+    let schedule = "snapshot schedule v --every 1h --keep 24h";
+    for line in [schedule, schedule, "volume export v", "volume unexport v", "volume unexport v", "node cut 2", "node cut 2"] {
+        grid.ok(line);
+    }
+    grid.ok("node mend 2");
+
+    // A command that is killed while it makes a device, before anything names that.
+    let adding = r#"[{"path":"devices/node3-0.img","device":"0e4c2d7a-0000-4000-8000-000000000001","size_bytes":268435456}]"#;
+    fs::write(grid.path("grid.adding"), adding).unwrap();
+    fs::write(grid.path("devices/node3-0.img"), vec![0; 4096]).unwrap();
+    assert!(grid.ok("node add").contains("node 3 is added"));
+    assert!(!grid.path("grid.adding").exists());
+    assert_eq!(fs::metadata(grid.path("devices/node3-0.img")).unwrap().len(), 256 << 20, "it is a whole device");
+    assert_eq!(fs::read_dir(grid.path("devices")).unwrap().count(), 3);
+}

@@ -46,6 +46,7 @@ fn cluster(dir: &Path, last: u8) -> Vec<Member> {
         peer: at[3 + n],
         cluster: names.clone(),
         tls: None,
+        quota_bytes: None,
     };
     let mut members: Vec<Member> = (0..3).map(|n| Member::start(config(n)).expect("etcd starts")).collect();
     members.iter_mut().for_each(|m| m.wait().expect("etcd serves"));
@@ -329,4 +330,25 @@ impl Authority {
         let certificate = params.signed_by(&key, &self.issuer).expect("signed");
         (certificate.pem().into_bytes(), key.serialize_pem().into_bytes())
     }
+}
+
+#[test]
+fn a_full_etcd_says_so_and_goes_on_when_an_operator_has_made_room() {
+    if is_missing() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = ports(61, 2);
+    let config = MemberConfig { quota_bytes: Some(1 << 20), ..MemberConfig::alone(dir.path(), at[0], at[1]) };
+    let mut member = Member::start(config).expect("etcd starts");
+    member.wait().expect("etcd serves");
+    let store = connect(std::slice::from_ref(&member));
+    assert_eq!(store.trouble(), None);
+    let value = vec![7; 64 << 10];
+    let refused = (0..200).find_map(|n| store.swap(&format!("k{n}"), MetaVersion::ABSENT, Some(&value), None).err());
+    let refused = refused.expect("its database is full");
+    assert!(matches!(refused, MetaError::Unwritable { .. }), "{refused}");
+    assert!(refused.to_string().contains("NOSPACE") && refused.to_string().contains("etcdctl defrag"), "{refused}");
+    assert_eq!(store.trouble(), Some(refused));
+    assert_eq!(store.get("k0").expect("it is read").expect("there").value, value);
 }

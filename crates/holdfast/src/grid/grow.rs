@@ -1,12 +1,12 @@
 //! Nodes and devices of a local grid that come and go while it serves.
 //!
-//! Faults: a device is made before grid.json names it, and grid.json forgets it before its file is removed; a crash in
-//! between leaves a file that nothing names. Nothing is removed that the host has not found empty. What is there already is
+//! Faults: a device is made before grid.json names it; `grid.adding` says which, so that the next command removes what a crash in
+//! between has left. grid.json forgets a device before its file is removed; then the file stays. Nothing else is removed that the host has not found empty. What is there already is
 //! taken only where it is empty, or where that is forced.
 
 use super::asking::Asking;
 use super::certs::Certificates;
-use super::layout::{DeviceConfig, GridConfig, GridDir, NodeConfig};
+use super::layout::{DeviceConfig, GridConfig, GridDir, NodeConfig, write_durably};
 use super::processes::{Role, wait};
 use super::survey::{self, Asker};
 use super::token::JoinToken;
@@ -40,6 +40,7 @@ pub enum Source {
 pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
+    clear_unfinished(dir, &config)?;
     let at = config.node(node)?;
     if at.devices.len() as u32 >= DEVICES_MAX {
         bail!("node {node} has {DEVICES_MAX} devices, which is the bound");
@@ -56,16 +57,13 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceCon
     client::done(dir, &Request::CheckRemovable { devices: Vec::new(), force: false })
         .with_context(|| format!("node {node} is not restarted now"))?;
     let device = match source {
-        Source::File(size) => make_device(dir, &config, node, size.unwrap_or(default))?,
-        Source::Path { path, force } => {
-            let device = describe(path, &Asker::of(dir, &config)?, *force)?;
-            take(&device, config.grid_id()?, NodeId(node))?;
-            device
-        }
+        Source::File(size) => describe_files(dir, node, 1, size.unwrap_or(default)).remove(0),
+        Source::Path { path, force } => describe(path, &Asker::of(dir, &config)?, *force)?,
     };
-    let entry = config.nodes.iter_mut().find(|n| n.id == node).expect("just seen");
-    entry.devices.push(device.clone());
-    dir.save(&config)?;
+    make_named(dir, &mut config, (node, std::slice::from_ref(&device)), |config| {
+        let entry = config.nodes.iter_mut().find(|n| n.id == node).expect("just seen");
+        entry.devices.push(device.clone());
+    })?;
     units::refresh(dir, &config)?;
     restart(dir, &config, node)?;
     client::done(dir, &Request::GridReload)?;
@@ -85,6 +83,7 @@ pub enum Devices {
 pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> Result<NodeConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
+    clear_unfinished(dir, &config)?;
     let last = config.nodes.iter().max_by_key(|n| n.id).context("a grid has nodes")?.clone();
     let default = last.devices.first().map_or(super::DEVICE_SIZE_DEFAULT, |d| Size(d.size_bytes));
     let count = match devices {
@@ -114,17 +113,11 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
         obtain(dir, &config, &[pki::Role::Node(NodeId(id))], token)?;
     }
     let devices = match devices {
-        Devices::Files(_, size) => {
-            (0..count).map(|_| make_device(dir, &config, id, size.unwrap_or(default))).collect::<Result<_>>()?
-        }
-        Devices::Paths { .. } => {
-            chosen.iter().try_for_each(|device| take(device, config.grid_id()?, NodeId(id)))?;
-            chosen
-        }
+        Devices::Files(_, size) => describe_files(dir, id, count, size.unwrap_or(default)),
+        Devices::Paths { .. } => chosen,
     };
     let node = NodeConfig { id, address, devices };
-    config.nodes.push(node.clone());
-    dir.save(&config)?;
+    make_named(dir, &mut config, (id, &node.devices), |config| config.nodes.push(node.clone()))?;
     units::refresh(dir, &config)?;
     check_startable(dir, &config, Role::Node(id))?;
     Role::Node(id).start(dir, &[])?;
@@ -267,14 +260,56 @@ pub(super) fn give_back(device: &DeviceConfig, grid: GridId) -> Result<()> {
     }
 }
 
-fn make_device(dir: &GridDir, config: &GridConfig, node: u32, size: Size) -> Result<DeviceConfig> {
-    let name = |n: u32| PathBuf::from(format!("devices/node{node}-{n}.img"));
-    let path = (0..).map(name).find(|path| !dir.root().join(path).exists()).expect("numbers don't end");
-    let device = DeviceConfig { path, device: fresh_device_id().to_string(), size_bytes: size.0 };
-    let full = dir.device_path(&device);
-    create_file(&full, size.0, 0)?;
-    ownership::format(&full, size.0, config.grid_id()?, NodeId(node), device.device.parse()?)?;
-    Ok(device)
+/// New files for a node's devices, under names that no file has.
+fn describe_files(dir: &GridDir, node: u32, count: u32, size: Size) -> Vec<DeviceConfig> {
+    let names = (0..).map(|n: u32| PathBuf::from(format!("devices/node{node}-{n}.img")));
+    let free = names.filter(|path| !dir.root().join(path).exists()).take(count as usize);
+    free.map(|path| DeviceConfig { path, device: fresh_device_id().to_string(), size_bytes: size.0 }).collect()
+}
+
+/// Makes devices for a node, and has grid.json name them: all or none, also where a command is cut short.
+fn make_named(
+    dir: &GridDir,
+    config: &mut GridConfig,
+    (node, devices): (u32, &[DeviceConfig]),
+    name: impl FnOnce(&mut GridConfig),
+) -> Result<()> {
+    let grid = config.grid_id()?;
+    let text = serde_json::to_vec(devices).expect("our configuration always encodes");
+    write_durably(&dir.adding_path(), &text)?;
+    let make = |device: &DeviceConfig| {
+        if device.path.is_absolute() {
+            return take(device, grid, NodeId(node));
+        }
+        let full = dir.device_path(device);
+        create_file(&full, device.size_bytes, 0)?;
+        ownership::format(&full, device.size_bytes, grid, NodeId(node), device.device.parse()?)
+    };
+    let made = devices.iter().try_for_each(make).and_then(|()| {
+        name(config);
+        dir.save(config)
+    });
+    // What is named stays; of an attempt that failed nothing is.
+    let cleared = dir.load().and_then(|config| clear_unfinished(dir, &config));
+    made.and(cleared)
+}
+
+/// Removes devices that a command was making which did not get to the point where grid.json names them.
+pub(super) fn clear_unfinished(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    let path = dir.adding_path();
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e).with_context(|| format!("cannot read {}; check its permissions", path.display())),
+    };
+    let begun: Vec<DeviceConfig> = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is damaged: look which devices nothing names, then remove it", path.display()))?;
+    let is_named = |device: &DeviceConfig| config.nodes.iter().any(|n| n.devices.iter().any(|d| d.device == device.device));
+    for device in begun.iter().filter(|device| !is_named(device)) {
+        let what = dir.device_path(device);
+        discard(dir, device).with_context(|| format!("cannot remove {}, which was not completed", what.display()))?;
+    }
+    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}; check permissions", path.display()))
 }
 
 /// Ends the node's process in good order, or by force if that takes too long.

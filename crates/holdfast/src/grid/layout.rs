@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/grid.json      what the program made: id, nodes, devices; written last when a grid is made, so that what it names exists
 //! DIR/holdfast.toml  what the operator sets (see `config`)
+//! DIR/grid.adding    devices that a command is just making, for the next one if it is cut short
 //! DIR/grid.lock      held by `grid up` and `grid down`
 //! DIR/devices/       node1-0.img …
 //! DIR/meta.redb      the embedded metadata store, the host's alone; nothing where etcd keeps the metadata
@@ -178,6 +179,11 @@ impl GridDir {
     /// There while a grid is being made: what it names may be removed.
     pub fn creating_path(&self) -> PathBuf {
         self.root.join("grid.creating")
+    }
+
+    /// There while devices are being made for a grid that is there.
+    pub fn adding_path(&self) -> PathBuf {
+        self.root.join("grid.adding")
     }
 
     pub fn lock_path(&self) -> PathBuf {

@@ -124,6 +124,7 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     let _lock = Lock::take(dir)?;
     let created = !dir.exists();
     let config = if created { create(dir, options)? } else { dir.load()? };
+    grow::clear_unfinished(dir, &config)?;
     let settings = dir.settings(&config)?;
     check_unchanged(dir, (&config, &settings), options)?;
     check_metadata(dir, &config)?;

@@ -248,6 +248,7 @@ pub fn etcd_cluster(dir: &Path, first: u8, count: u8) -> Option<Vec<Member>> {
         peer: *peer,
         cluster: cluster.clone(),
         tls: None,
+        quota_bytes: None,
     };
     let start = |config| Member::start(config).expect("etcd starts");
     let mut members: Vec<Member> = addresses.iter().enumerate().map(config).map(start).collect();

@@ -17,8 +17,9 @@ use super::{
     WatchEvent, Write, check_commit, check_size,
 };
 use etcd_client::{
-    Certificate, Client, Compare as EtcdCompare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity,
-    KeyValue, PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
+    AlarmAction, AlarmType, Certificate, Client, Compare as EtcdCompare, CompareOp, ConnectOptions, Error, EventType,
+    GetOptions, Identity, KeyValue, PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchResponse,
+    WatchStream,
 };
 use holdfast_base::MetaVersion;
 use std::collections::VecDeque;
@@ -241,6 +242,9 @@ impl Shared {
         if is_missing_lease(error) {
             return MetaError::LeaseGone;
         }
+        if is_full(error) {
+            return full();
+        }
         self.set_answers(member, false);
         unknown(&error.to_string())
     }
@@ -296,6 +300,20 @@ impl Shared {
             lease: (found.lease() != 0).then(|| LeaseId(found.lease().cast_unsigned())),
         })
     }
+}
+
+/// It refuses what writes then, until an operator has ended its alarm.
+fn is_full(error: &Error) -> bool {
+    matches!(error, Error::GRpcStatus(status) if status.message().contains("database space exceeded"))
+}
+
+/// What is to be done was tried with etcd 3.6.
+fn full() -> MetaError {
+    let why = "etcd has no space left (alarm NOSPACE: its database has reached --quota-backend-bytes), so that metadata can be \
+               read, and not changed. On a machine with etcdctl, with --endpoints=URL,...: `etcdctl endpoint status -w json` \
+               shows the revision; then `etcdctl compact REVISION`, `etcdctl defrag --cluster`, `etcdctl alarm disarm`; where \
+               that is not enough start its members with a larger quota";
+    MetaError::Unwritable { why: why.to_string() }
 }
 
 fn unknown(why: &str) -> MetaError {
@@ -432,6 +450,13 @@ impl MetaStore for EtcdStore {
 
     fn revoke(&self, lease: LeaseId) -> Result<(), MetaError> {
         self.0.call(|mut client| async move { client.lease_revoke(lease.0.cast_signed()).await }).map(drop)
+    }
+
+    fn trouble(&self) -> Option<MetaError> {
+        // Where roles of etcd keep alarms from this client, they are seen when something is to be written.
+        let told = self.0.call(|mut client| async move { client.alarm(AlarmAction::Get, AlarmType::None, None).await });
+        let is_raised = told.is_ok_and(|told| told.alarms().iter().any(|a| a.alarm() == AlarmType::Nospace));
+        is_raised.then(full)
     }
 
     fn watch(&self, prefix: &str, from: Revision) -> Result<Box<dyn Watch>, MetaError> {

@@ -23,6 +23,8 @@ pub struct MemberConfig {
     /// Names and peer addresses of all members, its own included.
     pub cluster: Vec<(String, SocketAddr)>,
     pub tls: Option<MemberTls>,
+    /// Its database takes no more than that; by default etcd's 2 GiB.
+    pub quota_bytes: Option<u64>,
 }
 
 /// PEM files of a member that serves clients over TLS, and only those who show a certificate of the same authority.
@@ -50,7 +52,7 @@ impl MemberConfig {
     /// A member that is a cluster by itself.
     pub fn alone(dir: &Path, client: SocketAddr, peer: SocketAddr) -> MemberConfig {
         let name = "m0".to_string();
-        MemberConfig { cluster: vec![(name.clone(), peer)], name, dir: dir.to_path_buf(), client, peer, tls: None }
+        MemberConfig { cluster: vec![(name.clone(), peer)], name, dir: dir.to_path_buf(), client, peer, tls: None, quota_bytes: None }
     }
 
     pub fn endpoint(&self) -> String {
@@ -71,6 +73,9 @@ impl Member {
         command.arg("--data-dir").arg(config.dir.join("data"));
         command.args(["--listen-client-urls", &config.endpoint(), "--advertise-client-urls", &config.endpoint()]);
         command.args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url]);
+        if let Some(quota) = config.quota_bytes {
+            command.args(["--quota-backend-bytes", &quota.to_string()]);
+        }
         if let Some(tls) = &config.tls {
             command.arg("--cert-file").arg(&tls.certificate).arg("--key-file").arg(&tls.key);
             command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(&tls.ca);
