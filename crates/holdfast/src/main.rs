@@ -10,6 +10,7 @@ mod config;
 mod daemon;
 mod drill;
 mod drives;
+mod findings;
 mod grid;
 mod host;
 mod link_tls;
@@ -74,13 +75,8 @@ enum Command {
     Space(cli::space::SpaceArgs),
     /// What first tiers hold, what leaves them, and how often they are read
     Tier(cli::tier::TierArgs),
-    /// What the grid does right now
-    #[command(
-        after_help = "States of a node: up; suspect (late, avoided); hung (its process stands still, or answers \
-        nothing); cut (see `holdfast node cut`); down.\nThe answer comes from memory of the host and of the kernel: it \
-        does not wait for nodes."
-    )]
-    Status,
+    /// What the grid does right now, and what is not well
+    Status(cli::status::StatusArgs),
     /// Add, drain and remove what data lies on
     Device(cli::device::DeviceArgs),
     /// Move a grid's metadata between the embedded store and etcd
@@ -109,13 +105,17 @@ fn main() -> ExitCode {
     // anew two megabytes at a time, zeroed: more memory, and writes cost more. A kernel that knows of none refuses.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let cli = Cli::parse();
-    match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("holdfast: {error:#}");
-            ExitCode::FAILURE
+    let (done, failure) = match &cli.command {
+        Command::Status(args) => {
+            let dir = GridDir::choose(cli.dir.as_deref());
+            (dir.and_then(|dir| cli::status::run_status(args, &dir, cli.json)), ExitCode::from(cli::status::UNKNOWN))
         }
-    }
+        _ => (run(cli).map(|()| ExitCode::SUCCESS), ExitCode::FAILURE),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("holdfast: {error:#}");
+        failure
+    })
 }
 
 fn run(cli: Cli) -> Result<()> {
@@ -129,7 +129,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Changes(args) => cli::transfer::changes(&args, &GridDir::choose(dir)?, cli.json),
         Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Status => cli::status::run_status(&GridDir::choose(dir)?, cli.json),
+        Command::Status(_) => unreachable!("it has exit codes of its own"),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Device(args) => cli::device::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Meta(args) => cli::meta::run(args, &GridDir::choose(dir)?, cli.json),

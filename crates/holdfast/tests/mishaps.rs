@@ -166,13 +166,16 @@ fn asking_for_what_is_so_succeeds_and_what_a_killed_command_has_left_is_cleared(
     let said = grid.ok("volume create v --size 8MiB");
     assert!(said.contains("mirror:2"), "{said}");
     let schedule = "snapshot schedule v --every 1h --keep 24h";
-    for line in [schedule, schedule, "volume export v", "volume unexport v", "volume unexport v", "node cut 2", "node cut 2"] {
+    for line in
+        [schedule, schedule, "volume export v", "volume unexport v", "volume unexport v", "node cut 2", "node cut 2"]
+    {
         grid.ok(line);
     }
     grid.ok("node mend 2");
 
     // A command that is killed while it makes a device, before anything names that.
-    let adding = r#"[{"path":"devices/node3-0.img","device":"0e4c2d7a-0000-4000-8000-000000000001","size_bytes":268435456}]"#;
+    let adding =
+        r#"[{"path":"devices/node3-0.img","device":"0e4c2d7a-0000-4000-8000-000000000001","size_bytes":268435456}]"#;
     fs::write(grid.path("grid.adding"), adding).unwrap();
     fs::write(grid.path("devices/node3-0.img"), vec![0; 4096]).unwrap();
     assert!(grid.ok("node add").contains("node 3 is added"));

@@ -183,8 +183,9 @@ impl Grid {
     }
 
     pub fn status(&self) -> Result<Status> {
-        let text = self.run(&["status", "--json"])?;
-        Status::parse(&text).with_context(|| format!("`holdfast status --json` printed something unexpected:\n{text}"))
+        let text = self.run(&["grid", "status", "--json"])?;
+        Status::parse(&text)
+            .with_context(|| format!("`holdfast grid status --json` printed something unexpected:\n{text}"))
     }
 
     /// Kills the host process at once.

@@ -73,7 +73,7 @@ impl Demo {
     fn bring_up(&self) -> Result<()> {
         let exists = self.dir.join("grid.json").exists();
         if exists {
-            let status = tools::json_of(&mut self.holdfast(&["status", "--json"]))?;
+            let status = tools::json_of(&mut self.holdfast(&["grid", "status", "--json"]))?;
             let nodes = status["nodes"].as_array().map_or(0, Vec::len);
             let up = |part: &Value| part["state"] == "up";
             if up(&status["host"]) && status["nodes"].as_array().is_some_and(|nodes| nodes.iter().all(up)) {

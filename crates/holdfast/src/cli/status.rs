@@ -1,25 +1,30 @@
 //! `holdfast status` and `holdfast grid …`: what is there, in what state, within a second whatever hangs.
 
 use super::format::{percent_used, print, print_json, print_table, table};
-use super::space::full_soon;
 use super::tls::{TlsArgs, TokenArgs};
-use super::volume::{print_list, print_unreadable};
+use super::volume::print_list;
 use crate::client;
+use crate::findings::{self, Finding, Severity};
 use crate::grid::address::Wanted;
 use crate::grid::certs::{Certificates, roles, server_warning};
 use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token::Join;
 use crate::grid::{self, UpOptions, UpOutcome};
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Unreadable, VolumeInfo};
+use crate::protocol::{Counters, DeviceInfo, LinkState, NodeInfo, Unreadable, VolumeInfo};
 use crate::size::Size;
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::wire::WIRE;
+use holdfast_runtime::clock;
 use holdfast_runtime::process::{self, ProcessStats};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
@@ -170,7 +175,11 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         GridAction::Status => {
             let status = gather(dir)?;
-            if json { print_json(&status) } else { print_grid(&status) }
+            if json {
+                return print_json(&status);
+            }
+            print_findings(&findings::of(&status))?;
+            print_grid(&status)
         }
         GridAction::Address(args) => change_address(&args, dir, json),
         GridAction::Token(args) => super::tls::token(&args, dir, json),
@@ -233,24 +242,139 @@ fn change_address(args: &AddressArgs, dir: &GridDir, json: bool) -> Result<()> {
     })
 }
 
-pub fn run_status(dir: &GridDir, json: bool) -> Result<()> {
-    let status = gather(dir)?;
-    if json {
-        return print_json(&status);
+#[derive(Args, Debug)]
+#[command(
+    after_help = "The first lines tell what is not well, the worst first: how bad it is, what it is about, and what to do next.\n\
+    Exit codes: 0 all is well; 1 a warning: somebody should act; 2 critical: something is not served, can't be changed, or may \
+    be lost with the next failure; 3 nothing can be told.\n`holdfast grid status` tells the same of nodes and host, with exit code 0.\n\n\
+    States of a node: up; suspect (late, avoided); hung (its process stands still, or answers nothing); cut (see `holdfast node \
+    cut`); down.\nThe answer comes from memory of the host and of the kernel: it does not wait for nodes."
+)]
+pub struct StatusArgs {
+    /// Tell it again and again, every so many seconds [default: 2], with the rates of each volume between two answers
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..))]
+    watch: Option<u64>,
+}
+
+/// Of the worst that is found.
+fn exit_code(findings: &[Finding]) -> ExitCode {
+    ExitCode::from(match findings.first().map(|finding| finding.severity) {
+        None => 0,
+        Some(Severity::Warning) => 1,
+        Some(Severity::Critical) => 2,
+    })
+}
+
+/// Where nothing can be told.
+pub const UNKNOWN: u8 = 3;
+
+pub fn run_status(args: &StatusArgs, dir: &GridDir, json: bool) -> Result<ExitCode> {
+    let mut before: Option<Sample> = None;
+    loop {
+        let sample = Sample { at: Instant::now(), status: gather(dir)? };
+        let findings = findings::of(&sample.status);
+        let rates = before.as_ref().map(|before| rates(before, &sample));
+        // On a terminal one takes the place of the other.
+        if args.watch.is_some() && !json && std::io::stdout().is_terminal() {
+            print("\x1b[H\x1b[2J")?;
+        }
+        match json {
+            true => print_json(&Told { status: &sample.status, findings: &findings, rates })?,
+            false => print_status(&sample.status, &findings, rates.as_ref())?,
+        }
+        let Some(seconds) = args.watch else { return Ok(exit_code(&findings)) };
+        before = Some(sample);
+        std::thread::sleep(Duration::from_secs(seconds));
+        // A reader that has gone ends it.
+        if json { std::io::stdout().flush()? } else { writeln!(std::io::stdout())? }
     }
-    print_grid(&status)?;
-    if let Some(alarm) = full_soon(status.days_to_full) {
-        print(alarm)?;
-    }
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    status: &'a GridStatus,
+    /// What is not well, the worst first.
+    findings: &'a [Finding],
+    /// By volume, from the second answer on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rates: Option<BTreeMap<String, Rates>>,
+}
+
+struct Sample {
+    at: Instant,
+    status: GridStatus,
+}
+
+/// What passes between a volume and its clients, a second.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Rates {
+    pub reads: f64,
+    pub read_bytes: f64,
+    pub writes: f64,
+    pub write_bytes: f64,
+}
+
+/// Of volumes that were served without a break.
+fn rates(before: &Sample, now: &Sample) -> BTreeMap<String, Rates> {
+    let seconds = (now.at - before.at).as_secs_f64().max(0.001);
+    let counters = |status: &GridStatus, volume: &VolumeInfo| {
+        let found =
+            status.volumes.iter().find(|v| v.id == volume.id && v.epoch == volume.epoch && v.clone_of.is_none());
+        found.and_then(|v| v.live.as_ref()).map(|live| live.counters)
+    };
+    let of = |volume: &VolumeInfo| {
+        let (old, new) = (counters(&before.status, volume)?, counters(&now.status, volume)?);
+        let rate = |f: fn(&Counters) -> u64| f(&new).saturating_sub(f(&old)) as f64 / seconds;
+        Some(Rates {
+            reads: rate(|c| c.reads),
+            read_bytes: rate(|c| c.read_bytes),
+            writes: rate(|c| c.writes),
+            write_bytes: rate(|c| c.write_bytes),
+        })
+    };
+    now.status.volumes.iter().filter_map(|volume| Some((volume.name.clone(), of(volume)?))).collect()
+}
+
+fn print_status(status: &GridStatus, findings: &[Finding], rates: Option<&BTreeMap<String, Rates>>) -> Result<()> {
+    print_findings(findings)?;
+    print_grid(status)?;
     if status.host.state == "up" {
         print("")?;
         print_list(&status.volumes)?;
-        print_unreadable(&status.unreadable)?;
+        if let Some(rates) = rates {
+            print_rates(rates)?;
+        }
         for name in &status.deleting {
             print(format_args!("volume {name} is deleted; its space is being returned"))?;
         }
     }
     Ok(())
+}
+
+fn print_findings(findings: &[Finding]) -> Result<()> {
+    if findings.is_empty() {
+        return print("all is well");
+    }
+    findings.iter().try_for_each(print)
+}
+
+fn print_rates(rates: &BTreeMap<String, Rates>) -> Result<()> {
+    if rates.is_empty() {
+        return Ok(());
+    }
+    print("")?;
+    let mut rows = table(&["VOLUME", "READS/S", "BYTES/S", "WRITES/S", "BYTES/S"], &[1, 2, 3, 4]);
+    for (name, rates) in rates {
+        rows.add_row([
+            name.clone(),
+            format!("{:.0}", rates.reads),
+            Size(rates.read_bytes as u64).to_string(),
+            format!("{:.0}", rates.writes),
+            Size(rates.write_bytes as u64).to_string(),
+        ]);
+    }
+    print_table(&rows)
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -264,6 +388,8 @@ pub struct GridStatus {
     /// What is to be done about certificates of this machine.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub certificate_warnings: Vec<String>,
+    /// This machine's, when it was asked: milliseconds since 1970.
+    pub clock_ms: u64,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeView>,
@@ -309,6 +435,9 @@ pub struct NodeView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wire: Option<u32>,
     pub devices: Vec<DeviceInfo>,
+    /// It runs on this machine.
+    #[serde(skip)]
+    pub is_own: bool,
 }
 
 /// From the host's memory and from /proc alone: nothing here waits for a node.
@@ -357,6 +486,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         grid: config.grid,
         dir: root,
         host,
+        clock_ms: clock::wall().as_millis() as u64,
         days_to_full: status.days_to_full,
         nodes,
         volumes: status.volumes,
@@ -392,6 +522,7 @@ fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&Node
         trouble: told.and_then(|n| n.trouble.clone()),
         wire: told.and_then(|n| n.wire),
         devices: told.map_or_else(Vec::new, |n| n.devices.clone()),
+        is_own: dir.is_some(),
     }
 }
 
@@ -407,18 +538,9 @@ fn print_grid(status: &GridStatus) -> Result<()> {
             Size(host.resident_bytes)
         ))?,
     }
-    if let Some(trouble) = &host.trouble {
-        print(trouble)?;
-    }
-    match &status.metadata.trouble {
-        None => print(format_args!("metadata {}", status.metadata.store))?,
-        Some(trouble) => print(format_args!("metadata {}, out of reach {trouble}", status.metadata.store))?,
-    }
+    print(format_args!("metadata {}", status.metadata.store))?;
     if status.tls {
         print("links between hosts and nodes have TLS")?;
-    }
-    for warning in &status.certificate_warnings {
-        print(warning)?;
     }
     print("")?;
     let mut rows = table(
@@ -446,30 +568,15 @@ fn print_grid(status: &GridStatus) -> Result<()> {
         ]);
     }
     print_table(&rows)?;
-    status.nodes.iter().try_for_each(print_troubles)
+    status.nodes.iter().try_for_each(print_release)
 }
 
-fn print_troubles(node: &NodeView) -> Result<()> {
-    if let Some(trouble) = &node.trouble {
-        print(format_args!("node {}: {trouble}", node.id))?;
-    }
+fn print_release(node: &NodeView) -> Result<()> {
     if let Some(wire) = node.wire.filter(|wire| *wire < WIRE.newest) {
         print(format_args!(
             "node {}: of an older release; it speaks version {wire} of the messages, this one {WIRE}",
             node.id
         ))?;
-    }
-    for device in &node.devices {
-        let Some(seconds) = device.slow_s else { continue };
-        let and = if device.bypassed { "bypassed" } else { "still needed" };
-        print(format_args!("node {}: device {} has been slow for {seconds} s, and is {and}", node.id, device.device))?;
-    }
-    for device in &node.devices {
-        let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) else { continue };
-        print(format_args!("node {}: the drive of device {} {drive}; replace it", node.id, device.device))?;
-    }
-    for device in node.devices.iter().filter(|d| d.health == "failed") {
-        print(format_args!("node {}: device {} has failed; its log says why", node.id, device.device))?;
     }
     Ok(())
 }

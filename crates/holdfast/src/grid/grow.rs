@@ -304,7 +304,8 @@ pub(super) fn clear_unfinished(dir: &GridDir, config: &GridConfig) -> Result<()>
     };
     let begun: Vec<DeviceConfig> = serde_json::from_slice(&text)
         .with_context(|| format!("{} is damaged: look which devices nothing names, then remove it", path.display()))?;
-    let is_named = |device: &DeviceConfig| config.nodes.iter().any(|n| n.devices.iter().any(|d| d.device == device.device));
+    let is_named =
+        |device: &DeviceConfig| config.nodes.iter().any(|n| n.devices.iter().any(|d| d.device == device.device));
     for device in begun.iter().filter(|device| !is_named(device)) {
         let what = dir.device_path(device);
         discard(dir, device).with_context(|| format!("cannot remove {}, which was not completed", what.display()))?;

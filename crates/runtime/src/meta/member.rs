@@ -52,7 +52,15 @@ impl MemberConfig {
     /// A member that is a cluster by itself.
     pub fn alone(dir: &Path, client: SocketAddr, peer: SocketAddr) -> MemberConfig {
         let name = "m0".to_string();
-        MemberConfig { cluster: vec![(name.clone(), peer)], name, dir: dir.to_path_buf(), client, peer, tls: None, quota_bytes: None }
+        MemberConfig {
+            cluster: vec![(name.clone(), peer)],
+            name,
+            dir: dir.to_path_buf(),
+            client,
+            peer,
+            tls: None,
+            quota_bytes: None,
+        }
     }
 
     pub fn endpoint(&self) -> String {

@@ -145,7 +145,7 @@ impl Site {
         let volumes = self.volumes.clone();
         let mut owners = vec![0; volumes.len()];
         for host in Part::HOSTS {
-            let status = match self.machine(host).json(&["status"]) {
+            let status = match self.machine(host).json(&["grid", "status"]) {
                 Ok(status) => status,
                 Err(error) => return Some(format!("{error:#}")),
             };

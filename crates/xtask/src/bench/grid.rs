@@ -100,7 +100,7 @@ impl Grid {
     }
 
     pub fn status(&self) -> Result<Value> {
-        tools::json_of(&mut self.holdfast(&["status", "--json"]))
+        tools::json_of(&mut self.holdfast(&["grid", "status", "--json"]))
     }
 
     pub fn volume(&self, name: &str) -> Result<Value> {

@@ -1,0 +1,422 @@
+//! What is not well on a grid, how bad that is, and what to do next: from a report of its state alone.
+//!
+//! Role: a pure function. Who shows a grid's state, or raises alarms, asks it, so that all say the same.
+
+use crate::cli::space::full_soon;
+use crate::cli::status::{GridStatus, NodeView};
+use crate::protocol::{DeviceInfo, SnapshotInfo, VolumeInfo, VolumeLive, free_of};
+use holdfast_format::geometry::Layout;
+use serde::Serialize;
+use std::fmt;
+
+/// How bad it is; the worst comes last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Somebody should act; everything is served, and bears a failure as it is to, or soon will again by itself.
+    Warning,
+    /// Something is not served, can't be changed, or may be lost with the next failure.
+    Critical,
+}
+
+/// What it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Concern {
+    /// Something is not served, or not in full.
+    Service,
+    /// One more failure may lose data.
+    DataAtRisk,
+    /// Less may fail than what is promised.
+    Redundancy,
+    Capacity,
+    /// Records can't be changed or read.
+    Metadata,
+    Certificates,
+    /// A clock is wrong, or was.
+    Time,
+}
+
+impl fmt::Display for Concern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Concern::Service => "service",
+            Concern::DataAtRisk => "data at risk",
+            Concern::Redundancy => "redundancy",
+            Concern::Capacity => "capacity",
+            Concern::Metadata => "metadata",
+            Concern::Certificates => "certificates",
+            Concern::Time => "time",
+        })
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    pub severity: Severity,
+    pub concern: Concern,
+    pub what: String,
+    /// A command, or in words what is to be done; nothing where `what` says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Warning => "WARNING",
+            Severity::Critical => "CRITICAL",
+        };
+        write!(f, "{severity} ({}): {}", self.concern, self.what)?;
+        self.next.as_ref().map_or(Ok(()), |next| write!(f, "; next: {next}"))
+    }
+}
+
+/// Clocks of machines that are kept right differ by less.
+const SKEW_MS: u64 = 60_000;
+
+/// Of what devices hold for guests: with less than that left somebody should act.
+const LOW_PER_CENT: u64 = 5;
+
+/// Named in one sentence; of more their number is told.
+const NAMED_MAX: usize = 3;
+
+struct Found(Vec<Finding>);
+
+impl Found {
+    fn add(&mut self, severity: Severity, concern: Concern, what: impl Into<String>, next: &str) {
+        let next = (!next.is_empty()).then(|| next.to_string());
+        self.0.push(Finding { severity, concern, what: what.into(), next });
+    }
+
+    fn warning(&mut self, concern: Concern, what: impl Into<String>, next: &str) {
+        self.add(Severity::Warning, concern, what, next);
+    }
+
+    fn critical(&mut self, concern: Concern, what: impl Into<String>, next: &str) {
+        self.add(Severity::Critical, concern, what, next);
+    }
+}
+
+/// All that is not well, the worst first.
+pub fn of(status: &GridStatus) -> Vec<Finding> {
+    let mut found = Found(Vec::new());
+    about_host(status, &mut found);
+    about_volumes(status, &mut found);
+    status.nodes.iter().for_each(|node| about_node(node, &mut found));
+    about_capacity(status, &mut found);
+    for warning in &status.certificate_warnings {
+        found.warning(Concern::Certificates, warning, "");
+    }
+    about_clock(status, &mut found);
+    // Those of one severity stay in the order above.
+    found.0.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    found.0
+}
+
+fn about_host(status: &GridStatus, found: &mut Found) {
+    let host = &status.host;
+    let why = host.trouble.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+    match host.state {
+        "up" => {}
+        "down" => found.critical(Concern::Service, "the host is down, and serves no volume", "`holdfast grid up`"),
+        "starting" => found.critical(
+            Concern::Service,
+            format!("the host serves no volume yet{why}"),
+            "see whether the metadata store runs; the host goes on by itself",
+        ),
+        _ => {
+            let next =
+                host.pid.map_or(String::new(), |pid| format!("`kill -CONT {pid}`, where a signal has stopped it"));
+            found.critical(Concern::Service, format!("the host hangs{why}"), &next);
+        }
+    }
+    if let Some(trouble) = &status.metadata.trouble {
+        found.critical(Concern::Metadata, format!("metadata {}, out of reach {trouble}", status.metadata.store), "");
+    }
+    for volume in &status.unreadable {
+        let what = format!("volume {} can't be read by this release: {}", volume.name, volume.why);
+        found.critical(Concern::Metadata, what, "bring this machine to the release of the others");
+    }
+}
+
+/// A clone's figures are its volume's.
+fn live(volume: &VolumeInfo) -> Option<&VolumeLive> {
+    volume.live.as_ref().filter(|_| volume.clone_of.is_none())
+}
+
+fn about_volumes(status: &GridStatus, found: &mut Found) {
+    let away: Vec<&NodeView> = status.nodes.iter().filter(|node| is_away(node)).collect();
+    for volume in &status.volumes {
+        if let Some(why) = &volume.waits {
+            let what = format!("volume {} can't be opened yet: {why}", volume.name);
+            found.critical(Concern::Service, what, &bring_back(&away));
+        } else if volume.state == "locked" {
+            let what = format!("volume {} is locked: its key could not be had", volume.name);
+            let next = format!("`holdfast volume export {} --key-file FILE`", volume.name);
+            found.critical(Concern::Service, what, &next);
+        }
+    }
+    let served: Vec<&VolumeInfo> = status.volumes.iter().filter(|volume| live(volume).is_some()).collect();
+    let is_short = |volume: &&VolumeInfo| {
+        let layout = volume.layout.parse::<Layout>().ok().filter(|layout| !layout.is_on_devices());
+        layout.is_some_and(|layout| away.len() > usize::from(layout.failures()))
+    };
+    let short: Vec<&str> = served.iter().filter(|v| is_short(v)).map(|v| v.name.as_str()).collect();
+    if !short.is_empty() {
+        let what = format!(
+            "{} nodes are away, more than {} can do without: data may be out of reach",
+            away.len(),
+            names(&short)
+        );
+        found.critical(Concern::Service, what, &bring_back(&away));
+    }
+    let at_risk = served.iter().filter(|v| live(v).is_some_and(|l| l.at_risk_entries > 0)).map(|v| v.name.as_str());
+    let at_risk: Vec<&str> = at_risk.collect();
+    if !at_risk.is_empty() {
+        let what = format!("what {} wrote last is on fewer devices than it is to be", names(&at_risk));
+        found.critical(Concern::DataAtRisk, what, &bring_back(&away));
+    }
+    let degraded = served.iter().filter(|v| live(v).is_some_and(|l| l.degraded_segments > 0)).map(|v| v.name.as_str());
+    let degraded: Vec<&str> = degraded.collect();
+    if !degraded.is_empty() {
+        let next = if away.is_empty() {
+            "nothing: it is made whole again (`holdfast task watch`)".to_string()
+        } else {
+            bring_back(&away)
+        };
+        found.warning(Concern::Redundancy, format!("parts of {} bear less than they are to", names(&degraded)), &next);
+    }
+}
+
+/// `volume a`, or `volumes a, b`.
+fn names(names: &[&str]) -> String {
+    match names {
+        [one] => format!("volume {one}"),
+        all if all.len() <= NAMED_MAX => format!("volumes {}", all.join(", ")),
+        all => format!("{} volumes ({}, ...)", all.len(), all[..NAMED_MAX].join(", ")),
+    }
+}
+
+fn is_away(node: &NodeView) -> bool {
+    matches!(node.state, "down" | "hung" | "cut")
+}
+
+/// What has the first of these nodes come back.
+fn bring_back(away: &[&NodeView]) -> String {
+    away.first().map_or_else(|| "`holdfast task list`".to_string(), |node| how_back(node))
+}
+
+fn how_back(node: &NodeView) -> String {
+    let (id, command) = match node.state {
+        "cut" => return format!("`holdfast node mend {}`", node.id),
+        "hung" => (node.id, "resume"),
+        _ => (node.id, "start"),
+    };
+    match node.is_own {
+        true => format!("`holdfast node {command} {id}`"),
+        false => format!("on its machine: `holdfast node {command} {id}`"),
+    }
+}
+
+fn about_node(node: &NodeView, found: &mut Found) {
+    let id = node.id;
+    let why = node.trouble.as_ref().map_or(String::new(), |why| format!(": {why}"));
+    match node.state {
+        "up" => {}
+        "suspect" => {
+            found.warning(
+                Concern::Redundancy,
+                format!("node {id} is late, and avoided{why}"),
+                "`holdfast device list`",
+            );
+        }
+        "hung" => found.warning(Concern::Redundancy, format!("node {id} hangs{why}"), &how_back(node)),
+        "cut" => found.warning(Concern::Redundancy, format!("node {id} is cut off{why}"), &how_back(node)),
+        state => found.warning(Concern::Redundancy, format!("node {id} is {state}{why}"), &how_back(node)),
+    }
+    node.devices.iter().for_each(|device| about_device(id, device, found));
+}
+
+fn about_device(node: u32, device: &DeviceInfo, found: &mut Found) {
+    let name = &device.device;
+    if device.health == "failed" {
+        let what = format!("node {node}: device {name} has failed; its log says why");
+        let next = format!("replace it, `holdfast device add {node}`, then `holdfast device drain {name}`");
+        found.warning(Concern::Redundancy, what, &next);
+    }
+    if let Some(seconds) = device.slow_s {
+        let and = if device.bypassed { "bypassed" } else { "still needed" };
+        let what = format!("node {node}: device {name} has been slow for {seconds} s, and is {and}");
+        found.warning(Concern::Redundancy, what, "`holdfast device list`");
+    }
+    if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
+        let next = format!("`holdfast device drain {name}`");
+        found.warning(
+            Concern::Redundancy,
+            format!("node {node}: the drive of device {name} {drive}; replace it"),
+            &next,
+        );
+    }
+}
+
+fn about_capacity(status: &GridStatus, found: &mut Found) {
+    let free: u64 = status.nodes.iter().flat_map(|node| free_of(&node.devices)).sum();
+    let devices = status.nodes.iter().flat_map(|node| &node.devices).filter(|device| device.health == "serving");
+    let whole: u64 = devices.map(|device| device.capacity_bytes.saturating_sub(device.reserve_bytes)).sum();
+    let next = "`holdfast space`; then free space, or `holdfast device add`";
+    if whole > 0 && free == 0 {
+        found.critical(Concern::Capacity, "devices are full: guests' writes wait, or fail", next);
+    } else if free < whole / 100 * LOW_PER_CENT {
+        found.warning(Concern::Capacity, format!("less than {LOW_PER_CENT} % of devices is free"), next);
+    }
+    if let Some(alarm) = full_soon(status.days_to_full) {
+        found.warning(Concern::Capacity, alarm, "");
+    }
+}
+
+fn about_clock(status: &GridStatus, found: &mut Found) {
+    let newest = |volume: &VolumeInfo| live(volume)?.snapshots.iter().max_by_key(|s| s.layer).cloned();
+    let is_ahead = |snapshot: &SnapshotInfo| snapshot.created_ms > status.clock_ms.saturating_add(SKEW_MS);
+    let ahead: Vec<String> = status
+        .volumes
+        .iter()
+        .filter_map(|volume| newest(volume).filter(is_ahead).map(|s| format!("{}@{}", volume.name, s.name)))
+        .collect();
+    if let Some(first) = ahead.first() {
+        let what =
+            format!("snapshot {first} is dated ahead of this machine's clock: that is wrong, or was when it was taken");
+        found.warning(Concern::Time, what, "`timedatectl` shows whether the clock is kept right");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::status::{HostView, MetadataView};
+
+    fn node(id: u32, state: &'static str, is_own: bool) -> NodeView {
+        NodeView {
+            id,
+            state,
+            address: format!("127.0.0.1:{}", 7500 + id),
+            pid: None,
+            cpu_ms: 0,
+            resident_bytes: 0,
+            trouble: None,
+            wire: None,
+            devices: vec![device()],
+            is_own,
+        }
+    }
+
+    fn device() -> DeviceInfo {
+        let json = serde_json::json!({
+            "device": "d1", "health": "serving", "capacity_bytes": 1000, "free_bytes": 900, "reserve_bytes": 100,
+            "journal_bytes": 0, "journal_used_bytes": 0, "shards": 0,
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn volume(layout: &str) -> VolumeInfo {
+        let zero = serde_json::to_value(crate::protocol::Counters::from(holdfast_volume::Counters::default())).unwrap();
+        let json = serde_json::json!({
+            "name": "v", "id": "1", "size_bytes": 1, "layout": layout, "exported": true, "state": "open", "epoch": 1,
+            "uris": [], "sessions": 0,
+            "live": {
+                "log_bytes": 0, "mapped_bytes": 0, "segments": 0, "degraded_segments": 0, "at_risk_entries": 0,
+                "suspect_nodes": [], "counters": zero,
+            },
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn status(nodes: Vec<NodeView>) -> GridStatus {
+        GridStatus {
+            grid: String::new(),
+            dir: String::new(),
+            host: HostView { state: "up", pid: Some(7), cpu_ms: 0, resident_bytes: 0, trouble: None },
+            metadata: MetadataView { store: "embedded".to_string(), trouble: None },
+            tls: false,
+            certificate_warnings: Vec::new(),
+            days_to_full: None,
+            clock_ms: 1_000_000_000,
+            nodes,
+            volumes: vec![volume("parity:2+1")],
+            deleting: Vec::new(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    fn told(status: &GridStatus) -> Vec<String> {
+        of(status).iter().map(Finding::to_string).collect()
+    }
+
+    #[test]
+    fn of_a_grid_that_is_well_there_is_nothing_to_say() {
+        assert_eq!(of(&status(vec![node(1, "up", true), node(2, "up", false)])), []);
+    }
+
+    #[test]
+    fn a_node_that_is_away_is_a_warning_and_more_than_the_layout_bears_are_worse() {
+        let mut one = status(vec![node(1, "up", true), node(2, "down", true), node(3, "up", true)]);
+        one.volumes[0].live.as_mut().unwrap().degraded_segments = 5;
+        assert_eq!(
+            told(&one),
+            [
+                "WARNING (redundancy): parts of volume v bear less than they are to; next: `holdfast node start 2`",
+                "WARNING (redundancy): node 2 is down; next: `holdfast node start 2`",
+            ]
+        );
+        one.nodes[1] = node(2, "hung", false);
+        one.nodes[2] = node(3, "cut", true);
+        let found = of(&one);
+        assert_eq!((found[0].severity, found[0].concern), (Severity::Critical, Concern::Service));
+        assert!(found[0].what.contains("2 nodes are away"), "{}", found[0]);
+        assert_eq!(found[0].next.as_deref(), Some("on its machine: `holdfast node resume 2`"));
+        assert!(found[1..].iter().all(|finding| finding.severity == Severity::Warning));
+    }
+
+    #[test]
+    fn what_is_critical_comes_first_whatever_it_is_about() {
+        let mut all = status(vec![node(1, "up", true)]);
+        all.volumes[0].layout = "mirror:2@device".to_string();
+        all.certificate_warnings.push("the certificate of node 1 expires in 3 days".to_string());
+        all.days_to_full = Some(3.0);
+        all.nodes[0].devices[0].health = "failed".to_string();
+        all.volumes[0].live.as_mut().unwrap().at_risk_entries = 1;
+        all.volumes[0].live.as_mut().unwrap().snapshots.push(SnapshotInfo {
+            name: "s".to_string(),
+            layer: 1,
+            created_ms: all.clock_ms + SKEW_MS + 1,
+            size_bytes: 1,
+            uris: Vec::new(),
+            shares: None,
+        });
+        all.metadata.trouble = Some("for 3 s: no space left".to_string());
+        let concerns: Vec<Concern> = of(&all).iter().map(|finding| finding.concern).collect();
+        assert_eq!(
+            concerns,
+            [
+                Concern::Metadata,
+                Concern::DataAtRisk,
+                Concern::Redundancy,
+                Concern::Capacity,
+                Concern::Certificates,
+                Concern::Time
+            ]
+        );
+        all.host.state = "down";
+        assert!(told(&all)[0].starts_with("CRITICAL (service): the host is down"), "{:?}", told(&all));
+    }
+
+    #[test]
+    fn what_is_left_of_devices_is_told_before_there_is_nothing() {
+        let mut low = status(vec![node(1, "up", true)]);
+        low.volumes.clear();
+        low.nodes[0].devices[0].free_bytes = 101;
+        assert!(told(&low)[0].starts_with("WARNING (capacity): less than 5 %"), "{:?}", told(&low));
+        low.nodes[0].devices[0].free_bytes = 100;
+        assert!(told(&low)[0].starts_with("CRITICAL (capacity): devices are full"), "{:?}", told(&low));
+    }
+}
