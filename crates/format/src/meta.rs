@@ -122,6 +122,9 @@ pub struct HostRecord {
     /// It answers questions of other hosts.
     #[serde(default)]
     pub answers: bool,
+    /// It does what other hosts ask it for.
+    #[serde(default)]
+    pub runs_errands: bool,
     /// Guests' writes of its volumes may take what is not promised to them; earlier releases leave that free, and would be
     /// short of room where others don't.
     #[serde(default)]

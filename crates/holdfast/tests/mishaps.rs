@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{Grid, etcd, free_ports, text, until};
@@ -71,10 +72,10 @@ fn a_full_file_system_stops_no_reads_leaves_no_process_behind_and_is_over_when_t
     grid.ok("volume create v --size 8MiB --layout mirror:2");
     grid.ok("node stop 2 --force");
     small.fill();
-    let refused = (0..60).map(|n| grid.run(&format!("volume create w{n} --size 8MiB --layout mirror:2")));
+    let refused = (0..60).map(|n| grid.run(&format!("volume create w{n} --size 8MiB --layout mirror:2 --no-export")));
     let refused = refused.map(|output| text(&output.stderr)).find(|error| !error.is_empty()).expect("it is full");
     assert!(refused.contains("no space left on the file system of"), "{refused}");
-    assert!(grid.ok("volume list").contains(" v "), "what is known is read");
+    assert_eq!(grid.json("volume list")[0]["name"], "v", "what is known is read");
     until("status tells why", || grid.ok("status").contains("no space left on the file system of"));
 
     // Nothing is started that no command would know.
@@ -137,7 +138,21 @@ fn a_machine_gets_another_address_while_the_grid_serves() {
         until("the node is used at its new address", || address_of(grid, 3) == (there.clone(), "up".to_string()));
     }
     // Other hosts go on to reach this one, at its new address.
-    b.ok("volume export v --takeover");
+    b.ok("volume handover v --to b");
+    let state = |grid: &Grid| grid.json("volume show v")["state"].as_str().unwrap().to_string();
+    assert_eq!((state(&a), state(&b)), ("portal".to_string(), "open".to_string()), "the owner was asked by the other");
+    a.ok("volume handover v --to b");
+    let refused = a.fails("volume handover v --to nobody");
+    assert!(refused.contains("there is no host nobody") && refused.contains("a, b"), "{refused}");
+    // What the other host could not open it says at once.
+    fs::write(a.path("key"), [7; 32]).unwrap();
+    fs::set_permissions(a.path("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    a.ok(&format!("volume create vault --size 8MiB --encrypt --key-file {}", a.path("key").display()));
+    fs::remove_file(a.path("key")).unwrap();
+    let refused = a.fails("volume handover vault --to b");
+    assert!(refused.contains("could not take volume vault over, which stays where it is"), "{refused}");
+    assert_eq!(a.json("volume show vault")["state"], "open");
+    a.ok("volume delete vault");
     // Several nodes move one after the other: each when data can do without it.
     until("all is well", || a.run(&format!("grid address --port {}", port + 4)).status.success());
     until("both are used there", || (1..=2).all(|node| address_of(&b, node).1 == "up"));

@@ -11,6 +11,7 @@ use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeed
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::doors::{self, Rank};
+use super::errands;
 use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
 use super::janitor::{self, JanitorBell};
@@ -144,6 +145,7 @@ pub fn start(
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
+    errands::start(Arc::clone(&plane), meta)?;
     watcher::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
     family::start(Arc::clone(&plane))?;
@@ -219,6 +221,12 @@ pub(super) fn check_size(size_bytes: u64) -> Result<()> {
 
 impl ControlPlane {
     fn respond(&self, request: Request) -> Response {
+        // Before this one is alone: it may be the one that is to take the volume over.
+        if let Request::VolumeHandover { name, to } = &request
+            && let Some(handed) = self.pass_handover_on(name, to)
+        {
+            return handed.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") });
+        }
         let _alone = request.is_alone().then(|| self.alone());
         let ready = self.records_for(&request).and_then(|()| {
             self.check_may_change(&request)?;

@@ -81,6 +81,7 @@ impl ControlPlane {
             bail!("there is no host {to}, or it is down; these are up: {}", up.join(", "));
         }
         self.check_can_reach(&entry, to)?;
+        self.check_could_serve(name, to)?;
         let volume = entry.root.volume;
         self.catalog.add_portals(volume, &[to, self.catalog.host()])?;
         self.publish_offers()?;

@@ -18,6 +18,7 @@ mod commands;
 mod control;
 mod devices;
 mod doors;
+mod errands;
 mod family;
 mod fixed;
 mod groups;

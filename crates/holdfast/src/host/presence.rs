@@ -154,6 +154,7 @@ impl Presence {
             address: self.address(),
             reads_root: ROOT_VERSION,
             answers: true,
+            runs_errands: true,
             takes_spare: true,
             other: Other::new(),
         };
@@ -206,6 +207,12 @@ impl Presence {
         let answers = |record: Option<HostRecord>| record.is_some_and(|record| record.answers);
         let others = host_records(&self.meta)?.filter(|(host, _)| *host != self.host);
         Ok(others.filter(|(_, record)| answers(record.clone())).map(|(host, _)| host).collect())
+    }
+
+    /// Whether that host is there, and does what others ask for.
+    pub fn runs_errands(&self, host: &str) -> Result<bool> {
+        Ok(host_records(&self.meta)?
+            .any(|(name, record)| name == host && record.is_some_and(|record| record.runs_errands)))
     }
 
     /// Puts a record of this host's alone that lasts as long as the host's lease, or takes it away.
