@@ -1,6 +1,7 @@
 //! The command line's end of the control socket.
 
 use crate::grid::layout::GridDir;
+use crate::grid::processes::Role;
 use crate::protocol::{HostStatus, Request, Response, TaskInfo, VolumeInfo};
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -34,6 +35,9 @@ pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Respo
         ),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             dir.load()?;
+            if let Some(why) = Role::Host.waits_for(dir) {
+                bail!("the host serves nothing yet: it waits for the grid's metadata ({why}), and goes on by itself");
+            }
             bail!("the grid in {} is not running; start it with `holdfast grid up`", dir.root().display());
         }
         Err(e) => return Err(e).with_context(|| format!("cannot reach the host at {}", path.display())),

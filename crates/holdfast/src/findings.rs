@@ -242,7 +242,8 @@ fn about_device(node: u32, device: &DeviceInfo, found: &mut Found) {
     let name = &device.device;
     if device.health == "failed" {
         let what = format!("node {node}: device {name} has failed; its log says why");
-        let next = format!("replace it, `holdfast device add {node}`, then `holdfast device drain {name}`");
+        let next =
+            format!("`holdfast device add {node}`, for one in its place; what it held is made again from the others");
         found.warning(Concern::Redundancy, what, &next);
     }
     if let Some(seconds) = device.slow_s {
@@ -251,7 +252,7 @@ fn about_device(node: u32, device: &DeviceInfo, found: &mut Found) {
         found.warning(Concern::Redundancy, what, "`holdfast device list`");
     }
     if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
-        let next = format!("`holdfast device drain {name}`");
+        let next = format!("`holdfast device list`; when it is empty `holdfast device remove {name}`");
         found.warning(
             Concern::Redundancy,
             format!("node {node}: the drive of device {name} {drive}; replace it"),
@@ -264,7 +265,7 @@ fn about_capacity(status: &GridStatus, found: &mut Found) {
     let free: u64 = status.nodes.iter().flat_map(|node| free_of(&node.devices)).sum();
     let devices = status.nodes.iter().flat_map(|node| &node.devices).filter(|device| device.health == "serving");
     let whole: u64 = devices.map(|device| device.capacity_bytes.saturating_sub(device.reserve_bytes)).sum();
-    let next = "`holdfast space`; then free space, or `holdfast device add`";
+    let next = "`holdfast space`; then free space, or `holdfast device add NODE`";
     if whole > 0 && free == 0 {
         found.critical(Concern::Capacity, "devices are full: guests' writes wait, or fail", next);
     } else if free < whole / 100 * LOW_PER_CENT {

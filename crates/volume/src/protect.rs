@@ -137,12 +137,12 @@ fn needed(rule: Protect, nodes: usize, devices: usize) -> String {
     let (node_s, device_s) = (if nodes == 1 { "" } else { "s" }, if devices == 1 { "" } else { "s" });
     let has = format!("this grid has {nodes} node{node_s} with {devices} device{device_s} that take data");
     let wants = match rule {
-        Protect::Device => "two devices: add one (`holdfast device add`)",
+        Protect::Device => "two devices: add one (`holdfast device add NODE`)",
         Protect::Node => {
             "two nodes: add one (`holdfast node add`), or choose --protect device, which bears no loss of the node"
         }
         Protect::NodeAndDevice => {
-            "two nodes of two devices each, or three nodes: add devices (`holdfast device add`) or nodes (`holdfast node \
+            "two nodes of two devices each, or three nodes: add devices (`holdfast device add NODE`) or nodes (`holdfast node \
              add`), or choose --protect node"
         }
     };

@@ -35,11 +35,7 @@ impl Redundancy {
     pub fn settle_new(&self, dir: &GridDir) -> Result<Option<(Layout, Option<String>)>> {
         let is_open = self.layout.is_none() && self.protect.is_none();
         let found = is_open.then(|| gather(dir)).transpose()?.filter(|status| status.host.state == "up");
-        let Some(status) = found.filter(|status| lacks(Layout::DEFAULT, &devices_of(status)).is_some()) else {
-            return self.settle(dir);
-        };
-        let plans = [Protect::Node, Protect::Device].into_iter().filter_map(|rule| Plan::by_rule(&status, rule).ok());
-        let Some(plan) = { plans }.next() else { return self.settle(dir) };
+        let Some(plan) = found.and_then(|status| Plan::for_few(&status)) else { return self.settle(dir) };
         Ok(Some((plan.layout.parse()?, Some(plan.sentence(None)))))
     }
 
@@ -84,6 +80,12 @@ impl Plan {
     fn by_rule(status: &GridStatus, rule: Protect) -> Result<Plan, String> {
         let layout = choose(rule, &devices_of(status))?;
         Ok(Plan { rule: Some(rule.to_string()), ..Plan::of(status, layout) })
+    }
+
+    /// On a grid that has too few nodes for the usual layout: by the rule that bears most there, if any can be followed.
+    fn for_few(status: &GridStatus) -> Option<Plan> {
+        lacks(Layout::DEFAULT, &devices_of(status))?;
+        [Protect::Node, Protect::Device].into_iter().find_map(|rule| Plan::by_rule(status, rule).ok())
     }
 
     /// One line for people; of a volume of so many bytes also what it takes of devices when it is full.
@@ -149,6 +151,7 @@ pub fn show_one(dir: &GridDir, json: bool, of: &Redundancy, size_bytes: Option<u
     let status = gather(dir)?;
     let plan = match of.protect {
         Some(rule) => Plan::by_rule(&status, rule).map_err(|why| anyhow!(why))?,
+        None if of.layout.is_none() && Plan::for_few(&status).is_some() => Plan::for_few(&status).expect("just seen"),
         None => {
             let layout = of.layout.unwrap_or(Layout::DEFAULT);
             if let Some((wants, has)) = lacks(layout, &devices_of(&status)) {

@@ -208,7 +208,7 @@ pub fn full_soon(days: Option<f64>) -> Option<String> {
     };
     Some(format!(
         "devices are full {when} if what is taken grows as in the last week; free space, or add devices (`holdfast device \
-         add`)"
+         add NODE`)"
     ))
 }
 
@@ -272,7 +272,7 @@ fn print_why(space: &Space) -> Result<()> {
     print_table(&rows)?;
     if space.missing_bytes > 0 {
         print(format_args!(
-            "{} more belong to fixed volumes and are not there: bring devices back, or add some (`holdfast device add`)",
+            "{} more belong to fixed volumes and are not there: bring devices back, or add some (`holdfast device add NODE`)",
             Size(space.missing_bytes)
         ))?;
     }

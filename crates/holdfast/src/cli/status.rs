@@ -196,7 +196,10 @@ fn what_is_up(outcome: &UpOutcome, dir: &GridDir) -> String {
     let made = if outcome.created { "made and " } else { "" };
     let devices: Vec<&DeviceConfig> = outcome.config.nodes.iter().flat_map(|node| &node.devices).collect();
     let of = match devices.first().filter(|_| outcome.created) {
-        Some(device) => format!(", with {} devices of {}", devices.len(), Size(device.size_bytes)),
+        Some(device) => {
+            let count = devices.len();
+            format!(", with {count} {} of {}", if count == 1 { "device" } else { "devices" }, Size(device.size_bytes))
+        }
         None => String::new(),
     };
     format!("grid {grid} is {made}up in {place}: {} started{of}", outcome.started.join(", "))

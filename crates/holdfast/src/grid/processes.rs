@@ -109,6 +109,8 @@ impl Role {
         let run_dir = dir.run_dir();
         fs::create_dir_all(&run_dir)
             .with_context(|| format!("cannot make {}; check permissions", run_dir.display()))?;
+        // What a former process has waited for is nothing to this one.
+        let _ = fs::remove_file(self.waits_path(dir));
         self.write_pid_file(dir, &PidFile { pid, start_ticks: stat.start_ticks, command_line })
     }
 

@@ -289,7 +289,7 @@ impl ControlPlane {
             bail!(
                 "{what} needs {} set aside in layout {layout}, a sixteenth for what is overwritten included, and {} is free \
                  beside what other fixed volumes own (`holdfast space why`); free space, add a device \
-                 (`holdfast device add`), choose a smaller size, or --provisioning thin",
+                 (`holdfast device add NODE`), choose a smaller size, or --provisioning thin",
                 Size(bytes),
                 Size(free)
             );

@@ -307,7 +307,7 @@ fn is_full(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status) if status.message().contains("database space exceeded"))
 }
 
-/// What is to be done was tried with etcd 3.6.
+/// What is to be done was tried with etcd 3.4.
 fn full() -> MetaError {
     let why = "etcd has no space left (alarm NOSPACE: its database has reached --quota-backend-bytes), so that metadata can be \
                read, and not changed. On a machine with etcdctl, with --endpoints=URL,...: `etcdctl endpoint status -w json` \
