@@ -87,7 +87,7 @@ impl ControlPlane {
             }
             if looked.elapsed() >= PAUSE {
                 looked = Instant::now();
-                if !self.is_up(host)? {
+                if !self.records.view(|view| view.has_host(host)) {
                     bail!("host {host} was asked, and is gone");
                 }
             }
@@ -123,6 +123,7 @@ impl ControlPlane {
     }
 
     fn could_serve(&self, volume: &str, nodes: &BTreeSet<u32>) -> Result<()> {
+        self.records.sync()?;
         let entry = self.catalog.find(volume)?;
         self.keys.spec_of(&entry)?;
         let live = self.live()?;
@@ -149,6 +150,8 @@ impl ControlPlane {
         match errand {
             Errand::HandOver { volume, to } => {
                 let _alone = self.alone();
+                self.records.sync()?;
+                let _hold = self.hold(&volume)?;
                 let entry = self.catalog.find(&volume)?;
                 self.catalog.check_not_elsewhere(&entry)?;
                 self.hand_over(&volume, &to).map(drop)
