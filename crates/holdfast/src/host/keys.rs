@@ -12,7 +12,7 @@
 //! A file that the record names is read by any host. A command that it names is run only where the same was given to this very
 //! host, over its control socket: who can write to the metadata store must not be able to run commands on hosts.
 //!
-//! Faults: a key that can't be had, or is the wrong one, keeps its volume closed and says why; the keeper tries again, commands less
+//! Faults: a key that can't be had, or is the wrong one, keeps its volume closed and says why; it is tried again, commands less
 //! often than files.
 
 use super::catalog::{Catalog, Entry};
@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 /// A command that gives no key within this does not give one.
 const COMMAND_MAX: Duration = Duration::from_secs(10);
 
-/// Between two attempts of the keeper with a command that gave none.
+/// Between two attempts with a command that gave none.
 const COMMAND_PACE: Duration = Duration::from_secs(30);
 
 /// More than any key, with a line's end.

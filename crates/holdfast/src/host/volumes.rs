@@ -234,7 +234,7 @@ impl Volumes {
         config.checked_reads = spec.checked_reads;
         config.keeps_spare = self.keeps_spare;
         config.key = spec.key.clone();
-        // Who shall have it the records say, and the keeper goes by them.
+        // Who shall have it the records say.
         config.takeover = false;
         config.only_from = spec.only_from;
         config.rebuild_after = self.care.rebuild_after;

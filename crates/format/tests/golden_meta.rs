@@ -1,0 +1,60 @@
+//! Records of the metadata store that are JSON, as each release wrote them: what these say is read for ever, and what a release
+//! does not know stays in them.
+
+use holdfast_base::VolumeId;
+use holdfast_format::meta::{
+    CloneRecord, DeletingRecord, ExportRecord, HostRecord, NameRecord, ReservedRecord, clone_key, decode, deleting_key,
+    encode, export_key, host_key, name_key,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Read and written again it is the same, also with a field that nobody knows yet.
+fn stays<T: Serialize + DeserializeOwned>(golden: &str) -> T {
+    let record: T = decode(golden.as_bytes()).expect(golden);
+    assert_eq!(String::from_utf8(encode(&record)).unwrap(), golden);
+    let newer = format!("{},\"zz_newer\":{{\"a\":[1,null]}}}}", golden.strip_suffix('}').expect("an object"));
+    let record_of_newer: T = decode(newer.as_bytes()).expect(&newer);
+    assert_eq!(String::from_utf8(encode(&record_of_newer)).unwrap(), newer);
+    record
+}
+
+#[test]
+fn records_are_written_as_ever() {
+    let name: NameRecord = stays(r#"{"volume":"00000000-0000-0000-0000-000000000007","host":"a","origin":""}"#);
+    assert_eq!((name.host.as_str(), name.origin.as_deref()), ("a", Some("")));
+    let export: ExportRecord = stays(r#"{"host":"a"}"#);
+    assert!(export.portals.is_empty() && export.from.is_none());
+    let export: ExportRecord = stays(r#"{"host":"b","portals":["a","b"],"from":"a"}"#);
+    assert_eq!((export.portals.len(), export.from.as_deref()), (2, Some("a")));
+    let clone: CloneRecord = stays(r#"{"name":"c","origin":"00000000-0000-0000-0000-000000000007","size_bytes":1048576}"#);
+    assert_eq!(clone, CloneRecord::new("c", VolumeId(7), 1 << 20));
+    let _: DeletingRecord = stays(r#"{"volume":"00000000-0000-0000-0000-000000000007","name":"vm"}"#);
+    let host: HostRecord = stays(
+        r#"{"home":"m:/d","address":"127.0.0.1:7","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true}"#,
+    );
+    assert_eq!(host.reads_root, 4);
+    let _: ReservedRecord = stays(r#"{"changes":3}"#);
+    let reserved: ReservedRecord =
+        stays(r#"{"changes":4,"pending":{"00000000-0000-0000-0000-000000000007":{"layout":"mirror:2","bytes":9}}}"#);
+    assert_eq!(reserved.pending.len(), 1);
+}
+
+#[test]
+fn records_of_the_first_releases_are_read() {
+    let name: NameRecord = decode(br#"{"volume":"7"}"#).unwrap();
+    assert_eq!((name.host.as_str(), name.origin), ("", None));
+    let export: ExportRecord = decode(b"{}").unwrap();
+    assert_eq!(export, ExportRecord::default());
+    let host: HostRecord = decode(br#"{"home":"m:/d"}"#).unwrap();
+    assert!(host.reads_root == 0 && !host.answers && !host.runs_errands && !host.takes_spare);
+}
+
+#[test]
+fn keys_are_as_ever() {
+    let id = VolumeId(7);
+    let keys = [name_key("vm"), export_key(id), clone_key(id), deleting_key("7"), host_key("a")];
+    let volume = "volume/00000000-0000-0000-0000-000000000007";
+    let golden = ["name/vm", &format!("{volume}/export"), &format!("{volume}/clone"), "deleting/7", "host/a"];
+    assert_eq!(keys, golden.map(str::to_string));
+}
