@@ -82,8 +82,12 @@ impl Plan {
         Ok(Plan { rule: Some(rule.to_string()), ..Plan::of(status, layout) })
     }
 
-    /// On a grid that has too few nodes for the usual layout: by the rule that bears most there, if any can be followed.
+    /// On a grid that has too few nodes for the usual layout: by the rule that bears most there, if any can be followed. One
+    /// that has nodes which are away is not to get less than it could bear when they are back.
     fn for_few(status: &GridStatus) -> Option<Plan> {
+        if status.nodes.iter().any(|node| !matches!(node.state, "up" | "suspect")) {
+            return None;
+        }
         lacks(Layout::DEFAULT, &devices_of(status))?;
         [Protect::Node, Protect::Device].into_iter().find_map(|rule| Plan::by_rule(status, rule).ok())
     }
@@ -149,10 +153,11 @@ pub fn show_plan(dir: &GridDir, json: bool) -> Result<()> {
 /// `--dry-run`: what a layout means, for a volume of that size, and nothing else.
 pub fn show_one(dir: &GridDir, json: bool, of: &Redundancy, size_bytes: Option<u64>) -> Result<()> {
     let status = gather(dir)?;
-    let plan = match of.protect {
-        Some(rule) => Plan::by_rule(&status, rule).map_err(|why| anyhow!(why))?,
-        None if of.layout.is_none() && Plan::for_few(&status).is_some() => Plan::for_few(&status).expect("just seen"),
-        None => {
+    let for_few = Plan::for_few(&status).filter(|_| of.layout.is_none());
+    let plan = match (of.protect, for_few) {
+        (Some(rule), _) => Plan::by_rule(&status, rule).map_err(|why| anyhow!(why))?,
+        (None, Some(plan)) => plan,
+        (None, None) => {
             let layout = of.layout.unwrap_or(Layout::DEFAULT);
             if let Some((wants, has)) = lacks(layout, &devices_of(&status)) {
                 bail!(
