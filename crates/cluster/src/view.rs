@@ -40,7 +40,7 @@ pub enum Doubt {
     Emptied,
     /// That record is another one: the store was made anew, or filled from a copy.
     Another,
-    /// Its revision lies before what was seen: it was set back to an older state.
+    /// Its revision lies before what was seen, or a record is not what it was by then: it was set back to an older state.
     Older,
 }
 
@@ -50,7 +50,7 @@ struct Known {
     record: Option<Record>,
     /// The revision of what is known: of the change, of the listing that lacks it, or of what was deleted.
     seen: u64,
-    /// The deletion was noted, and neither a listing nor the watch has told of it: its revision isn't known.
+    /// It was noted, and neither a listing nor the watch has told of it. Of a deletion the revision isn't known.
     is_noted: bool,
 }
 
@@ -118,13 +118,18 @@ impl View {
 
     /// All that there is, as of one revision.
     pub fn replace(&mut self, revision: u64, records: Vec<Record>) -> Result<(), Doubt> {
-        self.doubt = self.doubt_of(revision, &records);
-        if let Some(doubt) = self.doubt {
+        let doubt = self.doubt_of(revision, &records);
+        let was_in_doubt = std::mem::replace(&mut self.doubt, doubt).is_some();
+        if let Some(doubt) = doubt {
             return Err(doubt);
+        }
+        if was_in_doubt {
+            self.forget_notes();
         }
         let there: BTreeSet<String> = records.iter().map(|record| record.key.clone()).collect();
         for record in records {
             let key = record.key.clone();
+            self.forget_foreign_note(&key, revision, record.version.0);
             self.take_in(&key, record.version.0, Some(record), false);
         }
         let gone = |(key, known): (&String, &Known)| {
@@ -145,7 +150,37 @@ impl View {
                 return Some(Doubt::Another);
             }
         }
-        (revision < self.upto).then_some(Doubt::Older)
+        let is_older = revision < self.upto || records.iter().any(|record| self.is_not_as_it_was(record));
+        is_older.then_some(Doubt::Older)
+    }
+
+    /// A store that was set back gives the same revisions again, and goes past what was seen: records that it lacks or has
+    /// otherwise, as of a revision up to which everything was seen, tell it from the right one.
+    fn is_not_as_it_was(&self, record: &Record) -> bool {
+        let version = record.version.0;
+        match self.records.get(&record.key) {
+            // What was noted may have been another store's.
+            Some(known) if known.is_noted => false,
+            Some(Known { record: Some(known), seen, .. }) if *seen == version => known.value != record.value,
+            _ => version <= self.upto,
+        }
+    }
+
+    /// What was noted may have been done to the other store. Where it was not, and is newer than the listing, the watch tells of it.
+    fn forget_notes(&mut self) {
+        self.records.retain(|_, known| known.record.is_some() || !known.is_noted);
+        self.records.values_mut().filter(|known| known.is_noted).for_each(|known| known.seen = 0);
+    }
+
+    /// What was noted as written by a revision that the listing is of, and is not in it, was written to another store.
+    fn forget_foreign_note(&mut self, key: &str, revision: u64, version: u64) {
+        if let Some(known) = self.records.get_mut(key)
+            && known.is_noted
+            && known.record.is_some()
+            && (version + 1..=revision).contains(&known.seen)
+        {
+            known.seen = 0;
+        }
     }
 
     /// What the watch tells, in order.
@@ -170,7 +205,7 @@ impl View {
     /// This host has written a record, or found it so: before the watch tells.
     pub fn note(&mut self, record: Record) {
         let (key, version) = (record.key.clone(), record.version.0);
-        self.take_in(&key, version, Some(record), false);
+        self.take_in(&key, version, Some(record), true);
     }
 
     /// This host has deleted a record, which was at that version, or has found that it is gone by then.
@@ -234,11 +269,18 @@ impl View {
     }
 
     fn take_in(&mut self, key: &str, revision: u64, record: Option<Record>, is_noted: bool) {
+        if let Some(known) = self.records.get_mut(key)
+            && (known.seen, known.record.is_some(), is_noted) == (revision, record.is_some(), false)
+        {
+            // What was noted is told of.
+            known.is_noted = false;
+        }
         let known = self.records.get(key);
         let was_there = known.is_some_and(|known| known.record.is_some());
         // A deletion that is noted by the version that it deleted is newer than that version.
+        let is_deleted_here = is_noted && record.is_none();
         let is_news =
-            known.is_none_or(|known| known.seen < revision || known.seen == revision && was_there && is_noted);
+            known.is_none_or(|known| known.seen < revision || known.seen == revision && was_there && is_deleted_here);
         let is_listed_as_gone = known.is_some_and(|known| known.is_noted && record.is_none() && known.seen <= revision);
         if !is_news && !is_listed_as_gone {
             return;
@@ -378,6 +420,45 @@ mod tests {
         assert_eq!((value(&view, "a"), view.doubt()), (Some(b"6".as_slice()), None), "the right one is back");
         assert_eq!(view.apply(vec![deleted("a", 7), deleted("grid", 8)]), Err(Doubt::Emptied));
         assert_eq!(value(&view, "a"), Some(b"6".as_slice()), "of a store that is being emptied nothing is believed");
+    }
+
+    #[test]
+    fn a_store_that_was_set_back_and_goes_past_what_was_seen_is_not_believed() {
+        let mut view = View::new(Some("grid"));
+        let mark = || record("grid", 1, b"{}");
+        view.replace(5, vec![mark(), record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
+        view.apply(vec![deleted("b", 6)]).unwrap();
+        // A record that was newer; one that was gone; one of the same revision that was another; one of before that is new.
+        for other in [record("a", 2, b"2"), record("b", 5, b"5"), record("a", 3, b"x"), record("c", 4, b"4")] {
+            assert_eq!(view.replace(9, vec![mark(), other]), Err(Doubt::Older));
+        }
+        view.replace(9, vec![mark(), record("a", 8, b"8"), record("c", 7, b"7")]).unwrap();
+        assert_eq!((value(&view, "a"), value(&view, "c")), (Some(b"8".as_slice()), Some(b"7".as_slice())));
+    }
+
+    #[test]
+    fn what_was_noted_of_another_store_goes_with_the_next_listing_of_the_right_one() {
+        let mut view = View::new(Some("grid"));
+        let mark = || record("grid", 1, b"{}");
+        view.replace(5, vec![mark(), record("a", 3, b"3")]).unwrap();
+        view.note(record("a", 12, b"12"));
+        view.replace(11, vec![mark(), record("a", 3, b"3")]).unwrap();
+        assert_eq!(value(&view, "a"), Some(b"12".as_slice()), "it may be newer than the listing");
+        view.replace(12, vec![mark(), record("a", 3, b"3")]).unwrap();
+        assert_eq!(value(&view, "a"), Some(b"3".as_slice()), "it was written elsewhere");
+        // After a doubt nothing of what was noted is kept: a deletion, and what was written by a revision that is still to come.
+        view.note_deleted("a", MetaVersion(3));
+        view.note(record("b", 40, b"40"));
+        assert_eq!(view.replace(8, vec![mark()]), Err(Doubt::Older));
+        view.replace(13, vec![mark(), record("a", 3, b"3")]).unwrap();
+        assert_eq!((value(&view, "a"), value(&view, "b")), (Some(b"3".as_slice()), None));
+        view.note(record("a", 14, b"14"));
+        view.apply(vec![put("a", 14, b"14")]).unwrap();
+        assert_eq!(
+            view.replace(15, vec![mark(), record("a", 3, b"3")]),
+            Err(Doubt::Older),
+            "what was told of is believed"
+        );
     }
 
     #[test]
