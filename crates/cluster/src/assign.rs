@@ -7,7 +7,7 @@
 //! | served here, handed over | open | note that the hand-over is done |
 //! | served elsewhere, by a host that is gone; offered here | not | the record says "here", then open |
 //! | handed over by this host to one that is gone | open | the record says "here" |
-//! | served elsewhere | reads it, or serves it | let go |
+//! | served elsewhere, or by nobody | reads it, or serves it | let go |
 //!
 //! What changes a record compares its version, and, where it rests on a host's absence, that absence. What a plan says is
 //! right for the view that it was made from; where that is older than the records, the compare fails and it is planned anew.
@@ -137,6 +137,10 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
     let Some((known, (version, export))) = known.zip(s.view.export(volume)) else {
         return match s.local {
             Some(Local::Reading) => Step::Do(Action::LetGo { volume }),
+            // Its record is gone, and not merely one that this release can't read: it was deleted by who never heard so.
+            Some(Local::Open | Local::Opening) if s.view.get(&export_key(volume)).is_none() => {
+                Step::Do(Action::LetGo { volume })
+            }
             _ => Step::Nothing,
         };
     };
@@ -152,12 +156,12 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
     let is_handed_by_me = export.from.as_ref() == Some(me);
     match s.local {
         None | Some(Local::Reading) if is_lost && export.portals.contains(me) => {
-            let lease_over =
-                if s.config.mutations.fails_over_on_lease_alone { s.now } else { right_since + s.config.lease };
-            let due = lease_over.max(s.lost_since.unwrap_or(s.now) + TURN * turn(volume, export, s));
-            if due > s.now { Step::Until(due) } else { take(volume, *version, export, s) }
+            let turn = s.lost_since.unwrap_or(s.now) + TURN * turn(volume, export, s);
+            take_from(turn.max(lease_over(right_since, s)), volume, *version, export, s)
         }
-        Some(Local::Open | Local::Opening) if is_handed_by_me && is_lost => take(volume, *version, export, s),
+        Some(Local::Open | Local::Opening) if is_handed_by_me && is_lost => {
+            take_from(lease_over(right_since, s), volume, *version, export, s)
+        }
         Some(Local::Open | Local::Opening) if is_handed_by_me => Step::Nothing,
         Some(Local::Open | Local::Opening | Local::Reading) => Step::Do(Action::LetGo { volume }),
         None | Some(Local::InCare | Local::Ending) => Step::Nothing,
@@ -167,7 +171,9 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
 /// The volume is handed over to this host: the map is read while the other one serves, then that is asked to stop.
 fn arrive(volume: VolumeId, from: &str, failures: usize, s: &Situation) -> Step {
     let progress = s.progress;
-    if !s.view.has_host(from) || progress.has_yielded {
+    // After a silence it may be there without a lease: it is asked.
+    let is_gone = !s.view.has_host(from) && s.right_since.is_some_and(|since| s.now >= lease_over(since, s));
+    if is_gone || progress.has_yielded {
         return open(volume, s);
     }
     // Until it could be served here the other host goes on.
@@ -201,11 +207,26 @@ fn open(volume: VolumeId, s: &Situation) -> Step {
     Step::Do(Action::Open { volume })
 }
 
+/// While the store was silent no lease was renewed: whoever is there has been for long enough to say so again by then.
+fn lease_over(right_since: Instant, s: &Situation) -> Instant {
+    if s.config.mutations.fails_over_on_lease_alone { s.now } else { right_since + s.config.lease }
+}
+
+fn take_from(due: Instant, volume: VolumeId, version: MetaVersion, export: &ExportRecord, s: &Situation) -> Step {
+    if due > s.now { Step::Until(due) } else { take(volume, version, export, s) }
+}
+
 /// From here on this host serves the volume, if the other is gone by then.
 fn take(volume: VolumeId, version: MetaVersion, export: &ExportRecord, s: &Situation) -> Step {
     let gone = host_key(&export.host);
     let next = ExportRecord { host: s.config.host.clone(), from: None, ..export.clone() };
-    note(volume, version, next, Some(gone).filter(|_| !s.config.mutations.leaves_absence_out))
+    let mut step = note(volume, version, next, Some(gone).filter(|_| !s.config.mutations.leaves_absence_out));
+    if let Step::Do(Action::Commit { compares, .. }) = &mut step
+        && s.config.mutations.leaves_version_out
+    {
+        compares.retain(|(key, _)| *key != export_key(volume));
+    }
+    step
 }
 
 fn note(volume: VolumeId, version: MetaVersion, next: ExportRecord, absent: Option<String>) -> Step {

@@ -10,7 +10,9 @@
 //! something has changed, and keeps at most one action a volume under way.
 //!
 //! Every action may come late, twice, or not at all: what changes records compares the versions that it was planned by, and
-//! what works on the host is planned anew from what the host then says. An executor carries actions out and chooses nothing.
+//! what works on the host is left out where the record has changed since ([`Cluster::is_current`]), and planned anew from what the
+//! host then says. An opening claims only if nobody has since the view's newest epoch. An executor carries actions out and
+//! chooses nothing.
 
 pub mod assign;
 pub mod machine;

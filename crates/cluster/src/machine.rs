@@ -22,6 +22,9 @@ const PASS_EVERY: Duration = Duration::from_secs(60);
 /// Pause after an action that could not be carried out, or whose outcome nobody knows.
 const FAILED_FOR: Duration = Duration::from_millis(500);
 
+/// Pause after a transaction was begun that changes nothing: what it compared was not so, and may be seen late.
+const COMMIT_PACE: Duration = Duration::from_millis(100);
+
 /// Pause after an opening was begun: one that comes to nothing is begun again, at this pace.
 const OPENED_FOR: Duration = Duration::from_secs(1);
 
@@ -55,6 +58,10 @@ pub struct Mutations {
     pub forgets_what_is_under_way: bool,
     /// A command's hold is granted while an action is under way.
     pub holds_at_once: bool,
+    /// A take-over does not compare the record that it changes.
+    pub leaves_version_out: bool,
+    /// What is planned next does not wait for a command's hold to end.
+    pub forgets_holds: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -137,7 +144,8 @@ pub struct Cluster {
     config: Config,
     local: BTreeMap<VolumeId, Local>,
     progress: BTreeMap<VolumeId, Progress>,
-    under_way: BTreeMap<ActionId, VolumeId>,
+    /// With the version of the volume's record that it was planned by.
+    under_way: BTreeMap<ActionId, (VolumeId, MetaVersion)>,
     busy: BTreeMap<VolumeId, ActionId>,
     /// By how many commands.
     held: BTreeMap<VolumeId, usize>,
@@ -223,6 +231,12 @@ impl Cluster {
         self.due.values().copied().chain([self.pass_at]).min()
     }
 
+    /// Whether an action is still what its volume's record asks for. One that comes to be carried out when it is not is left out, and
+    /// counts as done: it is planned anew.
+    pub fn is_current(&self, view: &View, id: ActionId) -> bool {
+        self.under_way.get(&id).is_some_and(|(volume, version)| *version == version_of(view, *volume))
+    }
+
     /// Volumes about which something is under way or about to be.
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty() && self.dirty.is_empty()
@@ -230,13 +244,17 @@ impl Cluster {
 
     /// Asserts what must hold between events.
     pub fn verify(&self) {
-        let mut volumes: Vec<VolumeId> = self.under_way.values().copied().collect();
+        let mut volumes: Vec<VolumeId> = self.under_way.values().map(|(volume, _)| *volume).collect();
         volumes.sort_unstable();
         let count = volumes.len();
         volumes.dedup();
         assert!(count == volumes.len(), "two actions of one volume are under way");
         for (volume, id) in &self.busy {
-            assert_eq!(self.under_way.get(id), Some(volume), "what is under way is known by both");
+            assert_eq!(
+                self.under_way.get(id).map(|(volume, _)| volume),
+                Some(volume),
+                "what is under way is known by both"
+            );
         }
     }
 
@@ -267,7 +285,7 @@ impl Cluster {
 
     fn on_outcome(&mut self, now: Instant, id: ActionId, outcome: Outcome, out: &mut Effects<Effect>) {
         // One that was told twice changes nothing.
-        let Some(volume) = self.under_way.remove(&id) else { return };
+        let Some((volume, _)) = self.under_way.remove(&id) else { return };
         if self.busy.get(&volume) == Some(&id) {
             self.busy.remove(&volume);
         }
@@ -294,7 +312,7 @@ impl Cluster {
         let mut begun = 0;
         for volume in std::mem::take(&mut self.dirty) {
             let is_busy = self.busy.contains_key(&volume) && !self.config.mutations.forgets_what_is_under_way;
-            if is_busy || self.held.contains_key(&volume) {
+            if is_busy || self.held.contains_key(&volume) && !self.config.mutations.forgets_holds {
                 // Its end, or the hold's, has it planned.
                 continue;
             }
@@ -307,7 +325,7 @@ impl Cluster {
                 }
                 Step::Do(action) => {
                     begun += usize::from(matches!(action, Action::Open { .. }));
-                    self.begin(now, action, out);
+                    self.begin(now, view, action, out);
                 }
             }
         }
@@ -315,7 +333,7 @@ impl Cluster {
 
     fn plan_one(&mut self, now: Instant, view: &View, volume: VolumeId, openings: usize) -> Step {
         let export = view.export(volume);
-        let version = export.map_or(MetaVersion::ABSENT, |(version, _)| *version);
+        let version = version_of(view, volume);
         let local = self.local.get(&volume).copied();
         if export.is_none() && local.is_none() {
             self.progress.remove(&volume);
@@ -340,10 +358,10 @@ impl Cluster {
         plan(volume, &situation)
     }
 
-    fn begin(&mut self, now: Instant, action: Action, out: &mut Effects<Effect>) {
+    fn begin(&mut self, now: Instant, view: &View, action: Action, out: &mut Effects<Effect>) {
         let (volume, id) = (action.volume(), ActionId(self.next_id));
         self.next_id += 1;
-        self.under_way.insert(id, volume);
+        self.under_way.insert(id, (volume, version_of(view, volume)));
         self.busy.insert(volume, id);
         let progress = self.progress.entry(volume).or_default();
         match action {
@@ -352,8 +370,14 @@ impl Cluster {
             Action::AskToYield { .. } => progress.asked_since = progress.asked_since.or(Some(now)),
             // Of what was read nothing is left.
             Action::LetGo { .. } => *progress = Progress::of(progress.version, now + pause_after_reading()),
-            Action::Commit { .. } => {}
+            // One that has come to pass makes a new version, about which something may be done at once.
+            Action::Commit { .. } => progress.not_before = now + COMMIT_PACE,
         }
         out.push(Effect::Act { id, action });
     }
+}
+
+/// Of the record that says who serves the volume.
+fn version_of(view: &View, volume: VolumeId) -> MetaVersion {
+    view.export(volume).map_or(MetaVersion::ABSENT, |(version, _)| *version)
 }
