@@ -5,6 +5,7 @@
 //! hand-driven form in which scenarios are written.
 
 pub mod checker;
+pub mod cluster;
 pub mod disk;
 mod family;
 pub mod faults;

@@ -1,5 +1,6 @@
 //! The deliberate faults of the machines, by name, for the check that the simulator finds each.
 
+use crate::cluster::{ClusterPlan, run_cluster};
 use crate::plan::Plan;
 use crate::portals::{PortalPlan, run_portals};
 use crate::runner::{Finding, guarded, run_seeds};
@@ -18,11 +19,15 @@ pub struct Mutation {
 enum Apply {
     Swarm(fn(&mut Plan)),
     Portals(fn(&mut PortalPlan)),
+    Cluster(fn(&mut ClusterPlan)),
 }
 
 macro_rules! mutation {
     ($machine:ident . $switch:ident, $rule:literal) => {
         Mutation { name: stringify!($switch), rule: $rule, apply: Apply::Swarm(|plan| plan.$machine.$switch = true) }
+    };
+    (cluster: $whose:ident . $switch:ident, $rule:literal) => {
+        Mutation { name: stringify!($switch), rule: $rule, apply: Apply::Cluster(|p| p.$whose.$switch = true) }
     };
     (portals: $switch:ident, $rule:literal) => {
         Mutation { name: stringify!($switch), rule: $rule, apply: Apply::Portals(|p| p.mutations.$switch = true) }
@@ -58,6 +63,18 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(portals: begins_at_once, "rule 22"),
     mutation!(portals: never_lapses, "rule 22"),
     mutation!(portals: hears_old_answers, "rule 22"),
+    mutation!(cluster: mutations.fails_over_on_lease_alone, "decision 0014"),
+    mutation!(cluster: mutations.leaves_absence_out, "decision 0014"),
+    mutation!(cluster: mutations.leaves_version_out, "decision 0014"),
+    mutation!(cluster: mutations.believes_any_store, "cluster, invariant 2"),
+    mutation!(cluster: mutations.forgets_what_is_under_way, "cluster, invariant 1"),
+    mutation!(cluster: mutations.holds_at_once, "cluster, invariant 1"),
+    mutation!(cluster: mutations.forgets_holds, "cluster, invariant 1"),
+    mutation!(cluster: mistakes.conflict_deposes, "rule 5"),
+    mutation!(cluster: mistakes.leaves_compares_out, "decision 0014"),
+    mutation!(cluster: mistakes.believes_any_listing, "view, invariant 2"),
+    mutation!(cluster: mistakes.claims_whatever, "decision 0014"),
+    mutation!(cluster: mistakes.carries_out_late, "decision 0014"),
 ];
 
 impl Mutation {
@@ -68,7 +85,7 @@ impl Mutation {
                 apply(plan);
                 true
             }
-            Apply::Portals(_) => false,
+            Apply::Portals(_) | Apply::Cluster(_) => false,
         }
     }
 }
@@ -93,6 +110,13 @@ fn run_one(mutation: &Mutation, seed: u64, is_applied: bool) -> Result<(), Strin
                 apply(&mut plan);
             }
             guarded(seed, || run_portals(plan, false)).map(drop)
+        }
+        Apply::Cluster(apply) => {
+            let mut plan = ClusterPlan::from_seed(seed);
+            if is_applied {
+                apply(&mut plan);
+            }
+            guarded(seed, || run_cluster(plan, false)).map(drop)
         }
     }
 }

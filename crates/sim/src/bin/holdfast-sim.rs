@@ -1,6 +1,7 @@
 //! The simulator from the command line: many seeds, one seed as a printed trace, or the search for a deliberate fault.
 
 use holdfast_base::BLOCK_BYTES;
+use holdfast_sim::cluster::{ClusterOutcome, ClusterPlan, run_cluster};
 use holdfast_sim::ledger_run::{LedgerPlan, run_ledgers};
 use holdfast_sim::mutations::{self, MUTATIONS};
 use holdfast_sim::plan::Plan;
@@ -11,8 +12,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "\
-Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers | --portals]   run seeds, each twice
-       holdfast-sim --seed S [--verbose] [--ledgers | --portals]              run one seed, with --verbose as a printed trace
+Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers | --portals | --cluster]   run seeds, each twice
+       holdfast-sim --seed S [--verbose] [--ledgers | --portals | --cluster]  run one seed, with --verbose as a printed trace
        holdfast-sim --mutation NAME --seeds N [--from S]          expect a seed that finds the deliberate fault
        holdfast-sim --list-mutations";
 
@@ -25,6 +26,7 @@ struct Arguments {
     verbose: bool,
     ledgers: bool,
     portals: bool,
+    cluster: bool,
     mutation: Option<String>,
     list: bool,
 }
@@ -45,6 +47,7 @@ fn parse() -> Result<Arguments, String> {
             "--verbose" => arguments.verbose = true,
             "--ledgers" => arguments.ledgers = true,
             "--portals" => arguments.portals = true,
+            "--cluster" => arguments.cluster = true,
             "--mutation" => arguments.mutation = Some(words.next().ok_or("--mutation needs a name")?),
             "--list-mutations" => arguments.list = true,
             other => return Err(format!("`{other}` is not known")),
@@ -66,6 +69,10 @@ fn run_one(seed: u64, arguments: &Arguments, mutation: Option<&mutations::Mutati
         let plan = PortalPlan::from_seed(seed);
         println!("{plan:#?}");
         guarded(seed, || run_portals(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
+    } else if arguments.cluster {
+        let plan = ClusterPlan::from_seed(seed);
+        println!("{plan:#?}");
+        guarded(seed, || run_cluster(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
     } else if arguments.ledgers {
         let plan = LedgerPlan::from_seed(seed);
         println!("{plan:#?}");
@@ -122,6 +129,22 @@ fn print_portal_sums(outcomes: &[(u64, PortalOutcome)]) {
     );
 }
 
+fn print_cluster_sums(outcomes: &[(u64, ClusterOutcome)]) {
+    let sum = |f: fn(&ClusterOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
+    println!(
+        "  events {}, faults {}, commands {}, actions {}, hand-overs {}, take-overs {}, conflicts {}, depositions {}, doubts {}",
+        sum(|o| o.events),
+        sum(|o| o.faults),
+        sum(|o| o.commands),
+        sum(|o| o.actions),
+        sum(|o| o.handovers),
+        sum(|o| o.take_overs),
+        sum(|o| o.conflicts),
+        sum(|o| o.depositions),
+        sum(|o| o.doubts),
+    );
+}
+
 fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
     let (from, jobs) = (arguments.from, arguments.jobs);
     let start = Instant::now();
@@ -129,6 +152,11 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
         let run = |seed| twice(seed, || run_portals(PortalPlan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
         print_portal_sums(&outcomes);
+        findings
+    } else if arguments.cluster {
+        let run = |seed| twice(seed, || run_cluster(ClusterPlan::from_seed(seed), false));
+        let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
+        print_cluster_sums(&outcomes);
         findings
     } else if arguments.ledgers {
         let run = |seed| twice(seed, || run_ledgers(LedgerPlan::from_seed(seed), false));
@@ -143,6 +171,7 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
         let kind = match arguments {
             Arguments { ledgers: true, .. } => " --ledgers",
             Arguments { portals: true, .. } => " --portals",
+            Arguments { cluster: true, .. } => " --cluster",
             _ => "",
         };
         println!("seed {}: {}\n  replay: {}{kind}", finding.seed, finding.why, replay_command(finding.seed));

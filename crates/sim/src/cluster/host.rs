@@ -1,0 +1,560 @@
+//! A host's shell around its machine: it keeps a lease, takes the store's records in by a listing and a watch, tells the machine
+//! what it hears and does, and carries actions out.
+
+use super::operator::Task;
+use super::store::{Answer, Compares, Op, Which, Writes};
+use super::volume::{Ask, Step, Vol};
+use super::{About, ClusterPlan, Event, Grid, LEASE, ms, number_of};
+use crate::cluster::store::MARK;
+use holdfast_base::{Effects, Instant, MetaVersion, VolumeId};
+use holdfast_cluster::machine::{ActionId, Config};
+use holdfast_cluster::view::Record;
+use holdfast_cluster::{Action, Cluster, Effect, Event as ClusterEvent, Outcome, View};
+use holdfast_format::meta::{HostRecord, Other, encode, host_key};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+
+/// A store that leaves a request unanswered for so long is silent.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
+
+/// What came of a request that is unanswered for so long nobody knows.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
+
+/// How long another host may take to answer.
+const PEER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Who was in trouble is back in everything after that: what was asked is given up, the lease taken anew.
+const RECOVERS_IN: Duration = Duration::from_secs(6);
+
+pub fn name_of(host: usize) -> String {
+    format!("h{host}")
+}
+
+pub fn number_of_name(name: &str) -> Option<usize> {
+    name.strip_prefix('h')?.parse().ok()
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum HostEvent {
+    Answer { request: u64, answer: Answer },
+    Overdue { request: u64 },
+    GivenUp { request: u64 },
+    Watch { watch: u64, upto: u64 },
+    WatchFails { watch: u64 },
+    List,
+    Renew,
+    Carry { id: ActionId, action: Action, planned_by: MetaVersion },
+    Tick,
+    Volume { volume: VolumeId, run: u64, step: Step },
+    AskedToYield { by: (usize, u64), id: ActionId, volume: VolumeId },
+    HasYielded { id: ActionId, has_answered: bool },
+    Task { task: u64 },
+    Nodes,
+}
+
+/// What a request was for.
+#[derive(Clone, Debug)]
+pub(super) enum Purpose {
+    List,
+    Lease,
+    Action { id: ActionId, compares: Compares, writes: Writes },
+    Volume { volume: VolumeId, run: u64, ask: Ask },
+    Task { task: u64, compares: Compares, writes: Writes },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Watch {
+    pub id: u64,
+    /// Everything up to here was told.
+    upto: u64,
+    of: Which,
+}
+
+/// One host's process, and the ways from its machine.
+pub(super) struct Host {
+    pub name: String,
+    pub is_up: bool,
+    pub boot: u64,
+    pub hangs_until: Option<Instant>,
+    /// What waits in its sockets, and for its timers, while it hangs.
+    deferred: VecDeque<HostEvent>,
+    pub view: View,
+    pub cluster: Cluster,
+    /// What the machine was told of the store.
+    pub is_right: bool,
+    /// It ever was: before it serves nothing.
+    pub was_right: bool,
+    pub watch: Option<Watch>,
+    pub lag: Duration,
+    pub watch_stalled_until: Instant,
+    is_listing: bool,
+    lists_at: Option<Instant>,
+    lease: Option<u64>,
+    is_named: bool,
+    name_version: MetaVersion,
+    requests: BTreeMap<u64, Purpose>,
+    pub volumes: BTreeMap<VolumeId, Vol>,
+    pub tasks: BTreeMap<u64, Task>,
+    /// By how many commands a volume is held.
+    pub held: BTreeMap<VolumeId, usize>,
+    asking: BTreeSet<ActionId>,
+    tick_at: Option<Instant>,
+    pub nodes_away: (usize, Instant),
+    pub cut_store_until: Instant,
+    /// From then on nothing has been wrong with it for long enough.
+    pub well_from: Instant,
+    pub ticks: u64,
+    pub actions: u64,
+}
+
+impl Host {
+    pub(super) fn new(number: usize, plan: &ClusterPlan, lag: Duration) -> Host {
+        let name = name_of(number);
+        let mut config = Config::new(&name, LEASE);
+        config.mutations = plan.mutations;
+        Host {
+            name,
+            is_up: false,
+            boot: 0,
+            hangs_until: None,
+            deferred: VecDeque::new(),
+            view: View::new(Some(MARK).filter(|_| !plan.mistakes.believes_any_listing)),
+            cluster: Cluster::new(config),
+            is_right: false,
+            was_right: false,
+            watch: None,
+            lag,
+            watch_stalled_until: Instant::ZERO,
+            is_listing: false,
+            lists_at: None,
+            lease: None,
+            is_named: false,
+            name_version: MetaVersion::ABSENT,
+            requests: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            held: BTreeMap::new(),
+            asking: BTreeSet::new(),
+            tick_at: None,
+            nodes_away: (0, Instant::ZERO),
+            cut_store_until: Instant::ZERO,
+            well_from: Instant::ZERO,
+            ticks: 0,
+            actions: 0,
+        }
+    }
+
+    pub(super) fn is_cut_from_store(&self, now: Instant) -> bool {
+        now < self.cut_store_until
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.is_up && self.hangs_until.is_none()
+    }
+
+    pub(super) fn unwell(&mut self, until: Instant) {
+        self.well_from = self.well_from.max(until + RECOVERS_IN);
+    }
+
+    pub(super) fn nodes_away(&self, now: Instant) -> usize {
+        if now < self.nodes_away.1 { self.nodes_away.0 } else { 0 }
+    }
+}
+
+impl Grid {
+    // ---- the process ----
+
+    pub(super) fn start(&mut self, host: usize) {
+        if self.hosts[host].is_up {
+            return;
+        }
+        // Without a memory it could not tell.
+        if self.store.which == Which::Older {
+            return self.push(self.now + ms(500), Event::Start { host });
+        }
+        self.trace(&[30, host as u64], || format!("h{host} starts"));
+        let own = &mut self.hosts[host];
+        own.is_up = true;
+        own.unwell(self.now);
+        self.post(host, Duration::ZERO, HostEvent::Renew);
+        self.list_after(host, ms(5));
+        self.post(host, ms(1), HostEvent::Nodes);
+    }
+
+    pub(super) fn drop_process(&mut self, host: usize) {
+        let old = &self.hosts[host];
+        let mut fresh = Host::new(host, &self.plan, old.lag);
+        fresh.boot = old.boot + 1;
+        fresh.nodes_away = old.nodes_away;
+        fresh.cut_store_until = old.cut_store_until;
+        fresh.watch_stalled_until = old.watch_stalled_until;
+        fresh.actions = old.actions;
+        fresh.ticks = old.ticks;
+        // Its hand-overs are no more.
+        self.pause_since.clear();
+        self.hosts[host] = fresh;
+    }
+
+    pub(super) fn resume(&mut self, host: usize) {
+        if self.hosts[host].hangs_until.is_none_or(|until| until > self.now) {
+            return;
+        }
+        self.trace(&[31, host as u64], || format!("h{host} goes on"));
+        self.hosts[host].hangs_until = None;
+        for event in std::mem::take(&mut self.hosts[host].deferred) {
+            self.post(host, Duration::ZERO, event);
+        }
+    }
+
+    pub(super) fn post(&mut self, host: usize, after: Duration, event: HostEvent) {
+        let boot = self.hosts[host].boot;
+        self.push(self.now + after, Event::At { host, boot, event });
+    }
+
+    pub(super) fn on_host_event(&mut self, host: usize, boot: u64, event: HostEvent) {
+        let own = &mut self.hosts[host];
+        if !own.is_up || own.boot != boot {
+            return;
+        }
+        if own.hangs_until.is_some() {
+            return own.deferred.push_back(event);
+        }
+        match event {
+            HostEvent::Answer { request, answer } => self.on_answer(host, request, answer),
+            HostEvent::Overdue { request } => {
+                if self.hosts[host].requests.contains_key(&request) {
+                    self.post(host, GIVEN_UP_AFTER - SILENT_AFTER, HostEvent::GivenUp { request });
+                    self.on_silence(host);
+                }
+            }
+            HostEvent::GivenUp { request } => self.on_answer(host, request, Answer::Unknown),
+            HostEvent::Watch { watch, upto } => self.on_watch(host, watch, upto),
+            HostEvent::WatchFails { watch } => {
+                if self.hosts[host].watch.is_some_and(|found| found.id == watch) {
+                    self.on_silence(host);
+                }
+            }
+            HostEvent::List => self.list(host),
+            HostEvent::Renew => self.renew(host),
+            HostEvent::Carry { id, action, planned_by } => self.carry_out(host, id, action, planned_by),
+            HostEvent::Tick => self.on_tick(host),
+            HostEvent::Volume { volume, run, step } => self.on_volume(host, volume, run, step),
+            HostEvent::AskedToYield { by, id, volume } => self.on_asked_to_yield(host, by, id, volume),
+            HostEvent::HasYielded { id, has_answered } => {
+                if self.hosts[host].asking.remove(&id) {
+                    self.finish(host, id, Outcome::Asked(has_answered));
+                }
+            }
+            HostEvent::Task { task } => self.on_task(host, task),
+            HostEvent::Nodes => {
+                let count = self.hosts[host].nodes_away(self.now);
+                self.tell(host, ClusterEvent::NodesAway(count));
+            }
+        }
+    }
+
+    // ---- the store ----
+
+    pub(super) fn ask(&mut self, host: usize, op: Op, purpose: Purpose, about: Option<About>) {
+        let request = self.number();
+        self.hosts[host].requests.insert(request, purpose);
+        self.post(host, SILENT_AFTER, HostEvent::Overdue { request });
+        self.send(host, request, op, about);
+    }
+
+    /// The store is silent, or not the right one: until a listing is taken in the machine begins nothing.
+    fn on_silence(&mut self, host: usize) {
+        self.hosts[host].watch = None;
+        self.set_right(host, false);
+        self.list_after(host, Duration::ZERO);
+    }
+
+    fn set_right(&mut self, host: usize, is_right: bool) {
+        self.hosts[host].was_right |= is_right;
+        if std::mem::replace(&mut self.hosts[host].is_right, is_right) != is_right {
+            self.trace(&[32, host as u64, u64::from(is_right)], || format!("h{host}: the store is right: {is_right}"));
+            self.tell(host, ClusterEvent::Store { is_right });
+        }
+    }
+
+    fn list_after(&mut self, host: usize, after: Duration) {
+        let at = self.now + after;
+        let own = &mut self.hosts[host];
+        if own.lists_at.is_none_or(|expected| at < expected) {
+            own.lists_at = Some(at);
+            self.post(host, after, HostEvent::List);
+        }
+    }
+
+    fn list(&mut self, host: usize) {
+        // One that an earlier one has made needless.
+        if self.hosts[host].lists_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.hosts[host].lists_at = None;
+        if !std::mem::replace(&mut self.hosts[host].is_listing, true) {
+            self.ask(host, Op::List, Purpose::List, None);
+        }
+    }
+
+    fn on_listing(&mut self, host: usize, answer: Answer) {
+        let own = &mut self.hosts[host];
+        own.is_listing = false;
+        let Answer::Listing(revision, records, which) = answer else { return self.list_after(host, ms(200)) };
+        match own.view.replace(revision, records) {
+            Ok(()) => {
+                self.check_belief(host, which);
+                let (id, upto, of) = (self.number(), self.store.revision, which);
+                let own = &mut self.hosts[host];
+                own.watch = Some(Watch { id, upto: revision, of });
+                let after = own.lag;
+                self.post(host, after, HostEvent::Watch { watch: id, upto });
+                self.on_view(host);
+                self.set_right(host, true);
+            }
+            Err(doubt) => {
+                self.outcome.doubts += 1;
+                self.trace(&[33, host as u64, revision], || format!("h{host}: {doubt:?}"));
+                self.hosts[host].watch = None;
+                self.set_right(host, false);
+                self.list_after(host, ms(1_000));
+            }
+        }
+    }
+
+    fn on_watch(&mut self, host: usize, id: u64, upto: u64) {
+        let own = &mut self.hosts[host];
+        let Some(watch) = own.watch.filter(|watch| watch.id == id && watch.of == self.store.which) else { return };
+        if upto <= watch.upto {
+            return;
+        }
+        let open_from = own.cut_store_until.max(own.watch_stalled_until);
+        if self.now < open_from {
+            let boot = own.boot;
+            return self.push(open_from, Event::At { host, boot, event: HostEvent::Watch { watch: id, upto } });
+        }
+        let Some(changes) = self.store.changes(watch.upto, upto) else { return self.on_silence(host) };
+        match own.view.apply(changes) {
+            Ok(()) => {
+                own.watch = Some(Watch { upto, ..watch });
+                self.on_view(host);
+            }
+            Err(_) => self.on_silence(host),
+        }
+    }
+
+    /// The machine hears what has changed in the view.
+    pub(super) fn on_view(&mut self, host: usize) {
+        let changes = self.hosts[host].view.take_changes();
+        if !changes.is_empty() {
+            let (upto, count) = (self.hosts[host].view.upto(), changes.volumes.len());
+            self.trace(&[34, host as u64, upto, count as u64], || format!("h{host}: sees {changes:?} at {upto}"));
+            self.tell(host, ClusterEvent::Changed(changes));
+        }
+    }
+
+    fn on_answer(&mut self, host: usize, request: u64, answer: Answer) {
+        let Some(purpose) = self.hosts[host].requests.remove(&request) else { return };
+        match purpose {
+            Purpose::List => self.on_listing(host, answer),
+            Purpose::Lease => self.on_lease(host, answer),
+            Purpose::Action { id, compares, writes } => {
+                let outcome = if matches!(answer, Answer::Unknown) { Outcome::Failed } else { Outcome::Done };
+                if matches!(answer, Answer::Conflict(_)) {
+                    self.outcome.conflicts += 1;
+                }
+                self.note(host, &compares, &writes, &answer);
+                self.finish(host, id, outcome);
+            }
+            Purpose::Volume { volume, run, ask } => self.on_root(host, volume, run, ask, answer),
+            Purpose::Task { task, compares, writes } => {
+                self.note(host, &compares, &writes, &answer);
+                self.on_task_answer(host, task, answer);
+            }
+        }
+    }
+
+    /// What was written, or was found instead, is in the view before anybody acts on it.
+    fn note(&mut self, host: usize, compares: &Compares, writes: &Writes, answer: &Answer) {
+        let view = &mut self.hosts[host].view;
+        let compared = |key: &str| compares.iter().find(|(found, _)| found == key).map(|(_, version)| *version);
+        match answer {
+            Answer::Done(version) => {
+                for (key, value) in writes {
+                    match value {
+                        Some(value) => {
+                            let value = value.as_slice().into();
+                            view.note(Record { key: key.clone(), version: *version, value });
+                        }
+                        None => view.note_deleted(key, compared(key).unwrap_or(MetaVersion::ABSENT)),
+                    }
+                }
+            }
+            Answer::Conflict(found) => {
+                for ((key, version), found) in compares.iter().zip(found) {
+                    match found {
+                        Some(record) => view.note(record.clone()),
+                        None if *version != MetaVersion::ABSENT => view.note_deleted(key, *version),
+                        None => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.on_view(host);
+    }
+
+    // ---- the lease ----
+
+    fn renew(&mut self, host: usize) {
+        let own = &self.hosts[host];
+        let Some(lease) = own.lease else { return self.ask(host, Op::Grant, Purpose::Lease, None) };
+        if own.is_named {
+            return self.ask(host, Op::KeepAlive(lease), Purpose::Lease, None);
+        }
+        let (key, home) = (host_key(&own.name), own.name.clone());
+        let (reads_root, answers, takes_spare) = (0, true, true);
+        let record = HostRecord { home, address: None, reads_root, answers, takes_spare, other: Other::new() };
+        let compares = vec![(key.clone(), own.name_version)];
+        let op = Op::Commit(compares, vec![(key, Some(encode(&record)))], Some(lease));
+        self.ask(host, op, Purpose::Lease, None);
+    }
+
+    fn on_lease(&mut self, host: usize, answer: Answer) {
+        let own = &mut self.hosts[host];
+        let after = match answer {
+            Answer::Granted(lease) => {
+                own.lease = Some(lease);
+                Duration::ZERO
+            }
+            Answer::Done(_) => {
+                own.is_named = true;
+                RENEW_EVERY
+            }
+            Answer::Conflict(found) => {
+                let version = found.first().and_then(|found| found.as_ref()).map(|record| record.version);
+                own.name_version = version.unwrap_or(MetaVersion::ABSENT);
+                Duration::ZERO
+            }
+            Answer::LeaseGone => {
+                (own.lease, own.is_named) = (None, false);
+                Duration::ZERO
+            }
+            Answer::Alive => RENEW_EVERY,
+            _ => Duration::ZERO,
+        };
+        self.post(host, after, HostEvent::Renew);
+    }
+
+    // ---- the machine ----
+
+    pub(super) fn tell(&mut self, host: usize, event: ClusterEvent) {
+        let own = &mut self.hosts[host];
+        let mut out = Effects::new();
+        own.cluster.handle(self.now, &own.view, event, &mut out);
+        own.cluster.verify();
+        if let Some(at) = own.cluster.next_deadline()
+            && own.tick_at.is_none_or(|expected| at < expected)
+        {
+            own.tick_at = Some(at);
+            let boot = own.boot;
+            self.push(at, Event::At { host, boot, event: HostEvent::Tick });
+        }
+        for effect in out.take() {
+            match effect {
+                Effect::Act { id, action } => self.on_act(host, id, action),
+                Effect::Held { ticket } => self.on_held(host, ticket),
+            }
+        }
+    }
+
+    fn on_tick(&mut self, host: usize) {
+        let own = &mut self.hosts[host];
+        // One that an earlier deadline has made needless.
+        if own.tick_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        own.tick_at = None;
+        own.ticks += 1;
+        self.tell(host, ClusterEvent::Tick);
+    }
+
+    fn on_act(&mut self, host: usize, id: ActionId, action: Action) {
+        let [number, volume, kind] = number_of(id, &action);
+        self.trace(&[35, host as u64, number, volume, kind], || format!("h{host}: {id:?} {action:?}"));
+        self.outcome.actions += 1;
+        self.hosts[host].actions += 1;
+        self.check_action(host, &action);
+        let is_late = !self.is_healing && self.prng.chance(self.plan.late_action);
+        let after = if is_late { ms(self.prng.between(500, 5_000)) } else { ms(self.prng.below(4)) };
+        if is_late {
+            self.disturb(self.now + after);
+        }
+        let planned_by = self.hosts[host].view.export(action.volume()).map_or(MetaVersion::ABSENT, |(v, _)| *v);
+        self.post(host, after, HostEvent::Carry { id, action, planned_by });
+    }
+
+    pub(super) fn finish(&mut self, host: usize, id: ActionId, outcome: Outcome) {
+        self.trace(&[36, host as u64, id.0], || format!("h{host}: {id:?} {outcome:?}"));
+        self.tell(host, ClusterEvent::Outcome { id, outcome });
+    }
+
+    fn carry_out(&mut self, host: usize, id: ActionId, action: Action, planned_by: MetaVersion) {
+        let volume = action.volume();
+        if self.hosts[host].held.contains_key(&volume) {
+            self.fail(format!("h{host}: {action:?} is carried out while a command holds the volume"));
+        }
+        let own = &self.hosts[host];
+        if !own.cluster.is_current(&own.view, id) && !self.plan.mistakes.carries_out_late {
+            return self.finish(host, id, Outcome::Done);
+        }
+        match action {
+            Action::Open { .. } => {
+                let outcome = self.open(host, volume);
+                self.finish(host, id, outcome);
+            }
+            Action::Read { .. } => {
+                let reading = self.read(host, volume);
+                self.finish(host, id, Outcome::Reading(reading));
+            }
+            Action::LetGo { .. } => {
+                self.let_go(host, volume);
+                self.finish(host, id, Outcome::Done);
+            }
+            Action::AskToYield { host: name, .. } => self.ask_to_yield(host, id, volume, &name),
+            Action::Commit { mut compares, writes, .. } => {
+                if self.plan.mistakes.leaves_compares_out {
+                    compares.clear();
+                }
+                let about = Some(About { volume, planned_by });
+                let op = Op::Commit(compares.clone(), writes.clone(), None);
+                self.ask(host, op, Purpose::Action { id, compares, writes }, about);
+            }
+        }
+    }
+
+    fn ask_to_yield(&mut self, host: usize, id: ActionId, volume: VolumeId, name: &str) {
+        self.hosts[host].asking.insert(id);
+        let refused = HostEvent::HasYielded { id, has_answered: false };
+        let Some(peer) = number_of_name(name).filter(|peer| *peer < self.hosts.len()) else {
+            return self.post(host, ms(1), refused);
+        };
+        let is_cut = self.cut_peers_until.get(&(host.min(peer), host.max(peer))).is_some_and(|until| *until > self.now);
+        if !is_cut && !self.hosts[peer].is_up {
+            return self.post(host, ms(1), refused);
+        }
+        self.post(host, PEER_PATIENCE, refused);
+        if !is_cut {
+            let (by, after) = ((host, self.hosts[host].boot), ms(self.prng.between(1, 4)));
+            self.post(peer, after, HostEvent::AskedToYield { by, id, volume });
+        }
+    }
+
+    pub(super) fn answer_peer(&mut self, by: (usize, u64), id: ActionId) {
+        let (host, boot) = by;
+        let at = self.now + ms(self.prng.between(1, 4));
+        self.push(at, Event::At { host, boot, event: HostEvent::HasYielded { id, has_answered: true } });
+    }
+}
