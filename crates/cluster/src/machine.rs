@@ -234,7 +234,7 @@ impl Cluster {
     /// Whether an action is still what its volume's record asks for. One that comes to be carried out when it is not is left out, and
     /// counts as done: it is planned anew.
     pub fn is_current(&self, view: &View, id: ActionId) -> bool {
-        self.under_way.get(&id).is_some_and(|(volume, version)| *version == version_of(view, *volume))
+        self.under_way.get(&id).is_some_and(|(volume, version)| *version == view.export_version(*volume))
     }
 
     /// Volumes about which something is under way or about to be.
@@ -333,7 +333,7 @@ impl Cluster {
 
     fn plan_one(&mut self, now: Instant, view: &View, volume: VolumeId, openings: usize) -> Step {
         let export = view.export(volume);
-        let version = version_of(view, volume);
+        let version = view.export_version(volume);
         let local = self.local.get(&volume).copied();
         if export.is_none() && local.is_none() {
             self.progress.remove(&volume);
@@ -361,7 +361,7 @@ impl Cluster {
     fn begin(&mut self, now: Instant, view: &View, action: Action, out: &mut Effects<Effect>) {
         let (volume, id) = (action.volume(), ActionId(self.next_id));
         self.next_id += 1;
-        self.under_way.insert(id, (volume, version_of(view, volume)));
+        self.under_way.insert(id, (volume, view.export_version(volume)));
         self.busy.insert(volume, id);
         let progress = self.progress.entry(volume).or_default();
         match action {
@@ -375,9 +375,4 @@ impl Cluster {
         }
         out.push(Effect::Act { id, action });
     }
-}
-
-/// Of the record that says who serves the volume.
-fn version_of(view: &View, volume: VolumeId) -> MetaVersion {
-    view.export(volume).map_or(MetaVersion::ABSENT, |(version, _)| *version)
 }

@@ -240,6 +240,11 @@ impl View {
         self.exports.get(&volume)
     }
 
+    /// Of the record that says who serves the volume.
+    pub fn export_version(&self, volume: VolumeId) -> MetaVersion {
+        self.export(volume).map_or(MetaVersion::ABSENT, |(version, _)| *version)
+    }
+
     /// Volumes that are to be served somewhere.
     pub fn exports(&self) -> impl Iterator<Item = (VolumeId, &ExportRecord)> {
         self.exports.iter().map(|(volume, (_, export))| (*volume, export))

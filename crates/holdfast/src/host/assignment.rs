@@ -36,6 +36,13 @@ const YIELD_MAX: Duration = Duration::from_secs(1);
 /// How long a command waits for what is under way about its volume.
 const HOLD_MAX: Duration = Duration::from_secs(15);
 
+/// What an executor is to do, and the version of the volume's record that it was planned by.
+struct Task {
+    id: ActionId,
+    action: Action,
+    planned_by: MetaVersion,
+}
+
 pub enum Input {
     Event(Event),
     /// A command is about to work on the volume.
@@ -85,15 +92,18 @@ impl Assignment {
 
 /// Begins to assign volumes, once there is somebody who can be asked.
 pub fn start(plane: &Arc<ControlPlane>, inputs: Receiver<Input>) -> Result<()> {
-    let (actions, queue) = channel::<(ActionId, Action)>();
+    let (actions, queue) = channel::<Task>();
     let queue = Arc::new(Mutex::new(queue));
     for _ in 0..EXECUTORS {
         let (plane, queue) = (Arc::clone(plane), Arc::clone(&queue));
         let carry_out = move || {
             loop {
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok((id, action)) = next else { return };
-                let outcome = plane.carry_out(action).unwrap_or(Outcome::Failed);
+                let Ok(Task { id, action, planned_by }) = next else { return };
+                // What is not asked for any more is left out, and planned anew.
+                let is_current = plane.records.view(|view| view.export_version(action.volume())) == planned_by;
+                let outcome = if is_current { plane.carry_out(action) } else { Ok(Outcome::Done) };
+                let outcome = outcome.unwrap_or(Outcome::Failed);
                 plane.assignment.tell(Event::Outcome { id, outcome });
             }
         };
@@ -118,10 +128,10 @@ fn run(
     records: &Records,
     inputs: &Receiver<Input>,
     plane: &ControlPlane,
-    actions: &Sender<(ActionId, Action)>,
+    actions: &Sender<Task>,
 ) {
     let mut out = Effects::new();
-    let (mut waiting, mut next_ticket) = (BTreeMap::new(), 0);
+    let (mut waiting, mut next_ticket) = (BTreeMap::<u64, SyncSender<()>>::new(), 0);
     let mut offers = Offers::default();
     loop {
         let wait = cluster.next_deadline().map_or(Duration::from_secs(1), |at| at.since(clock::now()));
@@ -138,19 +148,24 @@ fn run(
         if let Event::Changed(changes) = &mut event {
             offers.note(records, plane.catalog.host(), changes);
         }
-        records.view(|view| cluster.handle(clock::now(), view, event, &mut out));
-        for effect in out.drain() {
-            match effect {
-                Effect::Act { id, action } => {
-                    // The executors live as long as this thread.
-                    let _ = actions.send((id, action));
-                }
-                Effect::Held { ticket } => {
-                    if let Some(granted) = waiting.remove(&ticket) {
-                        let _ = granted.try_send(());
+        let mut tasks = Vec::new();
+        let mut held = Vec::new();
+        records.view(|view| {
+            cluster.handle(clock::now(), view, event, &mut out);
+            for effect in out.drain() {
+                match effect {
+                    Effect::Act { id, action } => {
+                        let planned_by = view.export_version(action.volume());
+                        tasks.push(Task { id, action, planned_by });
                     }
+                    Effect::Held { ticket } => held.push(ticket),
                 }
             }
+        });
+        // The executors live as long as this thread.
+        tasks.into_iter().for_each(|task| drop(actions.send(task)));
+        for granted in held.into_iter().filter_map(|ticket| waiting.remove(&ticket)) {
+            let _ = granted.try_send(());
         }
         if std::mem::take(&mut offers.are_stale)
             && let Err(error) = plane.publish_offers()

@@ -1096,6 +1096,36 @@ mod tests {
         assert!(!catalog.limits().unwrap().contains_key(&v2));
     }
 
+    #[test]
+    fn of_two_hosts_that_set_space_aside_in_the_same_moment_one_looks_again() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let (a, b) = (Catalog::new(meta.clone(), GridId(1), "a"), Catalog::new(meta, GridId(1), "b"));
+        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let fixed = Fixed { base_bytes: 0, left_bytes: 1 << 30 };
+        let settings = (Settings { fixed: Some(fixed), unchecked_reads: false }, None);
+        let (at_a, at_b) = (a.reserving().unwrap(), b.reserving().unwrap());
+        let made = a.create("va", what, settings, None, Some(&at_a)).unwrap().expect("it was first");
+        assert!(
+            b.create("vb", what, settings, None, Some(&at_b)).unwrap().is_none(),
+            "nothing is made beyond what was seen"
+        );
+        assert!(b.find("vb").is_err());
+        // It looks again, and sees what the other one has.
+        let again = b.reserving().unwrap();
+        assert_eq!(b.fixed().unwrap().len(), 1);
+        b.create("vb", what, settings, None, Some(&again)).unwrap().expect("nobody came between");
+        // What a volume is about to own counts for others, and comes between as well.
+        let (stale, now) = (b.reserving().unwrap(), a.reserving().unwrap());
+        let volume = made.root.volume;
+        assert!(a.set_pending(volume, Some((Layout::DEFAULT, 2 << 30)), &now).unwrap());
+        assert!(!b.set_fixed_reserving(volume, fixed, &stale).unwrap());
+        let seen = b.reserving().unwrap();
+        assert_eq!(seen.pending_beside(None), [(Layout::DEFAULT, 2 << 30)]);
+        assert_eq!(seen.pending_beside(Some(volume)), []);
+        assert!(a.set_pending(volume, None, &a.reserving().unwrap()).unwrap());
+        assert!(b.reserving().unwrap().pending_beside(None).is_empty());
+    }
+
     /// A clone that was made in its volume, and of which no record was written, still has its id there.
     #[test]
     fn a_clone_whose_making_was_cut_short_shares_its_id_with_nothing_but_the_next_attempt_at_it() {

@@ -141,8 +141,17 @@ impl Records {
 
     /// Gives where a watch goes on.
     fn list_anew(&self) -> Result<Revision> {
+        let before = self.lock().view.upto();
         let Listing { revision, records } = self.store.list("")?;
-        let taken = self.lock().view.replace(revision.0, records.into_iter().map(known).collect());
+        let taken = {
+            let mut known_now = self.lock();
+            // While it was on its way the watch, or another listing, has gone past it.
+            let is_outrun = revision.0 >= before && revision.0 < known_now.view.upto();
+            if is_outrun && known_now.view.doubt().is_none() {
+                return Ok(revision.next());
+            }
+            known_now.view.replace(revision.0, records.into_iter().map(known).collect())
+        };
         self.told(taken)?;
         Ok(revision.next())
     }
