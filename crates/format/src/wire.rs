@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
-/// 8 [`Request::Drives`], 9 [`encode_frame_again`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 9 };
+/// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 10 };
 
 /// Version from which on a request may go without its payload where that is the one of the frame before it.
 pub const PAYLOAD_AGAIN_SINCE: u32 = 9;
@@ -194,6 +194,8 @@ pub enum Request {
     },
     /// What the drives say of their health. Since version 8.
     Drives,
+    /// Which devices are out, or have had errors. Since version 10.
+    Troubles,
 }
 
 impl Request {
@@ -202,6 +204,9 @@ impl Request {
 
     /// Since then nodes tell what their drives say of themselves.
     pub const DRIVES_SINCE: u32 = 8;
+
+    /// Since then nodes tell what is wrong with their devices.
+    pub const TROUBLES_SINCE: u32 = 10;
 
     /// The first version of the messages that has this one.
     pub fn since(&self) -> u32 {
@@ -227,6 +232,7 @@ impl Request {
             Request::CheckShard { .. } => 6,
             Request::MakeShard { .. } => Request::MAKE_SHARD_SINCE,
             Request::Drives => Request::DRIVES_SINCE,
+            Request::Troubles => Request::TROUBLES_SINCE,
         }
     }
 }
@@ -237,7 +243,7 @@ pub enum DeviceHealth {
     /// Being opened; not usable yet.
     Opening,
     Serving,
-    /// A flush or the superblock failed, or the device could not be opened: out until the process restarts.
+    /// A write or flush failed, or the device could not be opened: out, until it is opened anew.
     Failed,
 }
 
@@ -311,6 +317,33 @@ impl DeviceStat {
             read_cache: None,
         }
     }
+}
+
+/// What is wrong with a device, or was: of one that is out, or has had errors since its node's process was started.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceTrouble {
+    pub device: DeviceId,
+    /// How often it was opened: each time it is another life, of which nothing is known but what its media tell.
+    pub lives: u32,
+    /// Operations that ended with an error, and the last of them, so long ago.
+    pub io_errors: u64,
+    pub last_error_ms: Option<u64>,
+    /// Reads that failed and were tried again.
+    pub retries: u64,
+    pub outage: Option<Outage>,
+}
+
+/// A device that is out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Outage {
+    /// For so long.
+    pub ms: u64,
+    /// For people.
+    pub why: String,
+    /// It can't be opened: it is not there, say, or another's.
+    pub is_missing: bool,
+    /// It is opened anew by itself; else when its node restarts.
+    pub is_tried: bool,
 }
 
 /// What a leg knows of one ledger.
@@ -404,6 +437,10 @@ pub enum Reply {
     /// As their nodes last heard them; of those that tell anything.
     Drives {
         drives: Vec<(DeviceId, DriveReport)>,
+    },
+    /// Of all devices that have any.
+    Troubles {
+        troubles: Vec<DeviceTrouble>,
     },
 }
 

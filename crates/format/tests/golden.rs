@@ -92,7 +92,7 @@ fn headers_of_shards() {
     }
 }
 
-const REQUESTS: [&str; 21] = [
+const REQUESTS: [&str; 22] = [
     "0005ac02090161",
     "01",
     "02",
@@ -114,8 +114,9 @@ const REQUESTS: [&str; 21] = [
     "120102030607",
     "13010203020306070f011008010d3132372e302e302e313a33303001",
     "14",
+    "15",
 ];
-const REPLIES: [&str; 21] = [
+const REPLIES: [&str; 22] = [
     "0006080401010100000000001314000000000101000115160000000017",
     "01",
     "0201010100000000001314000000000101000115160000000017",
@@ -137,6 +138,7 @@ const REPLIES: [&str; 21] = [
     "0a08",
     "0a092324",
     "0b0101020105012500014b0000",
+    "0c01012829012a2b012701620100",
 ];
 
 /// What hosts and nodes say to each other: a message keeps its bytes, in this release and in all that speak with it.
@@ -170,6 +172,7 @@ fn messages_between_hosts_and_nodes() {
         Request::CheckShard { device, shard },
         Request::MakeShard { device, volume, epoch, shard, header_of: 15, sources: vec![source] },
         Request::Drives,
+        Request::Troubles,
     ];
     let said: Vec<String> =
         requests.iter().map(|request| hex(&encode_frame(0, request, 0)[FRAME_HEADER_BYTES..])).collect();
@@ -187,6 +190,9 @@ fn messages_between_hosts_and_nodes() {
     let entry = LogEntry { lsn: Lsn(27), header: vec![1], crcs: vec![28] };
     let troubles = vec![DriveTrouble::SpareLow, DriveTrouble::Temperature];
     let report = DriveReport { troubles, worn_percent: Some(37), celsius: Some(-38), ..DriveReport::default() };
+    let outage = Outage { ms: 39, why: "b".to_string(), is_missing: true, is_tried: false };
+    let trouble =
+        DeviceTrouble { device, lives: 40, io_errors: 41, last_error_ms: Some(42), retries: 43, outage: Some(outage) };
     let replies = [
         Reply::Hello { version: 6, node: NodeId(8), boot: instance, devices: devices.clone() },
         Reply::Pong,
@@ -209,6 +215,7 @@ fn messages_between_hosts_and_nodes() {
         Reply::Refused(Refusal::Invalid),
         Reply::Refused(Refusal::Version(Versions { oldest: 35, newest: 36 })),
         Reply::Drives { drives: vec![(device, report)] },
+        Reply::Troubles { troubles: vec![trouble] },
     ];
     let said: Vec<String> = replies.iter().map(|reply| hex(&encode_frame(0, reply, 0)[FRAME_HEADER_BYTES..])).collect();
     assert_eq!(said, REPLIES);

@@ -21,6 +21,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// Where it is, if not where `PATH` says: that of users often leaves out what is for administrators.
@@ -148,12 +149,19 @@ fn saved(dir: &Path, path: &Path) -> Option<Result<DriveReport, String>> {
     })
 }
 
-/// Has a node told, from a thread of its own, what the drive behind its device in `place` says, now and then.
-pub fn follow(dir: Option<PathBuf>, place: usize, path: PathBuf, tell: Sender<Heard>) -> Result<()> {
+/// Has a node told, from a thread of its own, what the drive behind its device in `place` says, now and then, as long as the node
+/// has the device.
+pub fn follow(
+    dir: Option<PathBuf>,
+    place: usize,
+    path: PathBuf,
+    tell: Sender<Heard>,
+    while_here: Weak<()>,
+) -> Result<()> {
     let look = move || {
         let mut heard: Option<Result<DriveReport, String>> = None;
         let mut asked_at: Option<Instant> = None;
-        loop {
+        while while_here.strong_count() > 0 {
             let found = match dir.as_deref().and_then(|dir| saved(dir, &path)) {
                 Some(found) => found,
                 None if asked_at.is_none_or(|at| at.elapsed() >= ASK_EVERY) => {

@@ -240,16 +240,30 @@ fn about_node(node: &NodeView, found: &mut Found) {
 
 fn about_device(node: u32, device: &DeviceInfo, found: &mut Found) {
     let name = &device.device;
-    if device.health == "failed" {
-        let what = format!("node {node}: device {name} has failed; its log says why");
-        let next =
-            format!("`holdfast device add {node}`, for one in its place; what it held is made again from the others");
-        found.warning(Concern::Redundancy, what, &next);
-    }
-    if let Some(seconds) = device.slow_s {
-        let and = if device.bypassed { "bypassed" } else { "still needed" };
-        let what = format!("node {node}: device {name} has been slow for {seconds} s, and is {and}");
-        found.warning(Concern::Redundancy, what, "`holdfast device list`");
+    let replace = format!("`holdfast device replace {name} NEW`");
+    match (device.state(), &device.outage) {
+        (state @ ("missing" | "failed"), Some(outage)) => {
+            let then = if outage.tried { "it is used again when it is back" } else { "it stays out" };
+            let what =
+                format!("node {node}: device {name} is {state} for {} s: {}; {then}", outage.seconds, outage.why);
+            found.warning(Concern::Redundancy, what, &replace);
+        }
+        ("failed", None) => {
+            let what = format!("node {node}: device {name} has failed; its log says why");
+            found.warning(Concern::Redundancy, what, &replace);
+        }
+        ("failing", _) => {
+            let (errors, ago) = (device.io_errors, device.errors_within_s.unwrap_or(0));
+            let what = format!("node {node}: device {name} is failing: {errors} errors, the last {ago} s ago");
+            found.warning(Concern::Redundancy, what, &replace);
+        }
+        ("slow", _) => {
+            let and = if device.bypassed { "bypassed" } else { "still needed" };
+            let seconds = device.slow_s.unwrap_or(0);
+            let what = format!("node {node}: device {name} has been slow for {seconds} s, and is {and}");
+            found.warning(Concern::Redundancy, what, &format!("`holdfast device list`; where that lasts {replace}"));
+        }
+        _ => {}
     }
     if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
         let next = format!("`holdfast device list`; when it is empty `holdfast device remove {name}`");

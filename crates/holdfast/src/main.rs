@@ -17,6 +17,7 @@ mod link_tls;
 mod logger;
 mod nbd_client;
 mod neighbours;
+mod node_devices;
 mod node_shell;
 mod protocol;
 mod size;

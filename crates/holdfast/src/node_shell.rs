@@ -9,7 +9,7 @@
 //! A node of a grid with TLS reads no frame of anybody who has not shown at the [`Door`] that it is a host of the grid.
 //!
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
-//! serves on with the others.
+//! serves on with the others. A device that can't be opened, or hangs, keeps nobody waiting: see [`crate::node_devices`].
 
 use crate::daemon::{outwait, tell_ready};
 use crate::drives;
@@ -17,20 +17,22 @@ use crate::grid::revoked;
 use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
 use crate::logger;
 use crate::neighbours::Neighbours;
-use anyhow::{Result, anyhow, bail};
+use crate::node_devices::{self, NodeDevice, Owner, Told};
+use anyhow::{Result, bail};
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
-use holdfast_runtime::device::{self, DeviceError};
-use holdfast_runtime::mailbox::{self, Receiver};
+use holdfast_runtime::device::Device;
+use holdfast_runtime::mailbox::{self, Receiver, Sender};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
 use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
-use holdfast_store::{self as store, FailReason, Notice};
-use std::collections::{HashMap, VecDeque};
+use holdfast_store::{self as store, FailReason, Next, Notice};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Operations of one device that the kernel holds at a time: enough for a fast drive, few enough that reads don't queue
@@ -43,6 +45,12 @@ const PEERS_MAX: usize = 4096;
 /// How long a device that does not open may keep the others from being used.
 const OPENING_MAX: Duration = Duration::from_secs(5);
 
+/// Devices that a process ever has: places are not used twice.
+const PLACES_MAX: usize = 4096;
+
+/// What is heard of devices and waits: an answer from each place, and a few lists of them.
+const TOLD_MAX: usize = 4 * PLACES_MAX;
+
 /// Reports of drives that wait to be taken note of: there is one in ten minutes from each.
 const DRIVES_TOLD_MAX: usize = 256;
 
@@ -52,7 +60,7 @@ pub struct NodeOptions {
     pub node: NodeId,
     pub grid: GridId,
     pub listen: SocketAddr,
-    pub devices: Vec<PathBuf>,
+    pub devices: Vec<NodeDevice>,
     /// Make devices that hold nothing but zeroes this node's.
     pub format_blank: bool,
     /// Credentials, where links have TLS.
@@ -73,10 +81,19 @@ struct Peer {
     is_node: bool,
 }
 
-/// A device as the reactor knows it, and where its file is.
+/// A device, by its place.
 struct Disk {
-    slot: reactor::DeviceSlot,
     path: PathBuf,
+    /// In the reactor, while it is open.
+    slot: Option<reactor::DeviceSlot>,
+    /// Blank, it may be made this node's: until it was tried once.
+    format_blank: bool,
+    /// The configuration has it no more.
+    leaves: bool,
+    /// Why it is out, as it was last told.
+    trouble: Option<String>,
+    /// Its drive is asked how it is as long as this lives.
+    asked: Option<Arc<()>>,
 }
 
 struct NodeShell {
@@ -92,9 +109,14 @@ struct NodeShell {
     local: VecDeque<store::Event>,
     /// What drives say, by their devices' places.
     drives: Receiver<drives::Heard>,
-    /// Devices that are still being opened: until none is, or for [`OPENING_MAX`], connections are accepted but not
-    /// read, so that a greeting tells of all devices.
-    opening: usize,
+    tell_drives: Sender<drives::Heard>,
+    /// What became of devices that are opened, and which there are.
+    told: Receiver<Told>,
+    tell: Sender<Told>,
+    owner: Owner,
+    /// Places of devices that are still being opened since the start: until none is, or for [`OPENING_MAX`], connections are
+    /// accepted but not read, so that a greeting tells of all devices.
+    opening: BTreeSet<usize>,
     read_from: Instant,
 }
 
@@ -109,7 +131,9 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         (Some(tls), Some(paths)) => Some(HostTls::load_node(paths, options.grid, options.node, tls)?),
         _ => None,
     };
-    let devices = open_devices(options)?;
+    if options.devices.is_empty() && options.dir.is_none() {
+        bail!("node {} has no device; name at least one with --device", options.node);
+    }
     let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(config)?;
     if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
@@ -120,7 +144,8 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
     let node_config = store::NodeConfig::new(options.grid, options.node, boot);
     let node_config = store::NodeConfig { read_cache_per_mille: options.read_cache_percent * 10, ..node_config };
-    let (tell, drives) = mailbox::mailbox(reactor.waker(), DRIVES_TOLD_MAX);
+    let (tell_drives, drives) = mailbox::mailbox(reactor.waker(), DRIVES_TOLD_MAX);
+    let (tell, told) = mailbox::mailbox(reactor.waker(), TOLD_MAX);
     let mut shell = NodeShell {
         node: store::Node::new(node_config),
         effects: Effects::new(),
@@ -131,18 +156,18 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         neighbours: Neighbours::new(options.node, options.grid, connecting),
         local: VecDeque::new(),
         drives,
-        opening: devices.len(),
+        tell_drives,
+        told,
+        tell,
+        owner: Owner { grid: options.grid, node: options.node, dir: options.dir.clone() },
+        opening: (0..options.devices.len()).collect(),
         read_from: reactor.io().now() + OPENING_MAX,
     };
-    for device in devices {
-        let (path, size_bytes, media) = (device.path().to_path_buf(), device.size_bytes(), device.media());
-        let slot = reactor.io().add_device(device, DISK_IN_FLIGHT_MAX);
-        let slot_of_node = store::DeviceSlot(shell.disks.len());
-        shell.local.push_back(store::Event::AddDevice { slot: slot_of_node, size_bytes, media });
-        if drives::is_asked(&path) {
-            drives::follow(options.dir.clone(), slot_of_node.0, path.clone(), tell.clone())?;
-        }
-        shell.disks.push(Disk { slot, path });
+    for device in &options.devices {
+        shell.take_in(device, options.format_blank);
+    }
+    if let Some(dir) = &options.dir {
+        node_devices::watch(dir.clone(), options.node, shell.tell.clone())?;
     }
     let how = if options.tls.is_some() { ", with TLS" } else { "" };
     logger::info(format_args!("node {} of grid {} listens on {bound}{how}", options.node, options.grid));
@@ -155,33 +180,6 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     reactor.run(&mut shell)?;
     logger::info(format_args!("node {} stops", options.node));
     Ok(())
-}
-
-/// Opens what the node may use. A device that is missing, broken, blank or unknown is left out, as long as one remains:
-/// devices fail by themselves. One that belongs to another node or grid stops the node before it does any harm.
-fn open_devices(options: &NodeOptions) -> Result<Vec<device::Device>> {
-    let mut opened = Vec::new();
-    let mut failed = Vec::new();
-    for path in &options.devices {
-        match outwait(|| device::open(path), |e| matches!(e, DeviceError::InUse { .. })) {
-            Ok(device) => match crate::grid::ownership::claim(&device, options)? {
-                Ok(()) => opened.push(device),
-                Err(why) => failed.push(anyhow!(why)),
-            },
-            Err(error @ (DeviceError::InUse { .. } | DeviceError::NotADevice { .. })) => return Err(error.into()),
-            Err(error) => failed.push(error.into()),
-        }
-    }
-    if opened.is_empty() {
-        let Some(first) = failed.into_iter().next() else {
-            bail!("node {} has no device; name at least one with --device", options.node)
-        };
-        return Err(first.context(format!("node {} can't use any of its devices", options.node)));
-    }
-    for error in failed {
-        logger::error(format_args!("node {} starts without a device: {error:#}", options.node));
-    }
-    Ok(opened)
 }
 
 impl NodeShell {
@@ -212,30 +210,123 @@ impl NodeShell {
                 self.neighbours.ask(io.now(), node, address.as_deref(), token, &request, io);
             }
             store::Effect::Read { slot, offset, len, token } => {
-                io.read(self.disks[slot.0].slot, offset, len as usize, DiskToken(token.0));
+                let Some(disk) = self.disk(slot, token) else { return };
+                io.read(disk, offset, len as usize, DiskToken(token.0));
             }
             store::Effect::Write { slot, offset, data, durable, token } => {
-                io.write(self.disks[slot.0].slot, offset, data, durable, DiskToken(token.0));
+                let Some(disk) = self.disk(slot, token) else { return };
+                io.write(disk, offset, data, durable, DiskToken(token.0));
             }
-            store::Effect::Flush { slot, token } => self.flush(slot, token),
+            store::Effect::Flush { slot, token } => {
+                let Some(disk) = self.disk(slot, token) else { return };
+                io.flush_device(disk, DiskToken(token.0));
+            }
+            store::Effect::Open { slot } => self.open(slot),
+            store::Effect::Close { slot } => {
+                if let Some(disk) = self.disks[slot.0].slot.take() {
+                    io.remove_device(disk);
+                }
+            }
             store::Effect::Discard { .. } => {}
             store::Effect::Note(notice) => {
-                if matches!(notice, Notice::DeviceOpened { .. } | Notice::DeviceFailed { .. }) && self.opening > 0 {
-                    self.opening -= 1;
-                    if self.opening == 0 {
-                        self.begin_reading(io);
-                    }
+                if let Notice::DeviceOpened { slot, .. } | Notice::DeviceFailed { slot, .. } = &notice
+                    && self.opening.remove(&slot.0)
+                    && self.opening.is_empty()
+                {
+                    self.begin_reading(io);
                 }
                 self.note(&notice);
             }
         }
     }
 
-    /// Asked for once a device, while it is being opened, when nobody waits for anything: so it may block.
-    fn flush(&mut self, slot: store::DeviceSlot, token: store::DiskToken) {
-        let flushed = std::fs::File::open(&self.disks[slot.0].path).and_then(|file| file.sync_data());
-        let result = flushed.map(|()| Buf::empty()).map_err(|_| store::DiskError::Io);
-        self.local.push_back(store::Event::Disk { token, result });
+    /// The device's name in the reactor. What is asked of one that is closed fails.
+    fn disk(&mut self, slot: store::DeviceSlot, token: store::DiskToken) -> Option<reactor::DeviceSlot> {
+        let disk = self.disks[slot.0].slot;
+        if disk.is_none() {
+            self.local.push_back(store::Event::Disk { token, result: Err(store::DiskError::Gone) });
+        }
+        disk
+    }
+
+    /// Has a device of the configuration opened, in a place of its own.
+    fn take_in(&mut self, device: &NodeDevice, format_blank: bool) {
+        if self.disks.len() == PLACES_MAX {
+            return logger::error(format_args!(
+                "{} is not taken in: this process has had {PLACES_MAX} devices; `holdfast node restart {}` takes it in",
+                device.path.display(),
+                self.owner.node
+            ));
+        }
+        let slot = store::DeviceSlot(self.disks.len());
+        let path = device.path.clone();
+        self.disks.push(Disk { path, slot: None, format_blank, leaves: false, trouble: None, asked: None });
+        self.local.push_back(store::Event::ExpectDevice { slot, device: device.device });
+    }
+
+    fn open(&mut self, slot: store::DeviceSlot) {
+        let disk = &mut self.disks[slot.0];
+        let format_blank = std::mem::take(&mut disk.format_blank);
+        let opened = node_devices::open(self.owner.clone(), slot.0, disk.path.clone(), format_blank, self.tell.clone());
+        if let Err(error) = opened {
+            self.local.push_back(store::Event::NotOpened { slot, why: format!("{error:#}") });
+        }
+    }
+
+    fn on_told(&mut self, told: Told, io: &mut Io) {
+        match told {
+            Told::Opened { place, opened: Ok(device) } => self.on_opened(place, device, io),
+            Told::Opened { place, opened: Err(why) } => {
+                self.local.push_back(store::Event::NotOpened { slot: store::DeviceSlot(place), why });
+            }
+            Told::Formatted { place, device } => {
+                let path = self.disks[place].path.display();
+                logger::info(format_args!("{path} was blank, and is device {device} of this node now"));
+            }
+            Told::Devices(devices) => self.reconcile(&devices),
+        }
+    }
+
+    fn on_opened(&mut self, place: usize, device: Device, io: &mut Io) {
+        let disk = &mut self.disks[place];
+        if disk.leaves {
+            return;
+        }
+        let (size_bytes, media, is_direct) = (device.size_bytes(), device.media(), device.is_direct());
+        disk.slot = Some(io.add_device(device, DISK_IN_FLIGHT_MAX));
+        let slot = store::DeviceSlot(place);
+        self.local.push_back(store::Event::AddDevice { slot, size_bytes, media, is_direct });
+        if disk.asked.is_none() && drives::is_asked(&disk.path) {
+            let asked = Arc::new(());
+            let (dir, while_here) = (self.owner.dir.clone(), Arc::downgrade(&asked));
+            match drives::follow(dir, place, disk.path.clone(), self.tell_drives.clone(), while_here) {
+                Ok(()) => disk.asked = Some(asked),
+                Err(error) => logger::warn(format_args!("{error:#}")),
+            }
+        }
+    }
+
+    /// The configuration has changed: what it names is taken in, what it names no more is let go. A device that has taken
+    /// another's place there is another one.
+    fn reconcile(&mut self, devices: &[NodeDevice]) {
+        let node = &self.node;
+        let is_it = |place: usize, disk: &Disk, device: &NodeDevice| {
+            let here = node.device_in(store::DeviceSlot(place));
+            disk.path == device.path && (here.is_none() || device.device.is_none() || here == device.device)
+        };
+        let here = || self.disks.iter().enumerate().filter(|(_, disk)| !disk.leaves);
+        let gone = here().filter(|(place, disk)| !devices.iter().any(|device| is_it(*place, disk, device)));
+        let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
+        let is_new = |device: &&NodeDevice| !here().any(|(place, disk)| is_it(place, disk, device));
+        let new: Vec<NodeDevice> = devices.iter().filter(is_new).cloned().collect();
+        for place in gone {
+            let disk = &mut self.disks[place];
+            (disk.leaves, disk.asked) = (true, None);
+            self.local.push_back(store::Event::RemoveDevice { slot: store::DeviceSlot(place) });
+        }
+        for device in &new {
+            self.take_in(device, false);
+        }
     }
 
     fn handle_local(&mut self, now: Instant, io: &mut Io) {
@@ -246,19 +337,41 @@ impl NodeShell {
         }
     }
 
-    fn note(&self, notice: &Notice) {
+    fn note_out(&mut self, slot: store::DeviceSlot, reason: &FailReason, next: Next) {
+        let disk = &mut self.disks[slot.0];
+        let path = disk.path.display();
+        let what = match (reason, next) {
+            (FailReason::Removed, _) => return logger::info(format_args!("device {path} is let go")),
+            (FailReason::PromisesLost, _) => format!("device {path} only serves reads: {reason}; replace it"),
+            (_, Next::Again(_)) => {
+                format!(
+                    "device {path} is out, and is opened anew after a pause: {reason}; if it stays out, check `dmesg`"
+                )
+            }
+            (_, Next::GivenUp) => format!(
+                "device {path} has failed for the third time within a day, and stays out: {reason}; check `dmesg`, then replace \
+                 it (`holdfast device replace`), or restart this node to go on with it"
+            ),
+            (_, Next::Stays) => format!(
+                "device {path} is out until this node restarts: {reason}; check `dmesg`, then replace the device or restart"
+            ),
+        };
+        if disk.trouble.as_ref() != Some(&what) {
+            logger::error(format_args!("{what}"));
+        }
+        disk.trouble = Some(what);
+    }
+
+    fn note(&mut self, notice: &Notice) {
+        if let Notice::DeviceOpened { slot, .. } = notice {
+            self.disks[slot.0].trouble = None;
+        }
         let path = |slot: &store::DeviceSlot| self.disks[slot.0].path.display();
         match notice {
+            Notice::DeviceFailed { slot, reason, next, .. } => self.note_out(*slot, reason, *next),
+            Notice::DeviceGone { slot } => logger::info(format_args!("nothing uses device {} any more", path(slot))),
             Notice::DeviceOpened { slot, device, ledgers, shards } => logger::info(format_args!(
                 "device {device} ({}) serves: {ledgers} ledgers, {shards} shards",
-                path(slot)
-            )),
-            Notice::DeviceFailed { slot, reason: reason @ FailReason::PromisesLost, .. } => {
-                logger::error(format_args!("device {} only serves reads: {reason}; replace it", path(slot)));
-            }
-            Notice::DeviceFailed { slot, reason, .. } => logger::error(format_args!(
-                "device {} is out until this node restarts: {reason}; check `dmesg`, then replace the device or \
-                 restart",
                 path(slot)
             )),
             Notice::JournalDamaged { device, batches, unsound_ledgers } => logger::warn(format_args!(
@@ -280,18 +393,20 @@ impl NodeShell {
     }
 
     fn begin_reading(&mut self, io: &mut Io) {
-        self.opening = 0;
+        self.opening.clear();
         for (_, peer) in self.peers.iter() {
             io.pause_reading(peer.conn, false);
         }
     }
 
     fn on_timer(&mut self, now: Instant, io: &mut Io) {
-        if self.opening > 0 && now >= self.read_from {
-            logger::warn(format_args!(
-                "{} devices are still being opened; the others serve without them",
-                self.opening
-            ));
+        if !self.opening.is_empty() && now >= self.read_from {
+            for place in &self.opening {
+                let path = self.disks[*place].path.display();
+                logger::error(format_args!(
+                    "device {path} does not answer: the others serve without it; check `dmesg`"
+                ));
+            }
             self.begin_reading(io);
         }
         if self.node.next_deadline().is_some_and(|at| at <= now) {
@@ -320,9 +435,9 @@ impl NodeShell {
         };
         let token = self.peers.insert(Peer { conn, from, reader: FrameReader::new(), secured, is_node: false });
         self.by_conn.insert(conn, token);
-        io.pause_reading(conn, self.opening > 0);
+        io.pause_reading(conn, !self.opening.is_empty());
         // Nothing is heard of it before.
-        let heard_from = if self.opening > 0 { now.max(self.read_from) } else { now };
+        let heard_from = if !self.opening.is_empty() { now.max(self.read_from) } else { now };
         if let Some(pushed_out) = self.door.as_mut().and_then(|door| door.come(token, heard_from + HANDSHAKE_MAX)) {
             let why =
                 "too many connections are in their TLS handshake, and it is the oldest; check what it is that connects";
@@ -435,14 +550,18 @@ impl App for NodeShell {
             Event::Bytes { conn, bytes } => self.on_bytes(now, conn, bytes, io),
             Event::Read { token, result } => {
                 let result = result.map_err(|e| {
-                    logger::warn(format_args!("{e}"));
+                    if e.fault != DiskFault::Removed {
+                        logger::warn(format_args!("{e}"));
+                    }
                     disk_error(e.fault)
                 });
                 self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
             }
             Event::Written { token, result } => {
                 let result = result.map(|()| Buf::empty()).map_err(|e| {
-                    logger::error(format_args!("{e}"));
+                    if e.fault != DiskFault::Removed {
+                        logger::error(format_args!("{e}"));
+                    }
                     disk_error(e.fault)
                 });
                 self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
@@ -456,6 +575,9 @@ impl App for NodeShell {
             Event::Shutdown { .. } => io.stop(),
             Event::Wake => {
                 self.cut_revoked(now, io);
+                for told in self.told.drain() {
+                    self.on_told(told, io);
+                }
                 for (place, report) in self.drives.drain() {
                     self.handle(now, store::Event::Drive { slot: store::DeviceSlot(place), report }, io);
                 }
@@ -476,7 +598,7 @@ impl App for NodeShell {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let opening = (self.opening > 0).then_some(self.read_from);
+        let opening = (!self.opening.is_empty()).then_some(self.read_from);
         let door = self.door.as_ref().and_then(Door::next_deadline);
         earliest(earliest(self.node.next_deadline(), self.neighbours.next_deadline()), earliest(opening, door))
     }

@@ -227,6 +227,10 @@ pub enum Request {
     CheckStop {
         node: u32,
     },
+    /// Done where all nodes of a machine may be stopped at once, with its host.
+    CheckDown {
+        nodes: Vec<u32>,
+    },
     /// grid.json has changed.
     GridReload,
     Tasks,
@@ -299,7 +303,7 @@ impl Request {
             | Request::VolumeExplain { .. }
             | Request::ReceiveState { .. }
             | Request::Tasks => Kind::Look,
-            Request::CheckRemovable { .. } | Request::CheckStop { .. } => Kind::Check,
+            Request::CheckRemovable { .. } | Request::CheckStop { .. } | Request::CheckDown { .. } => Kind::Check,
             Request::VolumeCreate { .. }
             | Request::VolumeResize { .. }
             | Request::VolumeSet { .. }
@@ -496,6 +500,49 @@ pub struct DeviceInfo {
     /// Then: a volume does without it.
     #[serde(default)]
     pub bypassed: bool,
+    /// Since its last error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errors_within_s: Option<u64>,
+    /// Reads that failed and were tried again since its node was started.
+    #[serde(default)]
+    pub retries: u64,
+    /// It is out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outage: Option<OutageInfo>,
+}
+
+/// Of a device that is out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OutageInfo {
+    /// For so long.
+    pub seconds: u64,
+    pub why: String,
+    /// It can't be opened: it is not there, say, or another's.
+    pub missing: bool,
+    /// It is opened anew by itself, now and then.
+    pub tried: bool,
+}
+
+/// Errors this young make a device that serves a failing one.
+const ERRORS_COUNT_FOR_S: u64 = 600;
+
+impl DeviceInfo {
+    /// It has had several errors, and of late.
+    pub fn is_failing(&self) -> bool {
+        self.io_errors >= 3 && self.errors_within_s.is_some_and(|s| s < ERRORS_COUNT_FOR_S)
+    }
+
+    /// How it does, in a word.
+    pub fn state(&self) -> &'static str {
+        match (self.health.as_str(), &self.outage) {
+            ("failed", Some(outage)) if outage.missing => "missing",
+            ("failed", _) => "failed",
+            ("opening", _) => "opening",
+            _ if self.is_failing() => "failing",
+            _ if self.slow_s.is_some() => "slow",
+            _ => "serving",
+        }
+    }
 }
 
 /// Copies on a fast device of what is read often from slower ones of its node; counted since the node was started.

@@ -152,12 +152,16 @@ fn what_cannot_work_is_refused_and_nothing_is_lost() {
     let kept = grid.path("kept.img");
     fs::rename(&ours, &kept).unwrap();
     fs::rename(&theirs, &ours).unwrap();
-    let error = grid.fails("grid up");
-    assert!(error.contains("belongs to grid") && error.contains("nothing was written"), "{error}");
+    // One device stops nobody: it is left out, and told.
+    grid.ok("grid up");
+    until("it is told", || {
+        let told = grid.ok("status");
+        told.contains("device 1/0") && told.contains("belongs to grid") && told.contains("nothing was written")
+    });
     fs::rename(&ours, &theirs).unwrap();
     fs::rename(&kept, &ours).unwrap();
-    grid.ok("grid up");
     other.ok("grid up");
+    until("its own is taken up without being told", || grid.serving_devices(1) == 1);
 }
 
 #[test]
@@ -188,13 +192,24 @@ fn a_node_serves_without_a_blank_device_and_takes_it_when_told() {
     fs::OpenOptions::new().write(true).open(&device).unwrap().set_len(len).unwrap();
     grid.ok("node start 2");
     grid.wait_for_node(2, "up");
-    let devices = |grid: &Grid| grid.json("status")["nodes"][1]["devices"].as_array().unwrap().len();
-    assert_eq!(devices(&grid), 1);
-    assert!(fs::read_to_string(grid.path("logs/node2.log")).unwrap().contains("--format-blank"));
+    assert_eq!(grid.serving_devices(2), 1);
+    until("it is told", || grid.ok("device list").contains("--format-blank"));
+    let named = || -> serde_json::Value {
+        let config: serde_json::Value = serde_json::from_slice(&fs::read(grid.path("grid.json")).unwrap()).unwrap();
+        config["nodes"][1]["devices"].clone()
+    };
+    let before = named();
     grid.ok("node kill 2");
     grid.ok("node start 2 --format-blank");
     grid.wait_for_node(2, "up");
-    assert_eq!(devices(&grid), 2);
+    until("it serves", || grid.serving_devices(2) == 2);
+    // It is another device, by the name that the grid has for it from here on.
+    let after = named();
+    assert_eq!(before[0], after[0]);
+    assert_ne!(before[1]["device"], after[1]["device"]);
+    until("the host knows it", || !grid.ok("device list").contains("unknown"));
+    assert!(grid.fails("device remove 2/1").contains("is in use"));
+    assert!(device.exists());
 }
 
 #[test]
@@ -226,20 +241,26 @@ fn a_node_refuses_devices_that_are_not_its_own() {
     let temp = tempfile::tempdir().unwrap();
     let device = temp.path().join("disk.img");
     let port = free_ports(5, 1);
-    let run = |extra: &[&str]| {
+    let log = temp.path().join("log");
+    // It serves without it, and says why.
+    let says = |extra: &[&str], parts: &[&str]| {
         let mut command = holdfast();
         command.args(["node", "--id", "1", "--grid", "00000000-0000-0000-0000-000000000001"]);
         command.args(["--listen", &format!("127.0.0.1:{port}"), "--device"]).arg(&device).args(extra);
-        let output = command.output().unwrap();
-        assert!(!output.status.success());
-        text(&output.stderr)
+        let mut node = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+        until("it is told", || {
+            let told = fs::read_to_string(&log).unwrap();
+            parts.iter().all(|part| told.contains(part))
+        });
+        node.kill().unwrap();
+        node.wait().unwrap();
     };
-    assert!(run(&[]).contains("does not exist"));
+    says(&[], &["does not exist"]);
     fs::write(&device, vec![0; 64 << 20]).unwrap();
-    assert!(run(&[]).contains("--format-blank"));
+    says(&[], &["--format-blank"]);
     fs::write(&device, vec![7; 64 << 20]).unwrap();
-    let error = run(&["--format-blank"]);
-    assert!(error.contains("not Holdfast's") && error.contains("nothing was written"), "{error}");
+    says(&["--format-blank"], &["not Holdfast's", "nothing was written"]);
+    assert!(fs::read(&device).unwrap().iter().all(|byte| *byte == 7));
 }
 
 #[test]
@@ -811,9 +832,10 @@ fn a_node_is_stopped_only_while_nothing_else_is_missing() {
     until_ok(&grid, "node stop 2");
     assert_eq!(grid.node_state(2), "down");
     let refusal = grid.fails("node stop 3");
-    for part in ["node 2 is down", "volume v1", " s: what it held", "--force"] {
+    for part in ["node 2 is down", "volume v1", " s: what it held"] {
         assert!(refusal.contains(part), "{part}: {refusal}");
     }
+    assert!(!refusal.contains("--force"), "nothing is advised that lowers redundancy: {refusal}");
     assert_eq!(grid.node_state(3), "up");
     grid.ok("node start 2");
     until_ok(&grid, "node stop 3");

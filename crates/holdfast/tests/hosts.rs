@@ -214,7 +214,8 @@ fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
         until("host b misses node 4", || live(&b, "v", "degraded_segments") > 0);
         assert_eq!(a.node_state(4), "up");
         let refused = a.fails("node stop 2");
-        assert!(refused.contains("at host b, volume v has") && refused.contains("--force"), "{refused}");
+        assert!(refused.contains("at host b, volume v has") && !refused.contains("--force"), "{refused}");
+        assert!(a.fails("grid down").contains("is not stopped"), "by another name it is the same");
         b.ok("node mend 4");
         until("nothing speaks against it", || stops(2));
     }

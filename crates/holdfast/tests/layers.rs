@@ -386,7 +386,7 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     until("b has heard of it", || layer(b, 0)["spec"] == "limit:bytes=1MiB,burst=1ms");
     drop(near);
     a.ok("volume unexport v1");
-    b.ok("grid down");
+    b.ok("grid down --force");
     b.ok("grid up");
     until("it is open again", || b.json("volume show v1")["state"] == "open");
     let mut near = Guest::connect(b, "v1");

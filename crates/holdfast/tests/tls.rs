@@ -231,8 +231,8 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
     assert!(refused.contains("used already, for machine b") && refused.contains("grid token"), "{refused}");
     // Both machines start again with what they have, the one that signs being down.
     until("what the cut node missed is made good", || is_whole(&b, "v1"));
-    a.ok("grid down");
-    b.ok("grid down");
+    a.ok("grid down --force");
+    b.ok("grid down --force");
     b.ok("grid up");
     let refused = c.fails(&join_line(&c, &endpoint, "c", &given));
     assert!(refused.contains("used already"), "{refused}");
@@ -351,7 +351,7 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
     // Who was given a token for one thing can't have another, nor in the name of another.
     let refused = c.fails(&join_line(&c, &endpoint, "c", &token(&a, "--for b")));
     assert!(refused.contains("is for machine b, and c has asked"), "{refused}");
-    b.ok("grid down");
+    b.ok("grid down --force");
     let refused = c.fails(&join_line(&c, &endpoint, "b", &token(&a, "")));
     assert!(refused.contains("named b already"), "{refused}");
     let late = token(&a, "");
@@ -509,7 +509,7 @@ fn a_host_whose_certificate_is_revoked_is_shut_out_by_nodes_until_it_has_another
     until("so does its node", || log(&b, "node2.log").contains("version 1 of the list counts"));
     // With certificates that were issued later it is let in again.
     b.ok(&format!("grid tls rotate --token {}", token(&a, "--for b")));
-    b.ok("grid down");
+    b.ok("grid down --force");
     b.ok("grid up");
     until("it is let in again", || states(&b) == ["up", "up"]);
 }

@@ -5,7 +5,7 @@
 //! sectors that were written but never made durable, either old or new.
 //!
 //! Faults: torn, lost and misdirected writes, bit rot, unreadable sectors, failing reads and writes, a slow disk, a disk
-//! that answers nothing for a while, a single write that takes long while later ones overtake it.
+//! that answers nothing for a while or fails everything for a while, a single write that takes long while later ones overtake it.
 
 use holdfast_base::{Buf, BufMut, Instant, MediaClass, Prng};
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,6 +77,8 @@ pub struct Disk {
     /// Latencies are multiplied by this.
     pub slowness: u32,
     pub stuck_until: Instant,
+    /// Until then everything fails: a path is switched, a bus is reset.
+    pub failing_until: Instant,
     /// The next write to tables or journal is not done before this; those after it are not held up.
     pub straggle_until: Option<Instant>,
     /// When tables or journal were written last.
@@ -102,6 +104,7 @@ impl Disk {
             silent_from: 0,
             slowness: 1,
             stuck_until: Instant::ZERO,
+            failing_until: Instant::ZERO,
             straggle_until: None,
             journal_written_at: Instant::ZERO,
             silently_damaged: false,
@@ -143,6 +146,11 @@ impl Disk {
         (id, due)
     }
 
+    /// Nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
     fn check_range(&self, offset: u64, len: u64) {
         assert!(
             offset.is_multiple_of(SECTOR_BYTES as u64) && len.is_multiple_of(SECTOR_BYTES as u64) && len > 0,
@@ -157,8 +165,16 @@ impl Disk {
     }
 
     /// Carries the operation out; `None` where a crash took it away.
-    pub fn complete(&mut self, id: u64) -> Option<Result<Buf, IoError>> {
+    pub fn complete(&mut self, now: Instant, id: u64) -> Option<Result<Buf, IoError>> {
         let op = self.in_flight.remove(&id)?;
+        if self.failing_until > now {
+            match op {
+                DiskOp::Read { .. } => {}
+                DiskOp::Write { offset, data, .. } => self.write_torn(offset, &data),
+                DiskOp::Flush => self.lose_cached(),
+            }
+            return Some(Err(IoError));
+        }
         Some(match op {
             DiskOp::Read { offset, len } => self.complete_read(offset, len),
             DiskOp::Write { offset, data, durable } => self.complete_write(offset, &data, durable),
@@ -315,6 +331,11 @@ impl Disk {
         if crash == Crash::Process {
             return;
         }
+        self.lose_cached();
+    }
+
+    /// What the cache alone had is gone, all of it or some.
+    fn lose_cached(&mut self) {
         let keep_all = self.prng.chance(300);
         for (sector, old) in std::mem::take(&mut self.cached) {
             if !keep_all && self.prng.chance(500) {
@@ -356,6 +377,7 @@ impl Disk {
         self.faults = DiskFaults::default();
         self.slowness = 1;
         self.stuck_until = Instant::ZERO;
+        self.failing_until = Instant::ZERO;
         self.straggle_until = None;
         self.unreadable.clear();
     }
@@ -381,7 +403,7 @@ mod tests {
         let data = vec![Buf::copy_from(&[byte; 4 * SECTOR_BYTES])];
         let (id, due) = disk.submit(Instant(5), DiskOp::Write { offset: at, data, durable });
         assert!(due > Instant(5));
-        assert_eq!(disk.complete(id), Some(Ok(Buf::empty())));
+        assert_eq!(disk.complete(due, id), Some(Ok(Buf::empty())));
     }
 
     #[test]
@@ -410,7 +432,7 @@ mod tests {
             let data = vec![Buf::copy_from(&[9; 8 * SECTOR_BYTES])];
             let (id, _) = disk.submit(Instant(9), DiskOp::Write { offset: 8192, data, durable: true });
             disk.crash(Crash::Process);
-            assert_eq!(disk.complete(id), None);
+            assert_eq!(disk.complete(Instant(9), id), None);
             assert!(disk.peek(0, 2048).iter().all(|b| *b == 1));
             let sum: usize = disk.peek(8192, 4096).iter().map(|b| usize::from(*b == 9)).sum();
             torn += usize::from(sum > 0 && sum < 4096);
@@ -424,7 +446,7 @@ mod tests {
         disk.faults.read_error = 1000;
         let read = |disk: &mut Disk| {
             let (id, _) = disk.submit(Instant(1), DiskOp::Read { offset: 0, len: 4096 });
-            disk.complete(id).unwrap()
+            disk.complete(Instant(1), id).unwrap()
         };
         assert_eq!(read(&mut disk), Err(IoError));
         disk.faults.read_error = 0;

@@ -15,6 +15,7 @@
 use crate::disk::{Crash, DiskFaults};
 use crate::world::{Machine, World};
 use holdfast_base::{Instant, Prng};
+use holdfast_format::wire::DeviceHealth;
 use std::time::Duration;
 
 /// After a fault has ended, its node counts as ill for this long: connections and devices come back meanwhile.
@@ -31,6 +32,7 @@ pub struct Weights {
     pub slow_disk: u32,
     pub stuck_disk: u32,
     pub write_error: u32,
+    pub glitch: u32,
     pub blank_disk: u32,
     pub grid_power: u32,
     pub reset: u32,
@@ -60,6 +62,7 @@ impl Weights {
             slow_disk: 4,
             stuck_disk: 6,
             write_error: 2,
+            glitch: 3,
             blank_disk: 2,
             grid_power: 3,
             reset: 8,
@@ -88,6 +91,7 @@ enum Kind {
     SlowDisk,
     StuckDisk,
     WriteError,
+    Glitch,
     BlankDisk,
     GridPower,
     Reset,
@@ -122,8 +126,10 @@ enum Cure {
     Resume,
     Unblock,
     HealDisks,
-    /// A failed device comes back only with a restart of its process.
+    /// The operator restarts the process.
     Restart,
+    /// That, if the device is not back by itself.
+    RestartIfOut,
 }
 
 struct Illness {
@@ -188,6 +194,7 @@ impl Nemesis {
             (Kind::SlowDisk, w.slow_disk),
             (Kind::StuckDisk, w.stuck_disk),
             (Kind::WriteError, w.write_error),
+            (Kind::Glitch, w.glitch),
             (Kind::BlankDisk, w.blank_disk),
             (Kind::GridPower, w.grid_power),
             (Kind::Reset, w.reset),
@@ -623,6 +630,17 @@ impl Nemesis {
                 world.nodes[node].disks[slot].faults.write_error = 500;
                 (Cure::Restart, self.span(50, 800), false)
             }
+            Kind::Glitch => {
+                let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
+                let disk = &mut world.nodes[node].disks[slot];
+                disk.failing_until = now + self.span(1, 900);
+                if self.prng.chance(500) {
+                    // What the other path had been given.
+                    disk.straggle_until = Some(now + self.span(900, 3000));
+                }
+                // Opened a second after it failed, and sometimes once more.
+                (Cure::RestartIfOut, self.span(1500, 4000), false)
+            }
             other => unreachable!("{other:?} does not strike a node"),
         };
         if !self.spares_nodes {
@@ -664,7 +682,8 @@ fn cure<M: Machine>(world: &mut World<M>, node: usize, cure: Cure) {
             }
         }
         Cure::HealDisks => world.nodes[node].disks.iter_mut().for_each(|d| d.slowness = 1),
-        Cure::Restart => {
+        Cure::RestartIfOut if !has_failed_device(world, node) => {}
+        Cure::Restart | Cure::RestartIfOut => {
             world.crash_node(node, Crash::Process);
             for disk in &mut world.nodes[node].disks {
                 disk.faults.write_error = 0;
@@ -672,4 +691,9 @@ fn cure<M: Machine>(world: &mut World<M>, node: usize, cure: Cure) {
             world.start_node(node);
         }
     }
+}
+
+fn has_failed_device<M: Machine>(world: &World<M>, node: usize) -> bool {
+    let stats = world.nodes[node].machine().map(|machine| machine.stats(world.now())).unwrap_or_default();
+    stats.len() < world.nodes[node].disks.len() || stats.iter().any(|stat| stat.health != DeviceHealth::Serving)
 }

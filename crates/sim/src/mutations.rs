@@ -58,6 +58,7 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(store_mutations.promise_not_persisted, "rule 6"),
     mutation!(store_mutations.scan_stops_at_hole, "rule 11"),
     mutation!(store_mutations.blank_says_dont_have, "rule 1"),
+    mutation!(store_mutations.reopens_under_writes, "rule 25"),
     mutation!(store_mutations.cached_read_unverified, "decision 0022"),
     mutation!(store_mutations.deletion_keeps_cached, "decision 0022"),
     mutation!(portals: begins_at_once, "rule 22"),

@@ -17,6 +17,10 @@ enum Input {
         token: store::DiskToken,
         result: Result<Buf, store::DiskError>,
     },
+    /// A device that the node wanted to have opened is open.
+    Opened {
+        slot: usize,
+    },
     /// Another node asks.
     Asked {
         ask: u64,
@@ -136,7 +140,7 @@ impl<M: Machine> World<M> {
         self.trace.event(self.now, &[1, index as u64], || format!("node {} starts", index + 1));
         for (slot, (size_bytes, media)) in disks.into_iter().enumerate() {
             let slot = store::DeviceSlot(slot);
-            self.node_handles(index, store::Event::AddDevice { slot, size_bytes, media });
+            self.node_handles(index, store::Event::AddDevice { slot, size_bytes, media, is_direct: true });
         }
         // Peers of a former life that never heard of its end are told when they send; here: soon.
         for conn in self.net.conns_where(|c| c.node == index && !c.node_open && c.host_open) {
@@ -205,6 +209,11 @@ impl<M: Machine> World<M> {
         }
         let event = match input {
             Input::Disk { token, result } => store::Event::Disk { token, result },
+            Input::Opened { slot } => {
+                let disk = &self.nodes[index].disks[slot];
+                let (size_bytes, media) = (disk.size_bytes(), disk.media);
+                store::Event::AddDevice { slot: store::DeviceSlot(slot), size_bytes, media, is_direct: true }
+            }
             Input::Told { token, answer } => store::Event::Told { token, answer },
             Input::Asked { ask, request } => {
                 let peer = store::PeerId(ASK_PEERS + ask);
@@ -290,6 +299,14 @@ impl<M: Machine> World<M> {
                 self.submit_disk(index, slot, DiskOp::Write { offset, data, durable }, token);
             }
             store::Effect::Flush { slot, token } => self.submit_disk(index, slot, DiskOp::Flush, token),
+            store::Effect::Open { slot } => {
+                let is_idle = self.nodes[index].disks[slot.0].is_idle();
+                assert!(is_idle, "rule 25: disk {} of node {} is opened while it is at work", slot.0, index + 1);
+                let at = self.now + Duration::from_nanos(100_000 + self.prng.below(2_000_000));
+                let generation = self.nodes[index].generation;
+                self.schedule(at, Happening::Opened { node: index, generation, slot: slot.0 });
+            }
+            store::Effect::Close { .. } => {}
             store::Effect::Discard { slot, offset, len } => self.nodes[index].disks[slot.0].discard(offset, len),
             store::Effect::Note(note) => {
                 self.trace.event(self.now, &[5, index as u64], || format!("node {} notes {note:?}", index + 1));
@@ -354,6 +371,14 @@ impl<M: Machine> World<M> {
         self.schedule(due, Happening::Disk { node: index, generation, slot, op: id });
     }
 
+    pub(crate) fn disk_opened(&mut self, index: usize, generation: u64, slot: usize) {
+        if self.nodes[index].generation == generation {
+            self.trace
+                .event(self.now, &[10, index as u64, slot as u64], || format!("n{} opens disk {slot}", index + 1));
+            self.node_input(index, Input::Opened { slot });
+        }
+    }
+
     pub(crate) fn disk_done(&mut self, index: usize, generation: u64, slot: usize, op: u64) {
         let node = &mut self.nodes[index];
         if node.generation != generation {
@@ -363,7 +388,7 @@ impl<M: Machine> World<M> {
             self.schedule(later, Happening::Disk { node: index, generation, slot, op });
             return;
         }
-        let Some(outcome) = node.disks[slot].complete(op) else { return };
+        let Some(outcome) = node.disks[slot].complete(self.now, op) else { return };
         let token = node.disk_tokens.remove(&(slot, op)).expect("every operation has a token");
         let words = [6, index as u64, slot as u64, op, u64::from(outcome.is_ok())];
         self.trace.event(self.now, &words, || {

@@ -344,8 +344,9 @@ impl Plan {
             }
             Profile::Gray => {
                 let (hang, one_way, slow_disk, stuck_disk, slow_link) = (15, 12, 12, 15, 10);
+                let (glitch, reset) = (8, 5);
                 self.weights =
-                    Weights { hang, one_way, slow_disk, stuck_disk, slow_link, reset: 5, ..Weights::default() };
+                    Weights { hang, one_way, slow_disk, stuck_disk, slow_link, glitch, reset, ..Weights::default() };
             }
             Profile::Metadata => {
                 let (meta_outage, meta_unknown, crash, hang, takeover) = (15, 25, 20, 10, 20);

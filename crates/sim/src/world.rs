@@ -98,6 +98,12 @@ pub(crate) enum Happening {
         slot: usize,
         op: u64,
     },
+    /// The shell of a node has opened a device again.
+    Opened {
+        node: usize,
+        generation: u64,
+        slot: usize,
+    },
     /// A question of a node to another, or its answer, arrives.
     NodeAsk {
         ask: u64,
@@ -239,6 +245,7 @@ impl<M: Machine> World<M> {
             Happening::Connect { host, generation, node } => self.connect(host, generation, node),
             Happening::HelloTimeout { conn } => self.hello_timeout(conn),
             Happening::Disk { node, generation, slot, op } => self.disk_done(node, generation, slot, op),
+            Happening::Opened { node, generation, slot } => self.disk_opened(node, generation, slot),
             Happening::NodeAsk { ask } => self.node_ask_arrives(ask),
             Happening::NodeTick { node, generation, due } => self.node_tick(node, generation, due),
             Happening::HostTick { at, due } => self.host_tick(at, due),

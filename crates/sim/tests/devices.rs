@@ -2,6 +2,7 @@
 //!
 //! As in `scenarios`, every story ends with `finish`, which heals, reads everything back and judges it.
 
+use holdfast_format::wire::DeviceHealth;
 use holdfast_sim::stage::{Scenery, Stage};
 use std::time::Duration;
 
@@ -191,6 +192,104 @@ fn a_device_is_drained_with_the_log_on_it() {
         stage.write(8, 40);
         stage.drain(None);
     }
+    stage.finish();
+}
+
+/// Everything on the disk fails for a while, and then nothing does.
+fn glitch(stage: &mut Stage, node: usize, slot: usize, ms: u64) {
+    let until = stage.now() + Duration::from_millis(ms);
+    stage.world().nodes[node].disks[slot].failing_until = until;
+}
+
+fn serves(stage: &mut Stage, node: usize) -> bool {
+    let now = stage.now();
+    let stats = stage.world().nodes[node].machine().expect("it runs").stats(now);
+    stats.iter().all(|stat| stat.health == DeviceHealth::Serving)
+}
+
+#[test]
+fn a_glitch_on_two_of_three_nodes_one_after_the_other_leaves_all_three_in_use() {
+    for seed in 2510..2516 {
+        let mut stage = Scenery::new(seed).raise();
+        stage.write(0, 64);
+        for node in 0..2 {
+            glitch(&mut stage, node, 0, 500);
+            for block in (0..128).step_by(4) {
+                stage.write(block, 4);
+            }
+            assert!(!serves(&mut stage, node), "a write has failed");
+            stage.pass(Duration::from_secs(5));
+            assert!(serves(&mut stage, node), "node {node} is back");
+        }
+        stage.write(0, 64);
+        stage.until("everything is whole", Stage::is_whole);
+        // The node that had none is lost, and what is left suffices.
+        stage.crash_node(2);
+        stage.read(0, 128);
+        stage.write(3, 50);
+        stage.start_node(2);
+        stage.finish();
+    }
+}
+
+#[test]
+fn while_all_nodes_have_a_glitch_writes_wait_and_are_done_afterwards() {
+    for seed in 2520..2526 {
+        let mut stage = Scenery::new(seed).raise();
+        stage.write(0, 64);
+        (0..3).for_each(|node| glitch(&mut stage, node, 0, 300));
+        let owner = stage.owner();
+        let token = stage.ask(owner, holdfast_sim::workload::What::Write(0), 7, 9);
+        stage.until("the write is answered", |s| s.is_answered(token));
+        stage.read(0, 64);
+        // The owner dies while one of them is out once more.
+        glitch(&mut stage, 1, 0, 300);
+        stage.write(16, 4);
+        stage.crash_host(0);
+        stage.take_over_on(1);
+        stage.read(0, 64);
+        stage.start_host(0);
+        stage.finish();
+    }
+}
+
+#[test]
+fn reads_that_fail_for_a_moment_are_nobodys_trouble() {
+    let mut stage = raise(2530, "mirror:2", 2, 1);
+    // Until nothing is written any more.
+    stage.pass(Duration::from_secs(10));
+    for node in 0..2 {
+        glitch(&mut stage, node, 0, 80);
+    }
+    stage.read(0, 512);
+    for node in 0..2 {
+        let now = stage.now();
+        let stats = stage.world().nodes[node].machine().expect("it runs").stats(now);
+        assert_eq!((stats[0].io_errors, stats[0].health), (0, DeviceHealth::Serving));
+    }
+    stage.finish();
+}
+
+#[test]
+fn a_disk_with_a_glitch_after_the_other_is_not_trusted_for_ever() {
+    let mut stage = Scenery::new(2540).raise();
+    for _ in 0..3 {
+        glitch(&mut stage, 0, 0, 3_600_000);
+        for _ in 0..50 {
+            if serves(&mut stage, 0) {
+                stage.write_segments(2);
+            }
+        }
+        assert!(!serves(&mut stage, 0), "a write has failed");
+        glitch(&mut stage, 0, 0, 0);
+        stage.pass(Duration::from_secs(70));
+    }
+    assert!(!serves(&mut stage, 0), "the third within a day is the last");
+    stage.pass(Duration::from_secs(1200));
+    assert!(!serves(&mut stage, 0));
+    stage.crash_node(0);
+    stage.start_node(0);
+    stage.until("the operator's word counts", |s| s.is_whole());
     stage.finish();
 }
 

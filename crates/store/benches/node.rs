@@ -45,7 +45,12 @@ impl Bench {
         let config = NodeConfig::new(GRID, node, InstanceId(1));
         let (now, out) = (Instant(1), Effects::new());
         let mut bench = Bench { node: Node::new(config), now, out, disk, canned: None, writes: 0 };
-        bench.run(vec![Event::AddDevice { slot: DeviceSlot(0), size_bytes: SIZE as u64, media: None }]);
+        bench.run(vec![Event::AddDevice {
+            slot: DeviceSlot(0),
+            size_bytes: SIZE as u64,
+            media: None,
+            is_direct: true,
+        }]);
         bench
     }
 
@@ -80,7 +85,11 @@ impl Bench {
                         done.push((token, Buf::empty()));
                     }
                     Effect::Flush { token, .. } => done.push((token, Buf::empty())),
-                    Effect::Discard { .. } | Effect::Note(_) | Effect::Ask { .. } => {}
+                    Effect::Discard { .. }
+                    | Effect::Note(_)
+                    | Effect::Ask { .. }
+                    | Effect::Open { .. }
+                    | Effect::Close { .. } => {}
                 }
             }
             if done.is_empty() {

@@ -64,6 +64,8 @@ pub struct Mutations {
     pub cached_read_unverified: bool,
     /// What a read cache holds of a shard outlives the shard (decision 0022).
     pub deletion_keeps_cached: bool,
+    /// A device is opened anew while writes of its former life are under way (rule 25).
+    pub reopens_under_writes: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -110,12 +112,30 @@ impl NodeConfig {
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A device of the configuration, to be opened: superblock, unit table, slot table, journal.
+    /// A device of the configuration, which the shell is to open.
+    ExpectDevice {
+        slot: DeviceSlot,
+        /// Which it should be, as far as that is known.
+        device: Option<DeviceId>,
+    },
+    /// A device is open, for the first time or anew ([`Effect::Open`]): superblock, unit table, slot table, journal are read.
     AddDevice {
         slot: DeviceSlot,
         size_bytes: u64,
         /// What the shell found it to be made of.
         media: Option<MediaClass>,
+        /// What was acknowledged is on its media, and nothing lies in a page cache: it may be opened anew after a failure.
+        is_direct: bool,
+    },
+    /// It could not be opened, and is not written to.
+    NotOpened {
+        slot: DeviceSlot,
+        /// For people: what, why, and what to do.
+        why: String,
+    },
+    /// The configuration has it no more. [`Notice::DeviceGone`] follows when nothing of it is under way.
+    RemoveDevice {
+        slot: DeviceSlot,
     },
     /// What the device's drive says of its health, from now on; `None` where nothing is known any more.
     Drive {
@@ -183,6 +203,15 @@ pub enum Effect {
         slot: DeviceSlot,
         token: DiskToken,
     },
+    /// Opens the device in this slot, by a new descriptor: [`Event::AddDevice`] or [`Event::NotOpened`] follows.
+    Open {
+        slot: DeviceSlot,
+    },
+    /// The device is not used until it is opened anew: what the kernel has not got yet of its operations fails, what is in
+    /// flight ends, and then its descriptor is closed.
+    Close {
+        slot: DeviceSlot,
+    },
     /// Advice that the range holds nothing. Not pushed by this release: without a completion it could overtake the next
     /// use of the same space.
     Discard {
@@ -195,8 +224,12 @@ pub enum Effect {
 }
 
 /// Why a device is out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FailReason {
+    /// It could not be opened, for this reason.
+    NotOpened(String),
+    /// The configuration has it no more.
+    Removed,
     /// Neither superblock copy is one: the device was never formatted, or both copies are gone.
     NoSuperblock,
     /// The superblock names another grid.
@@ -224,6 +257,8 @@ pub enum FailReason {
 impl fmt::Display for FailReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            FailReason::NotOpened(why) => f.write_str(why),
+            FailReason::Removed => write!(f, "it was taken out of its node"),
             FailReason::NoSuperblock => write!(f, "it has no readable superblock: format it, or restore its contents"),
             FailReason::OtherGrid(grid) => write!(f, "it belongs to grid {grid}"),
             FailReason::OtherNode(node) => write!(f, "it belongs to node {node} of this grid"),
@@ -239,6 +274,17 @@ impl fmt::Display for FailReason {
     }
 }
 
+/// What becomes of a device that is out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// It is opened anew after so long.
+    Again(Duration),
+    /// It has failed so often that it is left alone until the process restarts. A person must act.
+    GivenUp,
+    /// It is left alone until the process restarts, or still serves reads. A person must act.
+    Stays,
+}
+
 /// The typed structured log of the node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
@@ -248,11 +294,16 @@ pub enum Notice {
         ledgers: u64,
         shards: u64,
     },
-    /// The device is out until the process restarts. A person must act.
+    /// The device is out.
     DeviceFailed {
         slot: DeviceSlot,
         device: Option<DeviceId>,
         reason: FailReason,
+        next: Next,
+    },
+    /// Nothing of a device that was removed is under way any more.
+    DeviceGone {
+        slot: DeviceSlot,
     },
     /// Durable journal batches can't be read any more: so many are missing, so many ledgers are unsound because of it.
     JournalDamaged {

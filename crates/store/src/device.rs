@@ -1,29 +1,49 @@
-//! One device of a node: opening, serving, or failed for good.
+//! One device of a node: opening, serving, or out.
 //!
-//! States: `Opening` → `Serving` (the opening's last table write is durable) → `Failed` (any write or flush failed); also
-//! `Opening` → `Failed`. A failed device answers everything with `DeviceFailed` until the process restarts (protocol rule
-//! 25); the node's other devices serve on.
+//! States: `Opening` → `Serving` (the opening's last table write is durable) → `Out` (any write or flush failed); also
+//! `Opening` → `Out`; `Out` → `Opening` after a pause, by a new descriptor, when nothing of the former life is under way any
+//! more (protocol rule 25). Each opening is a life of its own: nothing of the former one is known to the next but what the
+//! media tell. A device that is out answers everything with `DeviceFailed`; the node's other devices serve on.
+//!
+//! A read that fails is tried again, twice, before anybody hears of it.
 
-use crate::api::{DeviceSlot, DiskError, Effect, FailReason, NodeConfig, Notice};
+use crate::api::{DeviceSlot, DiskError, Effect, FailReason, Next, NodeConfig, Notice};
 use crate::cache::{Asked, Fresh};
-use crate::io::{Client, Ctx, IO_MAX, IO_RESERVE, Io, Started, client_of};
+use crate::io::{Client, Ctx, IO_MAX, IO_RESERVE, Io, Started, client_of, disk_token};
 use crate::meter::Meter;
 use crate::open::{Opening, Progress};
+use crate::outage::{HANGS_AFTER, Outages, READ_PAUSES};
 use crate::serving::Serving;
 use crate::shards::Shards;
-use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Effects, Instant, MediaClass, ShardId, Slab, Token};
+use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Effects, Instant, MediaClass, ShardId, Slab, Token, time::earliest};
 use holdfast_format::disk::SUPERBLOCK_BYTES;
 use holdfast_format::drive::DriveReport;
-use holdfast_format::wire::{DeviceHealth, DeviceStat, Refusal, Request};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, DeviceTrouble, Outage, Refusal, Request};
+use std::collections::BTreeSet;
 
 enum State {
     Opening(Box<Opening>),
     Serving(Box<Serving>),
-    Failed,
+    Out(Out),
+}
+
+/// What is to come for a device that is out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Out {
+    /// It is opened at that time, or when nothing of its former life is under way any more.
+    Until(Instant),
+    /// The shell opens it, since then.
+    Asked(Instant),
+    /// Nothing.
+    Stays,
+    /// It is forgotten when nothing of it is under way any more.
+    Leaves,
 }
 
 pub(crate) struct Device {
     slot: DeviceSlot,
+    /// Which the configuration has in this place.
+    expected: Option<DeviceId>,
     /// Known once the superblock was read.
     id: Option<DeviceId>,
     /// As its shell found it to be.
@@ -31,8 +51,20 @@ pub(crate) struct Device {
     /// What its drive said last of its health.
     pub drive: Option<DriveReport>,
     io: Slab<Started>,
+    /// Reads of those that have failed, and when they are tried again.
+    again: BTreeSet<(Instant, Token)>,
     meter: Meter,
+    outages: Outages,
+    is_direct: bool,
     state: State,
+}
+
+/// What the shell tells of a device that it has opened.
+#[derive(Clone, Copy)]
+pub(crate) struct Opened {
+    pub size_bytes: u64,
+    pub media: Option<MediaClass>,
+    pub is_direct: bool,
 }
 
 /// What every event comes with.
@@ -66,34 +98,86 @@ fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, io: &'a mut Slab<Started>, s:
 }
 
 impl Device {
-    pub fn open(slot: DeviceSlot, size_bytes: u64, media: Option<MediaClass>, around: &mut Surroundings) -> Device {
-        let meter = Meter::new(around.now);
-        let mut device =
-            Device { slot, id: None, media, drive: None, io: Slab::new(IO_MAX), meter, state: State::Failed };
-        match Opening::start(&mut ctx(slot, None, &mut device.io, around), size_bytes) {
-            Ok(opening) => device.state = State::Opening(Box::new(opening)),
-            Err(reason) => device.fail(reason, around),
-        }
+    /// One that the shell is to open.
+    pub fn expect(slot: DeviceSlot, expected: Option<DeviceId>, around: &mut Surroundings) -> Device {
+        around.out.push(Effect::Open { slot });
+        Device::new(slot, expected, around.now)
+    }
+
+    /// One that is open.
+    pub fn open(slot: DeviceSlot, opened: Opened, around: &mut Surroundings) -> Device {
+        let mut device = Device::new(slot, None, around.now);
+        device.begin(opened, around);
         device
+    }
+
+    fn new(slot: DeviceSlot, expected: Option<DeviceId>, now: Instant) -> Device {
+        Device {
+            slot,
+            expected,
+            id: None,
+            media: None,
+            drive: None,
+            io: Slab::new(IO_MAX),
+            again: BTreeSet::new(),
+            meter: Meter::new(now),
+            outages: Outages::default(),
+            is_direct: true,
+            state: State::Out(Out::Asked(now)),
+        }
+    }
+
+    /// The shell has opened it: a new life begins.
+    pub fn begin(&mut self, opened: Opened, around: &mut Surroundings) {
+        assert!(matches!(self.state, State::Out(Out::Asked(_))), "{:?} is opened when that is asked for", self.slot);
+        assert!(self.io.is_empty() && self.again.is_empty(), "nothing of a former life is under way");
+        (self.media, self.is_direct) = (opened.media, opened.is_direct);
+        self.outages.lives += 1;
+        match Opening::start(&mut ctx(self.slot, self.id, &mut self.io, around), opened.size_bytes) {
+            Ok(opening) => self.state = State::Opening(Box::new(opening)),
+            Err(reason) => self.fail(reason, around),
+        }
+    }
+
+    /// The shell could not open it.
+    pub fn on_not_opened(&mut self, why: String, around: &mut Surroundings) {
+        if matches!(self.state, State::Out(Out::Asked(_))) {
+            self.fail(FailReason::NotOpened(why), around);
+        }
     }
 
     pub fn id(&self) -> Option<DeviceId> {
         self.id
     }
 
-    pub fn is_opening(&self) -> bool {
+    /// Which it should be, while it has not told which it is.
+    pub fn expected(&self) -> Option<DeviceId> {
+        self.expected.filter(|_| self.id.is_none())
+    }
+
+    /// Since when an opening that is under way has made no progress; `None` where none is.
+    fn stands_since(&self, now: Instant) -> Option<Instant> {
         match &self.state {
-            State::Opening(_) => true,
-            State::Serving(serving) => !serving.is_ready,
-            State::Failed => false,
+            State::Opening(opening) => Some(opening.progress_at),
+            State::Serving(serving) if serving.is_ready => None,
+            State::Serving(_) => Some(self.io.iter().map(|(_, started)| started.at).min().unwrap_or(now)),
+            State::Out(Out::Asked(since)) => Some(*since),
+            State::Out(_) => None,
         }
     }
 
+    /// It is being opened for the first time, and that does not hang.
+    pub fn is_opening(&self, now: Instant) -> bool {
+        let stands_since = self.stands_since(now);
+        self.outages.out.is_none() && stands_since.is_some_and(|since| now.since(since) < HANGS_AFTER)
+    }
+
     pub fn on_request(&mut self, around: &mut Surroundings, client: Client, request: Request, payload: Buf) {
+        let refusal = self.refusal(around.now);
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
         match &mut self.state {
-            State::Opening(_) => ctx.refuse(client, Refusal::Busy),
-            State::Failed => ctx.refuse(client, Refusal::DeviceFailed),
+            State::Opening(_) | State::Out(_) => ctx.refuse(client, refusal),
+            State::Serving(serving) if !serving.is_ready => ctx.refuse(client, refusal),
             State::Serving(serving) => {
                 serving.on_request(&mut ctx, client, request, payload);
                 serving.settle(&mut ctx);
@@ -101,28 +185,63 @@ impl Device {
         }
     }
 
+    /// What is told who asks while it does not serve.
+    fn refusal(&self, now: Instant) -> Refusal {
+        if self.is_opening(now) { Refusal::Busy } else { Refusal::DeviceFailed }
+    }
+
     pub fn on_tick(&mut self, around: &mut Surroundings) {
+        while let Some(&(at, token)) = self.again.first().filter(|(at, _)| *at <= around.now) {
+            self.again.remove(&(at, token));
+            let started = self.io.get_mut(token).expect("it waits to be tried again");
+            started.at = around.now;
+            let (offset, len) = started.read.expect("only reads are");
+            around.out.push(Effect::Read { slot: self.slot, offset, len, token: disk_token(self.slot, token) });
+        }
         if let State::Serving(serving) = &mut self.state {
             serving.on_tick(&mut ctx(self.slot, self.id, &mut self.io, around));
+        }
+        self.go_on(around);
+    }
+
+    /// Opens a device anew whose pause is over, when nothing of its former life is under way any more: a write that is would
+    /// change what was read before.
+    fn go_on(&mut self, around: &mut Surroundings) {
+        let State::Out(Out::Until(at)) = self.state else { return };
+        if at <= around.now && self.io.is_empty() {
+            around.out.push(Effect::Open { slot: self.slot });
+            self.state = State::Out(Out::Asked(around.now));
         }
     }
 
     /// A disk operation is done.
     pub fn on_disk(&mut self, around: &mut Surroundings, token: Token, result: Result<Buf, DiskError>) -> Told {
-        // What was under way when the device failed is answered already.
-        let Some(Started { io, kind, at }) = self.io.remove(token) else { return Told::Nothing };
+        if result == Err(DiskError::Io) && self.wants_again(around.now, token) {
+            return Told::Nothing;
+        }
+        // All operations of a life end before the next one begins; a mutation forgets them.
+        let Some(Started { io, kind, at, .. }) = self.io.remove(token) else { return Told::Nothing };
+        if let State::Out(_) = self.state {
+            // Whoever waited for it is answered already.
+            self.go_on(around);
+            return Told::Nothing;
+        }
         self.meter.on_done(around.now, kind, at, result.is_err());
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
         let outcome = match (&mut self.state, io) {
-            (State::Failed, _) => return Told::Nothing,
+            (State::Out(_), _) => unreachable!("seen above"),
             (_, Io::CachedRead { ticket, part }) => return Told::CachedRead { ticket, part, result },
             (_, Io::CachedWrite { ticket }) => return Told::CachedWrite { ticket, result },
             (State::Opening(opening), Io::Opening { step }) => opening.on_disk(&mut ctx, step, result),
             (State::Opening(_), io) => unreachable!("an opening device does nothing else: {io:?}"),
             (State::Serving(serving), io) => {
+                let was_ready = serving.is_ready;
                 let outcome = serving.on_disk(&mut ctx, io, result).map(|()| Progress::Going);
                 if outcome.is_ok() {
                     serving.settle(&mut ctx);
+                    if serving.is_ready && !was_ready {
+                        self.outages.on_served(around.now);
+                    }
                 }
                 outcome
             }
@@ -145,48 +264,92 @@ impl Device {
         }
     }
 
+    /// Whether a read that has failed is tried again, after a pause. Not on a device that has many errors: who waits is
+    /// served sooner from elsewhere.
+    fn wants_again(&mut self, now: Instant, token: Token) -> bool {
+        let is_failing = self.meter.is_failing(now);
+        let Some(started) = self.io.get_mut(token) else { return false };
+        let is_read = started.read.is_some() && !matches!(started.io, Io::CachedRead { .. });
+        let may = match &self.state {
+            State::Opening(opening) => is_read && opening.is_tried_again(&started.io),
+            State::Serving(_) => is_read && !is_failing,
+            State::Out(_) => false,
+        };
+        let Some(pause) = READ_PAUSES.get(started.failures).filter(|_| may) else { return false };
+        started.failures += 1;
+        self.again.insert((now + *pause, token));
+        self.meter.retries += 1;
+        true
+    }
+
     fn serve(&mut self, serving: Box<Serving>, around: &mut Surroundings) {
         if serving.promises_lost {
             let reason = FailReason::PromisesLost;
-            around.out.push(Effect::Note(Notice::DeviceFailed { slot: self.slot, device: self.id, reason }));
+            let next = self.outages.on_out(around.now, &reason, self.is_direct);
+            around.out.push(Effect::Note(Notice::DeviceFailed { slot: self.slot, device: self.id, reason, next }));
         }
         self.state = State::Serving(serving);
     }
 
-    /// The device is out: everything that waits for it is answered, and all later requests are refused.
+    /// The device is out: everything that waits for it is answered, and all later requests are refused until it is back.
     pub fn fail(&mut self, reason: FailReason, around: &mut Surroundings) {
-        let state = std::mem::replace(&mut self.state, State::Failed);
+        let next = self.outages.on_out(around.now, &reason, self.is_direct);
+        let out = match (&reason, next) {
+            (FailReason::Removed, _) => Out::Leaves,
+            (_, Next::Again(pause)) => Out::Until(around.now + pause),
+            (_, Next::GivenUp | Next::Stays) => Out::Stays,
+        };
+        let state = std::mem::replace(&mut self.state, State::Out(out));
         let mut clients: Vec<Client> = self.io.iter().filter_map(|(_, started)| client_of(&started.io)).collect();
         if let State::Serving(serving) = state {
             clients.extend(serving.waiting_clients());
         }
+        // The kernel has not got them.
+        for (_, token) in std::mem::take(&mut self.again) {
+            self.io.remove(token);
+        }
+        if around.config.mutations.reopens_under_writes {
+            self.io.tokens().into_iter().for_each(|token| drop(self.io.remove(token)));
+        }
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
-        ctx.note(Notice::DeviceFailed { slot: self.slot, device: self.id, reason });
+        ctx.note(Notice::DeviceFailed { slot: self.slot, device: self.id, reason, next });
         for client in clients {
             ctx.refuse(client, Refusal::DeviceFailed);
         }
+        around.out.push(Effect::Close { slot: self.slot });
+    }
+
+    /// Whether it was removed, and nothing of it is under way any more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.state, State::Out(Out::Leaves)) && self.io.is_empty()
     }
 
     /// The same device is open in another slot: this one never speaks for it.
     pub fn fail_as_twice(&mut self, around: &mut Surroundings) {
         self.fail(FailReason::Twice, around);
-        self.id = None;
+        (self.id, self.expected) = (None, None);
     }
 
     pub fn next_deadline(&self, config: &NodeConfig) -> Option<Instant> {
-        match &self.state {
+        let own = match &self.state {
             State::Serving(serving) => serving.next_deadline(config.batch_in_flight_max),
-            State::Opening(_) | State::Failed => None,
-        }
+            State::Out(Out::Until(at)) if self.io.is_empty() => Some(*at),
+            State::Opening(_) | State::Out(_) => None,
+        };
+        earliest(own, self.again.first().map(|(at, _)| *at))
     }
 
-    /// What is told of the device; nothing until its id is known.
+    /// What is told of the device; nothing while nobody knows which it is.
     pub fn stat(&self, now: Instant) -> Option<DeviceStat> {
-        let device = self.id?;
+        if let State::Out(Out::Leaves) = self.state {
+            return None;
+        }
+        let device = self.id.or(self.expected)?;
         let mut stat = match &self.state {
-            State::Serving(serving) => serving.stat(),
-            State::Opening(_) => DeviceStat::unknown(device, DeviceHealth::Opening),
-            State::Failed => DeviceStat::unknown(device, DeviceHealth::Failed),
+            State::Serving(serving) if serving.is_ready || self.is_opening(now) => serving.stat(),
+            State::Serving(serving) => DeviceStat { health: DeviceHealth::Failed, ..serving.stat() },
+            _ if self.is_opening(now) => DeviceStat::unknown(device, DeviceHealth::Opening),
+            State::Opening(_) | State::Out(_) => DeviceStat::unknown(device, DeviceHealth::Failed),
         };
         (stat.reads, stat.writes) =
             self.meter.times(now, self.io.iter().map(|(_, started)| (started.kind, started.at)));
@@ -194,6 +357,32 @@ impl Device {
         stat.media_is_set = stat.media.is_some();
         stat.media = stat.media.or(self.media);
         Some(stat)
+    }
+
+    /// What is wrong with it, or was.
+    pub fn trouble(&self, now: Instant) -> Option<DeviceTrouble> {
+        let device = self.id.or(self.expected)?;
+        let ms = |since: Instant| now.since(since).as_millis() as u64;
+        let hangs_since = self.stands_since(now).filter(|since| now.since(*since) >= HANGS_AFTER);
+        let outage = match (&self.outages.out, hangs_since) {
+            (Some((since, reason)), _) => Some(Outage {
+                ms: ms(*since),
+                why: reason.to_string(),
+                is_missing: matches!(reason, FailReason::NotOpened(_)),
+                is_tried: !matches!(self.state, State::Out(Out::Stays) | State::Serving(_)),
+            }),
+            (None, Some(since)) => {
+                let why = "it does not answer since it was to be opened".to_string();
+                Some(Outage { ms: ms(since), why, is_missing: false, is_tried: true })
+            }
+            (None, None) => None,
+        };
+        let (io_errors, retries) = (self.meter.io_errors, self.meter.retries);
+        let is_leaving = matches!(self.state, State::Out(Out::Leaves));
+        let has_any = !is_leaving && (outage.is_some() || io_errors + retries > 0 || self.outages.lives > 1);
+        let last_error_ms = self.meter.last_error_at().map(ms);
+        let trouble = DeviceTrouble { device, lives: self.outages.lives, io_errors, last_error_ms, retries, outage };
+        has_any.then_some(trouble)
     }
 
     pub fn is_serving(&self) -> bool {
@@ -214,14 +403,14 @@ impl Device {
     fn shards(&self) -> Option<&Shards> {
         match &self.state {
             State::Serving(serving) => Some(&serving.shards),
-            State::Opening(_) | State::Failed => None,
+            State::Opening(_) | State::Out(_) => None,
         }
     }
 
     fn shards_mut(&mut self) -> Option<&mut Shards> {
         match &mut self.state {
             State::Serving(serving) => Some(&mut serving.shards),
-            State::Opening(_) | State::Failed => None,
+            State::Opening(_) | State::Out(_) => None,
         }
     }
 
@@ -237,10 +426,10 @@ impl Device {
 
     /// A read that passed the read cache; `wanted`: what comes of it is told in [`Surroundings::fresh`].
     pub fn read_shard(&mut self, around: &mut Surroundings, asked: &Asked, wanted: bool) {
+        let refusal = self.refusal(around.now);
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
         match &mut self.state {
-            State::Opening(_) => ctx.refuse(asked.client, Refusal::Busy),
-            State::Failed => ctx.refuse(asked.client, Refusal::DeviceFailed),
+            State::Opening(_) | State::Out(_) => ctx.refuse(asked.client, refusal),
             State::Serving(serving) => {
                 serving.on_read_shard(&mut ctx, asked, wanted);
                 serving.settle(&mut ctx);

@@ -88,6 +88,10 @@ pub(crate) struct Started {
     pub io: Io,
     pub kind: Kind,
     pub at: Instant,
+    /// Offset and length of a read.
+    pub read: Option<(u64, u32)>,
+    /// How often it has failed, and is tried again.
+    pub failures: usize,
 }
 
 /// One event's surroundings, passed to every handler of a device.
@@ -104,13 +108,13 @@ pub(crate) struct Ctx<'a> {
 }
 
 impl Ctx<'_> {
-    fn start(&mut self, kind: Kind, io: Io) -> DiskToken {
-        DiskToken(self.io.insert(Started { io, kind, at: self.now }).0 | (self.slot.0 as u64) << INDEX_BITS)
+    fn start(&mut self, kind: Kind, io: Io, read: Option<(u64, u32)>) -> DiskToken {
+        disk_token(self.slot, self.io.insert(Started { io, kind, at: self.now, read, failures: 0 }))
     }
 
     pub fn read(&mut self, offset: u64, len: u32, io: Io) {
         assert!(len > 0 && offset.is_multiple_of(4096) && len.is_multiple_of(4096), "read of {len} at {offset}");
-        let token = self.start(Kind::of_read(len), io);
+        let token = self.start(Kind::of_read(len), io, Some((offset, len)));
         self.out.push(Effect::Read { slot: self.slot, offset, len, token });
     }
 
@@ -118,12 +122,12 @@ impl Ctx<'_> {
         debug_assert!(data.iter().all(|b| (b.as_ptr() as usize).is_multiple_of(4096)), "pieces are aligned");
         let len = holdfast_base::buf::total_len(&data);
         assert!(offset.is_multiple_of(4096) && len.is_multiple_of(4096));
-        let token = self.start(Kind::of_write(len as u64, durable), io);
+        let token = self.start(Kind::of_write(len as u64, durable), io, None);
         self.out.push(Effect::Write { slot: self.slot, offset, data, durable, token });
     }
 
     pub fn flush(&mut self, io: Io) {
-        let token = self.start(Kind::Other, io);
+        let token = self.start(Kind::Other, io, None);
         self.out.push(Effect::Flush { slot: self.slot, token });
     }
 
@@ -147,6 +151,11 @@ impl Ctx<'_> {
     pub fn has_io_room(&self) -> bool {
         self.io.len() + IO_RESERVE <= IO_MAX
     }
+}
+
+/// The name of an operation of the device in this slot.
+pub(crate) fn disk_token(slot: DeviceSlot, token: Token) -> DiskToken {
+    DiskToken(token.0 | (slot.0 as u64) << INDEX_BITS)
 }
 
 /// The slot and the slab's token in a disk token.

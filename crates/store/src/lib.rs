@@ -19,11 +19,12 @@ mod making;
 mod meter;
 mod node;
 mod open;
+mod outage;
 mod serving;
 mod shards;
 
 pub use api::{
-    AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, Mutations, NodeConfig, Notice, PeerId,
+    AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, Mutations, Next, NodeConfig, Notice, PeerId,
 };
 pub use layout::{FormatDeviceError, JournalSizing, ProbeError, format_device, note_flush_cost, probe_superblock};
 pub use node::Node;

@@ -114,7 +114,7 @@ impl Node {
         let order = Order { client, device, volume, epoch, shard };
         let header = ShardHeader::decode(ShardId { index: header_of, ..shard }, header).ok();
         let header = header.filter(|header| suffices(header, shard, &sources));
-        let refusal = match (self.find(device), header) {
+        let refusal = match (self.find(now, device), header) {
             (Err(refusal), _) => refusal,
             (Ok(_), None) => Refusal::Invalid,
             // Whether it is sound nobody has looked; and who replaces it has to have all of the new one before.

@@ -21,6 +21,10 @@ const BUCKETS: usize = 4 * 27;
 /// With fewer reads than this in the window, whoever asks for the device's state has a block of it read.
 const PROBE_BELOW: u32 = 8;
 
+/// So many errors within this time: a sector that can't be read is one, a disk that dies has many.
+const FAILING_ERRORS: usize = 3;
+const FAILING_WITHIN: Duration = Duration::from_secs(60);
+
 /// At most so often.
 const PROBE_PACE: Duration = Duration::from_millis(500);
 
@@ -100,11 +104,23 @@ pub(crate) struct Meter {
     turned_at: Instant,
     probed_at: Option<Instant>,
     pub io_errors: u64,
+    /// Reads that failed and were tried again.
+    pub retries: u64,
+    /// The last few errors.
+    errors_at: [Option<Instant>; FAILING_ERRORS],
 }
 
 impl Meter {
     pub fn new(now: Instant) -> Meter {
-        Meter { reads: Window::EMPTY, writes: Window::EMPTY, turned_at: now, probed_at: None, io_errors: 0 }
+        Meter {
+            reads: Window::EMPTY,
+            writes: Window::EMPTY,
+            turned_at: now,
+            probed_at: None,
+            io_errors: 0,
+            retries: 0,
+            errors_at: [None; FAILING_ERRORS],
+        }
     }
 
     /// What is older than the window goes.
@@ -122,13 +138,26 @@ impl Meter {
 
     pub fn on_done(&mut self, now: Instant, kind: Kind, started_at: Instant, failed: bool) {
         self.turn(now);
-        self.io_errors += u64::from(failed);
+        if failed {
+            self.io_errors += 1;
+            self.errors_at.rotate_left(1);
+            self.errors_at[FAILING_ERRORS - 1] = Some(now);
+        }
         let took = now.since(started_at);
         match kind {
             Kind::Read => self.reads.halves[0].add(took),
             Kind::DurableWrite => self.writes.halves[0].add(took),
             Kind::Other => {}
         }
+    }
+
+    /// Whether it has had many errors of late.
+    pub fn is_failing(&self, now: Instant) -> bool {
+        self.errors_at[0].is_some_and(|at| now.since(at) < FAILING_WITHIN)
+    }
+
+    pub fn last_error_at(&self) -> Option<Instant> {
+        self.errors_at[FAILING_ERRORS - 1]
     }
 
     /// Of reads and of durable writes. What is under way counts with the time that it has taken so far.

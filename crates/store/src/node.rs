@@ -18,9 +18,9 @@
 //! Limits: devices [`DEVICES_MAX`]; requests are bounded by each device's own queues, and refused
 //! as `Busy` beyond.
 
-use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, NodeConfig};
+use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, NodeConfig, Notice};
 use crate::cache::{Asked, Fresh, ReadCache};
-use crate::device::{Device, Surroundings, Told};
+use crate::device::{Device, Opened, Surroundings, Told};
 use crate::io::{Client, DEVICES_MAX, split_token};
 use crate::making::Makings;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
@@ -61,12 +61,27 @@ impl Node {
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.values_mut().for_each(|d| d.on_tick(&mut around));
             }
-            Event::AddDevice { slot, size_bytes, media } => {
+            Event::ExpectDevice { slot, device } => {
                 assert!(slot.0 < DEVICES_MAX && !self.devices.contains_key(&slot), "{slot:?} is added once");
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
-                let device = Device::open(slot, size_bytes, media, &mut around);
-                self.devices.insert(slot, device);
+                self.devices.insert(slot, Device::expect(slot, device, &mut around));
             }
+            Event::AddDevice { slot, size_bytes, media, is_direct } => {
+                assert!(slot.0 < DEVICES_MAX, "{slot:?}");
+                let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
+                let opened = Opened { size_bytes, media, is_direct };
+                match self.devices.get_mut(&slot) {
+                    Some(device) => device.begin(opened, &mut around),
+                    None => drop(self.devices.insert(slot, Device::open(slot, opened, &mut around))),
+                }
+            }
+            Event::NotOpened { slot, why } => {
+                let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
+                if let Some(device) = self.devices.get_mut(&slot) {
+                    device.on_not_opened(why, &mut around);
+                }
+            }
+            Event::RemoveDevice { slot } => self.on_remove(now, slot, out),
             Event::Drive { slot, report } => {
                 if let Some(device) = self.devices.get_mut(&slot) {
                     device.drive = report;
@@ -84,10 +99,17 @@ impl Node {
         devices.fold(self.makings.next_deadline(), earliest)
     }
 
+    /// Which device is in a place, once it has told.
+    pub fn device_in(&self, slot: DeviceSlot) -> Option<DeviceId> {
+        self.devices.get(&slot)?.id()
+    }
+
     /// Fill and state of all devices whose superblock has been read.
     pub fn stats(&self, now: Instant) -> Vec<DeviceStat> {
         let home = self.cache.home();
         let stat = |(slot, device): (&DeviceSlot, &Device)| {
+            // Another one is it.
+            device.expected().is_none_or(|id| self.slots.iter().all(|(known, _)| *known != id)).then_some(())?;
             let read_cache = (home == Some(*slot)).then(|| self.cache.stat());
             Some(DeviceStat { read_cache, ..device.stat(now)? })
         };
@@ -114,7 +136,7 @@ impl Node {
             Some(_) if matches!(request, Request::MakeShard { .. }) => {
                 return self.on_make(now, client, request, &payload, out);
             }
-            Some(id) => match self.find(id) {
+            Some(id) => match self.find(now, id) {
                 Ok(slot) => return self.on_device_request(now, client, slot, request, payload, out),
                 Err(refusal) => refusal,
             },
@@ -147,13 +169,34 @@ impl Node {
         device.on_request(&mut around, client, request, payload);
     }
 
-    pub(crate) fn find(&self, id: DeviceId) -> Result<DeviceSlot, Refusal> {
+    pub(crate) fn find(&self, now: Instant, id: DeviceId) -> Result<DeviceSlot, Refusal> {
         if let Some((_, slot)) = self.slots.iter().find(|(device, _)| *device == id) {
             return Ok(*slot);
         }
         // While some device has not told its id yet, it may be this one.
-        let may_come = self.devices.values().any(|d| d.id().is_none() && d.is_opening());
-        Err(if may_come { Refusal::Busy } else { Refusal::UnknownDevice })
+        let may_come = |d: &Device| d.id().is_none() && d.expected().is_none_or(|e| e == id) && d.is_opening(now);
+        if self.devices.values().any(may_come) {
+            return Err(Refusal::Busy);
+        }
+        let is_out = self.devices.values().any(|d| d.expected() == Some(id));
+        Err(if is_out { Refusal::DeviceFailed } else { Refusal::UnknownDevice })
+    }
+
+    fn on_remove(&mut self, now: Instant, slot: DeviceSlot, out: &mut Effects<Effect>) {
+        let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
+        let Some(device) = self.devices.get_mut(&slot) else { return };
+        device.fail(FailReason::Removed, &mut around);
+        self.slots.retain(|(_, known)| *known != slot);
+        self.look_at_roles(now, out);
+        self.forget_gone(slot, out);
+    }
+
+    /// A device that was removed goes with the last of its operations.
+    fn forget_gone(&mut self, slot: DeviceSlot, out: &mut Effects<Effect>) {
+        if self.devices.get(&slot).is_some_and(Device::is_gone) {
+            self.devices.remove(&slot);
+            out.push(Effect::Note(Notice::DeviceGone { slot }));
+        }
     }
 
     fn on_node_request(&mut self, now: Instant, client: Client, request: &Request, out: &mut Effects<Effect>) {
@@ -175,6 +218,9 @@ impl Node {
                 let told = self.devices.values().filter_map(|device| Some((device.id()?, device.drive.clone()?)));
                 Reply::Drives { drives: told.collect() }
             }
+            Request::Troubles => {
+                Reply::Troubles { troubles: self.devices.values().filter_map(|device| device.trouble(now)).collect() }
+            }
             _ => Reply::Pong,
         };
         out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });
@@ -188,14 +234,20 @@ impl Node {
         let told = device.on_disk(&mut around, token, result);
         match told {
             Told::Nothing => {}
-            Told::Id(id) if self.slots.iter().any(|(known, _)| *known == id) => device.fail_as_twice(&mut around),
-            Told::Id(id) => self.slots.push((id, slot)),
+            Told::Id(id) if self.slots.iter().any(|(known, other)| *known == id && *other != slot) => {
+                device.fail_as_twice(&mut around);
+            }
+            Told::Id(id) => {
+                self.slots.retain(|(_, known)| *known != slot);
+                self.slots.push((id, slot));
+            }
             Told::CachedRead { ticket, part, result } => self.on_cached_read(now, (ticket, part), result, out),
             Told::CachedWrite { ticket, result } => self.on_cached_write(now, ticket, result, out),
         }
         if self.devices.get(&slot).is_some_and(|device| device.standing() != before) {
             self.look_at_roles(now, out);
         }
+        self.forget_gone(slot, out);
         if !self.fresh.is_empty() {
             self.admit_fresh(now, out);
         }
@@ -205,7 +257,7 @@ impl Node {
 /// The device that a request is for; none for what concerns the whole node.
 fn device_of(request: &Request) -> Option<DeviceId> {
     match request {
-        Request::Hello { .. } | Request::Ping | Request::Stat | Request::Drives => None,
+        Request::Hello { .. } | Request::Ping | Request::Stat | Request::Drives | Request::Troubles => None,
         Request::CreateLedger { device, .. }
         | Request::Append { device, .. }
         | Request::Fence { device, .. }

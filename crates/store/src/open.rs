@@ -15,7 +15,7 @@ use crate::journal::recover::recover;
 use crate::journal::scan::{ScannedBatch, scan_unit};
 use crate::serving::Serving;
 use crate::shards::Shards;
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut};
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, Instant};
 use holdfast_format::disk::{SUPERBLOCK_BYTES, Superblock, UnitTable};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -74,6 +74,8 @@ pub(crate) struct Opening {
     todo: VecDeque<Step>,
     in_flight: BTreeMap<u32, Step>,
     next_step: u32,
+    /// When a step was done last.
+    pub progress_at: Instant,
 }
 
 /// How far an opening has come.
@@ -102,6 +104,7 @@ impl Opening {
             todo: VecDeque::from([Step::Superblock { copy: 0 }, Step::Superblock { copy: 1 }]),
             in_flight: BTreeMap::new(),
             next_step: 0,
+            progress_at: ctx.now,
         };
         opening.pump(ctx);
         Ok(opening)
@@ -109,6 +112,12 @@ impl Opening {
 
     pub fn superblock(&self) -> Option<&Superblock> {
         self.chosen.as_ref()
+    }
+
+    /// A read that fails is tried again, but for single blocks of what could not be read in one piece: there may be many.
+    pub fn is_tried_again(&self, io: &Io) -> bool {
+        let Io::Opening { step } = io else { return false };
+        !matches!(self.in_flight.get(step), Some(Step::UnitBlock { .. } | Step::Slots { blocks: 1, .. }) | None)
     }
 
     fn chosen(&self) -> &Superblock {
@@ -157,6 +166,7 @@ impl Opening {
         result: Result<Buf, DiskError>,
     ) -> Result<Progress, FailReason> {
         let mut progress = Progress::Going;
+        self.progress_at = ctx.now;
         match self.in_flight.remove(&step).expect("a step completes once") {
             Step::Superblock { copy } => {
                 self.superblocks[copy] = Some(result.ok().and_then(|b| Superblock::decode(&b).ok()));

@@ -239,7 +239,12 @@ impl Serving {
                 Ok(())
             }
             Request::DropVolume { volume, epoch, .. } => self.on_drop_volume(ctx, client, volume, epoch),
-            Request::Hello { .. } | Request::Ping | Request::Stat | Request::Drives | Request::MakeShard { .. } => {
+            Request::Hello { .. }
+            | Request::Ping
+            | Request::Stat
+            | Request::Drives
+            | Request::Troubles
+            | Request::MakeShard { .. } => {
                 unreachable!("the node answers requests that concern no device, or other nodes as well")
             }
         }

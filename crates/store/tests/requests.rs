@@ -6,7 +6,7 @@ use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, MediaClass, Vo
 use holdfast_format::drive::DriveReport;
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE};
-use holdfast_store::{DeviceSlot, Event, Notice};
+use holdfast_store::{DeviceSlot, Event, Next, Notice};
 use std::time::Duration;
 use support::*;
 
@@ -297,6 +297,177 @@ fn a_failed_write_is_the_end_of_its_device_only() {
         assert_eq!(devices[1].health, DeviceHealth::Serving);
         rig.settle();
     }
+}
+
+/// Runs until nothing is in flight, as many times as deadlines pass within the span.
+fn pass(rig: &mut Rig, span: Duration) {
+    let until = rig.now + span;
+    loop {
+        rig.open();
+        let due = rig.node.as_ref().and_then(holdfast_store::Node::next_deadline);
+        if rig.complete_any() {
+            continue;
+        }
+        if due.is_none_or(|due| due > until) || !rig.tick() {
+            break;
+        }
+    }
+    rig.now = rig.now.max(until);
+}
+
+fn out_of(rig: &Rig) -> Vec<Next> {
+    let next = |n: &Notice| if let Notice::DeviceFailed { next, .. } = n { Some(*next) } else { None };
+    rig.notices.iter().filter_map(next).collect()
+}
+
+#[test]
+fn a_device_that_failed_comes_back_whole_with_what_was_acknowledged_and_twice_a_day_at_most() {
+    let mut rig = Rig::new(111, &[4 << 20, 4 << 20], small_sizing());
+    rig.create(5, 1, 0);
+    assert!(matches!(rig.append(5, 1, 0, 1, 1), Reply::Appended { .. }));
+    for round in 0..3 {
+        rig.disks[0].fail_writes = true;
+        assert_eq!(rig.append(5, 1, 0, 2 + round, 1), refused(Refusal::DeviceFailed));
+        rig.disks[0].fail_writes = false;
+        pass(&mut rig, Duration::from_millis(900));
+        assert_eq!(rig.append(5, 1, 0, 2 + round, 1), refused(Refusal::DeviceFailed), "a pause first");
+        pass(&mut rig, Duration::from_millis(200));
+        if round == 2 {
+            break;
+        }
+        assert!(matches!(rig.append(5, 1, 0, 1, 1), Reply::Appended { .. }), "it is known, and not written again");
+        let Reply::Fenced { ledgers, grant_left_ms } = rig.call(fence(5, 1, 1)) else { panic!() };
+        assert_eq!((ledgers.len(), ledgers[0].sound), (1, true));
+        assert!(grant_left_ms <= GRANT_MS);
+        assert!(matches!(rig.append(5, 1, 0, 2 + round, 1), Reply::Appended { .. }));
+    }
+    pass(&mut rig, Duration::from_secs(3600));
+    assert_eq!(rig.append(5, 1, 0, 4, 1), refused(Refusal::DeviceFailed), "given up");
+    let again = Next::Again(Duration::from_secs(1));
+    assert_eq!(out_of(&rig), [again, again, Next::GivenUp]);
+    rig.restart(Crash::Process);
+    assert!(matches!(rig.append(5, 1, 0, 4, 1), Reply::Appended { .. }), "the operator says otherwise");
+}
+
+#[test]
+fn nothing_is_opened_anew_while_a_write_of_the_former_life_is_under_way() {
+    let mut rig = Rig::small(112);
+    rig.create(5, 1, 0);
+    rig.disks[0].fail_writes = true;
+    let (one, payload) = put(5, 1, 1, 1);
+    rig.send(one, payload);
+    let (other, payload) = put(5, 1, 2, 1);
+    rig.send(other, payload);
+    assert!(rig.in_flight() >= 2);
+    rig.complete_any();
+    let left = rig.in_flight();
+    assert!(left > 0, "one of them is still in flight");
+    rig.now = rig.now + Duration::from_secs(60);
+    rig.event(Event::Tick);
+    assert!(rig.to_open.is_empty() && rig.node.as_ref().unwrap().next_deadline().is_none());
+    while rig.in_flight() > 0 {
+        assert!(rig.to_open.is_empty());
+        rig.complete_any();
+    }
+    assert_eq!(rig.to_open, [DeviceSlot(0)]);
+}
+
+#[test]
+fn a_read_that_fails_for_a_moment_is_tried_again_before_anybody_hears_of_it() {
+    let mut rig = Rig::small(113);
+    rig.create(5, 1, 0);
+    rig.put(5, 1, 1, 2);
+    rig.settle();
+    for (fails, result) in [(1, true), (2, true), (3, false)] {
+        let all = 0..4 << 20;
+        rig.disks[0].bad_reads = vec![all];
+        let read =
+            |id| Request::ReadShard { device: device(0), shard: id, block: 0, blocks: 1, checked: true, cached: false };
+        let token = rig.send(read(shard_id(5, 1, 1)), Buf::empty());
+        for _ in 0..fails {
+            while rig.complete_any() {}
+            assert_eq!(
+                rig.replies.contains_key(&token),
+                fails == 3 && rig.node.as_ref().unwrap().next_deadline().is_none()
+            );
+            if rig.replies.contains_key(&token) {
+                break;
+            }
+            rig.tick();
+        }
+        rig.disks[0].bad_reads.clear();
+        rig.settle();
+        let reply = rig.replies.remove(&token).unwrap().0;
+        assert_eq!(matches!(reply, Reply::Shard { .. }), result, "{fails} failures: {reply:?}");
+        let Reply::Stat { devices } = rig.call(Request::Stat) else { panic!() };
+        assert_eq!(devices[0].io_errors, u64::from(!result));
+    }
+}
+
+#[test]
+fn a_device_that_can_not_be_opened_is_looked_for_until_it_is_there() {
+    let mut rig = Rig::new(114, &[4 << 20, 4 << 20], small_sizing());
+    rig.crash(Crash::Process);
+    rig.node = Some(holdfast_store::Node::new(rig.config.clone()));
+    rig.event(Event::ExpectDevice { slot: DeviceSlot(0), device: Some(device(0)) });
+    let grant = |n| Request::Grant { device: device(n), volume: VolumeId(5), epoch: Epoch(1) };
+    assert_eq!(rig.call(grant(0)), refused(Refusal::Busy), "it may be there in a moment");
+    assert_eq!(rig.call(grant(1)), refused(Refusal::UnknownDevice));
+    rig.to_open.clear();
+    rig.event(Event::NotOpened { slot: DeviceSlot(0), why: "it is gone".to_string() });
+    for _ in 0..9 {
+        assert_eq!(rig.call(grant(0)), refused(Refusal::DeviceFailed));
+        let Reply::Stat { devices } = rig.call(Request::Stat) else { panic!() };
+        assert_eq!((devices[0].device, devices[0].health), (device(0), DeviceHealth::Failed));
+        while rig.to_open.is_empty() {
+            assert!(rig.tick());
+        }
+        rig.to_open.clear();
+        rig.event(Event::NotOpened { slot: DeviceSlot(0), why: "it is gone".to_string() });
+    }
+    pass(&mut rig, Duration::from_secs(60));
+    assert_eq!(rig.call(grant(0)), refused(Refusal::UnknownLedger), "it serves");
+}
+
+#[test]
+fn a_device_that_hangs_while_it_is_opened_is_out_until_it_goes_on() {
+    // Before it has told which it is, or at the write of the table after the scan.
+    for (is_known, told) in [(false, Refusal::UnknownDevice), (true, Refusal::DeviceFailed)] {
+        let mut rig = Rig::small(116);
+        rig.crash(Crash::Process);
+        rig.start();
+        while is_known && !rig.is_writing() {
+            assert!(rig.complete_any());
+        }
+        let grant = Request::Grant { device: device(0), volume: VolumeId(5), epoch: Epoch(1) };
+        let ask = |rig: &mut Rig| {
+            let token = rig.send(grant.clone(), Buf::empty());
+            rig.replies.remove(&token).map(|(reply, _)| reply)
+        };
+        assert_eq!(ask(&mut rig), Some(refused(Refusal::Busy)));
+        rig.now = rig.now + Duration::from_secs(5);
+        assert_eq!(ask(&mut rig), Some(refused(told)));
+        let stats = rig.node.as_ref().unwrap().stats(rig.now);
+        assert_eq!(stats.len(), usize::from(is_known));
+        assert!(stats.iter().all(|stat| stat.health == DeviceHealth::Failed), "{stats:?}");
+        rig.settle();
+        assert_eq!(ask(&mut rig), Some(refused(Refusal::UnknownLedger)), "it serves");
+    }
+}
+
+#[test]
+fn a_device_that_is_removed_goes_when_nothing_of_it_is_under_way() {
+    let mut rig = Rig::new(115, &[4 << 20, 4 << 20], small_sizing());
+    rig.create(5, 1, 0);
+    let (request, payload) = append(5, 1, 0, 1, 0, 1);
+    let token = rig.send(request, payload);
+    rig.end_moment();
+    rig.event(Event::RemoveDevice { slot: DeviceSlot(0) });
+    assert_eq!(rig.replies.remove(&token).unwrap().0, refused(Refusal::DeviceFailed));
+    assert!(!rig.notices.contains(&Notice::DeviceGone { slot: DeviceSlot(0) }), "a write is under way");
+    rig.settle();
+    assert!(rig.notices.contains(&Notice::DeviceGone { slot: DeviceSlot(0) }));
+    assert_eq!(rig.append(5, 1, 0, 1, 1), refused(Refusal::UnknownDevice));
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! `holdfast device`: what the grid's data lies on.
 
 use super::format::{percent_used, print, print_json, print_table, table};
-use super::status::gather;
+use super::status::{NodeView, gather};
 use crate::client;
 use crate::drives;
 use crate::grid::grow::{self, Source};
-use crate::grid::layout::GridDir;
+use crate::grid::layout::{GridConfig, GridDir, NodeConfig};
 use crate::grid::survey::{self, Asker, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::protocol::{DeviceInfo, Request};
@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
     holdfast device list\n  \
     holdfast device list --eligible         which block devices of this machine could be taken\n  \
     holdfast device add 2 --path /dev/disk/by-id/nvme-…    one of them; refused if it holds anything\n  \
-    holdfast device add 2 --size 8GiB       a new device for node 2, which is restarted\n  \
+    holdfast device add 2 --size 8GiB       a new device for node 2, which takes it in while it serves\n  \
+    holdfast device replace 2/0 /dev/disk/by-id/nvme-…     another one in the place of one that is dead, or to go\n  \
     holdfast device drain 2/0               by node and place in the list, or by its id\n  \
     holdfast task watch                     how it gets on\n  \
     holdfast device remove 2/0              once it is empty\n  \
@@ -65,6 +66,26 @@ enum DeviceAction {
         /// Although it holds something, which is destroyed
         #[arg(long, requires = "path")]
         force: bool,
+    },
+    /// Put another device in the place of one that is dead, or is to go
+    ///
+    /// The new one is taken in, the old one emptied: what can be read there is moved, what can't is made again from the other
+    /// devices. When nothing needs the old one any more it is taken out, as by `device remove`. `holdfast task watch` shows how it
+    /// gets on; what was interrupted goes on when the command is given again.
+    Replace {
+        /// NODE/PLACE, for example 2/0, or the device's id
+        old: String,
+        /// A block device, or a file that is there; it has to be empty. Without it: a new file
+        new: Option<PathBuf>,
+        /// Of a new file; by default as large as the node's first
+        #[arg(long, conflicts_with = "new")]
+        size: Option<Size>,
+        /// Although the new one holds something, which is destroyed
+        #[arg(long, requires = "new")]
+        force: bool,
+        /// Return when the old one is being emptied; `holdfast device remove` takes it out once nothing is left
+        #[arg(long)]
+        no_wait: bool,
     },
     /// Move everything off a device; nothing new goes there
     Drain {
@@ -139,6 +160,13 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
             let text = format!("device {} ({}) is added to node {node}", device.device, Size(device.size_bytes));
             if json { print_json(&device) } else { print(text) }
         }
+        DeviceAction::Replace { old, new, size, force, no_wait } => {
+            let source = match new {
+                Some(path) => Source::Path { path: std::path::absolute(path)?, force },
+                None => Source::File(size),
+            };
+            replace(dir, &old, &source, no_wait, json)
+        }
         DeviceAction::Drain { device, cancel, force } => {
             let device = find(dir, &device)?;
             drain(dir, std::slice::from_ref(&device), cancel, force)?;
@@ -163,6 +191,52 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json { print_json(&json!({ "device": device, "removed": true })) } else { print(text) }
         }
     }
+}
+
+/// Pace of looking whether a device is empty.
+const EMPTY_PACE: Duration = Duration::from_secs(1);
+
+fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool) -> Result<()> {
+    let say = |text: String| if json { Ok(()) } else { print(text) };
+    let old = find(dir, old)?;
+    let config = dir.load()?;
+    let holds = |node: &&NodeConfig| node.devices.iter().any(|d| d.device == old);
+    let node = config.nodes.iter().find(holds).context("it is a device of this machine")?;
+    // It was interrupted, and is given again.
+    let taken = match source {
+        Source::Path { path, .. } => node.devices.iter().find(|d| dir.device_path(d) == *path),
+        Source::File(_) => None,
+    };
+    let new = match taken {
+        Some(taken) if taken.device == old => bail!("{} is the device that is to be replaced", taken.path.display()),
+        Some(taken) => taken.clone(),
+        None => grow::add_device(dir, node.id, source)?,
+    };
+    say(format!("device {} ({}) is in node {}", new.device, Size(new.size_bytes), node.id))?;
+    drain(dir, std::slice::from_ref(&old), false, false)?;
+    say(format!("device {old} is being emptied; `holdfast task watch` shows how it gets on"))?;
+    if no_wait {
+        say(format!("once nothing is left there, `holdfast device remove {old}` takes it out"))?;
+    } else {
+        let mut told = String::new();
+        loop {
+            // Whoever can't be asked says nothing of the device.
+            client::status(dir)?;
+            let Err(error) = client::done(dir, &Request::CheckRemovable { devices: vec![old.clone()], force: false })
+            else {
+                break;
+            };
+            let why = format!("{error:#}");
+            if why != told {
+                say(why.clone())?;
+                told = why;
+            }
+            std::thread::sleep(EMPTY_PACE);
+        }
+        grow::remove_devices(dir, std::slice::from_ref(&old), false)?;
+        say(format!("device {old} is not a part of node {} any more; {DISCARDED}", node.id))?;
+    }
+    if json { print_json(&json!({ "old": old, "new": new.device, "removed": !no_wait })) } else { Ok(()) }
 }
 
 fn show_class(dir: &GridDir, device: &str, json: bool) -> Result<()> {
@@ -284,6 +358,42 @@ fn drive_text(device: &DeviceInfo) -> String {
     drive.worn_percent.filter(|worn| *worn > 0).map_or(word.to_string(), |worn| format!("{word}, {worn} % worn"))
 }
 
+/// Which of a node's devices are not well, since when, and what to do.
+pub fn device_troubles(node: &NodeView, config: &GridConfig) -> Vec<String> {
+    let own = config.nodes.iter().find(|own| own.id == node.id);
+    let told = |device: &DeviceInfo| {
+        // By its place where it is one of this machine's.
+        let place = own.and_then(|own| own.devices.iter().position(|d| d.device == device.device));
+        let name = place.map_or(device.device.clone(), |place| format!("{}/{place}", node.id));
+        let path =
+            place.zip(own).map_or(String::new(), |(place, own)| format!(" ({})", own.devices[place].path.display()));
+        let replace = format!("replace it (`holdfast device replace {name} NEW`)");
+        let what = match (device.state(), &device.outage) {
+            ("missing" | "failed", Some(outage)) => {
+                let next = if outage.tried {
+                    "it is used again when it is back"
+                } else {
+                    "it stays out until its node restarts"
+                };
+                format!("{} for {} s: {}; {next}, or {replace}", device.state(), outage.seconds, outage.why)
+            }
+            ("failed", None) => format!("failed; its node's log says why; {replace}"),
+            ("failing", _) => format!(
+                "failing: {} errors, the last {} s ago; {replace}",
+                device.io_errors,
+                device.errors_within_s.unwrap_or(0)
+            ),
+            ("slow", _) => {
+                let and = if device.bypassed { "bypassed" } else { "still needed" };
+                format!("slow for {} s, and {and}; where that lasts, {replace}", device.slow_s.unwrap_or(0))
+            }
+            _ => return None,
+        };
+        Some(format!("node {}: device {name}{path} is {what}", node.id))
+    };
+    node.devices.iter().filter_map(told).collect()
+}
+
 /// What could be taken; before there is a grid, too.
 fn list_eligible(paths: &[PathBuf], dir: &GridDir, json: bool) -> Result<()> {
     let asker = if dir.exists() { Asker::of(dir, &dir.load()?)? } else { Asker::default() };
@@ -333,8 +443,7 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
                 None => "unknown".to_string(),
                 Some(d) if d.draining && d.shards == 0 && d.left == Some(0) => "drained".to_string(),
                 Some(d) if d.draining => format!("draining ({} left)", d.left.unwrap_or(0)),
-                Some(d) if d.slow_s.is_some() => "slow".to_string(),
-                Some(d) => d.health.clone(),
+                Some(d) => d.state().to_string(),
             };
             let figure = |f: &dyn Fn(&DeviceInfo) -> String| found.map_or("-".to_string(), f);
             rows.add_row([
@@ -355,6 +464,9 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
         }
     }
     print_table(&rows)?;
+    for node in &status.nodes {
+        device_troubles(node, &config).iter().try_for_each(print)?;
+    }
     for node in &config.nodes {
         let told = status.nodes.iter().find(|n| n.id == node.id);
         for (place, device) in node.devices.iter().enumerate() {

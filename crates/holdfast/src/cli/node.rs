@@ -10,6 +10,7 @@ use crate::grid::rolling::restart_nodes;
 use crate::grid::token::JoinToken;
 use crate::grid::units::Units;
 use crate::grid::{self, grow};
+use crate::node_devices::{self, NodeDevice};
 use crate::node_shell::{self, NodeOptions};
 use crate::protocol::Request;
 use crate::size::Size;
@@ -235,7 +236,7 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, format!("node {node} goes on"))
         }
         NodeAction::Start { node, format_blank } => {
-            let is_started = grid::start_node(dir, node, if format_blank { &["--format-blank"] } else { &[] })?;
+            let is_started = grid::start_node(dir, node, format_blank)?;
             (node, format!("node {node} is up{}", if is_started { "" } else { " already" }))
         }
         NodeAction::Cut { node } => {
@@ -268,7 +269,7 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         node: NodeId(id),
         grid: args.grid.unwrap_or_default(),
         listen: args.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
-        devices: args.devices,
+        devices: args.devices.into_iter().map(|path| NodeDevice { path, device: None }).collect(),
         format_blank: args.format_blank,
         tls: None,
         read_cache_percent: args.read_cache.unwrap_or(keys::READ_CACHE_PERCENT),
@@ -287,7 +288,8 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
             options.listen = node.address;
         }
         if options.devices.is_empty() {
-            options.devices = node.devices.iter().map(|d| dir.device_path(d)).collect();
+            options.devices = node_devices::named(&dir, options.node)?;
+            options.dir = Some(dir.root().to_path_buf());
         }
         if args.read_cache.is_none() {
             // A node starts whatever is wrong with the file: hosts are there to complain of it.
@@ -299,7 +301,6 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
                 |settings| settings.read_cache_percent,
             );
         }
-        options.dir = Some(dir.root().to_path_buf());
         options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
         Role::Node(id).register(&dir)?;
     }

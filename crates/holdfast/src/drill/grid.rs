@@ -225,7 +225,7 @@ impl Grid for LocalGrid {
 
     fn heal(&self, node: u32, fault: Fault) -> Result<()> {
         match fault {
-            Fault::Kill => start_node(&self.dir, node, &[]).map(|_| ()),
+            Fault::Kill => start_node(&self.dir, node, false).map(|_| ()),
             Fault::Hang => self.signal(node, Signal::CONT),
             Fault::Cut => client::done(&self.dir, &Request::NodeMend { node }),
         }

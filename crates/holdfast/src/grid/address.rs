@@ -4,7 +4,7 @@
 //! -> restarted, and in use by the host. One that was not running is only named anew. What a command that was cut short has done
 //! stays; the next one goes on with the rest.
 
-use super::grow::{self, wait_until_used};
+use super::grow::{self, health_of, wait_until_used};
 use super::layout::{GridConfig, GridDir, MetaConfig};
 use super::processes::Role;
 use super::{Lock, check_port, units};
@@ -215,10 +215,14 @@ fn move_node(
     if !is_running {
         return Ok(());
     }
+    // Of devices that were out before nobody knows when they are back.
+    let devices = config.node(id)?.devices.iter().map(|device| device.device.clone());
+    let used: Vec<String> =
+        devices.filter(|device| health_of(dir, id, device).is_some_and(|health| health == "serving")).collect();
     grow::restart(dir, config, id)?;
     if is_served {
         client::done(dir, &Request::GridReload)?;
-        wait_until_used(dir, config, id)?;
+        used.iter().try_for_each(|device| wait_until_used(dir, id, device))?;
     }
     Ok(())
 }

@@ -16,17 +16,25 @@ use super::{
     ownership, wait_until_serves,
 };
 use crate::client;
+use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
-use crate::protocol::{LinkState, Request};
+use crate::protocol::Request;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{BLOCK_BYTES, GridId, NodeId};
-use holdfast_runtime::device::create_file;
+use holdfast_runtime::device::{DeviceError, create_file};
 use holdfast_runtime::pki;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a node may take to see that its devices have changed: it looks a few times a second, the host asks it once.
+const NOTICED_MAX: Duration = Duration::from_secs(10);
+
+/// How long clearing a device may take.
+const DISCARD_MAX: Duration = Duration::from_secs(20);
 
 /// What becomes a device.
 pub enum Source {
@@ -36,7 +44,7 @@ pub enum Source {
     Path { path: PathBuf, force: bool },
 }
 
-/// Adds a device to a node, and restarts that.
+/// Adds a device to a node, which takes it in while it serves; or when it is started, where it is down.
 pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
@@ -54,10 +62,10 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceCon
         }
         Source::Path { path, force } => drop(survey::check(path, &Asker::of(dir, &config)?, *force)?),
     }
-    client::done(dir, &Request::CheckRemovable { devices: Vec::new(), force: false })
-        .with_context(|| format!("node {node} is not restarted now"))?;
+    // The host is to use it.
+    client::status(dir)?;
     let device = match source {
-        Source::File(size) => describe_files(dir, node, 1, size.unwrap_or(default)).remove(0),
+        Source::File(size) => describe_files(dir, &config, node, 1, size.unwrap_or(default)).remove(0),
         Source::Path { path, force } => describe(path, &Asker::of(dir, &config)?, *force)?,
     };
     make_named(dir, &mut config, (node, std::slice::from_ref(&device)), |config| {
@@ -65,10 +73,39 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceCon
         entry.devices.push(device.clone());
     })?;
     units::refresh(dir, &config)?;
-    restart(dir, &config, node)?;
     client::done(dir, &Request::GridReload)?;
-    wait_until_used(dir, &config, node)?;
+    if Role::Node(node).find(dir).is_some() {
+        take_in(dir, &config, node, &device.device)?;
+    }
     Ok(device)
+}
+
+/// Waits until the node has taken a device in that grid.json names. A node that systemd runs may not see the device, and one of
+/// an older release does not look: these are restarted, if the grid can do without them just now.
+fn take_in(dir: &GridDir, config: &GridConfig, node: u32, device: &String) -> Result<()> {
+    if wait(NOTICED_MAX, || health_of(dir, node, device).is_some_and(|health| health == "serving")) {
+        return Ok(());
+    }
+    restart_checked(dir, config, node)
+        .with_context(|| format!("device {device} is added, and node {node} uses it when it is started again"))?;
+    wait_until_used(dir, node, device)
+}
+
+/// Waits until the node has let devices go that grid.json names no more.
+fn let_go(dir: &GridDir, config: &GridConfig, node: u32, devices: &[String]) -> Result<()> {
+    if wait(NOTICED_MAX, || devices.iter().all(|device| health_of(dir, node, device).is_none())) {
+        return Ok(());
+    }
+    restart_checked(dir, config, node).with_context(|| {
+        format!("node {node} lets the device go when it is started again; then it can be taken elsewhere")
+    })
+}
+
+/// How a device of a node is, as the host was told.
+pub(super) fn health_of(dir: &GridDir, node: u32, device: &String) -> Option<String> {
+    let status = client::status(dir).ok()?;
+    let found = status.nodes.into_iter().find(|n| n.id == node)?;
+    found.devices.into_iter().find(|d| d.device == *device).map(|d| d.health)
 }
 
 /// The devices of a node that is added.
@@ -113,17 +150,17 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
         obtain(dir, &config, &[pki::Role::Node(NodeId(id))], token)?;
     }
     let devices = match devices {
-        Devices::Files(_, size) => describe_files(dir, id, count, size.unwrap_or(default)),
+        Devices::Files(_, size) => describe_files(dir, &config, id, count, size.unwrap_or(default)),
         Devices::Paths { .. } => chosen,
     };
     let node = NodeConfig { id, address, devices };
     make_named(dir, &mut config, (id, &node.devices), |config| config.nodes.push(node.clone()))?;
     units::refresh(dir, &config)?;
     check_startable(dir, &config, Role::Node(id))?;
-    Role::Node(id).start(dir, &[])?;
+    Role::Node(id).start(dir)?;
     wait_until_serves(dir, &config, id)?;
     client::done(dir, &Request::GridReload)?;
-    wait_until_used(dir, &config, id)?;
+    node.devices.iter().try_for_each(|device| wait_until_used(dir, id, &device.device))?;
     Ok(node)
 }
 
@@ -167,14 +204,14 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     config.nodes.retain(|n| !n.devices.is_empty());
     dir.save(&config)?;
     units::refresh(dir, &config)?;
-    stop(dir, id)?;
-    if config.nodes.iter().any(|n| n.id == id) {
-        start(dir, &config, id)?;
+    let is_node_gone = config.nodes.iter().all(|n| n.id != id);
+    if is_node_gone {
+        stop(dir, id)?;
+    } else if Role::Node(id).find(dir).is_some() {
+        let_go(dir, &config, id, devices)?;
     }
     client::done(dir, &Request::GridReload)?;
-    if config.nodes.iter().any(|n| n.id == id) {
-        wait_until_used(dir, &config, id)?;
-    } else if config.tls {
+    if is_node_gone && config.tls {
         Certificates::of(dir, config.grid_id()?).forget(&pki::Role::Node(NodeId(id)));
     }
     for device in gone {
@@ -185,19 +222,10 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     Ok(id)
 }
 
-/// Until the host has all devices of the node in use, and no others.
-pub(super) fn wait_until_used(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
-    let wanted: Vec<&String> = config.node(node)?.devices.iter().map(|d| &d.device).collect();
-    let is_used = || {
-        let status = client::status(dir).ok();
-        let found = status.as_ref().and_then(|s| s.nodes.iter().find(|n| n.id == node));
-        found.is_some_and(|n| {
-            let serving = n.devices.iter().filter(|d| d.health == "serving");
-            n.link == LinkState::Up && n.devices.len() == wanted.len() && serving.count() == wanted.len()
-        })
-    };
-    if !wait(UP_MAX, is_used) {
-        bail!("node {node} is restarted, and the host does not use all of its devices yet; see `holdfast device list`");
+/// Until the host uses the device.
+pub(super) fn wait_until_used(dir: &GridDir, node: u32, device: &String) -> Result<()> {
+    if !wait(UP_MAX, || health_of(dir, node, device).is_some_and(|health| health == "serving")) {
+        bail!("node {node} is up, and the host does not use device {device} yet; `holdfast device list` says why");
     }
     Ok(())
 }
@@ -209,20 +237,30 @@ fn check_size(size: Size) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the file of a device that is the grid's no more; what isn't the grid's to delete can be taken by others again.
+/// Deletes the file of a device that is the grid's no more; what isn't the grid's to delete can be taken by others again. A device
+/// that is another one by now stays as it is.
 fn discard(dir: &GridDir, device: &DeviceConfig) -> Result<()> {
-    let path = dir.device_path(device);
-    if path.starts_with(dir.devices_dir()) {
-        return match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
-            _ => Ok(()),
+    let (path, device, own) = (dir.device_path(device), device.clone(), dir.devices_dir());
+    let work = move || {
+        // Its node has let it go, and the kernel perhaps not yet.
+        let held = outwait(|| holdfast_runtime::device::open(&path), |e| matches!(e, DeviceError::InUse { .. }));
+        let found = match &held {
+            Ok(held) => ownership::probe(&path, held.size_bytes()).ok().and_then(Result::ok),
+            Err(DeviceError::InUse { .. }) => return Err(held.expect_err("just seen").into()),
+            // It is gone or broken.
+            Err(_) => None,
         };
-    }
-    match ownership::probe(&path, device.size_bytes) {
-        Ok(Ok(found)) if found.device.to_string() == device.device => survey::clear_ends(&path, device.size_bytes),
-        // It is gone or broken, or another one by now.
-        _ => Ok(()),
-    }
+        let is_it = found.as_ref().map(|found| found.device.to_string() == device.device);
+        match (path.starts_with(own), is_it) {
+            (true, Some(true) | None) => match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
+                _ => Ok(()),
+            },
+            (false, Some(true)) => survey::clear_ends(&path, device.size_bytes),
+            (_, Some(false)) | (false, None) => Ok(()),
+        }
+    };
+    super::within(DISCARD_MAX, work).context("it does not answer")?
 }
 
 /// A device that is there, as the configuration will name it; refused where it can't be taken.
@@ -261,9 +299,11 @@ pub(super) fn give_back(device: &DeviceConfig, grid: GridId) -> Result<()> {
 }
 
 /// New files for a node's devices, under names that no file has.
-fn describe_files(dir: &GridDir, node: u32, count: u32, size: Size) -> Vec<DeviceConfig> {
+fn describe_files(dir: &GridDir, config: &GridConfig, node: u32, count: u32, size: Size) -> Vec<DeviceConfig> {
     let names = (0..).map(|n: u32| PathBuf::from(format!("devices/node{node}-{n}.img")));
-    let free = names.filter(|path| !dir.root().join(path).exists()).take(count as usize);
+    // One that is gone keeps its name as long as the configuration has it.
+    let is_named = |path: &PathBuf| config.nodes.iter().any(|node| node.has(path));
+    let free = names.filter(|path| !is_named(path) && !dir.root().join(path).exists()).take(count as usize);
     free.map(|path| DeviceConfig { path, device: fresh_device_id().to_string(), size_bytes: size.0 }).collect()
 }
 
@@ -332,11 +372,19 @@ pub(super) fn stop(dir: &GridDir, node: u32) -> Result<()> {
 
 fn start(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
     check_startable(dir, config, Role::Node(node))?;
-    Role::Node(node).start(dir, &[])?;
+    Role::Node(node).start(dir)?;
     wait_until_serves(dir, config, node)
 }
 
 pub(super) fn restart(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
     stop(dir, node)?;
     start(dir, config, node)
+}
+
+/// Restarts a node, where `holdfast node stop` would stop it.
+fn restart_checked(dir: &GridDir, config: &GridConfig, node: u32) -> Result<()> {
+    client::done(dir, &Request::CheckStop { node }).with_context(|| {
+        format!("it can't be restarted now; `holdfast node restart {node}` does it as soon as that may be")
+    })?;
+    restart(dir, config, node)
 }

@@ -27,7 +27,7 @@ use crate::node_shell::fresh_device_id;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use certs::Certificates;
-use holdfast_base::{GridId, MetaVersion, NodeId};
+use holdfast_base::{DeviceId, GridId, MetaVersion, NodeId};
 use holdfast_runtime::device::create_file;
 use holdfast_runtime::pki;
 use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, MetaConfig, NodeConfig};
@@ -61,6 +61,10 @@ const UP_MAX: Duration = Duration::from_secs(60);
 
 /// How long the host may take to close its volumes, with some margin over its own bound.
 const HOST_DOWN_MAX: Duration = Duration::from_secs(30);
+/// How long making a device may take: its tables are written, and its journal, on a disk perhaps.
+const FORMAT_MAX: Duration = Duration::from_secs(120);
+/// A device that has not answered by then hangs.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 const NODE_DOWN_MAX: Duration = Duration::from_secs(10);
 
 /// What `grid up` was asked for; what is absent has a default when the grid is made, and is not looked at afterwards.
@@ -136,7 +140,7 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
         check_startable(dir, &config, *role)?;
     }
     for role in &missing {
-        role.start(dir, &[])?;
+        role.start(dir)?;
     }
     wait_until_serving(dir, &config)?;
     tell_host(dir, &config)?;
@@ -155,9 +159,10 @@ fn tell_host(dir: &GridDir, config: &GridConfig) -> Result<()> {
     if config.nodes.iter().all(is_known) { Ok(()) } else { client::done(dir, &crate::protocol::Request::GridReload) }
 }
 
-/// Starts one process of a grid that is up, with these options besides. False where it was running.
-pub fn start_node(dir: &GridDir, id: u32, options: &[&str]) -> Result<bool> {
-    let config = dir.load()?;
+/// Starts one process of a grid that is up; its blank devices are made the node's before, where that is asked for. False where it
+/// was running.
+pub fn start_node(dir: &GridDir, id: u32, format_blank: bool) -> Result<bool> {
+    let mut config = dir.load()?;
     config.node(id)?;
     let role = Role::Node(id);
     match role.find(dir) {
@@ -165,20 +170,67 @@ pub fn start_node(dir: &GridDir, id: u32, options: &[&str]) -> Result<bool> {
             "node {id} is running already (process {}), and hangs: `holdfast node resume {id}` lets it go on",
             running.pid
         ),
-        Some(running) if !options.is_empty() => bail!(
-            "node {id} is running already (process {}), and {} counts for a start: `holdfast node stop {id}` first",
-            running.pid,
-            options.join(" ")
+        Some(running) if format_blank => bail!(
+            "node {id} is running already (process {}), and --format-blank counts for a start: `holdfast node stop {id}` first",
+            running.pid
         ),
         Some(_) => return Ok(false),
         None => {}
     }
     let _lock = Lock::take(dir)?;
     check_startable(dir, &config, role)?;
-    role.start(dir, options)?;
+    let is_changed = format_blank && format_devices(dir, &mut config, id)?;
+    role.start(dir)?;
     wait_until_serves(dir, &config, id)?;
+    if is_changed && Role::Host.find(dir).is_some() {
+        client::done(dir, &crate::protocol::Request::GridReload)?;
+    }
     tell_host(dir, &config)?;
     Ok(true)
+}
+
+/// Makes blank devices of a node that is down its own. They have ids of their own: what was in their places before is gone, and
+/// the configuration names it no more. Returns whether there was one.
+fn format_devices(dir: &GridDir, config: &mut GridConfig, id: u32) -> Result<bool> {
+    let owner = (config.grid_id()?, NodeId(id));
+    let mut is_changed = false;
+    let node = config.nodes.iter_mut().find(|node| node.id == id).expect("just seen");
+    for device in &mut node.devices {
+        let path = dir.device_path(device);
+        let probed = path.clone();
+        let Some(Ok(Err(_))) = within(ANSWER_MAX, move || ownership::probe(&probed, 0)) else { continue };
+        let claim = move || {
+            let opened = holdfast_runtime::device::open(&path)?;
+            Ok::<_, anyhow::Error>((ownership::claim(&opened, owner, true)?, opened.size_bytes()))
+        };
+        // What can't be claimed the node tells itself, and does without.
+        if let Some(Ok((ownership::Claim::Formatted(new), size_bytes))) = within(FORMAT_MAX, claim) {
+            (device.device, device.size_bytes, is_changed) = (new.to_string(), size_bytes, true);
+        }
+    }
+    if is_changed {
+        dir.save(config)?;
+    }
+    Ok(is_changed)
+}
+
+/// The device in this place is this one from here on.
+pub fn note_device(dir: &GridDir, node: NodeId, path: &Path, device: DeviceId) -> Result<()> {
+    let _lock = outwait(|| Lock::take(dir), |_| true)?;
+    let mut config = dir.load()?;
+    let devices = config.nodes.iter_mut().filter(|n| n.id == node.0).flat_map(|n| &mut n.devices);
+    for known in devices.filter(|known| dir.device_path(known) == path) {
+        known.device = device.to_string();
+    }
+    dir.save(&config)
+}
+
+/// What comes of work on a device, which may hang: then its thread is left to itself.
+fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, told) = std::sync::mpsc::channel();
+    // Nobody may listen any more.
+    std::thread::spawn(move || drop(tell.send(work())));
+    told.recv_timeout(patience).ok()
 }
 
 /// Stops a node in good order, where nothing would be less redundant than its absence alone makes it. False where it was not
@@ -212,11 +264,13 @@ fn wait_until_serves(dir: &GridDir, config: &GridConfig, id: u32) -> Result<()> 
     Ok(())
 }
 
-/// Stops everything; not under the hands of clients, unless that is forced.
+/// Stops everything; not under the hands of clients, nor while the rest of the grid can't do without the nodes that are here,
+/// unless that is forced.
 pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
     let config = dir.load()?;
     let _lock = Lock::take(dir)?;
     if !force {
+        check_spared(dir, &config)?;
         check_unused(dir)?;
     }
     if let Some(units) = Units::of(dir) {
@@ -257,6 +311,20 @@ fn down_by_systemd(dir: &GridDir, config: &GridConfig, units: &Units) -> Result<
         stopped.extend(was_there.then(|| role.to_string()));
     }
     Ok(stopped)
+}
+
+/// The same question as for `node stop`, for all nodes of this machine at once. Without its host it can't be asked.
+fn check_spared(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    let nodes: Vec<u32> = config.nodes.iter().map(|n| n.id).collect();
+    let is_up = Role::Host.find(dir).is_some_and(|host| !host.stopped) && client::status(dir).is_ok();
+    if nodes.is_empty() || !is_up {
+        return Ok(());
+    }
+    match client::done(dir, &crate::protocol::Request::CheckDown { nodes }) {
+        // A host of an older release doesn't know the question.
+        Err(error) if format!("{error:#}").contains("unknown variant") => Ok(()),
+        checked => checked.context("the grid's part on this machine is not stopped"),
+    }
 }
 
 /// A host that does not answer has no clients that get any.
@@ -376,19 +444,7 @@ fn check_startable(dir: &GridDir, config: &GridConfig, role: Role) -> Result<()>
     };
     let node = config.node(id)?;
     outwait(|| check_port(node.address), |_| true)
-        .with_context(|| format!("node {id} can't start; nothing of the grid was changed"))?;
-    for device in &node.devices {
-        let path = dir.device_path(device);
-        let size = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            // The node says so in its log and serves with its others.
-            Err(_) => continue,
-        };
-        if let Ok(found) = ownership::probe(&path, size.max(device.size_bytes.min(size)))? {
-            ownership::check_owner(&path, &found, grid, NodeId(id))?;
-        }
-    }
-    Ok(())
+        .with_context(|| format!("node {id} can't start; nothing of the grid was changed"))
 }
 
 /// A grid's metadata are made with it: where they are gone, its volumes would seem never to have been.

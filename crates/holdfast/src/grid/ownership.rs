@@ -1,7 +1,7 @@
 //! Whose a device is: probed before anything is written to it, and made ours only when it holds nothing.
 
 use super::signatures::{self, Holding, open_unlocked};
-use crate::node_shell::{NodeOptions, fresh_device_id};
+use crate::node_shell::fresh_device_id;
 use anyhow::{Context, Result, bail};
 use holdfast_base::buf::ALIGN_BYTES;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, GridId, NodeId};
@@ -41,20 +41,26 @@ fn read_block(fd: &OwnedFd, path: &Path, offset: u64) -> Result<BufMut> {
     Ok(block)
 }
 
-/// Checks that an opened device is this node's, or makes it so where it is blank and that was asked for. `Ok` with the
-/// reason where nobody's claim can be read from it.
-pub fn claim(device: &Device, options: &NodeOptions) -> Result<Result<(), String>> {
+/// What an opened device is to its node.
+pub enum Claim {
+    Ours,
+    /// It was blank, and is this one from here on.
+    Formatted(DeviceId),
+}
+
+/// Checks that an opened device is this node's, or makes it so where it is blank and that was asked for.
+pub fn claim(device: &Device, (grid, node): (GridId, NodeId), format_blank: bool) -> Result<Claim> {
     let path = device.path();
-    let (shown, node) = (path.display(), options.node);
+    let shown = path.display();
     let unusable = match probe(path, device.size_bytes())? {
-        Ok(found) => return check_owner(path, &found, options.grid, options.node).map(Ok),
-        Err(ProbeError::Blank) if options.format_blank => {
+        Ok(found) => return check_owner(path, &found, grid, node).map(|()| Claim::Ours),
+        Err(ProbeError::Blank) if format_blank => {
             let holding = signatures::examine(path, device.size_bytes())?;
             if holding != Holding::Nothing {
-                return Ok(Err(not_ours(path, &holding)));
+                bail!(not_ours(path, &holding));
             }
             let id = fresh_device_id();
-            return format(path, device.size_bytes(), options.grid, options.node, id).map(Ok);
+            return format(path, device.size_bytes(), grid, node, id).map(|()| Claim::Formatted(id));
         }
         Err(ProbeError::Blank) => format!(
             "device {shown} is blank; if it shall be node {node}'s, add --format-blank (in a local grid: `holdfast node \
@@ -66,7 +72,7 @@ pub fn claim(device: &Device, options: &NodeOptions) -> Result<Result<(), String
              with that release, or replace the device"
         ),
     };
-    Ok(Err(unusable))
+    bail!(unusable)
 }
 
 fn not_ours(path: &Path, holding: &Holding) -> String {

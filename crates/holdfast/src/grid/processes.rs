@@ -122,34 +122,22 @@ impl Role {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).context("cannot let others read a pid file")
     }
 
-    /// Starts the process, with these options besides: by systemd where that runs the grid, else detached from this one,
-    /// its output in its log.
-    pub fn start(self, dir: &GridDir, options: &[&str]) -> Result<Running> {
-        let Some(units) = Units::of(dir) else { return self.spawn(dir, options) };
-        if !options.is_empty() {
-            let by_hand = self.arguments(dir);
-            bail!(
-                "systemd runs {self}, and knows no {0}; start it once by hand: `holdfast {1} {0}`, end it with ctrl-c when it \
-                 serves, then `systemctl start {2}`",
-                options.join(" "),
-                by_hand[..by_hand.len() - 1].join(" "),
-                units.unit(self)
-            );
-        }
+    /// Starts the process: by systemd where that runs the grid, else detached from this one, its output in its log.
+    pub fn start(self, dir: &GridDir) -> Result<Running> {
+        let Some(units) = Units::of(dir) else { return self.spawn(dir) };
         units.start(self)?;
         // It has said that it is ready: it is known by now.
         self.find(dir).with_context(|| format!("{self} ended at once; see `journalctl -u {}`", units.unit(self)))
     }
 
-    fn spawn(self, dir: &GridDir, options: &[&str]) -> Result<Running> {
+    fn spawn(self, dir: &GridDir) -> Result<Running> {
         let log_path = self.log_path(dir);
         let log = fs::OpenOptions::new().create(true).append(true).open(&log_path);
         let log = log.with_context(|| format!("cannot write {}; check permissions", log_path.display()))?;
         let program = std::env::current_exe().context("cannot tell where this program is")?;
         // A rebuilt binary shows as deleted; the new one is in its place.
         let program = program.to_string_lossy().trim_end_matches(" (deleted)").to_string();
-        let mut arguments = self.arguments(dir);
-        arguments.extend(options.iter().map(ToString::to_string));
+        let arguments = self.arguments(dir);
         // Where there is no room for this one, there is none for that of the process.
         self.write_pid_file(dir, &PidFile { pid: 0, start_ticks: 0, command_line: arguments.clone() })
             .with_context(|| format!("{self} is not started: commands would not know its process"))?;

@@ -26,7 +26,7 @@ pub fn restart_nodes(dir: &GridDir, nodes: &[u32], patience: Duration, mut tell:
         wait_until_spare(dir, *node, patience)
             .with_context(|| format!("node {node} is not restarted; {}", so_far()))?;
         stop_node(dir, *node, false).with_context(so_far)?;
-        start_node(dir, *node, &[])
+        start_node(dir, *node, false)
             .with_context(|| format!("node {node} was stopped and does not start; {}", so_far()))?;
         tell(format!("node {node} is restarted ({} of {})", i + 1, nodes.len()));
     }

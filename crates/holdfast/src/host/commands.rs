@@ -14,13 +14,13 @@ use super::portals::Offer;
 use super::volumes::{OpenSpec, Volume};
 use crate::anatomy::Parts;
 use crate::logger;
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, ReadCacheInfo, VolumeInfo};
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, OutageInfo, ReadCacheInfo, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
 use holdfast_format::portal as wire;
 use holdfast_format::tier::Tiers;
-use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes, Reply, Request};
+use holdfast_format::wire::{DeviceHealth, DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target, Warming};
 use serde::{Deserialize, Serialize};
@@ -733,7 +733,9 @@ impl Host {
                         let slow = slow.get(&stat.device).map(|(since, bypassed)| (now.since(*since), *bypassed));
                         let drive = link.drives.iter().find(|(device, _)| *device == stat.device);
                         let drive = drive.map(|(_, report)| report.clone());
-                        self.device_info(stat, drive, left.get(&stat.device).copied(), slow)
+                        let trouble = link.troubles.iter().find(|trouble| trouble.device == stat.device);
+                        let info = self.device_info(stat, drive, left.get(&stat.device).copied(), slow);
+                        with_trouble(info, trouble)
                     })
                     .collect(),
             }
@@ -778,6 +780,24 @@ impl Host {
             flush_us: (stat.flush_us > 0).then_some(stat.flush_us),
             slow_s: slow.map(|(span, _)| span.as_secs()),
             bypassed: slow.is_some_and(|(_, bypassed)| bypassed),
+            errors_within_s: None,
+            retries: 0,
+            outage: None,
         }
+    }
+}
+
+fn with_trouble(info: DeviceInfo, trouble: Option<&DeviceTrouble>) -> DeviceInfo {
+    let Some(trouble) = trouble else { return info };
+    DeviceInfo {
+        errors_within_s: trouble.last_error_ms.map(|ms| ms / 1000),
+        retries: trouble.retries,
+        outage: trouble.outage.as_ref().filter(|_| info.health == "failed").map(|outage| OutageInfo {
+            seconds: outage.ms / 1000,
+            why: outage.why.clone(),
+            missing: outage.is_missing,
+            tried: outage.is_tried,
+        }),
+        ..info
     }
 }

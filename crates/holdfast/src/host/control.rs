@@ -307,6 +307,7 @@ impl ControlPlane {
                 self.check_removable(&devices, force).map(|()| Response::Done)
             }
             Request::CheckStop { node } => self.check_stop(node).map(|()| Response::Done),
+            Request::CheckDown { nodes } => self.check_down(&nodes).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
             Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),

@@ -37,8 +37,7 @@ fn why_no_class(node: NodeId, reply: Option<Reply>) -> String {
     match reply {
         None => format!("node {node} is out of reach; `holdfast status` says why, and when it is up again, try again"),
         Some(Reply::Refused(Refusal::DeviceFailed)) => {
-            "it is noted on the device, which has failed; replace it (`holdfast device drain`, `remove` and `add`)"
-                .to_string()
+            "it is noted on the device, which has failed; replace it (`holdfast device replace`)".to_string()
         }
         Some(Reply::Refused(Refusal::UnknownDevice)) => {
             format!("node {node} runs without it; its log (`holdfast grid status` names the directory) says why")
@@ -85,6 +84,8 @@ pub(super) fn repair_task(volume: &str) -> String {
 enum Unasked {
     /// Bypassed for so many seconds.
     Slow(u64),
+    /// Bypassed for so many errors.
+    Errors(u64),
     /// Its drive says why.
     Failing(DriveReport),
 }
@@ -93,6 +94,7 @@ impl fmt::Display for Unasked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unasked::Slow(seconds) => write!(f, "has been slow for {seconds} s"),
+            Unasked::Errors(count) => write!(f, "has reported {count} I/O errors"),
             Unasked::Failing(report) => write!(f, "is on a drive that {report}"),
         }
     }
@@ -102,8 +104,11 @@ impl fmt::Display for Unasked {
 fn due(devices: &[DeviceInfo], patience_s: u64) -> Vec<(String, Unasked)> {
     let why = |device: &DeviceInfo| {
         let failing = device.drive.as_ref().filter(|drive| drive.is_failing());
-        let slow_s = device.slow_s.filter(|seconds| device.bypassed && *seconds >= patience_s);
-        failing.map(|drive| Unasked::Failing(drive.clone())).or(slow_s.map(Unasked::Slow))
+        let slow_s = device.slow_s.as_ref().filter(|seconds| device.bypassed && **seconds >= patience_s);
+        failing.map(|drive| Unasked::Failing(drive.clone())).or(slow_s.map(|seconds| match device.is_failing() {
+            true => Unasked::Errors(device.io_errors),
+            false => Unasked::Slow(*seconds),
+        }))
     };
     devices.iter().filter(|d| !d.draining).filter_map(|d| Some((d.device.clone(), why(d)?))).collect()
 }
@@ -181,13 +186,16 @@ impl ControlPlane {
             let is_drained = d.device.parse().is_ok_and(|id: DeviceId| draining.contains(&id));
             d.health == "serving" && !is_drained
         };
-        for entry in self.catalog.all_strictly()?.iter().filter(|entry| entry.clone.is_none()) {
+        // Of a device that does not serve nothing new is taken away.
+        let is_new = |d: &DeviceInfo| d.health == "serving" && !d.draining && !stays(&d);
+        let takes_any = live.nodes.iter().flat_map(|node| &node.devices).any(is_new);
+        for entry in self.catalog.all_strictly()?.iter().filter(|entry| entry.clone.is_none() && takes_any) {
             let layout: Layout = entry.root.layout;
             let by_node: Vec<usize> = live.nodes.iter().map(|node| node.devices.iter().filter(stays).count()).collect();
             if let Some((wants, left)) = protect::lacks(layout, &by_node) {
                 bail!(
-                    "volume {} ({layout}) needs {wants} that take data, and {left} would be left; add a node or device \
-                     first, choose another layout (`holdfast volume set`), or --force to have it with less redundancy",
+                    "volume {} ({layout}) needs {wants} that take data, and {left} would be left; `holdfast device replace` puts \
+                     another one in its place; or add a node or device first, or choose another layout (`holdfast volume set`)",
                     entry.name()
                 );
             }
@@ -206,37 +214,42 @@ impl ControlPlane {
     }
 
     /// How many shards a device holds, asked just now: what is asked once a second is older than what a volume wrote when it was
-    /// closed. `None` where its node does not answer.
+    /// closed. None on a device that is out, or that its node does not know. `None` where its node does not answer.
     fn shards_now(&self, device: DeviceId) -> Option<u64> {
         let (node, _) = self.config().devices().into_iter().find(|(_, known)| *known == device)?;
         let request = Box::new(Request::Stat);
         let reply = self.ask(|answer| Command::Call { node, request, answer }).ok()?;
         let Some(Reply::Stat { devices }) = reply else { return None };
-        devices.iter().find(|stat| stat.device == device).map(|stat| stat.shard_count)
+        Some(devices.iter().find(|stat| stat.device == device).map_or(0, |stat| stat.shard_count))
     }
 
     /// Says why these devices can't be removed from the grid yet, if so.
     pub(super) fn check_removable(&self, devices: &[String], force: bool) -> Result<()> {
         let draining = self.catalog.draining()?;
         let live = self.live()?;
+        let left_of = self.ask(|answer| Command::LeftToDrain { answer })?;
         for name in devices {
             let device: DeviceId = name.parse()?;
             if !draining.contains(&device) {
                 bail!("device {name} is in use; `holdfast device drain {name}` empties it first");
             }
-            let found = live.nodes.iter().flat_map(|node| &node.devices).find(|d| d.device == *name);
-            let told = found.map(|d| (self.shards_now(device).unwrap_or(d.shards), d.left.unwrap_or(0)));
-            match told {
-                Some((0, 0)) => {}
+            match (self.shards_now(device), left_of.get(&device).copied().unwrap_or(0)) {
+                (Some(0), 0) => {}
                 _ if force => logger::warn(format_args!("device {name} is removed although it is not empty")),
-                Some((shards, left)) => bail!(
-                    "device {name} still holds {shards} shards, and {left} are still to be moved; `holdfast task watch` shows \
-                     how it gets on. {}",
+                (Some(shards), left) => bail!(
+                    "device {name} still holds {shards} shards, and {left} are still to be moved or made again; `holdfast task \
+                     watch` shows how it gets on. {}",
                     self.closed_volumes()?
                 ),
-                None => {
-                    bail!("nothing is known of device {name}: its node is down; add --force if it will not be back")
-                }
+                (None, 0) => bail!(
+                    "device {name} can't be looked at: its node does not answer; bring it back (`holdfast node start`). What is \
+                     in service does not need it any more: if it will not be back, --force forgets it. {}",
+                    self.closed_volumes()?
+                ),
+                (None, left) => bail!(
+                    "device {name} can't be looked at: its node does not answer, and {left} of what lay there are still to be \
+                     made again; `holdfast task watch` shows how it gets on. Bring the node back (`holdfast node start`), or wait"
+                ),
             }
         }
         let is_leaving = |device: DeviceId| devices.iter().any(|name| name.parse() == Ok(device));
@@ -253,7 +266,7 @@ impl ControlPlane {
         let weak = |v: &&VolumeInfo| v.live.as_ref().is_some_and(|l| l.degraded_segments + l.at_risk_entries > 0);
         match live.volumes.iter().find(weak).filter(|_| !force) {
             Some(volume) => bail!(
-                "volume {} is not fully redundant now; wait until `holdfast status` shows no degraded segments, or --force",
+                "volume {} is not fully redundant now; wait until `holdfast status` shows no degraded segments",
                 volume.name
             ),
             None => Ok(()),
@@ -324,8 +337,8 @@ impl ControlPlane {
             match self.empty(&BTreeSet::from([device]), false) {
                 Ok(()) => {
                     logger::warn(format_args!(
-                        "device {name} {unasked}, and is being emptied; then replace it, or `holdfast device drain {name} \
-                         --cancel` to go on with it"
+                        "device {name} {unasked}, and is being emptied; replace it (`holdfast device replace`), or \
+                         `holdfast device drain {name} --cancel` to go on with it"
                     ));
                 }
                 Err(error) => {
@@ -435,6 +448,9 @@ mod tests {
             slow_s,
             bypassed,
             drive: None,
+            errors_within_s: None,
+            retries: 0,
+            outage: None,
         }
     }
 

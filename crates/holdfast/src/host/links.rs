@@ -31,8 +31,8 @@ use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{
-    DeviceHealth, DeviceStat, Frame, FrameReader, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE, encode_frame,
-    encode_frame_again,
+    DeviceHealth, DeviceStat, DeviceTrouble, Frame, FrameReader, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE,
+    encode_frame, encode_frame_again,
 };
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
@@ -141,6 +141,7 @@ pub struct LinkView<'a> {
     pub devices: &'a [DeviceStat],
     /// What their drives say.
     pub drives: &'a [(DeviceId, DriveReport)],
+    pub troubles: &'a [DeviceTrouble],
 }
 
 struct Link {
@@ -155,6 +156,10 @@ struct Link {
     devices: Vec<DeviceStat>,
     /// As last heard.
     drives: Vec<(DeviceId, DriveReport)>,
+    /// What is wrong with its devices, as last heard.
+    troubles: Vec<DeviceTrouble>,
+    /// Since its process was started it has told them.
+    has_troubles: bool,
     /// Until drives are asked for how they are again.
     polls_to_drives: u32,
     cut: bool,
@@ -257,6 +262,7 @@ impl Links {
             version: (l.state == State::Up).then_some(l.version),
             devices: &l.devices,
             drives: &l.drives,
+            troubles: &l.troubles,
         })
     }
 
@@ -395,6 +401,7 @@ impl Links {
                 let devices = match frame.message {
                     Reply::Stat { devices } => devices,
                     Reply::Drives { drives } => return link.drives = drives,
+                    Reply::Troubles { troubles } => return self.on_troubles(now, index, troubles, io),
                     _ => return,
                 };
                 let news = devices
@@ -411,6 +418,35 @@ impl Links {
         }
     }
 
+    fn on_troubles(&mut self, now: Instant, index: usize, troubles: Vec<DeviceTrouble>, io: &mut Io) {
+        let link = &mut self.links[index];
+        for trouble in &troubles {
+            let Some(outage) = &trouble.outage else { continue };
+            let known = link.troubles.iter().find(|known| known.device == trouble.device);
+            if known.and_then(|known| known.outage.as_ref()).is_none_or(|known| known.why != outage.why) {
+                logger::error(format_args!(
+                    "node {} is without device {}: {}; `holdfast device list` says what to do",
+                    link.node, trouble.device, outage.why
+                ));
+            }
+        }
+        for known in link.troubles.iter().filter(|known| known.outage.is_some()) {
+            if !troubles.iter().any(|trouble| trouble.device == known.device && trouble.outage.is_some()) {
+                logger::info(format_args!("node {}: device {} is not out any more", link.node, known.device));
+            }
+        }
+        // Between two looks it was out, and is another life of itself now: volumes learn of that by a greeting.
+        let lives_before =
+            |device| link.troubles.iter().find(|known| known.device == device).map_or(1, |known| known.lives);
+        let is_back = |t: &DeviceTrouble| t.outage.is_none() && t.lives > lives_before(t.device);
+        let again = troubles.iter().any(is_back) && link.has_troubles;
+        (link.troubles, link.has_troubles) = (troubles, true);
+        if again {
+            link.trouble = Some("it is greeted anew".to_string());
+            self.drop_link(index, now, io);
+        }
+    }
+
     fn on_greeting(&mut self, now: Instant, index: usize, reply: Reply, io: &mut Io) {
         let link = &mut self.links[index];
         let expected = link.node;
@@ -422,6 +458,7 @@ impl Links {
                 if link.boot != boot {
                     // It may have other drives now.
                     (link.drives, link.polls_to_drives) = (Vec::new(), 0);
+                    (link.troubles, link.has_troubles) = (Vec::new(), false);
                 }
                 link.boot = boot;
                 link.devices = devices;
@@ -585,6 +622,9 @@ impl Links {
                 if asks_drives {
                     self.send(node, Lane::Fast, Owner::Poll, &Request::Drives, Vec::new(), io);
                 }
+                if self.links[index].version >= Request::TROUBLES_SINCE {
+                    self.send(node, Lane::Fast, Owner::Poll, &Request::Troubles, Vec::new(), io);
+                }
                 self.send(node, Lane::Fast, Owner::Poll, &Request::Stat, Vec::new(), io);
             }
         }
@@ -642,6 +682,8 @@ impl Link {
             version: 0,
             devices: Vec::new(),
             drives: Vec::new(),
+            troubles: Vec::new(),
+            has_troubles: false,
             polls_to_drives: 0,
             cut: false,
             retired: false,

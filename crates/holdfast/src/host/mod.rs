@@ -62,7 +62,7 @@ use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
 use holdfast_runtime::tls::link::{HostTls, ServerTls};
-use holdfast_volume::{Effect, Event as VolumeEvent, Notice, State};
+use holdfast_volume::{Effect, Event as VolumeEvent, Notice, SlowBecause, State};
 pub use links::DEVICES_SHOWN_WITHIN;
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
@@ -351,9 +351,12 @@ impl Host {
                 logger::warn(format_args!("volume {name}: node {node} is late, and avoided"));
             }
             Notice::NodeTrusted { node } => logger::info(format_args!("volume {name}: node {node} is used again")),
-            Notice::DeviceSlow { node, device, because } => logger::warn(format_args!(
-                "volume {name}: device {device} of node {node} is slow, and bypassed where that can be: {because}"
-            )),
+            Notice::DeviceSlow { node, device, because } => {
+                let how = if matches!(because, SlowBecause::Errors { .. }) { "failing" } else { "slow" };
+                logger::warn(format_args!(
+                    "volume {name}: device {device} of node {node} is {how}, and bypassed where that can be: {because}"
+                ));
+            }
             Notice::DeviceTrusted { node, device } => {
                 logger::info(format_args!("volume {name}: device {device} of node {node} behaves again, and is used"));
             }

@@ -21,31 +21,65 @@ const DEVICES_MIN: usize = 2;
 impl ControlPlane {
     /// Says why this node can't be stopped now, and how long to wait, if so.
     pub(super) fn check_stop(&self, node: u32) -> Result<()> {
+        self.check_stop_of(&self.live()?, node, &[node])
+    }
+
+    /// The same of all nodes of this machine at once, with its host. Where they are all that there are, no volume can be served
+    /// without them, and each is closed first.
+    pub(super) fn check_down(&self, nodes: &[u32]) -> Result<()> {
         let live = self.live()?;
+        if live.nodes.iter().all(|n| nodes.contains(&n.id)) {
+            return Ok(());
+        }
+        self.check_spread(&live, nodes)?;
+        nodes.iter().try_for_each(|node| self.check_stop_of(&live, *node, nodes))
+    }
+
+    /// Whether every volume bears to be without so many nodes at once.
+    fn check_spread(&self, live: &LiveStatus, nodes: &[u32]) -> Result<()> {
+        let [_, _, ..] = nodes else { return Ok(()) };
+        let gone = live.nodes.iter().filter(|n| nodes.contains(&n.id));
+        let devices: usize = gone.map(|n| n.devices.iter().filter(|d| d.health == "serving").count()).sum();
+        for entry in self.catalog.all_strictly()?.iter().filter(|entry| entry.clone.is_none()) {
+            let layout = entry.root.layout;
+            let (lost, what) = if layout.is_on_devices() { (devices, "devices") } else { (nodes.len(), "nodes") };
+            if lost > usize::from(layout.failures()) {
+                bail!(
+                    "the nodes here are not stopped: volume {} ({layout}) bears the loss of {}, and {lost} {what} would go at \
+                     once. Stop them one after the other (`holdfast node stop`), or choose another layout for it (`holdfast \
+                     volume set`), or move what lies here elsewhere (`holdfast node drain`)",
+                    entry.name(),
+                    layout.failures()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn check_stop_of(&self, live: &LiveStatus, node: u32, together: &[u32]) -> Result<()> {
         let entries = self.catalog.all_strictly()?;
         let volumes: Vec<&str> = entries.iter().filter(|e| e.clone.is_none()).map(|e| e.root.name.as_str()).collect();
         if volumes.is_empty() {
             return Ok(());
         }
-        let force = format!("`holdfast node stop {node} --force` stops it all the same");
-        if let Some((what, wait)) = self.missing_besides(&live, node) {
+        if let Some((what, wait)) = self.missing_besides(live, node, together) {
             bail!(
                 "node {node} is not stopped: {what}, and without both the data of {} may be out of reach, or without a \
-                 spare copy. {wait}. {force}",
+                 spare copy. {wait}",
                 names(&volumes)
             );
         }
-        let others = live.nodes.iter().filter(|n| n.id != node && n.link == LinkState::Up);
+        let others = live.nodes.iter().filter(|n| !together.contains(&n.id) && n.link == LinkState::Up);
         let devices = others.flat_map(|n| &n.devices).filter(|d| d.health == "serving").count();
         if devices < DEVICES_MIN {
             bail!(
                 "node {node} is not stopped: {devices} device would be left, and what {} write is acknowledged when it is on \
-                 {DEVICES_MIN}: they would wait until the node is back. {force}",
+                 {DEVICES_MIN}: they would wait until the node is back. Add a node first (`holdfast node add`)",
                 names(&volumes)
             );
         }
         let weak = self.ask(|answer| Command::Weak { node: NodeId(node), answer })?;
-        let elsewhere = self.weak_elsewhere(node).with_context(|| format!("node {node} is not stopped ({force})"))?;
+        let elsewhere = self.weak_elsewhere(node).with_context(|| format!("node {node} is not stopped"))?;
         if weak.is_empty() && elsewhere.is_empty() {
             return Ok(());
         }
@@ -57,13 +91,13 @@ impl ControlPlane {
         for (host, weakness) in &elsewhere {
             let _ = write!(text, "at host {host}, {}; ", describe(weakness, &[]));
         }
-        bail!("{text}without this node they would lack more. `holdfast status` shows when they are whole. {force}");
+        bail!("{text}without this node they would lack more. `holdfast status` shows when they are whole");
     }
 
     /// What of the rest of the grid is not there, and what to do.
-    fn missing_besides(&self, live: &LiveStatus, node: u32) -> Option<(String, String)> {
+    fn missing_besides(&self, live: &LiveStatus, node: u32, together: &[u32]) -> Option<(String, String)> {
         let rebuild_after_s = self.settings.rebuild_after.as_secs();
-        let others = || live.nodes.iter().filter(|other| other.id != node);
+        let others = || live.nodes.iter().filter(|other| other.id != node && !together.contains(&other.id));
         let is_gone = |other: &&NodeInfo| is_missing(other, rebuild_after_s) || !self.answers(other);
         if let Some(other) = others().find(is_gone) {
             let left_s = rebuild_after_s.saturating_sub(other.silent_ms / 1000);
@@ -81,7 +115,11 @@ impl ControlPlane {
         let what = format!("device {} of node {} is {}", device.device, other.id, device.health);
         let wait = match device.health.as_str() {
             "opening" => "That takes seconds".to_string(),
-            _ => format!("`holdfast device drain {}` has what it held made again", device.device),
+            _ => format!(
+                "`holdfast device replace {}` puts another one in its place; `holdfast device drain` of it has what it held made \
+                 again on the others",
+                device.device
+            ),
         };
         Some((what, wait))
     }

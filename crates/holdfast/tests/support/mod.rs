@@ -103,6 +103,13 @@ impl Grid {
         text(&output.stderr)
     }
 
+    /// How many devices of a node are in use.
+    pub fn serving_devices(&self, node: u64) -> usize {
+        let devices = self.json("device list");
+        let of_node = devices.as_array().unwrap().iter().filter(|row| row["node"] == node);
+        of_node.filter(|row| row["device"]["health"] == "serving").count()
+    }
+
     pub fn up(&self, options: &str) -> String {
         self.up_with("256MiB", options)
     }

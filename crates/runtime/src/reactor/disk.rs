@@ -32,6 +32,7 @@ const IOVECS_MAX: usize = 1024;
 pub enum DiskVerb {
     Read,
     Write,
+    Flush,
     Discard,
 }
 
@@ -64,6 +65,7 @@ impl fmt::Display for DiskVerb {
         f.write_str(match self {
             DiskVerb::Read => "read",
             DiskVerb::Write => "write",
+            DiskVerb::Flush => "flush",
             DiskVerb::Discard => "discard",
         })
     }
@@ -89,6 +91,7 @@ enum Work {
         next: usize,
         durable: bool,
     },
+    Flush,
     Discard,
 }
 
@@ -106,6 +109,7 @@ impl Op {
         match self.work {
             Work::Read(_) => DiskVerb::Read,
             Work::Write { .. } => DiskVerb::Write,
+            Work::Flush => DiskVerb::Flush,
             Work::Discard => DiskVerb::Discard,
         }
     }
@@ -127,6 +131,7 @@ impl Op {
                     opcode::Writev::new(fd, rest.as_ptr(), count).offset(at).rw_flags(flags).build()
                 }
             }
+            Work::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Work::Discard => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 opcode::Fallocate::new(fd, u64::from(len)).offset(at).mode(mode).build()
@@ -154,7 +159,7 @@ impl Op {
         let result = result.map_err(|fault| DiskError { verb, offset, len, path: path.into(), fault });
         match self.work {
             Work::Read(buf) => Event::Read { token, result: result.map(|()| buf.freeze()) },
-            Work::Write { .. } => Event::Written { token, result },
+            Work::Write { .. } | Work::Flush => Event::Written { token, result },
             Work::Discard => Event::Discarded { token, result },
         }
     }
@@ -255,6 +260,10 @@ impl Disks {
         self.start(ring, Op { slot, token, offset, len, done: 0, work })
     }
 
+    pub(super) fn flush(&mut self, ring: &mut Ring, slot: DeviceSlot, token: DiskToken) -> Option<Event<'static>> {
+        self.start(ring, Op { slot, token, offset: 0, len: 0, done: 0, work: Work::Flush })
+    }
+
     pub(super) fn discard(
         &mut self,
         ring: &mut Ring,
@@ -269,7 +278,8 @@ impl Disks {
     /// Sends the operation to the kernel, or queues it. An operation that can't start is answered at once.
     fn start(&mut self, ring: &mut Ring, op: Op) -> Option<Event<'static>> {
         assert!(op.offset.is_multiple_of(ALIGN_BYTES), "{} at offset {}", op.verb(), op.offset);
-        assert!(op.len.is_multiple_of(ALIGN_BYTES) && op.len > 0, "{} of {} bytes", op.verb(), op.len);
+        let is_sized = op.len > 0 || matches!(op.work, Work::Flush);
+        assert!(op.len.is_multiple_of(ALIGN_BYTES) && is_sized, "{} of {} bytes", op.verb(), op.len);
         let slot = op.slot;
         let disk = self.disk(slot);
         if disk.removed || op.offset.checked_add(op.len).is_none_or(|end| end > disk.device.size_bytes()) {
@@ -304,6 +314,7 @@ impl Disks {
                 op.advance((op.len - op.done).min(1 << 30) as usize);
                 Ok(())
             }
+            Ok(_) if matches!(op.work, Work::Flush) => Ok(()),
             // The end of a file that has become shorter.
             Ok(0) => Err(DiskFault::OutOfRange),
             Ok(count) => {
@@ -311,6 +322,10 @@ impl Disks {
                 Ok(())
             }
             Err(e) => match e.raw_os_error().unwrap_or(libc::EIO) {
+                libc::EINTR | libc::EAGAIN if matches!(op.work, Work::Flush) => {
+                    self.submit(ring, index);
+                    return None;
+                }
                 libc::EINTR | libc::EAGAIN => Ok(()),
                 // Discarding is a hint: where the media has no such thing, nothing happens.
                 libc::EOPNOTSUPP if matches!(op.work, Work::Discard) => {

@@ -274,6 +274,12 @@ impl Io {
         self.deferred.extend(event);
     }
 
+    /// Has everything that was written before put on the media; ends with [`Event::Written`].
+    pub fn flush_device(&mut self, slot: DeviceSlot, token: DiskToken) {
+        let event = self.disks.flush(&mut self.ring, slot, token);
+        self.deferred.extend(event);
+    }
+
     /// Gives the range back to the drive or file system where it can take it; ends with [`Event::Discarded`]. On a
     /// file the range becomes a hole: writing there again needs free space below.
     pub fn discard(&mut self, slot: DeviceSlot, offset: u64, len: u64, token: DiskToken) {

@@ -161,6 +161,8 @@ pub struct Rig {
     next_token: u64,
     pub replies: BTreeMap<u64, (Reply, Vec<Buf>)>,
     pub notices: Vec<Notice>,
+    /// Devices that the node wants to have opened.
+    pub to_open: Vec<DeviceSlot>,
     /// What the node has asked of others.
     pub asks: Vec<(NodeId, AskToken, Request)>,
 }
@@ -200,6 +202,7 @@ impl Rig {
             next_token: 1,
             replies: BTreeMap::new(),
             notices: Vec::new(),
+            to_open: Vec::new(),
             asks: Vec::new(),
         };
         configure(&mut rig.config);
@@ -223,13 +226,22 @@ impl Rig {
         self.node = Some(Node::new(self.config.clone()));
         for slot in 0..self.disks.len() {
             let (size_bytes, media) = (self.disks[slot].media.len() as u64, self.disks[slot].class);
-            self.event(Event::AddDevice { slot: DeviceSlot(slot), size_bytes, media });
+            self.event(Event::AddDevice { slot: DeviceSlot(slot), size_bytes, media, is_direct: true });
+        }
+    }
+
+    /// As a shell opens what the node wants to have opened.
+    pub fn open(&mut self) {
+        for slot in std::mem::take(&mut self.to_open) {
+            let (size_bytes, media) = (self.disks[slot.0].media.len() as u64, self.disks[slot.0].class);
+            self.event(Event::AddDevice { slot, size_bytes, media, is_direct: true });
         }
     }
 
     pub fn crash(&mut self, crash: Crash) {
         self.node = None;
         self.replies.clear();
+        self.to_open.clear();
         for disk in &mut self.disks {
             disk.crash(crash, &mut self.prng);
         }
@@ -259,7 +271,8 @@ impl Rig {
                 }
                 Effect::Ask { node, token, request, .. } => self.asks.push((node, token, request)),
                 Effect::Flush { slot, token } => self.submit(slot, token, Op::Flush),
-                Effect::Discard { .. } => {}
+                Effect::Discard { .. } | Effect::Close { .. } => {}
+                Effect::Open { slot } => self.to_open.push(slot),
                 Effect::Note(notice) => {
                     println!("{notice:?}");
                     self.notices.push(notice);
@@ -276,6 +289,11 @@ impl Rig {
 
     pub fn in_flight(&self) -> usize {
         self.disks.iter().map(|d| d.in_flight.len()).sum()
+    }
+
+    /// A write is in flight.
+    pub fn is_writing(&self) -> bool {
+        self.disks.iter().flat_map(|d| d.in_flight.values()).any(|(_, op)| matches!(op, Op::Write { .. }))
     }
 
     /// Completes one operation in flight, any; false where there is none.
