@@ -177,6 +177,7 @@ fn asking_for_what_is_so_succeeds_and_what_a_killed_command_has_left_is_cleared(
     assert!(grid.ok("node kill 2").contains("was dead"));
     assert!(grid.ok("node stop 2 --force").contains("was stopped"));
     grid.ok("node start 2");
+    grid.wait_for_node(2, "up");
     // The layout is what two nodes bear.
     let said = grid.ok("volume create v --size 8MiB");
     assert!(said.contains("mirror:2"), "{said}");

@@ -23,6 +23,9 @@ use std::time::Duration;
 /// Changes kept for watches: hours of a busy grid, and some megabytes.
 const HISTORY_MAX: usize = 10_000;
 
+/// A file system that was full has room again from so many bytes on: for some commits, whatever they hold.
+const ROOM_BYTES_MIN: u64 = 1 << 20;
+
 /// Between two attempts to write where nobody asks for a change.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -42,7 +45,7 @@ struct Shared {
 struct Inner {
     state: State,
     file: Option<File>,
-    /// Set by a commit that failed, until one succeeds.
+    /// Set by a commit that failed, until one succeeds and there is room for others.
     failure: Option<Failure>,
 }
 
@@ -129,7 +132,13 @@ impl Shared {
             let _ = self.reopen(inner);
             return Err(MetaError::Unwritable { why });
         }
-        inner.failure = None;
+        if let (Some(file), Some(failure)) = (&inner.file, &mut inner.failure) {
+            failure.is_closed = false;
+            // A small change may find room in the file where the next one finds none.
+            if has_room(file.path()) {
+                inner.failure = None;
+            }
+        }
         // Read after the commit: a lease lives its full time from when it is granted, not from when that began.
         let now = (self.clock)();
         for step in steps {
@@ -176,6 +185,11 @@ impl Shared {
         self.fail(inner, why.clone());
         Err(MetaError::Unwritable { why })
     }
+}
+
+/// Whether the file could grow; where that can't be told it is tried.
+fn has_room(path: &Path) -> bool {
+    rustix::fs::statvfs(path).map_or(true, |found| found.f_bavail * found.f_frsize >= ROOM_BYTES_MIN)
 }
 
 /// What can't be written, why, and what is to be done.
