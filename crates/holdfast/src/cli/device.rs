@@ -375,21 +375,22 @@ pub fn device_troubles(node: &NodeView, config: &GridConfig) -> Vec<String> {
                 } else {
                     "it stays out until its node restarts"
                 };
-                format!("{} for {} s: {}; {next}, or {replace}", device.state(), outage.seconds, outage.why)
+                let how = if outage.missing { "is missing" } else { "has failed, and is out" };
+                format!("{how} for {} s: {}; {next}, or {replace}", outage.seconds, outage.why)
             }
-            ("failed", None) => format!("failed; its node's log says why; {replace}"),
+            ("failed", None) => format!("has failed; its node's log says why; {replace}"),
             ("failing", _) => format!(
-                "failing: {} errors, the last {} s ago; {replace}",
+                "is failing: {} errors, the last {} s ago; {replace}",
                 device.io_errors,
                 device.errors_within_s.unwrap_or(0)
             ),
             ("slow", _) => {
                 let and = if device.bypassed { "bypassed" } else { "still needed" };
-                format!("slow for {} s, and {and}; where that lasts, {replace}", device.slow_s.unwrap_or(0))
+                format!("is slow for {} s, and {and}; where that lasts, {replace}", device.slow_s.unwrap_or(0))
             }
             _ => return None,
         };
-        Some(format!("node {}: device {name}{path} is {what}", node.id))
+        Some(format!("node {}: device {name}{path} {what}", node.id))
     };
     node.devices.iter().filter_map(told).collect()
 }

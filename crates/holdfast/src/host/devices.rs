@@ -32,6 +32,10 @@ const RATE_SPAN: Duration = Duration::from_secs(30);
 /// How long a device may take to note its class, and that to show.
 const CLASS_MAX: Duration = Duration::from_secs(4);
 
+/// A node that can't be asked just now is asked again so often.
+const LOOKS_MAX: u32 = 8;
+const LOOK_PACE: Duration = Duration::from_millis(250);
+
 /// Why a node did not note a device's class, and what to do.
 fn why_no_class(node: NodeId, reply: Option<Reply>) -> String {
     match reply {
@@ -233,7 +237,12 @@ impl ControlPlane {
             if !draining.contains(&device) {
                 bail!("device {name} is in use; `holdfast device drain {name}` empties it first");
             }
-            match (self.shards_now(device), left_of.get(&device).copied().unwrap_or(0)) {
+            // Its link may just be made anew, as it is when another device comes.
+            let shards = (0..LOOKS_MAX).find_map(|look| {
+                std::thread::sleep(LOOK_PACE * look.min(1));
+                self.shards_now(device)
+            });
+            match (shards, left_of.get(&device).copied().unwrap_or(0)) {
                 (Some(0), 0) => {}
                 _ if force => logger::warn(format_args!("device {name} is removed although it is not empty")),
                 (Some(shards), left) => bail!(
