@@ -336,6 +336,15 @@ pub fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
+/// The size of the key that a certificate is for, where it is an RSA key.
+pub(crate) fn rsa_bits(certificate: &[u8]) -> Option<usize> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    match parsed.public_key().parsed().ok()? {
+        x509_parser::public_key::PublicKey::RSA(key) => Some(key.key_size()),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,6 +16,7 @@ mod session;
 
 pub use session::sealed_bytes_max;
 
+use crate::pki;
 use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
@@ -32,6 +33,9 @@ use thiserror::Error;
 /// few kilobytes.
 pub const HANDSHAKE_BYTES_MAX: usize = 128 * 1024;
 
+/// Sizes of RSA keys that `ring` signs with: it wants both primes to be multiples of 512 bits.
+const RSA_BITS: [usize; 3] = [2048, 3072, 4096];
+
 /// Why there is no TLS, or no longer: what, why, and what to do.
 #[derive(Debug, Error)]
 pub enum TlsError {
@@ -41,6 +45,8 @@ pub enum TlsError {
     Empty { what: &'static str, path: PathBuf },
     #[error("the key in {key} does not go with the certificate in {certificate}: {source}; give the pair's other half")]
     Mismatch { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+    #[error("the key in {key} can't be used: {why}")]
+    Key { key: PathBuf, why: String },
     #[error("the client CA in {path} can't be used: {why}; give the CA certificate itself, in PEM")]
     ClientCa { path: PathBuf, why: String },
     #[error("the TLS session failed: {0}; check the client's certificate, and that it speaks TLS 1.2 or 1.3")]
@@ -83,6 +89,9 @@ impl TlsServer {
         let provider = Arc::new(ring::default_provider());
         let chain = certificates("a certificate", &paths.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&paths.key).map_err(|e| pem_error("a private key", &paths.key, e))?;
+        if let Some(why) = why_unusable(&chain, &key) {
+            return Err(TlsError::Key { key: paths.key.clone(), why });
+        }
         let builder =
             ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
         let builder = match &paths.client_ca {
@@ -107,6 +116,29 @@ impl TlsServer {
         config.send_tls13_tickets = 0;
         Ok(TlsServer(Arc::new(config)))
     }
+}
+
+/// Why a key can't be used whatever the certificate is, and what to do; the size of an RSA key is told from the
+/// certificate.
+fn why_unusable(chain: &[CertificateDer<'_>], key: &PrivateKeyDer<'_>) -> Option<String> {
+    const HOW: &str = "make another one, and have a certificate made for it (`openssl req -new -newkey rsa:3072 -nodes -keyout \
+                       key.pem -out request.pem` makes a key, and what its authority has to sign)";
+    let error = ring::sign::any_supported_type(key).err()?;
+    Some(match chain.first().and_then(|certificate| pki::rsa_bits(certificate)) {
+        Some(bits) if !RSA_BITS.contains(&bits) => {
+            let [least, middle, most] = RSA_BITS;
+            format!("it is an RSA key of {bits} bits, and RSA keys have to have {least}, {middle} or {most}; {HOW}")
+        }
+        _ => format!(
+            "{error}; RSA keys of 2048, 3072 or 4096 bits, ECDSA keys (P-256, P-384) and Ed25519 keys can; {HOW}"
+        ),
+    })
+}
+
+/// As for [`TlsServer::load`], of texts in PEM: why the key of a certificate can't be used.
+pub fn why_unusable_pem(certificate: &[u8], key: &[u8]) -> Option<String> {
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate).collect::<Result<_, _>>().ok()?;
+    why_unusable(&chain, &PrivateKeyDer::from_pem_slice(key).ok()?)
 }
 
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -462,6 +494,44 @@ mod tests {
             exchange(&mut server, &mut client, piece).unwrap();
             assert!(server.is_ended());
         }
+    }
+
+    /// Writes a self-signed certificate for an RSA key of so many bits, and that.
+    fn make_rsa(dir: &Path, bits: usize) -> TlsPaths {
+        let path = |name: &str| dir.join(format!("{bits}-{name}.pem"));
+        let paths = TlsPaths { certificate: path("cert"), key: path("key"), client_ca: None };
+        let mut openssl = std::process::Command::new("openssl");
+        openssl.args([
+            "req",
+            "-x509",
+            "-newkey",
+            &format!("rsa:{bits}"),
+            "-nodes",
+            "-subj",
+            "/CN=grid.test",
+            "-keyout",
+        ]);
+        let made = openssl.arg(&paths.key).arg("-out").arg(&paths.certificate).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        paths
+    }
+
+    #[test]
+    fn rsa_keys_of_other_sizes_are_refused_with_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        for bits in RSA_BITS {
+            TlsServer::load(&make_rsa(dir.path(), bits)).unwrap();
+        }
+        for bits in [1024, 2432, 2560] {
+            let paths = make_rsa(dir.path(), bits);
+            let error = TlsServer::load(&paths).unwrap_err().to_string();
+            assert!(error.contains(&format!("RSA key of {bits} bits")) && error.contains("openssl req"), "{error}");
+            let read = |path| fs::read(path).unwrap();
+            assert!(why_unusable_pem(&read(&paths.certificate), &read(&paths.key)).is_some());
+        }
+        let (small, large) = (make_rsa(dir.path(), 2048), make_rsa(dir.path(), 3072));
+        let error = TlsServer::load(&TlsPaths { key: large.key, ..small }).unwrap_err();
+        assert!(matches!(error, TlsError::Mismatch { .. }), "{error}");
     }
 
     /// What ends the handshake, a request, and that nothing follows: a client that is in a hurry.

@@ -11,6 +11,7 @@ use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::{
     EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaError, MetaService, MetaStore, MetaTicket, OpenError,
 };
+use holdfast_runtime::tls::why_unusable_pem;
 use holdfast_runtime::{Waker, clock};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -135,6 +136,9 @@ fn load_tls(dir: &Path) -> Result<EtcdTls> {
     let (certificate, key) = ("client-cert.pem", "client-key.pem");
     let shows = dir.join(certificate).exists();
     let identity = shows.then(|| anyhow::Ok((read(certificate)?, read(key)?))).transpose()?;
+    if let Some(why) = identity.as_ref().and_then(|(certificate, key)| why_unusable_pem(certificate, key)) {
+        bail!("the key in {}, which the metadata store needs, can't be used: {why}", dir.join(key).display());
+    }
     Ok(EtcdTls { ca: read("ca-cert.pem")?, identity })
 }
 
