@@ -16,6 +16,7 @@ mod host;
 mod link_tls;
 mod logger;
 mod nbd_client;
+mod nbd_uri;
 mod neighbours;
 mod node_devices;
 mod node_shell;

@@ -37,7 +37,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let film = demo.drill(&["--workload", "film", "--fault", "hang", "--seconds", "20"])?;
     say("oltp-8k drill: fio for 30 s, a node hangs at half time, comes back, and every block is read back");
     let oltp = demo.drill(&["--workload", "oltp-8k", "--fault", "hang", "--seconds", "30", "--volume-size", "1GiB"])?;
-    println!("{}", page(&demo, &film, &oltp, begun.elapsed().as_secs()));
+    println!("{}\n\n{}", page(&film, &oltp, begun.elapsed().as_secs()), what_next(&demo)?);
     if !(film.passed && oltp.passed) {
         bail!("a drill did not pass; the grid stays up, its logs are in {}", demo.dir.join("logs").display());
     }
@@ -128,7 +128,7 @@ fn device_mib(dir: &Path) -> Result<u64> {
     Ok(fitting.min(DEVICE_MIB_WANTED))
 }
 
-fn page(demo: &Demo, film: &Outcome, oltp: &Outcome, seconds: u64) -> String {
+fn page(film: &Outcome, oltp: &Outcome, seconds: u64) -> String {
     let (f, o) = (&film.report, &oltp.report);
     let players = f["players"].as_array().map_or(&[][..], Vec::as_slice);
     let frames: u64 = players.iter().filter_map(|p| p["frames"].as_u64()).sum();
@@ -153,28 +153,29 @@ fn page(demo: &Demo, film: &Outcome, oltp: &Outcome, seconds: u64) -> String {
     let table: Vec<String> = rows.iter().map(|[a, b, c]| format!("  {a:<26}{b:>16}{c:>16}")).collect();
     format!(
         "\nHoldfast demo: {NODES} nodes, volumes with parity 2+1, one node hung (SIGSTOP) half-way; {} s in all\n\n{}\n\n\
-         The player counts: over a server stopped for {} s it lost {} of {} frames.\n\n{}",
+         The player counts: over a server stopped for {} s it lost {} of {} frames.",
         seconds,
         table.join("\n"),
         number(&proof["stopped_s"], 1),
         count(&proof["lost"]),
         count(&proof["frames"]),
-        what_next(demo),
     )
 }
 
-fn what_next(demo: &Demo) -> String {
+fn what_next(demo: &Demo) -> Result<String> {
+    let shown = tools::json_of(&mut demo.holdfast(&["volume", "show", "vm1", "--json"]))?;
+    let uri = shown["uris"][0].as_str().context("vm1 is served nowhere")?;
     let dir = demo.dir.display();
     let bin = demo.binary.parent().unwrap_or(Path::new(".")).display();
-    format!(
+    Ok(format!(
         "The grid is up. Next:\n\n  \
          export HOLDFAST_DIR={dir} PATH={bin}:$PATH\n  \
          holdfast status\n  \
-         nbdinfo 'nbd+unix:///vm1?socket={dir}/nbd.sock'\n  \
+         nbdinfo '{uri}'\n  \
          holdfast node kill 2; holdfast status; holdfast node start 2\n  \
          holdfast drill node-loss --workload oltp-8k --fault kill --seconds 60\n  \
          holdfast grid down            # its data stays; `rm -r {dir}` removes it"
-    )
+    ))
 }
 
 fn count(value: &Value) -> String {

@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use rustix::process::Signal;
 use serde::Serialize;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How long the host may take to say how it is, on a machine whose cores are all busy.
@@ -119,11 +119,6 @@ impl Health {
     pub fn is_redundant(self) -> bool {
         self.node_up && self.degraded_segments == 0 && self.at_risk_entries == 0
     }
-}
-
-/// URI of an export, as fio, nbdfuse and all other clients of libnbd and QEMU take it.
-pub fn uri(socket: &Path, volume: &str) -> String {
-    format!("nbd+unix:///{volume}?socket={}", socket.display())
 }
 
 /// The grid that `holdfast grid up` started.

@@ -5,7 +5,7 @@
 
 use super::NodeLossArgs;
 use super::fio::{Job, Outcome, Pattern, RunningJob, read_latency_log};
-use super::grid::{Grid, node_of_log, uri};
+use super::grid::{Grid, node_of_log};
 use super::history::{BLOCK_BYTES, History, Verdict};
 use super::machine::{Machine, Watch};
 use super::rejoin::{Loss, Rejoin, Volumes, unix_ms};
@@ -13,6 +13,7 @@ use super::stats::{Figures, Sample, Timeline, Window, rounded};
 use super::tools::{WorkDir, sleep, sleep_until};
 use super::witness::{REGION_BYTES, Testimony, Witness};
 use crate::nbd_client::Client;
+use crate::nbd_uri::of_socket;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -158,7 +159,7 @@ impl<'a> Drill<'a> {
         Job {
             name,
             pattern,
-            uri: uri(&self.grid.socket_of(&self.volume), &self.volume),
+            uri: of_socket(&self.grid.socket_of(&self.volume), &self.volume),
             size_bytes: self.history.size_bytes(),
             queue_depth: if pattern == Pattern::Fill { DEPTH_OF_FILL } else { self.args.queue_depth },
             seconds,

@@ -53,6 +53,7 @@ use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::grid::revoked;
 use crate::link_tls::Door;
 use crate::logger;
+use crate::nbd_uri::Place;
 use anyhow::{Context, Result};
 use commands::{ChangeOutcome, Command, Policy, Waiters};
 use holdfast_base::time::earliest;
@@ -136,7 +137,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
-    let (listeners, uris) = listen(&mut reactor, dir, &settings)?;
+    let (listeners, served_at) = listen(&mut reactor, dir, &settings)?;
     let host_listener = listen_to_hosts(&mut reactor, &config)?;
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
     let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
@@ -166,7 +167,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let (assignment, inputs) = assignment::Assignment::new();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
-        volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access, limits), exported.len(), uris),
+        volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access, limits), exported.len(), served_at),
         portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
         clients: Clients::new((grid, revoked), settings.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
@@ -225,24 +226,24 @@ fn listen_to_hosts(reactor: &mut Reactor, config: &GridConfig) -> Result<Option<
     Ok(Some(reactor.io().listen_tcp(address).context("a port for other hosts")?))
 }
 
-fn listen(reactor: &mut Reactor, dir: &GridDir, settings: &HostSettings) -> Result<(Vec<ListenerId>, Vec<String>)> {
+fn listen(reactor: &mut Reactor, dir: &GridDir, settings: &HostSettings) -> Result<(Vec<ListenerId>, Vec<Place>)> {
     let socket = dir.nbd_socket();
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
     let mut listeners = vec![outwait(|| reactor.io().listen_unix(&socket), in_use)?];
-    let mut uris = vec![format!("nbd+unix:///{{}}?socket={}", socket.display())];
+    let mut served_at = vec![Place::Unix(socket)];
     if let Some(address) = settings.nbd_tcp {
         let (listener, bound) =
             outwait(|| reactor.io().listen_tcp(address), in_use).context("NBD over TCP, as nbd.tcp asks for")?;
         listeners.push(listener);
-        let scheme = if settings.tls_dir.is_some() { "nbds" } else { "nbd" };
-        if scheme == "nbd" && !bound.ip().is_loopback() {
+        let tls = settings.tls_dir.is_some();
+        if !tls && !bound.ip().is_loopback() {
             logger::warn(format_args!(
                 "NBD on {bound} is open to everybody who can reach it; set nbd.tls_dir in holdfast.toml"
             ));
         }
-        uris.push(format!("{scheme}://{bound}/{{}}"));
+        served_at.push(Place::Tcp { address: bound, tls });
     }
-    Ok((listeners, uris))
+    Ok((listeners, served_at))
 }
 
 impl Host {

@@ -9,6 +9,7 @@ use super::access::Lists;
 use super::fixed::FixedVolume;
 use super::limits::{Kept, Limits};
 use crate::logger;
+use crate::nbd_uri::Place;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use holdfast_base::Instant;
@@ -168,8 +169,8 @@ pub struct Volumes {
     care: Care,
     /// Volumes that the budget is divided by: all exported ones, as far as known.
     expected: usize,
-    /// Where clients connect, with `{}` for the name.
-    uri_patterns: Vec<String>,
+    /// Where clients connect.
+    served_at: Vec<Place>,
 }
 
 impl Volumes {
@@ -179,7 +180,7 @@ impl Volumes {
         (budget, care): (Budget, Care),
         (fixed, access, limits): (BTreeMap<VolumeId, FixedVolume>, Lists, Limits),
         expected: usize,
-        uri_patterns: Vec<String>,
+        served_at: Vec<Place>,
     ) -> Volumes {
         Volumes {
             table: Slab::new(VOLUMES_MAX),
@@ -193,7 +194,7 @@ impl Volumes {
             budget,
             care,
             expected,
-            uri_patterns,
+            served_at,
         }
     }
 
@@ -219,7 +220,7 @@ impl Volumes {
     }
 
     pub fn uris(&self, name: &str) -> Vec<String> {
-        self.uri_patterns.iter().map(|p| p.replace("{}", name)).collect()
+        self.served_at.iter().map(|place| place.uri(name)).collect()
     }
 
     /// Puts a fresh controller into the table; the caller tells it about the nodes and opens it.

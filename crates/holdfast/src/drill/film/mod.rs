@@ -10,11 +10,12 @@ mod player;
 mod proof;
 
 use super::NodeLossArgs;
-use super::grid::{Grid, node_of_segments, uri};
+use super::grid::{Grid, node_of_segments};
 use super::machine::{Machine, Watch};
 use super::rejoin::{Loss, Rejoin, Volumes};
 use super::tools::{WorkDir, check_interrupt, sleep, sleep_until};
 use crate::nbd_client::{Client, REQUEST_BYTES_MAX};
+use crate::nbd_uri::of_socket;
 use anyhow::{Context, Result, bail};
 use make::{BLOCK_BYTES, Film, read_padded};
 use mount::Mount;
@@ -78,7 +79,7 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, work: &WorkDir) -> Result<FilmR
         volumes.create(&name, film.volume_bytes(), &args.layout)?;
         eprintln!("writing {} ({} MiB) to volume {name}", film.name, film.bytes >> 20);
         write_film(&grid.socket_of(&name), &name, film)?;
-        mounts.push(Mount::open(&uri(&grid.socket_of(&name), &name), work.path(), film.name)?);
+        mounts.push(Mount::open(&of_socket(&grid.socket_of(&name), &name), work.path(), film.name)?);
     }
     // Once more: the host needs a second to see that a node hangs.
     grid.wait_until_up()?;

@@ -4,11 +4,11 @@
 //! and of ffmpeg stay at zero through such a stop: they count what the decoder or the display drops, and neither
 //! notices that its input came late.)
 
-use super::super::grid::uri;
 use super::super::tools::{Running, sleep, sleep_until};
 use super::make::{FRAMES_PER_SECOND, Film};
 use super::mount::Mount;
 use super::player::Player;
+use crate::nbd_uri::of_socket;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use serde::Serialize;
@@ -57,7 +57,7 @@ pub fn run(film: &Film, work: &Path) -> Result<Proof> {
         }
         sleep(Duration::from_millis(20))?;
     }
-    let mount = Mount::open(&uri(&socket, "film"), work, "proof")?;
+    let mount = Mount::open(&of_socket(&socket, "film"), work, "proof")?;
     let player = Player::start(film, mount.file(), (SECONDS * FRAMES_PER_SECOND) as usize)?;
     let begun = Instant::now();
     sleep_until(begun + STOP_AFTER)?;
