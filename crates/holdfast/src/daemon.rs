@@ -19,6 +19,24 @@ pub fn begin(is_daemon: bool) -> Result<()> {
     Ok(())
 }
 
+/// Lets this process have as many open files as it may, whatever whoever started it was content with; how many that
+/// are.
+pub fn raise_open_files() -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            crate::logger::warn(format_args!("the limit of open files can't be raised: {error}"));
+        }
+    }
+    let count = getrlimit(Resource::Nofile).current;
+    count.and_then(|count| usize::try_from(count).ok()).unwrap_or(OPEN_FILES_ANY)
+}
+
+/// What is reckoned with where there is no limit.
+const OPEN_FILES_ANY: usize = 1 << 20;
+
 /// Names the socket on which systemd wants to hear that a service is ready.
 pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 

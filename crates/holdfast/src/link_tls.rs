@@ -2,13 +2,15 @@
 //!
 //! Role: between frames and a connection's bytes. A connection without TLS does not come here.
 //!
-//! States of a connection at a door: at the door → in (its handshake is done, see [`Door::let_in`]) or gone (refused,
-//! overdue, or pushed out by newer ones).
+//! States of a connection at a door: at the door → in (its handshake is done, or without TLS its first message has
+//! come, see [`Door::let_in`]) or gone (refused, overdue, or pushed out by newer ones).
 //!
-//! Limits: [`HANDSHAKES_MAX`] connections at the door, each for [`HANDSHAKE_MAX`] and with what
-//! `tls::HANDSHAKE_BYTES_MAX` lets it send; [`TOLD_MAX`] lines of log in [`TOLD_SPAN`]. Where the door is full the oldest is
-//! pushed out: real hosts are through within milliseconds, and who only holds a place is not.
+//! Limits: at most [`HANDSHAKES_MAX`] connections at the door, each for [`HANDSHAKE_MAX`] and with what
+//! `tls::HANDSHAKE_BYTES_MAX` lets it send; [`TOLD_MAX`] lines of log in [`TOLD_SPAN`]. Where the door is full the
+//! oldest of the origin that has most at it is pushed out: real hosts are through within milliseconds, and who only
+//! holds a place is not.
 
+use crate::admission::{Handshakes, Origin, Room, Taken};
 use crate::logger;
 use holdfast_base::buf::total_len;
 use holdfast_base::{Buf, BufMut, Instant, Token};
@@ -17,14 +19,13 @@ use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::link::ServerTls;
 use holdfast_runtime::tls::{TlsError, TlsStream, sealed_bytes_max};
-use std::collections::VecDeque;
 use std::time::Duration;
 
 /// How long a handshake may take: a few round trips, and what a busy host adds.
 pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
 /// Both lanes of 256 hosts that come at once; 128 MiB at the very worst.
-const HANDSHAKES_MAX: usize = 512;
+pub const HANDSHAKES_MAX: usize = 512;
 
 /// Refusals that are told of in [`TOLD_SPAN`]: enough to see what happens, too few to fill a disk.
 const TOLD_MAX: u32 = 30;
@@ -32,6 +33,10 @@ const TOLD_SPAN: Duration = Duration::from_secs(60);
 
 /// What is sealed on the stack, and copied next to what else is sent: requests, and answers without payload.
 const SMALL_BYTES_MAX: usize = 1024;
+
+/// What is said to who is pushed out.
+pub const PUSHED_OUT: &str = "too many connections have not shown what they are, most of them from its address, and it is the \
+                              oldest of these; check what it is that connects";
 
 /// What is said of whose certificate it is.
 pub const REVOKED: &str = "its certificate was revoked; give it another one, if it is to be let in again";
@@ -110,46 +115,62 @@ impl Secured {
     }
 }
 
-/// Where hosts come to a node, and show who they are.
+/// Where hosts come to a node or to another host, and show who they are.
 pub struct Door {
-    tls: ServerTls,
-    /// Those at the door, oldest first, and when they have to be in.
-    waiting: VecDeque<(Token, Instant)>,
+    /// Where links have TLS.
+    tls: Option<ServerTls>,
+    waiting: Handshakes,
     told: u32,
     untold: u64,
     tell_again_at: Instant,
 }
 
 impl Door {
-    /// A door with nobody at it.
-    pub fn new(tls: ServerTls) -> Door {
-        Door { tls, waiting: VecDeque::new(), told: 0, untold: 0, tell_again_at: Instant::ZERO }
+    /// A door with nobody at it, and room for some.
+    pub fn new(tls: Option<ServerTls>, room: usize) -> Door {
+        let waiting = Handshakes::new(room.min(HANDSHAKES_MAX));
+        Door { tls, waiting, told: 0, untold: 0, tell_again_at: Instant::ZERO }
     }
 
-    /// The node's side of a session.
-    pub fn begin(&self) -> Result<Box<Secured>, TlsError> {
-        Ok(Secured::new(self.tls.accept()?, self.tls.revoked().clone()))
+    /// This side of a session, where links have TLS.
+    pub fn begin(&self) -> Result<Option<Box<Secured>>, TlsError> {
+        let Some(tls) = &self.tls else { return Ok(None) };
+        Ok(Some(Secured::new(tls.accept()?, tls.revoked().clone())))
     }
 
     /// Somebody has come, and has until then; gives who is pushed out for that.
-    pub fn come(&mut self, who: Token, until: Instant) -> Option<Token> {
-        self.waiting.push_back((who, until));
-        (self.waiting.len() > HANDSHAKES_MAX).then(|| self.waiting.pop_front().expect("just pushed").0)
+    pub fn come(&mut self, who: Token, origin: Origin, until: Instant) -> Option<Token> {
+        self.waiting.come(who, origin, until)
     }
 
-    /// Somebody is not at the door any more: in, or gone.
-    pub fn let_in(&mut self, who: Token) {
-        self.waiting.retain(|(waiting, _)| *waiting != who);
+    /// Somebody is not at the door any more: in, or gone. Whether it was.
+    pub fn let_in(&mut self, who: Token) -> bool {
+        self.waiting.leave(who)
     }
 
     /// The oldest that should be in by now, and is not.
     pub fn overdue(&mut self, now: Instant) -> Option<Token> {
-        self.waiting.pop_front_if(|(_, until)| *until <= now).map(|(who, _)| who)
+        self.waiting.overdue(now)
+    }
+
+    /// What is wrong with one that is overdue.
+    pub fn lateness(&self) -> String {
+        let seconds = HANDSHAKE_MAX.as_secs();
+        let what = if self.tls.is_some() { "finished its TLS handshake, and spoken" } else { "said what it is" };
+        format!("it has not {what} within {seconds} s; check what it is that connects")
     }
 
     /// When the oldest is overdue.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.waiting.front().map(|(_, until)| *until)
+        self.waiting.next_deadline()
+    }
+
+    /// Why somebody who has shown what it is finds no room among those that are in.
+    pub fn why_no_room(max: usize, origin: Origin, others: impl Iterator<Item = Origin>) -> Option<String> {
+        let taken = Taken::of(origin, others);
+        Room { max, kept_for_local: 0 }.admits(origin, taken).err()?;
+        let Taken { own, all, .. } = taken;
+        Some(format!("{all} connections are open, {own} of them from {origin}, and what is left is kept for others"))
     }
 
     /// Tells who was refused, and why; not each time where that happens all the time.
@@ -184,15 +205,16 @@ mod tests {
         let role = Role::Node(NodeId(1));
         certificates.issue(std::slice::from_ref(&role)).unwrap();
         let tls = ServerTls::load(&certificates.paths(&role), GridId(7), role.clone()).unwrap();
-        let mut door = Door::new(tls);
+        let mut door = Door::new(Some(tls), 2 * HANDSHAKES_MAX);
+        let origin = Origin::of(Some(([10, 0, 0, 1], 9).into()));
         let at = |n: u64| Instant::ZERO + Duration::from_millis(n);
         let count = HANDSHAKES_MAX as u64;
         for n in 0..count {
-            assert_eq!(door.come(Token(n), at(1000 + n)), None);
+            assert_eq!(door.come(Token(n), origin, at(1000 + n)), None);
         }
         door.let_in(Token(0));
-        assert_eq!(door.come(Token(count), at(1000 + count)), None);
-        assert_eq!(door.come(Token(count + 1), at(1001 + count)), Some(Token(1)));
+        assert_eq!(door.come(Token(count), origin, at(1000 + count)), None);
+        assert_eq!(door.come(Token(count + 1), origin, at(1001 + count)), Some(Token(1)));
         assert_eq!(door.next_deadline(), Some(at(1002)));
         assert_eq!(door.overdue(at(1001)), None);
         assert_eq!(door.overdue(at(1003)), Some(Token(2)));

@@ -3,6 +3,7 @@
 //! Role: reads the command line and hands over. Everything that can go wrong ends here as one message on standard error
 //! that says what, why, and what to do next.
 
+mod admission;
 mod anatomy;
 mod cli;
 mod client;

@@ -7,14 +7,16 @@
 //! reactor.
 //!
 //! A node of a grid with TLS reads no frame of anybody who has not shown at the [`Door`] that it is a host of the grid.
+//! Without TLS who says nothing does not stay.
 //!
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
 //! serves on with the others. A device that can't be opened, or hangs, keeps nobody waiting: see [`crate::node_devices`].
 
-use crate::daemon::{outwait, tell_ready};
+use crate::admission::{Origin, node_peers};
+use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::drives;
 use crate::grid::revoked;
-use crate::link_tls::{Door, HANDSHAKE_MAX, Secured};
+use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT, Secured};
 use crate::logger;
 use crate::neighbours::Neighbours;
 use crate::node_devices::{self, NodeDevice, Owner, Told};
@@ -38,9 +40,6 @@ use std::time::Duration;
 /// Operations of one device that the kernel holds at a time: enough for a fast drive, few enough that reads don't queue
 /// behind a burst of shards.
 const DISK_IN_FLIGHT_MAX: usize = 64;
-
-/// Connections at a time: two lanes of 2,000 hosts.
-const PEERS_MAX: usize = 4096;
 
 /// How long a device that does not open may keep the others from being used.
 const OPENING_MAX: Duration = Duration::from_secs(5);
@@ -75,6 +74,9 @@ struct Peer {
     conn: ConnId,
     /// Where it comes from.
     from: String,
+    origin: Origin,
+    /// It has shown what it is, and is at the door no more.
+    is_in: bool,
     reader: FrameReader<Request>,
     secured: Option<Box<Secured>>,
     /// Its certificate is a node's, not a host's.
@@ -100,9 +102,10 @@ struct NodeShell {
     node: store::Node,
     effects: Effects<store::Effect>,
     peers: Slab<Peer>,
+    /// Of those that are in.
+    peers_max: usize,
     by_conn: HashMap<ConnId, Token>,
-    /// Where links have TLS.
-    door: Option<Door>,
+    door: Door,
     disks: Vec<Disk>,
     neighbours: Neighbours,
     /// Completions that arose without the ring.
@@ -140,7 +143,9 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         revoked::follow(paths.ca.clone(), options.grid, tls.revoked().clone(), reactor.waker())?;
     }
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
-    let (_, bound) = outwait(|| reactor.io().listen_tcp(options.listen), in_use)?;
+    let peers_max = node_peers(raise_open_files());
+    let (listener, bound) = outwait(|| reactor.io().listen_tcp(options.listen), in_use)?;
+    reactor.io().set_accepted_max(listener, peers_max);
     let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
     let node_config = store::NodeConfig::new(options.grid, options.node, boot);
     let node_config = store::NodeConfig { read_cache_per_mille: options.read_cache_percent * 10, ..node_config };
@@ -149,9 +154,10 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     let mut shell = NodeShell {
         node: store::Node::new(node_config),
         effects: Effects::new(),
-        peers: Slab::new(PEERS_MAX),
+        peers: Slab::new(peers_max),
+        peers_max: peers_max - HANDSHAKES_MAX.min(peers_max / 4),
         by_conn: HashMap::new(),
-        door: tls.map(Door::new),
+        door: Door::new(tls, peers_max / 4),
         disks: Vec::new(),
         neighbours: Neighbours::new(options.node, options.grid, connecting),
         local: VecDeque::new(),
@@ -413,42 +419,55 @@ impl NodeShell {
             self.handle(now, store::Event::Tick, io);
         }
         self.neighbours.on_time(now, io);
-        while let Some(late) = self.door.as_mut().and_then(|door| door.overdue(now)) {
-            let seconds = HANDSHAKE_MAX.as_secs();
-            let why =
-                format!("it has not finished its TLS handshake within {seconds} s; check what it is that connects");
+        while let Some(late) = self.door.overdue(now) {
+            let why = self.door.lateness();
             self.refuse(now, late, &why, io);
         }
     }
 
-    fn on_accepted(&mut self, now: Instant, conn: ConnId, from: String, io: &mut Io) {
+    fn on_accepted(&mut self, now: Instant, conn: ConnId, (from, address): (String, Option<SocketAddr>), io: &mut Io) {
+        let origin = Origin::of(address);
         if self.peers.is_full() {
-            logger::warn(format_args!("refused {from}: {PEERS_MAX} connections are open"));
+            self.on_turned_away(now, &from);
             return io.abort(conn);
         }
-        let secured = match self.door.as_ref().map(Door::begin).transpose() {
+        let secured = match self.door.begin() {
             Ok(secured) => secured,
             Err(error) => {
                 logger::error(format_args!("refused {from}: no TLS session could be made: {error}"));
                 return io.abort(conn);
             }
         };
-        let token = self.peers.insert(Peer { conn, from, reader: FrameReader::new(), secured, is_node: false });
+        let reader = FrameReader::new();
+        let token = self.peers.insert(Peer { conn, from, origin, is_in: false, reader, secured, is_node: false });
         self.by_conn.insert(conn, token);
         io.pause_reading(conn, !self.opening.is_empty());
         // Nothing is heard of it before.
         let heard_from = if !self.opening.is_empty() { now.max(self.read_from) } else { now };
-        if let Some(pushed_out) = self.door.as_mut().and_then(|door| door.come(token, heard_from + HANDSHAKE_MAX)) {
-            let why =
-                "too many connections are in their TLS handshake, and it is the oldest; check what it is that connects";
-            self.refuse(now, pushed_out, why, io);
+        if let Some(pushed_out) = self.door.come(token, origin, heard_from + HANDSHAKE_MAX) {
+            self.refuse(now, pushed_out, PUSHED_OUT, io);
         }
+    }
+
+    fn on_turned_away(&mut self, now: Instant, from: &str) {
+        let peers = self.peers.len();
+        self.door.tell(now, from, &format!("{peers} connections are open, and there is no room for more"));
+    }
+
+    /// It has shown what it is; why it may not stay, where there is no room for it.
+    fn let_in(&mut self, token: Token) -> Option<String> {
+        let origin = self.peers.get(token).filter(|peer| !peer.is_in)?.origin;
+        self.door.let_in(token);
+        let others = self.peers.iter().filter(|(_, peer)| peer.is_in).map(|(_, peer)| peer.origin);
+        let why = Door::why_no_room(self.peers_max, origin, others);
+        self.peers.get_mut(token).expect("just seen").is_in = why.is_none();
+        why
     }
 
     /// Ends a connection that the door does not let in, or whose session has failed; it is told by an alert.
     fn refuse(&mut self, now: Instant, token: Token, why: &str, io: &mut Io) {
-        let (Some(door), Some(peer)) = (&mut self.door, self.peers.get(token)) else { return };
-        door.tell(now, &peer.from, why);
+        let Some(peer) = self.peers.get(token) else { return };
+        self.door.tell(now, &peer.from, why);
         let conn = peer.conn;
         io.close(conn);
         self.on_closed(now, conn, io);
@@ -474,9 +493,11 @@ impl NodeShell {
                 if let Err(error) = secured.on_bytes(conn, bytes, io, |part| peer.reader.on_bytes(part)) {
                     return self.refuse(now, token, &error.to_string(), io);
                 }
-                if let Some(door) = self.door.as_mut().filter(|_| was_at_door && !secured.is_handshaking()) {
+                if was_at_door && !secured.is_handshaking() {
                     peer.is_node = secured.peer().is_some_and(|who| matches!(who.role, Role::Node(_)));
-                    door.let_in(token);
+                    if let Some(why) = self.let_in(token) {
+                        return self.refuse(now, token, &why, io);
+                    }
                 }
             }
         }
@@ -494,6 +515,9 @@ impl NodeShell {
     /// Handles the requests that are whole, and has the kernel fill what is large.
     fn on_frames(&mut self, now: Instant, token: Token, io: &mut Io) {
         while let Some(frame) = self.peers.get_mut(token).and_then(|p| p.reader.pop()) {
+            if let Some(why) = self.let_in(token) {
+                return self.refuse(now, token, &why, io);
+            }
             if self.peers.get(token).is_some_and(|peer| !may_ask(peer, &frame.message)) {
                 return self.refuse(now, token, "it is a node, and may only read shards; check what it is", io);
             }
@@ -507,8 +531,8 @@ impl NodeShell {
         }
         let Some(peer) = self.peers.get_mut(token) else { return };
         if let Some(error) = peer.reader.error() {
-            logger::warn(format_args!("closed a connection that does not speak our protocol: {error}"));
-            let conn = peer.conn;
+            let (conn, from) = (peer.conn, peer.from.clone());
+            self.door.tell(now, &from, &format!("it does not speak our protocol: {error}"));
             io.abort(conn);
             self.on_closed(now, conn, io);
         } else if peer.secured.is_none()
@@ -521,9 +545,7 @@ impl NodeShell {
     fn on_closed(&mut self, now: Instant, conn: ConnId, io: &mut Io) {
         let Some(token) = self.by_conn.remove(&conn) else { return };
         self.peers.remove(token);
-        if let Some(door) = &mut self.door {
-            door.let_in(token);
-        }
+        self.door.let_in(token);
         self.handle(now, store::Event::PeerGone { peer: store::PeerId(token.0) }, io);
     }
 }
@@ -566,7 +588,8 @@ impl App for NodeShell {
                 });
                 self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
             }
-            Event::Accepted { conn, peer, .. } => self.on_accepted(now, conn, peer, io),
+            Event::Accepted { conn, peer, address, .. } => self.on_accepted(now, conn, (peer, address), io),
+            Event::TurnedAway { peer, .. } => self.on_turned_away(now, &peer),
             Event::Closed { conn, .. } | Event::ConnectFailed { conn, .. } if self.neighbours.is_one(conn) => {
                 self.neighbours.on_lost(now, conn, io);
             }
@@ -599,7 +622,7 @@ impl App for NodeShell {
 
     fn next_deadline(&self) -> Option<Instant> {
         let opening = (!self.opening.is_empty()).then_some(self.read_from);
-        let door = self.door.as_ref().and_then(Door::next_deadline);
+        let door = self.door.next_deadline();
         earliest(earliest(self.node.next_deadline(), self.neighbours.next_deadline()), earliest(opening, door))
     }
 }

@@ -346,54 +346,62 @@ fn vanish(stream: &TcpStream) {
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
+const PEER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Three clients that ask for something and don't read it.
+fn pausing_clients(
+    address: SocketAddr,
+    want: Vec<u8>,
+    [first, second]: [Arc<AtomicBool>; 2],
+) -> Vec<thread::JoinHandle<TcpStream>> {
+    let ask = move |what: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(what).unwrap();
+        stream
+    };
+    vec![
+        // It is back after a pause, gets all, and vanishes with bytes on their way to it.
+        thread::spawn(move || {
+            let mut stream = ask(b"1");
+            thread::sleep(3 * PEER_TIMEOUT);
+            let mut got = vec![0; want.len()];
+            stream.read_exact(&mut got).unwrap();
+            assert!(got == want, "bytes have changed");
+            first.store(true, Ordering::SeqCst);
+            vanish(&stream);
+            stream.write_all(b"1").unwrap();
+            stream
+        }),
+        // It vanishes in its pause.
+        thread::spawn(move || {
+            let stream = ask(b"2");
+            thread::sleep(2 * PEER_TIMEOUT);
+            second.store(true, Ordering::SeqCst);
+            vanish(&stream);
+            stream
+        }),
+        // Nobody is patient with it.
+        thread::spawn(move || ask(b"3")),
+    ]
+}
+
 #[test]
 fn a_patient_connection_outlasts_a_pause_of_its_reader_but_not_its_machine() {
     const TOTAL: usize = 24 << 20;
-    const TIMEOUT: Duration = Duration::from_secs(3);
-    type Client = thread::JoinHandle<TcpStream>;
     struct State {
-        clients: Vec<Client>,
+        clients: Vec<thread::JoinHandle<TcpStream>>,
         kinds: HashMap<ConnId, u8>,
         /// Of the first and the second client: they have vanished.
         vanished: [Arc<AtomicBool>; 2],
         ended: usize,
     }
     let payload = pattern(9, TOTAL);
-    let ask = |address, what: &[u8]| {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(what).unwrap();
-        stream
-    };
     let state = run(
-        Config { peer_timeout: TIMEOUT, ..Config::default() },
+        Config { peer_timeout: PEER_TIMEOUT, ..Config::default() },
         |reactor| {
             let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
             let vanished: [Arc<AtomicBool>; 2] = Default::default();
-            let (want, [first, second]) = (payload.clone(), vanished.clone());
-            let clients: Vec<Client> = vec![
-                // It is back after a pause, gets all, and vanishes with bytes on their way to it.
-                thread::spawn(move || {
-                    let mut stream = ask(address, b"1");
-                    thread::sleep(3 * TIMEOUT);
-                    let mut got = vec![0; TOTAL];
-                    stream.read_exact(&mut got).unwrap();
-                    assert!(got == want, "bytes have changed");
-                    first.store(true, Ordering::SeqCst);
-                    vanish(&stream);
-                    stream.write_all(b"1").unwrap();
-                    stream
-                }),
-                // It vanishes in its pause.
-                thread::spawn(move || {
-                    let stream = ask(address, b"2");
-                    thread::sleep(2 * TIMEOUT);
-                    second.store(true, Ordering::SeqCst);
-                    vanish(&stream);
-                    stream
-                }),
-                // Nobody is patient with it.
-                thread::spawn(move || ask(address, b"3")),
-            ];
+            let clients = pausing_clients(address, payload.clone(), vanished.clone());
             State { clients, kinds: HashMap::new(), vanished, ended: 0 }
         },
         |state, event, io| match event {
@@ -427,11 +435,13 @@ fn a_patient_connection_outlasts_a_pause_of_its_reader_but_not_its_machine() {
 }
 
 #[test]
-fn connections_beyond_the_bound_are_turned_away() {
-    let (streams, accepted) = run(
+fn connections_beyond_the_bound_of_a_listener_are_turned_away_and_others_are_not() {
+    let (streams, accepted, turned_away) = run(
         Config { accepted_max: 2, ..Config::default() },
         |reactor| {
             let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let (wide, other) = reactor.io().listen_tcp(loopback()).unwrap();
+            reactor.io().set_accepted_max(wide, 3);
             let waker = reactor.waker();
             let streams = thread::spawn(move || {
                 let mut streams: Vec<_> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -439,18 +449,24 @@ fn connections_beyond_the_bound_are_turned_away() {
                 for stream in &mut streams[2..] {
                     assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
                 }
+                let others: Vec<_> = (0..4).map(|_| TcpStream::connect(other).unwrap()).collect();
+                assert_eq!((&others[3]).read(&mut [0; 1]).unwrap_or(0), 0);
                 waker.wake();
-                streams
+                (streams, others)
             });
-            (streams, 0)
+            (streams, 0, 0)
         },
-        |(_, accepted), event, io| match event {
-            Event::Accepted { .. } => *accepted += 1,
+        |(_, accepted, turned_away), event, io| match event {
+            Event::Accepted { address, .. } => {
+                assert!(address.is_some());
+                *accepted += 1;
+            }
+            Event::TurnedAway { .. } => *turned_away += 1,
             Event::Wake => io.stop(),
             other => panic!("{other:?}"),
         },
     );
-    assert_eq!(accepted, 2);
+    assert_eq!((accepted, turned_away), (5, 3));
     streams.join().unwrap();
 }
 

@@ -46,8 +46,9 @@ mod trend;
 mod volumes;
 mod watcher;
 
+use crate::admission::HostPlaces;
 use crate::config::HostSettings;
-use crate::daemon::{outwait, tell_ready};
+use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::grid::revoked;
@@ -137,8 +138,17 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
-    let (listeners, served_at) = listen(&mut reactor, dir, &settings)?;
-    let host_listener = listen_to_hosts(&mut reactor, &config)?;
+    let open_files = raise_open_files();
+    let places = HostPlaces::of(open_files);
+    if places.is_short() {
+        logger::warn(format_args!(
+            "this host may have {open_files} open files, and takes {} clients; a higher hard limit (`ulimit -Hn`, LimitNOFILE of its \
+             service) makes room for more",
+            places.sessions.max
+        ));
+    }
+    let (listeners, served_at) = listen(&mut reactor, dir, &settings, places)?;
+    let host_listener = listen_to_hosts(&mut reactor, &config, places)?;
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
     let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
     let revoked = links_tls.as_ref().map(|tls| tls.revoked().clone());
@@ -167,9 +177,20 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let (assignment, inputs) = assignment::Assignment::new();
     let mut host = Host {
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
-        volumes: Volumes::new(grid, &config.host.name, (budget, care), (fixed, access, limits), exported.len(), served_at),
-        portals: Portals::new(grid, &config.host.name, Peers::new(links_tls.clone(), door.map(Door::new))),
-        clients: Clients::new((grid, revoked), settings.tls_dir.as_deref().map(tls::load).transpose()?),
+        volumes: Volumes::new(
+            grid,
+            &config.host.name,
+            (budget, care),
+            (fixed, access, limits),
+            exported.len(),
+            served_at,
+        ),
+        portals: Portals::new(
+            grid,
+            &config.host.name,
+            Peers::new(links_tls.clone(), Door::new(door, places.links / 2), places.links),
+        ),
+        clients: Clients::new(places, (grid, revoked), settings.tls_dir.as_deref().map(tls::load).transpose()?),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
@@ -219,14 +240,26 @@ fn revocations(certificates: Certificates, links: Option<&HostTls>, door: Option
 }
 
 /// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
-fn listen_to_hosts(reactor: &mut Reactor, config: &GridConfig) -> Result<Option<(ListenerId, SocketAddr)>> {
+fn listen_to_hosts(
+    reactor: &mut Reactor,
+    config: &GridConfig,
+    places: HostPlaces,
+) -> Result<Option<(ListenerId, SocketAddr)>> {
     let is_shared = matches!(config.meta, MetaConfig::Etcd(_));
     let Some(ip) = config.address().filter(|_| is_shared) else { return Ok(None) };
     let address = SocketAddr::new(ip, 0);
-    Ok(Some(reactor.io().listen_tcp(address).context("a port for other hosts")?))
+    let (listener, bound) = reactor.io().listen_tcp(address).context("a port for other hosts")?;
+    reactor.io().set_accepted_max(listener, places.links + places.closing);
+    Ok(Some((listener, bound)))
 }
 
-fn listen(reactor: &mut Reactor, dir: &GridDir, settings: &HostSettings) -> Result<(Vec<ListenerId>, Vec<Place>)> {
+/// Where clients come.
+fn listen(
+    reactor: &mut Reactor,
+    dir: &GridDir,
+    settings: &HostSettings,
+    places: HostPlaces,
+) -> Result<(Vec<ListenerId>, Vec<Place>)> {
     let socket = dir.nbd_socket();
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
     let mut listeners = vec![outwait(|| reactor.io().listen_unix(&socket), in_use)?];
@@ -242,6 +275,9 @@ fn listen(reactor: &mut Reactor, dir: &GridDir, settings: &HostSettings) -> Resu
             ));
         }
         served_at.push(Place::Tcp { address: bound, tls });
+    }
+    for listener in &listeners {
+        reactor.io().set_accepted_max(*listener, places.clients() + places.closing);
     }
     Ok((listeners, served_at))
 }
@@ -582,15 +618,17 @@ impl App for Host {
             }
             Event::Timer => self.on_timer(now, io),
             Event::Wake => self.on_wake(now, io),
-            Event::Accepted { listener, conn, peer } if self.host_listeners.contains(&listener) => {
-                self.portals.peers.on_accepted(now, conn, peer, io);
+            Event::Accepted { listener, conn, peer, address } if self.host_listeners.contains(&listener) => {
+                self.portals.peers.on_accepted(now, conn, (peer, address), io);
             }
-            Event::Accepted { listener, conn, peer } => {
+            Event::Accepted { listener, conn, peer, address } => {
                 assert!(self.nbd_listeners.contains(&listener), "only clients of volumes are accepted here");
-                // The unix socket is the first.
-                let is_tcp = self.nbd_listeners.first() != Some(&listener);
-                self.on_client(now, conn, peer, is_tcp, io);
+                self.on_client(now, conn, (peer, address), io);
             }
+            Event::TurnedAway { listener, peer } if Some(listener) == self.host_listener => {
+                self.portals.peers.on_turned_away(now, &peer);
+            }
+            Event::TurnedAway { peer, .. } => self.on_turned_away(now, &peer),
             Event::Connected { conn } if self.portals.peers.owns(conn) => self.portals.peers.on_connected(conn),
             Event::Connected { conn } => self.links.on_connected(conn, io),
             Event::ConnectFailed { conn, error } | Event::Closed { conn, error } if self.portals.peers.owns(conn) => {

@@ -4,7 +4,8 @@
 //! that volume's controller, whose replies come back here. Of a volume that several hosts offer the sessions are the portal's
 //! (see [`super::portals`]), and bound while it is served here.
 //!
-//! Limits: [`CLIENTS_MAX`] sessions, [`super::volumes::SESSIONS_MAX`] of one volume; [`HANDSHAKE_MAX`] for a handshake.
+//! Limits: what [`HostPlaces`] says, shared by the origins of clients; [`super::volumes::SESSIONS_MAX`] of one volume,
+//! shared in the same way; [`HANDSHAKE_MAX`] for a handshake.
 //! [`HELD_BYTES_MAX`] for what sessions hold, besides the one payload that each may have in any case.
 //!
 //! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
@@ -14,6 +15,7 @@ use super::access::{Caller, Teller};
 use super::portals::Portals;
 use super::tls::Secured;
 use super::volumes::{Asker, Behind, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
+use crate::admission::{Full, Handshakes, HostPlaces, Origin, Room, Taken};
 use crate::link_tls::REVOKED;
 use crate::logger;
 use holdfast_base::{
@@ -29,9 +31,12 @@ use holdfast_runtime::tls::TlsServer;
 use holdfast_volume::{State, Target};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-const CLIENTS_MAX: usize = 4096;
+/// Places of one volume that only this machine's own clients get: its guest over some connections, and the tools of
+/// whoever looks after it.
+const VOLUME_LOCAL_KEPT: usize = 32;
 
 /// What all sessions together may hold, but for one payload each: shared evenly, and no less than the least for each.
 const HELD_BYTES_MAX: u64 = 512 << 20;
@@ -40,14 +45,18 @@ const HELD_BYTES_LEAST: u64 = 1 << 20;
 /// How long a client may take until it has opened an export.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
 
+const WITHOUT_TLS: &str = "it does not secure its connection; connect by TLS (nbds://), as nbd.tls_dir demands";
+
 pub struct Client {
     conn: ConnId,
     pub peer: String,
+    origin: Origin,
     pub caller: Caller,
     session: Session,
     secured: Option<Box<Secured>>,
-    /// The export that was opened.
+    /// The export that was opened, and the volume that it is of.
     pub export: Option<String>,
+    of: Option<VolumeId>,
     /// It is the portal's session: its volume may be served elsewhere.
     of_portal: bool,
     pub held: Held,
@@ -60,7 +69,6 @@ pub struct Client {
     unsent_bytes: u64,
     paused: bool,
     has_said: bool,
-    give_up_at: Instant,
 }
 
 /// What a session of the portal has asked before it may begin.
@@ -133,6 +141,9 @@ impl Exports for Offered<'_> {
 pub struct Clients {
     table: Slab<Client>,
     by_conn: HashMap<ConnId, Token>,
+    places: HostPlaces,
+    /// Those that have not opened an export.
+    handshakes: Handshakes,
     effects: Effects<Effect>,
     /// What each session may hold now.
     held_bytes_max: u64,
@@ -145,15 +156,18 @@ pub struct Clients {
     /// Where the grid has certificates.
     revoked: Option<RevokedNow>,
     pub teller: Teller,
-    /// Who has said something, and has gone without TLS where it is due.
-    strangers: Vec<String>,
+    /// Who was refused, or has said something and has gone without TLS where it is due; and why.
+    strangers: Vec<(String, String)>,
 }
 
 impl Clients {
-    pub fn new((grid, revoked): (GridId, Option<RevokedNow>), tls: Option<TlsServer>) -> Clients {
+    pub fn new(places: HostPlaces, (grid, revoked): (GridId, Option<RevokedNow>), tls: Option<TlsServer>) -> Clients {
         Clients {
-            table: Slab::new(CLIENTS_MAX),
+            // One more comes before another is pushed out.
+            table: Slab::new(places.clients() + 1),
             by_conn: HashMap::new(),
+            places,
+            handshakes: Handshakes::new(places.handshakes),
             effects: Effects::new(),
             held_bytes_max: SessionConfig::default().held_bytes_max,
             sending: Vec::new(),
@@ -255,7 +269,14 @@ impl Client {
 }
 
 impl Host {
-    pub(super) fn on_client(&mut self, now: Instant, conn: ConnId, peer: String, is_tcp: bool, io: &mut Io) {
+    pub(super) fn on_client(
+        &mut self,
+        now: Instant,
+        conn: ConnId,
+        (peer, address): (String, Option<SocketAddr>),
+        io: &mut Io,
+    ) {
+        let is_tcp = address.is_some();
         if self.is_stopping() || self.clients.table.is_full() {
             return io.abort(conn);
         }
@@ -269,10 +290,12 @@ impl Host {
         let client = Client {
             conn,
             peer,
+            origin: Origin::of(address),
             caller: if is_tcp { Caller::Plain } else { Caller::Local },
             session,
             secured: None,
             export: None,
+            of: None,
             of_portal: false,
             held: Held::Nothing,
             volume: None,
@@ -281,7 +304,6 @@ impl Host {
             unsent_bytes: 0,
             paused: false,
             has_said: false,
-            give_up_at: now + HANDSHAKE_MAX,
         };
         // A guest that is paused, or a program that is stopped, comes back to all that it asked for.
         if is_tcp {
@@ -289,7 +311,33 @@ impl Host {
         }
         let token = self.clients.table.insert(client);
         self.clients.by_conn.insert(conn, token);
+        if let Some(pushed_out) = self.clients.handshakes.come(token, Origin::of(address), now + HANDSHAKE_MAX) {
+            self.cut_handshake(
+                now,
+                pushed_out,
+                "too many clients have opened no export yet, most of them from there",
+                io,
+            );
+        }
         self.carry_out_session(token, io);
+    }
+
+    /// Ends a client that has not opened an export.
+    fn cut_handshake(&mut self, now: Instant, token: Token, why: &str, io: &mut Io) {
+        let Clients { table, teller, .. } = &mut self.clients;
+        if let Some(client) = table.get(token) {
+            teller.tell(now, &client.peer, why);
+            self.abort_client(token, io);
+        }
+    }
+
+    /// More connections than a port may have, with those that only have to be closed yet.
+    pub(super) fn on_turned_away(&mut self, now: Instant, peer: &str) {
+        self.clients.teller.tell(
+            now,
+            peer,
+            "all connections are taken; close some, or wait until others have been closed",
+        );
     }
 
     pub(super) fn on_client_bytes(&mut self, now: Instant, token: Token, bytes: &mut [u8], io: &mut Io) {
@@ -333,15 +381,11 @@ impl Host {
         self.carry_out_session(token, io);
     }
 
-    /// Tells of those that have gone without TLS where it is due.
+    /// Tells of those that were refused, or have gone without TLS where it is due.
     pub(super) fn tell_of_strangers(&mut self, now: Instant) {
         let Clients { strangers, teller, .. } = &mut self.clients;
-        for peer in strangers.drain(..) {
-            teller.tell(
-                now,
-                &peer,
-                "it does not secure its connection; connect by TLS (nbds://), as nbd.tls_dir demands",
-            );
+        for (peer, why) in strangers.drain(..) {
+            teller.tell(now, &peer, &why);
         }
     }
 
@@ -514,6 +558,7 @@ impl Host {
                 break;
             };
             let result = self.bind(token, &export);
+            self.settle_handshake(token, &result);
             let client = self.clients.table.get_mut(token).expect("binding ends no session");
             let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
             client.session.on_opened(result, &offered, &mut effects);
@@ -527,7 +572,8 @@ impl Host {
             return refuse(RefusalKind::ShuttingDown, "this host is stopping; connect again later".to_string());
         }
         let caller = self.clients.table.get(session).map(|client| client.caller.clone());
-        if let Some(why) = self.refusal_of(export, &caller.expect("it has just asked")) {
+        let why = self.refusal_of(export, &caller.expect("it has just asked"));
+        if let Some(why) = why.or_else(|| self.why_no_place(session, split_ticket(export).0)) {
             return refuse(RefusalKind::Forbidden, why);
         }
         let (shown, ticket) = split_ticket(export);
@@ -544,11 +590,6 @@ impl Host {
         };
         if !volume.admits(ticket) {
             return refuse(RefusalKind::ShuttingDown, format!("volume {shown} is closing; connect again later"));
-        }
-        if volume.sessions() >= SESSIONS_MAX {
-            let message =
-                format!("volume {} has {SESSIONS_MAX} clients, which is the bound; close one first", volume.name);
-            return refuse(RefusalKind::Forbidden, message);
         }
         let found = snapshot.map(|snapshot| volume.snapshot_export(name, head, snapshot));
         let (target, info) = match found {
@@ -576,15 +617,50 @@ impl Host {
             client.held = Held::Behind { requests: Vec::new() };
         }
         (client.volume, client.target, client.head) = (Some(at), target, head);
-        client.export = Some(export.to_string());
+        (client.export, client.of) = (Some(export.to_string()), Some(id));
         logger::info(format_args!("client {} opens {shown}", client.who()));
         Ok(info)
+    }
+
+    /// Why there is no place for a session, of this host's or of the volume's: what, why, and what to do.
+    fn why_no_place(&self, session: Token, export: &str) -> Option<String> {
+        let origin = self.clients.table.get(session)?.origin;
+        let opened = || self.clients.table.iter().filter(|(_, c)| c.of.is_some()).map(|(_, c)| c);
+        let room = self.clients.places.sessions;
+        let taken = Taken::of(origin, opened().map(|c| c.origin));
+        if let Err(full) = room.admits(origin, taken) {
+            return Some(no_place("this host", origin, full, taken));
+        }
+        let name = split_export(export).0;
+        let found = self.volumes.find_open(name).and_then(|(at, _)| self.volumes.table.get(at));
+        let id = found.map(|v| v.id).or_else(|| self.portals.export(export).map(|(id, _)| id))?;
+        let own = Taken::of(origin, opened().filter(|c| c.of == Some(id)).map(|c| c.origin));
+        // Other hosts' clients count, too.
+        let taken = Taken { all: own.all.max(found.map_or(0, Volume::sessions)), ..own };
+        let room = Room { max: SESSIONS_MAX, kept_for_local: VOLUME_LOCAL_KEPT };
+        let full = room.admits(origin, taken).err()?;
+        Some(no_place(&format!("volume {name}"), origin, full, taken))
+    }
+
+    /// A client that has opened an export is in its handshake no more; who found no place is told of.
+    fn settle_handshake(&mut self, token: Token, result: &Result<ExportInfo, Refusal>) {
+        match result {
+            Ok(_) => {
+                self.clients.handshakes.leave(token);
+            }
+            Err(refusal) if refusal.kind == RefusalKind::Forbidden => {
+                if let Some(client) = self.clients.table.get(token) {
+                    self.clients.strangers.push((client.peer.clone(), refusal.message.clone()));
+                }
+            }
+            Err(_) => {}
+        }
     }
 
     /// The session is the portal's: it begins when others have passed on what they had of the volume.
     fn bind_to_portal(&mut self, session: Token, volume: VolumeId, export: &str) {
         let client = self.clients.table.get_mut(session).expect("it has just asked");
-        (client.export, client.of_portal) = (Some(export.to_string()), true);
+        (client.export, client.of, client.of_portal) = (Some(export.to_string()), Some(volume), true);
         client.held = Held::Arriving { volume, export: export.to_string(), requests: Vec::new() };
         logger::info(format_args!("client {} opens {export}, by the portal", client.who()));
         self.share_memory();
@@ -595,8 +671,9 @@ impl Host {
         let Some(client) = self.clients.table.remove(token) else { return };
         self.clients.by_conn.remove(&client.conn);
         if self.clients.tls.is_some() && client.caller == Caller::Plain && client.secured.is_none() && client.has_said {
-            self.clients.strangers.push(client.peer);
+            self.clients.strangers.push((client.peer, WITHOUT_TLS.to_string()));
         }
+        self.clients.handshakes.leave(token);
         if let Some(volume) = client.volume.and_then(|at| self.volumes.table.get_mut(at)) {
             volume.remove_session(client.head);
         }
@@ -666,10 +743,20 @@ impl Host {
 
     /// Cuts clients that never finish their handshake.
     pub(super) fn cut_slow_handshakes(&mut self, now: Instant, io: &mut Io) {
-        let slow = |c: &Client| c.export.is_none() && c.give_up_at <= now;
-        let slow: Vec<Token> = self.clients.table.iter().filter(|(_, c)| slow(c)).map(|(t, _)| t).collect();
-        for token in slow {
-            self.abort_client(token, io);
+        while let Some(token) = self.clients.handshakes.overdue(now) {
+            let why = format!("it has opened no export within {} s", HANDSHAKE_MAX.as_secs());
+            self.cut_handshake(now, token, &why, io);
         }
+    }
+}
+
+/// Why somebody is not let in: what, why, and what to do.
+fn no_place(whose: &str, origin: Origin, full: Full, taken: Taken) -> String {
+    match full {
+        Full::All => format!("{whose} has {} clients, which is the bound; close one first", taken.all),
+        Full::Share => format!(
+            "{whose} has {} clients, {} of them from {origin}, and what is left is kept for others; close one of those first",
+            taken.all, taken.own
+        ),
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! Role: turns bytes into [`PeerEvent`]s and messages into frames. It decides nothing about sessions.
 //!
-//! Limits: [`LINKS_MAX`] connections of other hosts; with TLS, what the [`Door`] allows before they have shown who they are.
+//! Limits: as many connections of other hosts as there are places for, shared by where they come from; what the
+//! [`Door`] allows before they have said something.
 //!
 //! Faults: bytes that are no frame end their connection; one that can't be made is tried again after [`RETRY_PAUSE`].
 
-use crate::link_tls::{Door, HANDSHAKE_MAX, REVOKED, Secured};
+use crate::admission::Origin;
+use crate::link_tls::{Door, HANDSHAKE_MAX, PUSHED_OUT, REVOKED, Secured};
 use crate::logger;
 use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
@@ -27,9 +29,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// After a greeting that was refused: somebody has to act first.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
-
-/// Two of each of 128 hosts: an old one may not have ended yet.
-const LINKS_MAX: usize = 256;
 
 /// What the portal and the desk must hear, in order.
 #[derive(Debug)]
@@ -100,9 +99,10 @@ struct Peer {
 
 struct Link {
     from: String,
+    origin: Origin,
     conn: Conn<Ask>,
-    /// Until then it has to say something; none once it has.
-    silent_until: Option<Instant>,
+    /// It has said something, and is at the door no more.
+    is_in: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -113,17 +113,18 @@ enum End {
 
 pub struct Peers {
     tls: Option<HostTls>,
-    door: Option<Door>,
+    door: Door,
     peers: Vec<Peer>,
     links: Slab<Link>,
+    links_max: usize,
     by_conn: HashMap<ConnId, End>,
     pub events: VecDeque<PeerEvent>,
 }
 
 impl Peers {
-    pub fn new(tls: Option<HostTls>, door: Option<Door>) -> Peers {
-        let links = Slab::new(LINKS_MAX);
-        Peers { tls, door, peers: Vec::new(), links, by_conn: HashMap::new(), events: VecDeque::new() }
+    pub fn new(tls: Option<HostTls>, door: Door, links_max: usize) -> Peers {
+        let links = Slab::new(links_max);
+        Peers { tls, door, peers: Vec::new(), links, links_max, by_conn: HashMap::new(), events: VecDeque::new() }
     }
 
     pub fn owns(&self, conn: ConnId) -> bool {
@@ -182,6 +183,7 @@ impl Peers {
 
     /// The desk has done with it, and does not have to be told. What was sent to it leaves first.
     pub fn close_link(&mut self, link: LinkId, io: &mut Io) {
+        self.door.let_in(Token(link.0));
         if let Some(link) = self.links.remove(Token(link.0)) {
             self.by_conn.remove(&link.conn.conn);
             io.close(link.conn.conn);
@@ -195,12 +197,19 @@ impl Peers {
         secured.peer().is_some_and(|peer| peer.role == Role::Host(host.to_string()))
     }
 
-    pub fn on_accepted(&mut self, now: Instant, conn: ConnId, from: String, io: &mut Io) {
+    pub fn on_accepted(
+        &mut self,
+        now: Instant,
+        conn: ConnId,
+        (from, address): (String, Option<SocketAddr>),
+        io: &mut Io,
+    ) {
+        let origin = Origin::of(address);
         if self.links.is_full() {
-            logger::warn(format_args!("refused {from}: {LINKS_MAX} connections of other hosts are open"));
+            self.on_turned_away(now, &from);
             return io.abort(conn);
         }
-        let secured = match self.door.as_ref().map(Door::begin).transpose() {
+        let secured = match self.door.begin() {
             Ok(secured) => secured,
             Err(error) => {
                 logger::error(format_args!("refused {from}: no TLS session could be made: {error}"));
@@ -209,25 +218,30 @@ impl Peers {
         };
         let token = self.links.insert(Link {
             from,
+            origin,
             conn: Conn { conn, reader: FrameReader::new(), secured },
-            silent_until: Some(now + HANDSHAKE_MAX),
+            is_in: false,
         });
         self.by_conn.insert(conn, End::Link(token));
-        if let Some(pushed_out) = self.door.as_mut().and_then(|door| door.come(token, now + HANDSHAKE_MAX)) {
-            self.refuse(now, pushed_out, "too many connections are in their TLS handshake, and it is the oldest", io);
+        if let Some(pushed_out) = self.door.come(token, origin, now + HANDSHAKE_MAX) {
+            self.refuse(now, pushed_out, PUSHED_OUT, io);
         }
+    }
+
+    pub fn on_turned_away(&mut self, now: Instant, from: &str) {
+        let links = self.links.len();
+        self.door.tell(
+            now,
+            from,
+            &format!("{links} connections of other hosts are open, and there is no room for more"),
+        );
     }
 
     /// Ends another host's connection that can't be used.
     fn refuse(&mut self, now: Instant, token: Token, why: &str, io: &mut Io) {
         let Some(link) = self.links.remove(token) else { return };
-        match &mut self.door {
-            Some(door) => {
-                door.let_in(token);
-                door.tell(now, &link.from, why);
-            }
-            None => logger::warn(format_args!("refused a connection from {}: {why}", link.from)),
-        }
+        self.door.let_in(token);
+        self.door.tell(now, &link.from, why);
         self.by_conn.remove(&link.conn.conn);
         io.close(link.conn.conn);
         self.events.push_back(PeerEvent::LinkDown { link: LinkId(token.0) });
@@ -248,12 +262,7 @@ impl Peers {
             }
             Some(&End::Link(token)) => {
                 let Some(link) = self.links.get_mut(token) else { return };
-                let was_at_door = link.conn.secured.as_ref().is_some_and(|s| s.is_handshaking());
                 let result = link.conn.on_bytes(bytes, io);
-                let is_in = was_at_door && link.conn.secured.as_ref().is_some_and(|s| !s.is_handshaking());
-                if let Some(door) = self.door.as_mut().filter(|_| is_in) {
-                    door.let_in(token);
-                }
                 self.after_link(now, token, result, io);
             }
             None => {}
@@ -293,13 +302,28 @@ impl Peers {
 
     fn after_link(&mut self, now: Instant, token: Token, result: Result<(), String>, io: &mut Io) {
         while let Some(frame) = self.links.get_mut(token).and_then(|l| l.conn.reader.pop()) {
-            self.links.get_mut(token).expect("just seen").silent_until = None;
+            if let Some(why) = self.let_in(token) {
+                return self.refuse(now, token, &why, io);
+            }
             let (link, payload) = (LinkId(token.0), frame.payload);
             self.events.push_back(PeerEvent::Ask { link, token: frame.token, ask: frame.message, payload });
         }
         if let Err(why) = result {
             self.refuse(now, token, &why, io);
         }
+    }
+
+    /// It has said something; why it may not stay, where there is no room for it.
+    fn let_in(&mut self, token: Token) -> Option<String> {
+        let link = self.links.get(token).expect("it has just said something");
+        if link.is_in {
+            return None;
+        }
+        self.door.let_in(token);
+        let others = self.links.iter().filter(|(_, l)| l.is_in).map(|(_, l)| l.origin);
+        let why = Door::why_no_room(self.links_max / 2, link.origin, others);
+        self.links.get_mut(token).expect("just seen").is_in = why.is_none();
+        why
     }
 
     pub fn on_lost(&mut self, now: Instant, conn: ConnId, why: &str, io: &mut Io) {
@@ -309,9 +333,7 @@ impl Peers {
                 self.drop_peer(peer, now, true, io);
             }
             Some(End::Link(token)) => {
-                if let Some(door) = &mut self.door {
-                    door.let_in(token);
-                }
+                self.door.let_in(token);
                 self.links.remove(token);
                 self.events.push_back(PeerEvent::LinkDown { link: LinkId(token.0) });
             }
@@ -371,19 +393,9 @@ impl Peers {
                 self.connect(now, peer, io);
             }
         }
-        while let Some(late) = self.door.as_mut().and_then(|door| door.overdue(now)) {
-            let why = format!("it has not finished its TLS handshake within {} s", HANDSHAKE_MAX.as_secs());
+        while let Some(late) = self.door.overdue(now) {
+            let why = self.door.lateness();
             self.refuse(now, late, &why, io);
-        }
-        self.end_silent(now, io);
-    }
-
-    /// Ends connections that say nothing.
-    fn end_silent(&mut self, now: Instant, io: &mut Io) {
-        let is_silent = |l: &Link| l.silent_until.is_some_and(|until| until <= now);
-        let silent: Vec<Token> = self.links.iter().filter(|(_, l)| is_silent(l)).map(|(token, _)| token).collect();
-        for token in silent {
-            self.refuse(now, token, "it has not greeted; check what it is that connects", io);
         }
     }
 
@@ -407,9 +419,7 @@ impl Peers {
 
     pub fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.peers.iter().filter(|p| p.is_wanted && p.conn.is_none());
-        let silent = self.links.iter().filter_map(|(_, l)| l.silent_until).min();
-        let waiting = earliest(waiting.map(|p| p.retry_at).min(), silent);
-        earliest(waiting, self.door.as_ref().and_then(Door::next_deadline))
+        earliest(waiting.map(|p| p.retry_at).min(), self.door.next_deadline())
     }
 }
 

@@ -8,9 +8,9 @@
 //! ```
 //! A dead connection stays in the table until the kernel has completed everything that it still does for it.
 
-use super::ConnError;
 use super::outbox::Outbox;
 use super::patience::Patience;
+use super::{ConnError, ListenerId};
 use holdfast_base::BufMut;
 use socket2::SockAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -45,8 +45,8 @@ pub(super) struct Conn {
     /// Absent only where the kernel refused to make one.
     pub socket: Option<OwnedFd>,
     pub state: State,
-    /// Counts against the bound on accepted connections.
-    pub is_accepted: bool,
+    /// Counts against this listener's bound.
+    pub accepted_by: Option<ListenerId>,
     pub receiving: Receiving,
     pub sink: Option<Sink>,
     pub is_paused: bool,
@@ -73,7 +73,7 @@ impl Conn {
         Conn {
             socket,
             state,
-            is_accepted: false,
+            accepted_by: None,
             receiving: Receiving::Nothing,
             sink: None,
             is_paused: false,

@@ -19,13 +19,16 @@ use std::path::Path;
 /// Wait in poll first instead of trying a receive that will find nothing.
 const POLL_FIRST: u16 = 1;
 
-/// Connections in all: accepted ones are limited further by `Config::accepted_max`.
+/// Connections in all: accepted ones are limited further, by listener.
 const CONNS_MAX: usize = 1 << 20;
 
 pub(super) struct Listener {
     pub socket: OwnedFd,
     /// When to accept again after the process ran out of descriptors or memory.
     pub retry_at: Option<Instant>,
+    /// Its connections, until the kernel has done with them.
+    pub accepted: usize,
+    pub accepted_max: usize,
 }
 
 /// The application's handle on everything outside it; lent for the duration of each event.
@@ -45,7 +48,6 @@ pub struct Io {
     pub(super) lingering: VecDeque<(Instant, Token)>,
     /// Patient connections that have sent something, and when each is looked at, soonest first.
     pub(super) watched: VecDeque<(Instant, Token)>,
-    pub(super) accepted: usize,
     waker: Waker,
     pub(super) is_stopping: bool,
 }
@@ -63,7 +65,6 @@ impl Io {
             resumed: Vec::new(),
             lingering: VecDeque::new(),
             watched: VecDeque::new(),
-            accepted: 0,
             waker,
             is_stopping: false,
         }
@@ -98,9 +99,16 @@ impl Io {
 
     fn add_listener(&mut self, socket: OwnedFd) -> ListenerId {
         let index = self.listeners.len() as u32;
-        self.listeners.push(Listener { socket, retry_at: None });
+        let accepted_max = self.config.accepted_max;
+        self.listeners.push(Listener { socket, retry_at: None, accepted: 0, accepted_max });
         self.arm_accept(index);
         ListenerId(index)
+    }
+
+    /// How many connections of the listener there may be, with those that still send what was queued when they were
+    /// closed.
+    pub fn set_accepted_max(&mut self, listener: ListenerId, max: usize) {
+        self.listeners[listener.0 as usize].accepted_max = max;
     }
 
     pub(super) fn arm_accept(&mut self, index: u32) {
@@ -407,8 +415,8 @@ impl Io {
     pub(super) fn free_if_done(&mut self, index: u32) {
         let c = self.conns.at(index);
         if c.state == State::Dead && !c.is_in_kernel() && !c.is_dirty {
-            if c.is_accepted {
-                self.accepted -= 1;
+            if let Some(listener) = c.accepted_by {
+                self.listeners[listener.0 as usize].accepted -= 1;
             }
             self.conns.remove_at(index);
         }

@@ -40,6 +40,7 @@ use holdfast_base::{Buf, BufMut, Instant, Token};
 use io_uring::{cqueue, opcode, types};
 use ring::{Completion, Kind, Ring, Wait};
 use spin::Spin;
+use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 use table::index_of;
@@ -84,6 +85,13 @@ pub enum Event<'a> {
         listener: ListenerId,
         conn: ConnId,
         /// For people: the peer's address, or process.
+        peer: String,
+        /// Of a TCP connection.
+        address: Option<SocketAddr>,
+    },
+    /// Somebody was turned away: the listener has as many connections as it may ([`Io::set_accepted_max`]).
+    TurnedAway {
+        listener: ListenerId,
         peer: String,
     },
     Connected {
@@ -147,7 +155,7 @@ pub struct Config {
     /// Receive buffers of 64 KiB shared by all connections: a power of two up to 256. As many as connections that
     /// typically have bytes at the same moment; fewer only cost repeated receives.
     pub receive_buffers: u16,
-    /// Accepted connections beyond this are closed at once.
+    /// Accepted connections of one listener beyond this are closed at once, unless it is told another number.
     pub accepted_max: usize,
     /// Bytes that may wait for one peer before it is given up: a backstop far above what a well-made application
     /// lets gather.
@@ -358,18 +366,7 @@ impl Reactor {
             Ok(fd) => {
                 // SAFETY: the kernel has just made this descriptor for us.
                 let socket = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-                if self.io.accepted < self.io.config.accepted_max {
-                    let peer = socket::accepted(&socket, self.io.config.peer_timeout);
-                    let mut conn = Conn::new(Some(socket), State::Open);
-                    conn.is_accepted = true;
-                    self.io.accepted += 1;
-                    let token = self.io.conns.insert(conn);
-                    let event = Event::Accepted { listener: ListenerId(index), conn: ConnId(token), peer };
-                    app.on_event(now, event, &mut self.io);
-                    if self.io.conns.get(token).is_some() {
-                        self.io.arm_receive(index_of(token));
-                    }
-                }
+                self.admit(app, now, index, socket);
                 if !completion.more() {
                     self.io.arm_accept(index);
                 }
@@ -378,6 +375,24 @@ impl Reactor {
                 self.io.listeners[index as usize].retry_at = Some(now + ACCEPT_RETRY);
             }
             Err(_) => {}
+        }
+    }
+
+    fn admit<A: App>(&mut self, app: &mut A, now: Instant, index: u32, socket: OwnedFd) {
+        let listener = ListenerId(index);
+        let (address, peer) = socket::accepted(&socket, self.io.config.peer_timeout);
+        let at = &mut self.io.listeners[index as usize];
+        if at.accepted >= at.accepted_max {
+            drop(socket);
+            return app.on_event(now, Event::TurnedAway { listener, peer }, &mut self.io);
+        }
+        at.accepted += 1;
+        let mut conn = Conn::new(Some(socket), State::Open);
+        conn.accepted_by = Some(listener);
+        let token = self.io.conns.insert(conn);
+        app.on_event(now, Event::Accepted { listener, conn: ConnId(token), peer, address }, &mut self.io);
+        if self.io.conns.get(token).is_some() {
+            self.io.arm_receive(index_of(token));
         }
     }
 

@@ -103,18 +103,19 @@ pub(super) fn unconnected(target: &Target, peer_timeout: Duration) -> io::Result
     Ok((OwnedFd::from(socket), Box::new(address)))
 }
 
-/// Options of an accepted connection, and the peer's name for people.
-pub(super) fn accepted(fd: &OwnedFd, peer_timeout: Duration) -> String {
+/// Options of an accepted connection; its peer's address, where it has one, and its name for people.
+pub(super) fn accepted(fd: &OwnedFd, peer_timeout: Duration) -> (Option<SocketAddr>, String) {
     let socket = socket2::SockRef::from(fd);
     let peer = socket.peer_addr().ok().and_then(|a| a.as_socket());
     tune(&socket, peer.map(|_| peer_timeout));
-    match peer {
+    let name = match peer {
         Some(address) => address.to_string(),
         None => match rustix::net::sockopt::socket_peercred(fd.as_fd()) {
             Ok(credentials) => format!("unix, process {}", credentials.pid.as_raw_nonzero()),
             Err(_) => "unix".into(),
         },
-    }
+    };
+    (peer, name)
 }
 
 /// Best effort: a connection without one of these options is slower, not wrong.

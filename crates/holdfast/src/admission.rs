@@ -1,0 +1,327 @@
+//! Who may come to a port, and who has to go: one policy for clients of volumes, for hosts at a node, and for hosts at
+//! a host.
+//!
+//! Role: decides, and has no connections. Who comes stands in line ([`Handshakes`]) until it has shown what it is, and
+//! then takes a place ([`Room`]). Both are shared by origins, so that one machine that comes a thousand times is in
+//! nobody's way but its own.
+//!
+//! Invariants
+//! 1. Who stands in line is pushed out only by its own origin's newcomers, while no other origin has as many in line.
+//! 2. No origin has more places than are left free: one alone gets half of them, two a third each, and there is always
+//!    room for one more.
+//! 3. What is kept for this machine's administrator nobody else gets.
+//! 4. All places together need fewer descriptors than the process may have, by what its own links, disks and control
+//!    need.
+
+use holdfast_base::{Instant, Token};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Those in line that belong to this machine's administrator, and are never pushed out: tools that come at the same
+/// moment.
+const LOCAL_HANDSHAKES_KEPT: usize = 32;
+
+/// Whose connections count together.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Origin {
+    /// A unix socket of this machine.
+    Local,
+    /// An address; of IPv6 its network of 64 bits, since one machine has as many addresses in that as it likes.
+    At(IpAddr),
+}
+
+impl Origin {
+    /// Of a connection from that address, or by a unix socket.
+    pub fn of(address: Option<SocketAddr>) -> Origin {
+        match address.map(|address| address.ip().to_canonical()) {
+            None => Origin::Local,
+            Some(IpAddr::V6(ip)) => Origin::At(IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)))),
+            Some(ip) => Origin::At(ip),
+        }
+    }
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Origin::Local => f.write_str("this machine"),
+            Origin::At(IpAddr::V6(ip)) => write!(f, "{ip}/64"),
+            Origin::At(ip) => write!(f, "{ip}"),
+        }
+    }
+}
+
+/// Connections that have not shown yet what they are, oldest first, and until when they have to.
+#[derive(Debug)]
+pub struct Handshakes {
+    max: usize,
+    line: VecDeque<(Token, Origin, Instant)>,
+    counts: BTreeMap<Origin, usize>,
+}
+
+impl Handshakes {
+    pub fn new(max: usize) -> Handshakes {
+        Handshakes { max, line: VecDeque::new(), counts: BTreeMap::new() }
+    }
+
+    /// Somebody has come, and has until then; gives who is pushed out for that: the oldest of the origin that has most
+    /// in line.
+    pub fn come(&mut self, who: Token, origin: Origin, until: Instant) -> Option<Token> {
+        self.line.push_back((who, origin, until));
+        *self.counts.entry(origin).or_default() += 1;
+        if self.line.len() <= self.max {
+            return None;
+        }
+        let is_kept = |(origin, count): (&Origin, &usize)| *origin == Origin::Local && *count <= LOCAL_HANDSHAKES_KEPT;
+        let most = self.counts.iter().filter(|of| !is_kept(*of)).map(|(_, count)| *count).max()?;
+        let goes = |origin: &Origin| self.counts[origin] == most && !is_kept((origin, &most));
+        let (who, ..) = *self.line.iter().find(|(_, origin, _)| goes(origin))?;
+        self.leave(who);
+        Some(who)
+    }
+
+    /// Somebody is not in line any more: through, or gone. Whether it was.
+    pub fn leave(&mut self, who: Token) -> bool {
+        let Some(at) = self.line.iter().position(|(waiting, ..)| *waiting == who) else { return false };
+        let (_, origin, _) = self.line.remove(at).expect("just seen");
+        let count = self.counts.get_mut(&origin).expect("whoever is in line is counted");
+        *count -= 1;
+        if *count == 0 {
+            self.counts.remove(&origin);
+        }
+        true
+    }
+
+    /// The oldest that should be through by now, and is not; it is in line no more.
+    pub fn overdue(&mut self, now: Instant) -> Option<Token> {
+        let (who, _, until) = *self.line.front()?;
+        (until <= now).then(|| {
+            self.leave(who);
+            who
+        })
+    }
+
+    /// When the oldest is overdue.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.line.front().map(|(_, _, until)| *until)
+    }
+}
+
+/// Places that whoever has them may keep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    pub max: usize,
+    /// Of these, for [`Origin::Local`] alone.
+    pub kept_for_local: usize,
+}
+
+/// Who has places in a room.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// By the origin that wants another one.
+    pub own: usize,
+    pub local: usize,
+    pub all: usize,
+}
+
+impl Taken {
+    /// Of these places, as the origin sees them.
+    pub fn of(origin: Origin, places: impl Iterator<Item = Origin>) -> Taken {
+        places.fold(Taken::default(), |taken, of| Taken {
+            own: taken.own + usize::from(of == origin),
+            local: taken.local + usize::from(of == Origin::Local),
+            all: taken.all + 1,
+        })
+    }
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Full {
+    /// None is left.
+    All,
+    /// The rest is kept for others.
+    Share,
+}
+
+impl Room {
+    pub fn admits(&self, origin: Origin, taken: Taken) -> Result<(), Full> {
+        if origin == Origin::Local {
+            return if taken.all < self.max { Ok(()) } else { Err(Full::All) };
+        }
+        match self.free(taken) {
+            0 => Err(Full::All),
+            free if taken.own >= free => Err(Full::Share),
+            _ => Ok(()),
+        }
+    }
+
+    /// Places that anybody may have.
+    pub fn free(&self, taken: Taken) -> usize {
+        let in_reserve = taken.local.min(self.kept_for_local);
+        (self.max - self.kept_for_local).saturating_sub(taken.all - in_reserve)
+    }
+}
+
+/// How a host divides its descriptors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostPlaces {
+    /// Clients that have opened an export.
+    pub sessions: Room,
+    /// Clients that have not yet.
+    pub handshakes: usize,
+    /// Connections of other hosts, with those in their handshake.
+    pub links: usize,
+    /// Connections of each port that are closed already, but still have to send what is queued.
+    pub closing: usize,
+}
+
+/// Clients of a host at a time: as many virtual machines as a large rack runs.
+const SESSIONS_MAX: usize = 4096;
+
+/// An eighth is kept for the unix socket, by which this machine's guests and its administrator come.
+const LOCAL_KEPT_PART: usize = 8;
+
+/// Clients that come at the same moment after an outage; each has a session of some KiB, and with TLS some tens.
+const CLIENT_HANDSHAKES_MAX: usize = 1024;
+
+/// Two of each of 128 hosts (an old one may not have ended yet), and as many in their handshake.
+const HOST_LINKS_MAX: usize = 512;
+
+/// Ended connections that linger for two seconds each.
+const CLOSING_MAX: usize = 512;
+
+/// What a host needs for itself: two lanes to each of 256 nodes, connections to 128 hosts, 256 control connections,
+/// metadata.
+const HOST_OWN_MAX: usize = 1024;
+
+/// What a node needs for itself: devices and what looks after them, and 256 nodes that it asks.
+const NODE_OWN_MAX: usize = 512;
+
+/// Peers of a node at a time: two lanes of 2,000 hosts.
+const NODE_PEERS_MAX: usize = 4096;
+
+impl HostPlaces {
+    /// Of so many descriptors; of a small number each gets a part.
+    pub fn of(descriptors: usize) -> HostPlaces {
+        let own = HOST_OWN_MAX.min(descriptors * 3 / 8);
+        let links = HOST_LINKS_MAX.min(descriptors / 16);
+        let closing = CLOSING_MAX.min(descriptors / 32);
+        let clients = descriptors.saturating_sub(own + links + 2 * closing);
+        let handshakes = CLIENT_HANDSHAKES_MAX.min(clients / 4);
+        let max = SESSIONS_MAX.min(clients - handshakes);
+        HostPlaces { sessions: Room { max, kept_for_local: max / LOCAL_KEPT_PART }, handshakes, links, closing }
+    }
+
+    /// There is room for fewer clients than a host takes.
+    pub fn is_short(&self) -> bool {
+        self.sessions.max < SESSIONS_MAX
+    }
+
+    /// Connections of the port that clients come to, at most.
+    pub fn clients(&self) -> usize {
+        self.sessions.max + self.handshakes
+    }
+}
+
+/// Peers that a node with so many descriptors takes: those that are through, and those in line.
+pub fn node_peers(descriptors: usize) -> usize {
+    NODE_PEERS_MAX.min(descriptors - NODE_OWN_MAX.min(descriptors / 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn at(n: u8) -> Origin {
+        Origin::of(Some(SocketAddr::from(([10, 0, 0, n], 5000))))
+    }
+
+    fn seconds(n: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(n)
+    }
+
+    #[test]
+    fn who_fills_the_line_pushes_out_itself() {
+        let mut line = Handshakes::new(100);
+        assert_eq!(line.come(Token(1000), at(2), seconds(30)), None);
+        assert_eq!(line.come(Token(1001), Origin::Local, seconds(30)), None);
+        for n in 0..98 {
+            assert_eq!(line.come(Token(n), at(1), seconds(30)), None);
+        }
+        for n in 98..500 {
+            assert_eq!(line.come(Token(n), at(1), seconds(31)), Some(Token(n - 98)), "its own oldest goes");
+        }
+        assert_eq!(line.come(Token(1002), at(3), seconds(31)), Some(Token(402)));
+        assert!(line.leave(Token(1000)) && !line.leave(Token(1000)));
+        assert_eq!(line.next_deadline(), Some(seconds(30)));
+        assert_eq!(line.overdue(seconds(29)), None);
+        assert_eq!(line.overdue(seconds(30)), Some(Token(1001)));
+    }
+
+    #[test]
+    fn a_line_of_many_origins_pushes_out_the_oldest_but_none_of_this_machine() {
+        let mut line = Handshakes::new(100);
+        for n in 0..LOCAL_HANDSHAKES_KEPT as u64 {
+            assert_eq!(line.come(Token(1000 + n), Origin::Local, seconds(1)), None);
+        }
+        for n in 0..68 {
+            assert_eq!(line.come(Token(n), at(n as u8), seconds(1)), None);
+        }
+        for n in 68..200 {
+            assert_eq!(line.come(Token(n), at(n as u8), seconds(1)), Some(Token(n - 68)));
+        }
+        // More than is kept, and nobody has as many: one of them goes.
+        assert_eq!(line.come(Token(2000), Origin::Local, seconds(1)), Some(Token(1000)));
+    }
+
+    #[test]
+    fn an_origin_has_no_more_places_than_are_free() {
+        let room = Room { max: 256, kept_for_local: 32 };
+        let mut places: Vec<Origin> = Vec::new();
+        let enter = |places: &mut Vec<Origin>, origin: Origin| {
+            let mut count = 0;
+            while room.admits(origin, Taken::of(origin, places.iter().copied())).is_ok() {
+                places.push(origin);
+                count += 1;
+            }
+            count
+        };
+        assert_eq!(enter(&mut places, at(1)), 112, "half of what is not kept");
+        assert_eq!(enter(&mut places, at(2)), 56);
+        assert_eq!(enter(&mut places, at(3)), 28);
+        assert_eq!(room.admits(at(1), Taken::of(at(1), places.iter().copied())), Err(Full::Share));
+        assert_eq!(enter(&mut places, Origin::Local), 256 - 196, "all that is left, and what is kept");
+        assert_eq!(room.admits(Origin::Local, Taken::of(Origin::Local, places.iter().copied())), Err(Full::All));
+        assert_eq!(room.admits(at(9), Taken::of(at(9), places.iter().copied())), Err(Full::All));
+        places.retain(|origin| *origin != at(1));
+        assert!(enter(&mut places, at(9)) > 0);
+    }
+
+    #[test]
+    fn an_origin_is_an_address_or_a_network_of_64_bits() {
+        let of = |text: &str| Origin::of(Some(text.parse().unwrap()));
+        assert_eq!(of("[2001:db8::1]:1"), of("[2001:db8::ffff:2]:2"));
+        assert_ne!(of("[2001:db8::1]:1"), of("[2001:db8:0:1::1]:1"));
+        assert_eq!(of("[::ffff:10.0.0.1]:1"), at(1));
+        assert_ne!(at(1), at(2));
+        assert_eq!(Origin::of(None), Origin::Local);
+        assert_eq!(of("[2001:db8::1]:1").to_string(), "2001:db8::/64");
+    }
+
+    #[test]
+    fn places_need_fewer_descriptors_than_there_are() {
+        for descriptors in [64, 256, 1024, 4096, 65_536, 1 << 20] {
+            let places = HostPlaces::of(descriptors);
+            let used = places.clients() + places.links + 2 * places.closing;
+            assert!(used + HOST_OWN_MAX.min(descriptors * 3 / 8) <= descriptors, "{places:?} of {descriptors}");
+            assert!(places.sessions.max > places.sessions.kept_for_local && places.handshakes > 0, "{places:?}");
+            assert!(node_peers(descriptors) + NODE_OWN_MAX.min(descriptors / 2) <= descriptors);
+        }
+        let places = HostPlaces::of(65_536);
+        assert_eq!((places.sessions.max, places.handshakes, places.links), (4096, 1024, 512));
+        assert!(!places.is_short() && HostPlaces::of(1024).is_short());
+        assert_eq!(node_peers(65_536), NODE_PEERS_MAX);
+    }
+}
