@@ -78,6 +78,9 @@ pub enum Request {
         size_bytes: u64,
         /// Allow the end of the volume to be cut off.
         shrink: bool,
+        /// Also under the hands of clients that know the larger size.
+        #[serde(default)]
+        force: bool,
     },
     /// Change what is given.
     VolumeSet {

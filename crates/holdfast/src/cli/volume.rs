@@ -79,9 +79,13 @@ enum VolumeAction {
         name: String,
         #[arg(long)]
         size: Size,
-        /// Cut off the end of the volume, with the data there
+        /// Cut off the end of the volume, with the data there; not while clients are connected
         #[arg(long)]
         shrink: bool,
+        /// Cut it off although clients are connected: they go on with the larger size until they connect anew, and get
+        /// errors behind the new end
+        #[arg(long, requires = "shrink")]
+        force: bool,
     },
     /// Change how a volume is kept, while it is used
     Set(Set),
@@ -357,13 +361,19 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json { print_json(&volume) } else { print_one(&volume) }
         }
         VolumeAction::Explain { name } => super::explain::run(&name, dir, json),
-        VolumeAction::Resize { name, size, shrink } => {
-            let volume = client::volume(dir, &Request::VolumeResize { name, size_bytes: size.0, shrink })?;
-            let text = format!(
+        VolumeAction::Resize { name, size, shrink, force } => {
+            let volume = client::volume(dir, &Request::VolumeResize { name, size_bytes: size.0, shrink, force })?;
+            let mut text = format!(
                 "volume {} has {} now; clients see it when they connect anew",
                 volume.name,
                 Size(volume.size_bytes)
             );
+            if force && volume.sessions > 0 {
+                text.push_str(&format!(
+                    ". {} that are connected know the larger size, and get errors behind the end: have them do so",
+                    volume.sessions
+                ));
+            }
             show(&volume, text)
         }
         VolumeAction::Layer(args) => super::layer::run(args, dir, json),

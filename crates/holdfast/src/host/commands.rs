@@ -103,11 +103,18 @@ pub enum Command {
         discard: bool,
         answer: Answer<CloseOutcome>,
     },
-    /// Answered with the size that the volume then has.
+    /// Answered when the volume has the size.
     Resize {
         name: String,
         size_bytes: u64,
-        answer: Answer<Option<u64>>,
+        /// Make it smaller although clients know the larger size.
+        force: bool,
+        answer: Answer<ResizeOutcome>,
+    },
+    /// Who is connected to a volume or clone, for people.
+    Users {
+        name: String,
+        answer: Answer<Vec<String>>,
     },
     /// Answered when everything new is written so; false where the volume is not in service.
     SetPolicy {
@@ -254,6 +261,15 @@ pub enum CloseOutcome {
     InUse(usize),
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ResizeOutcome {
+    Done,
+    /// It was not in service, or went out of it.
+    NotOpen,
+    /// Clients are connected, and would lose the end of it.
+    InUse,
+}
+
 /// What shall become of a volume's snapshots or of a clone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Wanted {
@@ -279,6 +295,8 @@ pub enum Wanted {
     },
     ResizeClone {
         size_bytes: u64,
+        /// Make it smaller although clients know the larger size.
+        force: bool,
     },
 }
 
@@ -313,7 +331,7 @@ pub struct LiveStatus {
 
 pub struct Waiters {
     calls: Slab<Answer<Option<Reply>>>,
-    resizes: Vec<(Token, u64, Answer<Option<u64>>)>,
+    resizes: Vec<(Token, u64, Answer<ResizeOutcome>)>,
     policies: Vec<(Token, Policy, Answer<bool>)>,
     closes: Vec<(Token, Answer<CloseOutcome>)>,
     changes: Vec<(Token, Change, Answer<ChangeOutcome>)>,
@@ -347,7 +365,7 @@ impl Waiters {
 
     pub fn on_resized(&mut self, at: Token, size_bytes: u64) {
         for (_, _, answer) in self.resizes.extract_if(.., |(volume, size, _)| *volume == at && *size == size_bytes) {
-            tell(&answer, Some(size_bytes));
+            tell(&answer, ResizeOutcome::Done);
         }
     }
 
@@ -401,7 +419,7 @@ impl Waiters {
         }
         self.resizes.retain(|(volume, _, answer)| {
             if *volume == at {
-                tell(answer, None);
+                tell(answer, ResizeOutcome::NotOpen);
             }
             *volume != at
         });
@@ -441,7 +459,10 @@ impl Host {
             }
             Command::Warm { spec, answer } => self.warm(now, spec, answer, io),
             Command::Close { name, force, discard, answer } => self.close(now, &name, (force, discard), answer, io),
-            Command::Resize { name, size_bytes, answer } => self.resize(now, &name, size_bytes, answer, io),
+            Command::Resize { name, size_bytes, force, answer } => {
+                self.resize(now, &name, (size_bytes, force), answer, io);
+            }
+            Command::Users { name, answer } => tell(&answer, self.users(&name)),
             Command::SetPolicy { name, policy, answer } => {
                 let Some((at, _)) = self.volumes.find_open(&name) else { return tell(&answer, false) };
                 self.waiters.policies.push((at, policy, answer));
@@ -605,10 +626,22 @@ impl Host {
         }
     }
 
-    fn resize(&mut self, now: Instant, name: &str, size_bytes: u64, answer: Answer<Option<u64>>, io: &mut Io) {
-        let Some((at, head)) = self.volumes.find_open(name) else { return tell(&answer, None) };
-        if self.volumes.table.get(at).is_some_and(|v| v.size_bytes(head) == size_bytes) {
-            return tell(&answer, Some(size_bytes));
+    fn resize(
+        &mut self,
+        now: Instant,
+        name: &str,
+        (size_bytes, force): (u64, bool),
+        answer: Answer<ResizeOutcome>,
+        io: &mut Io,
+    ) {
+        let found = self.volumes.find_open(name);
+        let found = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?.size_bytes(head))));
+        let Some((at, head, now_bytes)) = found else { return tell(&answer, ResizeOutcome::NotOpen) };
+        if now_bytes == size_bytes {
+            return tell(&answer, ResizeOutcome::Done);
+        }
+        if size_bytes < now_bytes && !force && self.users_of(at, head, Target::Head(head)) > 0 {
+            return tell(&answer, ResizeOutcome::InUse);
         }
         self.waiters.resizes.push((at, size_bytes, answer));
         self.drive(now, at, VolumeEvent::Resize { size_bytes }, io);
@@ -665,13 +698,30 @@ impl Host {
                 unused(self.clients.of_head(at, head).len() + self.guests_of(at, head, None))?;
                 Ok(Change::DropClone { head })
             }
-            Wanted::ResizeClone { size_bytes } => Ok(Change::ResizeClone { head, size_bytes }),
+            Wanted::ResizeClone { size_bytes, force } => {
+                if size_bytes < volume.size_bytes(head) && !force {
+                    unused(self.users_of(at, head, Target::Head(head)))?;
+                }
+                Ok(Change::ResizeClone { head, size_bytes })
+            }
         }
     }
 
     /// Clients here and at other hosts' portals.
     fn users_of(&self, at: Token, head: HeadId, target: Target) -> usize {
         self.clients.of_target(at, target) + self.guests_of(at, head, Some(target))
+    }
+
+    /// The same by their names; of those at other hosts it is known how many they are.
+    fn users(&self, name: &str) -> Vec<String> {
+        let Some((at, head)) = self.volumes.find_open(name) else { return Vec::new() };
+        let mut names = self.clients.names_of(at, Target::Head(head));
+        match self.guests_of(at, head, Some(Target::Head(head))) {
+            0 => {}
+            1 => names.push("one at another host".to_string()),
+            count => names.push(format!("{count} at other hosts")),
+        }
+        names
     }
 
     fn left_to_drain(&self) -> BTreeMap<DeviceId, u64> {

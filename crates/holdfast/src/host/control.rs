@@ -8,7 +8,7 @@
 use super::assignment::{self, Assignment, Hold, Input, Offered};
 use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
-use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, Wanted};
+use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, ResizeOutcome, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::doors::{self, Rank};
 use super::errands;
@@ -32,7 +32,7 @@ use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
 use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, Unreadable, VolumeInfo};
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
@@ -250,8 +250,8 @@ impl ControlPlane {
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } => self.show(&name).map(Response::from),
             Request::VolumeExplain { name } => self.explain(&name),
-            Request::VolumeResize { name, size_bytes, shrink } => {
-                self.resize(&name, size_bytes, shrink).map(Response::from)
+            Request::VolumeResize { name, size_bytes, shrink, force } => {
+                self.resize(&name, size_bytes, (shrink, force)).map(Response::from)
             }
             Request::VolumeSet { name, layout, fixed, checked_reads, tiers, limit } => self
                 .set(&name, (layout.as_deref(), tiers), (fixed, checked_reads), limit.as_deref())
@@ -633,7 +633,8 @@ impl ControlPlane {
         Ok(self.closed_info(&self.catalog.find(name)?))
     }
 
-    pub(super) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<VolumeInfo> {
+    /// A volume is not made smaller under the hands of clients unless that is forced.
+    pub(super) fn resize(&self, name: &str, size_bytes: u64, (shrink, force): (bool, bool)) -> Result<VolumeInfo> {
         check_size(size_bytes)?;
         let entry = self.catalog.find(name)?;
         if size_bytes < entry.size_bytes() && !shrink {
@@ -643,7 +644,7 @@ impl ControlPlane {
             );
         }
         if let Some((id, record)) = entry.clone {
-            self.change(name, Wanted::ResizeClone { size_bytes })?;
+            self.change(name, Wanted::ResizeClone { size_bytes, force })?;
             self.catalog.set_clone(id, &CloneRecord { size_bytes, ..record })?;
             return self.show(name);
         }
@@ -651,18 +652,29 @@ impl ControlPlane {
         if live.is_none() {
             // What a smaller size cuts off is discarded, which only an owner can do.
             self.export(name, false)?;
-            let resized = self.resize(name, size_bytes, shrink);
+            let resized = self.resize(name, size_bytes, (shrink, force));
             self.unexport(name, false)?;
             resized?;
             return self.show(name);
         }
-        let command = |answer| Command::Resize { name: name.to_string(), size_bytes, answer };
+        let command = |answer| Command::Resize { name: name.to_string(), size_bytes, force, answer };
         let become_so = || Ok(ask(&self.reactor, RESIZE_MAX, command));
         match self.become_fixed(&entry, size_bytes, entry.root.layout, become_so)? {
-            Ok(Some(_)) => self.show(name),
-            Ok(None) => bail!("volume {name} was closed meanwhile; try again"),
+            Ok(ResizeOutcome::Done) => self.show(name),
+            Ok(ResizeOutcome::InUse) => Err(self.larger_in_use(name)),
+            Ok(ResizeOutcome::NotOpen) => bail!("volume {name} was closed meanwhile; try again"),
             Err(error) => Err(error.context(format!("volume {name} is not resized yet; it will be once it is open"))),
         }
+    }
+
+    /// Why a volume is not made smaller: who would lose the end of it.
+    fn larger_in_use(&self, name: &str) -> Error {
+        let users = self.ask(|answer| Command::Users { name: name.to_string(), answer }).unwrap_or_default();
+        anyhow!(
+            "volume {name} stays as large as it is: clients are connected that know its size, and would get errors behind a \
+             nearer end: {}. Disconnect them first; or add --force, and have them connect anew afterwards",
+            users.join(", ")
+        )
     }
 
     fn snapshot(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
@@ -695,6 +707,7 @@ impl ControlPlane {
 
     fn do_change(&self, entry: &Entry, wanted: Wanted) -> Result<()> {
         let volume = entry.name();
+        let is_resize = matches!(wanted, Wanted::ResizeClone { .. });
         let command = |answer| Command::Change { volume: volume.to_string(), wanted, answer };
         match ask(&self.reactor, CHANGE_MAX, command)? {
             ChangeOutcome::Done => Ok(()),
@@ -702,6 +715,7 @@ impl ControlPlane {
                 let origin = &entry.root.name;
                 bail!("volume {volume} is not in service; `holdfast volume export {origin}`, then try again")
             }
+            ChangeOutcome::InUse(_) if is_resize => Err(self.larger_in_use(volume)),
             ChangeOutcome::InUse(count) => {
                 let clients = if count == 1 { "one client is" } else { "clients are" };
                 bail!("nothing is changed: {clients} connected ({count}); disconnect first")
@@ -715,11 +729,12 @@ impl ControlPlane {
         let snapshots = before.live.as_ref().map_or(&[][..], |live| &live.snapshots);
         let then_bytes = snapshots.iter().find(|s| s.name == name).map_or(before.size_bytes, |s| s.size_bytes);
         if then_bytes > before.size_bytes {
-            self.resize(volume, then_bytes, false)?;
+            self.resize(volume, then_bytes, (false, false))?;
         }
         self.change(volume, Wanted::Rollback { snapshot: name.to_string() })?;
         if then_bytes < before.size_bytes {
-            self.resize(volume, then_bytes, true)?;
+            // Nobody is connected who has seen more than the snapshot has: rolling back has made sure of that.
+            self.resize(volume, then_bytes, (true, true))?;
         }
         self.show(volume)
     }

@@ -202,6 +202,12 @@ impl Clients {
         self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.target == target).count()
     }
 
+    /// Their names, for people.
+    pub fn names_of(&self, volume: Token, target: Target) -> Vec<String> {
+        let of = |c: &&Client| c.volume == Some(volume) && c.target == target;
+        self.table.iter().map(|(_, c)| c).filter(of).map(Client::who).collect()
+    }
+
     /// Clients of a volume's head, and of its snapshots.
     pub fn of_head(&self, volume: Token, head: HeadId) -> Vec<Token> {
         self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.head == head).map(|(t, _)| t).collect()

@@ -275,7 +275,11 @@ impl ControlPlane {
     }
 
     fn fit_size(&self, name: &str, size_bytes: u64) -> Result<()> {
-        if self.show(name)?.size_bytes == size_bytes { Ok(()) } else { self.resize(name, size_bytes, true).map(drop) }
+        if self.show(name)?.size_bytes == size_bytes {
+            Ok(())
+        } else {
+            self.resize(name, size_bytes, (true, true)).map(drop)
+        }
     }
 
     pub(super) fn receive_progress(&self, name: &str, ticket: &str, offset: u64) -> Result<()> {
