@@ -338,7 +338,9 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
     let told = a.ok("grid tls rotate");
     assert!(told.contains("next start"), "{told}");
     assert!(b.fails("grid tls rotate").contains("--token"));
-    b.ok(&format!("grid tls rotate --token {}", token(&a, "--for b")));
+    let file = b.path("token");
+    fs::write(&file, a.ok("grid token --for b")).expect("written");
+    b.ok(&format!("grid tls rotate --token-file {}", file.display()));
     assert!(read(&b, "tls/node-2.pem") != before && read(&b, "tls/node-2.key") != key);
     for grid in [&a, &b] {
         grid.ok("grid down");

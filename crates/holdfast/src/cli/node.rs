@@ -7,7 +7,7 @@ use crate::grid::certs::Certificates;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
 use crate::grid::rolling::restart_nodes;
-use crate::grid::token::JoinToken;
+use crate::grid::token::TokenArgs;
 use crate::grid::units::Units;
 use crate::grid::{self, grow};
 use crate::node_devices::{self, NodeDevice};
@@ -101,10 +101,8 @@ enum NodeAction {
         /// Although such a device holds something, which is destroyed
         #[arg(long, requires = "paths")]
         force: bool,
-        /// In a grid with TLS, where its authority is on another machine: a token of `holdfast grid token --for` this
-        /// one, made there
-        #[arg(long)]
-        token: Option<JoinToken>,
+        #[command(flatten)]
+        token: TokenArgs,
     },
     /// Move everything off a node's devices; nothing new goes there
     Drain {
@@ -188,7 +186,7 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
                 true => grow::Devices::Files(devices, device_size),
                 false => grow::Devices::Paths { paths: paths.clone(), force },
             };
-            let node = grow::add_node(dir, &devices, token.as_ref())?;
+            let node = grow::add_node(dir, &devices, token.token()?.as_ref())?;
             (node.id, format!("node {} is added, and up at {}; data is moved there by itself", node.id, node.address))
         }
         NodeAction::Drain { node, cancel, force } => {

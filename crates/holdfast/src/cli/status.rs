@@ -9,11 +9,11 @@ use crate::grid::address::Wanted;
 use crate::grid::certs::{Certificates, roles, server_warning};
 use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
-use crate::grid::token::Join;
+use crate::grid::token::{self, Join};
 use crate::grid::{self, UpOptions, UpOutcome};
 use crate::protocol::{Counters, DeviceInfo, LinkState, NodeInfo, Unreadable, VolumeInfo};
 use crate::size::Size;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_format::wire::WIRE;
 use holdfast_runtime::clock;
@@ -125,13 +125,20 @@ struct UpArgs {
     /// where that grid has no TLS its id
     #[arg(long, value_name = "TOKEN|GRID", requires = "etcd", requires = "name")]
     join: Option<Join>,
+    /// The token in a file, or `-` for standard input, where the list of processes does not show it
+    #[arg(long, value_name = "FILE", requires = "etcd", requires = "name", conflicts_with = "join")]
+    join_file: Option<PathBuf>,
     /// Whether a grid that is made has TLS between its hosts and nodes [default: on with --etcd and --address, else off]
-    #[arg(long, value_enum, conflicts_with = "join")]
+    #[arg(long, value_enum, conflicts_with_all = ["join", "join_file"])]
     tls: Option<Switch>,
 }
 
 impl UpArgs {
     fn options(self) -> Result<UpOptions> {
+        let of_file = |file: &PathBuf| {
+            token::read(file).with_context(|| format!("cannot take what to join from {}", file.display()))
+        };
+        let of_file = self.join_file.as_ref().map(of_file).transpose()?;
         Ok(UpOptions {
             nodes: self.nodes,
             devices: self.devices,
@@ -144,7 +151,7 @@ impl UpArgs {
             meta: self.etcd.config()?,
             name: self.name,
             address: self.address,
-            join: self.join,
+            join: self.join.or(of_file),
             tls: self.tls.map(|tls| tls == Switch::On),
         })
     }

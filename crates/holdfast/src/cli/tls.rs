@@ -7,7 +7,7 @@ use crate::grid::grow;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
 use crate::grid::revoked;
-use crate::grid::token::{JoinToken, Valid};
+use crate::grid::token::{self, Valid};
 use crate::host::catalog::check_name;
 use crate::host::signer;
 use crate::logger::date;
@@ -55,9 +55,8 @@ enum TlsAction {
     Show,
     /// Make new keys and certificates for this machine's host and nodes
     Rotate {
-        /// Where the grid's authority is on another machine: a token of `holdfast grid token --for` this one, made there
-        #[arg(long)]
-        token: Option<JoinToken>,
+        #[command(flatten)]
+        token: token::TokenArgs,
     },
     /// Sign a certificate for a client of volumes: what nbdinfo, qemu and others take as a directory of TLS credentials
     Client {
@@ -121,7 +120,7 @@ pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
         TlsAction::Rotate { token } => {
             let (config, _) = with_tls(dir)?;
             let roles = roles(&config);
-            grow::rotate(dir, &config, &roles, token.as_ref())?;
+            grow::rotate(dir, &config, &roles, token.token()?.as_ref())?;
             let names: Vec<String> = roles.iter().map(ToString::to_string).collect();
             if json {
                 return print_json(&json!({ "renewed": names, "used_after_restart": true }));

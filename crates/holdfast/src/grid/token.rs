@@ -18,16 +18,22 @@ use super::certs::fingerprint_text;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use clap::Args;
 use holdfast_base::{GridId, crc32c};
 use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, is_same, mac};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 const PREFIX: &str = "hfjoin1_";
+
+/// A file with a token is shorter by far.
+const FILE_BYTES_MAX: u64 = 4096;
 const GRID_BYTES: usize = 16;
 const CRC_BYTES: usize = 4;
 const TOKEN_BYTES: usize = GRID_BYTES + 2 * DIGEST_BYTES + CRC_BYTES;
@@ -254,6 +260,37 @@ impl FromStr for Join {
             Err(_) => Ok(Join::Token(Box::new(text.parse()?))),
         }
     }
+}
+
+// A token on the command line, or in a file: the command line of a process everybody on its machine can read. The help
+// of a command takes this in, so that it has no comment of its own there.
+#[derive(Args, Clone, Debug, Default)]
+pub struct TokenArgs {
+    /// A token of `holdfast grid token --for` this machine, made where the grid's authority is; needed where that is
+    /// another machine
+    #[arg(long)]
+    token: Option<JoinToken>,
+    /// The token in a file, or `-` for standard input, where the list of processes does not show it
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+}
+
+impl TokenArgs {
+    pub fn token(&self) -> Result<Option<JoinToken>> {
+        let Some(file) = &self.token_file else { return Ok(self.token.clone()) };
+        read(file).with_context(|| format!("cannot take a token from {}", file.display())).map(Some)
+    }
+}
+
+/// Reads a token, or what else stands alone in a small file; `-` is standard input.
+pub fn read<T: FromStr<Err = anyhow::Error>>(file: &Path) -> Result<T> {
+    let mut text = String::new();
+    if file == Path::new("-") {
+        std::io::stdin().take(FILE_BYTES_MAX).read_to_string(&mut text)?;
+    } else {
+        std::fs::File::open(file)?.take(FILE_BYTES_MAX).read_to_string(&mut text)?;
+    }
+    text.trim().parse()
 }
 
 /// How long a token is good for: `30m`, `1h`, `2d`.
