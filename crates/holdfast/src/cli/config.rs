@@ -78,6 +78,11 @@ fn check(file: Option<PathBuf>, dir: Option<&Path>, json: bool) -> Result<()> {
         bail!("there is no file {}; name the one to check", path.display());
     }
     let all = config::load_file(&path, &config)?;
+    // The host starts with it, but does not do what it asks for.
+    let exposure = config::settings(&all).exposure();
+    if let (config::Exposure::Withheld(_), Some(why)) = (exposure, exposure.text()) {
+        bail!("{}: {why}", path.display());
+    }
     let set = all.iter().filter(|setting| matches!(setting.origin, Origin::File(_))).count();
     if json {
         return print_json(&json!({ "file": path, "right": true, "set": set }));

@@ -106,9 +106,13 @@ struct UpArgs {
     /// First of the nodes' ports on 127.0.0.1 [default: the first free range from 7500 on]
     #[arg(long)]
     port: Option<u16>,
-    /// Serve NBD over TCP as well, for example 127.0.0.1:10809
+    /// Serve NBD over TCP as well, for example on 127.0.0.1:10809; other machines' clients need --tls-dir, or
+    /// --nbd-open
     #[arg(long, value_name = "ADDR:PORT")]
     nbd_tcp: Option<SocketAddr>,
+    /// Serve other machines without TLS: everybody who reaches the address can read, overwrite and discard every volume
+    #[arg(long, requires = "nbd_tcp", conflicts_with = "tls_dir")]
+    nbd_open: bool,
     /// Secure NBD over TCP with server-cert.pem and server-key.pem of this directory; with a ca-cert.pem beside
     /// them, clients need a certificate of that CA
     #[arg(long, value_name = "DIR", requires = "nbd_tcp")]
@@ -152,6 +156,7 @@ impl UpArgs {
             name: self.name,
             address: self.address,
             join: self.join.or(of_file),
+            nbd_open: self.nbd_open,
             tls: self.tls.map(|tls| tls == Switch::On),
         })
     }
@@ -167,6 +172,9 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
             print(what_is_up(&outcome, dir))?;
             for node in &outcome.hung {
                 print(format_args!("node {node} hangs; `holdfast node resume {node}` lets it go on"))?;
+            }
+            if let Some(warning) = nbd_warning(dir, &outcome.config) {
+                print(warning)?;
             }
             print(format_args!("next: {}", what_next(&outcome.config)))
         }
@@ -400,6 +408,9 @@ pub struct GridStatus {
     pub certificate_warnings: Vec<String>,
     /// This machine's, when it was asked: milliseconds since 1970.
     pub clock_ms: u64,
+    /// NBD over TCP is open to everybody, or is not served since it would be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nbd_warning: Option<String>,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeView>,
@@ -493,6 +504,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         metadata,
         tls: config.tls,
         certificate_warnings: warnings.unwrap_or_default().into_iter().chain(server).collect(),
+        nbd_warning: nbd_warning(dir, &config),
         grid: config.grid,
         dir: root,
         host,
@@ -503,6 +515,11 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         deleting: status.deleting,
         unreadable: status.unreadable,
     })
+}
+
+/// What is to be known of this machine's NBD over TCP.
+fn nbd_warning(dir: &GridDir, config: &GridConfig) -> Option<String> {
+    dir.settings(config).ok()?.exposure().text()
 }
 
 /// `dir` where the node is one of this machine's.
@@ -552,6 +569,7 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     if status.tls {
         print("links between hosts and nodes have TLS")?;
     }
+    status.nbd_warning.iter().try_for_each(print)?;
     print("")?;
     let mut rows = table(
         &["NODE", "STATE", "ADDRESS", "PROCESS", "CPU", "MEMORY", "DEVICES", "CAPACITY", "USED", "JOURNAL"],

@@ -98,7 +98,7 @@ pub fn markdown() -> String {
 }
 
 /// A new grid's file: what was chosen is set, the rest is in comments.
-pub fn template(nbd_tcp: Option<&Value>, tls_dir: Option<&Value>) -> String {
+pub fn template(chosen: &[(&str, Value)]) -> String {
     let mut text = String::from(
         "# Settings of this machine's part of the grid; read when the host starts. All keys are optional.\n\
          # `holdfast config explain` tells of them, `holdfast config check` finds mistakes.\n",
@@ -109,11 +109,7 @@ pub fn template(nbd_tcp: Option<&Value>, tls_dir: Option<&Value>) -> String {
             section = key.section();
             text.push_str(&format!("\n[{section}]\n"));
         }
-        let chosen = match key.name {
-            "nbd.tcp" => nbd_tcp,
-            "nbd.tls_dir" => tls_dir,
-            _ => None,
-        };
+        let chosen = chosen.iter().find(|(name, _)| *name == key.name).map(|(_, value)| value);
         text.push_str(&format!("# {}\n", key.brief));
         let value = chosen
             .map_or_else(|| if key.default.is_empty() { key.example } else { key.default }.to_string(), Value::text);
@@ -142,12 +138,13 @@ mod tests {
     #[test]
     fn a_new_file_sets_what_was_chosen_and_nothing_else() {
         let read = |text: &str| file::read(Path::new("f"), text).unwrap();
-        assert_eq!(read(&template(None, None)).len(), 0);
+        assert_eq!(read(&template(&[])).len(), 0);
         let (tcp, dir) = (Kind::Address.parse("10.0.0.1:10809").unwrap(), Kind::Directory.parse("/a \"b\"").unwrap());
-        let found: Vec<Value> = read(&template(Some(&tcp), Some(&dir))).into_values().map(|(value, _)| value).collect();
+        let text = template(&[("nbd.tls_dir", dir.clone()), ("nbd.tcp", tcp.clone())]);
+        let found: Vec<Value> = read(&text).into_values().map(|(value, _)| value).collect();
         assert_eq!(found, [tcp, dir]);
         // All of them, uncommented, are right.
-        let bare: String = template(None, None)
+        let bare: String = template(&[])
             .lines()
             .map(|line| match line.strip_prefix("# ") {
                 Some(rest) if rest.contains(" = ") => format!("{rest}\n"),

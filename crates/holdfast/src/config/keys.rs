@@ -23,6 +23,8 @@ pub enum Kind {
     Share(u32),
     /// A group of users of this machine.
     Group,
+    /// `on` or `off`.
+    Switch,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,6 +36,7 @@ pub enum Value {
     /// In per cent; zero is `off`.
     Share(u32),
     Group(String),
+    Switch(bool),
 }
 
 /// One key.
@@ -72,7 +75,9 @@ pub const KEYS: &[Key] = &[
         example: "10.0.0.1:10809",
         brief: "Address and port on which volumes are served over NBD by TCP, besides the unix socket.",
         more: "By default there is only the unix socket `nbd.sock` in the grid's directory. Who can reach the port can read and \
-               write every volume, unless `nbd.tls_dir` is set with a `ca-cert.pem`. Several hosts of a grid each have an \
+               write every volume, unless `nbd.tls_dir` is set with a `ca-cert.pem`. So an address that other machines reach is \
+               served only with `nbd.tls_dir`, or where `nbd.open` says that it may be open to all; otherwise the host starts \
+               without it, and says so in its log and in `holdfast status`. Several hosts of a grid each have an \
                address of their own. Volumes that are for certain clients alone (`holdfast volume allow`) nobody gets without TLS. \
                `holdfast grid up --nbd-tcp` sets it when the grid is made.",
         older_name: "nbd_tcp",
@@ -92,6 +97,21 @@ pub const KEYS: &[Key] = &[
         older_name: "tls_dir",
         older: |host| host.tls_dir.clone().map(Value::Directory),
         put: |settings, value| settings.tls_dir = value.directory(),
+    },
+    Key {
+        name: "nbd.open",
+        kind: Kind::Switch,
+        default: "off",
+        example: "on",
+        brief: "Whether NBD over TCP is served without TLS on an address that other machines reach.",
+        more: "Everybody who reaches that address can then read, overwrite and discard every volume that is not for certain \
+               clients alone: for a network of which every machine may do all of that. It means nothing where `nbd.tcp` is an address of the \
+               machine itself (127.0.0.1), or `nbd.tls_dir` is set. Releases that did not have this key served any address; after \
+               an update the unix socket and other hosts go on, and this port waits until one of both is set. \
+               `holdfast grid up --nbd-open` sets it when the grid is made.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.nbd_open = value.is_on(),
     },
     Key {
         name: "memory.writeback",
@@ -213,6 +233,7 @@ impl Kind {
             Kind::Directory => "an absolute path".to_string(),
             Kind::Share(to) => format!("a share from 1 % to {to} %, or off"),
             Kind::Group => "a group's name or number".to_string(),
+            Kind::Switch => "on or off".to_string(),
         }
     }
 
@@ -244,6 +265,11 @@ impl Kind {
                     false => Err(format!("`{text}` is no group: it is {}", self.text())),
                 }
             }
+            Kind::Switch => match text {
+                "on" => Ok(Value::Switch(true)),
+                "off" => Ok(Value::Switch(false)),
+                _ => Err(format!("`{text}` is neither: it is {}", self.text())),
+            },
             Kind::Share(_) if text == "off" => Ok(Value::Share(0)),
             Kind::Share(to) => {
                 let number = text.strip_suffix('%').map(str::trim_end).and_then(|number| number.parse().ok());
@@ -269,6 +295,13 @@ impl Value {
         match self {
             Value::Share(percent) => *percent,
             _ => unreachable!("the table puts only shares where shares go"),
+        }
+    }
+
+    fn is_on(&self) -> bool {
+        match self {
+            Value::Switch(is_on) => *is_on,
+            _ => unreachable!("the table puts only switches where switches go"),
         }
     }
 
@@ -305,6 +338,7 @@ impl Value {
             Value::Share(0) => "off".to_string(),
             Value::Share(percent) => format!("{percent} %"),
             Value::Group(group) => group.clone(),
+            Value::Switch(is_on) => if *is_on { "on" } else { "off" }.to_string(),
         }
     }
 }
@@ -359,6 +393,7 @@ mod tests {
         assert_eq!(Kind::Share(50).parse("25%"), Ok(Value::Share(25)));
         assert!(Kind::Share(50).parse("60 %").unwrap_err().contains("from 1 % to 50 %, or off"));
         assert!(Kind::Share(50).parse("0 %").is_err() && Kind::Share(50).parse("12").is_err());
+        assert!(Kind::Switch.parse("yes").unwrap_err().contains("on or off"));
         assert!(Kind::Address.parse("10.0.0.1").is_err() && Kind::Directory.parse("tls").is_err());
     }
 }

@@ -24,6 +24,8 @@ pub struct HostSettings {
     pub nbd_tcp: Option<SocketAddr>,
     /// Certificates (`ca-cert.pem`, `server-cert.pem`, `server-key.pem`) for NBD over TCP.
     pub tls_dir: Option<PathBuf>,
+    /// NBD over TCP may be open to everybody.
+    pub nbd_open: bool,
     pub writeback_bytes: u64,
     pub map_cache_bytes: u64,
     pub read_ahead_bytes: u64,
@@ -33,6 +35,50 @@ pub struct HostSettings {
     pub read_cache_percent: u32,
     /// The group whose members may look at the grid.
     pub readers: Option<String>,
+}
+
+/// Who can reach volumes over TCP by these settings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exposure {
+    /// Nobody, this machine, or clients over TLS.
+    Guarded,
+    /// Everybody who reaches the address, as the settings say.
+    Open(SocketAddr),
+    /// It would be everybody, which nothing says: the address is not served.
+    Withheld(SocketAddr),
+}
+
+impl HostSettings {
+    pub fn exposure(&self) -> Exposure {
+        match self.nbd_tcp {
+            Some(address) if self.tls_dir.is_none() && !address.ip().to_canonical().is_loopback() => {
+                match self.nbd_open {
+                    true => Exposure::Open(address),
+                    false => Exposure::Withheld(address),
+                }
+            }
+            _ => Exposure::Guarded,
+        }
+    }
+}
+
+impl Exposure {
+    /// What an operator has to know, and can do.
+    pub fn text(self) -> Option<String> {
+        let anybody = "everybody who reaches that address";
+        match self {
+            Exposure::Guarded => None,
+            Exposure::Open(address) => Some(format!(
+                "NBD on {address} is open, as nbd.open says: {anybody} can read, overwrite and discard every volume that is not for \
+                 certain clients alone; nbd.tls_dir would secure it"
+            )),
+            Exposure::Withheld(address) => Some(format!(
+                "NBD is not served on {address}, as nbd.tcp asks for: without TLS {anybody} could read, overwrite and discard \
+                 volumes. Set nbd.tls_dir (`holdfast grid tls server`), or nbd.open = \"on\" where only machines that may do all of that \
+                 reach it; then restart the host"
+            )),
+        }
+    }
 }
 
 /// Where a setting comes from.
@@ -112,6 +158,12 @@ fn contradictions(found: &Found, all: &[Setting], config: &GridConfig, memory: O
         if let Some(name) = missing {
             let what = format!("nbd.tls_dir can't be used: there is no {}", dir.join(name).display());
             complaints.push(Complaint { line, what, next: "put it there, or name another directory".to_string() });
+        } else if let Some(what) = why_unusable(dir) {
+            complaints.push(Complaint {
+                line,
+                what,
+                next: "`holdfast grid tls server` makes a pair that is right".to_string(),
+            });
         }
     }
     if let (Some(line), Some(address)) = (line("nbd.tcp"), settings.nbd_tcp) {
@@ -133,6 +185,16 @@ fn contradictions(found: &Found, all: &[Setting], config: &GridConfig, memory: O
     }
     complaints.sort_by_key(|complaint| complaint.line);
     complaints
+}
+
+/// What the host would say of these certificates; who only looks at the grid perhaps may not read them.
+fn why_unusable(dir: &Path) -> Option<String> {
+    let is_kept_secret = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
+    if fs::File::open(dir.join("server-key.pem")).is_err_and(|e| is_kept_secret(&e)) {
+        return None;
+    }
+    let error = crate::host::tls::load(dir).err()?;
+    Some(format!("nbd.tls_dir can't be used: {error:#}"))
 }
 
 /// Memory of this machine, if it can be told.
@@ -172,6 +234,24 @@ mod tests {
         assert_eq!((defaults.writeback_bytes, defaults.map_cache_bytes), (256 << 20, 64 << 20));
         assert_eq!((defaults.rebuild_after.as_secs(), defaults.scrub_every.as_secs()), (600, 14 * 86_400));
         assert_eq!(load_file(Path::new("/nowhere/holdfast.toml"), &none).map(|all| settings(&all)).unwrap(), defaults);
+    }
+
+    #[test]
+    fn other_machines_are_served_without_tls_only_where_the_settings_say_so() {
+        let exposure = |text: &str| load_text(text, &grid("{}")).unwrap().exposure();
+        let address = "10.0.0.1:10809".parse().unwrap();
+        assert_eq!(exposure(""), Exposure::Guarded);
+        assert_eq!(exposure("[nbd]\ntcp = '127.0.0.1:10809'"), Exposure::Guarded);
+        assert_eq!(exposure("[nbd]\ntcp = '[::1]:10809'"), Exposure::Guarded);
+        assert_eq!(exposure("[nbd]\ntcp = '10.0.0.1:10809'"), Exposure::Withheld(address));
+        assert_eq!(exposure("[nbd]\ntcp = '10.0.0.1:10809'\nopen = 'on'"), Exposure::Open(address));
+        assert!(matches!(exposure("[nbd]\ntcp = '0.0.0.0:10809'"), Exposure::Withheld(_)));
+        let secured = HostSettings { nbd_tcp: Some(address), tls_dir: Some("/tls".into()), ..HostSettings::default() };
+        assert_eq!(secured.exposure(), Exposure::Guarded);
+        // An older release served it.
+        let older = load_text("", &grid(r#"{"nbd_tcp": "10.0.0.1:10809"}"#)).unwrap();
+        let text = older.exposure().text().unwrap();
+        assert!(text.contains("nbd.open = \"on\"") && text.contains("nbd.tls_dir"), "{text}");
     }
 
     #[test]

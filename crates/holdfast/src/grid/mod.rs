@@ -20,8 +20,8 @@ pub mod token;
 pub mod units;
 
 use crate::client;
-use crate::config::HostSettings;
 use crate::config::keys::Value;
+use crate::config::{Exposure, HostSettings};
 use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
@@ -79,6 +79,8 @@ pub struct UpOptions {
     pub force: bool,
     pub port: Option<u16>,
     pub nbd_tcp: Option<SocketAddr>,
+    /// Serve other machines without TLS.
+    pub nbd_open: bool,
     pub tls_dir: Option<PathBuf>,
     pub meta: Option<MetaConfig>,
     /// Of the host.
@@ -397,6 +399,7 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
 fn check_chosen(dir: &GridDir, settings: &HostSettings, options: &UpOptions) -> Result<()> {
     let changed = [
         ("--nbd-tcp", "nbd.tcp", options.nbd_tcp.is_some() && options.nbd_tcp != settings.nbd_tcp),
+        ("--nbd-open", "nbd.open", options.nbd_open && !settings.nbd_open),
         ("--tls-dir", "nbd.tls_dir", options.tls_dir.is_some() && options.tls_dir != settings.tls_dir),
     ];
     if let Some((name, key, _)) = changed.iter().find(|(_, _, is)| *is) {
@@ -416,8 +419,20 @@ fn write_settings(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Re
         check_chosen(dir, &dir.settings(config)?, options)?;
         return Ok(false);
     }
-    let (tcp, tls_dir) = (options.nbd_tcp.map(Value::Address), options.tls_dir.clone().map(Value::Directory));
-    layout::write_durably(&path, crate::config::template(tcp.as_ref(), tls_dir.as_ref()).as_bytes())?;
+    let wanted = HostSettings { nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..HostSettings::default() };
+    if let (Exposure::Withheld(address), false) = (wanted.exposure(), options.nbd_open) {
+        bail!(
+            "--nbd-tcp {address} without TLS would let everybody who reaches that address read, overwrite and discard every \
+             volume; add --tls-dir, or --nbd-open where only machines that may do all of that reach it"
+        );
+    }
+    let chosen = [
+        ("nbd.tcp", options.nbd_tcp.map(Value::Address)),
+        ("nbd.tls_dir", options.tls_dir.clone().map(Value::Directory)),
+        ("nbd.open", options.nbd_open.then_some(Value::Switch(true))),
+    ];
+    let chosen: Vec<_> = chosen.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    layout::write_durably(&path, crate::config::template(&chosen).as_bytes())?;
     if let Err(error) = dir.settings(config) {
         fs::remove_file(&path)?;
         return Err(error);

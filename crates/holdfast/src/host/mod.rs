@@ -41,13 +41,13 @@ mod revocation;
 pub mod schedule;
 pub mod signer;
 mod stop;
-mod tls;
+pub mod tls;
 mod trend;
 mod volumes;
 mod watcher;
 
 use crate::admission::HostPlaces;
-use crate::config::HostSettings;
+use crate::config::{Exposure, HostSettings};
 use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
@@ -264,16 +264,18 @@ fn listen(
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
     let mut listeners = vec![outwait(|| reactor.io().listen_unix(&socket), in_use)?];
     let mut served_at = vec![Place::Unix(socket)];
-    if let Some(address) = settings.nbd_tcp {
+    let exposure = settings.exposure();
+    match (exposure, exposure.text()) {
+        // The unix socket, other hosts and nodes are served all the same.
+        (Exposure::Withheld(_), Some(why)) => logger::error(format_args!("{why}")),
+        (_, Some(why)) => logger::warn(format_args!("{why}")),
+        (_, None) => {}
+    }
+    if let Some(address) = settings.nbd_tcp.filter(|_| !matches!(exposure, Exposure::Withheld(_))) {
         let (listener, bound) =
             outwait(|| reactor.io().listen_tcp(address), in_use).context("NBD over TCP, as nbd.tcp asks for")?;
         listeners.push(listener);
         let tls = settings.tls_dir.is_some();
-        if !tls && !bound.ip().is_loopback() {
-            logger::warn(format_args!(
-                "NBD on {bound} is open to everybody who can reach it; set nbd.tls_dir in holdfast.toml"
-            ));
-        }
         served_at.push(Place::Tcp { address: bound, tls });
     }
     for listener in &listeners {

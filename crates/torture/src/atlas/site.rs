@@ -70,7 +70,8 @@ impl Site {
             let (address, nbd) = (part.address().to_string(), part.nbd().to_string());
             let mut line = vec!["grid", "up", "--etcd", &etcd, "--name", part.name(), "--address", &address];
             if part.is_host() {
-                line.extend(["--nbd-tcp", &nbd]);
+                // The namespaces reach nobody else.
+                line.extend(["--nbd-tcp", &nbd, "--nbd-open"]);
             }
             if self.shape.is_node(part) {
                 line.extend(["--nodes", "1", "--devices", DEVICES, "--device-size", &size]);
