@@ -18,7 +18,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 
 /// Fields of newer releases.
 pub type Other = Map<String, Value>;
@@ -113,9 +112,9 @@ pub struct DeletingRecord {
 pub struct HostRecord {
     /// Machine and directory: only one host runs there at a time.
     pub home: String,
-    /// Where other hosts reach it.
+    /// Where other hosts reach it: an IP address and a port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub address: Option<SocketAddr>,
+    pub address: Option<String>,
     /// The newest version of a volume's root record that its release reads; the first releases did not say.
     #[serde(default)]
     pub reads_root: u16,

@@ -348,6 +348,7 @@ mod tests {
 
     fn status(nodes: Vec<NodeView>) -> GridStatus {
         GridStatus {
+            nbd_warning: None,
             grid: String::new(),
             dir: String::new(),
             host: HostView { state: "up", pid: Some(7), cpu_ms: 0, resident_bytes: 0, trouble: None },

@@ -10,7 +10,7 @@ use super::catalog::{Catalog, Entry};
 use super::commands::Command;
 use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane, ask};
 use super::portals::{Offer, Place};
-use super::presence::TTL;
+use super::presence::{TTL, address_of};
 use super::records::{News, Records};
 use crate::logger;
 use anyhow::{Context, Result, bail};
@@ -247,8 +247,7 @@ impl ControlPlane {
         // One that can't be read is not offered; it is told of elsewhere.
         let entries: Vec<Entry> = offered.into_iter().filter_map(|id| self.catalog.entry(id).ok().flatten()).collect();
         let hosts = self.records.view(|view| {
-            let address = |record: &Option<holdfast_format::meta::HostRecord>| record.as_ref().and_then(|r| r.address);
-            view.hosts().iter().map(|(host, record)| (host.clone(), address(record))).collect()
+            view.hosts().iter().map(|(host, record)| (host.clone(), address_of(record.as_ref()))).collect()
         });
         let live = entries.iter().filter(|entry| !entry.root.deleted).cloned().collect::<Vec<_>>();
         let next = offers(&self.catalog, &live, &hosts);

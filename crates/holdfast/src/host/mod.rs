@@ -627,7 +627,7 @@ impl App for Host {
                 assert!(self.nbd_listeners.contains(&listener), "only clients of volumes are accepted here");
                 self.on_client(now, conn, (peer, address), io);
             }
-            Event::TurnedAway { listener, peer } if Some(listener) == self.host_listener => {
+            Event::TurnedAway { listener, peer } if self.host_listeners.contains(&listener) => {
                 self.portals.peers.on_turned_away(now, &peer);
             }
             Event::TurnedAway { peer, .. } => self.on_turned_away(now, &peer),

@@ -60,8 +60,12 @@ pub fn live_hosts(meta: &Meta) -> Result<BTreeSet<String>> {
 
 /// Hosts that say that they are there, and where each can be reached by others, if it can.
 pub fn host_addresses(meta: &Meta) -> Result<BTreeMap<String, Option<SocketAddr>>> {
-    let address = |record: Option<HostRecord>| record.and_then(|record| record.address);
-    Ok(host_records(meta)?.map(|(host, record)| (host, address(record))).collect())
+    Ok(host_records(meta)?.map(|(host, record)| (host, address_of(record.as_ref()))).collect())
+}
+
+/// Where a host can be reached by others, as its record says.
+pub fn address_of(record: Option<&HostRecord>) -> Option<SocketAddr> {
+    record?.address.as_ref()?.parse().ok()
 }
 
 /// By name; nothing of a record that this release can't read.
@@ -151,7 +155,7 @@ impl Presence {
         let key = host_key(&self.host);
         let record = HostRecord {
             home: self.home.clone(),
-            address: self.address(),
+            address: self.address().map(|address| address.to_string()),
             reads_root: ROOT_VERSION,
             answers: true,
             runs_errands: true,
