@@ -77,16 +77,17 @@ impl Grid {
             && before.host != after.host
         {
             self.outcome.take_overs += 1;
-            self.check_take_over(host, &before.host);
+            self.check_take_over(host, &before.host, about.planned_at);
         }
     }
 
-    fn check_take_over(&mut self, host: usize, from: &str) {
+    /// Whoever was gone when it was planned may be back when the transaction comes, and without a lease for a moment.
+    fn check_take_over(&mut self, host: usize, from: &str, planned_at: Instant) {
         if self.store.has(&host_key(from)) {
             self.fail(format!("h{host} takes a volume over from {from}, which is there"));
         }
         let Some(other) = number_of_name(from).and_then(|number| self.hosts.get(number)) else { return };
-        if other.is_running() && other.was_right && other.well_from < self.now {
+        if other.is_running() && other.was_right && other.well_from < planned_at {
             self.fail(format!("h{host} takes a volume over from {from}, which is well"));
         }
     }

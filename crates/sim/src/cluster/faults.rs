@@ -146,6 +146,7 @@ impl Grid {
         self.outcome.faults += 1;
         self.trace(&[21, host as u64], || format!("h{host} hangs for {span:?}"));
         self.hosts[host].hangs_until = Some(until);
+        self.hosts[host].hangs_for = span;
         self.hosts[host].unwell(until);
         self.disturb(until);
         self.push(until, Event::Resume { host });

@@ -78,6 +78,8 @@ pub(super) struct Host {
     pub is_up: bool,
     pub boot: u64,
     pub hangs_until: Option<Instant>,
+    /// For how long it does, or did.
+    pub hangs_for: Duration,
     /// What waits in its sockets, and for its timers, while it hangs.
     deferred: VecDeque<HostEvent>,
     pub view: View,
@@ -119,6 +121,7 @@ impl Host {
             is_up: false,
             boot: 0,
             hangs_until: None,
+            hangs_for: Duration::ZERO,
             deferred: VecDeque::new(),
             view: View::new(Some(MARK).filter(|_| !plan.mistakes.believes_any_listing)),
             cluster: Cluster::new(config),
@@ -181,6 +184,8 @@ impl Grid {
         self.post(host, Duration::ZERO, HostEvent::Renew);
         self.list_after(host, ms(5));
         self.post(host, ms(1), HostEvent::Nodes);
+        let back_in = self.hosts[host].nodes_away.1.since(self.now);
+        self.post(host, back_in, HostEvent::Nodes);
     }
 
     pub(super) fn drop_process(&mut self, host: usize) {
@@ -203,6 +208,10 @@ impl Grid {
         }
         self.trace(&[31, host as u64], || format!("h{host} goes on"));
         self.hosts[host].hangs_until = None;
+        // It has not heard whether the store was silent meanwhile.
+        if self.hosts[host].was_right && self.hosts[host].hangs_for >= SILENT_AFTER {
+            self.on_silence(host);
+        }
         for event in std::mem::take(&mut self.hosts[host].deferred) {
             self.post(host, Duration::ZERO, event);
         }
@@ -272,7 +281,10 @@ impl Grid {
     }
 
     fn set_right(&mut self, host: usize, is_right: bool) {
-        self.hosts[host].was_right |= is_right;
+        if is_right && !std::mem::replace(&mut self.hosts[host].was_right, true) {
+            // From here on it has a lease to lose.
+            self.hosts[host].unwell(self.now);
+        }
         if std::mem::replace(&mut self.hosts[host].is_right, is_right) != is_right {
             self.trace(&[32, host as u64, u64::from(is_right)], || format!("h{host}: the store is right: {is_right}"));
             self.tell(host, ClusterEvent::Store { is_right });
@@ -529,7 +541,7 @@ impl Grid {
                 if self.plan.mistakes.leaves_compares_out {
                     compares.clear();
                 }
-                let about = Some(About { volume, planned_by });
+                let about = Some(About { volume, planned_by, planned_at: self.now });
                 let op = Op::Commit(compares.clone(), writes.clone(), None);
                 self.ask(host, op, Purpose::Action { id, compares, writes }, about);
             }

@@ -198,6 +198,7 @@ enum Event {
 pub struct About {
     volume: VolumeId,
     planned_by: MetaVersion,
+    planned_at: Instant,
 }
 
 /// A grid in a run.

@@ -29,7 +29,7 @@ pub(super) struct Vol {
 pub(super) enum Stage {
     Reading { read_at: Instant, is_unreadable: bool },
     Opening { only_from: Option<Epoch>, found: Epoch },
-    Open { root: Root, version: MetaVersion },
+    Open { root: Box<Root>, version: MetaVersion },
     Ending,
 }
 
@@ -276,7 +276,7 @@ impl Grid {
             self.outcome.pause_max = self.outcome.pause_max.max(pause);
             self.check_pause(volume, pause);
         }
-        self.set_stage(host, volume, Stage::Open { root, version });
+        self.set_stage(host, volume, Stage::Open { root: Box::new(root), version });
         self.next_step(host, volume, run, 1, Step::Write);
         let after = self.prng.between(1_000, 5_000);
         self.next_step(host, volume, run, after, Step::Tidy);
@@ -293,15 +293,15 @@ impl Grid {
             (Step::Tidy, Stage::Open { root, version }) => {
                 let after = self.prng.between(1_000, 5_000);
                 self.next_step(host, volume, run, after, Step::Tidy);
-                let ask = Ask::Tidy { root: Box::new(root.clone()) };
-                self.swap_root(host, run, version, root, ask);
+                let ask = Ask::Tidy { root: root.clone() };
+                self.swap_root(host, run, version, *root, ask);
             }
             (Step::Stop, Stage::Open { root, version }) => {
                 if !vol.yields_to.is_empty() {
                     self.pause_since.insert(volume, self.now);
                 }
                 self.set_stage(host, volume, Stage::Ending);
-                self.swap_root(host, run, version, root, Ask::LastTidy);
+                self.swap_root(host, run, version, *root, Ask::LastTidy);
                 // It may be gone before the root has heard of it.
                 let after = *self.prng.pick(&[0, 1, 100]);
                 self.next_step(host, volume, run, after, Step::Gone);
