@@ -36,8 +36,11 @@ const REACH_PACE: Duration = Duration::from_millis(20);
 /// Of several hosts that could take a volume over, each waits for so much longer than the one before it.
 const TURN: Duration = Duration::from_millis(300);
 
-/// Pause before too few nodes are counted again, and before another opening may begin where as many as may be are under way.
+/// Pause before too few nodes are counted again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Pause before another opening may begin where as many as may be are under way.
+const CROWDED_FOR: Duration = Duration::from_millis(50);
 
 /// What this host does with a volume; absent: nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -202,7 +205,7 @@ fn open(volume: VolumeId, s: &Situation) -> Step {
         return Step::Until(s.progress.open_not_before);
     }
     if s.openings >= s.config.openings_max {
-        return Step::Until(s.now + LOOK_AGAIN);
+        return Step::Until(s.now + CROWDED_FOR);
     }
     Step::Do(Action::Open { volume })
 }

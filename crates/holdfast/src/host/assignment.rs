@@ -12,6 +12,7 @@ use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane, ask};
 use super::portals::{Offer, Place};
 use super::presence::{TTL, address_of};
 use super::records::{News, Records};
+use super::volumes::OpenSpec;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{Effects, MetaVersion, VolumeId};
@@ -32,6 +33,12 @@ const EXECUTORS: usize = 16;
 
 /// How long the host that hands a volume over may take to stop serving it.
 const YIELD_MAX: Duration = Duration::from_secs(1);
+
+/// Pace of looking whether this process stood still.
+const LOOK_PACE: Duration = Duration::from_secs(1);
+
+/// A process that has not run for so long does not know whether the store was silent, and whose leases are over by now.
+const STOOD_STILL: Duration = Duration::from_secs(2);
 
 /// How long a command waits for what is under way about its volume.
 const HOLD_MAX: Duration = Duration::from_secs(15);
@@ -133,8 +140,16 @@ fn run(
     let mut out = Effects::new();
     let (mut waiting, mut next_ticket) = (BTreeMap::<u64, SyncSender<()>>::new(), 0);
     let mut offers = Offers::default();
+    let mut looked_at = clock::now();
     loop {
-        let wait = cluster.next_deadline().map_or(Duration::from_secs(1), |at| at.since(clock::now()));
+        if clock::now().since(looked_at) > STOOD_STILL {
+            // Before anything is planned by what has come meanwhile.
+            let silence = Event::Store { is_right: false };
+            records.view(|view| cluster.handle(clock::now(), view, silence, &mut out));
+            records.forget_rightness();
+        }
+        looked_at = clock::now();
+        let wait = cluster.next_deadline().map_or(LOOK_PACE, |at| at.since(clock::now()).min(LOOK_PACE));
         let mut event = match inputs.recv_timeout(wait) {
             Ok(Input::Event(event)) => event,
             Ok(Input::Hold { volume, granted }) => {
@@ -262,15 +277,13 @@ impl ControlPlane {
     fn carry_out(&self, action: Action) -> Result<Outcome> {
         match action {
             Action::Open { volume } => {
-                let entry = self.catalog.entry(volume)?.context("the volume is gone")?;
-                let Some(spec) = self.keys.spec_now_and_then(&entry) else { return Ok(Outcome::Failed) };
+                let Some(spec) = self.spec_for(volume)? else { return Ok(Outcome::Failed) };
                 logger::info(format_args!("volume {} is to be in service here, and is opened", spec.name));
                 self.ask(|answer| Command::Open { spec, exported: true, answer })?;
                 Ok(Outcome::Done)
             }
             Action::Read { volume } => {
-                let entry = self.catalog.entry(volume)?.context("the volume is gone")?;
-                let Some(spec) = self.keys.spec_now_and_then(&entry) else { return Ok(Outcome::Failed) };
+                let Some(spec) = self.spec_for(volume)? else { return Ok(Outcome::Failed) };
                 let found = self.ask(|answer| Command::Warm { spec, answer })?;
                 Ok(Outcome::Reading(match found {
                     None => Reading::NoRoom,
@@ -289,6 +302,13 @@ impl ControlPlane {
             }
             Action::Commit { volume, compares, writes } => self.commit(volume, compares, writes),
         }
+    }
+
+    /// How the volume is opened: only if nobody has since what is known of it. Nothing where its key can't be had now.
+    fn spec_for(&self, volume: VolumeId) -> Result<Option<OpenSpec>> {
+        let entry = self.catalog.entry(volume)?.context("the volume is gone")?;
+        let only_from = Some(entry.root.epoch);
+        Ok(self.keys.spec_now_and_then(&entry).map(|spec| OpenSpec { only_from, ..spec }))
     }
 
     fn commit(

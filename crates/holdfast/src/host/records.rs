@@ -187,6 +187,13 @@ impl Records {
         known.tell();
     }
 
+    /// This process stood still: what is known of the store is of before, until it has answered again.
+    pub fn forget_rightness(&self) {
+        let mut known = self.lock();
+        known.is_healthy = false;
+        known.tell();
+    }
+
     pub fn doubt(&self) -> Option<Doubt> {
         self.lock().view.doubt()
     }
