@@ -15,7 +15,7 @@ fn quiet(seed: u64) -> PortalPlan {
 }
 
 #[test]
-fn random_runs_are_sound_and_repeatable() {
+fn clients_of_portals_get_what_they_wrote_whatever_happens() {
     let jobs = std::thread::available_parallelism().map_or(2, |n| n.get());
     let run = |seed| twice(seed, || run_portals(PortalPlan::from_seed(seed), false));
     let (outcomes, findings) = run_seeds(0, SEEDS, jobs, false, run);

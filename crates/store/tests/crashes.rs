@@ -446,7 +446,7 @@ fn when_a_device_fails_everything_that_waits_is_answered() {
 
 /// The deliberate mistakes are found by this very test: what finds nothing proves nothing.
 #[test]
-fn every_mutation_is_found() {
+fn each_mutation_of_a_device_is_found() {
     let mutations = [
         Mutations { skip_fence_check: true, ..Mutations::default() },
         Mutations { ack_before_durable: true, ..Mutations::default() },
