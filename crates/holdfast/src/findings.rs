@@ -235,44 +235,44 @@ fn about_node(node: &NodeView, found: &mut Found) {
         "cut" => found.warning(Concern::Redundancy, format!("node {id} is cut off{why}"), &how_back(node)),
         state => found.warning(Concern::Redundancy, format!("node {id} is {state}{why}"), &how_back(node)),
     }
-    node.devices.iter().for_each(|device| about_device(id, device, found));
+    node.devices.iter().for_each(|device| about_device(node, device, found));
 }
 
-fn about_device(node: u32, device: &DeviceInfo, found: &mut Found) {
-    let name = &device.device;
+fn about_device(node: &NodeView, device: &DeviceInfo, found: &mut Found) {
+    if let Some((what, next)) = device_trouble(node, device) {
+        found.warning(Concern::Redundancy, what, &next);
+    }
+    if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
+        let (name, _) = node.name_of(device);
+        let next = format!("`holdfast device list`; when it is empty `holdfast device remove {name}`");
+        let what = format!("node {}: the drive of device {name} {drive}; replace it", node.id);
+        found.warning(Concern::Redundancy, what, &next);
+    }
+}
+
+/// How a device is that is not well, since when, and what to do.
+pub fn device_trouble(node: &NodeView, device: &DeviceInfo) -> Option<(String, String)> {
+    let (name, path) = node.name_of(device);
     let replace = format!("`holdfast device replace {name} NEW`");
-    match (device.state(), &device.outage) {
+    let (is_so, next) = match (device.state(), &device.outage) {
         (state @ ("missing" | "failed"), Some(outage)) => {
             let then = if outage.tried { "it is used again when it is back" } else { "it stays out" };
-            let what =
-                format!("node {node}: device {name} is {state} for {} s: {}; {then}", outage.seconds, outage.why);
-            found.warning(Concern::Redundancy, what, &replace);
+            (format!("is {state} for {} s: {}; {then}", outage.seconds, outage.why), replace)
         }
-        ("failed", None) => {
-            let what = format!("node {node}: device {name} has failed; its log says why");
-            found.warning(Concern::Redundancy, what, &replace);
-        }
+        ("failed", None) => ("has failed; its node's log says why".to_string(), replace),
         ("failing", _) => {
             let (errors, ago) = (device.io_errors, device.errors_within_s.unwrap_or(0));
-            let what = format!("node {node}: device {name} is failing: {errors} errors, the last {ago} s ago");
-            found.warning(Concern::Redundancy, what, &replace);
+            (format!("is failing: {errors} errors, the last {ago} s ago"), replace)
         }
         ("slow", _) => {
             let and = if device.bypassed { "bypassed" } else { "still needed" };
-            let seconds = device.slow_s.unwrap_or(0);
-            let what = format!("node {node}: device {name} has been slow for {seconds} s, and is {and}");
-            found.warning(Concern::Redundancy, what, &format!("`holdfast device list`; where that lasts {replace}"));
+            let next = format!("`holdfast device list`; where that lasts {replace}");
+            (format!("has been slow for {} s, and is {and}", device.slow_s.unwrap_or(0)), next)
         }
-        _ => {}
-    }
-    if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
-        let next = format!("`holdfast device list`; when it is empty `holdfast device remove {name}`");
-        found.warning(
-            Concern::Redundancy,
-            format!("node {node}: the drive of device {name} {drive}; replace it"),
-            &next,
-        );
-    }
+        _ => return None,
+    };
+    let path = path.map_or(String::new(), |path| format!(" ({})", path.display()));
+    Some((format!("node {}: device {name}{path} {is_so}", node.id), next))
 }
 
 fn about_capacity(status: &GridStatus, found: &mut Found) {
@@ -322,6 +322,7 @@ mod tests {
             wire: None,
             devices: vec![device()],
             is_own,
+            configured: Vec::new(),
         }
     }
 

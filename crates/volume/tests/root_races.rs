@@ -11,24 +11,22 @@ use support::*;
 
 const MIB: u64 = 1 << 20;
 
-type Record = (MetaVersion, Vec<u8>);
-
-fn change(record: &mut Record, how: impl FnOnce(&mut Root)) {
+fn change(record: &mut RootRecord, how: impl FnOnce(&mut Root)) {
     let mut root = Root::decode(&record.1).unwrap();
     how(&mut root);
     *record = (MetaVersion(record.0.0 + 1), root.encode());
 }
 
 /// As for a checkpoint that the owner has named just before it stopped.
-fn changed_by_owner(record: &mut Record) {
+fn changed_by_owner(record: &mut RootRecord) {
     change(record, |root| root.layout = Layout::Mirror { copies: 3 });
 }
 
-fn claimed_by_another(record: &mut Record) {
+fn claimed_by_another(record: &mut RootRecord) {
     change(record, |root| (root.epoch, root.instance) = (root.epoch.next(), InstanceId(99)));
 }
 
-fn emptied(record: &mut Record) {
+fn emptied(record: &mut RootRecord) {
     *record = (MetaVersion::ABSENT, Vec::new());
 }
 
@@ -55,7 +53,7 @@ fn the_old_owners_last_change_does_not_keep_the_next_from_claiming() {
     for changes in 1..4 {
         let mut world = world();
         let before = epoch(&world);
-        world.before_swap.extend(vec![changed_by_owner as fn(&mut Record); changes]);
+        world.before_swap.extend(vec![changed_by_owner as fn(&mut RootRecord); changes]);
         world.open();
         assert_eq!(epoch(&world), before.next(), "nothing was claimed in vain");
         assert_eq!(
@@ -85,8 +83,8 @@ fn an_owner_gives_way_to_a_higher_epoch_only() {
 
 #[test]
 fn a_store_that_was_emptied_or_set_back_deposes_nobody() {
-    let set_back = |record: &mut Record| change(record, |root| root.epoch = Epoch(0));
-    for fault in [emptied as fn(&mut Record), set_back] {
+    let set_back = |record: &mut RootRecord| change(record, |root| root.epoch = Epoch(0));
+    for fault in [emptied as fn(&mut RootRecord), set_back] {
         let mut world = world();
         let right = world.root.clone();
         world.before_swap.push_back(fault);

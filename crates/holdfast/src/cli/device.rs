@@ -1,11 +1,12 @@
 //! `holdfast device`: what the grid's data lies on.
 
 use super::format::{percent_used, print, print_json, print_table, table};
-use super::status::{NodeView, gather};
+use super::status::gather;
 use crate::client;
 use crate::drives;
+use crate::findings::device_trouble;
 use crate::grid::grow::{self, Source};
-use crate::grid::layout::{GridConfig, GridDir, NodeConfig};
+use crate::grid::layout::{GridDir, NodeConfig};
 use crate::grid::survey::{self, Asker, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::protocol::{DeviceInfo, Request};
@@ -358,43 +359,6 @@ fn drive_text(device: &DeviceInfo) -> String {
     drive.worn_percent.filter(|worn| *worn > 0).map_or(word.to_string(), |worn| format!("{word}, {worn} % worn"))
 }
 
-/// Which of a node's devices are not well, since when, and what to do.
-pub fn device_troubles(node: &NodeView, config: &GridConfig) -> Vec<String> {
-    let own = config.nodes.iter().find(|own| own.id == node.id);
-    let told = |device: &DeviceInfo| {
-        // By its place where it is one of this machine's.
-        let place = own.and_then(|own| own.devices.iter().position(|d| d.device == device.device));
-        let name = place.map_or(device.device.clone(), |place| format!("{}/{place}", node.id));
-        let path =
-            place.zip(own).map_or(String::new(), |(place, own)| format!(" ({})", own.devices[place].path.display()));
-        let replace = format!("replace it (`holdfast device replace {name} NEW`)");
-        let what = match (device.state(), &device.outage) {
-            ("missing" | "failed", Some(outage)) => {
-                let next = if outage.tried {
-                    "it is used again when it is back"
-                } else {
-                    "it stays out until its node restarts"
-                };
-                let how = if outage.missing { "is missing" } else { "has failed, and is out" };
-                format!("{how} for {} s: {}; {next}, or {replace}", outage.seconds, outage.why)
-            }
-            ("failed", None) => format!("has failed; its node's log says why; {replace}"),
-            ("failing", _) => format!(
-                "is failing: {} errors, the last {} s ago; {replace}",
-                device.io_errors,
-                device.errors_within_s.unwrap_or(0)
-            ),
-            ("slow", _) => {
-                let and = if device.bypassed { "bypassed" } else { "still needed" };
-                format!("is slow for {} s, and {and}; where that lasts, {replace}", device.slow_s.unwrap_or(0))
-            }
-            _ => return None,
-        };
-        Some(format!("node {}: device {name}{path} {what}", node.id))
-    };
-    node.devices.iter().filter_map(told).collect()
-}
-
 /// What could be taken; before there is a grid, too.
 fn list_eligible(paths: &[PathBuf], dir: &GridDir, json: bool) -> Result<()> {
     let asker = if dir.exists() { Asker::of(dir, &dir.load()?)? } else { Asker::default() };
@@ -466,7 +430,9 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
     }
     print_table(&rows)?;
     for node in &status.nodes {
-        device_troubles(node, &config).iter().try_for_each(print)?;
+        for (what, next) in node.devices.iter().filter_map(|device| device_trouble(node, device)) {
+            print(format_args!("{what}; next: {next}"))?;
+        }
     }
     for node in &config.nodes {
         let told = status.nodes.iter().find(|n| n.id == node.id);

@@ -22,7 +22,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -459,6 +459,19 @@ pub struct NodeView {
     /// It runs on this machine.
     #[serde(skip)]
     pub is_own: bool,
+    /// As this machine's configuration has them, in their places.
+    #[serde(skip)]
+    pub configured: Vec<DeviceConfig>,
+}
+
+impl NodeView {
+    /// What commands call a device: by its place where it is one of this machine's; and where that is.
+    pub fn name_of(&self, device: &DeviceInfo) -> (String, Option<&Path>) {
+        match self.configured.iter().position(|known| known.device == device.device) {
+            Some(place) => (format!("{}/{place}", self.id), Some(&self.configured[place].path)),
+            None => (device.device.clone(), None),
+        }
+    }
 }
 
 /// From the host's memory and from /proc alone: nothing here waits for a node.
@@ -489,7 +502,8 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     let status = status.unwrap_or_default();
     let own = config.nodes.iter().map(|node| {
         let told = status.nodes.iter().find(|n| n.id == node.id);
-        node_view(Some(dir), node.id, node.address.to_string(), told)
+        let view = node_view(Some(dir), node.id, node.address.to_string(), told);
+        NodeView { configured: node.devices.clone(), ..view }
     });
     let elsewhere = status.nodes.iter().filter(|told| config.nodes.iter().all(|own| own.id != told.id));
     let elsewhere = elsewhere.map(|told| node_view(None, told.id, told.address.clone(), Some(told)));
@@ -550,6 +564,7 @@ fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&Node
         wire: told.and_then(|n| n.wire),
         devices: told.map_or_else(Vec::new, |n| n.devices.clone()),
         is_own: dir.is_some(),
+        configured: Vec::new(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A grid's control plane: the real [`Cluster`] machines of several hosts, each with its own view, over one simulated
+//! A grid's control plane: the real [`holdfast_cluster::Cluster`] machines of several hosts, each with its own view, over one simulated
 //! metadata store; volumes are what matters of them here: who claimed one, and who is promised to by the nodes.
 //!
 //! Role: the shell of each host ([`host`]), the store and what becomes of requests to it ([`store`]), volumes ([`volume`]), an

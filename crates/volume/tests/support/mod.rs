@@ -263,13 +263,16 @@ pub fn flip_blocks(data: &mut [u8], every: usize) {
     data.chunks_exact_mut(BLOCK_BYTES).step_by(every).for_each(|block| block[9] ^= 1);
 }
 
+/// Version and bytes.
+pub type RootRecord = (MetaVersion, Vec<u8>);
+
 pub struct World {
     pub now: Instant,
     pub nodes: Vec<IdealNode>,
     /// The root record; empty where the store has none.
-    pub root: (MetaVersion, Vec<u8>),
+    pub root: RootRecord,
     /// What happens to it just before the next swaps arrive, one for each.
-    pub before_swap: VecDeque<fn(&mut (MetaVersion, Vec<u8>))>,
+    pub before_swap: VecDeque<fn(&mut RootRecord)>,
     pub controller: Controller,
     /// One that has read the map beforehand, or has begun to: for the next opening.
     pub warmed: Option<Controller>,
