@@ -1,8 +1,9 @@
 //! Nodes and devices of a local grid that come and go while it serves.
 //!
 //! Faults: a device is made before grid.json names it; `grid.adding` says which, so that the next command removes what a crash in
-//! between has left. grid.json forgets a device before its file is removed; then the file stays. Nothing else is removed that the host has not found empty. What is there already is
-//! taken only where it is empty, or where that is forced.
+//! between has left. grid.json forgets a device before its file is removed; then the file stays. Nothing else is
+//! removed that the host has not found empty. What is there already is taken only where it is empty, or where that is
+//! forced.
 
 use super::asking::Asking;
 use super::certs::Certificates;
