@@ -3,6 +3,7 @@
 //! Small, rarely written records are postcard (a documented varint encoding of serde's data model) behind a version and
 //! a checksum; what is read in bulk or found by scanning has a fixed little-endian layout. docs/FORMAT.md draws each.
 
+pub mod copy;
 pub mod disk;
 pub mod drive;
 pub mod family;

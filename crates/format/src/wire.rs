@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
-/// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 10 };
+/// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 11 };
 
 /// Version from which on a request may go without its payload where that is the one of the frame before it.
 pub const PAYLOAD_AGAIN_SINCE: u32 = 9;
@@ -196,6 +196,21 @@ pub enum Request {
     Drives,
     /// Which devices are out, or have had errors. Since version 10.
     Troubles,
+    /// A copy of the volume's root record, durable before it is answered. It takes the place of those with a lower epoch, or
+    /// a lower sequence in the same; one that is older than what is held changes nothing. Since version 11.
+    PutRoot {
+        device: DeviceId,
+        volume: VolumeId,
+        epoch: Epoch,
+        sequence: u64,
+        root: Vec<u8>,
+    },
+    /// What is held of volumes beside their shards, in order, after `after`, of at most `count_max`. Since version 11.
+    ListVolumes {
+        device: DeviceId,
+        after: Option<VolumeId>,
+        count_max: u32,
+    },
 }
 
 impl Request {
@@ -207,6 +222,9 @@ impl Request {
 
     /// Since then nodes tell what is wrong with their devices.
     pub const TROUBLES_SINCE: u32 = 10;
+
+    /// Since then devices keep copies of roots.
+    pub const ROOTS_SINCE: u32 = 11;
 
     /// The first version of the messages that has this one.
     pub fn since(&self) -> u32 {
@@ -233,6 +251,7 @@ impl Request {
             Request::MakeShard { .. } => Request::MAKE_SHARD_SINCE,
             Request::Drives => Request::DRIVES_SINCE,
             Request::Troubles => Request::TROUBLES_SINCE,
+            Request::PutRoot { .. } | Request::ListVolumes { .. } => Request::ROOTS_SINCE,
         }
     }
 }
@@ -360,6 +379,24 @@ pub struct LedgerState {
     pub last: Lsn,
 }
 
+/// What a device holds of a volume beside its shards.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeldVolume {
+    pub volume: VolumeId,
+    /// The highest that was promised here; zero where nothing was.
+    pub promised: Epoch,
+    pub ledgers: Vec<LedgerState>,
+    pub root: Option<HeldRoot>,
+}
+
+/// The newest copy of a volume's root on a device: [`crate::copy::root_copy_id`] names its shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeldRoot {
+    pub epoch: Epoch,
+    pub sequence: u64,
+    pub blocks: u32,
+}
+
 /// One entry of a [`Reply::LogEntries`]; payloads follow each other in the frame's payload.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogEntry {
@@ -441,6 +478,10 @@ pub enum Reply {
     /// Of all devices that have any.
     Troubles {
         troubles: Vec<DeviceTrouble>,
+    },
+    Volumes {
+        volumes: Vec<HeldVolume>,
+        more: bool,
     },
 }
 

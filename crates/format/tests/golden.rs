@@ -92,7 +92,7 @@ fn headers_of_shards() {
     }
 }
 
-const REQUESTS: [&str; 22] = [
+const REQUESTS: [&str; 24] = [
     "0005ac02090161",
     "01",
     "02",
@@ -115,8 +115,10 @@ const REQUESTS: [&str; 22] = [
     "13010203020306070f011008010d3132372e302e302e313a33303001",
     "14",
     "15",
+    "1601020313020102",
+    "1701010214",
 ];
-const REPLIES: [&str; 22] = [
+const REPLIES: [&str; 23] = [
     "0006080401010100000000001314000000000101000115160000000017",
     "01",
     "0201010100000000001314000000000101000115160000000017",
@@ -139,6 +141,7 @@ const REPLIES: [&str; 22] = [
     "0a092324",
     "0b0101020105012500014b0000",
     "0c01012829012a2b012701620100",
+    "0d01022e0103050118191a01032c2d01",
 ];
 
 /// What hosts and nodes say to each other: a message keeps its bytes, in this release and in all that speak with it.
@@ -173,6 +176,8 @@ fn messages_between_hosts_and_nodes() {
         Request::MakeShard { device, volume, epoch, shard, header_of: 15, sources: vec![source] },
         Request::Drives,
         Request::Troubles,
+        Request::PutRoot { device, volume, epoch, sequence: 19, root: vec![1, 2] },
+        Request::ListVolumes { device, after: Some(volume), count_max: 20 },
     ];
     let said: Vec<String> =
         requests.iter().map(|request| hex(&encode_frame(0, request, 0)[FRAME_HEADER_BYTES..])).collect();
@@ -193,6 +198,8 @@ fn messages_between_hosts_and_nodes() {
     let outage = Outage { ms: 39, why: "b".to_string(), is_missing: true, is_tried: false };
     let trouble =
         DeviceTrouble { device, lives: 40, io_errors: 41, last_error_ms: Some(42), retries: 43, outage: Some(outage) };
+    let root = Some(HeldRoot { epoch, sequence: 44, blocks: 45 });
+    let held = HeldVolume { volume, promised: Epoch(46), ledgers: vec![state.clone()], root };
     let replies = [
         Reply::Hello { version: 6, node: NodeId(8), boot: instance, devices: devices.clone() },
         Reply::Pong,
@@ -216,6 +223,7 @@ fn messages_between_hosts_and_nodes() {
         Reply::Refused(Refusal::Version(Versions { oldest: 35, newest: 36 })),
         Reply::Drives { drives: vec![(device, report)] },
         Reply::Troubles { troubles: vec![trouble] },
+        Reply::Volumes { volumes: vec![held], more: true },
     ];
     let said: Vec<String> = replies.iter().map(|reply| hex(&encode_frame(0, reply, 0)[FRAME_HEADER_BYTES..])).collect();
     assert_eq!(said, REPLIES);

@@ -274,6 +274,8 @@ fn device_of(request: &Request) -> Option<DeviceId> {
         | Request::MakeShard { device, .. }
         | Request::DeleteShards { device, .. }
         | Request::ListShards { device, .. }
+        | Request::PutRoot { device, .. }
+        | Request::ListVolumes { device, .. }
         | Request::DropVolume { device, .. } => Some(*device),
     }
 }

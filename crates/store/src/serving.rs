@@ -19,13 +19,18 @@ use crate::ledgers::{ControlKey, Ledger, LedgerKey, Life, Volumes};
 use crate::log_read::{LOG_READS_MAX, LogRead};
 use crate::shards::Shards;
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, InstanceId, Instant, LedgerId, Lsn, ShardId, Slab, VolumeId};
+use holdfast_format::copy::root_copy_id;
 use holdfast_format::disk::{Superblock, blocks_match};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
-use holdfast_format::wire::{DeviceHealth, DeviceStat, Refusal, Reply, Request};
-use std::collections::BTreeMap;
+use holdfast_format::wire::{DeviceHealth, DeviceStat, HeldVolume, Refusal, Reply, Request};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// Requests in flight that wait for several things.
 const JOINS_MAX: usize = 1024;
+
+/// Volumes of one page of a list: stays below a frame's meta part.
+const LIST_VOLUMES_MAX: usize = 1000;
 
 /// A request that is answered when all its parts are durable.
 pub(crate) struct Join {
@@ -239,6 +244,14 @@ impl Serving {
                 Ok(())
             }
             Request::DropVolume { volume, epoch, .. } => self.on_drop_volume(ctx, client, volume, epoch),
+            Request::PutRoot { volume, epoch, sequence, root, .. } => {
+                self.volumes.promise(volume).check(epoch)?;
+                self.shards.put_root(ctx, client, root_copy_id(volume, epoch, sequence), &root)
+            }
+            Request::ListVolumes { after, count_max, .. } => {
+                ctx.reply(client, self.list_volumes(after, count_max));
+                Ok(())
+            }
             Request::Hello { .. }
             | Request::Ping
             | Request::Stat
@@ -479,6 +492,26 @@ impl Serving {
         }
         self.finish_join(ctx, join, 1);
         Ok(())
+    }
+
+    fn list_volumes(&self, after: Option<VolumeId>, count_max: u32) -> Reply {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let known = self.volumes.by_id.range((from, Bound::Unbounded)).map(|(volume, _)| *volume);
+        let count_max = (count_max as usize).clamp(1, LIST_VOLUMES_MAX);
+        // The first of either are among the first of both.
+        let mut ids: BTreeSet<VolumeId> = known.take(count_max + 1).collect();
+        ids.extend(self.shards.volumes_after(after).take(count_max + 1));
+        let held = |volume: VolumeId| {
+            let state = self.volumes.get(volume);
+            let ledgers = state.into_iter().flat_map(|v| &v.ledgers).filter(|(_, l)| l.life != Life::Deleted);
+            HeldVolume {
+                volume,
+                promised: self.volumes.promise(volume).epoch,
+                ledgers: ledgers.map(|(id, ledger)| ledger.state(*id)).collect(),
+                root: self.shards.root_of(volume),
+            }
+        };
+        Reply::Volumes { more: ids.len() > count_max, volumes: ids.into_iter().take(count_max).map(held).collect() }
     }
 
     /// Asserts that space adds up and that every unit's account agrees with the index.

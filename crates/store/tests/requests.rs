@@ -3,9 +3,10 @@
 mod support;
 
 use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, MediaClass, VolumeId};
+use holdfast_format::copy;
 use holdfast_format::drive::DriveReport;
 use holdfast_format::versions::Versions;
-use holdfast_format::wire::{DeviceHealth, GRANT_MS, Refusal, Reply, Request, WIRE};
+use holdfast_format::wire::{DeviceHealth, GRANT_MS, HeldRoot, Refusal, Reply, Request, WIRE};
 use holdfast_store::{DeviceSlot, Event, Next, Notice};
 use std::time::Duration;
 use support::*;
@@ -233,6 +234,57 @@ fn a_dropped_volume_is_gone_but_its_promise_stays() {
         rig.restart(Crash::Power);
     }
     assert!(rig.fence(5, 4).1.is_empty());
+}
+
+#[test]
+fn the_newest_copy_of_a_root_is_kept_and_told_of() {
+    let mut rig = Rig::small(8);
+    let put = |epoch, sequence, byte| Request::PutRoot {
+        device: device(0),
+        volume: VolumeId(5),
+        epoch: Epoch(epoch),
+        sequence,
+        root: vec![byte; 5000],
+    };
+    let list = |after, count_max| Request::ListVolumes { device: device(0), after, count_max };
+    let held = |rig: &mut Rig| {
+        let Reply::Volumes { volumes, more: false } = rig.call(list(None, 10)) else { panic!("not a list") };
+        volumes
+    };
+    rig.create(5, 3, 0);
+    rig.put(5, 3, 1, 2);
+    assert!(held(&mut rig)[0].root.is_none());
+    for (epoch, sequence, byte) in [(3, 1, 1), (3, 4, 2), (3, 2, 3), (3, 4, 9)] {
+        assert!(is_done(&rig.call(put(epoch, sequence, byte))));
+    }
+    assert_eq!(rig.call(put(2, 9, 4)), stale(3));
+    for crash in [Crash::Process, Crash::Power] {
+        let volumes = held(&mut rig);
+        assert_eq!(volumes.len(), 1);
+        assert_eq!((volumes[0].volume, volumes[0].promised, volumes[0].ledgers.len()), (VolumeId(5), Epoch(3), 1));
+        assert_eq!(volumes[0].root, Some(HeldRoot { epoch: Epoch(3), sequence: 4, blocks: 2 }));
+        let shard = copy::root_copy_id(VolumeId(5), Epoch(3), 4);
+        let blocks = rig.read_shard(shard, 0, 2).expect("it can be read");
+        assert_eq!(copy::decode(&blocks), Ok(&[2; 5000][..]));
+        assert_eq!(rig.read_shard(copy::root_copy_id(VolumeId(5), Epoch(3), 1), 0, 2), Err(Refusal::UnknownShard));
+        rig.restart(crash);
+    }
+    assert_eq!(rig.list(5).len(), 1, "it is no shard of the volume's data");
+    let Reply::Stat { devices } = rig.call(Request::Stat) else { panic!() };
+    assert_eq!(devices[0].shard_count, 1);
+    rig.create(9, 1, 0);
+    rig.put(7, 1, 1, 2);
+    let ids = |reply| {
+        let Reply::Volumes { volumes, more } = reply else { panic!("not a list") };
+        (volumes.iter().map(|v| v.volume.0).collect::<Vec<_>>(), more)
+    };
+    assert_eq!(ids(rig.call(list(None, 2))), (vec![5, 7], true));
+    assert_eq!(ids(rig.call(list(Some(VolumeId(7)), 2))), (vec![9], false));
+    let drop = Request::DropVolume { device: device(0), volume: VolumeId(5), epoch: Epoch(3) };
+    assert!(is_done(&rig.call(drop)));
+    let gone = held(&mut rig);
+    assert_eq!((gone[0].promised, gone[0].root, gone[0].ledgers.len()), (Epoch(3), None, 0));
+    rig.settle();
 }
 
 #[test]

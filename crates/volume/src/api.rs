@@ -158,6 +158,10 @@ pub struct Mutations {
     pub log_in_plain: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
+    /// Rule 27: a root that seals a ledger is not copied to that one's legs.
+    pub root_only_on_new_legs: bool,
+    /// Rule 27: a root counts before its copies are durable.
+    pub root_counts_uncopied: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -497,6 +501,8 @@ pub struct Status {
     pub degraded_segments: u64,
     /// Acknowledged entries in the log with fewer reachable copies than their rule.
     pub at_risk_entries: u64,
+    /// It could be opened as it is if the metadata store were lost: copies of its root are where that takes them.
+    pub is_recoverable: bool,
     pub suspect_nodes: Vec<NodeId>,
     /// By layer, oldest first.
     pub snapshots: Vec<(ObjectId, Snapshot)>,

@@ -82,6 +82,11 @@ pub enum Purpose {
     Look {
         leg: Leg,
     },
+    /// A copy of the root.
+    PutRoot {
+        leg: Leg,
+        sequence: u64,
+    },
     /// Of a grant.
     Release,
     Stat,
@@ -113,6 +118,7 @@ impl Purpose {
             | Purpose::LedgerInventory { .. }
             | Purpose::Scrub { .. }
             | Purpose::Look { .. }
+            | Purpose::PutRoot { .. }
             | Purpose::DeleteShards { .. }
             | Purpose::Forget => Class::Bulk,
         }

@@ -26,6 +26,7 @@ use crate::bypass::BypassBatch;
 use crate::call::{CALLS_MAX, Call, Purpose};
 use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
+use crate::copies::RootCopies;
 use crate::directory::Directory;
 use crate::family::Family;
 use crate::fetch::Fetch;
@@ -92,6 +93,7 @@ pub struct Controller {
     pub(crate) outliers: Outliers,
     pub(crate) calls: Slab<Call>,
     pub(crate) root: RootWriter,
+    pub(crate) copies: RootCopies,
     pub(crate) resizer: Resizer,
     pub(crate) opening: Option<Box<Opening>>,
     pub(crate) roll: Option<Roll>,
@@ -168,6 +170,7 @@ impl Controller {
             outliers: Outliers::default(),
             calls: Slab::new(CALLS_MAX),
             root: RootWriter::default(),
+            copies: RootCopies::default(),
             resizer: Resizer::default(),
             opening: None,
             roll: None,
@@ -469,6 +472,7 @@ impl Controller {
             Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
             Purpose::Scrub { segment, index } => self.on_scrubbed(segment, index, &reply, out),
             Purpose::Look { leg } => self.on_looked(leg, &reply, out),
+            Purpose::PutRoot { leg, sequence } => self.on_root_put(leg, sequence, &reply, out),
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
                     self.nodes.on_stat(node, devices);
@@ -506,6 +510,7 @@ impl Controller {
             Purpose::DeleteShards { shards } => self.on_delete_lost(call.node, shards),
             Purpose::Scrub { .. } => self.on_scrub_lost(out),
             Purpose::Look { leg } => self.on_look_lost(leg, out),
+            Purpose::PutRoot { leg, sequence } => self.on_root_put_lost(leg, sequence, out),
             Purpose::Release => self.progress_release(1, out),
             Purpose::Stat | Purpose::Probe | Purpose::Forget => {}
         }
@@ -578,6 +583,7 @@ impl Controller {
         self.drive_mark();
         self.drive_look(out);
         self.drive_root(out);
+        self.drive_copies(out);
     }
 
     pub fn status(&self) -> Status {
@@ -593,6 +599,7 @@ impl Controller {
             segment_count: own.segments,
             degraded_segments: if known { self.degraded_segments() } else { 0 },
             at_risk_entries: self.at_risk_entries(),
+            is_recoverable: self.is_recoverable(),
             suspect_nodes: self.nodes.suspects(),
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),

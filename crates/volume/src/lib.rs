@@ -12,6 +12,7 @@ mod checkpoint;
 pub mod claims;
 mod cleaner;
 pub mod controller;
+mod copies;
 mod destage;
 mod directory;
 mod domains;

@@ -48,6 +48,8 @@ pub(crate) struct RootWriter {
     /// Token of the request whose answer counts.
     token: u64,
     retry_at: Option<Instant>,
+    /// The swap has won, and takes effect when copies of the root are where they are needed.
+    won: Option<MetaVersion>,
     /// The last swap found a record that can't be the store's newest.
     is_doubted: bool,
     tidied_at: Instant,
@@ -88,6 +90,10 @@ impl RootWriter {
         self.current.as_ref().expect("the root record was read")
     }
 
+    pub(crate) fn known(&self) -> Option<&Root> {
+        self.current.as_ref()
+    }
+
     pub(crate) fn is_known(&self) -> bool {
         self.current.is_some()
     }
@@ -105,6 +111,7 @@ impl RootWriter {
 impl Controller {
     pub(crate) fn load_root(&mut self, out: Out) {
         self.root.proposal = None;
+        self.root.won = None;
         self.root.token += 1;
         self.root.sent_at = self.now;
         let request = MetaRequest::Get { key: root_key(self.config.volume) };
@@ -130,6 +137,7 @@ impl Controller {
     /// Starts a swap to `root`. Only one is in flight.
     pub(crate) fn swap_root(&mut self, root: Root, change: Change, out: Out) {
         assert!(self.root.proposal.is_none(), "one root swap at a time");
+        self.copy_root(&root, change, out);
         self.root.proposal = Some(Proposal { root, change });
         self.send_swap(out);
     }
@@ -166,7 +174,7 @@ impl Controller {
                 self.root.proposal = proposal;
                 self.root.retry_at = Some(self.now + RETRY_AFTER);
             }
-            (MetaReply::Swapped { version }, Some(proposal)) => self.on_swapped(version, proposal, out),
+            (MetaReply::Swapped { version }, Some(proposal)) => self.on_won(version, proposal, out),
             (MetaReply::Conflict { version, value }, Some(proposal)) => {
                 self.on_swap_conflict(version, value.as_deref(), proposal, out);
             }
@@ -174,6 +182,23 @@ impl Controller {
             (_, proposal) => self.root.proposal = proposal,
         }
         self.progress(out);
+    }
+
+    fn on_won(&mut self, version: MetaVersion, proposal: Proposal, out: Out) {
+        self.root.proposal = Some(proposal);
+        self.root.won = Some(version);
+        self.finish_swap(out);
+    }
+
+    /// A swap that has won takes effect once copies of the root are where they are needed.
+    pub(crate) fn finish_swap(&mut self, out: Out) {
+        let Some(version) = self.root.won else { return };
+        if self.awaits_copies() && !self.config.mutations.root_counts_uncopied {
+            return;
+        }
+        self.root.won = None;
+        let proposal = self.root.proposal.take().expect("it has won");
+        self.on_swapped(version, proposal, out);
     }
 
     fn on_swapped(&mut self, version: MetaVersion, proposal: Proposal, out: Out) {
@@ -208,7 +233,7 @@ impl Controller {
         let is_claim = proposal.change == Change::Claim;
         let (before, own) = (self.root().epoch, self.root().instance);
         match seen {
-            Some(root) if root == proposal.root => self.on_swapped(version, proposal, out),
+            Some(root) if root == proposal.root => self.on_won(version, proposal, out),
             Some(_) if is_claim && self.config.takeover => self.load_root(out),
             // The owner that is to be followed has changed its record once more, for a roll or a checkpoint.
             Some(root) if is_claim && root.epoch == before => self.load_root(out),
@@ -262,6 +287,7 @@ impl Controller {
 
     /// Repeats what had no answer, and tidies the record now and then.
     pub(crate) fn drive_root(&mut self, out: Out) {
+        self.finish_swap(out);
         if self.root.retry_at.is_some_and(|at| at <= self.now) {
             self.root.retry_at = None;
             if self.root.proposal.is_some() {

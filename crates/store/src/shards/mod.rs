@@ -25,9 +25,10 @@ use crate::shards::parts::Parts;
 use crate::shards::slots::{Held, SlotLife, Slots, Waiter};
 use crate::shards::table_cache::{Table, TableCache};
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, SegmentId, ShardId, Token, VolumeId};
+use holdfast_format::copy::{self, is_copy, root_copy_of};
 use holdfast_format::disk::{Extent, Extents, SLOT_BYTES, SLOTS_PER_BLOCK, Slot, Superblock, blocks_match};
 use holdfast_format::segment::{HEADER_BLOCKS_MAX, ShardHeader};
-use holdfast_format::wire::{PAYLOAD_BYTES_MAX, Refusal, Reply};
+use holdfast_format::wire::{HeldRoot, PAYLOAD_BYTES_MAX, Refusal, Reply};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Puts in flight on a device: more than its queue depth can use.
@@ -105,6 +106,9 @@ pub(crate) struct Shards {
     slots: Slots,
     cache: TableCache,
     index: BTreeMap<VolumeId, BTreeMap<ShardKey, u32>>,
+    /// Of those the copies of roots.
+    roots: BTreeMap<VolumeId, BTreeSet<ShardKey>>,
+    /// Without copies of metadata.
     live_count: u64,
     /// By slot number.
     puts: BTreeMap<u32, Put>,
@@ -128,6 +132,7 @@ impl Shards {
             slots: Slots::new(superblock.device, areas.slot_table_offset, areas.slot_count),
             cache: TableCache::new(cache_bytes),
             index: BTreeMap::new(),
+            roots: BTreeMap::new(),
             live_count: 0,
             puts: BTreeMap::new(),
             put_bytes: 0,
@@ -224,12 +229,20 @@ impl Shards {
         }
         shards.insert(key_of(shard), numbers[0]);
         self.slots.load(numbers, shard, header_blocks, extents);
-        self.live_count += 1;
+        self.note_root(shard);
+        self.live_count += u64::from(!is_copy(shard.segment));
         true
     }
 
+    /// Shards of volumes' data: copies of metadata are not counted.
     pub fn live_count(&self) -> u64 {
         self.live_count
+    }
+
+    fn note_root(&mut self, shard: ShardId) {
+        if root_copy_of(shard.segment).is_some() {
+            self.roots.entry(shard.segment.volume).or_default().insert(key_of(shard));
+        }
     }
 
     pub fn capacity_bytes(&self) -> u64 {
@@ -323,6 +336,7 @@ impl Shards {
         }
         let number = self.slots.reserve(shard, header_blocks as u16, extents.clone());
         self.index.entry(shard.segment.volume).or_default().insert(key_of(shard), number);
+        self.note_root(shard);
         let tails = self.slots.get(number).expect("just reserved").tails();
         let tail_blocks: BTreeSet<u32> = tails.iter().map(|tail| Slots::block_of(*tail)).collect();
         self.puts.insert(number, Put { clients: vec![client], bytes, waiting: 1 + tail_blocks.len() });
@@ -380,9 +394,11 @@ impl Shards {
 
     fn complete_put(&mut self, ctx: &mut Ctx, number: u32) {
         self.slots.set_life(number, SlotLife::Live);
-        self.live_count += 1;
+        let shard = self.slots.get(number).expect("just put").shard;
+        self.live_count += u64::from(!is_copy(shard.segment));
         let put = self.puts.remove(&number).expect("it was being put");
         self.put_bytes -= put.bytes;
+        self.clear_older_roots(ctx, shard);
         for client in put.clients {
             ctx.reply(client, Reply::Done);
         }
@@ -398,6 +414,61 @@ impl Shards {
         if shards.is_empty() {
             self.index.remove(&volume);
         }
+        if let Some(roots) = self.roots.get_mut(&volume) {
+            roots.remove(&key_of(held.shard));
+            if roots.is_empty() {
+                self.roots.remove(&volume);
+            }
+        }
+    }
+
+    /// A root's copy is durable: those before it say nothing any more.
+    fn clear_older_roots(&mut self, ctx: &mut Ctx, shard: ShardId) {
+        if root_copy_of(shard.segment).is_none() {
+            return;
+        }
+        let volume = shard.segment.volume;
+        let older: Vec<u32> = self.live_roots(volume).filter(|(key, _)| *key < key_of(shard)).map(|(_, n)| n).collect();
+        for number in older {
+            self.slots.set_life(number, SlotLife::Clearing);
+            self.cache.remove(number);
+            self.slots.write_block(ctx, Slots::block_of(number), &[Waiter::Clear(number)]);
+        }
+    }
+
+    fn live_roots(&self, volume: VolumeId) -> impl DoubleEndedIterator<Item = (ShardKey, u32)> {
+        let shards = self.index.get(&volume);
+        let keys = self.roots.get(&volume).into_iter().flatten();
+        keys.filter_map(move |key| {
+            let number = *shards?.get(key)?;
+            self.slots.live(number, id_of(volume, *key)).map(|_| (*key, number))
+        })
+    }
+
+    /// The newest copy of the volume's root.
+    pub fn root_of(&self, volume: VolumeId) -> Option<HeldRoot> {
+        let (key, number) = self.live_roots(volume).next_back()?;
+        let shard = id_of(volume, key);
+        let (epoch, sequence) = root_copy_of(shard.segment)?;
+        Some(HeldRoot { epoch, sequence, blocks: self.slots.live(number, shard)?.data_blocks() })
+    }
+
+    /// Puts a root's copy, where none is held or on its way that is newer.
+    pub fn put_root(&mut self, ctx: &mut Ctx, client: Client, shard: ShardId, root: &[u8]) -> Result<(), Refusal> {
+        let newest = self.roots.get(&shard.segment.volume).and_then(|roots| roots.last());
+        if newest.is_some_and(|newest| *newest > key_of(shard)) {
+            ctx.reply(client, Reply::Done);
+            return Ok(());
+        }
+        let (header_blocks, payload) = copy::encode(self.superblock.grid, shard, root);
+        self.put(ctx, client, shard, header_blocks, Buf::copy_from(&payload))
+    }
+
+    /// Volumes of which there are shards.
+    pub fn volumes_after(&self, after: Option<VolumeId>) -> impl Iterator<Item = VolumeId> {
+        use std::ops::Bound;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.index.range((from, Bound::Unbounded)).map(|(volume, _)| *volume)
     }
 
     /// Deletes shards; what is not here needs nothing. Returns how many parts `join` has to wait for.
@@ -417,7 +488,8 @@ impl Shards {
             if self.slots.get(number).expect("indexed").life == SlotLife::Live {
                 self.slots.set_life(number, SlotLife::Clearing);
                 self.cache.remove(number);
-                self.live_count -= 1;
+                let shard = self.slots.get(number).expect("indexed").shard;
+                self.live_count -= u64::from(!is_copy(shard.segment));
                 of_block.push(Waiter::Clear(number));
             }
         }
@@ -433,6 +505,7 @@ impl Shards {
         self.index.get(&volume).map(|s| s.keys().map(|k| id_of(volume, *k)).collect()).unwrap_or_default()
     }
 
+    /// Shards of its data, and copies of the records; no roots.
     pub fn list(&self, volume: VolumeId, after: Option<ShardId>, count_max: u32) -> Reply {
         use std::ops::Bound;
         let count_max = (count_max as usize).clamp(1, LIST_MAX);
@@ -443,6 +516,7 @@ impl Shards {
         let Some(shards) = self.index.get(&volume) else { return Reply::Shards { shards: Vec::new(), more: false } };
         let mut live = shards
             .range((from, Bound::Unbounded))
+            .filter(|(key, _)| root_copy_of(id_of(volume, **key).segment).is_none())
             .filter(|(key, number)| self.slots.live(**number, id_of(volume, **key)).is_some())
             .map(|(key, _)| id_of(volume, *key));
         let page: Vec<ShardId> = live.by_ref().take(count_max).collect();

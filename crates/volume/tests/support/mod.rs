@@ -165,6 +165,7 @@ impl IdealNode {
             | Request::PutShard { epoch, .. }
             | Request::Fence { epoch, .. }
             | Request::DeleteShards { epoch, .. }
+            | Request::PutRoot { epoch, .. }
                 if self.stale(epoch) =>
             {
                 refused(Refusal::StaleEpoch { promised: self.promised })
@@ -210,7 +211,7 @@ impl IdealNode {
                 self.ledgers.remove(&ledger);
                 (Reply::Done, none)
             }
-            Request::Grant { .. } => (Reply::Done, none),
+            Request::Grant { .. } | Request::PutRoot { .. } => (Reply::Done, none),
             Request::PutShard { ref shard, .. } if self.is_full_for(shard, payload.len()) => refused(Refusal::NoSpace),
             Request::PutShard { shard, header_blocks, .. } => {
                 let header = ShardHeader::decode(shard, &payload[..header_blocks as usize * BLOCK_BYTES]).unwrap();
