@@ -16,6 +16,7 @@
 
 pub mod assign;
 pub mod machine;
+pub mod recover;
 pub mod view;
 
 pub use assign::{Local, Reading};

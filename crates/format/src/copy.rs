@@ -12,10 +12,11 @@
 //! +--------+-----+-----+----------+---------+-------------------------+
 //! ```
 
-use crate::FormatError;
 use crate::geometry::{Geometry, Layout};
 use crate::segment::{SegmentIndex, ShardHeader};
+use crate::{FormatError, from_postcard, to_postcard};
 use holdfast_base::{BLOCK_BYTES, Epoch, GridId, SegmentId, ShardId, VolumeId, block_crcs, crc32c};
+use serde::{Deserialize, Serialize};
 
 /// No volume has this id: what is kept under it are the grid's records.
 pub const RECORDS_VOLUME: VolumeId = VolumeId(u128::MAX);
@@ -76,6 +77,35 @@ pub fn encode(grid: GridId, shard: ShardId, bytes: &[u8]) -> (u32, Vec<u8>) {
     ((header.len() / BLOCK_BYTES) as u32, [header, data].concat())
 }
 
+/// A copy of the records in parts: the first is its head, which is written last, so that a copy which was cut short has none.
+pub fn split(bytes: &[u8]) -> Vec<Vec<u8>> {
+    let parts: Vec<&[u8]> = bytes.chunks(PART_BYTES_MAX).collect();
+    let head = CopyHead { parts: parts.len() as u32, bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
+    [to_postcard(&head)].into_iter().chain(parts.into_iter().map(<[u8]>::to_vec)).collect()
+}
+
+/// What a copy's parts hold, its head first.
+pub fn join(parts: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {
+    let (head, parts) = parts.split_first().ok_or(FormatError::Truncated)?;
+    let head: CopyHead = from_postcard(head)?;
+    let bytes = parts.concat();
+    if parts.len() != head.parts as usize || bytes.len() as u64 != head.bytes {
+        return Err(FormatError::Truncated);
+    }
+    if crc32c(&bytes) != head.crc32c {
+        return Err(FormatError::Checksum);
+    }
+    Ok(bytes)
+}
+
+#[derive(Serialize, Deserialize)]
+struct CopyHead {
+    /// Beside this one.
+    parts: u32,
+    bytes: u64,
+    crc32c: u32,
+}
+
 /// What the blocks of such a shard hold.
 pub fn decode(data: &[u8]) -> Result<&[u8], FormatError> {
     let (prefix, rest) = data.split_at_checked(PREFIX_BYTES).ok_or(FormatError::Truncated)?;
@@ -97,6 +127,22 @@ pub fn decode(data: &[u8]) -> Result<&[u8], FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_of_the_records_is_whole_or_none() {
+        for len in [0, 5, PART_BYTES_MAX, PART_BYTES_MAX + 1] {
+            let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            let mut parts = split(&bytes);
+            assert_eq!(join(&parts), Ok(bytes));
+            if len > 0 {
+                parts[1][0] ^= 1;
+                assert_eq!(join(&parts), Err(FormatError::Checksum));
+                parts.pop();
+                assert_eq!(join(&parts), Err(FormatError::Truncated));
+            }
+        }
+        assert_eq!(join(&[]), Err(FormatError::Truncated));
+    }
 
     #[test]
     fn a_copy_reads_back_and_damage_is_seen() {

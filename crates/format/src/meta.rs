@@ -7,6 +7,7 @@
 //! volume/ID/clone        of a clone: which volume it is a part of: [`CloneRecord`]
 //! deleting/ID            a volume whose space is being returned: [`DeletingRecord`]
 //! host/NAME              (leased) a host that is there: [`HostRecord`]
+//! found/ID               a volume that was found when the metadata were lost, and that nothing opens: [`FoundRecord`]
 //! reserved               compared by whoever sets space aside: [`ReservedRecord`]
 //! ```
 //! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
@@ -29,6 +30,7 @@ pub const CLONE_SUFFIX: &str = "/clone";
 pub const ROOT_SUFFIX: &str = "/root";
 pub const DELETING_PREFIX: &str = "deleting/";
 pub const HOST_PREFIX: &str = "host/";
+pub const FOUND_PREFIX: &str = "found/";
 pub const RESERVED_KEY: &str = "reserved";
 
 pub fn name_key(name: &str) -> String {
@@ -45,6 +47,10 @@ pub fn clone_key(clone: VolumeId) -> String {
 
 pub fn deleting_key(volume: &str) -> String {
     format!("{DELETING_PREFIX}{volume}")
+}
+
+pub fn found_key(volume: VolumeId) -> String {
+    format!("{FOUND_PREFIX}{volume}")
 }
 
 pub fn host_key(host: &str) -> String {
@@ -150,6 +156,20 @@ pub struct PendingRecord {
     pub layout: String,
     /// Without redundancy.
     pub bytes: u64,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A volume of which a root was found when the metadata store was lost, and perhaps not its newest: an operator says whether it
+/// is taken as that says.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FoundRecord {
+    pub name: String,
+    pub size_bytes: u64,
+    /// Why it may not be the newest, for people.
+    pub why: String,
+    /// The root record to be taken, in hexadecimal.
+    pub root: String,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -1,6 +1,7 @@
 //! The command line's end of the control socket.
 
 use crate::grid::layout::GridDir;
+use crate::grid::metadata::MetadataFile;
 use crate::grid::processes::Role;
 use crate::protocol::{HostStatus, Request, Response, TaskInfo, VolumeInfo};
 use anyhow::{Context, Result, anyhow, bail};
@@ -101,6 +102,14 @@ pub fn volumes(dir: &GridDir) -> Result<Vec<VolumeInfo>> {
 pub fn snapshot_group(dir: &GridDir, request: &Request) -> Result<Vec<VolumeInfo>> {
     match ask(dir, request, PATIENT)? {
         Response::Volumes { volumes } => Ok(volumes),
+        other => unexpected(&other),
+    }
+}
+
+/// What the metadata store holds.
+pub fn metadata(dir: &GridDir) -> Result<MetadataFile> {
+    match ask(dir, &Request::Metadata, PATIENT)? {
+        Response::Metadata { file } => Ok(*file),
         other => unexpected(&other),
     }
 }

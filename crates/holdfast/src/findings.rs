@@ -103,6 +103,7 @@ pub fn of(status: &GridStatus) -> Vec<Finding> {
     let mut found = Found(Vec::new());
     about_host(status, &mut found);
     about_volumes(status, &mut found);
+    about_recovery(status, &mut found);
     status.nodes.iter().for_each(|node| about_node(node, &mut found));
     about_capacity(status, &mut found);
     for warning in &status.certificate_warnings {
@@ -143,6 +144,27 @@ fn about_host(status: &GridStatus, found: &mut Found) {
 /// A clone's figures are its volume's.
 fn live(volume: &VolumeInfo) -> Option<&VolumeLive> {
     volume.live.as_ref().filter(|_| volume.clone_of.is_none())
+}
+
+fn about_recovery(status: &GridStatus, found: &mut Found) {
+    for volume in &status.found {
+        let what = format!(
+            "volume {} was found when the metadata were lost, and is kept unopened: {}",
+            volume.name, volume.why
+        );
+        let next = format!(
+            "with the grid down, bring back what is missing and recover again, or `holdfast meta recover --accept {} --yes`",
+            volume.name
+        );
+        found.warning(Concern::Metadata, what, &next);
+    }
+    let lacking =
+        status.volumes.iter().filter(|v| live(v).is_some_and(|live| !live.recoverable)).map(|v| v.name.as_str());
+    let lacking: Vec<&str> = lacking.collect();
+    if !lacking.is_empty() {
+        let what = format!("{} could not be had back as they are if the metadata store were lost", names(&lacking));
+        found.warning(Concern::Redundancy, what, "bring nodes back that are away, and all to one release");
+    }
 }
 
 fn about_volumes(status: &GridStatus, found: &mut Found) {
@@ -362,6 +384,7 @@ mod tests {
             volumes: vec![volume("parity:2+1")],
             deleting: Vec::new(),
             unreadable: Vec::new(),
+            found: Vec::new(),
         }
     }
 

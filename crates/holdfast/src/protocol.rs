@@ -3,6 +3,7 @@
 //! Role: types only. A request is answered by exactly one line; a connection may carry any number, one after the other.
 
 use crate::anatomy::Parts;
+use crate::grid::metadata::MetadataFile;
 use crate::host::schedule::Schedule;
 use crate::size::Size;
 use holdfast_base::MediaClass;
@@ -237,6 +238,8 @@ pub enum Request {
     /// grid.json has changed.
     GridReload,
     Tasks,
+    /// All records of the metadata store.
+    Metadata,
     /// A list of revoked certificates, newer than the one that counts, and signed by the grid's authority.
     TlsRevoke {
         list: String,
@@ -331,6 +334,7 @@ impl Request {
             | Request::TlsRevoke { .. }
             | Request::GridReload => Kind::Change,
             Request::SendBegin { .. }
+            | Request::Metadata
             | Request::VolumeLayerAdd { .. }
             | Request::VolumeLayerRemove { .. }
             | Request::NodeCut { .. }
@@ -374,6 +378,9 @@ pub enum Response {
     Tasks {
         tasks: Vec<TaskInfo>,
     },
+    Metadata {
+        file: Box<MetadataFile>,
+    },
     Begin(Box<Begin>),
     Receiving {
         /// Under which name the volume takes writes meanwhile.
@@ -416,6 +423,9 @@ pub struct HostStatus {
     /// Volumes whose records this release can't read.
     #[serde(default)]
     pub unreadable: Vec<Unreadable>,
+    /// Volumes that a recovery has found, and that nothing opens.
+    #[serde(default)]
+    pub found: Vec<Unreadable>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -717,6 +727,10 @@ impl LayersInfo {
     }
 }
 
+fn yes() -> bool {
+    true
+}
+
 /// What only an open volume can tell.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VolumeLive {
@@ -728,6 +742,9 @@ pub struct VolumeLive {
     pub segments: u64,
     pub degraded_segments: u64,
     pub at_risk_entries: u64,
+    /// Copies of its root are where a recovery without the metadata store finds them. Older releases don't say.
+    #[serde(default = "yes")]
+    pub recoverable: bool,
     pub suspect_nodes: Vec<u32>,
     /// Shards and logs on devices that are being emptied.
     #[serde(default)]

@@ -21,6 +21,7 @@ pub mod net;
 pub mod node;
 pub mod plan;
 pub mod portals;
+mod recovery;
 pub mod runner;
 pub mod secrecy;
 pub mod shards;

@@ -118,6 +118,18 @@ impl MetaStore {
         self.records.get(key).map(|(_, value)| value.as_slice())
     }
 
+    /// All records are gone. What clients have sent and was not carried out never finds what it expects.
+    pub fn empty(&mut self) -> BTreeMap<String, Vec<u8>> {
+        self.last_version += 1_000_000;
+        std::mem::take(&mut self.records).into_iter().map(|(key, (_, value))| (key, value)).collect()
+    }
+
+    /// Puts a record into an emptied store.
+    pub fn put(&mut self, key: &str, value: Vec<u8>) {
+        self.last_version += 1;
+        self.records.insert(key.to_string(), (MetaVersion(self.last_version), value));
+    }
+
     /// Ends all faults.
     pub fn heal(&mut self) {
         self.faults = MetaFaults { patience: self.faults.patience, ..MetaFaults::default() };

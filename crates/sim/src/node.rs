@@ -97,8 +97,8 @@ const PROBE: store::PeerId = store::PeerId(u64::MAX);
 
 impl<M: Machine> World<M> {
     /// Asks a running node something from outside of the simulated network; the answer is [`Output::Probed`].
-    pub fn probe(&mut self, index: usize, request: Request) {
-        let event = store::Event::Request { peer: PROBE, token: 0, request, payload: Buf::empty() };
+    pub fn probe(&mut self, index: usize, token: u64, request: Request) {
+        let event = store::Event::Request { peer: PROBE, token, request, payload: Buf::empty() };
         self.node_handles(index, event);
     }
 
@@ -278,8 +278,9 @@ impl<M: Machine> World<M> {
 
     fn node_effect(&mut self, index: usize, effect: store::Effect) {
         match effect {
-            store::Effect::Reply { peer: PROBE, reply, .. } => {
-                self.outputs.push_back(Output::Probed { node: index, reply });
+            store::Effect::Reply { peer: PROBE, token, reply, payload } => {
+                let payload = holdfast_base::buf::concat(&payload);
+                self.outputs.push_back(Output::Probed { node: index, token, reply, payload });
             }
             store::Effect::Reply { peer, reply, payload, .. } if peer.0 >= ASK_PEERS => {
                 let payload = holdfast_base::buf::concat(&payload);

@@ -127,6 +127,9 @@ pub struct Plan {
     pub greet_early: bool,
     /// Hosts and nodes are of two releases.
     pub mixed: bool,
+    /// Half-way through all hosts die and the metadata store is lost.
+    pub loses_metadata: bool,
+    pub recover_mutations: holdfast_cluster::recover::Mutations,
     pub volume_mutations: volume::Mutations,
     pub store_mutations: store::Mutations,
 }
@@ -191,6 +194,8 @@ impl Plan {
             rotten: None,
             greet_early: seed % 2 == 1,
             mixed: Prng::new(seed ^ 0x3e1ea5e).chance(300),
+            loses_metadata: Prng::new(seed ^ 0x1057).chance(300),
+            recover_mutations: holdfast_cluster::recover::Mutations::default(),
             volume_mutations: volume::Mutations::default(),
             store_mutations: store::Mutations::default(),
         };

@@ -47,7 +47,7 @@ impl Scenery {
         (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
         (plan.slow_after, plan.mark_every) = (Duration::from_secs(30), Duration::from_secs(1));
         plan.weights = crate::faults::Weights::default();
-        (plan.rotten, plan.greet_early, plan.mixed) = (None, false, false);
+        (plan.rotten, plan.greet_early, plan.mixed, plan.loses_metadata) = (None, false, false, false);
         Scenery { plan }
     }
 
@@ -408,6 +408,14 @@ impl Stage {
 
     pub fn crash_host(&mut self, host: usize) {
         self.run.crash_host(host);
+    }
+
+    /// All hosts die, the metadata store is lost, and volumes are had back from what nodes hold. True where all of them surely
+    /// are the newest; else the store is found again as it was.
+    pub fn lose_metadata(&mut self) -> bool {
+        let recovered = self.run.recovered;
+        self.run.lose_metadata().unwrap_or_else(|why| panic!("{why}"));
+        self.run.recovered > recovered
     }
 
     pub fn start_host(&mut self, host: usize) {

@@ -8,6 +8,7 @@ use crate::family::Families;
 use crate::faults::{HostAct, Nemesis};
 use crate::groups::Groups;
 use crate::plan::Plan;
+use crate::recovery::Recovery;
 use crate::secrecy::{find_plain, key_of};
 use crate::snapshots::Snapshots;
 use crate::workload::{Area, Guests, What};
@@ -75,6 +76,9 @@ pub struct Outcome {
     pub ahead_bytes: u64,
     /// By keys and positions: what was encrypted.
     pub seals: u64,
+    /// Times that the metadata store was lost, and all volumes had back from nodes, and that some could only be found.
+    pub recovered: u32,
+    pub found: u32,
     /// Of a volume that is not encrypted: disks show what guests wrote.
     pub plain_seen: bool,
 }
@@ -109,6 +113,10 @@ pub struct Run {
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
     held_twice: Vec<String>,
     plain_seen: bool,
+    pub(crate) recovery: Option<Recovery>,
+    pub(crate) recovery_prng: Prng,
+    pub(crate) recovered: u32,
+    pub(crate) found: u32,
     failure: Option<String>,
 }
 
@@ -159,6 +167,7 @@ impl Run {
             Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.bypass_bytes), plan.clones_max as u64);
         guests.space_may_end = plan.space_may_end();
         let drain_prng = Prng::new(plan.seed ^ 0xd5a1);
+        let recovery_prng = Prng::new(plan.seed ^ 0x4ec0);
         let snapshots = Snapshots::new(plan.seed, plan.snapshots_max, plan.clones_max);
         let mut run = Run {
             snapshots,
@@ -187,6 +196,10 @@ impl Run {
             held: BTreeMap::new(),
             held_twice: Vec::new(),
             plain_seen: false,
+            recovery: None,
+            recovery_prng,
+            recovered: 0,
+            found: 0,
             failure: None,
         };
         run.open(0);
@@ -275,7 +288,10 @@ impl Run {
                 }
             }
             Output::Notice { at, notice: Notice::StateChanged(state) } => self.on_state(at, state),
-            Output::Probed { node, reply } => self.on_probed(node, &reply),
+            Output::Probed { token, reply, payload, .. } if self.recovery.is_some() => {
+                self.on_evidence(token, reply, &payload);
+            }
+            Output::Probed { node, reply, .. } => self.on_probed(node, &reply),
             Output::NodeNote { node, notice } => self.on_node_note(node, &notice),
             Output::Notice { at, notice: Notice::Changed { change, target } } => self.on_changed(at, &change, target),
             Output::Notice { at, notice: Notice::Refused { change, .. } } => self.on_change_refused(at, &change),
@@ -283,6 +299,9 @@ impl Run {
                 self.fail(format!("the mark found {segments} segments miscounted; too much hidden: {hidden}"));
             }
             Output::Notice { at, notice } => self.on_family_notice(at, &notice),
+            Output::Wake(key @ (WAKE_FAULTS | WAKE_GUESTS | WAKE_FAMILY)) if self.recovery.is_some() => {
+                self.world.wake_at(self.world.now() + Duration::from_millis(50), key);
+            }
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
             Output::Wake(WAKE_GROUP) => self.on_group_time(),
@@ -451,7 +470,7 @@ impl Run {
         if !self.world.hosts[host].is_up() {
             self.world.start_host(host);
         }
-        if self.current.is_none() {
+        if self.current.is_none() && self.recovery.is_none() {
             self.open(host);
         }
     }
@@ -508,7 +527,7 @@ impl Run {
         self.deposed.contains(&at) || self.opened.contains(&at) && self.serving.is_some_and(|s| s != at)
     }
 
-    fn open_somewhere(&mut self) {
+    pub(crate) fn open_somewhere(&mut self) {
         let up: Vec<usize> = (0..self.world.hosts.len()).filter(|h| self.world.hosts[*h].is_up()).collect();
         if !up.is_empty() {
             let host = *self.prng.pick(&up);
@@ -582,6 +601,10 @@ impl Run {
         self.world.wake_at(start + Duration::from_millis(1), WAKE_GUESTS);
         self.world.wake_at(start + Duration::from_millis(30), WAKE_FAULTS);
         let requests = self.plan.requests;
+        if self.plan.loses_metadata {
+            self.run_until(start + Duration::from_secs(7), move |r| r.issued >= requests / 2)?;
+            self.lose_metadata()?;
+        }
         self.run_until(start + Duration::from_secs(15), move |r| r.issued >= requests)?;
         self.issued = requests;
         self.verify_nodes();
@@ -702,7 +725,7 @@ impl Run {
             let serving = stats.into_iter().filter(|s| s.health == DeviceHealth::Serving);
             for device in serving.map(|s| s.device) {
                 let request = Request::ListShards { device, volume, after: None, count_max: 100_000 };
-                self.world.probe(node, request);
+                self.world.probe(node, 0, request);
             }
         }
         while let Some(output) = self.world.outputs.pop_front() {
@@ -758,6 +781,8 @@ impl Run {
             cache_hits: self.cache_hits(),
             ahead_bytes: 0,
             seals: self.world.seals.count(),
+            recovered: self.recovered,
+            found: self.found,
             plain_seen: self.plain_seen,
         };
         for controller in self.openings.iter().filter_map(|at| self.world.machine(*at)) {

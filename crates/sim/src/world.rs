@@ -67,7 +67,9 @@ pub enum Output {
     /// A node's answer to [`World::probe`].
     Probed {
         node: usize,
+        token: u64,
         reply: Reply,
+        payload: Buf,
     },
     /// A time that the driver asked to be woken at, with its key.
     Wake(u64),

@@ -21,9 +21,12 @@ fn random_runs_are_sound_and_repeatable() {
         ("segments cleaned", sum(|o| o.segments_cleaned)),
         ("folds", sum(|o| o.folds)),
         ("reads from nodes' read caches", sum(|o| o.cache_hits)),
+        ("recoveries from what nodes hold", sum(|o| u64::from(o.recovered))),
+        ("volumes of which a newer root might be somewhere", sum(|o| u64::from(o.found))),
         ("seals", sum(|o| o.seals)),
         ("sectors of guests on disks of volumes that are not encrypted", sum(|o| u64::from(o.plain_seen))),
     ] {
+        println!("{count} {what}");
         assert!(seeds < 100 || count > 0, "no {what} in {seeds} runs: the swarm has gone blind");
     }
 }

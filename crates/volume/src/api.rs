@@ -158,8 +158,6 @@ pub struct Mutations {
     pub log_in_plain: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
-    /// Rule 27: a root that seals a ledger is not copied to that one's legs.
-    pub root_only_on_new_legs: bool,
     /// Rule 27: a root counts before its copies are durable.
     pub root_counts_uncopied: bool,
 }

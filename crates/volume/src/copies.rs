@@ -88,7 +88,7 @@ impl Controller {
             sequence: self.copies.sequence + 1,
             root: Some(root.clone()),
             open,
-            seals: seals.filter(|_| !self.config.mutations.root_only_on_new_legs),
+            seals,
             ..RootCopies::default()
         };
         self.send_copies(out);

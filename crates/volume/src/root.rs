@@ -193,6 +193,9 @@ impl Controller {
     /// A swap that has won takes effect once copies of the root are where they are needed.
     pub(crate) fn finish_swap(&mut self, out: Out) {
         let Some(version) = self.root.won else { return };
+        if matches!(self.state, State::Deposed | State::Closed) {
+            return;
+        }
         if self.awaits_copies() && !self.config.mutations.root_counts_uncopied {
             return;
         }

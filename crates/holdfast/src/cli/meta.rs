@@ -2,10 +2,12 @@
 
 use super::format::{print, print_json};
 use crate::grid::layout::{EtcdMeta, GridDir, MetaConfig};
-use crate::grid::metadata;
-use anyhow::Result;
+use crate::grid::{metadata, recovery};
+use crate::size::Size;
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use serde_json::json;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Options that name a cluster of etcd.
@@ -45,8 +47,26 @@ pub struct MetaArgs {
 
 #[derive(Subcommand, Debug)]
 enum MetaAction {
-    /// Write all metadata of a grid that is down to a file, or to standard output
+    /// Write all metadata of a grid to a file, or to standard output; only what was exported with all hosts stopped can be imported
     Export { file: Option<PathBuf> },
+    /// Have the metadata back from what the grid's nodes hold, when their store is lost, emptied or damaged
+    Recover {
+        /// A file of `holdfast meta export`, in the place of the copies that devices have
+        #[arg(long, value_name = "FILE")]
+        from: Option<PathBuf>,
+        /// A node that neither this machine nor a copy knows, for example 4=10.0.0.4:7420
+        #[arg(long = "node", value_name = "NUMBER=ADDRESS", value_parser = node_at)]
+        nodes: Vec<(u32, SocketAddr)>,
+        /// Take this volume as it was found, although a newer state of it may be on what could not be asked: that is lost then
+        #[arg(long, value_name = "VOLUME")]
+        accept: Vec<String>,
+        /// Although the store holds metadata of this grid: they are deleted
+        #[arg(long)]
+        replace: bool,
+        /// Do it; without this it is only shown
+        #[arg(long)]
+        yes: bool,
+    },
     /// Put exported metadata into a store, and use that from then on
     Import {
         file: PathBuf,
@@ -71,6 +91,10 @@ pub fn run(args: MetaArgs, dir: &GridDir, json: bool) -> Result<()> {
             }
             print(format_args!("{records} records are in {}", file.display()))
         }
+        MetaAction::Recover { from, nodes, accept, replace, yes } => {
+            let report = recovery::run(dir, &recovery::Wanted { from, nodes, accept, replace, yes })?;
+            if json { print_json(&report) } else { print_recovery(&report) }
+        }
         MetaAction::Import { file, etcd, embedded, replace } => {
             let to = etcd.config()?.or(embedded.then_some(MetaConfig::Embedded));
             let imported = metadata::import(dir, &file, to, replace)?;
@@ -82,5 +106,50 @@ pub fn run(args: MetaArgs, dir: &GridDir, json: bool) -> Result<()> {
                 imported.records, imported.store
             ))
         }
+    }
+}
+
+fn node_at(text: &str) -> Result<(u32, SocketAddr)> {
+    let parts = text.split_once('=').context("write the node's number and address, for example 4=10.0.0.4:7420")?;
+    let number = parts.0.parse().with_context(|| format!("{} is no number of a node", parts.0))?;
+    Ok((number, parts.1.parse().with_context(|| format!("{} is no address with a port", parts.1))?))
+}
+
+fn print_recovery(report: &recovery::Report) -> Result<()> {
+    if let Some(copy) = &report.copy {
+        print(format_args!("{} records from {copy}", report.records))?;
+    } else if report.nodes > 0 {
+        print("no copy of the grid's records was found: settings, schedules, clients and keys are not restored")?;
+    }
+    if report.nodes > 0 {
+        print(format_args!("{} devices of {} nodes were asked", report.devices, report.nodes))?;
+    }
+    for silent in &report.silent {
+        print(format_args!("not asked: {silent}"))?;
+    }
+    for volume in &report.volumes {
+        let size = Size(volume.size_bytes);
+        match (&volume.doubt, volume.accepted) {
+            (None, _) => print(format_args!("{} ({size}): as it was", volume.name))?,
+            (Some(why), true) => {
+                print(format_args!("{} ({size}): taken as it was found, although {why}", volume.name))?
+            }
+            (Some(why), false) => {
+                print(format_args!("{} ({size}, id {}): only found: {why}", volume.name, volume.volume))?
+            }
+        }
+    }
+    let found = report.found().count();
+    if found > 0 {
+        print(format_args!(
+            "{found} volumes are kept as found: nothing opens them, and nothing of them is deleted. Bring back what was not asked and \
+             recover again, or take one as it is with `holdfast meta recover --accept VOLUME --yes`"
+        ))?;
+    }
+    match report.done {
+        true => {
+            print(format_args!("the metadata are in {}; `holdfast grid up` on each machine uses them", report.store))
+        }
+        false => print("nothing was changed; add --yes to do it"),
     }
 }

@@ -418,6 +418,7 @@ pub struct GridStatus {
     pub deleting: Vec<String>,
     /// Volumes whose records this release can't read.
     pub unreadable: Vec<Unreadable>,
+    pub found: Vec<Unreadable>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -528,6 +529,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         volumes: status.volumes,
         deleting: status.deleting,
         unreadable: status.unreadable,
+        found: status.found,
     })
 }
 

@@ -6,6 +6,7 @@
 
 use super::layout::{GridConfig, GridDir, MetaConfig, write_secret};
 use super::processes::Role;
+use crate::client;
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use crate::host::presence;
 use anyhow::{Context, Result, bail};
@@ -24,10 +25,25 @@ const FILE_VERSION: u32 = 1;
 pub struct MetadataFile {
     version: u32,
     grid: String,
+    /// It was taken while hosts were at work: roots in it may be older than the data. The first release did not have it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    while_running: bool,
     /// Over all keys and values, in order.
     crc32c: u32,
     /// Values in hexadecimal.
     records: BTreeMap<String, String>,
+}
+
+/// By key.
+pub type Held = BTreeMap<String, Vec<u8>>;
+
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub fn from_hex(hex: &str) -> Option<Vec<u8>> {
+    let byte = |hex: &[u8]| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok();
+    hex.as_bytes().chunks(2).map(byte).collect::<Option<_>>().filter(|_| hex.len().is_multiple_of(2))
 }
 
 /// What an import did.
@@ -38,22 +54,19 @@ pub struct Imported {
 }
 
 impl MetadataFile {
-    fn new(grid: &str, records: &BTreeMap<String, Vec<u8>>) -> MetadataFile {
-        let hex = |value: &Vec<u8>| value.iter().map(|byte| format!("{byte:02x}")).collect();
+    pub fn new(grid: &str, records: &Held, while_running: bool) -> MetadataFile {
         MetadataFile {
             version: FILE_VERSION,
             grid: grid.to_string(),
+            while_running,
             crc32c: checksum(records),
-            records: records.iter().map(|(key, value)| (key.clone(), hex(value))).collect(),
+            records: records.iter().map(|(key, value)| (key.clone(), to_hex(value))).collect(),
         }
     }
 
-    fn records(&self) -> Result<BTreeMap<String, Vec<u8>>> {
-        let byte = |hex: &[u8]| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok();
+    pub fn records(&self) -> Result<Held> {
         let value = |(key, hex): (&String, &String)| {
-            let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(byte).collect();
-            let bytes = bytes.filter(|_| hex.len().is_multiple_of(2));
-            Ok((key.clone(), bytes.with_context(|| format!("record {key} is damaged"))?))
+            Ok((key.clone(), from_hex(hex).with_context(|| format!("record {key} is damaged"))?))
         };
         let records = self.records.iter().map(value).collect::<Result<_>>()?;
         if checksum(&records) != self.crc32c {
@@ -62,7 +75,11 @@ impl MetadataFile {
         Ok(records)
     }
 
-    fn read(mut from: impl Read) -> Result<MetadataFile> {
+    pub fn grid(&self) -> &str {
+        &self.grid
+    }
+
+    pub fn read(mut from: impl Read) -> Result<MetadataFile> {
         let mut text = String::new();
         from.read_to_string(&mut text)?;
         let file: MetadataFile = serde_json::from_str(&text).context("it is no file of `holdfast meta export`")?;
@@ -82,7 +99,7 @@ fn checksum(records: &BTreeMap<String, Vec<u8>>) -> u32 {
 }
 
 /// While a host runs its records change under the reader's hands, and it goes on with the store that it knows.
-fn check_stopped(dir: &GridDir) -> Result<()> {
+pub fn check_stopped(dir: &GridDir) -> Result<()> {
     if let Some(host) = Role::Host.find(dir) {
         bail!("the grid's host is running (process {}); stop it with `holdfast grid down`, then try again", host.pid);
     }
@@ -98,14 +115,23 @@ fn list(meta: &Meta) -> Result<BTreeMap<String, Record>> {
         .collect())
 }
 
-/// Writes everything that the grid's store holds to a file, or to standard output.
+/// What the grid's store holds, as of one moment, apart from what ends with a host.
+pub fn held(meta: &Meta) -> Result<Held> {
+    Ok(list(meta)?.into_iter().map(|(key, record)| (key, record.value)).collect())
+}
+
+/// Writes everything that the grid's store holds to a file, or to standard output. While the grid's host runs it is asked.
 pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
     let config = dir.load()?;
-    check_stopped(dir)?;
-    let meta = meta::open(dir, &config)?;
-    check_no_hosts(&meta, &config.meta)?;
-    let records = list(&meta)?.into_iter().map(|(key, record)| (key, record.value)).collect();
-    let mut text = serde_json::to_string_pretty(&MetadataFile::new(&config.grid, &records)).expect("it encodes");
+    let file = if Role::Host.find(dir).is_some() {
+        client::metadata(dir)?
+    } else {
+        let meta = meta::open(dir, &config)?;
+        let is_at_work = !presence::live_hosts(&meta)?.is_empty();
+        MetadataFile::new(&config.grid, &held(&meta)?, is_at_work)
+    };
+    let records = file.records()?;
+    let mut text = serde_json::to_string_pretty(&file).expect("it encodes");
     text.push('\n');
     match to {
         // It holds wrapped keys, and who may have what.
@@ -128,6 +154,14 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
             file.grid,
             dir.root().display(),
             config.grid
+        );
+    }
+    if file.while_running {
+        bail!(
+            "{0} was taken while the grid was running, and volumes have gone on since: their data begin where it does not say. \
+             Nothing was changed. `holdfast meta recover --from {0}` takes from it what is not in the data itself, and the rest \
+             from the nodes; to move to another store, export with all hosts stopped",
+            from.display()
         );
     }
     let records = file.records().with_context(|| format!("cannot use {}", from.display()))?;
@@ -156,7 +190,7 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
 }
 
 /// Other machines' hosts go on with the store that they know.
-fn check_no_hosts(meta: &Meta, store: &MetaConfig) -> Result<()> {
+pub fn check_no_hosts(meta: &Meta, store: &MetaConfig) -> Result<()> {
     let hosts: Vec<String> = presence::live_hosts(meta)?.into_iter().collect();
     if !hosts.is_empty() {
         bail!("hosts are at work with {store}: {}; stop all hosts of the grid first", hosts.join(", "));
@@ -176,7 +210,7 @@ fn check_newest(dir: &GridDir, config: &GridConfig, records: &BTreeMap<String, V
     Ok(())
 }
 
-fn fill(meta: &Meta, records: &BTreeMap<String, Vec<u8>>, replace: bool) -> Result<()> {
+pub fn fill(meta: &Meta, records: &BTreeMap<String, Vec<u8>>, replace: bool) -> Result<()> {
     let held = list(meta)?;
     let other = held.values().find(|r| records.get(&r.key) != Some(&r.value));
     if let Some(other) = other.filter(|_| !replace) {
@@ -224,7 +258,7 @@ mod tests {
     #[test]
     fn a_file_reads_back_and_a_changed_one_is_refused() {
         let held = records(&[("a", &[0, 255, 7]), ("b/c", b"")]);
-        let file = MetadataFile::new("g", &held);
+        let file = MetadataFile::new("g", &held, false);
         let text = serde_json::to_string(&file).unwrap();
         assert_eq!(MetadataFile::read(text.as_bytes()).unwrap().records().unwrap(), held);
         for (from, to) in [("00ff07", "00ff08"), ("00ff07", "00ff0"), ("\"a\"", "\"x\""), ("00ff07", "00fg07")] {

@@ -6,12 +6,15 @@
 pub mod address;
 pub mod asking;
 pub mod certs;
+pub mod copies;
 pub mod grow;
 mod join;
 pub mod layout;
 pub mod metadata;
+mod node_client;
 pub mod ownership;
 pub mod processes;
+pub mod recovery;
 pub mod revoked;
 pub mod rolling;
 pub mod signatures;

@@ -46,8 +46,8 @@ use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::meta::{
-    ExportRecord, NAME_PREFIX, NameRecord, Other, PendingRecord, RESERVED_KEY, ReservedRecord, clone_key, deleting_key,
-    encode, export_key, name_key,
+    ExportRecord, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, PendingRecord, RESERVED_KEY,
+    ReservedRecord, clone_key, deleting_key, encode, export_key, name_key,
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{Root, root_key};
@@ -951,6 +951,13 @@ impl Catalog {
 
     pub fn set_received(&self, volume: VolumeId, received: Option<&Received>) -> Result<()> {
         self.set(&format!("{RECEIVED_PREFIX}{volume}"), received.map(encode))
+    }
+
+    /// Volumes that a recovery has found, and that nothing opens.
+    pub fn found(&self) -> Result<Vec<Unreadable>> {
+        let listed = self.known.list(FOUND_PREFIX)?.records;
+        let found = listed.iter().map(|l| decode::<FoundRecord>(&l.key, &l.value));
+        found.map(|found| found.map(|found| Unreadable { name: found.name, why: found.why })).collect()
     }
 
     pub fn trend(&self) -> Result<Vec<Sample>> {

@@ -23,12 +23,14 @@ use super::questions;
 use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
 use super::schedule;
+use super::steward;
 use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
+use crate::grid::metadata::{self, MetadataFile};
 use crate::logger;
 use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, Unreadable, VolumeInfo};
 use crate::size::Size;
@@ -89,6 +91,7 @@ pub(super) struct ControlPlane {
     pub(super) keys: Arc<Keys>,
     pub(super) revocations: Revocations,
     health: Health,
+    pub(super) meta: Meta,
     pub(super) reactor: Sender<Command>,
     bell: JanitorBell,
     pub(super) dir: GridDir,
@@ -129,6 +132,7 @@ pub fn start(
         keys,
         revocations,
         health,
+        meta: meta.clone(),
         reactor,
         bell,
         dir: dir.clone(),
@@ -142,6 +146,7 @@ pub fn start(
     watch_tasks(Arc::clone(&plane))?;
     schedule::start(Arc::clone(&plane))?;
     caretaker::start(Arc::clone(&plane))?;
+    steward::start(Arc::clone(&plane))?;
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
@@ -310,6 +315,10 @@ impl ControlPlane {
             Request::CheckDown { nodes } => self.check_down(&nodes).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
+            Request::Metadata => {
+                let file = metadata::held(&self.meta).map(|held| MetadataFile::new(&self.config().grid, &held, true));
+                file.map(|file| Response::Metadata { file: Box::new(file) })
+            }
             Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
@@ -405,6 +414,7 @@ impl ControlPlane {
             volumes,
             deleting,
             unreadable,
+            found: self.catalog.found().unwrap_or_default(),
         })
     }
 
@@ -812,6 +822,11 @@ impl ControlPlane {
     /// Known to be out of reach: what can wait is not tried.
     pub(super) fn store_is_silent(&self) -> bool {
         self.health.trouble().is_some()
+    }
+
+    /// It answers, and is the one that it was.
+    pub(super) fn store_is_right(&self) -> bool {
+        !self.store_is_silent() && self.records.doubt().is_none()
     }
 
     fn cut(&self, node: u32, cut: bool) -> Result<()> {

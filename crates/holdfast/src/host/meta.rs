@@ -38,11 +38,18 @@ const LOOK_PACE: Duration = Duration::from_secs(1);
 
 /// The store that the configuration names, whose grid was made before.
 pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
+    if config.meta == MetaConfig::Embedded && !dir.meta_path().exists() {
+        bail!(
+            "the grid's metadata, {}, are gone. Restore the file if it is somewhere; else `holdfast meta recover` makes it anew from \
+             what the nodes hold",
+            dir.meta_path().display()
+        );
+    }
     let meta = connect(dir, config)?;
     if matches!(config.meta, MetaConfig::Etcd(_)) && outwait(|| meta.get(GRID_KEY), |_| true)?.is_none() {
         bail!(
-            "{} knows nothing of grid {}: is it another cluster, or was it emptied? Correct `meta` in {}, or restore what \
-             `holdfast meta export` has written with `holdfast meta import`",
+            "{} knows nothing of grid {}: is it another cluster, or was it emptied? Correct `meta` in {}, or have the \
+             grid's metadata back from its nodes with `holdfast meta recover`",
             config.meta,
             config.grid,
             dir.config_path().display()
@@ -122,7 +129,12 @@ pub fn complete(meta: &Meta, config: &GridConfig) -> Result<()> {
 /// The embedded store: one file, which no other process may have open.
 fn open_file(path: &Path) -> Result<Meta> {
     let open = || LocalStore::open(path, Arc::new(clock::now));
-    let store = outwait(open, |e| matches!(e, OpenError::InUse { .. }))?;
+    let store = outwait(open, |e| matches!(e, OpenError::InUse { .. })).with_context(|| {
+        format!(
+            "{} (where it is damaged, `holdfast meta recover --replace` makes it anew from what the nodes hold)",
+            path.display()
+        )
+    })?;
     // One that is another user's is theirs to guard.
     let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
     Ok(Arc::new(store))

@@ -40,6 +40,7 @@ mod records;
 mod revocation;
 pub mod schedule;
 pub mod signer;
+mod steward;
 mod stop;
 pub mod tls;
 mod trend;

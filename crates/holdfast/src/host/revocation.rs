@@ -27,7 +27,8 @@ pub struct Revocations {
 }
 
 impl Revocations {
-    fn known(&self) -> Option<Revoked> {
+    /// The list that counts, where the grid has TLS.
+    pub fn known(&self) -> Option<Revoked> {
         self.lists.first().map(RevokedNow::get)
     }
 

@@ -543,6 +543,7 @@ impl Volume {
                 segments: status.segment_count,
                 degraded_segments: status.degraded_segments,
                 at_risk_entries: status.at_risk_entries,
+                recoverable: status.is_recoverable,
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
                 left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
                 left_to_balance_bytes: status.left_to_balance_bytes,

@@ -1,0 +1,397 @@
+//! `holdfast meta recover`: the grid's metadata from what its nodes hold, when the store is lost.
+//!
+//! Two sources: the newest copy of the records that a device has ([`copies`]), and the newest root of each volume, from the legs
+//! of its log. Which roots are surely the newest is decided by [`recover`]; the others are kept beside as found, and nothing opens
+//! them before an operator says that they are to be taken.
+//!
+//! Faults: the store is marked while it is filled, as for an import; what was cut short is begun again. Nothing on nodes is
+//! changed, so that a recovery can be repeated.
+
+use super::certs::{Certificates, now_s};
+use super::copies::{self, Way};
+use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
+use super::metadata::{Held as Records, MetadataFile, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
+use super::node_client::NodeClient;
+use super::revoked;
+use crate::host::catalog::NODE_PREFIX;
+use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
+use anyhow::{Context, Result, bail};
+use holdfast_base::{DeviceId, Prng, VolumeId};
+use holdfast_cluster::recover::{Evidence, Held, HeldRoot, Mutations, Recovered, recover};
+use holdfast_format::copy;
+use holdfast_format::ledger::Leg;
+use holdfast_format::meta::{
+    DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NameRecord, Other, ROOT_SUFFIX, VOLUME_PREFIX, decode, encode,
+    export_key, found_key, name_key,
+};
+use holdfast_format::root::{Root, root_key};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// What an operator asks for.
+pub struct Wanted {
+    /// A file of `holdfast meta export` in the place of the copies on devices.
+    pub from: Option<PathBuf>,
+    /// Nodes that neither this machine nor the copy knows.
+    pub nodes: Vec<(u32, SocketAddr)>,
+    /// Volumes that are taken although a newer root may be somewhere.
+    pub accept: Vec<String>,
+    /// Although the store holds metadata of this grid.
+    pub replace: bool,
+    /// Do it, and not only show it.
+    pub yes: bool,
+}
+
+/// A volume, and what becomes of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct VolumeReport {
+    pub name: String,
+    pub volume: String,
+    pub size_bytes: u64,
+    /// Why it is only found; nothing where it is as it was.
+    pub doubt: Option<String>,
+    pub accepted: bool,
+}
+
+/// What a recovery does, or did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Where the records are from that are not about where data begin.
+    pub copy: Option<String>,
+    pub records: usize,
+    pub nodes: usize,
+    pub devices: usize,
+    /// What could not be asked, and why.
+    pub silent: Vec<String>,
+    pub volumes: Vec<VolumeReport>,
+    pub store: String,
+    pub done: bool,
+}
+
+impl Report {
+    pub fn found(&self) -> impl Iterator<Item = &VolumeReport> {
+        self.volumes.iter().filter(|volume| volume.doubt.is_some() && !volume.accepted)
+    }
+}
+
+/// Asks all nodes, says what there is, and fills the store with it if that is wanted.
+pub fn run(dir: &GridDir, wanted: &Wanted) -> Result<Report> {
+    let config = dir.load()?;
+    check_stopped(dir)?;
+    if let Some(report) = accept_later(dir, &config, wanted)? {
+        return Ok(report);
+    }
+    let mut survey = Survey::of(dir, &config)?;
+    survey.ask(&config.nodes, &wanted.nodes);
+    let copy = match &wanted.from {
+        Some(path) => Some((path.display().to_string(), read_file(path, &config)?)),
+        None => survey.copy.take().map(|(number, file)| (format!("copy {number} on a device"), file)),
+    };
+    let (origin, mut records) = match copy {
+        Some((origin, file)) => (Some(origin), file.records()?),
+        None => (None, Records::new()),
+    };
+    survey.ask(&nodes_of(&records), &[]);
+    let copied = roots_of(&records);
+    let evidence = survey.evidence()?;
+    let random = Prng::new(random_seed()?).next_u64() as u32;
+    let all = recover(&evidence, &copied, random, Mutations::default());
+    let volumes = put_volumes(&mut records, all, &wanted.accept)?;
+    let mut report = Report {
+        copy: origin,
+        records: records.len(),
+        nodes: survey.clients.len(),
+        devices: survey.clients.values().map(|client| client.devices.len()).sum(),
+        silent: survey.silent.clone(),
+        volumes,
+        store: config.meta.to_string(),
+        done: false,
+    };
+    if let Some(meta) = store(dir, &config, wanted)?.filter(|_| wanted.yes) {
+        fill(&meta, &records, true).with_context(|| format!("metadata store {}", config.meta))?;
+        if held(&meta)? != records {
+            bail!(
+                "{} changed while it was being filled: does a host use it? Stop all hosts, then try again",
+                config.meta
+            );
+        }
+        meta::complete(&meta, &config)?;
+        report.done = true;
+    }
+    Ok(report)
+}
+
+/// The store to be filled: an empty one, or one that is to be replaced. Nothing where it is a file that is not there, or will be
+/// put aside, and nothing is to be done yet.
+fn store(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<Option<Meta>> {
+    let path = dir.meta_path();
+    let is_file = config.meta == MetaConfig::Embedded;
+    if is_file && !wanted.yes && (wanted.replace || !path.exists()) {
+        return Ok(None);
+    }
+    if is_file && wanted.replace && path.exists() {
+        // It may not be readable at all; what is left of it may be wanted by somebody.
+        let aside = path.with_extension(format!("redb.before-{}", now_s()));
+        std::fs::rename(&path, &aside).with_context(|| format!("cannot put {} aside", path.display()))?;
+    }
+    let meta = meta::connect(dir, config)?;
+    check_no_hosts(&meta, &config.meta)?;
+    let is_whole = meta.get(IMPORTING_KEY)?.is_none() && !held(&meta)?.is_empty();
+    if is_whole && (is_file || meta.get(GRID_KEY)?.is_some()) && !wanted.replace {
+        bail!(
+            "the metadata store ({}) holds metadata of this grid, so nothing has to be recovered. If it was set back to an older \
+             state, add --replace: what it holds is deleted then, and taken from the nodes",
+            config.meta
+        );
+    }
+    Ok(Some(meta))
+}
+
+fn random_seed() -> Result<u64> {
+    let mut seed = [0; 8];
+    std::io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut seed)?;
+    Ok(u64::from_le_bytes(seed))
+}
+
+fn read_file(path: &Path, config: &GridConfig) -> Result<MetadataFile> {
+    let file = File::open(path).map_err(anyhow::Error::from).and_then(MetadataFile::read);
+    let file = file.with_context(|| format!("cannot use {}", path.display()))?;
+    if file.grid() != config.grid {
+        bail!("{} is of grid {}, and this is grid {}; nothing was changed", path.display(), file.grid(), config.grid);
+    }
+    Ok(file)
+}
+
+fn nodes_of(records: &Records) -> Vec<NodeConfig> {
+    #[derive(serde::Deserialize)]
+    struct NodeRecord {
+        node: NodeConfig,
+    }
+    let of = |(key, value): (&String, &Vec<u8>)| {
+        key.starts_with(NODE_PREFIX).then(|| decode::<NodeRecord>(value).ok()).flatten().map(|record| record.node)
+    };
+    records.iter().filter_map(of).collect()
+}
+
+fn roots_of(records: &Records) -> BTreeMap<VolumeId, Root> {
+    let is_root = |key: &str| key.starts_with(VOLUME_PREFIX) && key.ends_with(ROOT_SUFFIX);
+    let roots = records.iter().filter(|(key, _)| is_root(key)).filter_map(|(_, value)| Root::decode(value).ok());
+    roots.map(|root| (root.volume, root)).collect()
+}
+
+/// What was asked of nodes.
+struct Survey {
+    way: Way,
+    clients: BTreeMap<u32, NodeClient>,
+    /// Nodes that were tried.
+    tried: BTreeSet<(u32, SocketAddr)>,
+    /// Of nodes that are known to be in the grid.
+    devices: BTreeSet<DeviceId>,
+    silent: Vec<String>,
+    /// The newest copy of the records so far.
+    copy: Option<(u64, MetadataFile)>,
+}
+
+impl Survey {
+    fn of(dir: &GridDir, config: &GridConfig) -> Result<Survey> {
+        let grid = config.grid_id()?;
+        let certificates = Certificates::of(dir, grid);
+        let load = || {
+            let tls = certificates.load_host(&config.host.name)?;
+            tls.revoked().replace(&revoked::load(&certificates.ca(), grid)?);
+            anyhow::Ok(tls)
+        };
+        let way = Way { grid, host: config.host.name.clone(), tls: config.tls.then(load).transpose()? };
+        let (clients, tried, devices) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Ok(Survey { way, clients, tried, devices, silent: Vec::new(), copy: None })
+    }
+
+    fn ask(&mut self, nodes: &[NodeConfig], others: &[(u32, SocketAddr)]) {
+        let devices =
+            nodes.iter().flat_map(|node| &node.devices).filter_map(|device| device.device.parse::<DeviceId>().ok());
+        self.devices.extend(devices);
+        let known = nodes.iter().map(|node| (node.id, node.address));
+        for (node, address) in known.chain(others.iter().copied()) {
+            if self.clients.contains_key(&node) || !self.tried.insert((node, address)) {
+                continue;
+            }
+            match self.way.connect(node, address).and_then(|client| self.take(node, client)) {
+                Ok(()) => self.silent.retain(|text| !text.starts_with(&format!("node {node} "))),
+                Err(error) => self.silent.push(format!("{error:#}")),
+            }
+        }
+    }
+
+    fn take(&mut self, node: u32, mut client: NodeClient) -> Result<()> {
+        self.devices.extend(client.devices.iter().map(|stat| stat.device));
+        if let Some((number, bytes)) = copies::newest(&mut client)?
+            && self.copy.as_ref().is_none_or(|(known, _)| *known < number)
+        {
+            self.copy = Some((number, MetadataFile::read(&bytes[..])?));
+        }
+        self.clients.insert(node, client);
+        Ok(())
+    }
+
+    /// What all devices hold of volumes.
+    fn evidence(&mut self) -> Result<Evidence> {
+        let mut evidence = Evidence { unasked: self.devices.clone(), ..Evidence::default() };
+        for (node, client) in &mut self.clients {
+            if !client.knows_roots() {
+                self.silent.push(format!("node {node} is of a release that keeps no copies of roots"));
+                continue;
+            }
+            for device in client.serving() {
+                match held_on(client, device) {
+                    Ok(held) => {
+                        evidence.unasked.remove(&device);
+                        held.into_iter().for_each(|(v, held)| evidence.volumes.entry(v).or_default().push(held));
+                    }
+                    Err(error) => self.silent.push(format!("node {node}, device {device}: {error:#}")),
+                }
+            }
+        }
+        for device in &evidence.unasked {
+            if !self.silent.iter().any(|text| text.contains(&device.to_string())) {
+                self.silent.push(format!("device {device} is out of reach"));
+            }
+        }
+        Ok(evidence)
+    }
+}
+
+fn held_on(client: &mut NodeClient, device: DeviceId) -> Result<Vec<(VolumeId, Held)>> {
+    let leg = Leg { node: client.node, device };
+    let mut all = Vec::new();
+    for held in client.volumes(device)? {
+        if held.volume == copy::RECORDS_VOLUME {
+            continue;
+        }
+        let root = match held.root {
+            None => HeldRoot::None,
+            Some(found) => {
+                let shard = copy::root_copy_id(held.volume, found.epoch, found.sequence);
+                let read = client.read_copy(device, shard).ok().and_then(|bytes| Root::decode(&bytes).ok());
+                read.map_or(HeldRoot::Damaged, |root| HeldRoot::Copy { sequence: found.sequence, root })
+            }
+        };
+        all.push((held.volume, Held { leg, promised: held.promised, ledgers: held.ledgers, root }));
+    }
+    Ok(all)
+}
+
+/// Puts the volumes that there were into the records, those that are only found beside.
+fn put_volumes(
+    records: &mut Records,
+    all: BTreeMap<VolumeId, Recovered>,
+    accept: &[String],
+) -> Result<Vec<VolumeReport>> {
+    let mut reports = Vec::new();
+    let mut unknown: BTreeSet<&str> = accept.iter().map(String::as_str).collect();
+    for (volume, Recovered { root, doubt, .. }) in all {
+        let id = volume.to_string();
+        let was_deleted = root.deleted || records.contains_key(&format!("{DELETING_PREFIX}{id}"));
+        let named = [root.name.as_str(), id.as_str()];
+        let accepted = doubt.is_some() && accept.iter().any(|name| named.contains(&name.as_str()));
+        unknown.retain(|name| !named.contains(name));
+        let doubt = doubt.map(|doubt| doubt.to_string());
+        if !was_deleted {
+            let (name, size_bytes) = (root.name.clone(), root.size_bytes);
+            reports.push(VolumeReport { name, volume: id, size_bytes, doubt: doubt.clone(), accepted });
+        }
+        match doubt.filter(|_| !accepted && !was_deleted) {
+            None => put_volume(records, &root),
+            Some(why) => put_found(records, &root, why),
+        }
+    }
+    if let Some(name) = unknown.first() {
+        bail!("no volume {name} was found; nothing was changed");
+    }
+    Ok(reports)
+}
+
+/// The volume is as it was, under a name.
+fn put_volume(records: &mut Records, root: &Root) {
+    records.insert(root_key(root.volume), root.encode());
+    records.remove(&found_key(root.volume));
+    let id = root.volume.to_string();
+    let is_own = |value: &Vec<u8>| decode::<NameRecord>(value).is_ok_and(|record| record.volume == id);
+    let is_named = records.iter().any(|(key, value)| key.starts_with("name/") && is_own(value));
+    if is_named || root.deleted {
+        return;
+    }
+    let record =
+        NameRecord { volume: id.clone(), host: String::new(), origin: Some(String::new()), other: Other::new() };
+    let key = Some(name_key(&root.name)).filter(|key| !records.contains_key(key));
+    records.insert(key.unwrap_or_else(|| name_key(&format!("recovered-{id}"))), encode(&record));
+}
+
+/// The volume is kept beside: without a root, a name, or a host that serves it.
+fn put_found(records: &mut Records, root: &Root, why: String) {
+    let id = root.volume.to_string();
+    let record = FoundRecord {
+        name: root.name.clone(),
+        size_bytes: root.size_bytes,
+        why,
+        root: to_hex(&root.encode()),
+        other: Other::new(),
+    };
+    let is_own = |value: &Vec<u8>| decode::<NameRecord>(value).is_ok_and(|record| record.volume == id);
+    records.retain(|key, value| !(key.starts_with("name/") && is_own(value)));
+    records.remove(&root_key(root.volume));
+    records.remove(&export_key(root.volume));
+    records.insert(found_key(root.volume), encode(&record));
+}
+
+/// Volumes that an earlier recovery has found are taken now, without asking nodes again.
+fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<Option<Report>> {
+    if wanted.accept.is_empty() || wanted.replace {
+        return Ok(None);
+    }
+    let Ok(meta) = meta::open(dir, config) else { return Ok(None) };
+    let mut records = held(&meta)?;
+    let found: Vec<FoundRecord> = records
+        .iter()
+        .filter(|(key, _)| key.starts_with(FOUND_PREFIX))
+        .map(|(key, value)| decode(value).with_context(|| format!("metadata record {key} is damaged")))
+        .collect::<Result<_>>()?;
+    if found.is_empty() {
+        return Ok(None);
+    }
+    check_no_hosts(&meta, &config.meta)?;
+    let mut volumes = Vec::new();
+    for name in &wanted.accept {
+        let root_of = |record: &FoundRecord| from_hex(&record.root).and_then(|bytes| Root::decode(&bytes).ok());
+        let roots = found.iter().filter_map(|record| Some((record, root_of(record)?)));
+        let mut fitting = roots.filter(|(record, root)| record.name == *name || root.volume.to_string() == *name);
+        let Some((record, root)) = fitting.next() else { bail!("no volume {name} was found; nothing was changed") };
+        if fitting.next().is_some() {
+            bail!("several volumes named {name} were found: name the one that is meant by its id; nothing was changed");
+        }
+        put_volume(&mut records, &root);
+        volumes.push(VolumeReport {
+            name: record.name.clone(),
+            volume: root.volume.to_string(),
+            size_bytes: root.size_bytes,
+            doubt: Some(record.why.clone()),
+            accepted: true,
+        });
+    }
+    if wanted.yes {
+        fill(&meta, &records, true)?;
+        meta::complete(&meta, config)?;
+    }
+    Ok(Some(Report {
+        copy: None,
+        records: records.len(),
+        nodes: 0,
+        devices: 0,
+        silent: Vec::new(),
+        volumes,
+        store: config.meta.to_string(),
+        done: wanted.yes,
+    }))
+}
