@@ -47,6 +47,9 @@ enum GridAction {
     Up(Box<UpArgs>),
     /// Stop all processes of the grid; its data stays
     Down {
+        /// The host alone: this machine's nodes go on
+        #[arg(long)]
+        host: bool,
         /// Although clients are connected
         #[arg(long)]
         force: bool,
@@ -178,8 +181,9 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
             }
             print(format_args!("next: {}", what_next(&outcome.config)))
         }
-        GridAction::Down { force } => {
-            let stopped = grid::down(dir, force)?;
+        GridAction::Down { host, force } => {
+            let part = if host { grid::Part::Host } else { grid::Part::All };
+            let stopped = grid::down(dir, part, force)?;
             if json {
                 return print_json(&serde_json::json!({ "stopped": stopped }));
             }

@@ -101,7 +101,11 @@ fn checksum(records: &BTreeMap<String, Vec<u8>>) -> u32 {
 /// While a host runs its records change under the reader's hands, and it goes on with the store that it knows.
 pub fn check_stopped(dir: &GridDir) -> Result<()> {
     if let Some(host) = Role::Host.find(dir) {
-        bail!("the grid's host is running (process {}); stop it with `holdfast grid down`, then try again", host.pid);
+        bail!(
+            "the grid's host is running (process {}); stop it with `holdfast grid down --host`, which leaves the nodes as they \
+             are, then try again",
+            host.pid
+        );
     }
     Ok(())
 }

@@ -269,21 +269,32 @@ fn wait_until_serves(dir: &GridDir, config: &GridConfig, id: u32) -> Result<()> 
     Ok(())
 }
 
-/// Stops everything; not under the hands of clients, nor while the rest of the grid can't do without the nodes that are here,
+/// What of a machine's part of the grid is stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    All,
+    /// Its nodes go on.
+    Host,
+}
+
+/// Stops everything, or the host alone; not under the hands of clients, nor while the rest of the grid can't do without the nodes that are here,
 /// unless that is forced.
-pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
+pub fn down(dir: &GridDir, part: Part, force: bool) -> Result<Vec<String>> {
     let config = dir.load()?;
     let _lock = Lock::take(dir)?;
     if !force {
-        check_spared(dir, &config)?;
+        if part == Part::All {
+            check_spared(dir, &config)?;
+        }
         check_unused(dir)?;
     }
+    // The host first: it empties its log into the nodes.
+    let to_stop = roles(&config).into_iter().rev().filter(|role| part == Part::All || *role == Role::Host);
     if let Some(units) = Units::of(dir) {
-        return down_by_systemd(dir, &config, &units);
+        return down_by_systemd(dir, to_stop, &units);
     }
     let mut stopped = Vec::new();
-    // The host first: it empties its log into the nodes.
-    for (role, patience) in roles(&config).into_iter().rev().map(|role| (role, patience_of(role))) {
+    for (role, patience) in to_stop.map(|role| (role, patience_of(role))) {
         if role.find(dir).is_none() {
             role.forget(dir);
             continue;
@@ -307,9 +318,9 @@ pub fn down(dir: &GridDir, force: bool) -> Result<Vec<String>> {
 }
 
 /// What doesn't run may be about to be started again: so all units are stopped, the host's first.
-fn down_by_systemd(dir: &GridDir, config: &GridConfig, units: &Units) -> Result<Vec<String>> {
+fn down_by_systemd(dir: &GridDir, to_stop: impl Iterator<Item = Role>, units: &Units) -> Result<Vec<String>> {
     let mut stopped = Vec::new();
-    for role in roles(config).into_iter().rev() {
+    for role in to_stop {
         let was_there = role.find(dir).is_some();
         units.stop(role)?;
         role.forget(dir);
@@ -480,7 +491,8 @@ fn check_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     }
     bail!(
         "{} is missing or empty: it says which volumes there are, and their data, which is still on the devices, can't be \
-         found without it. Restore that file from a copy; or move the directory away if nothing in it is needed",
+         found without it. `holdfast meta recover` makes it anew from what the nodes hold; or move the directory away if nothing \
+         in it is needed",
         path.display()
     );
 }

@@ -85,6 +85,11 @@ pub fn run(dir: &GridDir, wanted: &Wanted) -> Result<Report> {
         return Ok(report);
     }
     let mut survey = Survey::of(dir, &config)?;
+    for node in &config.nodes {
+        if let Err(error) = super::start_node(dir, node.id, false) {
+            survey.silent.push(format!("node {} was down, and could not be started: {error:#}", node.id));
+        }
+    }
     survey.ask(&config.nodes, &wanted.nodes);
     let copy = match &wanted.from {
         Some(path) => Some((path.display().to_string(), read_file(path, &config)?)),

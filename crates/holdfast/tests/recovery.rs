@@ -1,0 +1,99 @@
+//! The metadata store is lost, and comes back from what the nodes hold.
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use support::*;
+
+fn kill_host(grid: &Grid) {
+    let pid = grid.json("status")["host"]["pid"].as_i64().unwrap();
+    // Nothing is emptied or closed.
+    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    until("the host is gone", || grid.json("grid status")["host"]["state"] != "up");
+}
+
+fn volume<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let volumes = report["volumes"].as_array().unwrap();
+    volumes.iter().find(|volume| volume["name"] == name).unwrap_or_else(|| panic!("{name} is in {report}"))
+}
+
+#[test]
+fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
+    let grid = Grid::new(0);
+    grid.up("--nodes 3");
+    grid.ok("volume create v1 --size 64MiB");
+    grid.ok("volume create never --size 16MiB");
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 64 << 20);
+    nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
+    grid.ok("snapshot create v1@s1");
+    grid.ok("volume clone v1@s1 apart --separate");
+    // What it says while the grid runs is no file to be imported.
+    let exported = grid.path("running.json");
+    grid.ok(&format!("meta export {}", exported.display()));
+    until("the records are on the devices", || {
+        let host = fs::read_to_string(grid.path("logs/host.log")).unwrap_or_default();
+        host.contains("copies of the metadata are on 3 devices")
+    });
+    // The first copy does not know of what came after it.
+    grid.ok("volume create late --size 16MiB");
+    assert!(grid.json("status")["volumes"].as_array().unwrap().iter().all(|v| v["live"]["recoverable"] != false));
+    kill_host(&grid);
+    let refused = grid.fails(&format!("meta import {} --embedded --replace", exported.display()));
+    assert!(refused.contains("while the grid was running") && refused.contains("meta recover --from"), "{refused}");
+    let refused = grid.fails("meta recover");
+    assert!(refused.contains("nothing has to be recovered") && refused.contains("--replace"), "{refused}");
+    fs::remove_file(grid.path("meta.redb")).unwrap();
+    let refused = grid.fails("grid up");
+    assert!(refused.contains("is missing") && refused.contains("holdfast meta recover"), "{refused}");
+
+    // It shows what it would do, and changes nothing.
+    let shown = grid.json("meta recover");
+    assert_eq!((&shown["done"], &shown["devices"]), (&Value::Bool(false), &Value::from(3)), "{shown}");
+    assert!(!grid.path("meta.redb").exists());
+    // A node that does not answer may hold a newer root: nothing is taken then.
+    grid.ok("node stop 2 --force");
+    fs::rename(grid.path("devices/node2-0.img"), grid.path("away")).unwrap();
+    let found = grid.json("meta recover");
+    assert!(volume(&found, "v1")["doubt"].as_str().unwrap().contains("did not answer"), "{found}");
+    assert!(found["silent"][0].as_str().unwrap().contains("node 2"), "{found}");
+    fs::rename(grid.path("away"), grid.path("devices/node2-0.img")).unwrap();
+    grid.ok("node stop 2 --force");
+
+    let done = grid.json("meta recover --yes");
+    for name in ["v1", "never", "apart", "late"] {
+        assert_eq!(volume(&done, name)["doubt"], Value::Null, "{done}");
+    }
+    grid.ok("grid up");
+    for name in ["v1", "apart"] {
+        grid.ok(&format!("volume export {name}"));
+        assert_volume_holds(&grid.uri(name), &file, &scratch);
+    }
+    for name in ["never", "late"] {
+        grid.ok(&format!("volume export {name}"));
+        nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
+    }
+    assert!(grid.ok("snapshot list v1").contains("s1"));
+    until("everything is whole", || is_whole(&grid, "v1") && is_whole(&grid, "apart"));
+    // What was made of it holds its segments still.
+    grid.ok("snapshot delete v1@s1");
+    assert_volume_holds(&grid.uri("apart"), &file, &scratch);
+
+    // Found while a node is away for good, and taken by command.
+    kill_host(&grid);
+    grid.ok("node stop 3 --force");
+    fs::rename(grid.path("devices/node3-0.img"), grid.path("gone")).unwrap();
+    let done = grid.json("meta recover --replace --yes");
+    assert!(volume(&done, "v1")["doubt"].is_string(), "{done}");
+    grid.ok("grid up");
+    let status = grid.run("status");
+    let told = text(&status.stdout);
+    assert!(told.contains("was found when the metadata were lost") && told.contains("--accept v1"), "{told}");
+    assert!(grid.fails("volume export v1").contains("v1"));
+    grid.ok("grid down --host");
+    grid.ok("meta recover --accept v1 --yes");
+    grid.ok("grid up");
+    grid.ok("volume export v1");
+    assert_volume_holds(&grid.uri("v1"), &file, &scratch);
+}
