@@ -158,6 +158,8 @@ pub struct Mutations {
     pub log_in_plain: bool,
     /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
     pub absent_leg_counts_as_lacking: bool,
+    /// Rule 27: a root is opened although legs know of a newer one.
+    pub opens_older_root: bool,
     /// Rule 27: a root counts before its copies are durable.
     pub root_counts_uncopied: bool,
 }

@@ -28,6 +28,10 @@ pub enum Purpose {
     Fence {
         leg: Leg,
     },
+    /// What a leg knows of the volume, before anything is claimed.
+    Knows {
+        leg: Leg,
+    },
     RecoverRead {
         ledger: LedgerId,
         leg: Leg,
@@ -108,6 +112,7 @@ impl Purpose {
             // Long by nature, or behind something long: nobody is judged by these.
             Purpose::PutShard { .. }
             | Purpose::RecoverRead { .. }
+            | Purpose::Knows { .. }
             | Purpose::Header { .. }
             | Purpose::RepairRead { .. }
             | Purpose::RepairHeader { .. }

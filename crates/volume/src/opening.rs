@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! Loading      read the root record
-//! Reaching     wait until a fence set of the open ledger, and legs for a new one, are within reach
+//! Reaching     wait until a fence set of the open ledger, and legs for a new one, are within reach; ask legs what they know, and
+//!              go no further where that is newer than the root: the metadata store was set back
 //! Claiming     swap: epoch + 1, our nonce. From here on the old owner is deposed at the root
 //! Gathering    fence every leg; delete there what earlier openings left behind without getting to their swap; read what
 //!              sound legs hold after the trim point; decide where the log ends
@@ -25,11 +26,11 @@ use crate::map::Place;
 use crate::root::Change;
 use crate::sealing::opened_entry;
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId};
+use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, VolumeId};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record};
 use holdfast_format::root::Root;
-use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
+use holdfast_format::wire::{HeldVolume, LedgerState, LogEntry, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 use std::time::Duration;
 
@@ -47,6 +48,10 @@ const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 /// Log bytes asked of a leg at a time.
 const READ_BYTES: u32 = 4 << 20;
+
+/// Why opening waits where the store was set back.
+const OLDER: &str =
+    "the metadata are older than what nodes know of the volume: bring the newest back (`holdfast meta recover`)";
 
 /// Why opening waits where a leg takes neither the new ledger nor copies.
 const NO_ROOM: &str = "a journal has no room for a copy of the volume's log";
@@ -87,6 +92,8 @@ pub(crate) struct Opening {
     pub(crate) step: Step,
     pub(crate) warms: bool,
     since: Instant,
+    /// Legs that were asked what they know; true once they have answered, or never will.
+    knows: BTreeMap<Leg, bool>,
     fence_asked: BTreeSet<Leg>,
     /// Legs that were busy (their device is being opened), and when they and failed reads are asked again.
     busy: BTreeSet<Leg>,
@@ -136,6 +143,7 @@ impl Controller {
             step: Step::Loading,
             warms,
             since: self.now,
+            knows: BTreeMap::new(),
             fence_asked: BTreeSet::new(),
             busy: BTreeSet::new(),
             asked_who_at: None,
@@ -181,6 +189,9 @@ impl Controller {
             return self.warm(out);
         }
         self.step(Step::Reaching);
+        if let Some(opening) = &mut self.opening {
+            opening.knows.clear();
+        }
         self.progress_opening(out);
     }
 
@@ -221,10 +232,7 @@ impl Controller {
         if let Some(before) = before {
             self.swap_root(before, Change::Unclaim, out);
         }
-        self.opening_waits(
-            "the metadata are older than what nodes know of the volume: bring the newest back (`holdfast meta import`)",
-            out,
-        );
+        self.opening_waits(OLDER, out);
     }
 
     fn old_ledgers(&self) -> Vec<LedgerRef> {
@@ -246,10 +254,12 @@ impl Controller {
                 return self.opening_waits("too few nodes that hold the volume's log are within reach", out);
             }
         }
+        self.ask_what_legs_know(out);
         let all_up = self.old_ledgers().iter().flat_map(|l| &l.legs).all(|leg| self.nodes.is_usable(leg.node));
         let width = usize::from(self.root().layout.width());
         let waited = self.now.since(self.opening.as_ref().expect("opening").since) >= REACH_GRACE;
-        if !waited && (!all_up || self.domain_count() < width) {
+        let all_known = self.opening.as_ref().expect("opening").knows.values().all(|is_answered| *is_answered);
+        if !waited && (!all_up || !all_known || self.domain_count() < width) {
             return;
         }
         if self.choose_legs().is_none() {
@@ -264,6 +274,49 @@ impl Controller {
             ..self.root().clone()
         };
         self.swap_root(root, Change::Claim, out);
+    }
+
+    /// Legs of the open ledger, where their nodes understand the question.
+    fn ask_what_legs_know(&mut self, out: Out) {
+        let legs = self.root().open_ledger().map(|open| open.legs.clone()).unwrap_or_default();
+        for leg in legs {
+            if self.opening.as_ref().expect("opening").knows.contains_key(&leg) || !self.nodes.is_usable(leg.node) {
+                continue;
+            }
+            let after = self.config.volume.0.checked_sub(1).map(VolumeId);
+            let request = Request::ListVolumes { device: leg.device, after, count_max: 1 };
+            if self.nodes.understands(leg.node, &request)
+                && self.send(leg.node, Lane::Fast, Purpose::Knows { leg }, request, Vec::new(), out).is_some()
+            {
+                self.opening.as_mut().expect("opening").knows.insert(leg, false);
+            }
+        }
+    }
+
+    pub(crate) fn on_known(&mut self, leg: Leg, reply: &Reply, out: Out) {
+        let Some(opening) = self.opening.as_mut().filter(|opening| opening.step == Step::Reaching) else { return };
+        opening.knows.insert(leg, true);
+        if let Reply::Volumes { volumes, .. } = reply
+            && volumes.iter().any(|held| held.volume == self.config.volume && is_newer(held, self.root()))
+            && !self.config.mutations.opens_older_root
+        {
+            return self.doubt_root(OLDER, out);
+        }
+        self.progress_opening(out);
+    }
+
+    pub(crate) fn on_knows_lost(&mut self, leg: Leg, out: Out) {
+        if let Some(opening) = &mut self.opening {
+            opening.knows.insert(leg, true);
+        }
+        self.progress_opening(out);
+    }
+
+    /// Nothing is claimed by a root that is not the newest. It is read again after a while.
+    fn doubt_root(&mut self, why: &'static str, out: Out) {
+        self.step(Step::Loading);
+        self.load_root_later();
+        self.opening_waits(why, out);
     }
 
     /// A connection that looks whole may lead nowhere: only an answer to something asked since counts (rule 5).
@@ -919,6 +972,18 @@ impl Controller {
             self.leave(State::Closed, BlockError::ShuttingDown, out);
         }
     }
+}
+
+/// Whether a leg knows of something that came after the root. An epoch is promised, and a root of it copied, only after the root
+/// has it; and in an epoch a ledger takes entries only after the root names it.
+fn is_newer(held: &HeldVolume, root: &Root) -> bool {
+    let known = held.root.map_or(held.promised, |copy| copy.epoch.max(held.promised));
+    let later = |open: &LedgerRef| {
+        held.ledgers
+            .iter()
+            .any(|l| l.ledger.epoch == open.id.epoch && l.ledger > open.id && l.last.max(l.trimmed) > Lsn::ZERO)
+    };
+    known > root.epoch || root.open_ledger().is_some_and(later)
 }
 
 /// The ledger to account an entry to: one whose rule its holders meet, and the rule of now (an older ledger may be of a time when

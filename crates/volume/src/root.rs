@@ -118,6 +118,11 @@ impl Controller {
         out.push(Effect::Meta { token: self.root.token, request });
     }
 
+    /// Reads the record again after a while: the store is not the one that it should be.
+    pub(crate) fn load_root_later(&mut self) {
+        self.root.retry_at = Some(self.now + DOUBT_FOR);
+    }
+
     /// Looks whether the metadata store is there, if it was not heard since then.
     pub(crate) fn ask_store(&mut self, since: Instant, out: Out) {
         let is_lost = self.root.asked.is_some();

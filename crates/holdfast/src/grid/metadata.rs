@@ -131,7 +131,7 @@ pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
         client::metadata(dir)?
     } else {
         let meta = meta::open(dir, &config)?;
-        let is_at_work = !presence::live_hosts(&meta)?.is_empty();
+        let is_at_work = check_no_hosts(&meta, &config.meta).is_err();
         MetadataFile::new(&config.grid, &held(&meta)?, is_at_work)
     };
     let records = file.records()?;
@@ -193,8 +193,12 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
     Ok(Imported { records: records.len(), store: next.meta.to_string() })
 }
 
-/// Other machines' hosts go on with the store that they know.
+/// Other machines' hosts go on with the store that they know. A file that could be opened has no other one, whatever lease a
+/// host has left in it that was killed.
 pub fn check_no_hosts(meta: &Meta, store: &MetaConfig) -> Result<()> {
+    if *store == MetaConfig::Embedded {
+        return Ok(());
+    }
     let hosts: Vec<String> = presence::live_hosts(meta)?.into_iter().collect();
     if !hosts.is_empty() {
         bail!("hosts are at work with {store}: {}; stop all hosts of the grid first", hosts.join(", "));

@@ -90,15 +90,13 @@ impl ControlPlane {
         let bytes = serde_json::to_vec(&file).expect("it encodes");
         let written = copies::write(&way, &self.catalog.nodes()?, &bytes);
         let failed = written.failed.join("; ");
-        if failed != *told {
+        if failed != *told || last.is_none() {
+            let devices = written.devices;
             match failed.is_empty() {
-                true => {
-                    logger::info(format_args!("copies of the metadata are on all {} devices again", written.devices))
+                true => logger::info(format_args!("a copy of the metadata is on all {devices} devices")),
+                false => {
+                    logger::warn(format_args!("a copy of the metadata is on {devices} devices, not on all: {failed}"))
                 }
-                false => logger::warn(format_args!(
-                    "a copy of the metadata is on {} devices, not on all: {failed}",
-                    written.devices
-                )),
             }
             *told = failed;
         }
