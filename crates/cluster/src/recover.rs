@@ -43,7 +43,11 @@ pub enum HeldRoot {
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
     pub volumes: BTreeMap<VolumeId, Vec<Held>>,
+    pub asked: BTreeSet<DeviceId>,
+    /// Devices of the grid that did not answer.
     pub unasked: BTreeSet<DeviceId>,
+    /// Nothing says which devices the grid has: there may be others.
+    pub is_partial: bool,
 }
 
 /// Deliberate mistakes, for the simulator.
@@ -57,6 +61,8 @@ pub struct Mutations {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Doubt {
     Unasked(usize),
+    /// It is not known which devices there are.
+    Partial,
     /// Only the copy of the records has a root.
     NeverCopied,
     Damaged(DeviceId),
@@ -71,6 +77,9 @@ impl fmt::Display for Doubt {
             Doubt::Unasked(1) => write!(f, "a device of the grid did not answer, and may hold a newer one"),
             Doubt::Unasked(count) => {
                 write!(f, "{count} devices of the grid did not answer, and any may hold a newer one")
+            }
+            Doubt::Partial => {
+                write!(f, "nothing says which nodes the grid has, and one that was not asked may hold a newer root")
             }
             Doubt::NeverCopied => {
                 write!(f, "no device holds a copy of its root: it was not opened since the grid has this release")
@@ -108,8 +117,14 @@ pub fn recover(
     for id in ids {
         let held = evidence.volumes.get(&id).map_or(&[][..], Vec::as_slice);
         let Some((root, mut doubt)) = newest(held, copied.get(&id)) else { continue };
-        if !evidence.unasked.is_empty() && (root.epoch > Epoch(0) || !held.is_empty()) {
-            doubt = Some(Doubt::Unasked(evidence.unasked.len()));
+        let was_opened = root.epoch > Epoch(0) || !held.is_empty();
+        let legs = root.open_ledger().into_iter().flat_map(|open| &open.legs).map(|leg| leg.device);
+        let unasked: BTreeSet<DeviceId> =
+            legs.filter(|device| !evidence.asked.contains(device)).chain(evidence.unasked.iter().copied()).collect();
+        if !root.deleted && was_opened && !unasked.is_empty() {
+            doubt = Some(Doubt::Unasked(unasked.len()));
+        } else if !root.deleted && was_opened && evidence.is_partial {
+            doubt = Some(Doubt::Partial);
         }
         let epoch = root.epoch;
         let promised = held.iter().map(|h| h.promised).max().unwrap_or_default();
@@ -232,10 +247,10 @@ mod tests {
     }
 
     fn judge(held: Vec<Held>, copied: Option<Root>, unasked: &[u32]) -> Recovered {
-        let evidence = Evidence {
-            volumes: BTreeMap::from([(VOLUME, held)]),
-            unasked: unasked.iter().map(|n| leg(*n).device).collect(),
-        };
+        let unasked: BTreeSet<DeviceId> = unasked.iter().map(|n| leg(*n).device).collect();
+        let asked = (1..=5).map(|n| leg(n).device).filter(|device| !unasked.contains(device)).collect();
+        let volumes = BTreeMap::from([(VOLUME, held)]);
+        let evidence = Evidence { volumes, asked, unasked, is_partial: false };
         let copied = copied.into_iter().map(|root| (VOLUME, root)).collect();
         recover(&evidence, &copied, 5, Mutations::default()).remove(&VOLUME).expect("there is a root")
     }
@@ -284,6 +299,17 @@ mod tests {
         assert_eq!(judge(both(), Some(root(9, 0, &[1])), &[]).doubt, Some(Doubt::TooFewCopies));
         let never = Root { epoch: Epoch(0), ledgers: Vec::new(), ..new.clone() };
         assert_eq!(judge(Vec::new(), Some(never), &[4]).doubt, None, "nothing was ever written to it");
+        let evidence = Evidence {
+            volumes: BTreeMap::from([(VOLUME, both())]),
+            asked: [1, 2, 4].map(|n| leg(n).device).into(),
+            is_partial: true,
+            ..Evidence::default()
+        };
+        let all = recover(&evidence, &BTreeMap::new(), 5, Mutations::default());
+        assert_eq!(all[&VOLUME].doubt, Some(Doubt::Partial));
+        let asked = [1, 2].map(|n| leg(n).device).into();
+        let all = recover(&Evidence { asked, ..evidence }, &BTreeMap::new(), 5, Mutations::default());
+        assert_eq!(all[&VOLUME].doubt, Some(Doubt::Unasked(1)), "a leg of its log that nobody knew of");
         let deleted = Root { deleted: true, ..new };
         let going = judge(both(), Some(deleted), &[]);
         assert!(going.root.deleted && going.doubt.is_none());
@@ -297,7 +323,7 @@ mod tests {
         };
         let origin = Origin { upto: Epoch(2), volume: VolumeId(1) };
         let evidence =
-            Evidence { volumes: BTreeMap::from([of(1, Vec::new()), of(2, vec![origin])]), unasked: BTreeSet::new() };
+            Evidence { volumes: BTreeMap::from([of(1, Vec::new()), of(2, vec![origin])]), ..Evidence::default() };
         let all = recover(&evidence, &BTreeMap::new(), 0, Mutations::default());
         let upto = SegmentNo { epoch: Epoch(2), counter: u64::MAX };
         assert_eq!(all[&VolumeId(1)].root.dependents, [Dependent { volume: VolumeId(2), upto }]);

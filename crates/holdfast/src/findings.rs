@@ -153,7 +153,8 @@ fn about_recovery(status: &GridStatus, found: &mut Found) {
             volume.name, volume.why
         );
         let next = format!(
-            "with all hosts stopped, bring back what is missing and recover again, or `holdfast meta recover --accept {} --yes`",
+            "with all hosts stopped, bring back what is missing and recover again (`holdfast meta recover --replace`), or take it \
+             as it is: `holdfast meta recover --accept {} --yes`",
             volume.name
         );
         found.warning(Concern::Metadata, what, &next);

@@ -112,6 +112,7 @@ impl Run {
                 recovery.evidence.unasked.insert(leg.device);
                 return;
             };
+            recovery.evidence.asked.insert(leg.device);
             for held in volumes {
                 match held.root {
                     Some(root) => recovery.wanted.push((leg, held, root)),

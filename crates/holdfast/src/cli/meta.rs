@@ -54,6 +54,12 @@ enum MetaAction {
         /// A file of `holdfast meta export`, in the place of the copies that devices have
         #[arg(long, value_name = "FILE")]
         from: Option<PathBuf>,
+        /// Another copy than the newest that a device has, by its number
+        #[arg(long, value_name = "NUMBER", conflicts_with = "from")]
+        copy: Option<u64>,
+        /// Although no copy says which nodes the grid has: those that are asked are all
+        #[arg(long)]
+        complete: bool,
         /// A node that neither this machine nor a copy knows, for example 4=10.0.0.4:7420
         #[arg(long = "node", value_name = "NUMBER=ADDRESS", value_parser = node_at)]
         nodes: Vec<(u32, SocketAddr)>,
@@ -91,8 +97,9 @@ pub fn run(args: MetaArgs, dir: &GridDir, json: bool) -> Result<()> {
             }
             print(format_args!("{records} records are in {}", file.display()))
         }
-        MetaAction::Recover { from, nodes, accept, replace, yes } => {
-            let report = recovery::run(dir, &recovery::Wanted { from, nodes, accept, replace, yes })?;
+        MetaAction::Recover { from, copy, complete, nodes, accept, replace, yes } => {
+            let wanted = recovery::Wanted { from, copy, complete, nodes, accept, replace, yes };
+            let report = recovery::run(dir, &wanted)?;
             if json { print_json(&report) } else { print_recovery(&report) }
         }
         MetaAction::Import { file, etcd, embedded, replace } => {
@@ -118,11 +125,19 @@ fn node_at(text: &str) -> Result<(u32, SocketAddr)> {
 fn print_recovery(report: &recovery::Report) -> Result<()> {
     if let Some(copy) = &report.copy {
         print(format_args!("{} records from {copy}", report.records))?;
-    } else if report.nodes > 0 {
-        print("no copy of the grid's records was found: settings, schedules, clients and keys are not restored")?;
+    } else if !report.nodes.is_empty() {
+        print(
+            "no copy of the grid's records was found: settings, schedules, clients and keys would not be restored. Try it from another \
+             machine of the grid, name nodes with --node, or say with --complete that there are no others",
+        )?;
     }
-    if report.nodes > 0 {
-        print(format_args!("{} devices of {} nodes were asked", report.devices, report.nodes))?;
+    if report.copies.len() > 1 {
+        let copies: Vec<String> =
+            report.copies.iter().map(|(number, len)| format!("{number} ({len} records)")).collect();
+        print(format_args!("copies on devices: {}; --copy takes another than the newest", copies.join(", ")))?;
+    }
+    if !report.nodes.is_empty() {
+        print(format_args!("{} devices were asked, of nodes {}", report.devices, report.nodes.join(", ")))?;
     }
     for silent in &report.silent {
         print(format_args!("not asked: {silent}"))?;
@@ -142,8 +157,8 @@ fn print_recovery(report: &recovery::Report) -> Result<()> {
     let found = report.found().count();
     if found > 0 {
         print(format_args!(
-            "{found} volumes are kept as found: nothing opens them, and nothing of them is deleted. Bring back what was not asked and \
-             recover again, or take one as it is with `holdfast meta recover --accept VOLUME --yes`"
+            "{found} volumes are kept as found: nothing opens them, and nothing of them is deleted. Bring back what was not asked \
+             and recover again (`holdfast meta recover --replace`), or take one as it is with `holdfast meta recover --accept VOLUME`"
         ))?;
     }
     match report.done {

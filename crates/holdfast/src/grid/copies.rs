@@ -98,21 +98,19 @@ fn put(
     Ok(())
 }
 
-/// The newest copy on a node that can be read, with its number.
-pub fn newest(client: &mut NodeClient) -> Result<Option<(u64, Vec<u8>)>> {
-    let mut newest: Option<(u64, Vec<u8>)> = None;
+/// All copies on a node that can be read, by their numbers.
+pub fn all(client: &mut NodeClient) -> Result<BTreeMap<u64, Vec<u8>>> {
+    let mut all = BTreeMap::new();
     for device in client.serving() {
-        for (number, shards) in listed(client, device)?.into_iter().rev() {
-            if newest.as_ref().is_some_and(|(known, _)| *known >= number) {
-                break;
-            }
-            if let Ok(bytes) = read(client, device, number, shards.len()) {
-                newest = Some((number, bytes));
-                break;
+        for (number, shards) in listed(client, device)? {
+            if !all.contains_key(&number)
+                && let Ok(bytes) = read(client, device, number, shards.len())
+            {
+                all.insert(number, bytes);
             }
         }
     }
-    Ok(newest)
+    Ok(all)
 }
 
 fn read(client: &mut NodeClient, device: DeviceId, number: u64, count: usize) -> Result<Vec<u8>> {

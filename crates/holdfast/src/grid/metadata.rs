@@ -75,6 +75,11 @@ impl MetadataFile {
         Ok(records)
     }
 
+    /// How many records it has.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
     pub fn grid(&self) -> &str {
         &self.grid
     }

@@ -28,6 +28,7 @@ pub struct NodeClient {
     next_token: u64,
     version: u32,
     pub node: NodeId,
+    pub address: SocketAddr,
     pub devices: Vec<DeviceStat>,
 }
 
@@ -46,7 +47,8 @@ impl NodeClient {
         stream.set_nodelay(true)?;
         let tls = tls.map(|tls| tls.connect(Role::Node(node))).transpose()?;
         let reader = FrameReader::new();
-        let mut client = NodeClient { stream, tls, reader, next_token: 0, version: 0, node, devices: Vec::new() };
+        let mut client =
+            NodeClient { stream, tls, reader, next_token: 0, version: 0, node, address, devices: Vec::new() };
         let hello = Request::Hello { versions: WIRE, grid, host: host.to_string() };
         match client.ask(&hello, &[])?.0 {
             Reply::Hello { version, node: found, devices, .. } if found == node => {

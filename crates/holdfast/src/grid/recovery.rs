@@ -35,6 +35,10 @@ use std::path::{Path, PathBuf};
 pub struct Wanted {
     /// A file of `holdfast meta export` in the place of the copies on devices.
     pub from: Option<PathBuf>,
+    /// Which of the copies on devices, in the place of the newest.
+    pub copy: Option<u64>,
+    /// There are no nodes but those that can be asked, although no copy says so.
+    pub complete: bool,
     /// Nodes that neither this machine nor the copy knows.
     pub nodes: Vec<(u32, SocketAddr)>,
     /// Volumes that are taken although a newer root may be somewhere.
@@ -61,8 +65,10 @@ pub struct VolumeReport {
 pub struct Report {
     /// Where the records are from that are not about where data begin.
     pub copy: Option<String>,
+    /// Copies that devices have, with the number of their records.
+    pub copies: BTreeMap<u64, usize>,
     pub records: usize,
-    pub nodes: usize,
+    pub nodes: Vec<String>,
     pub devices: usize,
     /// What could not be asked, and why.
     pub silent: Vec<String>,
@@ -91,31 +97,50 @@ pub fn run(dir: &GridDir, wanted: &Wanted) -> Result<Report> {
         }
     }
     survey.ask(&config.nodes, &wanted.nodes);
-    let copy = match &wanted.from {
-        Some(path) => Some((path.display().to_string(), read_file(path, &config)?)),
-        None => survey.copy.take().map(|(number, file)| (format!("copy {number} on a device"), file)),
-    };
-    let (origin, mut records) = match copy {
-        Some((origin, file)) => (Some(origin), file.records()?),
-        None => (None, Records::new()),
-    };
-    survey.ask(&nodes_of(&records), &[]);
+    if let Some(path) = &wanted.from {
+        let records = read_file(path, &config)?.records()?;
+        survey.ask(&nodes_of(&records), &[]);
+        return recover_from(dir, &config, wanted, survey, (Some(path.display().to_string()), records));
+    }
+    // Nodes that a copy names may have newer ones.
+    let mut chosen = survey.choose(wanted.copy)?;
+    while let Some((number, file)) = chosen {
+        let records = file.records()?;
+        survey.ask(&nodes_of(&records), &[]);
+        chosen = survey.choose(wanted.copy)?;
+        if chosen.as_ref().is_none_or(|(newest, _)| *newest == number) {
+            let origin = Some(format!("copy {number} on a device"));
+            return recover_from(dir, &config, wanted, survey, (origin, records));
+        }
+    }
+    recover_from(dir, &config, wanted, survey, (None, Records::new()))
+}
+
+fn recover_from(
+    dir: &GridDir,
+    config: &GridConfig,
+    wanted: &Wanted,
+    mut survey: Survey,
+    (origin, mut records): (Option<String>, Records),
+) -> Result<Report> {
     let copied = roots_of(&records);
-    let evidence = survey.evidence()?;
+    let mut evidence = survey.evidence()?;
+    evidence.is_partial = origin.is_none() && !wanted.complete;
     let random = Prng::new(random_seed()?).next_u64() as u32;
     let all = recover(&evidence, &copied, random, Mutations::default());
     let volumes = put_volumes(&mut records, all, &wanted.accept)?;
     let mut report = Report {
         copy: origin,
+        copies: survey.copies.iter().map(|(number, file)| (*number, file.len())).collect(),
         records: records.len(),
-        nodes: survey.clients.len(),
+        nodes: survey.nodes(),
         devices: survey.clients.values().map(|client| client.devices.len()).sum(),
         silent: survey.silent.clone(),
         volumes,
         store: config.meta.to_string(),
         done: false,
     };
-    if let Some(meta) = store(dir, &config, wanted)?.filter(|_| wanted.yes) {
+    if let Some(meta) = store(dir, config, wanted)?.filter(|_| wanted.yes) {
         fill(&meta, &records, true).with_context(|| format!("metadata store {}", config.meta))?;
         if held(&meta)? != records {
             bail!(
@@ -123,7 +148,7 @@ pub fn run(dir: &GridDir, wanted: &Wanted) -> Result<Report> {
                 config.meta
             );
         }
-        meta::complete(&meta, &config)?;
+        meta::complete(&meta, config)?;
         report.done = true;
     }
     Ok(report)
@@ -196,8 +221,8 @@ struct Survey {
     /// Of nodes that are known to be in the grid.
     devices: BTreeSet<DeviceId>,
     silent: Vec<String>,
-    /// The newest copy of the records so far.
-    copy: Option<(u64, MetadataFile)>,
+    /// Copies of the records.
+    copies: BTreeMap<u64, MetadataFile>,
 }
 
 impl Survey {
@@ -211,7 +236,7 @@ impl Survey {
         };
         let way = Way { grid, host: config.host.name.clone(), tls: config.tls.then(load).transpose()? };
         let (clients, tried, devices) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        Ok(Survey { way, clients, tried, devices, silent: Vec::new(), copy: None })
+        Ok(Survey { way, clients, tried, devices, silent: Vec::new(), copies: BTreeMap::new() })
     }
 
     fn ask(&mut self, nodes: &[NodeConfig], others: &[(u32, SocketAddr)]) {
@@ -232,13 +257,33 @@ impl Survey {
 
     fn take(&mut self, node: u32, mut client: NodeClient) -> Result<()> {
         self.devices.extend(client.devices.iter().map(|stat| stat.device));
-        if let Some((number, bytes)) = copies::newest(&mut client)?
-            && self.copy.as_ref().is_none_or(|(known, _)| *known < number)
-        {
-            self.copy = Some((number, MetadataFile::read(&bytes[..])?));
+        for (number, bytes) in copies::all(&mut client)? {
+            if let Ok(file) = MetadataFile::read(&bytes[..]) {
+                self.copies.entry(number).or_insert(file);
+            }
         }
         self.clients.insert(node, client);
         Ok(())
+    }
+
+    /// The newest copy, or the one that is wanted.
+    fn choose(&self, wanted: Option<u64>) -> Result<Option<(u64, MetadataFile)>> {
+        let chosen = match wanted {
+            None => self.copies.iter().next_back(),
+            Some(number) => {
+                let found = self.copies.get_key_value(&number);
+                Some(
+                    found
+                        .with_context(|| format!("no device has copy {number}; there are {:?}", self.copies.keys()))?,
+                )
+            }
+        };
+        Ok(chosen.map(|(number, file)| (*number, file.clone())))
+    }
+
+    /// Those that were asked.
+    fn nodes(&self) -> Vec<String> {
+        self.clients.iter().map(|(node, client)| format!("{node} at {}", client.address)).collect()
     }
 
     /// What all devices hold of volumes.
@@ -253,6 +298,7 @@ impl Survey {
                 match held_on(client, device) {
                     Ok(held) => {
                         evidence.unasked.remove(&device);
+                        evidence.asked.insert(device);
                         held.into_iter().for_each(|(v, held)| evidence.volumes.entry(v).or_default().push(held));
                     }
                     Err(error) => self.silent.push(format!("node {node}, device {device}: {error:#}")),
@@ -391,8 +437,9 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
     }
     Ok(Some(Report {
         copy: None,
+        copies: BTreeMap::new(),
         records: records.len(),
-        nodes: 0,
+        nodes: Vec::new(),
         devices: 0,
         silent: Vec::new(),
         volumes,

@@ -1,7 +1,7 @@
 //! Copies of the grid's records on its devices: what survives the loss of the whole metadata store.
 //!
 //! Role: a thread of its own, at work on the one host that is the caretaker. It writes a copy soon after the records have
-//! changed, at most one a minute, and one a day. Roots are not looked at: each change of theirs that matters is on the legs of
+//! changed, at most three a minute, and one a day. Roots are not looked at: each change of theirs that matters is on the legs of
 //! its volume's log already.
 //!
 //! Faults: of a store that is silent, or not the one that it was, nothing is copied. A device that can't be reached has an older
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const PACE: Duration = Duration::from_secs(5);
 
 /// Between two copies.
-const COPY_PAUSE: Duration = Duration::from_secs(60);
+const COPY_PAUSE: Duration = Duration::from_secs(20);
 
 /// One is written after this long although nothing has changed: devices come and go.
 const COPY_EVERY: Duration = Duration::from_secs(24 * 3600);
