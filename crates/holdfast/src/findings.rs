@@ -120,6 +120,7 @@ fn about_host(status: &GridStatus, found: &mut Found) {
     match host.state {
         "up" => {}
         "down" => found.critical(Concern::Service, "the host is down, and serves no volume", "`holdfast grid up`"),
+        "removed" => found.critical(Concern::Service, host.trouble.clone().unwrap_or_default(), ""),
         "starting" => found.critical(
             Concern::Service,
             format!("the host serves no volume yet{why}"),
@@ -151,6 +152,14 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
         if let Some(why) = &volume.waits {
             let what = format!("volume {} can't be opened yet: {why}", volume.name);
             found.critical(Concern::Service, what, &bring_back(&away));
+        } else if volume.orphaned && volume.clone_of.is_none() {
+            let host = volume.host.as_deref().unwrap_or("-");
+            let what = format!("volume {} is served by nobody: its host, {host}, is gone", volume.name);
+            let next = format!(
+                "bring that up (`holdfast grid up` there), or serve it here: `holdfast volume export {}`",
+                volume.name
+            );
+            found.critical(Concern::Service, what, &next);
         } else if volume.state == "locked" {
             let what = format!("volume {} is locked: its key could not be had", volume.name);
             let next = format!("`holdfast volume export {} --key-file FILE`", volume.name);
@@ -213,9 +222,15 @@ fn how_back(node: &NodeView) -> String {
         "hung" => (node.id, "resume"),
         _ => (node.id, "start"),
     };
-    match node.is_own {
-        true => format!("`holdfast node {command} {id}`"),
-        false => format!("on its machine: `holdfast node {command} {id}`"),
+    on_its_machine(node, format!("`holdfast node {command} {id}`"))
+}
+
+/// What is to be done at a node's machine.
+fn on_its_machine(node: &NodeView, command: String) -> String {
+    match (&node.machine, node.is_own) {
+        (_, true) => command,
+        (Some(machine), false) => format!("on machine {machine}: {command}"),
+        (None, false) => format!("on its machine: {command}"),
     }
 }
 
@@ -244,7 +259,8 @@ fn about_device(node: &NodeView, device: &DeviceInfo, found: &mut Found) {
     }
     if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
         let (name, _) = node.name_of(device);
-        let next = format!("`holdfast device list`; when it is empty `holdfast device remove {name}`");
+        let remove = on_its_machine(node, format!("`holdfast device remove {name}`"));
+        let next = format!("`holdfast device list`; when it is empty {remove}");
         let what = format!("node {}: the drive of device {name} {drive}; replace it", node.id);
         found.warning(Concern::Redundancy, what, &next);
     }
@@ -253,7 +269,7 @@ fn about_device(node: &NodeView, device: &DeviceInfo, found: &mut Found) {
 /// How a device is that is not well, since when, and what to do.
 pub fn device_trouble(node: &NodeView, device: &DeviceInfo) -> Option<(String, String)> {
     let (name, path) = node.name_of(device);
-    let replace = format!("`holdfast device replace {name} NEW`");
+    let replace = on_its_machine(node, format!("`holdfast device replace {name} NEW`"));
     let (is_so, next) = match (device.state(), &device.outage) {
         (state @ ("missing" | "failed"), Some(outage)) => {
             let then = if outage.tried { "it is used again when it is back" } else { "it stays out" };
@@ -321,6 +337,7 @@ mod tests {
             trouble: None,
             wire: None,
             devices: vec![device()],
+            machine: None,
             is_own,
             configured: Vec::new(),
         }

@@ -59,7 +59,7 @@ impl<'a> Joining<'a> {
 
     /// Gives all numbers back.
     pub fn undo(self) {
-        if let Err(error) = self.catalog.set_own_nodes(&[]) {
+        if let Err(error) = self.catalog.give_back_nodes() {
             logger::warn(format_args!("numbers of nodes stay taken: {error:#}"));
         }
     }

@@ -227,6 +227,19 @@ impl ControlPlane {
         {
             return handed.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") });
         }
+        if let Request::MachineRemove { name, dead, accept_loss } = &request
+            && let Some(removed) = self.pass_removal_on(name, *dead, *accept_loss)
+        {
+            return removed.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") });
+        }
+        if let Some(response) = self.pass_on(&request) {
+            return response;
+        }
+        self.respond_here(request)
+    }
+
+    /// As [`ControlPlane::respond`], whoever has what it is about.
+    pub(super) fn respond_here(&self, request: Request) -> Response {
         let _alone = request.is_alone().then(|| self.alone());
         let ready = self.records_for(&request).and_then(|()| {
             self.check_may_change(&request)?;
@@ -307,10 +320,14 @@ impl ControlPlane {
                 self.check_removable(&devices, force).map(|()| Response::Done)
             }
             Request::CheckStop { node } => self.check_stop(node).map(|()| Response::Done),
+            Request::MayStop { node } => self.may_stop(node),
             Request::CheckDown { nodes } => self.check_down(&nodes).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
-            Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
+            Request::Tasks => self.all_tasks(),
+            Request::GridSpace => self.space_of_all(),
+            Request::Machines => self.machines().map(|machines| Response::Machines { machines }),
+            Request::MachineRemove { name, dead, accept_loss } => self.remove_machine(&name, dead, accept_loss),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
@@ -379,7 +396,9 @@ impl ControlPlane {
     }
 
     pub(super) fn status(&self) -> Result<HostStatus> {
-        let live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
+        let mut live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
+        // Of records that can't be read whoever needs them tells.
+        let _ = self.place_nodes(&mut live);
         let config = self.config();
         let own = process::own_stats().unwrap_or_default();
         let mut volumes = live.volumes;
@@ -405,10 +424,10 @@ impl ControlPlane {
             volumes,
             deleting,
             unreadable,
+            next_node: self.catalog.next_node().unwrap_or_default(),
         })
     }
 
-    /// Adds the volumes that are not in service; gives the names of those whose space is being returned.
     /// Adds volumes that are not open here; gives those that are being deleted, and those that can't be read.
     fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<(Vec<String>, Vec<Unreadable>)> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
@@ -822,6 +841,14 @@ impl ControlPlane {
         }
     }
 
+    /// Whether nobody serves a volume that is to be served, nor will without being told.
+    fn is_orphaned(&self, entry: &Entry) -> bool {
+        self.records.view(|view| {
+            let mut could = entry.served_by.iter().chain(&entry.portals);
+            !could.any(|host| view.has_host(host))
+        })
+    }
+
     /// A volume that is not in service here.
     fn closed_info(&self, entry: &Entry) -> VolumeInfo {
         let elsewhere = entry.served_by.is_some() && !self.catalog.is_here(entry);
@@ -849,6 +876,7 @@ impl ControlPlane {
             shares_with: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
+            orphaned: elsewhere && self.is_orphaned(entry),
             portals: entry.portals.iter().cloned().collect(),
             only_for: None,
             limit: None,
