@@ -76,7 +76,8 @@ pub fn status(dir: &GridDir) -> Result<HostStatus> {
 }
 
 pub fn volume(dir: &GridDir, request: &Request) -> Result<VolumeInfo> {
-    let patience = if matches!(request, Request::VolumeShow { .. }) { UNHURRIED } else { PATIENT };
+    let patience =
+        if matches!(request, Request::VolumeShow { .. } | Request::VolumeLive { .. }) { UNHURRIED } else { PATIENT };
     match ask(dir, request, patience)? {
         Response::Volume(volume) => Ok(*volume),
         other => unexpected(&other),
@@ -123,6 +124,17 @@ pub fn volumes(dir: &GridDir) -> Result<Vec<VolumeInfo>> {
     match ask(dir, &Request::VolumeList, UNHURRIED)? {
         Response::Volumes { volumes } => Ok(volumes),
         other => unexpected(&other),
+    }
+}
+
+/// A volume as its host tells of it.
+pub fn live_volume(dir: &GridDir, name: &str) -> Result<VolumeInfo> {
+    match volume(dir, &Request::VolumeLive { name: name.to_string() }) {
+        // A host of an older release tells what it knows itself.
+        Err(error) if format!("{error:#}").contains("unknown variant") => {
+            volume(dir, &Request::VolumeShow { name: name.to_string() })
+        }
+        told => told,
     }
 }
 

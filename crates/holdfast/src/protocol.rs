@@ -70,7 +70,11 @@ pub enum Request {
     VolumeShow {
         name: String,
     },
-    /// The same, with its parts.
+    /// The same, as the host tells it that has it in service.
+    VolumeLive {
+        name: String,
+    },
+    /// As [`Request::VolumeShow`], with its parts.
     VolumeExplain {
         name: String,
     },
@@ -302,6 +306,7 @@ impl Request {
         match self {
             Request::VolumeSet { layout: None, fixed: None, checked_reads: None, tiers: None, .. } => &[],
             Request::VolumeSet { name, .. }
+            | Request::VolumeLive { name }
             | Request::VolumeDelete { name, .. }
             | Request::VolumeUnexport { name, .. }
             | Request::VolumeLayerAdd { name, .. }
@@ -334,6 +339,7 @@ impl Request {
             Request::Status
             | Request::VolumeList
             | Request::VolumeShow { .. }
+            | Request::VolumeLive { .. }
             | Request::VolumeExplain { .. }
             | Request::ReceiveState { .. }
             | Request::Tasks
@@ -566,6 +572,9 @@ pub struct NodeInfo {
     /// The machine that it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
+    /// That machine's host does not say that it is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub machine_gone: bool,
     /// Its devices as its machine's configuration has them, in their places.
     #[serde(default)]
     pub configured: Vec<DeviceConfig>,

@@ -63,6 +63,7 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
     b.ok("snapshot create v1 t");
     b.ok("volume resize v1 --size 96MiB");
     assert_eq!(a.json("volume show v1")["size_bytes"], 96 << 20);
+    assert_eq!(b.json("snapshot list v1")[0]["name"], "t");
     let old_uri = a.uri("v1");
     b.ok("volume export v1 --takeover");
     assert_eq!(state(&b, "v1"), "open");
@@ -286,7 +287,11 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     until("machine c is gone", || machine(&b, "c").is_some_and(|c| c["up"] == false && c["since_s"].is_u64()));
     let list = b.ok("volume list");
     assert!(list.contains("volume v2 is served by nobody: its host, c, is gone"), "{list}");
-    assert!(b.ok("status").contains("`holdfast volume export v2`"));
+    let status = b.ok("status");
+    assert!(
+        status.contains("`holdfast volume export v2`") && status.contains("`holdfast machine remove c --dead`"),
+        "{status}"
+    );
     let said = b.ok("machine remove c --dead");
     assert!(said.contains("nobody has v2 in service any more"), "{said}");
     assert_eq!(machine(&a, "c"), None);

@@ -459,6 +459,9 @@ pub struct NodeView {
     /// The machine that it is on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
+    /// Its host is gone.
+    #[serde(skip)]
+    pub machine_gone: bool,
     /// It runs on this machine.
     #[serde(skip)]
     pub is_own: bool,
@@ -569,6 +572,7 @@ fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&Node
         wire: told.and_then(|n| n.wire),
         devices: told.map_or_else(Vec::new, |n| n.devices.clone()),
         machine: told.and_then(|n| n.machine.clone()),
+        machine_gone: told.is_some_and(|n| n.machine_gone),
         is_own: dir.is_some(),
         configured: told.map_or_else(Vec::new, |n| n.configured.clone()),
     }

@@ -804,6 +804,7 @@ impl Host {
                     })
                     .collect(),
                 machine: None,
+                machine_gone: false,
                 configured: Vec::new(),
             }
         });

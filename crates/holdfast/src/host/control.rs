@@ -261,7 +261,7 @@ impl ControlPlane {
                 )
                 .map(Response::from),
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
-            Request::VolumeShow { name } => self.show(&name).map(Response::from),
+            Request::VolumeShow { name } | Request::VolumeLive { name } => self.show(&name).map(Response::from),
             Request::VolumeExplain { name } => self.explain(&name),
             Request::VolumeResize { name, size_bytes, shrink, force } => {
                 self.resize(&name, size_bytes, (shrink, force)).map(Response::from)

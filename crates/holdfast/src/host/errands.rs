@@ -15,7 +15,7 @@ use super::control::ControlPlane;
 use super::meta::Meta;
 use super::volumes::split_export;
 use crate::logger;
-use crate::protocol::{LinkState, Request, Response, TaskInfo, VolumeSpace};
+use crate::protocol::{Kind, LinkState, Request, Response, TaskInfo, VolumeSpace};
 use anyhow::{Context, Result, anyhow, bail};
 use holdfast_base::NodeId;
 use holdfast_cluster::View;
@@ -172,7 +172,8 @@ impl ControlPlane {
             return None;
         }
         let errand = Errand::Request { request: Box::new(request.clone()) };
-        let done = self.send_errand(&owner, &errand, REQUEST_MAX).and_then(|done| done);
+        let patience = if request.kind() == Kind::Look { QUESTION_MAX } else { REQUEST_MAX };
+        let done = self.send_errand(&owner, &errand, patience).and_then(|done| done);
         let response =
             done.and_then(|told| serde_json::from_value(told).context("the answer of that host makes no sense"));
         Some(response.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") }))

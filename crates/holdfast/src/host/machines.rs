@@ -671,9 +671,10 @@ fn describe_loss(loss: &Weakness) -> String {
 /// What is known of nodes beyond what they say themselves.
 impl ControlPlane {
     pub(super) fn place_nodes(&self, live: &mut LiveStatus) -> Result<()> {
-        let (machines, config) = (self.catalog.node_machines()?, self.config());
+        let (machines, config, hosts) = (self.catalog.node_machines()?, self.config(), self.hosts_there());
         for node in &mut live.nodes {
             node.machine = machines.get(&node.id).cloned();
+            node.machine_gone = node.machine.as_ref().is_some_and(|machine| !hosts.contains(machine));
             node.configured =
                 config.nodes.iter().find(|known| known.id == node.id).map_or(Vec::new(), |n| n.devices.clone());
         }
@@ -683,7 +684,13 @@ impl ControlPlane {
 
 #[cfg(test)]
 mod tests {
+    use super::super::meta::Meta;
     use super::*;
+    use crate::grid::layout::DeviceConfig;
+    use holdfast_base::GridId;
+    use holdfast_runtime::clock;
+    use holdfast_runtime::meta::LocalStore;
+    use std::sync::Arc;
 
     fn removed(id: Option<&str>, devices: &[&str]) -> RemovedRecord {
         let devices = devices.iter().map(|device| (*device).to_string()).collect();
@@ -713,5 +720,37 @@ mod tests {
         assert!(
             !own(None, "m:/e", &[]).is(&removed(None, &[])) && !own(Some("2"), "m:/d", &[]).is(&removed(None, &[]))
         );
+    }
+
+    #[test]
+    fn nodes_of_a_removed_machine_are_none_whatever_it_writes_and_their_numbers_are_nobodys() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let [a, b] = ["a", "b"].map(|name| Catalog::new(meta.clone(), GridId(7), name));
+        let device = DeviceId(9).to_string();
+        let devices = vec![DeviceConfig { path: "d".into(), device: device.clone(), size_bytes: 1 << 30 }];
+        let node = |id| NodeConfig { id, address: "127.0.0.1:7501".parse().unwrap(), devices: devices.clone() };
+        let numbers = || a.nodes().unwrap().iter().map(|node| node.id).collect::<Vec<_>>();
+        let [first, second] = [&a, &b].map(|catalog| catalog.add_node(node).unwrap());
+        assert_eq!((numbers(), a.next_node().unwrap()), (vec![1, 2], 3));
+        let removed = |made_good| RemovedRecord { made_good, ..removed(None, &[&device]) };
+        let with_node = |made_good| {
+            let mut record = removed(made_good);
+            record.nodes[0].node = 2;
+            encode(&record)
+        };
+        a.update(&removed_key("x"), |_| Ok(Some(Some(with_node(false))))).unwrap();
+        assert_eq!((numbers(), a.next_node().unwrap()), (vec![1], 3), "its record is still there");
+        assert!(b.set_own_nodes(&[second]).unwrap_err().to_string().contains("taken out of the grid"));
+        assert_eq!(a.draining().unwrap(), BTreeSet::from([DeviceId(9)]));
+        a.update(&node_key(2), |_| Ok(Some(None))).unwrap();
+        a.update(&removed_key("x"), |_| Ok(Some(Some(with_node(true))))).unwrap();
+        assert_eq!((a.draining().unwrap(), a.next_node().unwrap()), (BTreeSet::new(), 3));
+        // Numbers of nodes that leave while their machine stays are not used again either; those of one that never came are.
+        let third = a.add_node(node).unwrap();
+        a.set_own_nodes(&[first.clone()]).unwrap();
+        assert_eq!((third.id, a.next_node().unwrap()), (3, 4));
+        b.add_node(node).unwrap();
+        b.give_back_nodes().unwrap();
+        assert_eq!((numbers(), a.next_node().unwrap()), (vec![1], 4));
     }
 }

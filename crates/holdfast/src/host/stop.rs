@@ -71,21 +71,22 @@ impl ControlPlane {
         if volumes.is_empty() {
             return Ok(());
         }
-        self.check_devices_left(live, node, together, &volumes)?;
+        self.check_devices_left(live, node, together, (&volumes, false))?;
         if let Some(missing) = self.silent_besides(live, node, together) {
             bail!(without_both(node, missing, &volumes));
         }
         let weak = self.ask(|answer| Command::Weak { node: NodeId(node), answer })?;
         let elsewhere = self.weak_elsewhere(node).with_context(|| format!("node {node} is not stopped"))?;
+        let is_well = weak.is_empty() && elsewhere.is_empty();
+        // Of volumes in service it is known whether they miss what is down.
         let is_all_told = volumes.iter().all(|entry| self.is_in_service(entry));
-        if is_all_told && weak.is_empty() && elsewhere.is_empty() {
-            // Whatever is down, nothing is missed.
-            return Ok(());
-        }
-        if let Some(missing) = self.missing_besides(live, node, together)? {
+        if !(is_well && is_all_told)
+            && let Some(missing) = self.missing_besides(live, node, together)?
+        {
             bail!(without_both(node, missing, &volumes));
         }
-        if weak.is_empty() && elsewhere.is_empty() {
+        self.check_devices_left(live, node, together, (&volumes, true))?;
+        if is_well {
             return Ok(());
         }
         let tasks = self.tasks()?;
@@ -99,8 +100,14 @@ impl ControlPlane {
         bail!("{text}without this node they would lack more. `holdfast status` shows when they are whole");
     }
 
-    /// Refuses where nothing could be acknowledged without these nodes.
-    fn check_devices_left(&self, live: &LiveStatus, node: u32, together: &[u32], volumes: &[&Entry]) -> Result<()> {
+    /// Refuses where nothing could be acknowledged without these nodes: as the grid is, or as it is just `now`.
+    fn check_devices_left(
+        &self,
+        live: &LiveStatus,
+        node: u32,
+        together: &[u32],
+        (volumes, now): (&[&Entry], bool),
+    ) -> Result<()> {
         let others = || live.nodes.iter().filter(|other| !together.contains(&other.id));
         let up = others().filter(|other| other.link == LinkState::Up);
         let left = up.flat_map(|other| &other.devices).filter(|device| device.health == "serving").count();
@@ -122,7 +129,12 @@ impl ControlPlane {
             ))
             .into());
         }
-        bail!("{why}Bring back what is away first (`holdfast status` shows it), or add a node (`holdfast node add`)");
+        if now {
+            bail!(
+                "{why}Bring back what is away first (`holdfast status` shows it), or add a node (`holdfast node add`)"
+            );
+        }
+        Ok(())
     }
 
     /// Whether a host that is there has the volume in service, and so can tell how it is.
@@ -241,8 +253,21 @@ mod tests {
 
     fn node(link: LinkState, silent_ms: u64, cut: bool) -> NodeInfo {
         let (address, trouble, wire, devices) = (String::new(), None, None, Vec::new());
-        let (machine, configured) = (None, Vec::new());
-        NodeInfo { id: 1, address, link, suspect: false, cut, silent_ms, trouble, wire, devices, machine, configured }
+        let (machine, machine_gone, configured, suspect) = (None, false, Vec::new(), false);
+        NodeInfo {
+            id: 1,
+            address,
+            link,
+            suspect,
+            cut,
+            silent_ms,
+            trouble,
+            wire,
+            devices,
+            machine,
+            machine_gone,
+            configured,
+        }
     }
 
     #[test]
