@@ -300,6 +300,10 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     assert_eq!((nodes_up(&a), nodes_up(&b)), (vec![1, 2], vec![1, 2]));
     holds(&a, "v1");
     holds(&b, "v2");
+    let log = |machine: &Grid| std::fs::read_to_string(machine.path("logs/host.log")).unwrap_or_default();
+    until("it is found to be made again", || {
+        [&a, &b].iter().any(|machine| log(machine).contains("all that machine c held is made again"))
+    });
 
     join(&d, &a, &endpoint, "c");
     until("all use the newcomer's node", || [&a, &b, &d].iter().all(|machine| nodes_up(machine) == [1, 2, 4]));

@@ -3,7 +3,7 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::logger::date;
+use crate::logger::{date, moment};
 use crate::protocol::{LinkState, MachineInfo, MachineNode, Request, Response};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -111,7 +111,7 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
         rows.add_row([
             machine.name.clone(),
             if machine.up { "up" } else { "gone" }.to_string(),
-            machine.since_s.map_or("?".to_string(), date),
+            machine.since_s.map_or("?".to_string(), moment),
             address(machine),
             nodes(&machine.nodes),
             if machine.volumes.is_empty() { "-".to_string() } else { machine.volumes.join(", ") },

@@ -137,7 +137,13 @@ pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
     // What nodes told of their devices until now may be older than what volumes tell.
     std::thread::sleep(DEVICES_SHOWN_WITHIN);
     let status = gather(dir)?;
-    let (held, silent) = client::space(dir)?;
+    let (held, silent) = match client::space(dir) {
+        // A host of an older release knows its own volumes alone.
+        Err(error) if format!("{error:#}").contains("unknown variant") => {
+            (status.volumes.iter().filter_map(VolumeSpace::of).collect(), Vec::new())
+        }
+        told => told?,
+    };
     let space = account(&status, &held);
     if !json {
         for host in silent {

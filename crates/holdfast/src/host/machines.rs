@@ -116,7 +116,7 @@ fn why_no_member(dir: &GridDir, config: &GridConfig, catalog: &Catalog) -> Resul
          as a new machine (`holdfast grid up --join`)",
         record.name,
         config.grid,
-        logger::date(record.removed_s),
+        logger::moment(record.removed_s),
         record.by,
         dir.root().display()
     );
