@@ -176,8 +176,8 @@ pub struct MachineRecord {
     pub other: Other,
 }
 
-/// A machine that was taken out of the grid. Its nodes are none of the grid's from then on, whatever other records say, and
-/// nobody has their numbers again.
+/// A machine that was taken out of the grid. Its nodes are none of the grid's from then on, whatever other records
+/// say, and nobody has their numbers again.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RemovedRecord {
     pub name: String,

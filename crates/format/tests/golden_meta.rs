@@ -44,9 +44,9 @@ fn records_are_written_as_ever() {
     );
     assert!(machine.signs && machine.gone_s == Some(6) && machine.certificates_end_s.is_none());
     let removed: RemovedRecord = stays(
-        r#"{"name":"b","id":"7","home":"m:/d","nodes":[{"node":3,"devices":["x","y"]}],"removed_s":9,"by":"a","made_good":false}"#,
+        r#"{"name":"b","id":"7","home":"m","nodes":[{"node":3,"devices":["x","y"]}],"removed_s":9,"by":"a","made_good":true}"#,
     );
-    assert_eq!((removed.nodes[0].node, removed.nodes[0].devices.len()), (3, 2));
+    assert_eq!((removed.nodes[0].node, removed.nodes[0].devices.len(), removed.made_good), (3, 2, true));
     let _: NumbersRecord = stays(r#"{"highest":3}"#);
     let _: ReservedRecord = stays(r#"{"changes":3}"#);
     let reserved: ReservedRecord =

@@ -223,7 +223,8 @@ fn bring_back(away: &[&NodeView]) -> String {
 fn how_back(node: &NodeView) -> String {
     if let Some(machine) = node.machine.as_ref().filter(|_| node.machine_gone && !node.is_own && node.state == "down") {
         return format!(
-            "on machine {machine}: `holdfast grid up`; if that machine will not be back, `holdfast machine remove {machine} --dead`"
+            "on machine {machine}: `holdfast grid up`; if that machine will not be back, `holdfast machine remove \
+             {machine} --dead`"
         );
     }
     let (id, command) = match node.state {

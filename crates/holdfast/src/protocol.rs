@@ -300,8 +300,8 @@ impl Request {
         }
     }
 
-    /// Volumes of which the host does it that has them in service, whichever host was given the command. None of these has
-    /// anything in it that counts at one machine only.
+    /// Volumes of which the host does it that has them in service, whichever host was given the command. None of
+    /// these has anything in it that counts at one machine only.
     pub fn passed_on(&self) -> &[String] {
         match self {
             Request::VolumeSet { layout: None, fixed: None, checked_reads: None, tiers: None, .. } => &[],

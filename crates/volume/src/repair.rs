@@ -248,8 +248,8 @@ impl Controller {
         (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
     }
 
-    /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log holds is in
-    /// memory, too, and will be in segments.
+    /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log
+    /// holds is in memory, too, and will be in segments.
     pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> u64 {
         if !self.root.is_known() {
             return 0;

@@ -203,7 +203,10 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
     let config = dir.load()?;
     let holds = |node: &&NodeConfig| node.devices.iter().any(|d| d.device == old);
     let node = config.nodes.iter().find(holds).with_context(|| {
-        format!("device {old} is another machine's, and is replaced there (`holdfast node list` shows which machine has which node)")
+        format!(
+            "device {old} is another machine's, and is replaced there (`holdfast node list` shows which machine \
+             has which node)"
+        )
     })?;
     // It was interrupted, and is given again.
     let taken = match source {

@@ -18,8 +18,8 @@ const EMPTY_PACE: Duration = Duration::from_secs(1);
     holdfast machine list\n  \
     holdfast machine remove b          empties machine b, and takes it out\n  \
     holdfast machine remove b --dead   it will not be back: out at once, what it held is made again\n\n\
-    A machine is a host and the nodes beside it, and has the host's name. To put another one in its place: remove it, then \
-    `holdfast grid token`, and on the new machine `holdfast grid up --name b --join TOKEN`.")]
+    A machine is a host and the nodes beside it, and has the host's name. To put another one in its place: remove \
+    it, then `holdfast grid token`, and on the new machine `holdfast grid up --name b --join TOKEN`.")]
 pub struct MachineArgs {
     #[command(subcommand)]
     action: MachineAction,
@@ -27,18 +27,20 @@ pub struct MachineArgs {
 
 #[derive(Subcommand, Debug)]
 enum MachineAction {
-    /// All machines: whether they are there and since when, their nodes, what they serve, their release, when certificates end
+    /// All machines: whether they are there and since when, their nodes, what they serve, their release, when
+    /// certificates end
     ///
     /// What nobody has said is shown as `?`: hosts of older releases tell less of themselves.
     List,
     /// Take a machine out of the grid for good
     ///
-    /// Everything is moved off its devices first; where it is interrupted, give the command again. Then its nodes are none of
-    /// the grid's, their numbers are nobody's again, and in a grid with TLS its certificates are revoked. Its name is free for
-    /// another machine. What runs there still is stopped there (`holdfast grid down`).
+    /// Everything is moved off its devices first; where it is interrupted, give the command again. Then its nodes are
+    /// none of the grid's, their numbers are nobody's again, and in a grid with TLS its certificates are revoked. Its
+    /// name is free for another machine. What runs there still is stopped there (`holdfast grid down`).
     Remove {
         name: String,
-        /// It is dead and will not be back: out at once; what it held is made again from the others. Refused while it answers
+        /// It is dead and will not be back: out at once; what it held is made again from the others. Refused while it
+        /// answers
         #[arg(long)]
         dead: bool,
         /// Although volumes have data that is nowhere else, and is lost then
@@ -86,8 +88,8 @@ fn remove(dir: &GridDir, name: &str, request: &Request, no_wait: bool, json: boo
         return print_json(&json!({ "machine": name, "removed": true, "notes": notes }));
     }
     print(format_args!(
-        "machine {name} is not a part of the grid any more, and nobody gets the numbers of its nodes again; what it held is made \
-         again where it was not moved (`holdfast task watch`)"
+        "machine {name} is not a part of the grid any more, and nobody gets the numbers of its nodes again; what it \
+         held is made again where it was not moved (`holdfast task watch`)"
     ))?;
     notes.iter().try_for_each(print)?;
     let join = match dir.load()? {
@@ -132,8 +134,8 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
         print(match is_answering {
             true => format!("machine {name}: its host is gone, and its nodes serve; next: `holdfast grid up` there"),
             false => format!(
-                "machine {name} is gone; next: `holdfast grid up` there, or, if it will not be back, `holdfast machine remove {name} \
-                 --dead`"
+                "machine {name} is gone; next: `holdfast grid up` there, or, if it will not be back, `holdfast \
+                 machine remove {name} --dead`"
             ),
         })?;
     }

@@ -523,7 +523,8 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
         }
         if volume.orphaned && volume.clone_of.is_none() {
             print(format_args!(
-                "volume {0} is served by nobody: its host, {1}, is gone; `holdfast volume export {0}` has this one serve it",
+                "volume {0} is served by nobody: its host, {1}, is gone; `holdfast volume export {0}` has this one \
+                 serve it",
                 volume.name,
                 volume.host.as_deref().unwrap_or("-")
             ))?;

@@ -197,8 +197,8 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     let mut config = dir.load()?;
     let holds = |node: &NodeConfig| node.devices.iter().any(|d| devices.contains(&d.device));
     let node = config.nodes.iter().find(|n| holds(n)).context(
-        "no node of this machine has such a device; `holdfast device list` shows all of the grid, and what is another machine's \
-         is removed there",
+        "no node of this machine has such a device; `holdfast device list` shows all of the grid, and what is \
+         another machine's is removed there",
     )?;
     let id = node.id;
     let is_last_here = config.nodes.len() == 1 && node.devices.len() == devices.len();

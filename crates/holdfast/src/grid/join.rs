@@ -41,8 +41,8 @@ impl<'a> Joining<'a> {
         let catalog = Catalog::new(meta.clone(), config.grid_id()?, name);
         if presence::live_hosts(&meta)?.contains(name) || catalog.has_machine(name)? {
             bail!(
-                "the grid has a machine named {name} already; choose another --name, or, if that one will not be back, take it out \
-                 first, on another machine: `holdfast machine remove {name} --dead`"
+                "the grid has a machine named {name} already; choose another --name, or, if that one will not be \
+                 back, take it out first, on another machine: `holdfast machine remove {name} --dead`"
             );
         }
         address::check_among(ip, address::of_others(&meta, config)?).context("choose another --address")?;

@@ -42,8 +42,8 @@ fn listed(nodes: &[u32]) -> String {
     nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Until data could do without a node: everything is as redundant as it is to be. What that waits for is told at once, and then
-/// now and then; where it can never be it is not waited for.
+/// Until data could do without a node: everything is as redundant as it is to be. What that waits for is told at
+/// once, and then now and then; where it can never be it is not waited for.
 fn wait_until_spare(dir: &GridDir, node: u32, patience: Duration, tell: &mut impl FnMut(String)) -> Result<()> {
     if Role::Host.find(dir).is_none() {
         return Ok(());

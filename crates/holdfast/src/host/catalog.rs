@@ -779,7 +779,8 @@ impl Catalog {
     pub fn check_not_elsewhere(&self, entry: &Entry) -> Result<()> {
         match &entry.served_by {
             Some(host) if *host != self.host && !self.is_there(host)? => bail!(
-                "volume {0} is in service at host {host}, which is gone; `holdfast volume export {0}` has this host serve it",
+                "volume {0} is in service at host {host}, which is gone; `holdfast volume export {0}` has this host \
+                 serve it",
                 entry.name()
             ),
             Some(host) if *host != self.host => bail!(
@@ -836,7 +837,8 @@ impl Catalog {
         self.change_export(volume, |export| export.portals.extend(hosts.iter().map(|host| (*host).to_string())))
     }
 
-    /// A host that is none of the grid's any more neither serves nor offers the volume. True where it had it in service.
+    /// A host that is none of the grid's any more neither serves nor offers the volume. True where it had it in
+    /// service.
     pub(super) fn forget_host(&self, volume: VolumeId, host: &str) -> Result<bool> {
         let key = export_key(volume);
         let mut was_served = false;
@@ -910,8 +912,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Records of nodes, each with its key's version and whose machine it is on. What a removed machine has written since is
-    /// none of the grid's.
+    /// Records of nodes, each with its key's version and whose machine it is on. What a removed machine has written
+    /// since is none of the grid's.
     pub(super) fn node_records(&self) -> Result<Vec<(MetaVersion, String, NodeConfig)>> {
         let removed = self.removed_nodes()?;
         let mut nodes = Vec::new();
@@ -1056,7 +1058,8 @@ impl Catalog {
         self.set(TREND_KEY, Some(encode(&samples)))
     }
 
-    /// Devices that are to be empty: those that an operator names, and what removed machines had, until that is made good.
+    /// Devices that are to be empty: those that an operator names, and what removed machines had, until that is made
+    /// good.
     pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {
         let mut draining = self.devices_under(DRAINING_PREFIX)?;
         for (_, machine) in self.removed()?.into_iter().filter(|(_, machine)| !machine.made_good) {

@@ -254,8 +254,8 @@ impl ControlPlane {
                 (None, 0) => {
                     if let Some(why) = self.who_may_need(name)? {
                         bail!(
-                            "device {name} can't be looked at: its node does not answer, and {why}. Bring the node back (`holdfast \
-                             node start`), or do that and try again"
+                            "device {name} can't be looked at: its node does not answer, and {why}. Bring the node \
+                             back (`holdfast node start`), or do that and try again"
                         );
                     }
                 }
@@ -366,7 +366,8 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// What is done in the background at any host. What several are at, as emptying a device, is as far as the last of them.
+    /// What is done in the background at any host. What several are at, as emptying a device, is as far as the last
+    /// of them.
     pub(super) fn all_tasks(&self) -> Result<Response> {
         let mut tasks = self.tasks()?;
         let (told, silent) = self.told_elsewhere()?;

@@ -150,8 +150,8 @@ impl ControlPlane {
             .with_context(|| format!("host {host} could not take volume {volume} over, which stays where it is"))
     }
 
-    /// Has the host do it that has the volume in service, where that is another one; `None` where this one is to do it, or to say
-    /// why not.
+    /// Has the host do it that has the volume in service, where that is another one; `None` where this one is to do
+    /// it, or to say why not.
     pub(super) fn pass_on(&self, request: &Request) -> Option<Response> {
         let owner = |name: &String| self.catalog.find(name).ok()?.served_by;
         let owners: BTreeSet<Option<String>> = match request {

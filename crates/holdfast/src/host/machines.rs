@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! machine/NAME         (metadata) what a machine's host has told of it at its last start
-//! removed/ID           (metadata) there for ever once a machine has left: with its nodes, whose numbers nobody gets again
+//! removed/ID           (metadata) there for ever once a machine has left: with its nodes; nobody gets their numbers
 //! DIR/machine.json     this machine's id
 //! DIR/removed          there when its host has found it among those that have left
 //! ```
-//! A machine that is there leaves in three steps, each of which can be repeated: its devices are emptied, it is found to hold
-//! nothing that is needed, it is out. One that is dead is out at once, and what it held is made again. Out is what one
-//! transaction says: its nodes' records go, the one that it has left comes, and where there is TLS the list of revoked
-//! certificates names it. What follows from that can be done again by the next attempt.
+//! A machine that is there leaves in three steps, each of which can be repeated: its devices are emptied, it is found
+//! to hold nothing that is needed, it is out. One that is dead is out at once, and what it held is made again. Out is
+//! what one transaction says: its nodes' records go, the one that it has left comes, and where there is TLS the list
+//! of revoked certificates names it. What follows from that can be done again by the next attempt.
 //!
-//! Faults: a machine that comes back after it was taken for dead finds itself among those that have left, says so and ends; the
-//! others let its host in no more (its certificates are revoked), and ask none of its nodes anything.
+//! Faults: a machine that comes back after it was taken for dead finds itself among those that have left, says so and
+//! ends; the others let its host in no more (its certificates are revoked), and ask none of its nodes anything.
 
 use super::catalog::{Catalog, REVOKED_KEY, node_key};
 use super::commands::{Command, LiveStatus, Weakness};
@@ -40,8 +40,8 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Records of nodes that go in the very transaction in which their machine does. Those of more count for nothing from then on,
-/// and go after it.
+/// Records of nodes that go in the very transaction in which their machine does. Those of more count for nothing from
+/// then on, and go after it.
 const NODES_AT_ONCE: usize = 50;
 
 /// Attempts at a transaction that others race for.
@@ -111,9 +111,9 @@ fn why_no_member(dir: &GridDir, config: &GridConfig, catalog: &Catalog) -> Resul
         return Ok(None);
     };
     let why = format!(
-        "this machine, {}, was taken out of grid {} at {} by host {}: nothing that it holds is used any more, and no host or node \
-         of the grid has to do with it. Stop what still runs here with `holdfast grid down`, and move {} away; then it can join \
-         as a new machine (`holdfast grid up --join`)",
+        "this machine, {}, was taken out of grid {} at {} by host {}: nothing that it holds is used any more, and \
+         no host or node of the grid has to do with it. Stop what still runs here with `holdfast grid down`, and \
+         move {} away; then it can join as a new machine (`holdfast grid up --join`)",
         record.name,
         config.grid,
         logger::moment(record.removed_s),
@@ -303,7 +303,8 @@ impl ControlPlane {
         kill_process(getpid(), Signal::TERM).context("this host can't end itself")
     }
 
-    /// Has the host that signs do it, where there is TLS and that is another one; `None` where this one is to, or to say why not.
+    /// Has the host that signs do it, where there is TLS and that is another one; `None` where this one is to, or to
+    /// say why not.
     pub(super) fn pass_removal_on(&self, name: &str, dead: bool, accept_loss: bool) -> Option<Result<Response>> {
         if !self.config().tls || self.revocations.certificates.has_authority() {
             return None;
@@ -314,8 +315,8 @@ impl ControlPlane {
         }
         if !self.hosts_there().contains(&signer) {
             return Some(Err(anyhow::anyhow!(
-                "machine {name} stays in the grid: its certificates are to be revoked, by host {signer}, which has the key of the \
-                 grid's authority and is gone; bring that up (`holdfast grid up` there)"
+                "machine {name} stays in the grid: its certificates are to be revoked, by host {signer}, which has \
+                 the key of the grid's authority and is gone; bring that up (`holdfast grid up` there)"
             )));
         }
         let errand = Errand::RemoveMachine { name: name.to_string(), dead, accept_loss };
@@ -357,15 +358,16 @@ impl ControlPlane {
         let signs = facts.record.as_ref().is_some_and(|(_, record)| record.signs);
         if config.tls && (signs || signs_here && *name == config.host.name) {
             bail!(
-                "machine {name} has the key of the grid's authority, which can't be moved to another machine yet: without it no \
-                 machine could join any more, and no certificate be revoked. If it is dead, bring it back from a copy of its \
-                 directory's tls/; it can give its nodes away (`holdfast node drain`) and stay as a host"
+                "machine {name} has the key of the grid's authority, which can't be moved to another machine yet: \
+                 without it no machine could join any more, and no certificate be revoked. If it is dead, bring it \
+                 back from a copy of its directory's tls/; it can give its nodes away (`holdfast node drain`) and \
+                 stay as a host"
             );
         }
         if config.tls && !signs_here {
             bail!(
-                "machine {name} stays in the grid: its certificates are to be revoked, and no machine has said that it has the key \
-                 of the grid's authority; run this command on the grid's first machine"
+                "machine {name} stays in the grid: its certificates are to be revoked, and no machine has said that \
+                 it has the key of the grid's authority; run this command on the grid's first machine"
             );
         }
         if !is_another_up {
@@ -379,8 +381,8 @@ impl ControlPlane {
         let name = &facts.name;
         if facts.is_up {
             bail!(
-                "machine {name} is not dead: its host says that it is there. `holdfast machine remove {name}` without --dead \
-                 empties it first"
+                "machine {name} is not dead: its host says that it is there. `holdfast machine remove {name}` \
+                 without --dead empties it first"
             );
         }
         let live = self.live()?;
@@ -390,8 +392,8 @@ impl ControlPlane {
             .find(|node| node.link != LinkState::Down && facts.nodes.iter().any(|(_, own)| own.id == node.id));
         if let Some(node) = answers {
             bail!(
-                "machine {name} is not dead: its node {} answers. Start its host (`holdfast grid up` there), then `holdfast machine \
-                 remove {name}` without --dead empties it; or stop what runs there",
+                "machine {name} is not dead: its node {} answers. Start its host (`holdfast grid up` there), then \
+                 `holdfast machine remove {name}` without --dead empties it; or stop what runs there",
                 node.id
             );
         }
@@ -423,8 +425,9 @@ impl ControlPlane {
             return Ok(());
         }
         bail!(
-            "machine {0} stays in the grid, since its devices may have what nothing else has: {1}. Bring the machine back, or what \
-             else is away; or, if it is lost, add --accept-loss: what only it has can't be read any more, ever",
+            "machine {0} stays in the grid, since its devices may have what nothing else has: {1}. Bring the \
+             machine back, or what else is away; or, if it is lost, add --accept-loss: what only it has can't be \
+             read any more, ever",
             facts.name,
             told.join("; ")
         );
@@ -449,8 +452,8 @@ impl ControlPlane {
             let is_spared = lost <= usize::from(layout.failures());
             (!is_spared).then(|| {
                 format!(
-                    "volume {0} ({layout}) is in service nowhere, and bears the loss of {1}; `holdfast volume export {0}` opens it, \
-                     and what it lacks is known then",
+                    "volume {0} ({layout}) is in service nowhere, and bears the loss of {1}; `holdfast volume \
+                     export {0}` opens it, and what it lacks is known then",
                     entry.name(),
                     layout.failures()
                 )
@@ -464,8 +467,8 @@ impl ControlPlane {
         let name = &facts.name;
         if !facts.is_up {
             bail!(
-                "machine {name} does not say that it is there: start its host (`holdfast grid up` there), so that it can be emptied; \
-                 if it is dead for good, add --dead"
+                "machine {name} does not say that it is there: start its host (`holdfast grid up` there), so that \
+                 it can be emptied; if it is dead for good, add --dead"
             );
         }
         let entries = self.catalog.all_strictly()?;
@@ -476,8 +479,9 @@ impl ControlPlane {
             .collect();
         if let Some(volume) = served.first() {
             bail!(
-                "machine {name} stays in the grid: its host has {} in service; `holdfast volume handover {volume} --to HOST` moves a \
-                 volume to another host, `holdfast volume unexport {volume}` takes it out of service",
+                "machine {name} stays in the grid: its host has {} in service; `holdfast volume handover {volume} \
+                 --to HOST` moves a volume to another host, `holdfast volume unexport {volume}` takes it out of \
+                 service",
                 served.join(", ")
             );
         }
@@ -532,7 +536,8 @@ impl ControlPlane {
         bail!("machine {name} stays in the grid: its records change all the time; try again")
     }
 
-    /// The list of revoked certificates with those of the machine on it, and the version of the record that it replaces.
+    /// The list of revoked certificates with those of the machine on it, and the version of the record that it
+    /// replaces.
     fn revoking(&self, facts: &Facts, until_s: u64) -> Result<Option<(MetaVersion, Vec<u8>)>> {
         if self.revocations.lists.is_empty() {
             return Ok(None);
@@ -571,7 +576,8 @@ impl ControlPlane {
             }
             if let Some(first) = ended.first() {
                 notes.push(format!(
-                    "nobody has {} in service any more, as its host had; `holdfast volume export {first}` has this one serve it",
+                    "nobody has {} in service any more, as its host had; `holdfast volume export {first}` has this \
+                     one serve it",
                     ended.join(", ")
                 ));
             }
@@ -596,7 +602,8 @@ impl ControlPlane {
         let closed: Vec<&str> = entries.iter().filter(is_closed).map(|entry| entry.name()).collect();
         if let Some(first) = closed.first() {
             return Ok(Some(format!(
-                "nobody knows what {} have there, which are in service nowhere; `holdfast volume export {first}` opens one",
+                "nobody knows what {} have there, which are in service nowhere; `holdfast volume export {first}` \
+                 opens one",
                 closed.join(", ")
             )));
         }
@@ -617,8 +624,9 @@ impl ControlPlane {
         Ok(Left { devices: left.into_iter().map(|(device, count)| (device.to_string(), count)).collect(), unknown })
     }
 
-    /// Notes of removed machines that nothing is missing of what they held, where that is so. `rested`: when volumes that nobody
-    /// serves were last open here until they had nothing left to do; `since`: when a machine was first found to be removed.
+    /// Notes of removed machines that nothing is missing of what they held, where that is so. `rested`: when volumes
+    /// that nobody serves were last open here until they had nothing left to do; `since`: when a machine was first
+    /// found to be removed.
     pub(super) fn settle_removed(
         &self,
         rested: &BTreeMap<String, Instant>,
@@ -745,7 +753,8 @@ mod tests {
         a.update(&node_key(2), |_| Ok(Some(None))).unwrap();
         a.update(&removed_key("x"), |_| Ok(Some(Some(with_node(true))))).unwrap();
         assert_eq!((a.draining().unwrap(), a.next_node().unwrap()), (BTreeSet::new(), 3));
-        // Numbers of nodes that leave while their machine stays are not used again either; those of one that never came are.
+        // Numbers of nodes that leave while their machine stays are not used again either; those of one that never
+        // came are.
         let third = a.add_node(node).unwrap();
         a.set_own_nodes(&[first.clone()]).unwrap();
         assert_eq!((third.id, a.next_node().unwrap()), (3, 4));

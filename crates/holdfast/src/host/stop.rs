@@ -118,14 +118,14 @@ impl ControlPlane {
         let there_are = config.nodes.iter().filter(|other| !together.contains(&other.id)).map(|n| n.devices.len());
         let devices = if left == 1 { "1 device".to_string() } else { format!("{left} devices") };
         let why = format!(
-            "node {node} is not stopped: {devices} would be left, and what {} write is acknowledged when it is on {DEVICES_MIN}: \
-             they would wait until the node is back. ",
+            "node {node} is not stopped: {devices} would be left, and what {} write is acknowledged when it is on \
+             {DEVICES_MIN}: they would wait until the node is back. ",
             names(volumes)
         );
         if there_are.sum::<usize>() < DEVICES_MIN {
             return Err(Never(format!(
-                "{why}Add a node or a device first (`holdfast node add`, `holdfast device add`); or stop and start all of the grid \
-                 while no guest uses it (`holdfast grid down`, `holdfast grid up`)"
+                "{why}Add a node or a device first (`holdfast node add`, `holdfast device add`); or stop and start \
+                 all of the grid while no guest uses it (`holdfast grid down`, `holdfast grid up`)"
             ))
             .into());
         }
@@ -183,8 +183,8 @@ impl ControlPlane {
         let left_s = self.settings.rebuild_after.as_secs().saturating_sub(node.silent_ms / 1000);
         let state = if node.cut { "cut off" } else { "down or hangs" };
         let wait = format!(
-            "Bring node {} back (`holdfast status` shows how it is), or wait {left_s} s: what it held is made again on others from \
-             then on",
+            "Bring node {} back (`holdfast status` shows how it is), or wait {left_s} s: what it held is made again \
+             on others from then on",
             node.id
         );
         (format!("node {} is {state}", node.id), wait)
@@ -219,7 +219,8 @@ fn names(volumes: &[&Entry]) -> String {
 
 fn without_both(node: u32, (what, wait): (String, String), volumes: &[&Entry]) -> String {
     format!(
-        "node {node} is not stopped: {what}, and without both the data of {} may be out of reach, or without a spare copy. {wait}",
+        "node {node} is not stopped: {what}, and without both the data of {} may be out of reach, or without a \
+         spare copy. {wait}",
         names(volumes)
     )
 }
