@@ -24,7 +24,7 @@ use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
 use super::schedule;
 use super::trend::{self, Trend};
-use super::volumes::{integrity_text, provisioning_text, split_export};
+use super::volumes::{OpenSpec, integrity_text, provisioning_text, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
@@ -54,6 +54,9 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// How long a volume may take to open before the answer says that it is still opening.
 const OPEN_MAX: Duration = Duration::from_secs(10);
+
+/// Pause before an opening is tried again that another one has overtaken.
+const OPEN_AGAIN: Duration = Duration::from_millis(300);
 
 /// How long a clean close may take: its log is destaged first.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(120);
@@ -599,13 +602,20 @@ impl ControlPlane {
             ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
         }
         self.take_in_access()?;
-        self.ask(|answer| Command::Open { spec, exported: true, answer })?;
-        let patience = Instant::now() + OPEN_MAX;
+        let open = |spec: OpenSpec| self.ask(|answer| Command::Open { spec, exported: true, answer });
+        open(spec.clone())?;
+        let (patience, mut again) = (Instant::now() + OPEN_MAX, Instant::now() + OPEN_AGAIN);
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+            // Another opening was faster, the caretaker's say: while this command holds the volume nobody else tries again.
+            let is_over = info.as_ref().is_none_or(|info| info.state == "deposed");
+            if is_over && Instant::now() >= again && self.catalog.is_here(&self.catalog.find(name)?) {
+                open(spec.clone())?;
+                again = Instant::now() + OPEN_AGAIN;
+            }
             match info {
                 Some(info) if info.state == "open" || Instant::now() >= patience => return Ok(info),
-                // A clone is known when its volume is open; and where another opening was faster it is tried again.
+                // A clone is known when its volume is open.
                 None if Instant::now() >= patience => {
                     bail!("volume {name} is not served: the host is stopping, or has as many volumes open as it can");
                 }
