@@ -423,6 +423,19 @@ mod tests {
     }
 
     #[test]
+    fn what_a_machine_that_is_gone_has_left_behind_is_told_with_what_to_do() {
+        let mut gone = status(vec![node(1, "up", true), node(2, "down", false)]);
+        (gone.nodes[1].machine, gone.nodes[1].machine_gone) = (Some("b".to_string()), true);
+        (gone.volumes[0].orphaned, gone.volumes[0].host, gone.volumes[0].live) = (true, Some("b".to_string()), None);
+        let [volume, node] = &told(&gone)[..] else { panic!("{:?}", told(&gone)) };
+        assert!(volume.contains("served by nobody: its host, b, is gone"), "{volume}");
+        assert!(volume.contains("`holdfast volume export v`"), "{volume}");
+        assert!(node.contains("`holdfast machine remove b --dead`"), "{node}");
+        (gone.host.state, gone.host.trouble) = ("removed", Some("it was taken out".to_string()));
+        assert_eq!(told(&gone), ["CRITICAL (service): it was taken out"]);
+    }
+
+    #[test]
     fn what_is_critical_comes_first_whatever_it_is_about() {
         let mut all = status(vec![node(1, "up", true)]);
         all.volumes[0].layout = "mirror:2@device".to_string();

@@ -865,6 +865,10 @@ fn a_restart_that_can_never_be_is_not_waited_for_and_numbers_of_nodes_are_not_us
     until_ok(&grid, "node remove 3");
     assert!(grid.ok("node add").contains("node 4 is added"));
     until_ok(&grid, "node restart 1");
+    // One that is down and that no volume misses is in nobody's way.
+    grid.ok("node add");
+    grid.ok("node kill 5");
+    until_ok(&grid, "node stop 1");
 }
 
 #[test]

@@ -313,6 +313,7 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     }
     assert!(c.ok("status").contains("was taken out of grid"));
     assert_eq!(nodes_up(&a), [1, 2, 4], "the one that came back is not used");
+    a.ok("node restart --rolling --patience 60");
 
     // One that is there is emptied first, its last node as well.
     a.ok("volume set v1 --layout mirror:3");
