@@ -756,7 +756,7 @@ mod tests {
         // Numbers of nodes that leave while their machine stays are not used again either; those of one that never
         // came are.
         let third = a.add_node(node).unwrap();
-        a.set_own_nodes(&[first.clone()]).unwrap();
+        a.set_own_nodes(std::slice::from_ref(&first)).unwrap();
         assert_eq!((third.id, a.next_node().unwrap()), (3, 4));
         b.add_node(node).unwrap();
         b.give_back_nodes().unwrap();
