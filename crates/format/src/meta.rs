@@ -8,6 +8,9 @@
 //! deleting/ID            a volume whose space is being returned: [`DeletingRecord`]
 //! host/NAME              (leased) a host that is there: [`HostRecord`]
 //! found/ID               a volume that was found when the metadata were lost, and that nothing opens: [`FoundRecord`]
+//! machine/NAME           a machine, whether it is there or not: [`MachineRecord`]
+//! removed/ID             a machine that was taken out of the grid, for ever: [`RemovedRecord`]
+//! numbers                the highest number that a node ever had: [`NumbersRecord`]
 //! reserved               compared by whoever sets space aside: [`ReservedRecord`]
 //! ```
 //! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
@@ -31,6 +34,9 @@ pub const ROOT_SUFFIX: &str = "/root";
 pub const DELETING_PREFIX: &str = "deleting/";
 pub const HOST_PREFIX: &str = "host/";
 pub const FOUND_PREFIX: &str = "found/";
+pub const MACHINE_PREFIX: &str = "machine/";
+pub const REMOVED_PREFIX: &str = "removed/";
+pub const NUMBERS_KEY: &str = "numbers";
 pub const RESERVED_KEY: &str = "reserved";
 
 pub fn name_key(name: &str) -> String {
@@ -55,6 +61,14 @@ pub fn found_key(volume: VolumeId) -> String {
 
 pub fn host_key(host: &str) -> String {
     format!("{HOST_PREFIX}{host}")
+}
+
+pub fn machine_key(machine: &str) -> String {
+    format!("{MACHINE_PREFIX}{machine}")
+}
+
+pub fn removed_key(id: &str) -> String {
+    format!("{REMOVED_PREFIX}{id}")
 }
 
 /// Which volume or clone has a name; made first, so that names are unique.
@@ -134,6 +148,78 @@ pub struct HostRecord {
     /// short of room where others don't.
     #[serde(default)]
     pub takes_spare: bool,
+    /// It carries out commands that another host was given, about volumes that it has in service.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub takes_requests: bool,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A machine of the grid, as its host has told at its last start. Whether it is there, [`HostRecord`] says.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MachineRecord {
+    /// Of its directory: another machine that has the name later has another one.
+    pub id: String,
+    /// As in [`HostRecord`].
+    pub home: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    #[serde(default)]
+    pub release: String,
+    /// When its host started: seconds since 1970, as the next two.
+    #[serde(default)]
+    pub started_s: u64,
+    /// When another host found that this one was gone; nothing while it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gone_s: Option<u64>,
+    /// When the first of its certificates ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_end_s: Option<u64>,
+    /// It has the key of the grid's authority.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub signs: bool,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A machine that was taken out of the grid. Its nodes are none of the grid's from then on, whatever other records
+/// say, and nobody has their numbers again.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RemovedRecord {
+    pub name: String,
+    /// As in [`MachineRecord`]; nothing where none was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<String>,
+    #[serde(default)]
+    pub nodes: Vec<RemovedNode>,
+    /// Seconds since 1970.
+    #[serde(default)]
+    pub removed_s: u64,
+    /// The host that did it.
+    #[serde(default)]
+    pub by: String,
+    /// Nothing is missing any more of what its devices held.
+    #[serde(default)]
+    pub made_good: bool,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RemovedNode {
+    pub node: u32,
+    pub devices: BTreeSet<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Numbers of nodes only rise: what a device says of its node stays true.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NumbersRecord {
+    /// Of nodes that are no more; those that there are have records of their own.
+    pub highest: u32,
     #[serde(flatten)]
     pub other: Other,
 }

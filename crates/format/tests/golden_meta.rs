@@ -3,8 +3,8 @@
 
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    CloneRecord, DeletingRecord, ExportRecord, HostRecord, NameRecord, ReservedRecord, clone_key, decode, deleting_key,
-    encode, export_key, host_key, name_key,
+    CloneRecord, DeletingRecord, ExportRecord, HostRecord, MachineRecord, NameRecord, NumbersRecord, RemovedRecord,
+    ReservedRecord, clone_key, decode, deleting_key, encode, export_key, host_key, machine_key, name_key, removed_key,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,7 +34,20 @@ fn records_are_written_as_ever() {
     let host: HostRecord = stays(
         r#"{"home":"m:/d","address":"127.0.0.1:7","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true}"#,
     );
-    assert_eq!(host.reads_root, 4);
+    assert!(host.reads_root == 4 && !host.takes_requests);
+    let host: HostRecord = stays(
+        r#"{"home":"m:/d","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"takes_requests":true}"#,
+    );
+    assert!(host.takes_requests);
+    let machine: MachineRecord = stays(
+        r#"{"id":"7","home":"m:/d","address":"127.0.0.1:7","release":"0.1.0","started_s":5,"gone_s":6,"signs":true}"#,
+    );
+    assert!(machine.signs && machine.gone_s == Some(6) && machine.certificates_end_s.is_none());
+    let removed: RemovedRecord = stays(
+        r#"{"name":"b","id":"7","home":"m","nodes":[{"node":3,"devices":["x","y"]}],"removed_s":9,"by":"a","made_good":true}"#,
+    );
+    assert_eq!((removed.nodes[0].node, removed.nodes[0].devices.len(), removed.made_good), (3, 2, true));
+    let _: NumbersRecord = stays(r#"{"highest":3}"#);
     let _: ReservedRecord = stays(r#"{"changes":3}"#);
     let reserved: ReservedRecord =
         stays(r#"{"changes":4,"pending":{"00000000-0000-0000-0000-000000000007":{"layout":"mirror:2","bytes":9}}}"#);
@@ -58,4 +71,5 @@ fn keys_are_as_ever() {
     let volume = "volume/00000000-0000-0000-0000-000000000007";
     let golden = ["name/vm", &format!("{volume}/export"), &format!("{volume}/clone"), "deleting/7", "host/a"];
     assert_eq!(keys, golden.map(str::to_string));
+    assert_eq!([machine_key("a"), removed_key("7")], ["machine/a", "removed/7"].map(str::to_string));
 }

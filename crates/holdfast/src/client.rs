@@ -3,7 +3,7 @@
 use crate::grid::layout::GridDir;
 use crate::grid::metadata::MetadataFile;
 use crate::grid::processes::Role;
-use crate::protocol::{HostStatus, Request, Response, TaskInfo, VolumeInfo};
+use crate::protocol::{HostStatus, MachineInfo, Request, Response, TaskInfo, VolumeInfo, VolumeSpace};
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -77,17 +77,47 @@ pub fn status(dir: &GridDir) -> Result<HostStatus> {
 }
 
 pub fn volume(dir: &GridDir, request: &Request) -> Result<VolumeInfo> {
-    let patience = if matches!(request, Request::VolumeShow { .. }) { UNHURRIED } else { PATIENT };
+    let patience =
+        if matches!(request, Request::VolumeShow { .. } | Request::VolumeLive { .. }) { UNHURRIED } else { PATIENT };
     match ask(dir, request, patience)? {
         Response::Volume(volume) => Ok(*volume),
         other => unexpected(&other),
     }
 }
 
-pub fn tasks(dir: &GridDir) -> Result<Vec<TaskInfo>> {
+/// What goes on in the grid, and hosts that don't say what they do.
+pub fn tasks(dir: &GridDir) -> Result<(Vec<TaskInfo>, Vec<String>)> {
     match ask(dir, &Request::Tasks, UNHURRIED)? {
-        Response::Tasks { tasks } => Ok(tasks),
+        Response::Tasks { tasks, silent } => Ok((tasks, silent)),
         other => unexpected(&other),
+    }
+}
+
+/// What open volumes hold, and hosts that don't say it of theirs.
+pub fn space(dir: &GridDir) -> Result<(Vec<VolumeSpace>, Vec<String>)> {
+    match ask(dir, &Request::GridSpace, UNHURRIED)? {
+        Response::Space { volumes, silent } => Ok((volumes, silent)),
+        other => unexpected(&other),
+    }
+}
+
+pub fn machines(dir: &GridDir) -> Result<Vec<MachineInfo>> {
+    match ask(dir, &Request::Machines, UNHURRIED)? {
+        Response::Machines { machines } => Ok(machines),
+        other => unexpected(&other),
+    }
+}
+
+/// Why a node can't be stopped now, if so, and whether it never can.
+pub fn why_not_stopped(dir: &GridDir, node: u32) -> Result<Option<(String, bool)>> {
+    match ask(dir, &Request::MayStop { node }, PATIENT) {
+        Ok(Response::MayStop { why, never }) => Ok(why.map(|why| (why, never))),
+        Ok(other) => unexpected(&other),
+        // A host of an older release is asked in its own words: it is restarted after its nodes.
+        Err(error) if format!("{error:#}").contains("unknown variant") => {
+            Ok(done(dir, &Request::CheckStop { node }).err().map(|why| (format!("{why:#}"), false)))
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -95,6 +125,17 @@ pub fn volumes(dir: &GridDir) -> Result<Vec<VolumeInfo>> {
     match ask(dir, &Request::VolumeList, UNHURRIED)? {
         Response::Volumes { volumes } => Ok(volumes),
         other => unexpected(&other),
+    }
+}
+
+/// A volume as its host tells of it.
+pub fn live_volume(dir: &GridDir, name: &str) -> Result<VolumeInfo> {
+    match volume(dir, &Request::VolumeLive { name: name.to_string() }) {
+        // A host of an older release tells what it knows itself.
+        Err(error) if format!("{error:#}").contains("unknown variant") => {
+            volume(dir, &Request::VolumeShow { name: name.to_string() })
+        }
+        told => told,
     }
 }
 

@@ -102,6 +102,10 @@ impl Found {
 pub fn of(status: &GridStatus) -> Vec<Finding> {
     let mut found = Found(Vec::new());
     about_host(status, &mut found);
+    if status.host.state == "removed" {
+        // What runs here, or does not, is nothing to anybody.
+        return found.0;
+    }
     about_volumes(status, &mut found);
     about_recovery(status, &mut found);
     status.nodes.iter().for_each(|node| about_node(node, &mut found));
@@ -121,6 +125,7 @@ fn about_host(status: &GridStatus, found: &mut Found) {
     match host.state {
         "up" => {}
         "down" => found.critical(Concern::Service, "the host is down, and serves no volume", "`holdfast grid up`"),
+        "removed" => found.critical(Concern::Service, host.trouble.clone().unwrap_or_default(), ""),
         "starting" => found.critical(
             Concern::Service,
             format!("the host serves no volume yet{why}"),
@@ -174,6 +179,14 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
         if let Some(why) = &volume.waits {
             let what = format!("volume {} can't be opened yet: {why}", volume.name);
             found.critical(Concern::Service, what, &bring_back(&away));
+        } else if volume.orphaned && volume.clone_of.is_none() {
+            let host = volume.host.as_deref().unwrap_or("-");
+            let what = format!("volume {} is served by nobody: its host, {host}, is gone", volume.name);
+            let next = format!(
+                "bring that up (`holdfast grid up` there), or serve it here: `holdfast volume export {}`",
+                volume.name
+            );
+            found.critical(Concern::Service, what, &next);
         } else if volume.state == "locked" {
             let what = format!("volume {} is locked: its key could not be had", volume.name);
             let next = format!("`holdfast volume export {} --key-file FILE`", volume.name);
@@ -231,14 +244,26 @@ fn bring_back(away: &[&NodeView]) -> String {
 }
 
 fn how_back(node: &NodeView) -> String {
+    if let Some(machine) = node.machine.as_ref().filter(|_| node.machine_gone && !node.is_own && node.state == "down") {
+        return format!(
+            "on machine {machine}: `holdfast grid up`; if that machine will not be back, `holdfast machine remove \
+             {machine} --dead`"
+        );
+    }
     let (id, command) = match node.state {
         "cut" => return format!("`holdfast node mend {}`", node.id),
         "hung" => (node.id, "resume"),
         _ => (node.id, "start"),
     };
-    match node.is_own {
-        true => format!("`holdfast node {command} {id}`"),
-        false => format!("on its machine: `holdfast node {command} {id}`"),
+    on_its_machine(node, format!("`holdfast node {command} {id}`"))
+}
+
+/// What is to be done at a node's machine.
+fn on_its_machine(node: &NodeView, command: String) -> String {
+    match (&node.machine, node.is_own) {
+        (_, true) => command,
+        (Some(machine), false) => format!("on machine {machine}: {command}"),
+        (None, false) => format!("on its machine: {command}"),
     }
 }
 
@@ -267,7 +292,8 @@ fn about_device(node: &NodeView, device: &DeviceInfo, found: &mut Found) {
     }
     if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
         let (name, _) = node.name_of(device);
-        let next = format!("`holdfast device list`; when it is empty `holdfast device remove {name}`");
+        let remove = on_its_machine(node, format!("`holdfast device remove {name}`"));
+        let next = format!("`holdfast device list`; when it is empty {remove}");
         let what = format!("node {}: the drive of device {name} {drive}; replace it", node.id);
         found.warning(Concern::Redundancy, what, &next);
     }
@@ -276,7 +302,7 @@ fn about_device(node: &NodeView, device: &DeviceInfo, found: &mut Found) {
 /// How a device is that is not well, since when, and what to do.
 pub fn device_trouble(node: &NodeView, device: &DeviceInfo) -> Option<(String, String)> {
     let (name, path) = node.name_of(device);
-    let replace = format!("`holdfast device replace {name} NEW`");
+    let replace = on_its_machine(node, format!("`holdfast device replace {name} NEW`"));
     let (is_so, next) = match (device.state(), &device.outage) {
         (state @ ("missing" | "failed"), Some(outage)) => {
             let then = if outage.tried { "it is used again when it is back" } else { "it stays out" };
@@ -344,6 +370,8 @@ mod tests {
             trouble: None,
             wire: None,
             devices: vec![device()],
+            machine: None,
+            machine_gone: false,
             is_own,
             configured: Vec::new(),
         }
@@ -416,6 +444,19 @@ mod tests {
         assert!(found[0].what.contains("2 nodes are away"), "{}", found[0]);
         assert_eq!(found[0].next.as_deref(), Some("on its machine: `holdfast node resume 2`"));
         assert!(found[1..].iter().all(|finding| finding.severity == Severity::Warning));
+    }
+
+    #[test]
+    fn what_a_machine_that_is_gone_has_left_behind_is_told_with_what_to_do() {
+        let mut gone = status(vec![node(1, "up", true), node(2, "down", false)]);
+        (gone.nodes[1].machine, gone.nodes[1].machine_gone) = (Some("b".to_string()), true);
+        (gone.volumes[0].orphaned, gone.volumes[0].host, gone.volumes[0].live) = (true, Some("b".to_string()), None);
+        let [volume, node] = &told(&gone)[..] else { panic!("{:?}", told(&gone)) };
+        assert!(volume.contains("served by nobody: its host, b, is gone"), "{volume}");
+        assert!(volume.contains("`holdfast volume export v`"), "{volume}");
+        assert!(node.contains("`holdfast machine remove b --dead`"), "{node}");
+        (gone.host.state, gone.host.trouble) = ("removed", Some("it was taken out".to_string()));
+        assert_eq!(told(&gone), ["CRITICAL (service): it was taken out"]);
     }
 
     #[test]

@@ -46,6 +46,12 @@ pub fn date(seconds: u64) -> String {
     utc(seconds, 0)[..10].to_string()
 }
 
+/// The same, with the time of day.
+pub fn moment(seconds: u64) -> String {
+    let text = utc(seconds, 0);
+    format!("{} {} UTC", &text[..10], &text[11..16])
+}
+
 /// RFC 3339 in UTC. Days to a date as in Howard Hinnant's `civil_from_days`.
 fn utc(seconds: u64, millis: u32) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -70,6 +76,7 @@ mod tests {
     fn dates_are_right_over_leap_years() {
         assert_eq!(utc(0, 7), "1970-01-01T00:00:00.007Z");
         assert_eq!(super::date(951_782_400), "2000-02-29");
+        assert_eq!(super::moment(1_795_241_312), "2026-11-21 06:08 UTC");
         assert_eq!(utc(951_782_400, 0), "2000-02-29T00:00:00.000Z");
         assert_eq!(utc(1_795_241_312, 0), "2026-11-21T06:08:32.000Z");
     }

@@ -82,6 +82,8 @@ enum Command {
     Status(cli::status::StatusArgs),
     /// Add, drain and remove what data lies on
     Device(cli::device::DeviceArgs),
+    /// The machines of a grid, from any of them; take one out
+    Machine(cli::machine::MachineArgs),
     /// Move a grid's metadata between the embedded store and etcd
     Meta(cli::meta::MetaArgs),
     /// What is done in the background, and how it gets on
@@ -135,6 +137,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Status(_) => unreachable!("it has exit codes of its own"),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Device(args) => cli::device::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Machine(args) => cli::machine::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Meta(args) => cli::meta::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),

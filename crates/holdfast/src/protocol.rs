@@ -4,6 +4,7 @@
 
 use crate::anatomy::Parts;
 use crate::grid::metadata::MetadataFile;
+use crate::grid::layout::DeviceConfig;
 use crate::host::schedule::Schedule;
 use crate::size::Size;
 use holdfast_base::MediaClass;
@@ -70,7 +71,11 @@ pub enum Request {
     VolumeShow {
         name: String,
     },
-    /// The same, with its parts.
+    /// The same, as the host tells it that has it in service.
+    VolumeLive {
+        name: String,
+    },
+    /// As [`Request::VolumeShow`], with its parts.
     VolumeExplain {
         name: String,
     },
@@ -235,11 +240,27 @@ pub enum Request {
     CheckDown {
         nodes: Vec<u32>,
     },
+    /// The same; answered by [`Response::MayStop`], also where the answer is no.
+    MayStop {
+        node: u32,
+    },
     /// grid.json has changed.
     GridReload,
     Tasks,
     /// All records of the metadata store.
     Metadata,
+    /// What open volumes hold, at all hosts.
+    GridSpace,
+    /// Answered by [`Response::Machines`].
+    Machines,
+    /// A machine leaves the grid for good; answered by [`Response::Leaving`].
+    MachineRemove {
+        name: String,
+        /// It is dead: at once, without its help.
+        dead: bool,
+        /// Although data is lost that only it has.
+        accept_loss: bool,
+    },
     /// A list of revoked certificates, newer than the one that counts, and signed by the grid's authority.
     TlsRevoke {
         list: String,
@@ -282,6 +303,21 @@ impl Request {
         }
     }
 
+    /// Volumes of which the host does it that has them in service, whichever host was given the command. None of
+    /// these has anything in it that counts at one machine only.
+    pub fn passed_on(&self) -> &[String] {
+        match self {
+            Request::VolumeSet { layout: None, fixed: None, checked_reads: None, tiers: None, .. } => &[],
+            Request::VolumeSet { name, .. }
+            | Request::VolumeLive { name }
+            | Request::VolumeDelete { name, .. }
+            | Request::VolumeUnexport { name, .. }
+            | Request::VolumeLayerAdd { name, .. }
+            | Request::VolumeLayerRemove { name, .. } => std::slice::from_ref(name),
+            other => other.disturbs(),
+        }
+    }
+
     /// The volume that it takes into service or out of it, or has served by another host: nothing else is begun about it
     /// meanwhile.
     pub fn moves(&self) -> Option<&str> {
@@ -306,10 +342,16 @@ impl Request {
             Request::Status
             | Request::VolumeList
             | Request::VolumeShow { .. }
+            | Request::VolumeLive { .. }
             | Request::VolumeExplain { .. }
             | Request::ReceiveState { .. }
-            | Request::Tasks => Kind::Look,
-            Request::CheckRemovable { .. } | Request::CheckStop { .. } | Request::CheckDown { .. } => Kind::Check,
+            | Request::Tasks
+            | Request::GridSpace
+            | Request::Machines => Kind::Look,
+            Request::CheckRemovable { .. }
+            | Request::CheckStop { .. }
+            | Request::MayStop { .. }
+            | Request::CheckDown { .. } => Kind::Check,
             Request::VolumeCreate { .. }
             | Request::VolumeResize { .. }
             | Request::VolumeSet { .. }
@@ -332,6 +374,7 @@ impl Request {
             | Request::Drain { .. }
             | Request::DeviceClass { .. }
             | Request::TlsRevoke { .. }
+            | Request::MachineRemove { .. }
             | Request::GridReload => Kind::Change,
             Request::SendBegin { .. }
             | Request::Metadata
@@ -377,6 +420,29 @@ pub enum Response {
     },
     Tasks {
         tasks: Vec<TaskInfo>,
+        /// Hosts that do not say what they do.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        silent: Vec<String>,
+    },
+    Space {
+        volumes: Vec<VolumeSpace>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        silent: Vec<String>,
+    },
+    MayStop {
+        /// Why not now.
+        why: Option<String>,
+        /// Nor ever, as the grid is.
+        never: bool,
+    },
+    Machines {
+        machines: Vec<MachineInfo>,
+    },
+    Leaving {
+        /// What it waits for; nothing once the machine is out.
+        waits: Option<String>,
+        /// What to know beside that.
+        notes: Vec<String>,
     },
     Metadata {
         file: Box<MetadataFile>,
@@ -426,6 +492,68 @@ pub struct HostStatus {
     /// Volumes that a recovery has found, and that nothing opens.
     #[serde(default)]
     pub found: Vec<Unreadable>,
+    /// The number that the next node gets.
+    #[serde(default)]
+    pub next_node: u32,
+}
+
+impl VolumeSpace {
+    /// Of a volume that is open where this is told.
+    pub fn of(volume: &VolumeInfo) -> Option<VolumeSpace> {
+        let live = volume.live.as_ref().filter(|_| volume.clone_of.is_none())?;
+        Some(VolumeSpace {
+            name: volume.name.clone(),
+            space: live.space,
+            held_by_snapshots_bytes: live.held_by_snapshots_bytes,
+            reclaimable_bytes: volume.reclaimable_bytes(),
+        })
+    }
+}
+
+/// A machine of the grid. What nobody has said is missing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MachineInfo {
+    /// Its host has the same.
+    pub name: String,
+    /// Its host says that it is there.
+    pub up: bool,
+    /// Since when it is so: seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_s: Option<u64>,
+    /// Where other hosts reach its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Of its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<String>,
+    /// When the first of its certificates ends, in a grid with TLS: seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_end_s: Option<u64>,
+    /// It has the key of the grid's authority.
+    #[serde(default)]
+    pub signs: bool,
+    pub nodes: Vec<MachineNode>,
+    /// That its host has in service.
+    pub volumes: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MachineNode {
+    pub id: u32,
+    pub address: String,
+    pub link: LinkState,
+    /// Of the messages between the host that was asked and the node, while there is a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<u32>,
+}
+
+/// What an open volume holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VolumeSpace {
+    pub name: String,
+    pub space: SpaceUse,
+    pub held_by_snapshots_bytes: u64,
+    pub reclaimable_bytes: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -451,6 +579,15 @@ pub struct NodeInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<u32>,
     pub devices: Vec<DeviceInfo>,
+    /// The machine that it is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// That machine's host does not say that it is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub machine_gone: bool,
+    /// Its devices as its machine's configuration has them, in their places.
+    #[serde(default)]
+    pub configured: Vec<DeviceConfig>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -649,6 +786,9 @@ pub struct VolumeInfo {
     /// The host that has it in service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// That host is gone, and no other is about to take the volume over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub orphaned: bool,
     /// Hosts that offer it, wherever it is served; empty where only its host does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,

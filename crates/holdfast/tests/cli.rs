@@ -853,6 +853,25 @@ fn a_node_is_stopped_only_while_nothing_else_is_missing() {
 }
 
 #[test]
+fn a_restart_that_can_never_be_is_not_waited_for_and_numbers_of_nodes_are_not_used_again() {
+    let grid = Grid::new(64);
+    grid.up("--nodes 2 --devices 1");
+    grid.ok("volume create v1 --size 32MiB --layout mirror:2");
+    let refusal = grid.fails("node restart 1");
+    assert!(refusal.contains("1 device would be left") && refusal.contains("`holdfast node add`"), "{refusal}");
+    grid.ok("node add");
+    grid.ok("node drain 3");
+    grid.ok("task watch");
+    until_ok(&grid, "node remove 3");
+    assert!(grid.ok("node add").contains("node 4 is added"));
+    until_ok(&grid, "node restart 1");
+    // One that is down and that no volume misses is in nobody's way.
+    grid.ok("node add");
+    grid.ok("node kill 5");
+    until_ok(&grid, "node stop 1");
+}
+
+#[test]
 fn a_grid_is_not_stopped_under_the_hands_of_clients() {
     let grid = Grid::new(14);
     grid.up("--nodes 3 --devices 1");

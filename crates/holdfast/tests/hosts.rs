@@ -57,16 +57,13 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
 
     let seen = b.json("volume show v1");
     assert_eq!((&seen["state"], &seen["host"]), (&"elsewhere".into(), &"a".into()), "{seen}");
-    for refused in [
-        "volume export v1",
-        "volume delete v1",
-        "volume unexport v1",
-        "snapshot create v1 s",
-        "volume resize v1 --size 96MiB",
-    ] {
-        let why = b.fails(refused);
-        assert!(why.contains("host a") && why.contains("--takeover"), "{refused}: {why}");
-    }
+    let why = b.fails("volume export v1");
+    assert!(why.contains("host a") && why.contains("--takeover"), "{why}");
+    // What only host a can do it is asked to.
+    b.ok("snapshot create v1 t");
+    b.ok("volume resize v1 --size 96MiB");
+    assert_eq!(a.json("volume show v1")["size_bytes"], 96 << 20);
+    assert_eq!(b.json("snapshot list v1")[0]["name"], "t");
     let old_uri = a.uri("v1");
     b.ok("volume export v1 --takeover");
     assert_eq!(state(&b, "v1"), "open");
@@ -84,7 +81,7 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
     kill_host(&b);
     until("the lease of host b has run out", || a.run("volume export v1").status.success());
     assert_eq!(state(&a, "v1"), "open");
-    assert_eq!(a.json("snapshot list v1").as_array().map(Vec::len), Some(1));
+    assert_eq!(a.json("snapshot list v1").as_array().map(Vec::len), Some(2));
     if copies {
         assert_volume_holds(&a.uri("v1"), &data, &scratch);
     }
@@ -228,4 +225,106 @@ fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
     let why = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && why.contains("host b does not say"), "{why}");
     until("nothing speaks against it", || stops(1));
+}
+
+fn join(machine: &Grid, first: &Grid, endpoint: &str, name: &str) {
+    let token = first.ok("grid token").trim().to_string();
+    machine.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name {name} --join {token}"));
+}
+
+/// Nodes that a machine knows to be in the grid, and that are up.
+fn nodes_up(grid: &Grid) -> Vec<u64> {
+    let nodes = grid.json("node list");
+    let up = nodes.as_array().expect("nodes").iter().filter(|node| node["state"] == "up");
+    up.filter_map(|node| node["id"].as_u64()).collect()
+}
+
+fn machine(grid: &Grid, name: &str) -> Option<serde_json::Value> {
+    grid.json("machine list").as_array().expect("machines").iter().find(|machine| machine["name"] == name).cloned()
+}
+
+#[test]
+fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
+    let store = tempfile::tempdir().expect("a directory");
+    let Some(member) = etcd(store.path(), 64) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b, c, d) = (Grid::new(60), Grid::new(61), Grid::new(62), Grid::new(63));
+    a.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
+    join(&b, &a, &endpoint, "b");
+    join(&c, &a, &endpoint, "c");
+    until("all use all nodes", || [&a, &b, &c].iter().all(|machine| nodes_up(machine) == [1, 2, 3]));
+    a.ok("volume create v1 --size 64MiB --layout mirror:2");
+    c.ok("volume create v2 --size 64MiB --layout mirror:2");
+    let (data, copies) = (a.path("data"), has_nbdcopy());
+    pattern(&data, 8 << 20);
+    let holds = |machine: &Grid, volume: &str| {
+        if copies {
+            assert_volume_holds(&machine.uri(volume), &data, &machine.path("scratch"));
+        }
+    };
+    if copies {
+        nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
+        nbdcopy(data.to_str().expect("text"), &c.uri("v2"));
+    }
+    // The whole grid is seen at machine b, and what is done elsewhere is said to be.
+    let devices = b.ok("device list");
+    assert!(["1/0", "2/0", "3/0"].iter().all(|device| devices.contains(device)), "{devices}");
+    let space = b.json("space");
+    let of_all =
+        space["used"]["data"].as_array().expect("volumes").iter().map(|row| row[0].clone()).collect::<Vec<_>>();
+    assert_eq!(
+        (of_all, &space["raw_bytes"]),
+        (vec!["v1".into(), "v2".into()], &(3 * (256_u64 << 20)).into()),
+        "{space}"
+    );
+    assert!(b.fails("node stop 3").contains("node 3 is on machine c"));
+    assert!(b.fails("node stop 9").contains("its nodes are 1, 2, 3"));
+    assert!(b.fails("machine remove c --dead").contains("is not dead"));
+    assert!(b.fails("machine remove a").contains("key of the grid's authority"));
+
+    kill_host(&c);
+    c.ok("node kill 3");
+    until("machine c is gone", || machine(&b, "c").is_some_and(|c| c["up"] == false && c["since_s"].is_u64()));
+    let list = b.ok("volume list");
+    assert!(list.contains("volume v2 is served by nobody: its host, c, is gone"), "{list}");
+    let status = b.ok("status");
+    assert!(
+        status.contains("`holdfast volume export v2`") && status.contains("`holdfast machine remove c --dead`"),
+        "{status}"
+    );
+    let said = b.ok("machine remove c --dead");
+    assert!(said.contains("nobody has v2 in service any more"), "{said}");
+    assert_eq!(machine(&a, "c"), None);
+    b.ok("volume export v2");
+    until("what was there is made again", || is_whole(&a, "v1") && is_whole(&b, "v2"));
+    assert_eq!((nodes_up(&a), nodes_up(&b)), (vec![1, 2], vec![1, 2]));
+    holds(&a, "v1");
+    holds(&b, "v2");
+    let log = |machine: &Grid| std::fs::read_to_string(machine.path("logs/host.log")).unwrap_or_default();
+    until("it is found to be made again", || {
+        [&a, &b].iter().any(|machine| log(machine).contains("all that machine c held is made again"))
+    });
+
+    join(&d, &a, &endpoint, "c");
+    until("all use the newcomer's node", || [&a, &b, &d].iter().all(|machine| nodes_up(machine) == [1, 2, 4]));
+    for refused in ["grid up", "node start 3"] {
+        let why = c.fails(refused);
+        assert!(why.contains("was taken out of grid") && why.contains("--join"), "{refused}: {why}");
+    }
+    assert!(c.ok("status").contains("was taken out of grid"));
+    assert_eq!(nodes_up(&a), [1, 2, 4], "the one that came back is not used");
+    a.ok("node restart --rolling --patience 60");
+
+    // One that is there is emptied first, its last node as well.
+    a.ok("volume set v1 --layout mirror:3");
+    let refused = b.fails("machine remove c");
+    assert!(refused.contains("needs 3 nodes") && !refused.contains("--force"), "{refused}");
+    a.ok("volume set v1 --layout mirror:2");
+    let said = b.ok("machine remove c");
+    assert!(said.contains("are being emptied"), "{said}");
+    until("its host has ended", || d.json("status")["host"]["state"] == "removed");
+    assert_eq!((nodes_up(&a), nodes_up(&b)), (vec![1, 2], vec![1, 2]));
+    until("nothing is missing", || is_whole(&a, "v1") && is_whole(&b, "v2"));
+    holds(&a, "v1");
+    holds(&b, "v2");
 }

@@ -248,6 +248,22 @@ impl Controller {
         (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
     }
 
+    /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log
+    /// holds is in memory, too, and will be in segments.
+    pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> u64 {
+        if !self.root.is_known() {
+            return 0;
+        }
+        let is_lost = |info: &SegmentInfo| {
+            let stays = |home: &Leg| !nodes.contains(&home.node) && self.nodes.leg_usable(*home);
+            let left = info.homes.iter().enumerate().filter(|(_, home)| stays(home));
+            let positions: BTreeSet<u8> = left.map(|(index, _)| info.geometry.position(index as u8)).collect();
+            positions.len() < usize::from(info.geometry.data)
+        };
+        let needed = self.own_segments().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run);
+        needed.filter(|(_, info)| is_lost(info)).count() as u64
+    }
+
     /// A shard is not what it should be where it lies: told once until it is made again. While that happens it is gone for a
     /// moment, and is not wanted anew.
     pub(crate) fn on_damaged(&mut self, shard: (SegmentNo, u8), leg: Leg, may_repair: bool, out: Out) {

@@ -39,7 +39,7 @@ pub struct DeviceArgs {
 
 #[derive(Subcommand, Debug)]
 enum DeviceAction {
-    /// All devices: their fill, what they are made of, what a flush costs, how they do
+    /// All devices of the grid: their fill, what they are made of, what a flush costs, how they do
     ///
     /// CLASS is as the node found it, or as it was set (`holdfast device class`).
     /// FLUSH is what a durable write of 4 KiB took when the device was added. READS and WRITES are what 99 of 100 took no
@@ -202,7 +202,12 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
     let old = find(dir, old)?;
     let config = dir.load()?;
     let holds = |node: &&NodeConfig| node.devices.iter().any(|d| d.device == old);
-    let node = config.nodes.iter().find(holds).context("it is a device of this machine")?;
+    let node = config.nodes.iter().find(holds).with_context(|| {
+        format!(
+            "device {old} is another machine's, and is replaced there (`holdfast node list` shows which machine \
+             has which node)"
+        )
+    })?;
     // It was interrupted, and is given again.
     let taken = match source {
         Source::Path { path, .. } => node.devices.iter().find(|d| dir.device_path(d) == *path),
@@ -276,18 +281,40 @@ pub fn drain(dir: &GridDir, devices: &[String], cancel: bool, force: bool) -> Re
     Ok(())
 }
 
-/// The id of a device that is named by node and place, or by its id.
+/// The nodes of the grid with their devices; this machine's alone while its host does not answer.
+fn nodes_of_grid(dir: &GridDir) -> Result<Vec<NodeConfig>> {
+    let own = dir.load()?.nodes;
+    let Ok(told) = client::status(dir) else { return Ok(own) };
+    let is_own = |id: u32| own.iter().any(|node| node.id == id);
+    let others = told.nodes.into_iter().filter(|node| !is_own(node.id)).filter_map(|node| {
+        Some(NodeConfig { id: node.id, address: node.address.parse().ok()?, devices: node.configured })
+    });
+    let mut nodes: Vec<NodeConfig> = others.collect();
+    nodes.extend(own.iter().cloned());
+    nodes.sort_by_key(|node| node.id);
+    Ok(nodes)
+}
+
+/// A node of any machine of the grid.
+pub fn node_of_grid(dir: &GridDir, id: u32) -> Result<NodeConfig> {
+    let nodes = nodes_of_grid(dir)?;
+    let ids: Vec<String> = nodes.iter().map(|node| node.id.to_string()).collect();
+    let found = nodes.into_iter().find(|node| node.id == id);
+    found.with_context(|| format!("this grid has no node {id}; its nodes are {}", ids.join(", ")))
+}
+
+/// The id of a device of the grid that is named by node and place, or by its id.
 fn find(dir: &GridDir, name: &str) -> Result<String> {
-    let config = dir.load()?;
     if let Some((node, place)) = name.split_once('/') {
         let node: u32 = node.parse().with_context(|| format!("`{name}` is no device: write NODE/PLACE, as 2/0"))?;
         let place: usize = place.parse().with_context(|| format!("`{name}` is no device: write NODE/PLACE, as 2/0"))?;
-        let devices = &config.node(node)?.devices;
+        let devices = node_of_grid(dir, node)?.devices;
         let found =
             devices.get(place).with_context(|| format!("node {node} has {} devices, from 0 on", devices.len()))?;
         return Ok(found.device.clone());
     }
-    let mut ids = config.nodes.iter().flat_map(|n| &n.devices).map(|d| &d.device);
+    let nodes = nodes_of_grid(dir)?;
+    let mut ids = nodes.iter().flat_map(|n| &n.devices).map(|d| &d.device);
     match ids.find(|id| *id == name) {
         Some(id) => Ok(id.clone()),
         None => bail!("this grid has no device {name}; `holdfast device list` shows them"),
@@ -387,7 +414,7 @@ fn millis(us: Option<u32>) -> String {
 }
 
 fn list(dir: &GridDir, json: bool) -> Result<()> {
-    let (status, config) = (gather(dir)?, dir.load()?);
+    let status = gather(dir)?;
     if json {
         let devices: Vec<_> = status.nodes.iter().flat_map(|n| n.devices.iter().map(|d| (n.id, d))).collect();
         let rows: Vec<_> = devices.iter().map(|(node, d)| json!({ "node": node, "device": d })).collect();
@@ -400,10 +427,9 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
         ],
         &[3, 4, 5, 6, 7, 8, 9, 10],
     );
-    for node in &config.nodes {
-        let told = status.nodes.iter().find(|n| n.id == node.id);
-        for (place, device) in node.devices.iter().enumerate() {
-            let found = told.and_then(|n| n.devices.iter().find(|d| d.device == device.device));
+    for node in &status.nodes {
+        for (place, device) in node.configured.iter().enumerate() {
+            let found = node.devices.iter().find(|d| d.device == device.device);
             let state = match found {
                 None => "unknown".to_string(),
                 Some(d) if d.draining && d.shards == 0 && d.left == Some(0) => "drained".to_string(),
@@ -434,10 +460,9 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
             print(format_args!("{what}; next: {next}"))?;
         }
     }
-    for node in &config.nodes {
-        let told = status.nodes.iter().find(|n| n.id == node.id);
-        for (place, device) in node.devices.iter().enumerate() {
-            let found = told.and_then(|n| n.devices.iter().find(|d| d.device == device.device));
+    for node in &status.nodes {
+        for (place, device) in node.configured.iter().enumerate() {
+            let found = node.devices.iter().find(|d| d.device == device.device);
             if let Some(cache) = found.and_then(|d| d.read_cache) {
                 print(format_args!("read cache on {}/{place}: {cache}", node.id))?;
             }

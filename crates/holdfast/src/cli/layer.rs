@@ -62,7 +62,7 @@ pub fn run(args: LayerArgs, dir: &GridDir, json: bool) -> Result<()> {
             changed(&volume, json, &format!("volume {} is without {which}", volume.name))
         }
         LayerAction::List { name } => {
-            let volume = client::volume(dir, &Request::VolumeShow { name })?;
+            let volume = client::live_volume(dir, &name)?;
             changed(&volume, json, "")
         }
         LayerAction::Kinds => print_kinds(json),

@@ -5,6 +5,7 @@ pub mod device;
 pub mod explain;
 pub mod format;
 pub mod layer;
+pub mod machine;
 pub mod meta;
 pub mod node;
 pub mod protect;

@@ -1,10 +1,11 @@
 //! `holdfast node`: the storage process itself, and the faults that a local grid can be given.
 
-use super::device::{DISCARDED, drain};
+use super::device::{self, DISCARDED, drain};
 use super::format::{print, print_json};
+use super::status;
 use crate::config::{self, keys};
 use crate::grid::certs::Certificates;
-use crate::grid::layout::GridDir;
+use crate::grid::layout::{GridDir, NodeConfig};
 use crate::grid::processes::Role;
 use crate::grid::rolling::restart_nodes;
 use crate::grid::token::TokenArgs;
@@ -87,6 +88,8 @@ fn share(text: &str) -> Result<u32, String> {
 
 #[derive(Subcommand, Debug)]
 enum NodeAction {
+    /// All nodes of the grid, and the machines that they are on
+    List,
     /// Add a node to the local grid; data is moved there by itself
     Add {
         /// By default as many as the last node has
@@ -104,7 +107,7 @@ enum NodeAction {
         #[command(flatten)]
         token: TokenArgs,
     },
-    /// Move everything off a node's devices; nothing new goes there
+    /// Move everything off a node's devices, whichever machine it is on; nothing new goes there
     Drain {
         node: u32,
         /// Let it take data again
@@ -173,13 +176,16 @@ pub fn run(args: NodeArgs, dir: Option<&std::path::Path>, json: bool) -> Result<
 
 fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
     let config = dir.load()?;
+    if let NodeAction::List = action {
+        return status::list_nodes(dir, json);
+    }
     if let NodeAction::Restart { nodes, rolling, patience } = action {
+        nodes.iter().try_for_each(|node| grid::own_node(dir, &config, *node).map(drop))?;
         let all = || config.nodes.iter().map(|node| node.id).collect();
         return restart(dir, &if *rolling { all() } else { nodes.clone() }, Duration::from_secs(*patience), json);
     }
-    let devices_of = |node: u32| -> Result<Vec<String>> {
-        Ok(config.node(node)?.devices.iter().map(|d| d.device.clone()).collect())
-    };
+    let own = |node: u32| grid::own_node(dir, &config, node);
+    let devices_of = |node: &NodeConfig| -> Vec<String> { node.devices.iter().map(|d| d.device.clone()).collect() };
     let (id, text) = match *action {
         NodeAction::Add { devices, device_size, ref paths, force, ref token } => {
             let devices = match paths.is_empty() {
@@ -190,7 +196,7 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node.id, format!("node {} is added, and up at {}; data is moved there by itself", node.id, node.address))
         }
         NodeAction::Drain { node, cancel, force } => {
-            drain(dir, &devices_of(node)?, cancel, force)?;
+            drain(dir, &devices_of(&device::node_of_grid(dir, node)?), cancel, force)?;
             let text = match cancel {
                 true => format!("node {node} takes data again"),
                 false => format!("node {node} is being emptied; `holdfast task watch` shows how it gets on"),
@@ -198,16 +204,16 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, text)
         }
         NodeAction::Remove { node, force } => {
-            grow::remove_devices(dir, &devices_of(node)?, force)?;
+            grow::remove_devices(dir, &devices_of(own(node)?), force)?;
             (node, format!("node {node} is not a part of the grid any more; {DISCARDED}"))
         }
         NodeAction::Stop { node, force } => {
             let is = if grid::stop_node(dir, node, force)? { "is" } else { "was" };
             (node, format!("node {node} {is} stopped; `holdfast node start {node}` brings it back"))
         }
-        NodeAction::Restart { .. } => unreachable!("done above"),
+        NodeAction::Restart { .. } | NodeAction::List => unreachable!("done above"),
         NodeAction::Kill { node } => {
-            config.node(node)?;
+            own(node)?;
             let role = Role::Node(node);
             if role.find(dir).is_none() {
                 let text = format!("node {node} was dead; `holdfast node start {node}` brings it back");
@@ -224,12 +230,12 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, format!("node {node} is dead; {back}"))
         }
         NodeAction::Hang { node } => {
-            config.node(node)?;
+            own(node)?;
             Role::Node(node).signal(dir, Signal::STOP)?;
             (node, format!("node {node} hangs; `holdfast node resume {node}` lets it go on"))
         }
         NodeAction::Resume { node } => {
-            config.node(node)?;
+            own(node)?;
             Role::Node(node).signal(dir, Signal::CONT)?;
             (node, format!("node {node} goes on"))
         }
@@ -238,12 +244,10 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, format!("node {node} is up{}", if is_started { "" } else { " already" }))
         }
         NodeAction::Cut { node } => {
-            config.node(node)?;
             client::done(dir, &Request::NodeCut { node })?;
             (node, format!("node {node} is cut off; `holdfast node mend {node}` ends that"))
         }
         NodeAction::Mend { node } => {
-            config.node(node)?;
             client::done(dir, &Request::NodeMend { node })?;
             (node, format!("node {node} can be reached again"))
         }

@@ -69,7 +69,7 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
         SnapshotAction::Create { volume, name, with } if with.is_empty() => create(dir, volume, &name, json),
         SnapshotAction::Create { volume, name, with } => create_group(dir, volume, with, &name, json),
         SnapshotAction::List { volume } => {
-            let volume = client::volume(dir, &Request::VolumeShow { name: volume })?;
+            let volume = client::live_volume(dir, &volume)?;
             let snapshots = snapshots(&volume)?;
             if json { print_json(&snapshots) } else { print_list(&volume.name, snapshots) }
         }

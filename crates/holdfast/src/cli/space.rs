@@ -2,9 +2,10 @@
 
 use super::format::{print, print_json, print_table, table};
 use super::status::{GridStatus, gather};
+use crate::client;
 use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
-use crate::protocol::{promised_of, takers};
+use crate::protocol::{VolumeSpace, promised_of, takers};
 use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -136,8 +137,19 @@ pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
     // What nodes told of their devices until now may be older than what volumes tell.
     std::thread::sleep(DEVICES_SHOWN_WITHIN);
     let status = gather(dir)?;
-    let raw_bytes = dir.load()?.nodes.iter().flat_map(|n| &n.devices).map(|d| d.size_bytes).sum();
-    let space = account(&status, raw_bytes);
+    let (held, silent) = match client::space(dir) {
+        // A host of an older release knows its own volumes alone.
+        Err(error) if format!("{error:#}").contains("unknown variant") => {
+            (status.volumes.iter().filter_map(VolumeSpace::of).collect(), Vec::new())
+        }
+        told => told?,
+    };
+    let space = account(&status, &held);
+    if !json {
+        for host in silent {
+            print(format_args!("host {host} does not say what its volumes hold: that counts as other things"))?;
+        }
+    }
     match (json, &args.action) {
         (true, _) => print_json(&space),
         (false, Some(SpaceAction::Why)) => print_why(&space),
@@ -145,16 +157,19 @@ pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
     }
 }
 
-fn account(status: &GridStatus, raw_bytes: u64) -> Space {
+/// Of devices that nobody has told of, for they are away, nothing but what is known of others counts.
+fn account(status: &GridStatus, held: &[VolumeSpace]) -> Space {
     let devices = || status.nodes.iter().flat_map(|n| &n.devices);
+    let is_told = |id: &String| devices().any(|device| device.device == *id && device.capacity_bytes > 0);
+    let configured = status.nodes.iter().flat_map(|node| &node.configured).filter(|device| is_told(&device.device));
+    let raw_bytes: u64 = configured.map(|device| device.size_bytes).sum();
     let sum = |f: fn(&crate::protocol::DeviceInfo) -> u64| devices().map(f).sum::<u64>();
     let (capacity, free) = (sum(|d| d.capacity_bytes), sum(|d| d.free_bytes));
     let (reserve_bytes, mut spare_bytes) = (sum(|d| d.reserve_bytes), sum(|d| d.spare_bytes));
     let mut used = Used::default();
-    for volume in status.volumes.iter().filter(|v| v.clone_of.is_none()) {
-        let Some(live) = &volume.live else { continue };
-        let held_bytes = live.held_by_snapshots_bytes;
-        used.data.push((volume.name.clone(), live.space.data_bytes - held_bytes));
+    for live in held {
+        let (volume, held_bytes) = (live, live.held_by_snapshots_bytes);
+        used.data.push((volume.name.clone(), live.space.data_bytes.saturating_sub(held_bytes)));
         if held_bytes > 0 {
             used.snapshots.push((volume.name.clone(), held_bytes));
         }
@@ -190,7 +205,7 @@ fn account(status: &GridStatus, raw_bytes: u64) -> Space {
         missing_bytes,
         free_bytes,
         days_to_full: status.days_to_full,
-        reclaimable_bytes: status.volumes.iter().map(|v| v.reclaimable_bytes()).sum(),
+        reclaimable_bytes: held.iter().map(|volume| volume.reclaimable_bytes).sum(),
         used,
         writable: layouts_of(status).into_iter().map(writable).collect(),
     }

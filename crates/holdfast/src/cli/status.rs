@@ -427,7 +427,7 @@ pub struct GridStatus {
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct HostView {
-    /// `up`, `starting`, `hung` or `down`.
+    /// `up`, `starting`, `hung` or `down`; `removed` where its machine was taken out of the grid.
     pub state: &'static str,
     pub pid: Option<u32>,
     pub cpu_ms: u64,
@@ -461,16 +461,22 @@ pub struct NodeView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wire: Option<u32>,
     pub devices: Vec<DeviceInfo>,
+    /// The machine that it is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// Its host is gone.
+    #[serde(skip)]
+    pub machine_gone: bool,
     /// It runs on this machine.
     #[serde(skip)]
     pub is_own: bool,
-    /// As this machine's configuration has them, in their places.
+    /// As its machine's configuration has them, in their places.
     #[serde(skip)]
     pub configured: Vec<DeviceConfig>,
 }
 
 impl NodeView {
-    /// What commands call a device: by its place where it is one of this machine's; and where that is.
+    /// What commands call a device: by its place where that is known; and where it is on its machine.
     pub fn name_of(&self, device: &DeviceInfo) -> (String, Option<&Path>) {
         match self.configured.iter().position(|known| known.device == device.device) {
             Some(place) => (format!("{}/{place}", self.id), Some(&self.configured[place].path)),
@@ -490,7 +496,9 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         None => (None, None),
     };
     let waits_for = Role::Host.waits_for(dir).filter(|_| status.is_none());
+    let removed = dir.removed();
     let state = match (&process, &status) {
+        (None, _) if removed.is_some() => "removed",
         (None, _) => "down",
         (Some(process), None) if waits_for.is_some() && !process.stopped => "starting",
         (Some(_), Some(_)) => "up",
@@ -502,7 +510,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         pid: process.map(|p| p.pid),
         cpu_ms: cost.cpu().as_millis() as u64,
         resident_bytes: cost.resident_bytes,
-        trouble: waits_for.map(|why| format!("it waits for the grid's metadata: {why}")).or(trouble),
+        trouble: removed.or(waits_for.map(|why| format!("it waits for the grid's metadata: {why}"))).or(trouble),
     };
     let status = status.unwrap_or_default();
     let own = config.nodes.iter().map(|node| {
@@ -569,9 +577,17 @@ fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&Node
         trouble: told.and_then(|n| n.trouble.clone()),
         wire: told.and_then(|n| n.wire),
         devices: told.map_or_else(Vec::new, |n| n.devices.clone()),
+        machine: told.and_then(|n| n.machine.clone()),
+        machine_gone: told.is_some_and(|n| n.machine_gone),
         is_own: dir.is_some(),
-        configured: Vec::new(),
+        configured: told.map_or_else(Vec::new, |n| n.configured.clone()),
     }
+}
+
+/// All nodes of the grid.
+pub fn list_nodes(dir: &GridDir, json: bool) -> Result<()> {
+    let status = gather(dir)?;
+    if json { print_json(&status.nodes) } else { print_nodes(&status.nodes) }
 }
 
 fn print_grid(status: &GridStatus) -> Result<()> {
@@ -579,6 +595,7 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     print(format_args!("grid {} in {}", status.grid, status.dir))?;
     match (host.state, host.pid) {
         ("down", _) => print("host down; `holdfast grid up` starts it")?,
+        ("removed", _) => print("host down; this machine is none of the grid's any more")?,
         (state, pid) => print(format_args!(
             "host {state}, process {}, CPU {:.1} s, memory {}",
             pid.unwrap_or(0),
@@ -592,17 +609,22 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     }
     status.nbd_warning.iter().try_for_each(print)?;
     print("")?;
+    print_nodes(&status.nodes)
+}
+
+fn print_nodes(nodes: &[NodeView]) -> Result<()> {
     let mut rows = table(
-        &["NODE", "STATE", "ADDRESS", "PROCESS", "CPU", "MEMORY", "DEVICES", "CAPACITY", "USED", "JOURNAL"],
-        &[3, 4, 5, 6, 7, 8, 9],
+        &["NODE", "STATE", "MACHINE", "ADDRESS", "PROCESS", "CPU", "MEMORY", "DEVICES", "CAPACITY", "USED", "JOURNAL"],
+        &[4, 5, 6, 7, 8, 9, 10],
     );
-    for node in &status.nodes {
+    for node in nodes {
         let serving = node.devices.iter().filter(|d| d.health == "serving").count();
         let sum = |f: fn(&DeviceInfo) -> u64| node.devices.iter().map(f).sum::<u64>();
         let capacity = sum(|d| d.capacity_bytes);
         rows.add_row([
             node.id.to_string(),
             node.state.to_string(),
+            node.machine.clone().unwrap_or("-".to_string()),
             node.address.clone(),
             node.pid.map_or("-".to_string(), |p| p.to_string()),
             format!("{:.1} s", node.cpu_ms as f64 / 1000.0),
@@ -617,7 +639,7 @@ fn print_grid(status: &GridStatus) -> Result<()> {
         ]);
     }
     print_table(&rows)?;
-    status.nodes.iter().try_for_each(print_release)
+    nodes.iter().try_for_each(print_release)
 }
 
 fn print_release(node: &NodeView) -> Result<()> {

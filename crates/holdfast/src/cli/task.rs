@@ -20,7 +20,7 @@ pub struct TaskArgs {
 
 #[derive(Subcommand, Debug)]
 enum TaskAction {
-    /// What is done now: repairs, drains, evening devices out, merges of deleted snapshots, deletions
+    /// What is done now, at all hosts: repairs, drains, evening devices out, merges of deleted snapshots, deletions
     List,
     /// The list every two seconds, until it is empty
     Watch,
@@ -29,11 +29,12 @@ enum TaskAction {
 pub fn run(args: TaskArgs, dir: &GridDir, json: bool) -> Result<()> {
     let watches = matches!(args.action, TaskAction::Watch);
     loop {
-        let tasks = client::tasks(dir)?;
+        let (tasks, silent) = client::tasks(dir)?;
         if json {
             print_json(&tasks)?
         } else {
-            print_tasks(&tasks)?
+            print_tasks(&tasks)?;
+            silent.iter().try_for_each(|host| print(format_args!("host {host} does not say what it does")))?;
         }
         if !watches || tasks.is_empty() {
             return Ok(());

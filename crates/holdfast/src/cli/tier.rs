@@ -207,7 +207,7 @@ pub fn run(args: &TierArgs, dir: &GridDir, json: bool) -> Result<()> {
 /// Volumes in service here that have a first tier.
 fn tiered(dir: &GridDir, only: Option<&str>) -> Result<Vec<VolumeInfo>> {
     if let Some(name) = only {
-        let volume = client::volume(dir, &Request::VolumeShow { name: name.to_string() })?;
+        let volume = client::live_volume(dir, name)?;
         if volume.tiers.first.is_none() {
             bail!("volume {name} has no first tier; `holdfast volume set {name} --first-tier mirror:2` gives it one");
         }

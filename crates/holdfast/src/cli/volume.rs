@@ -521,6 +521,14 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
         if let Some(why) = &volume.waits {
             print(format_args!("volume {} can't be opened yet: {why}", volume.name))?;
         }
+        if volume.orphaned && volume.clone_of.is_none() {
+            print(format_args!(
+                "volume {0} is served by nobody: its host, {1}, is gone; `holdfast volume export {0}` has this one \
+                 serve it",
+                volume.name,
+                volume.host.as_deref().unwrap_or("-")
+            ))?;
+        }
         super::layer::warning(volume).map_or(Ok(()), print)?;
     }
     Ok(())

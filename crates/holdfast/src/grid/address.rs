@@ -204,9 +204,7 @@ fn move_node(
     };
     if is_running && is_served && !force && is_used()? {
         client::done(dir, &Request::CheckStop { node: id }).with_context(|| {
-            format!(
-                "node {id} is not restarted at {place} now; repeat the command when nothing is missing, or give --force"
-            )
+            format!("node {id} is not restarted at {place} now; repeat the command when nothing is missing")
         })?;
     }
     let node = config.nodes.iter_mut().find(|node| node.id == id).expect("it was there when places were chosen");

@@ -7,7 +7,7 @@
 
 use super::asking::Asking;
 use super::certs::Certificates;
-use super::layout::{DeviceConfig, GridConfig, GridDir, NodeConfig, write_durably};
+use super::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig, NodeConfig, write_durably};
 use super::processes::{Role, wait};
 use super::survey::{self, Asker};
 use super::token::JoinToken;
@@ -27,7 +27,7 @@ use holdfast_runtime::device::{DeviceError, create_file};
 use holdfast_runtime::pki;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceCon
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
     clear_unfinished(dir, &config)?;
-    let at = config.node(node)?;
+    let at = super::own_node(dir, &config, node)?;
     if at.devices.len() as u32 >= DEVICES_MAX {
         bail!("node {node} has {DEVICES_MAX} devices, which is the bound");
     }
@@ -122,10 +122,12 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
     clear_unfinished(dir, &config)?;
-    let last = config.nodes.iter().max_by_key(|n| n.id).context("a grid has nodes")?.clone();
-    let default = last.devices.first().map_or(super::DEVICE_SIZE_DEFAULT, |d| Size(d.size_bytes));
+    let last = config.nodes.iter().max_by_key(|n| n.id);
+    let default = last.and_then(|last| last.devices.first()).map_or(super::DEVICE_SIZE_DEFAULT, |d| Size(d.size_bytes));
     let count = match devices {
-        Devices::Files(count, _) => count.unwrap_or(last.devices.len() as u32),
+        Devices::Files(count, _) => {
+            count.unwrap_or(last.map_or(super::DEVICES_DEFAULT, |last| last.devices.len() as u32))
+        }
         Devices::Paths { paths, .. } => paths.len() as u32,
     };
     if config.nodes.len() as u32 >= NODES_MAX || !(1..=DEVICES_MAX).contains(&count) {
@@ -139,11 +141,16 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
         }
         Devices::Paths { paths, force } => describe_all(paths, &Asker::of(dir, &config)?, *force)?,
     };
-    // Nodes of other machines have numbers, too.
-    let told = client::status(dir)?.nodes;
-    let id = told.iter().map(|node| node.id).fold(last.id, u32::max) + 1;
-    let ports = last.address.port().saturating_add(1)..u16::MAX;
-    let mut addresses = ports.map(|port| SocketAddr::new(last.address.ip(), port));
+    // Nodes of other machines have numbers, too, and those that were taken out had.
+    let told = client::status(dir)?;
+    let id = told
+        .nodes
+        .iter()
+        .map(|node| node.id + 1)
+        .fold(told.next_node.max(last.map_or(1, |last| last.id + 1)), u32::max);
+    let ip = config.address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let from = last.map_or(super::PORT_DEFAULT, |last| last.address.port().saturating_add(1));
+    let mut addresses = (from..u16::MAX).map(|port| SocketAddr::new(ip, port));
     let is_free =
         |address: &SocketAddr| config.nodes.iter().all(|n| n.address != *address) && check_port(*address).is_ok();
     let address = addresses.find(is_free).context("no free port was found for the node")?;
@@ -189,13 +196,18 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
     let holds = |node: &NodeConfig| node.devices.iter().any(|d| devices.contains(&d.device));
-    let node =
-        config.nodes.iter().find(|n| holds(n)).context("this grid has no such device; see `holdfast device list`")?;
+    let node = config.nodes.iter().find(|n| holds(n)).context(
+        "no node of this machine has such a device; `holdfast device list` shows all of the grid, and what is \
+         another machine's is removed there",
+    )?;
     let id = node.id;
-    let is_last_node = config.nodes.len() == 1 && node.devices.len() == devices.len();
-    if is_last_node {
+    let is_last_here = config.nodes.len() == 1 && node.devices.len() == devices.len();
+    if is_last_here && client::status(dir)?.nodes.iter().all(|node| node.id == id) {
         bail!("the last node of a grid can't be removed; `holdfast grid down` stops the grid");
     }
+    // Where there is no node left to say it, the host is reached at the same address.
+    let address = config.address().filter(|_| config.meta != MetaConfig::Embedded);
+    config.host.address = config.host.address.or(address.filter(|_| is_last_here));
     client::done(dir, &Request::CheckRemovable { devices: devices.to_vec(), force })?;
     let gone: Vec<DeviceConfig> =
         config.nodes.iter().flat_map(|n| &n.devices).filter(|d| devices.contains(&d.device)).cloned().collect();

@@ -2,7 +2,7 @@
 //!
 //! Faults: numbers of nodes are taken in the metadata store before devices are made; where that fails they are given back.
 //! A crash in between leaves numbers that no node has: they show as nodes that are down, and the name stays taken, since it
-//! might be that of a machine that is merely off; another attempt needs another name.
+//! might be that of a machine that is merely off; another attempt needs another name, or `machine remove --dead` first.
 
 use super::address;
 use super::asking::{Asking, authority_of};
@@ -40,7 +40,10 @@ impl<'a> Joining<'a> {
         let name = &config.host.name;
         let catalog = Catalog::new(meta.clone(), config.grid_id()?, name);
         if presence::live_hosts(&meta)?.contains(name) || catalog.has_machine(name)? {
-            bail!("the grid has a machine named {name} already; choose another --name");
+            bail!(
+                "the grid has a machine named {name} already; choose another --name, or, if that one will not be \
+                 back, take it out first, on another machine: `holdfast machine remove {name} --dead`"
+            );
         }
         address::check_among(ip, address::of_others(&meta, config)?).context("choose another --address")?;
         let begin = |token: &'a JoinToken| Asking::begin(meta.clone(), token, name);
@@ -59,7 +62,7 @@ impl<'a> Joining<'a> {
 
     /// Gives all numbers back.
     pub fn undo(self) {
-        if let Err(error) = self.catalog.set_own_nodes(&[]) {
+        if let Err(error) = self.catalog.give_back_nodes() {
             logger::warn(format_args!("numbers of nodes stay taken: {error:#}"));
         }
     }

@@ -4,6 +4,8 @@
 //! DIR/grid.json      what the program made: id, nodes, devices; written last when a grid is made, so that what it names exists
 //! DIR/holdfast.toml  what the operator sets (see `config`)
 //! DIR/grid.adding    devices that a command is just making, for the next one if it is cut short
+//! DIR/machine.json   this machine's id among all that were ever of the grid (see `host::machines`)
+//! DIR/removed        there where the machine was taken out of the grid: by whom, and what to do
 //! DIR/grid.lock      held by `grid up` and `grid down`
 //! DIR/devices/       node1-0.img …
 //! DIR/meta.redb      the embedded metadata store, the host's alone; nothing where etcd keeps the metadata
@@ -186,6 +188,19 @@ impl GridDir {
         self.root.join("grid.adding")
     }
 
+    pub fn machine_path(&self) -> PathBuf {
+        self.root.join("machine.json")
+    }
+
+    pub fn removed_path(&self) -> PathBuf {
+        self.root.join("removed")
+    }
+
+    /// Why this machine is none of the grid's any more, if its host was told so.
+    pub fn removed(&self) -> Option<String> {
+        fs::read_to_string(self.removed_path()).ok()
+    }
+
     pub fn lock_path(&self) -> PathBuf {
         self.root.join("grid.lock")
     }
@@ -305,7 +320,10 @@ impl GridConfig {
     pub fn node(&self, id: u32) -> Result<&NodeConfig> {
         self.nodes.iter().find(|n| n.id == id).with_context(|| {
             let ids: Vec<String> = self.nodes.iter().map(|n| n.id.to_string()).collect();
-            format!("this grid has no node {id}; its nodes are {}", ids.join(", "))
+            match ids.is_empty() {
+                true => format!("there is no node {id}; none is known here"),
+                false => format!("there is no node {id}; known here are {}", ids.join(", ")),
+            }
         })
     }
 }
@@ -383,7 +401,7 @@ mod tests {
         let config = GridConfig::new(holdfast_base::GridId(7).to_string(), vec![node], HostConfig::default());
         dir.save(&config).unwrap();
         assert_eq!(dir.load().unwrap(), config);
-        assert!(config.node(2).unwrap_err().to_string().contains("no node 2"));
+        assert!(config.node(2).unwrap_err().to_string().contains("no node 2; known here are 1"));
     }
 
     #[test]

@@ -26,6 +26,8 @@ use crate::client;
 use crate::config::keys::Value;
 use crate::config::{Exposure, HostSettings};
 use crate::daemon::outwait;
+use crate::host::catalog::Catalog;
+use crate::host::machines;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
@@ -132,6 +134,7 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     }
     let _lock = Lock::take(dir)?;
     let created = !dir.exists();
+    check_member(dir)?;
     let config = if created { create(dir, options)? } else { dir.load()? };
     grow::clear_unfinished(dir, &config)?;
     let settings = dir.settings(&config)?;
@@ -153,6 +156,26 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     Ok(UpOutcome { created, started, hung: hung_nodes(dir, &config), config })
 }
 
+/// A node of this machine. Of one that is not it is told where it is, as far as the host can tell.
+pub fn own_node<'c>(dir: &GridDir, config: &'c GridConfig, id: u32) -> Result<&'c NodeConfig> {
+    let unknown = match config.node(id) {
+        Ok(node) => return Ok(node),
+        Err(unknown) => unknown,
+    };
+    let Ok(told) = client::status(dir) else { return Err(unknown) };
+    let found = told.nodes.iter().find(|node| node.id == id);
+    if let Some(machine) = found.and_then(|node| node.machine.as_ref()) {
+        bail!("node {id} is on machine {machine}, and this is done there: run the command on that machine");
+    }
+    let ids: Vec<String> = told.nodes.iter().map(|node| node.id.to_string()).collect();
+    bail!("this grid has no node {id}; its nodes are {}", ids.join(", "));
+}
+
+/// Refuses what would start something of a machine that was taken out of its grid.
+fn check_member(dir: &GridDir) -> Result<()> {
+    dir.removed().map_or(Ok(()), |why| bail!(why))
+}
+
 pub fn roles(config: &GridConfig) -> Vec<Role> {
     config.nodes.iter().map(|n| Role::Node(n.id)).chain([Role::Host]).collect()
 }
@@ -168,7 +191,8 @@ fn tell_host(dir: &GridDir, config: &GridConfig) -> Result<()> {
 /// was running.
 pub fn start_node(dir: &GridDir, id: u32, format_blank: bool) -> Result<bool> {
     let mut config = dir.load()?;
-    config.node(id)?;
+    check_member(dir)?;
+    own_node(dir, &config, id)?;
     let role = Role::Node(id);
     match role.find(dir) {
         Some(running) if running.stopped => bail!(
@@ -242,7 +266,7 @@ fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send
 /// running.
 pub fn stop_node(dir: &GridDir, id: u32, force: bool) -> Result<bool> {
     let config = dir.load()?;
-    config.node(id)?;
+    own_node(dir, &config, id)?;
     let role = Role::Node(id);
     if role.find(dir).is_none() {
         return Ok(false);
@@ -483,7 +507,10 @@ fn check_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
         return match crate::host::meta::open(dir, config) {
             // Nodes need none, and the host waits for it by itself.
             Err(error) if crate::host::meta::is_away(&error) => Ok(()),
-            opened => opened.map(drop),
+            opened => {
+                let catalog = Catalog::new(opened?, config.grid_id()?, &config.host.name);
+                machines::check_member(dir, config, &catalog)
+            }
         };
     }
     if fs::metadata(&path).is_ok_and(|m| m.len() > 0) {
@@ -783,6 +810,9 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
             "nodes are started, and the host waits for the grid's metadata: {why}. It goes on by itself when they can be read; \
              `holdfast status` tells"
         );
+    }
+    if dead.is_some() {
+        check_member(dir)?;
     }
     if let Some(role) = dead {
         bail!(

@@ -29,15 +29,18 @@ const CARE_MAX: Duration = Duration::from_secs(600);
 pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     let look = move || {
         let mut cared: BTreeMap<String, Instant> = BTreeMap::new();
+        let (mut rested, mut removed_since) = (BTreeMap::new(), BTreeMap::new());
         let started = Instant::now();
         loop {
             std::thread::sleep(PACE);
             if plane.store_is_silent() || !plane.presence.is_caretaker().unwrap_or(false) {
                 continue;
             }
-            if let Err(error) = plane.look_after_closed(started, &mut cared) {
+            if let Err(error) = plane.look_after_closed(started, &mut cared, &mut rested) {
                 logger::warn(format_args!("looking after volumes that are not in service: {error:#}"));
             }
+            // Where somebody does not answer it is not known yet.
+            let _ = plane.settle_removed(&rested, &mut removed_since);
         }
     };
     std::thread::Builder::new().name("caretaker".to_string()).spawn(look).context("no thread for the caretaker")?;
@@ -46,7 +49,12 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
 
 impl ControlPlane {
     /// Takes care of one volume, the one that has waited longest, if any is due.
-    fn look_after_closed(&self, started: Instant, cared: &mut BTreeMap<String, Instant>) -> Result<()> {
+    fn look_after_closed(
+        &self,
+        started: Instant,
+        cared: &mut BTreeMap<String, Instant>,
+        rested: &mut BTreeMap<String, Instant>,
+    ) -> Result<()> {
         let every = if self.catalog.draining()?.is_empty() { CARE_EVERY } else { CARE_EVERY_DRAINING };
         let last = |name: &str| cared.get(name).copied().unwrap_or(started);
         let due = self.unserved().into_iter().filter(|name| last(name).elapsed() >= every);
@@ -67,7 +75,10 @@ impl ControlPlane {
             let spec = OpenSpec { only_from: Some(entry.root.epoch), ..spec };
             self.ask(|answer| Command::Open { spec, exported: false, answer })?;
         }
-        self.wait_for_rest(&name)?;
+        let begun = Instant::now();
+        if self.wait_for_rest(&name)? {
+            rested.insert(name.clone(), begun);
+        }
         cared.insert(name.clone(), Instant::now());
         let _alone = self.alone();
         match ask(&self.reactor, CLOSE_MAX, |answer| Command::EndCare { name: name.clone(), answer })? {
@@ -84,18 +95,19 @@ impl ControlPlane {
         })
     }
 
-    fn wait_for_rest(&self, name: &str) -> Result<()> {
+    /// True where nothing was left to do.
+    fn wait_for_rest(&self, name: &str) -> Result<bool> {
         let begun = Instant::now();
         let mut busy_at = begun;
         while busy_at.elapsed() < REST && begun.elapsed() < CARE_MAX {
             std::thread::sleep(Duration::from_millis(500));
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
-            let Some(info) = info.filter(|info| !info.exported && info.state != "deposed") else { return Ok(()) };
+            let Some(info) = info.filter(|info| !info.exported && info.state != "deposed") else { return Ok(false) };
             if is_busy(&info) {
                 busy_at = Instant::now();
             }
         }
-        Ok(())
+        Ok(busy_at.elapsed() >= REST)
     }
 }
 

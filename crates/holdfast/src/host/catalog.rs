@@ -18,6 +18,7 @@
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! kept/DEVICE            there where an operator wants to keep a device that would be emptied unasked
 //! node/NUMBER            a storage node: where it is, and its devices
+//! machine/NAME, removed/ID, numbers   machines, those that were taken out, and numbers of nodes (see `machines`)
 //! revoked                which certificates were taken back (see `revocation`)
 //! tls, token/ID, join/ID/…   who may join a grid with TLS (see `grid::token`)
 //! ```
@@ -46,8 +47,9 @@ use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::meta::{
-    ExportRecord, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, PendingRecord, RESERVED_KEY,
-    ReservedRecord, clone_key, deleting_key, encode, export_key, name_key,
+    ExportRecord, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NUMBERS_KEY, NameRecord, NumbersRecord, Other, PendingRecord,
+    REMOVED_PREFIX, RESERVED_KEY, RemovedRecord, ReservedRecord, clone_key, deleting_key, encode, export_key, host_key,
+    machine_key, name_key,
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{Root, root_key};
@@ -235,7 +237,7 @@ fn settings_key(volume: VolumeId) -> String {
     format!("{SETTINGS_PREFIX}{volume}")
 }
 
-fn node_key(node: u32) -> String {
+pub(super) fn node_key(node: u32) -> String {
     // In order of numbers.
     format!("{NODE_PREFIX}{node:05}")
 }
@@ -295,7 +297,7 @@ impl Catalog {
     }
 
     /// Changes a record by compare-and-swap; `change` sees the present value and gives the next, or `None` to leave it.
-    fn update(
+    pub(super) fn update(
         &self,
         key: &str,
         mut change: impl FnMut(Option<&[u8]>) -> Result<Option<Option<Vec<u8>>>>,
@@ -768,9 +770,19 @@ impl Catalog {
         entry.served_by.as_ref() == Some(&self.host)
     }
 
+    /// Whether a host says that it is there.
+    pub fn is_there(&self, host: &str) -> Result<bool> {
+        Ok(self.known.get(&host_key(host))?.is_some())
+    }
+
     /// Refuses what only the host that has the volume in service can do.
     pub fn check_not_elsewhere(&self, entry: &Entry) -> Result<()> {
         match &entry.served_by {
+            Some(host) if *host != self.host && !self.is_there(host)? => bail!(
+                "volume {0} is in service at host {host}, which is gone; `holdfast volume export {0}` has this host \
+                 serve it",
+                entry.name()
+            ),
             Some(host) if *host != self.host => bail!(
                 "volume {0} is in service at host {host}; ask there, or have it served here with `holdfast volume export {0} \
                  --takeover`, which ends the service there",
@@ -823,6 +835,28 @@ impl Catalog {
     /// These hosts offer the volume, too; false where it is not in service.
     pub fn add_portals(&self, volume: VolumeId, hosts: &[&str]) -> Result<bool> {
         self.change_export(volume, |export| export.portals.extend(hosts.iter().map(|host| (*host).to_string())))
+    }
+
+    /// A host that is none of the grid's any more neither serves nor offers the volume. True where it had it in
+    /// service.
+    pub(super) fn forget_host(&self, volume: VolumeId, host: &str) -> Result<bool> {
+        let key = export_key(volume);
+        let mut was_served = false;
+        self.update(&key, |found| {
+            let Some(before) = found.map(|bytes| decode::<ExportRecord>(&key, bytes)).transpose()? else {
+                was_served = false;
+                return Ok(None);
+            };
+            was_served = before.host == host;
+            if was_served {
+                return Ok(Some(None));
+            }
+            let mut after = before.clone();
+            after.portals.remove(host);
+            after.from = after.from.filter(|from| from != host);
+            Ok((after != before).then(|| Some(encode(&after))))
+        })?;
+        Ok(was_served)
     }
 
     /// This host offers it no more. One that is left alone is no portal.
@@ -878,17 +912,79 @@ impl Catalog {
         Ok(())
     }
 
+    /// Records of nodes, each with its key's version and whose machine it is on. What a removed machine has written
+    /// since is none of the grid's.
+    pub(super) fn node_records(&self) -> Result<Vec<(MetaVersion, String, NodeConfig)>> {
+        let removed = self.removed_nodes()?;
+        let mut nodes = Vec::new();
+        for listed in self.known.list(NODE_PREFIX)?.records {
+            let NodeRecord { machine, node } = decode(&listed.key, &listed.value)?;
+            if !removed.contains(&node.id) {
+                nodes.push((listed.version, machine, node));
+            }
+        }
+        nodes.sort_by_key(|(_, _, node)| node.id);
+        Ok(nodes)
+    }
+
     /// The grid's nodes, by their numbers.
     pub fn nodes(&self) -> Result<Vec<NodeConfig>> {
-        let listed = self.known.list(NODE_PREFIX)?.records;
-        let nodes = listed.iter().map(|l| Ok(decode::<NodeRecord>(&l.key, &l.value)?.node));
-        let mut nodes: Vec<NodeConfig> = nodes.collect::<Result<_>>()?;
-        nodes.sort_by_key(|node| node.id);
-        Ok(nodes)
+        Ok(self.node_records()?.into_iter().map(|(_, _, node)| node).collect())
+    }
+
+    /// Machines that were taken out of the grid, by their records' keys.
+    pub(super) fn removed(&self) -> Result<Vec<(String, RemovedRecord)>> {
+        let listed = self.known.list(REMOVED_PREFIX)?.records;
+        listed.into_iter().map(|l| Ok((l.key.clone(), decode(&l.key, &l.value)?))).collect()
+    }
+
+    fn removed_nodes(&self) -> Result<BTreeSet<u32>> {
+        Ok(self.removed()?.iter().flat_map(|(_, machine)| &machine.nodes).map(|removed| removed.node).collect())
+    }
+
+    /// The number that the next node gets: nobody ever had it.
+    pub fn next_node(&self) -> Result<u32> {
+        let (_, numbers) = self.get(NUMBERS_KEY)?;
+        let numbers = numbers.map(|bytes| decode::<NumbersRecord>(NUMBERS_KEY, &bytes)).transpose()?;
+        let gone = self.removed_nodes()?.last().copied().max(numbers.map(|numbers| numbers.highest)).unwrap_or(0);
+        Ok(self.nodes()?.last().map_or(0, |node| node.id).max(gone) + 1)
+    }
+
+    /// Nobody gets this number again.
+    fn use_up(&self, node: u32) -> Result<()> {
+        self.update(NUMBERS_KEY, |found| {
+            let found: Option<NumbersRecord> = found.map(|bytes| decode(NUMBERS_KEY, bytes)).transpose()?;
+            let found = found.unwrap_or_default();
+            Ok((found.highest < node).then(|| Some(encode(&NumbersRecord { highest: node, ..found }))))
+        })
+    }
+
+    /// Records as they are known.
+    pub(super) fn known(&self) -> &Meta {
+        &self.known
+    }
+
+    /// The store, for records that are changed several at a time.
+    pub(super) fn store(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The numbers that were taken for nodes of this machine are as if they had never been.
+    pub fn give_back_nodes(&self) -> Result<()> {
+        for (_, machine, node) in self.node_records()? {
+            if machine == self.host {
+                self.set(&node_key(node.id), None)?;
+            }
+        }
+        Ok(())
     }
 
     /// Tells all hosts which nodes run beside this one.
     pub fn set_own_nodes(&self, own: &[NodeConfig]) -> Result<()> {
+        let removed = self.removed_nodes()?;
+        if let Some(node) = own.iter().find(|node| removed.contains(&node.id)) {
+            bail!("node {} was taken out of the grid with its machine, and is none of it any more", node.id);
+        }
         for node in own {
             let key = node_key(node.id);
             let record = NodeRecord { machine: self.host.clone(), node: node.clone() };
@@ -903,6 +999,7 @@ impl Catalog {
         for listed in self.known.list(NODE_PREFIX)?.records {
             let found: NodeRecord = decode(&listed.key, &listed.value)?;
             if found.machine == self.host && own.iter().all(|node| node.id != found.node.id) {
+                self.use_up(found.node.id)?;
                 self.set(&listed.key, None)?;
             }
         }
@@ -911,20 +1008,19 @@ impl Catalog {
 
     /// Which machine each node is on.
     pub fn node_machines(&self) -> Result<BTreeMap<u32, String>> {
-        let listed = self.known.list(NODE_PREFIX)?.records;
-        let records = listed.iter().map(|l| decode::<NodeRecord>(&l.key, &l.value));
-        records.map(|record| record.map(|record| (record.node.id, record.machine))).collect()
+        Ok(self.node_records()?.into_iter().map(|(_, machine, node)| (node.id, machine)).collect())
     }
 
-    /// Whether nodes run beside a host of that name.
+    /// Whether the grid has a machine of that name.
     pub fn has_machine(&self, name: &str) -> Result<bool> {
-        Ok(self.node_machines()?.values().any(|machine| machine == name))
+        let has_nodes = self.node_machines()?.values().any(|machine| machine == name);
+        Ok(has_nodes || self.known.get(&machine_key(name))?.is_some() || self.is_there(name)?)
     }
 
     /// Takes the next number for a node that is being made beside this host.
     pub fn add_node(&self, node_of: impl Fn(u32) -> NodeConfig) -> Result<NodeConfig> {
         for _ in 0..SWAPS_MAX {
-            let id = self.nodes()?.last().map_or(0, |node| node.id) + 1;
+            let id = self.next_node()?;
             let node = node_of(id);
             let record = encode(&NodeRecord { machine: self.host.clone(), node: node.clone() });
             if let Swap::Done(_) = self.meta.swap(&node_key(id), MetaVersion::ABSENT, Some(&record), None)? {
@@ -969,8 +1065,15 @@ impl Catalog {
         self.set(TREND_KEY, Some(encode(&samples)))
     }
 
+    /// Devices that are to be empty: those that an operator names, and what removed machines had, until that is made
+    /// good.
     pub fn draining(&self) -> Result<BTreeSet<DeviceId>> {
-        self.devices_under(DRAINING_PREFIX)
+        let mut draining = self.devices_under(DRAINING_PREFIX)?;
+        for (_, machine) in self.removed()?.into_iter().filter(|(_, machine)| !machine.made_good) {
+            draining
+                .extend(machine.nodes.iter().flat_map(|node| &node.devices).filter_map(|d| d.parse::<DeviceId>().ok()));
+        }
+        Ok(draining)
     }
 
     pub fn set_draining(&self, device: DeviceId, draining: bool) -> Result<()> {

@@ -172,6 +172,11 @@ pub enum Command {
         node: NodeId,
         answer: Answer<Vec<Weakness>>,
     },
+    /// Volumes in service with segments that could not be read without these nodes, or that can't tell yet.
+    Losses {
+        nodes: BTreeSet<NodeId>,
+        answer: Answer<Vec<Weakness>>,
+    },
     /// What is set aside for fixed volumes.
     Fixed {
         answer: Answer<BTreeMap<VolumeId, FixedVolume>>,
@@ -489,6 +494,7 @@ impl Host {
                 tell(&answer, ());
             }
             Command::Weak { node, answer } => tell(&answer, self.weak_volumes(node)),
+            Command::Losses { nodes, answer } => tell(&answer, self.losses(&nodes)),
             Command::Fixed { answer } => tell(&answer, self.volumes.fixed.clone()),
             Command::SetFixed { id, fixed, answer } => {
                 self.set_fixed(now, id, fixed, io);
@@ -744,6 +750,15 @@ impl Host {
         all.filter(|w| w.unknown || w.segments + w.entries > 0).collect()
     }
 
+    fn losses(&self, nodes: &BTreeSet<NodeId>) -> Vec<Weakness> {
+        let loss = |volume: &super::volumes::Volume| {
+            let segments = volume.controller.lost_without(nodes);
+            let unknown = matches!(volume.controller.state(), State::Opening | State::Closing);
+            Weakness { volume: volume.name.clone(), unknown, segments, entries: 0 }
+        };
+        self.volumes.table.iter().map(|(_, volume)| loss(volume)).filter(|w| w.unknown || w.segments > 0).collect()
+    }
+
     /// Devices that volumes find slow: since when, and whether one does without them.
     fn slow_devices(&self) -> BTreeMap<DeviceId, (Instant, bool)> {
         let mut slow = BTreeMap::new();
@@ -788,6 +803,9 @@ impl Host {
                         with_trouble(info, trouble)
                     })
                     .collect(),
+                machine: None,
+                machine_gone: false,
+                configured: Vec::new(),
             }
         });
         LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes }

@@ -25,7 +25,7 @@ use super::revocation::Revocations;
 use super::schedule;
 use super::steward;
 use super::trend::{self, Trend};
-use super::volumes::{integrity_text, provisioning_text, split_export};
+use super::volumes::{OpenSpec, integrity_text, provisioning_text, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
@@ -56,6 +56,9 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// How long a volume may take to open before the answer says that it is still opening.
 const OPEN_MAX: Duration = Duration::from_secs(10);
+
+/// Pause before an opening is tried again that another one has overtaken.
+const OPEN_AGAIN: Duration = Duration::from_millis(300);
 
 /// How long a clean close may take: its log is destaged first.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(120);
@@ -232,6 +235,19 @@ impl ControlPlane {
         {
             return handed.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") });
         }
+        if let Request::MachineRemove { name, dead, accept_loss } = &request
+            && let Some(removed) = self.pass_removal_on(name, *dead, *accept_loss)
+        {
+            return removed.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") });
+        }
+        if let Some(response) = self.pass_on(&request) {
+            return response;
+        }
+        self.respond_here(request)
+    }
+
+    /// As [`ControlPlane::respond`], whoever has what it is about.
+    pub(super) fn respond_here(&self, request: Request) -> Response {
         let _alone = request.is_alone().then(|| self.alone());
         let ready = self.records_for(&request).and_then(|()| {
             self.check_may_change(&request)?;
@@ -253,7 +269,7 @@ impl ControlPlane {
                 )
                 .map(Response::from),
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
-            Request::VolumeShow { name } => self.show(&name).map(Response::from),
+            Request::VolumeShow { name } | Request::VolumeLive { name } => self.show(&name).map(Response::from),
             Request::VolumeExplain { name } => self.explain(&name),
             Request::VolumeResize { name, size_bytes, shrink, force } => {
                 self.resize(&name, size_bytes, (shrink, force)).map(Response::from)
@@ -312,6 +328,7 @@ impl ControlPlane {
                 self.check_removable(&devices, force).map(|()| Response::Done)
             }
             Request::CheckStop { node } => self.check_stop(node).map(|()| Response::Done),
+            Request::MayStop { node } => self.may_stop(node),
             Request::CheckDown { nodes } => self.check_down(&nodes).map(|()| Response::Done),
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
@@ -319,7 +336,10 @@ impl ControlPlane {
                 let file = metadata::held(&self.meta).map(|held| MetadataFile::new(&self.config().grid, &held, true));
                 file.map(|file| Response::Metadata { file: Box::new(file) })
             }
-            Request::Tasks => self.tasks().map(|tasks| Response::Tasks { tasks }),
+            Request::Tasks => self.all_tasks(),
+            Request::GridSpace => self.space_of_all(),
+            Request::Machines => self.machines().map(|machines| Response::Machines { machines }),
+            Request::MachineRemove { name, dead, accept_loss } => self.remove_machine(&name, dead, accept_loss),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
@@ -388,7 +408,9 @@ impl ControlPlane {
     }
 
     pub(super) fn status(&self) -> Result<HostStatus> {
-        let live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
+        let mut live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
+        // Of records that can't be read whoever needs them tells.
+        let _ = self.place_nodes(&mut live);
         let config = self.config();
         let own = process::own_stats().unwrap_or_default();
         let mut volumes = live.volumes;
@@ -415,10 +437,10 @@ impl ControlPlane {
             deleting,
             unreadable,
             found: self.catalog.found().unwrap_or_default(),
+            next_node: self.catalog.next_node().unwrap_or_default(),
         })
     }
 
-    /// Adds the volumes that are not in service; gives the names of those whose space is being returned.
     /// Adds volumes that are not open here; gives those that are being deleted, and those that can't be read.
     fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<(Vec<String>, Vec<Unreadable>)> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
@@ -590,13 +612,20 @@ impl ControlPlane {
             ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
         }
         self.take_in_access()?;
-        self.ask(|answer| Command::Open { spec, exported: true, answer })?;
-        let patience = Instant::now() + OPEN_MAX;
+        let open = |spec: OpenSpec| self.ask(|answer| Command::Open { spec, exported: true, answer });
+        open(spec.clone())?;
+        let (patience, mut again) = (Instant::now() + OPEN_MAX, Instant::now() + OPEN_AGAIN);
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+            // Another opening was faster, the caretaker's say: while this command holds the volume nobody else tries again.
+            let is_over = info.as_ref().is_none_or(|info| info.state == "deposed");
+            if is_over && Instant::now() >= again && self.catalog.is_here(&self.catalog.find(name)?) {
+                open(spec.clone())?;
+                again = Instant::now() + OPEN_AGAIN;
+            }
             match info {
                 Some(info) if info.state == "open" || Instant::now() >= patience => return Ok(info),
-                // A clone is known when its volume is open; and where another opening was faster it is tried again.
+                // A clone is known when its volume is open.
                 None if Instant::now() >= patience => {
                     bail!("volume {name} is not served: the host is stopping, or has as many volumes open as it can");
                 }
@@ -837,6 +866,14 @@ impl ControlPlane {
         }
     }
 
+    /// Whether nobody serves a volume that is to be served, nor will without being told.
+    fn is_orphaned(&self, entry: &Entry) -> bool {
+        self.records.view(|view| {
+            let mut could = entry.served_by.iter().chain(&entry.portals);
+            !could.any(|host| view.has_host(host))
+        })
+    }
+
     /// A volume that is not in service here.
     fn closed_info(&self, entry: &Entry) -> VolumeInfo {
         let elsewhere = entry.served_by.is_some() && !self.catalog.is_here(entry);
@@ -864,6 +901,7 @@ impl ControlPlane {
             shares_with: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
+            orphaned: elsewhere && self.is_orphaned(entry),
             portals: entry.portals.iter().cloned().collect(),
             only_for: None,
             limit: None,

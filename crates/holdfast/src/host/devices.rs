@@ -11,7 +11,7 @@ use super::commands::{Command, LiveStatus};
 use super::control::ControlPlane;
 use crate::grid::layout::{GridConfig, NodeConfig};
 use crate::logger;
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo, VolumeInfo};
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, VolumeInfo, VolumeSpace};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, MediaClass, NodeId};
@@ -250,11 +250,15 @@ impl ControlPlane {
                      watch` shows how it gets on. {}",
                     self.closed_volumes()?
                 ),
-                (None, 0) => bail!(
-                    "device {name} can't be looked at: its node does not answer; bring it back (`holdfast node start`). What is \
-                     in service does not need it any more: if it will not be back, --force forgets it. {}",
-                    self.closed_volumes()?
-                ),
+                // What nobody needs may be gone with its node.
+                (None, 0) => {
+                    if let Some(why) = self.who_may_need(name)? {
+                        bail!(
+                            "device {name} can't be looked at: its node does not answer, and {why}. Bring the node \
+                             back (`holdfast node start`), or do that and try again"
+                        );
+                    }
+                }
                 (None, left) => bail!(
                     "device {name} can't be looked at: its node does not answer, and {left} of what lay there are still to be \
                      made again; `holdfast task watch` shows how it gets on. Bring the node back (`holdfast node start`), or wait"
@@ -362,7 +366,30 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// What is done in the background, with what is left of it.
+    /// What is done in the background at any host. What several are at, as emptying a device, is as far as the last
+    /// of them.
+    pub(super) fn all_tasks(&self) -> Result<Response> {
+        let mut tasks = self.tasks()?;
+        let (told, silent) = self.told_elsewhere()?;
+        for task in told.into_values().flat_map(|told| told.tasks) {
+            match tasks.iter_mut().find(|known| known.name == task.name) {
+                Some(known) if known.left >= task.left => {}
+                Some(known) => *known = task,
+                None => tasks.push(task),
+            }
+        }
+        Ok(Response::Tasks { tasks, silent })
+    }
+
+    /// What open volumes hold, at any host.
+    pub(super) fn space_of_all(&self) -> Result<Response> {
+        let mut volumes: Vec<VolumeSpace> = self.live()?.volumes.iter().filter_map(VolumeSpace::of).collect();
+        let (told, silent) = self.told_elsewhere()?;
+        volumes.extend(told.into_values().flat_map(|told| told.volumes));
+        Ok(Response::Space { volumes, silent })
+    }
+
+    /// What is done in the background here, with what is left of it.
     pub(super) fn tasks(&self) -> Result<Vec<TaskInfo>> {
         let live = self.live()?;
         let mut tasks: Vec<TaskInfo> = Vec::new();

@@ -13,13 +13,17 @@
 
 use super::control::ControlPlane;
 use super::meta::Meta;
+use super::volumes::split_export;
 use crate::logger;
-use crate::protocol::{LinkState, Response};
+use crate::protocol::{Kind, LinkState, Request, Response, TaskInfo, VolumeSpace};
 use anyhow::{Context, Result, anyhow, bail};
+use holdfast_base::NodeId;
+use holdfast_cluster::View;
 use holdfast_format::geometry::Layout;
 use holdfast_runtime::meta::Change;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +35,9 @@ const QUESTION_MAX: Duration = Duration::from_secs(3);
 
 /// How long a hand-over may take at the host that is asked for it: longer than that host waits for the other.
 const HANDOVER_MAX: Duration = Duration::from_secs(60);
+
+/// How long a command may take at the host that has the volume: a little less than the command line waits.
+const REQUEST_MAX: Duration = Duration::from_secs(140);
 
 const LOOK_PACE: Duration = Duration::from_millis(30);
 
@@ -47,6 +54,23 @@ pub(super) enum Errand {
     HandOver { volume: String, to: String },
     /// Say why the host could not serve a volume, whose owner reaches these nodes.
     CanServe { volume: String, nodes: BTreeSet<u32> },
+    /// Carry a command out, about a volume that the host has in service.
+    Request { request: Box<Request> },
+    /// Tell what goes on and what open volumes hold: [`Told`].
+    Tell,
+    /// Tell what volumes would lose without these nodes, as a list of weaknesses.
+    Losses { nodes: BTreeSet<u32> },
+    /// Tell what is left on devices that are to be empty.
+    Left,
+    /// Have a machine leave the grid: of the host that signs.
+    RemoveMachine { name: String, dead: bool, accept_loss: bool },
+}
+
+/// What goes on at one host.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Told {
+    pub tasks: Vec<TaskInfo>,
+    pub volumes: Vec<VolumeSpace>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,11 +78,14 @@ struct Done {
     /// Why it was not done.
     #[serde(default)]
     error: Option<String>,
+    /// What was asked for.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    told: Value,
 }
 
 impl ControlPlane {
-    /// Has another host do something. The outer error is that nobody knows what became of it.
-    fn send_errand(&self, host: &str, errand: &Errand, patience: Duration) -> Result<Result<()>> {
+    /// Has another host do something; gives what it tells. The outer error is that nobody knows what became of it.
+    pub(super) fn send_errand(&self, host: &str, errand: &Errand, patience: Duration) -> Result<Result<Value>> {
         let id = uuid::Uuid::new_v4();
         let key = format!("{PREFIX}{host}/{}/{id}", self.catalog.host());
         let done_key = format!("{DONE_PREFIX}{}/{id}", self.catalog.host());
@@ -69,7 +96,7 @@ impl ControlPlane {
         let _ = self.presence.keep(&key, None);
         let _ = self.presence.keep(&done_key, None);
         let done = done?;
-        Ok(done.error.map_or(Ok(()), |error| Err(anyhow!(error))))
+        Ok(done.error.map_or(Ok(done.told), |error| Err(anyhow!(error))))
     }
 
     fn await_done(&self, host: &str, key: &str, patience: Duration) -> Result<Done> {
@@ -105,7 +132,7 @@ impl ControlPlane {
         let errand = Errand::HandOver { volume: name.to_string(), to: to.to_string() };
         let handed = match to == owner {
             true => Ok(()),
-            false => self.send_errand(&owner, &errand, HANDOVER_MAX).and_then(|done| done),
+            false => self.send_errand(&owner, &errand, HANDOVER_MAX).and_then(|done| done.map(drop)),
         };
         Some(handed.and_then(|()| self.show(name)).map(Response::from))
     }
@@ -119,7 +146,55 @@ impl ControlPlane {
         let nodes = live.nodes.iter().filter(|node| node.link == LinkState::Up).map(|node| node.id).collect();
         let errand = Errand::CanServe { volume: volume.to_string(), nodes };
         self.send_errand(host, &errand, QUESTION_MAX)?
+            .map(drop)
             .with_context(|| format!("host {host} could not take volume {volume} over, which stays where it is"))
+    }
+
+    /// Has the host do it that has the volume in service, where that is another one; `None` where this one is to do
+    /// it, or to say why not.
+    pub(super) fn pass_on(&self, request: &Request) -> Option<Response> {
+        let owner = |name: &String| self.catalog.find(name).ok()?.served_by;
+        let owners: BTreeSet<Option<String>> = match request {
+            Request::VolumeClone { source, separate: false, .. } => {
+                BTreeSet::from([owner(&split_export(source).0.to_string())])
+            }
+            // What is offered here, too, ends to be so.
+            Request::VolumeUnexport { name, .. }
+                if self.catalog.find(name).is_ok_and(|e| self.catalog.is_offered(&e)) =>
+            {
+                return None;
+            }
+            other => other.passed_on().iter().map(owner).collect(),
+        };
+        let mut owners = owners.into_iter();
+        let (Some(Some(owner)), None) = (owners.next(), owners.next()) else { return None };
+        if owner == *self.catalog.host() || !self.records.view(|view| takes_requests(view, &owner)) {
+            return None;
+        }
+        let errand = Errand::Request { request: Box::new(request.clone()) };
+        let patience = if request.kind() == Kind::Look { QUESTION_MAX } else { REQUEST_MAX };
+        let done = self.send_errand(&owner, &errand, patience).and_then(|done| done);
+        let response =
+            done.and_then(|told| serde_json::from_value(told).context("the answer of that host makes no sense"));
+        Some(response.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") }))
+    }
+
+    /// What all other hosts tell, and those that don't.
+    pub(super) fn told_elsewhere(&self) -> Result<(BTreeMap<String, Told>, Vec<String>)> {
+        let hosts = self.presence.hosts_that_run_errands()?;
+        let tell = |host: &String| -> Result<Told> {
+            Ok(serde_json::from_value(self.send_errand(host, &Errand::Tell, QUESTION_MAX)??)?)
+        };
+        // All at a time: one that hangs costs no more than that.
+        let heard: Vec<(String, Result<Told>)> = std::thread::scope(|scope| {
+            let asked: Vec<_> = hosts.iter().map(|host| (host, scope.spawn(move || tell(host)))).collect();
+            let heard = |(host, thread): (&String, std::thread::ScopedJoinHandle<'_, Result<Told>>)| {
+                (host.clone(), thread.join().unwrap_or_else(|_| Err(anyhow!("it could not be asked"))))
+            };
+            asked.into_iter().map(heard).collect()
+        });
+        let silent = heard.iter().filter(|(_, told)| told.is_err()).map(|(host, _)| host.clone()).collect();
+        Ok((heard.into_iter().filter_map(|(host, told)| Some((host, told.ok()?))).collect(), silent))
     }
 
     fn could_serve(&self, volume: &str, nodes: &BTreeSet<u32>) -> Result<()> {
@@ -146,17 +221,40 @@ impl ControlPlane {
         Ok(())
     }
 
-    fn run(&self, errand: Errand) -> Result<()> {
+    fn run(&self, errand: Errand) -> Result<Value> {
+        let value = |told: serde_json::Result<Value>| told.context("the answer can't be written");
         match errand {
+            Errand::Request { request } => {
+                let is_passed = |request: &Request| {
+                    !request.passed_on().is_empty() || matches!(request, Request::VolumeClone { separate: false, .. })
+                };
+                match is_passed(&request) {
+                    true => value(serde_json::to_value(self.respond_here(*request))),
+                    false => bail!("this is none of the commands that a host carries out for another"),
+                }
+            }
+            Errand::Tell => {
+                let volumes = self.live()?.volumes;
+                let volumes = volumes.iter().filter_map(VolumeSpace::of).collect();
+                value(serde_json::to_value(Told { tasks: self.tasks()?, volumes }))
+            }
+            Errand::Losses { nodes } => {
+                value(serde_json::to_value(self.losses_here(&nodes.into_iter().map(NodeId).collect())?))
+            }
+            Errand::Left => value(serde_json::to_value(self.left_here()?)),
+            Errand::RemoveMachine { name, dead, accept_loss } => {
+                let _alone = self.alone();
+                value(serde_json::to_value(self.remove_machine(&name, dead, accept_loss)?))
+            }
             Errand::HandOver { volume, to } => {
                 let _alone = self.alone();
                 self.records.sync()?;
                 let _hold = self.hold(&volume)?;
                 let entry = self.catalog.find(&volume)?;
                 self.catalog.check_not_elsewhere(&entry)?;
-                self.hand_over(&volume, &to).map(drop)
+                self.hand_over(&volume, &to).map(|_| Value::Null)
             }
-            Errand::CanServe { volume, nodes } => self.could_serve(&volume, &nodes),
+            Errand::CanServe { volume, nodes } => self.could_serve(&volume, &nodes).map(|()| Value::Null),
         }
     }
 
@@ -172,7 +270,10 @@ impl ControlPlane {
                 Ok(errand) => plane.run(errand),
                 Err(_) => Err(anyhow!("host {} is of a release that knows no such errand", plane.catalog.host())),
             };
-            let done = Done { error: done.err().map(|error| format!("{error:#}")) };
+            let done = match done {
+                Ok(told) => Done { error: None, told },
+                Err(error) => Done { error: Some(format!("{error:#}")), told: Value::Null },
+            };
             let done = serde_json::to_vec(&done).expect("our records always encode");
             // Where that fails the asker hears nothing, and says so.
             let _ = plane.presence.keep(&done_key, Some(&done));
@@ -205,6 +306,10 @@ impl ControlPlane {
             }
         }
     }
+}
+
+fn takes_requests(view: &View, host: &str) -> bool {
+    view.hosts().get(host).and_then(Option::as_ref).is_some_and(|record| record.takes_requests)
 }
 
 fn allowed(layout: Layout) -> String {

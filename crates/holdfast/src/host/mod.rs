@@ -28,6 +28,7 @@ mod keys;
 mod layers;
 mod limits;
 mod links;
+pub mod machines;
 pub mod meta;
 mod nbd;
 mod near;
@@ -153,10 +154,12 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
     let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
     let revoked = links_tls.as_ref().map(|tls| tls.revoked().clone());
+    machines::check_member(dir, &config, &catalog)?;
     // The sockets are ours now: no other host runs in this directory.
     let address = host_listener.map(|(_, address)| address);
     let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
     catalog.set_own_nodes(&config.nodes)?;
+    machines::announce(dir, &config, &catalog, address)?;
     let near = near::Near::of(&config.nodes);
     signer::start(dir, &config, catalog.clone(), meta.clone())?;
     records.sync()?;

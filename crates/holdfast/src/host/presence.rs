@@ -53,6 +53,12 @@ struct Held {
     ended: bool,
 }
 
+/// Machine and directory.
+pub fn home_of(dir: &GridDir) -> String {
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    format!("{}:{}", machine.trim(), dir.root().display())
+}
+
 /// Hosts that say that they are there.
 pub fn live_hosts(meta: &Meta) -> Result<BTreeSet<String>> {
     Ok(host_addresses(meta)?.into_keys().collect())
@@ -98,8 +104,7 @@ pub fn all_take_spare(view: &View) -> bool {
 impl Presence {
     /// Announces the host, once it holds its directory's locks.
     pub fn announce(meta: Meta, (host, address): (&str, Option<SocketAddr>), dir: &GridDir) -> Result<Presence> {
-        let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-        let home = format!("{}:{}", machine.trim(), dir.root().display());
+        let home = home_of(dir);
         let state = Arc::new(Mutex::new(Held { address, lease: meta.grant(TTL)?, named: false, ended: false }));
         let presence = Presence { meta, host: host.to_string(), home, state };
         let end = Instant::now() + PREDECESSOR_MAX;
@@ -160,6 +165,7 @@ impl Presence {
             answers: true,
             runs_errands: true,
             takes_spare: true,
+            takes_requests: true,
             other: Other::new(),
         };
         let record = encode(&record);
@@ -217,6 +223,13 @@ impl Presence {
     pub fn runs_errands(&self, host: &str) -> Result<bool> {
         Ok(host_records(&self.meta)?
             .any(|(name, record)| name == host && record.is_some_and(|record| record.runs_errands)))
+    }
+
+    /// Other hosts that are there, and do what others ask for.
+    pub fn hosts_that_run_errands(&self) -> Result<BTreeSet<String>> {
+        let runs = |record: Option<HostRecord>| record.is_some_and(|record| record.runs_errands);
+        let others = host_records(&self.meta)?.filter(|(host, _)| *host != self.host);
+        Ok(others.filter(|(_, record)| runs(record.clone())).map(|(host, _)| host).collect())
     }
 
     /// Puts a record of this host's alone that lasts as long as the host's lease, or takes it away.

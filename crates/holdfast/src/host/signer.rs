@@ -101,6 +101,25 @@ pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<Joi
     Ok(token)
 }
 
+/// A machine is none of the grid's any more: another one may have its name signed for. Nothing where none signs here.
+pub(super) fn forget_machine(certificates: &Certificates, name: &str) -> Result<()> {
+    let path = machines_path(certificates);
+    let mut machines = read_machines(certificates)?;
+    if machines.remove(name) { write_json(&path, &machines) } else { Ok(()) }
+}
+
+fn machines_path(certificates: &Certificates) -> PathBuf {
+    certificates.root().join("machines.json")
+}
+
+fn read_machines(certificates: &Certificates) -> Result<BTreeSet<String>> {
+    match fs::read(machines_path(certificates)) {
+        Ok(bytes) => serde_json::from_slice(&bytes).context("machines.json is damaged; restore a copy of it"),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(e) => Err(e).context("cannot read machines.json"),
+    }
+}
+
 struct Signer {
     certificates: Certificates,
     grid: GridId,
@@ -267,17 +286,9 @@ impl Signer {
         Ok(())
     }
 
-    fn machines_path(&self) -> PathBuf {
-        self.certificates.root().join("machines.json")
-    }
-
     /// Names that were signed for.
     fn machines(&self) -> Result<BTreeSet<String>> {
-        match fs::read(self.machines_path()) {
-            Ok(bytes) => serde_json::from_slice(&bytes).context("machines.json is damaged; restore a copy of it"),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-            Err(e) => Err(e).context("cannot read machines.json"),
-        }
+        read_machines(&self.certificates)
     }
 
     fn sign(&self, id: &str, given: &Given, wanted: &Wanted) -> Result<Answer> {
@@ -292,7 +303,7 @@ impl Signer {
         let answer = Answer::Signed { ca: self.certificates.ca_pem()?, host: host.transpose()?, nodes };
         let mut machines = self.machines()?;
         machines.insert(machine.clone());
-        write_json(&self.machines_path(), &machines)?;
+        write_json(&machines_path(&self.certificates), &machines)?;
         write_json(&self.path(id), &Given { used_by: Some(machine.clone()), ..given.clone() })?;
         logger::info(format_args!("machine {machine} is given certificates of grid {}", self.grid));
         self.note_use(id, machine);

@@ -3,14 +3,16 @@
 //! Role: asks the volumes in service here and at other hosts, and the other nodes whether they answer. It changes nothing:
 //! the command line stops the node when it hears no refusal.
 
+use super::catalog::Entry;
 use super::commands::{Command, LiveStatus, Weakness};
 use super::control::{ControlPlane, ask};
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, TaskInfo};
+use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Response, TaskInfo};
 use anyhow::{Context, Result, bail};
 use holdfast_base::NodeId;
 use holdfast_format::wire::{Reply, Request};
 use std::fmt::Write as _;
 use std::time::Duration;
+use thiserror::Error;
 
 /// A node that is well answers in a millisecond; a loaded one is not to be called gone.
 const PING_MAX: Duration = Duration::from_secs(2);
@@ -56,31 +58,35 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// The same for who waits until it may be: with whether it ever may.
+    pub(super) fn may_stop(&self, node: u32) -> Result<Response> {
+        let why = self.check_stop(node).err();
+        let never = why.as_ref().is_some_and(|why| why.is::<Never>());
+        Ok(Response::MayStop { why: why.map(|why| format!("{why:#}")), never })
+    }
+
     fn check_stop_of(&self, live: &LiveStatus, node: u32, together: &[u32]) -> Result<()> {
         let entries = self.catalog.all_strictly()?;
-        let volumes: Vec<&str> = entries.iter().filter(|e| e.clone.is_none()).map(|e| e.root.name.as_str()).collect();
+        let volumes: Vec<&Entry> = entries.iter().filter(|entry| entry.clone.is_none()).collect();
         if volumes.is_empty() {
             return Ok(());
         }
-        if let Some((what, wait)) = self.missing_besides(live, node, together) {
-            bail!(
-                "node {node} is not stopped: {what}, and without both the data of {} may be out of reach, or without a \
-                 spare copy. {wait}",
-                names(&volumes)
-            );
-        }
-        let others = live.nodes.iter().filter(|n| !together.contains(&n.id) && n.link == LinkState::Up);
-        let devices = others.flat_map(|n| &n.devices).filter(|d| d.health == "serving").count();
-        if devices < DEVICES_MIN {
-            bail!(
-                "node {node} is not stopped: {devices} device would be left, and what {} write is acknowledged when it is on \
-                 {DEVICES_MIN}: they would wait until the node is back. Add a node first (`holdfast node add`)",
-                names(&volumes)
-            );
+        self.check_devices_left(live, node, together, (&volumes, false))?;
+        if let Some(missing) = self.silent_besides(live, node, together) {
+            bail!(without_both(node, missing, &volumes));
         }
         let weak = self.ask(|answer| Command::Weak { node: NodeId(node), answer })?;
         let elsewhere = self.weak_elsewhere(node).with_context(|| format!("node {node} is not stopped"))?;
-        if weak.is_empty() && elsewhere.is_empty() {
+        let is_well = weak.is_empty() && elsewhere.is_empty();
+        // Of volumes in service it is known whether they miss what is down.
+        let is_all_told = volumes.iter().all(|entry| self.is_in_service(entry));
+        if !(is_well && is_all_told)
+            && let Some(missing) = self.missing_besides(live, node, together)?
+        {
+            bail!(without_both(node, missing, &volumes));
+        }
+        self.check_devices_left(live, node, together, (&volumes, true))?;
+        if is_well {
             return Ok(());
         }
         let tasks = self.tasks()?;
@@ -94,24 +100,73 @@ impl ControlPlane {
         bail!("{text}without this node they would lack more. `holdfast status` shows when they are whole");
     }
 
+    /// Refuses where nothing could be acknowledged without these nodes: as the grid is, or as it is just `now`.
+    fn check_devices_left(
+        &self,
+        live: &LiveStatus,
+        node: u32,
+        together: &[u32],
+        (volumes, now): (&[&Entry], bool),
+    ) -> Result<()> {
+        let others = || live.nodes.iter().filter(|other| !together.contains(&other.id));
+        let up = others().filter(|other| other.link == LinkState::Up);
+        let left = up.flat_map(|other| &other.devices).filter(|device| device.health == "serving").count();
+        if left >= DEVICES_MIN {
+            return Ok(());
+        }
+        let config = self.config();
+        let there_are = config.nodes.iter().filter(|other| !together.contains(&other.id)).map(|n| n.devices.len());
+        let devices = if left == 1 { "1 device".to_string() } else { format!("{left} devices") };
+        let why = format!(
+            "node {node} is not stopped: {devices} would be left, and what {} write is acknowledged when it is on \
+             {DEVICES_MIN}: they would wait until the node is back. ",
+            names(volumes)
+        );
+        if there_are.sum::<usize>() < DEVICES_MIN {
+            return Err(Never(format!(
+                "{why}Add a node or a device first (`holdfast node add`, `holdfast device add`); or stop and start \
+                 all of the grid while no guest uses it (`holdfast grid down`, `holdfast grid up`)"
+            ))
+            .into());
+        }
+        if now {
+            bail!(
+                "{why}Bring back what is away first (`holdfast status` shows it), or add a node (`holdfast node add`)"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether a host that is there has the volume in service, and so can tell how it is.
+    fn is_in_service(&self, entry: &Entry) -> bool {
+        let host = entry.served_by.as_ref();
+        host.is_some_and(|host| self.records.view(|view| view.has_host(host)))
+    }
+
+    /// A node that is cut off or hangs, which nobody may have missed yet.
+    fn silent_besides(&self, live: &LiveStatus, node: u32, together: &[u32]) -> Option<(String, String)> {
+        let mut others = live.nodes.iter().filter(|other| other.id != node && !together.contains(&other.id));
+        let other = others.find(|n| n.cut || n.link == LinkState::Silent || !self.answers(n))?;
+        Some(self.missing_node(other))
+    }
+
     /// What of the rest of the grid is not there, and what to do.
-    fn missing_besides(&self, live: &LiveStatus, node: u32, together: &[u32]) -> Option<(String, String)> {
+    fn missing_besides(&self, live: &LiveStatus, node: u32, together: &[u32]) -> Result<Option<(String, String)>> {
         let rebuild_after_s = self.settings.rebuild_after.as_secs();
         let others = || live.nodes.iter().filter(|other| other.id != node && !together.contains(&other.id));
-        let is_gone = |other: &&NodeInfo| is_missing(other, rebuild_after_s) || !self.answers(other);
-        if let Some(other) = others().find(is_gone) {
-            let left_s = rebuild_after_s.saturating_sub(other.silent_ms / 1000);
-            let state = if other.cut { "cut off" } else { "down or hangs" };
-            let wait = format!(
-                "Bring node {} back (`holdfast status` shows how it is), or wait {left_s} s: what it held is made again on \
-                 others from then on",
-                other.id
-            );
-            return Some((format!("node {} is {state}", other.id), wait));
+        if let Some(other) = others().find(|other| is_missing(other, rebuild_after_s)) {
+            let (what, wait) = self.missing_node(other);
+            let machine = self.catalog.node_machines()?.remove(&other.id);
+            let gone = machine.filter(|machine| !self.records.view(|view| view.has_host(machine)));
+            let for_good = gone.map_or(String::new(), |machine| {
+                format!("; or, if machine {machine} is gone for good, `holdfast machine remove {machine} --dead`")
+            });
+            return Ok(Some((what, format!("{wait}{for_good}"))));
         }
         let is_out = |d: &&DeviceInfo| d.health != "serving" && !d.draining;
         let up = || others().filter(|other| other.link == LinkState::Up);
-        let (other, device) = up().find_map(|other| Some((other, other.devices.iter().find(is_out)?)))?;
+        let found = up().find_map(|other| Some((other, other.devices.iter().find(is_out)?)));
+        let Some((other, device)) = found else { return Ok(None) };
         let what = format!("device {} of node {} is {}", device.device, other.id, device.health);
         let wait = match device.health.as_str() {
             "opening" => "That takes seconds".to_string(),
@@ -121,7 +176,18 @@ impl ControlPlane {
                 device.device
             ),
         };
-        Some((what, wait))
+        Ok(Some((what, wait)))
+    }
+
+    fn missing_node(&self, node: &NodeInfo) -> (String, String) {
+        let left_s = self.settings.rebuild_after.as_secs().saturating_sub(node.silent_ms / 1000);
+        let state = if node.cut { "cut off" } else { "down or hangs" };
+        let wait = format!(
+            "Bring node {} back (`holdfast status` shows how it is), or wait {left_s} s: what it held is made again \
+             on others from then on",
+            node.id
+        );
+        (format!("node {} is {state}", node.id), wait)
     }
 }
 
@@ -144,12 +210,25 @@ fn is_missing(node: &NodeInfo, rebuild_after_s: u64) -> bool {
     node.cut || node.link != LinkState::Up && !is_given_up
 }
 
-fn names(volumes: &[&str]) -> String {
+fn names(volumes: &[&Entry]) -> String {
     match volumes {
-        [one] => format!("volume {one}"),
-        all => format!("volumes {}", all.join(", ")),
+        [one] => format!("volume {}", one.name()),
+        all => format!("volumes {}", all.iter().map(|entry| entry.name()).collect::<Vec<_>>().join(", ")),
     }
 }
+
+fn without_both(node: u32, (what, wait): (String, String), volumes: &[&Entry]) -> String {
+    format!(
+        "node {node} is not stopped: {what}, and without both the data of {} may be out of reach, or without a \
+         spare copy. {wait}",
+        names(volumes)
+    )
+}
+
+/// Why a node can't be stopped, however long one waits.
+#[derive(Debug, Error)]
+#[error("{0}")]
+struct Never(String);
 
 fn describe(weakness: &Weakness, tasks: &[TaskInfo]) -> String {
     let Weakness { volume, unknown, segments, entries } = weakness;
@@ -175,7 +254,21 @@ mod tests {
 
     fn node(link: LinkState, silent_ms: u64, cut: bool) -> NodeInfo {
         let (address, trouble, wire, devices) = (String::new(), None, None, Vec::new());
-        NodeInfo { id: 1, address, link, suspect: false, cut, silent_ms, trouble, wire, devices }
+        let (machine, machine_gone, configured, suspect) = (None, false, Vec::new(), false);
+        NodeInfo {
+            id: 1,
+            address,
+            link,
+            suspect,
+            cut,
+            silent_ms,
+            trouble,
+            wire,
+            devices,
+            machine,
+            machine_gone,
+            configured,
+        }
     }
 
     #[test]

@@ -522,6 +522,7 @@ impl Volume {
             shares_with: None,
             needed_by: Vec::new(),
             host: None,
+            orphaned: false,
             portals: Vec::new(),
             only_for: None,
             limit: None,

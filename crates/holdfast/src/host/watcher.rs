@@ -14,7 +14,7 @@ use super::records::News;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
-use holdfast_format::meta::HOST_PREFIX;
+use holdfast_format::meta::{HOST_PREFIX, REMOVED_PREFIX};
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,8 +25,16 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Kinds of records that the reactor goes by.
-const WATCHED: [&str; 7] =
-    [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX, CLIENTS_PREFIX, LIMITS_PREFIX, REVOKED_KEY, HOST_PREFIX];
+const WATCHED: [&str; 8] = [
+    NODE_PREFIX,
+    DRAINING_PREFIX,
+    SETTINGS_PREFIX,
+    CLIENTS_PREFIX,
+    LIMITS_PREFIX,
+    REVOKED_KEY,
+    HOST_PREFIX,
+    REMOVED_PREFIX,
+];
 
 pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     let (tell, news) = channel();
@@ -77,13 +85,18 @@ impl ControlPlane {
         if changed.contains(CLIENTS_PREFIX) || changed.contains(LIMITS_PREFIX) {
             self.take_in_access()?;
         }
+        let is_removed = changed.contains(REMOVED_PREFIX);
+        if is_removed {
+            self.leave_if_removed()?;
+        }
         if changed.contains(HOST_PREFIX) {
             self.share_spare()?;
+            self.note_absences()?;
         }
-        if changed.contains(NODE_PREFIX) {
+        if is_removed || changed.contains(NODE_PREFIX) {
             self.use_nodes(self.catalog.nodes()?)?;
         }
-        if changed.contains(DRAINING_PREFIX) {
+        if is_removed || changed.contains(DRAINING_PREFIX) {
             let devices = self.catalog.draining()?;
             self.ask(|answer| Command::Drain { devices, answer })?;
         }

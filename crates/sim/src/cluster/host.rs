@@ -428,8 +428,9 @@ impl Grid {
         }
         let (key, home) = (host_key(&own.name), own.name.clone());
         let (reads_root, answers, takes_spare) = (0, true, true);
-        let (address, runs_errands, other) = (None, true, Other::new());
-        let record = HostRecord { home, address, reads_root, answers, runs_errands, takes_spare, other };
+        let (address, runs_errands, takes_requests, other) = (None, true, false, Other::new());
+        let record =
+            HostRecord { home, address, reads_root, answers, runs_errands, takes_spare, takes_requests, other };
         let compares = vec![(key.clone(), own.name_version)];
         let op = Op::Commit(compares, vec![(key, Some(encode(&record)))], Some(lease));
         self.ask(host, op, Purpose::Lease, None);
