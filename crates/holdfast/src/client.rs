@@ -2,7 +2,7 @@
 
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
-use crate::protocol::{HostStatus, Request, Response, TaskInfo, VolumeInfo};
+use crate::protocol::{HostStatus, Request, Response, TaskInfo, TrashInfo, VolumeInfo};
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -93,6 +93,21 @@ pub fn tasks(dir: &GridDir) -> Result<Vec<TaskInfo>> {
 pub fn volumes(dir: &GridDir) -> Result<Vec<VolumeInfo>> {
     match ask(dir, &Request::VolumeList, UNHURRIED)? {
         Response::Volumes { volumes } => Ok(volumes),
+        other => unexpected(&other),
+    }
+}
+
+pub fn trash(dir: &GridDir) -> Result<Vec<TrashInfo>> {
+    match ask(dir, &Request::TrashList, UNHURRIED)? {
+        Response::Trash { trash } => Ok(trash),
+        other => unexpected(&other),
+    }
+}
+
+/// Names of what is gone for good.
+pub fn empty_trash(dir: &GridDir, volume: Option<String>) -> Result<Vec<String>> {
+    match ask(dir, &Request::TrashEmpty { volume }, PATIENT)? {
+        Response::Names { names } => Ok(names),
         other => unexpected(&other),
     }
 }

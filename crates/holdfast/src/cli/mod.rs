@@ -15,5 +15,6 @@ pub mod task;
 pub mod tier;
 pub mod tls;
 pub mod transfer;
+pub mod trash;
 pub mod units;
 pub mod volume;

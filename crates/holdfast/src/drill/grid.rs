@@ -207,7 +207,7 @@ impl Grid for LocalGrid {
     }
 
     fn delete_volume(&self, name: &str) -> Result<()> {
-        client::done(&self.dir, &Request::VolumeDelete { name: name.to_string(), force: true })
+        client::done(&self.dir, &Request::VolumeDelete { name: name.to_string(), force: true, now: true })
     }
 
     fn strike(&self, node: u32, fault: Fault) -> Result<()> {

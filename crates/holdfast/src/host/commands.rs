@@ -590,6 +590,11 @@ impl Host {
             }
             self.on_volume_closed(now, at, io);
         }
+        // Under the name that it had before, or in the trash, nobody uses it.
+        let is_former = |at: &Token| self.volumes.table.get(*at).is_some_and(|v| !v.exported && v.name != spec.name);
+        if let Some(at) = self.volumes.find_id(spec.volume).filter(is_former) {
+            self.on_volume_closed(now, at, io);
+        }
         if !self.volumes.table.is_full() {
             self.open_volume(now, spec, (exported, begin), io);
         }

@@ -23,6 +23,7 @@ use super::questions;
 use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
 use super::schedule;
+use super::trash;
 use super::trend::{self, Trend};
 use super::volumes::{integrity_text, provisioning_text, split_export};
 use super::watcher;
@@ -30,7 +31,9 @@ use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::logger;
-use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, Unreadable, VolumeInfo};
+use crate::protocol::{
+    DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, TrashInfo, Unreadable, VolumeInfo,
+};
 use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_base::{BLOCK_BYTES, NodeId};
@@ -106,6 +109,16 @@ pub(super) struct ControlPlane {
     questions: Mutex<()>,
 }
 
+/// What the records tell beside volumes.
+#[derive(Default)]
+struct Told {
+    /// Names of the volumes whose space is being returned.
+    deleting: Vec<String>,
+    trash: Vec<TrashInfo>,
+    /// Volumes whose records this release can't read.
+    unreadable: Vec<Unreadable>,
+}
+
 /// Opens the sockets and serves them from threads of its own.
 pub fn start(
     dir: &GridDir,
@@ -144,6 +157,7 @@ pub fn start(
     caretaker::start(Arc::clone(&plane))?;
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
+    trash::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
     errands::start(Arc::clone(&plane), meta)?;
     watcher::start(Arc::clone(&plane))?;
@@ -259,7 +273,14 @@ impl ControlPlane {
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
-            Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
+            Request::VolumeDelete { name, force, now } => self.delete(&name, (force, now)).map(|()| Response::Done),
+            Request::TrashList => self.list_trash().map(|trash| Response::Trash { trash }),
+            Request::TrashRestore { volume, name } => self.restore(&volume, name.as_deref()).map(Response::from),
+            Request::TrashEmpty { volume } => {
+                self.empty_trash(volume.as_deref()).map(|names| Response::Names { names })
+            }
+            Request::VolumeRename { name, new } => self.rename(&name, &new).map(Response::from),
+            Request::VolumeProtect { name, protected } => self.protect(&name, protected).map(Response::from),
             Request::VolumeExport { name, takeover, portal, key } => {
                 let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
                 let exported = named.and_then(|()| match portal {
@@ -390,7 +411,7 @@ impl ControlPlane {
         let metadata_trouble = self.health.trouble().or(doubt);
         let told = metadata_trouble.is_none().then(|| self.told_by_catalog(&mut volumes)).transpose();
         let metadata_trouble = metadata_trouble.or(told.as_ref().err().map(|error| format!("now: {error:#}")));
-        let (deleting, unreadable) = told.ok().flatten().unwrap_or_default();
+        let Told { deleting, unreadable, trash } = told.ok().flatten().unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
             grid: config.grid,
@@ -404,26 +425,31 @@ impl ControlPlane {
             nodes: live.nodes,
             volumes,
             deleting,
+            trash,
             unreadable,
         })
     }
 
-    /// Adds the volumes that are not in service; gives the names of those whose space is being returned.
-    /// Adds volumes that are not open here; gives those that are being deleted, and those that can't be read.
-    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<(Vec<String>, Vec<Unreadable>)> {
+    /// Adds volumes that are not open here, and takes those away that are in the trash.
+    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<Told> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         let (lists, limits) = (self.catalog.clients()?, self.catalog.limits()?);
-        let (entries, unreadable) = self.catalog.survey()?;
+        let (trash, more) = self.trash_of(volumes)?;
+        let (entries, mut unreadable) = self.catalog.survey()?;
+        unreadable.extend(more);
         for entry in entries {
             match volumes.iter_mut().find(|v| v.name == entry.name()) {
-                Some(volume) => volume.portals = entry.portals.into_iter().collect(),
+                Some(volume) => {
+                    volume.protected = entry.protected;
+                    volume.portals = entry.portals.into_iter().collect();
+                }
                 None => {
                     let (only_for, limit) = (lists.get(&entry.id()).cloned(), limits.get(&entry.id()).cloned());
                     volumes.push(VolumeInfo { only_for, limit, ..self.closed_info(&entry) })
                 }
             }
         }
-        Ok((deleting, unreadable))
+        Ok(Told { deleting, trash, unreadable })
     }
 
     fn list(&self) -> Result<Vec<VolumeInfo>> {
@@ -441,6 +467,7 @@ impl ControlPlane {
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
         info.portals = entry.portals.iter().cloned().collect();
+        info.protected = entry.protected;
         info.only_for = self.catalog.clients()?.remove(&entry.id());
         info.limit = self.catalog.limits()?.remove(&entry.id());
         if entry.clone.is_none() {
@@ -596,7 +623,7 @@ impl ControlPlane {
         }
     }
 
-    fn close(&self, name: &str, force: bool, discard: bool, why_not: &str) -> Result<()> {
+    pub(super) fn close(&self, name: &str, force: bool, discard: bool, why_not: &str) -> Result<()> {
         let command = |answer| Command::Close { name: name.to_string(), force, discard, answer };
         let mut outcome = ask(&self.reactor, CLOSE_MAX, command)?;
         // A client that has just said good-bye is gone in a moment.
@@ -767,8 +794,11 @@ impl ControlPlane {
         Ok(made)
     }
 
-    fn delete(&self, name: &str, force: bool) -> Result<()> {
+    fn delete(&self, name: &str, (force, now): (bool, bool)) -> Result<()> {
         let entry = self.catalog.find(name)?;
+        if entry.protected {
+            bail!("{name} is protected, and is not deleted; `holdfast volume protect {name} off`, then try again");
+        }
         if let Some((id, record)) = &entry.clone {
             let origin = self.ask(|answer| Command::Volume { name: entry.root.name.clone(), answer })?;
             let clone = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
@@ -786,6 +816,10 @@ impl ControlPlane {
         let by = self.catalog.needed_by(&entry.root)?;
         if !by.is_empty() {
             return Err(StillNeeded { volume: name.to_string(), by: by.join(", ") }.into());
+        }
+        let is_begun = self.catalog.deleting()?.iter().any(|of| of.volume == entry.root.volume.to_string());
+        if !now && !is_begun {
+            return self.throw_away(&entry, force);
         }
         self.close(name, force, true, &format!("volume {name} is not deleted"))?;
         self.catalog.begin_deleting(&entry)?;
@@ -846,6 +880,7 @@ impl ControlPlane {
             integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
             encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),
+            protected: entry.protected,
             shares_with: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),

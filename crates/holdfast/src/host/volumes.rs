@@ -519,6 +519,7 @@ impl Volume {
             integrity: integrity_text(self.controller.checks_reads()).to_string(),
             encrypted: self.controller.is_encrypted(),
             exported: self.exported,
+            protected: false,
             shares_with: None,
             needed_by: Vec::new(),
             host: None,

@@ -100,7 +100,11 @@ impl ControlPlane {
 
     /// What other hosts' fixed volumes own; this host's are its own to know. To be called alone.
     pub(super) fn take_in_others_fixed(&self) -> Result<()> {
-        let (entries, unreadable) = self.catalog.survey()?;
+        let (mut entries, mut unreadable) = self.catalog.survey()?;
+        // What was set aside for a volume in the trash stays so.
+        let (trash, more) = self.catalog.survey_trash()?;
+        entries.extend(trash.into_iter().map(|trashed| trashed.entry));
+        unreadable.extend(more);
         let noted = fixed_of(&entries);
         let known = self.ask(|answer| Command::Fixed { answer })?;
         for entry in entries.iter().filter(|e| e.clone.is_none() && !self.catalog.is_here(e)) {
