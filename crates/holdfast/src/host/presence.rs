@@ -166,6 +166,7 @@ impl Presence {
             answers: true,
             runs_errands: true,
             takes_spare: true,
+            knows_trash: true,
             other: Other::new(),
         };
         let record = encode(&record);
