@@ -86,6 +86,9 @@ pub struct ExportRecord {
     /// It is being handed over: the host that has it still, and yields when it is asked to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// Several clients may write to it at a time. Hosts of earlier releases let them in any case.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
     #[serde(flatten)]
     pub other: Other,
 }

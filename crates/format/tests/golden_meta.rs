@@ -31,6 +31,8 @@ fn records_are_written_as_ever() {
     assert!(export.portals.is_empty() && export.from.is_none());
     let export: ExportRecord = stays(r#"{"host":"b","portals":["a","b"],"from":"a"}"#);
     assert_eq!((export.portals.len(), export.from.as_deref()), (2, Some("a")));
+    let export: ExportRecord = stays(r#"{"host":"b","shared":true}"#);
+    assert!(export.shared);
     let clone: CloneRecord =
         stays(r#"{"name":"c","origin":"00000000-0000-0000-0000-000000000007","size_bytes":1048576}"#);
     assert_eq!(clone, CloneRecord::new("c", VolumeId(7), 1 << 20));

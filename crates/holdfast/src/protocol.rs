@@ -139,6 +139,9 @@ pub enum Request {
         /// From where this host is to get the key of an encrypted one.
         #[serde(default)]
         key: Option<KeySource>,
+        /// Whether several clients may write to it at a time; as it was where that is not told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared: Option<bool>,
     },
     /// Which clients may have it over TCP.
     VolumeClients {
@@ -689,6 +692,15 @@ pub struct VolumeInfo {
     /// It is not deleted until that is taken back.
     #[serde(default)]
     pub protected: bool,
+    /// Several clients may write to it at a time.
+    #[serde(default)]
+    pub shared: bool,
+    /// The client that has the right to write, as its host sees it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writer: Option<String>,
+    /// One that was refused of late, since another one writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_writer: Option<String>,
     /// Of a separate clone: the volume that it was made of. Told by `volume show`, like the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares_with: Option<String>,

@@ -38,6 +38,7 @@ use std::path::PathBuf;
     holdfast volume set vm4 --first-tier none\n  \
     holdfast volume set vm1 --limit iops=500,bytes=50MiB\n  \
     holdfast volume set vm1 --protect node     after a node was added\n  \
+    holdfast volume export ocfs --shared       several clients write at a time; else a second one is refused\n  \
     holdfast volume allow db vm7 vm8           only these clients may have it over TCP (`holdfast grid tls --help`)\n  \
     holdfast volume deny db vm8                it is cut off, if it is connected\n  \
     holdfast volume rename vm1 web1            while no client is connected\n  \
@@ -123,6 +124,10 @@ enum VolumeAction {
         /// Beside the host that has it in service: what clients ask here goes there, and if that host is lost this one takes over
         #[arg(long)]
         portal: bool,
+        /// Let several clients write at a time, as to a cluster's file system; `--shared off`: one, which is what a volume has unless told
+        /// otherwise. Counts until the volume is out of service
+        #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "on")]
+        shared: Option<Switch>,
         /// Where this host gets the key of an encrypted volume from here on
         #[command(flatten)]
         key: WrappingKey,
@@ -184,6 +189,16 @@ impl Clients {
         };
         let volume = client::volume(dir, &Request::VolumeClients { name: self.name, change })?;
         show(&volume, format!("volume {} is for {}", volume.name, whom_for(&volume)), json)
+    }
+}
+
+fn writers_of(volume: &VolumeInfo) -> String {
+    let writer = volume.writer.as_deref();
+    match (volume.shared, writer, &volume.refused_writer) {
+        (true, ..) => "several at a time (`--shared`)".to_string(),
+        (false, None, _) => "one at a time; none yet".to_string(),
+        (false, Some(writer), None) => format!("one at a time, now {writer}"),
+        (false, Some(writer), Some(refused)) => format!("one at a time, now {writer}; {refused} was refused"),
     }
 }
 
@@ -427,10 +442,11 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let (volume, text) = rekey(dir, name, key)?;
             show(&volume, text)
         }
-        VolumeAction::Export { name, takeover, portal, key } => {
-            let key = key.source()?;
-            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key })?;
-            show(&volume, format!("volume {} is exported{}", volume.name, how_to_use(&volume)))
+        VolumeAction::Export { name, takeover, portal, shared, key } => {
+            let (key, shared) = (key.source()?, shared.map(|shared| shared == Switch::On));
+            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key, shared })?;
+            let who = if volume.shared { ", to several writers at a time" } else { "" };
+            show(&volume, format!("volume {} is exported{who}{}", volume.name, how_to_use(&volume)))
         }
         VolumeAction::Unexport { name, force } => {
             let volume = client::volume(dir, &Request::VolumeUnexport { name, force })?;
@@ -573,6 +589,14 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
         if let Some(why) = &volume.waits {
             print(format_args!("volume {} can't be opened yet: {why}", volume.name))?;
         }
+        if let Some(refused) = &volume.refused_writer {
+            let writer = volume.writer.as_deref().unwrap_or("nobody now");
+            print(format_args!(
+                "volume {}: {refused} was refused to write; {writer} does. End the one that should not; `holdfast volume export {0} \
+                 --shared` lets both",
+                volume.name
+            ))?;
+        }
         super::layer::warning(volume).map_or(Ok(()), print)?;
     }
     Ok(())
@@ -627,6 +651,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         row("limit", if limit.is_empty() { unreadable } else { limit.clone() });
     }
     row("clients", volume.sessions.to_string());
+    row("writers", writers_of(volume));
     for layer in volume.layers.iter().flat_map(|layers| &layers.layers) {
         row("layer", format!("{}: {}", layer.id, layer.spec));
     }

@@ -191,6 +191,8 @@ pub struct Entry {
     pub settings: Settings,
     /// It is not deleted until that is taken back.
     pub protected: bool,
+    /// Several clients may write to it at a time.
+    pub shared: bool,
 }
 
 impl Entry {
@@ -428,7 +430,7 @@ impl Catalog {
             }
         }
         let (served_by, handed_from, portals, clone) = (None, None, BTreeSet::new(), None);
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected: false }))
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected: false, shared: false }))
     }
 
     /// What is set aside, as it is by now.
@@ -711,6 +713,7 @@ impl Catalog {
         let key = export_key(volume);
         let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
         let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
+        let shared = export.as_ref().is_some_and(|export| export.shared);
         let (served_by, portals, handed_from) = match export {
             Some(ExportRecord { host, portals, from, .. }) => (Some(host), portals, from),
             None => (None, BTreeSet::new(), None),
@@ -718,7 +721,7 @@ impl Catalog {
         let settings = self.settings(volume)?;
         let clone = clone.map(|clone| (id, clone));
         let protected = self.is_protected(clone.as_ref().map_or(&root.name, |(_, clone)| &clone.name))?;
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected }))
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected, shared }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -815,7 +818,7 @@ impl Catalog {
         Ok(is_taken_over)
     }
 
-    fn change_export(&self, volume: VolumeId, change: impl Fn(&mut ExportRecord)) -> Result<bool> {
+    pub(super) fn change_export(&self, volume: VolumeId, change: impl Fn(&mut ExportRecord)) -> Result<bool> {
         let key = export_key(volume);
         let mut is_there = false;
         self.update(&key, |found| {

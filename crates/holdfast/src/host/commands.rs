@@ -128,6 +128,11 @@ pub enum Command {
         checked: bool,
         answer: Answer<()>,
     },
+    /// Volumes that several clients may write to at a time.
+    Shared {
+        volumes: BTreeSet<VolumeId>,
+        answer: Answer<()>,
+    },
     /// Whether guests' writes leave the spare free, too: hosts of older releases do.
     KeepSpare {
         keep: bool,
@@ -472,6 +477,10 @@ impl Host {
                 if let Some((at, _)) = self.volumes.find_open(&name) {
                     self.drive(now, at, VolumeEvent::CheckReads(checked), io);
                 }
+                tell(&answer, ());
+            }
+            Command::Shared { volumes, answer } => {
+                self.set_shared(volumes);
                 tell(&answer, ());
             }
             Command::KeepSpare { keep, answer } => {

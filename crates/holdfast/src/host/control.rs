@@ -36,13 +36,14 @@ use crate::protocol::{
 };
 use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
-use holdfast_base::{BLOCK_BYTES, NodeId};
+use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
 use holdfast_volume::protect::{self, Protect};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -87,6 +88,7 @@ pub(super) struct ControlPlane {
     pub(super) records: Arc<Records>,
     pub(super) assignment: Assignment,
     /// What the reactor was told last.
+    shared: Mutex<Option<BTreeSet<VolumeId>>>,
     pub(super) offered: Mutex<Option<Offered>>,
     pub(super) presence: Presence,
     pub(super) keys: Arc<Keys>,
@@ -138,6 +140,7 @@ pub fn start(
         records,
         assignment,
         offered: Mutex::default(),
+        shared: Mutex::default(),
         presence,
         keys,
         revocations,
@@ -281,13 +284,20 @@ impl ControlPlane {
             }
             Request::VolumeRename { name, new } => self.rename(&name, &new).map(Response::from),
             Request::VolumeProtect { name, protected } => self.protect(&name, protected).map(Response::from),
-            Request::VolumeExport { name, takeover, portal, key } => {
+            Request::VolumeExport { name, takeover, portal, key, shared } => {
                 let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
                 let exported = named.and_then(|()| match portal {
                     true => self.export_by_portal(&name),
                     false => self.export(&name, takeover),
                 });
-                exported.map(Response::from)
+                let shared = exported.and_then(|info| match shared {
+                    None => Ok(info),
+                    Some(shared) => {
+                        self.set_shared(&self.catalog.find(&name)?, shared)?;
+                        self.show(&name)
+                    }
+                });
+                shared.map(Response::from)
             }
             Request::VolumeClients { name, change } => self.set_clients(&name, &change).map(Response::from),
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
@@ -389,6 +399,10 @@ impl ControlPlane {
 
     pub(super) fn history(&self) -> MutexGuard<'_, TaskHistory> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn shared_told(&self) -> MutexGuard<'_, Option<BTreeSet<VolumeId>>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn trend(&self) -> MutexGuard<'_, Trend> {
@@ -881,6 +895,9 @@ impl ControlPlane {
             encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),
             protected: entry.protected,
+            shared: entry.shared,
+            writer: None,
+            refused_writer: None,
             shares_with: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),

@@ -14,7 +14,7 @@ use super::records::News;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
-use holdfast_format::meta::HOST_PREFIX;
+use holdfast_format::meta::{HOST_PREFIX, VOLUME_PREFIX};
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,14 +25,25 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Kinds of records that the reactor goes by.
-const WATCHED: [&str; 7] =
-    [NODE_PREFIX, DRAINING_PREFIX, SETTINGS_PREFIX, CLIENTS_PREFIX, LIMITS_PREFIX, REVOKED_KEY, HOST_PREFIX];
+const WATCHED: [&str; 8] = [
+    VOLUME_PREFIX,
+    NODE_PREFIX,
+    DRAINING_PREFIX,
+    SETTINGS_PREFIX,
+    CLIENTS_PREFIX,
+    LIMITS_PREFIX,
+    REVOKED_KEY,
+    HOST_PREFIX,
+];
 
 pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     let (tell, news) = channel();
     plane.records.listen(move |what| {
         if let News::Changed(changes) = what {
             let mut kinds = changes.kinds;
+            if !changes.volumes.is_empty() {
+                kinds.insert(VOLUME_PREFIX.to_string());
+            }
             if changes.hosts {
                 kinds.insert(HOST_PREFIX.to_string());
             }
@@ -76,6 +87,9 @@ impl ControlPlane {
         }
         if changed.contains(CLIENTS_PREFIX) || changed.contains(LIMITS_PREFIX) {
             self.take_in_access()?;
+        }
+        if changed.contains(VOLUME_PREFIX) {
+            self.take_in_shared()?;
         }
         if changed.contains(HOST_PREFIX) {
             self.share_spare()?;
