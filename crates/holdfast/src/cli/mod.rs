@@ -7,6 +7,7 @@ pub mod format;
 pub mod layer;
 pub mod meta;
 pub mod node;
+pub mod progress;
 pub mod protect;
 pub mod snapshot;
 pub mod space;
