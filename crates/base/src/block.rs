@@ -50,6 +50,18 @@ pub enum BlockOp {
     },
 }
 
+impl BlockOp {
+    /// Whether it is to change what the volume holds.
+    pub fn changes(&self) -> bool {
+        match self {
+            BlockOp::Write { .. } | BlockOp::Discard(_) | BlockOp::WriteZeroes(_) => true,
+            BlockOp::Read(_) | BlockOp::Flush | BlockOp::Prefetch(_) | BlockOp::Status(_) | BlockOp::Changes { .. } => {
+                false
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     pub token: RequestToken,
@@ -87,6 +99,8 @@ pub enum BlockError {
     ShuttingDown,
     /// The request itself is not valid (length zero where data is due, too long).
     Invalid,
+    /// Another client writes to the volume, which has one writer at a time.
+    NotWriter,
     /// Nothing is wrong: a layer between the frontend and the controller was told to fail it.
     Injected,
 }
@@ -100,6 +114,7 @@ impl fmt::Display for BlockError {
             BlockError::Deposed => "another host has taken the volume over",
             BlockError::ShuttingDown => "the volume is closing",
             BlockError::Invalid => "the request is not valid",
+            BlockError::NotWriter => "another client writes to the volume, and only one may at a time",
             BlockError::Injected => "a layer of the volume was told to fail it",
         })
     }

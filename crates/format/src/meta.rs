@@ -5,6 +5,7 @@
 //! volume/ID/root         the root record ([`crate::root`])
 //! volume/ID/export       which host serves the volume, and which offer it: [`ExportRecord`]
 //! volume/ID/clone        of a clone: which volume it is a part of: [`CloneRecord`]
+//! trash/ID               a deleted volume that can be had back for a while: [`TrashRecord`]
 //! deleting/ID            a volume whose space is being returned: [`DeletingRecord`]
 //! host/NAME              (leased) a host that is there: [`HostRecord`]
 //! found/ID               a volume that was found when the metadata were lost, and that nothing opens: [`FoundRecord`]
@@ -31,6 +32,7 @@ pub const VOLUME_PREFIX: &str = "volume/";
 pub const EXPORT_SUFFIX: &str = "/export";
 pub const CLONE_SUFFIX: &str = "/clone";
 pub const ROOT_SUFFIX: &str = "/root";
+pub const TRASH_PREFIX: &str = "trash/";
 pub const DELETING_PREFIX: &str = "deleting/";
 pub const HOST_PREFIX: &str = "host/";
 pub const FOUND_PREFIX: &str = "found/";
@@ -49,6 +51,10 @@ pub fn export_key(volume: VolumeId) -> String {
 
 pub fn clone_key(clone: VolumeId) -> String {
     format!("{VOLUME_PREFIX}{clone}{CLONE_SUFFIX}")
+}
+
+pub fn trash_key(volume: VolumeId) -> String {
+    format!("{TRASH_PREFIX}{volume}")
 }
 
 pub fn deleting_key(volume: &str) -> String {
@@ -81,6 +87,9 @@ pub struct NameRecord {
     /// The volume that what it names is a clone in, empty for a volume; the first releases did not say.
     #[serde(default)]
     pub origin: Option<String>,
+    /// It is not deleted until this is taken back. Hosts of earlier releases keep it, and delete all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protected: bool,
     #[serde(flatten)]
     pub other: Other,
 }
@@ -97,6 +106,9 @@ pub struct ExportRecord {
     /// It is being handed over: the host that has it still, and yields when it is asked to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// Several clients may write to it at a time. Hosts of earlier releases let them in any case.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
     #[serde(flatten)]
     pub other: Other,
 }
@@ -116,6 +128,21 @@ impl CloneRecord {
     pub fn new(name: &str, origin: VolumeId, size_bytes: u64) -> CloneRecord {
         CloneRecord { name: name.to_string(), origin: origin.to_string(), size_bytes, other: Other::new() }
     }
+}
+
+/// A deleted volume that can be had back for a while: it has no name, nobody serves it, and its data are cared for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TrashRecord {
+    /// The one that it had, which another volume may have by now.
+    pub name: String,
+    /// Of devices, as far as that was known when it was deleted.
+    #[serde(default)]
+    pub taken_bytes: u64,
+    /// So many minutes some host has seen pass since. No clock of a machine decides when it goes.
+    #[serde(default)]
+    pub minutes: u64,
+    #[serde(flatten)]
+    pub other: Other,
 }
 
 /// A volume whose space is being returned.
@@ -151,6 +178,9 @@ pub struct HostRecord {
     /// It carries out commands that another host was given, about volumes that it has in service.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_requests: bool,
+    /// It takes care of volumes in the trash; earlier releases look for them by their names, and find others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub knows_trash: bool,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -11,9 +11,13 @@ use crate::versions::Versions;
 use crate::wire::Message;
 use holdfast_base::{BlockError, ByteRange, GridId, InstanceId, ObjectId, StatusExtent, VolumeId};
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 /// Versions of these messages that this release speaks.
-pub const PORTAL: Versions = Versions { oldest: 2, newest: 2 };
+pub const PORTAL: Versions = Versions { oldest: 2, newest: 3 };
+
+/// Since this version a portal says who its clients are, and hears which of them may not write.
+pub const CLIENTS_SINCE: u32 = 3;
 
 /// Age of its tick at which a forwarded request is refused. Longer than a host's lease and a take-over, which clients
 /// shall sit out.
@@ -39,6 +43,52 @@ pub enum Ask {
     Passed { barrier: u64 },
     /// The portal's host takes the volume over now: stop serving, and give up all grants.
     Yield { volume: VolumeId },
+    /// As [`Ask::Attach`], with who the client is, and how long ago its last write was answered. Since [`CLIENTS_SINCE`].
+    AttachAs { session: u64, export: String, fresh: bool, client: Client, wrote_ms: Option<u64> },
+}
+
+/// Who a client is, as far as its host knows: what two paths of one client have in common.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Client {
+    /// For people.
+    pub label: String,
+    /// Of its certificate.
+    pub name: Option<String>,
+    /// The start of the machine that it runs on, where it is known: by a unix socket, or by the machine's own address.
+    pub machine: Option<u128>,
+    /// Of its machine.
+    pub address: Option<IpAddr>,
+    /// On that machine.
+    pub process: Option<u32>,
+}
+
+impl Client {
+    /// Of a portal of a release that does not say who its clients are: all of them are one.
+    pub fn of_portal(host: &str) -> Client {
+        let label = format!("a client of host {host}");
+        // No client has such a name.
+        Client { name: Some(format!("host {host}")), label, ..Client::default() }
+    }
+
+    /// Whether both may be paths of one client: what both tell is the same.
+    pub fn is(&self, other: &Client) -> bool {
+        fn both<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> Option<bool> {
+            Some(a.as_ref()? == b.as_ref()?)
+        }
+        if let Some(is_one) = both(&self.name, &other.name) {
+            return is_one;
+        }
+        let is_one_machine = both(&self.machine, &other.machine).or_else(|| both(&self.address, &other.address));
+        is_one_machine == Some(true) && both(&self.process, &other.process) != Some(false)
+    }
+
+    /// Another path of it tells more.
+    pub fn learn(&mut self, other: &Client) {
+        self.name = self.name.take().or_else(|| other.name.clone());
+        self.machine = self.machine.or(other.machine);
+        self.address = self.address.or(other.address);
+        self.process = self.process.or(other.process);
+    }
 }
 
 /// A block request as it travels; a write's bytes are the payload.
@@ -137,6 +187,8 @@ pub enum Failure {
     /// This host does not own the volume, or not any more: another one does, or will.
     NotOwner,
     Invalid,
+    /// Another client writes. Since [`CLIENTS_SINCE`].
+    NotWriter,
 }
 
 impl From<BlockError> for Failure {
@@ -148,6 +200,7 @@ impl From<BlockError> for Failure {
             BlockError::Unavailable | BlockError::Injected => Failure::Unavailable,
             BlockError::Deposed | BlockError::ShuttingDown => Failure::NotOwner,
             BlockError::Invalid => Failure::Invalid,
+            BlockError::NotWriter => Failure::NotWriter,
         }
     }
 }

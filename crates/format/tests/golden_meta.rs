@@ -4,7 +4,8 @@
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
     CloneRecord, DeletingRecord, ExportRecord, HostRecord, MachineRecord, NameRecord, NumbersRecord, RemovedRecord,
-    ReservedRecord, clone_key, decode, deleting_key, encode, export_key, host_key, machine_key, name_key, removed_key,
+    ReservedRecord, TrashRecord, clone_key, decode, deleting_key, encode, export_key, host_key, machine_key, name_key,
+    removed_key, trash_key,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,13 +24,21 @@ fn stays<T: Serialize + DeserializeOwned>(golden: &str) -> T {
 fn records_are_written_as_ever() {
     let name: NameRecord = stays(r#"{"volume":"00000000-0000-0000-0000-000000000007","host":"a","origin":""}"#);
     assert_eq!((name.host.as_str(), name.origin.as_deref()), ("a", Some("")));
+    assert!(!name.protected);
+    let name: NameRecord =
+        stays(r#"{"volume":"00000000-0000-0000-0000-000000000007","host":"a","origin":"","protected":true}"#);
+    assert!(name.protected);
     let export: ExportRecord = stays(r#"{"host":"a"}"#);
     assert!(export.portals.is_empty() && export.from.is_none());
     let export: ExportRecord = stays(r#"{"host":"b","portals":["a","b"],"from":"a"}"#);
     assert_eq!((export.portals.len(), export.from.as_deref()), (2, Some("a")));
+    let export: ExportRecord = stays(r#"{"host":"b","shared":true}"#);
+    assert!(export.shared);
     let clone: CloneRecord =
         stays(r#"{"name":"c","origin":"00000000-0000-0000-0000-000000000007","size_bytes":1048576}"#);
     assert_eq!(clone, CloneRecord::new("c", VolumeId(7), 1 << 20));
+    let trash: TrashRecord = stays(r#"{"name":"vm","taken_bytes":4096,"minutes":61}"#);
+    assert_eq!((trash.taken_bytes, trash.minutes), (4096, 61));
     let _: DeletingRecord = stays(r#"{"volume":"00000000-0000-0000-0000-000000000007","name":"vm"}"#);
     let host: HostRecord = stays(
         r#"{"home":"m:/d","address":"127.0.0.1:7","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true}"#,
@@ -48,6 +57,10 @@ fn records_are_written_as_ever() {
     );
     assert_eq!((removed.nodes[0].node, removed.nodes[0].devices.len(), removed.made_good), (3, 2, true));
     let _: NumbersRecord = stays(r#"{"highest":3}"#);
+    let host: HostRecord = stays(
+        r#"{"home":"m:/d","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"knows_trash":true}"#,
+    );
+    assert!(host.knows_trash);
     let _: ReservedRecord = stays(r#"{"changes":3}"#);
     let reserved: ReservedRecord =
         stays(r#"{"changes":4,"pending":{"00000000-0000-0000-0000-000000000007":{"layout":"mirror:2","bytes":9}}}"#);
@@ -67,9 +80,10 @@ fn records_of_the_first_releases_are_read() {
 #[test]
 fn keys_are_as_ever() {
     let id = VolumeId(7);
-    let keys = [name_key("vm"), export_key(id), clone_key(id), deleting_key("7"), host_key("a")];
+    let keys = [name_key("vm"), export_key(id), clone_key(id), deleting_key("7"), host_key("a"), trash_key(id)];
     let volume = "volume/00000000-0000-0000-0000-000000000007";
-    let golden = ["name/vm", &format!("{volume}/export"), &format!("{volume}/clone"), "deleting/7", "host/a"];
+    let trash = "trash/00000000-0000-0000-0000-000000000007";
+    let golden = ["name/vm", &format!("{volume}/export"), &format!("{volume}/clone"), "deleting/7", "host/a", trash];
     assert_eq!(keys, golden.map(str::to_string));
     assert_eq!([machine_key("a"), removed_key("7")], ["machine/a", "removed/7"].map(str::to_string));
 }

@@ -4,7 +4,7 @@
 use holdfast_base::stream::Inbound;
 use holdfast_base::{DeviceId, Epoch, InstanceId, LedgerId, Lsn, VolumeId, crc32c};
 use holdfast_format::FormatError;
-use holdfast_format::portal::{Answer, Ask, Op, Range};
+use holdfast_format::portal::{Answer, Ask, Client, Op, Range};
 use holdfast_format::wire::{
     FRAME_HEADER_BYTES, Frame, FrameReader, META_BYTES_MAX, Message, PAYLOAD_BYTES_MAX, Reply, Request, encode_frame,
 };
@@ -29,6 +29,13 @@ fn asks() -> Vec<Ask> {
         Ask::Attach { session: 1, export: "vm1".to_string(), fresh: true },
         Ask::Op { session: 1, tick: 5, op },
         Ask::Yield { volume: VolumeId(7) },
+        Ask::AttachAs {
+            session: 1,
+            export: "vm1".to_string(),
+            fresh: true,
+            client: Client { label: "vm".to_string(), process: Some(7), ..Client::default() },
+            wrote_ms: Some(5),
+        },
     ]
 }
 

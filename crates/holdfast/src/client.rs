@@ -3,7 +3,7 @@
 use crate::grid::layout::GridDir;
 use crate::grid::metadata::MetadataFile;
 use crate::grid::processes::Role;
-use crate::protocol::{HostStatus, MachineInfo, Request, Response, TaskInfo, VolumeInfo, VolumeSpace};
+use crate::protocol::{HostStatus, MachineInfo, Request, Response, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -136,6 +136,21 @@ pub fn live_volume(dir: &GridDir, name: &str) -> Result<VolumeInfo> {
             volume(dir, &Request::VolumeShow { name: name.to_string() })
         }
         told => told,
+    }
+}
+
+pub fn trash(dir: &GridDir) -> Result<Vec<TrashInfo>> {
+    match ask(dir, &Request::TrashList, UNHURRIED)? {
+        Response::Trash { trash } => Ok(trash),
+        other => unexpected(&other),
+    }
+}
+
+/// Names of what is gone for good.
+pub fn empty_trash(dir: &GridDir, volume: Option<String>) -> Result<Vec<String>> {
+    match ask(dir, &Request::TrashEmpty { volume }, PATIENT)? {
+        Response::Names { names } => Ok(names),
+        other => unexpected(&other),
     }
 }
 

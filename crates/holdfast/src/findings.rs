@@ -324,14 +324,26 @@ pub fn device_trouble(node: &NodeView, device: &DeviceInfo) -> Option<(String, S
     Some((format!("node {}: device {name}{path} {is_so}", node.id), next))
 }
 
+/// What guests can still write to nodes with these devices, and what they could if nothing were there.
+fn free_and_whole(by_node: &[&[DeviceInfo]]) -> (u64, u64) {
+    let free = by_node.iter().flat_map(|devices| free_of(devices)).sum();
+    let devices = by_node.iter().copied().flatten().filter(|device| device.health == "serving");
+    (free, devices.map(|device| device.capacity_bytes.saturating_sub(device.reserve_bytes)).sum())
+}
+
+/// Less is left than somebody should act on.
+pub fn is_short(by_node: &[&[DeviceInfo]]) -> bool {
+    let (free, whole) = free_and_whole(by_node);
+    free < whole / 100 * LOW_PER_CENT
+}
+
 fn about_capacity(status: &GridStatus, found: &mut Found) {
-    let free: u64 = status.nodes.iter().flat_map(|node| free_of(&node.devices)).sum();
-    let devices = status.nodes.iter().flat_map(|node| &node.devices).filter(|device| device.health == "serving");
-    let whole: u64 = devices.map(|device| device.capacity_bytes.saturating_sub(device.reserve_bytes)).sum();
+    let by_node: Vec<&[DeviceInfo]> = status.nodes.iter().map(|node| &node.devices[..]).collect();
+    let (free, whole) = free_and_whole(&by_node);
     let next = "`holdfast space`; then free space, or `holdfast device add NODE`";
     if whole > 0 && free == 0 {
         found.critical(Concern::Capacity, "devices are full: guests' writes wait, or fail", next);
-    } else if free < whole / 100 * LOW_PER_CENT {
+    } else if is_short(&by_node) {
         found.warning(Concern::Capacity, format!("less than {LOW_PER_CENT} % of devices is free"), next);
     }
     if let Some(alarm) = full_soon(status.days_to_full) {
@@ -412,6 +424,7 @@ mod tests {
             nodes,
             volumes: vec![volume("parity:2+1")],
             deleting: Vec::new(),
+            trash: Vec::new(),
             unreadable: Vec::new(),
             found: Vec::new(),
         }

@@ -109,6 +109,31 @@ pub enum Request {
         name: String,
         /// Disconnect clients.
         force: bool,
+        /// For good, past the trash. Hosts of a release before this one know no other way.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        now: bool,
+    },
+    /// What was deleted and can be had back; answered by [`Response::Trash`].
+    TrashList,
+    /// By its name or its id.
+    TrashRestore {
+        volume: String,
+        /// Under another name.
+        #[serde(default)]
+        name: Option<String>,
+    },
+    /// One, or all; answered by [`Response::Names`].
+    TrashEmpty {
+        volume: Option<String>,
+    },
+    VolumeRename {
+        name: String,
+        new: String,
+    },
+    /// It is not deleted until that is taken back.
+    VolumeProtect {
+        name: String,
+        protected: bool,
     },
     VolumeExport {
         name: String,
@@ -120,6 +145,9 @@ pub enum Request {
         /// From where this host is to get the key of an encrypted one.
         #[serde(default)]
         key: Option<KeySource>,
+        /// Whether several clients may write to it at a time; as it was where that is not told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared: Option<bool>,
     },
     /// Which clients may have it over TCP.
     VolumeClients {
@@ -278,7 +306,7 @@ impl Request {
     /// The volumes that it would change under a stream that is being received.
     pub fn disturbs(&self) -> &[String] {
         match self {
-            Request::VolumeResize { name, .. } => std::slice::from_ref(name),
+            Request::VolumeResize { name, .. } | Request::VolumeRename { name, .. } => std::slice::from_ref(name),
             Request::SnapshotCreate { volume, .. }
             | Request::SnapshotDelete { volume, .. }
             | Request::SnapshotRollback { volume, .. } => std::slice::from_ref(volume),
@@ -325,6 +353,7 @@ impl Request {
             Request::VolumeExport { name, .. }
             | Request::VolumeUnexport { name, .. }
             | Request::VolumeDelete { name, .. }
+            | Request::VolumeRename { name, .. }
             | Request::VolumeHandover { name, .. }
             | Request::VolumeRekey { name, .. }
             | Request::VolumeResize { name, .. }
@@ -345,6 +374,7 @@ impl Request {
             | Request::VolumeLive { .. }
             | Request::VolumeExplain { .. }
             | Request::ReceiveState { .. }
+            | Request::TrashList
             | Request::Tasks
             | Request::GridSpace
             | Request::Machines => Kind::Look,
@@ -357,6 +387,10 @@ impl Request {
             | Request::VolumeSet { .. }
             | Request::VolumeSchedule { .. }
             | Request::VolumeDelete { .. }
+            | Request::TrashRestore { .. }
+            | Request::TrashEmpty { .. }
+            | Request::VolumeRename { .. }
+            | Request::VolumeProtect { .. }
             | Request::VolumeExport { .. }
             | Request::VolumeClients { .. }
             | Request::VolumeHandover { .. }
@@ -417,6 +451,12 @@ pub enum Response {
     },
     Volumes {
         volumes: Vec<VolumeInfo>,
+    },
+    Trash {
+        trash: Vec<TrashInfo>,
+    },
+    Names {
+        names: Vec<String>,
     },
     Tasks {
         tasks: Vec<TaskInfo>,
@@ -486,6 +526,9 @@ pub struct HostStatus {
     pub volumes: Vec<VolumeInfo>,
     /// Volumes whose space is still being returned.
     pub deleting: Vec<String>,
+    /// Volumes that were deleted and can be had back, those first that go first.
+    #[serde(default)]
+    pub trash: Vec<TrashInfo>,
     /// Volumes whose records this release can't read.
     #[serde(default)]
     pub unreadable: Vec<Unreadable>,
@@ -554,6 +597,22 @@ pub struct VolumeSpace {
     pub space: SpaceUse,
     pub held_by_snapshots_bytes: u64,
     pub reclaimable_bytes: u64,
+}
+
+/// A deleted volume that can be had back.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TrashInfo {
+    pub id: String,
+    /// The one that it had.
+    pub name: String,
+    pub size_bytes: u64,
+    pub layout: String,
+    /// Of devices, as far as it is known.
+    pub taken_bytes: u64,
+    /// Of devices: what is set aside for it, if it is fixed.
+    pub set_aside_bytes: u64,
+    /// Then it is deleted for good; sooner where devices are nearly full.
+    pub minutes_left: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -777,6 +836,18 @@ pub struct VolumeInfo {
     #[serde(default)]
     pub encrypted: bool,
     pub exported: bool,
+    /// It is not deleted until that is taken back.
+    #[serde(default)]
+    pub protected: bool,
+    /// Several clients may write to it at a time.
+    #[serde(default)]
+    pub shared: bool,
+    /// The client that has the right to write, as its host sees it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writer: Option<String>,
+    /// One that was refused of late, since another one writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_writer: Option<String>,
     /// Of a separate clone: the volume that it was made of. Told by `volume show`, like the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares_with: Option<String>,
@@ -950,6 +1021,12 @@ pub struct SpaceUse {
     pub kept_bytes: u64,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
+}
+
+impl SpaceUse {
+    pub fn taken_bytes(&self) -> u64 {
+        self.data_bytes + self.dead_bytes + self.kept_bytes + self.redundancy_bytes + self.metadata_bytes
+    }
 }
 
 impl VolumeInfo {

@@ -64,7 +64,7 @@ fn a_grid_keeps_its_volumes_over_down_and_up_and_the_loss_of_a_node() {
     grid.ok("volume delete v1");
     assert!(grid.ok("volume list").contains("no volumes yet"));
     grid.json("volume create v1 --size 32MiB --layout mirror:2");
-    grid.ok("volume delete v1");
+    grid.ok("volume delete v1 --now");
     let end = Instant::now() + Duration::from_secs(20);
     while grid.json("status")["deleting"].as_array().is_some_and(|d| !d.is_empty()) {
         assert!(Instant::now() < end, "deleted volumes are still there");
@@ -639,7 +639,7 @@ fn space_adds_up_and_comes_back() {
         assert!(told.as_object().unwrap().contains_key("days_to_full") && told["days_to_full"].is_null(), "{told}");
     }
     assert!(grid.ok("space why").contains("copies and parity"));
-    grid.ok("volume delete v1");
+    grid.ok("volume delete v1 --now");
     grid.ok("task watch");
     let (data, after) = adds_up(&grid.json("space"));
     assert_eq!((data, after), (0, before), "everything is back");
@@ -1000,7 +1000,7 @@ fn a_fixed_volume_can_be_written_to_its_end_when_thin_ones_find_no_more_room() {
     let after = grid.json("volume show db");
     assert_eq!(after["provisioning"], "fixed");
     assert_eq!(after["set_aside_bytes"], closed["set_aside_bytes"], "it stands while the volume is not in service");
-    grid.ok("volume delete thin");
+    grid.ok("volume delete thin --now");
     grid.ok("task watch");
     grid.ok("volume export db");
     grid.ok("snapshot create db monday");
@@ -1077,7 +1077,7 @@ fn damage_is_read_around_or_with_integrity_off_left_to_the_scrub() {
     let counters = grid.json("volume show safe")["live"]["counters"].clone();
     assert!(counters["checksum_errors"].as_u64() > Some(0), "{counters}");
     grid.ok("task watch");
-    grid.ok("volume delete safe");
+    grid.ok("volume delete safe --now");
     grid.ok("task watch");
     let damaged = write_and_damage("fast");
     // What comes late is computed from other shards, which are checked: then the block is right.

@@ -109,7 +109,7 @@ fn devices_hold_no_plaintext_and_the_wrong_key_opens_nothing() {
     only_its_key_opens_it(&grid, &key, &secret, &open);
     its_key_is_wrapped_anew(&grid, &key, &secret);
     a_separate_clone_has_a_wrapping_of_its_own(&grid, &secret);
-    assert!(grid.ok("volume delete vault").contains("its key destroyed"));
+    assert!(grid.ok("volume delete vault --now").contains("its key destroyed"));
     assert_eq!(on_devices(&grid, "SECRET-OF-VAULT"), 0);
 }
 
@@ -168,7 +168,7 @@ fn a_separate_clone_has_a_wrapping_of_its_own(grid: &Grid, secret: &Path) {
     until("both open", || state(grid, "vault") == "open" && state(grid, "copy") == "open");
     assert_volume_holds(&grid.uri("copy"), secret, &scratch);
     assert!(grid.fails("volume delete vault").contains("copy"));
-    assert!(grid.ok("volume delete copy").contains("copy of its family's key destroyed"));
+    assert!(grid.ok("volume delete copy --now").contains("copy of its family's key destroyed"));
     until("the copy's space is back", || grid.json("status")["deleting"].as_array().is_some_and(Vec::is_empty));
 }
 

@@ -63,7 +63,7 @@ fn a_separate_clone_outlives_what_becomes_of_its_origin() {
     let large = grid.json("volume clone golden@v1 vm2 --separate --size 32MiB --no-export");
     assert_eq!((&large["size_bytes"], &large["state"]), (&(32_u64 << 20).into(), &"closed".into()), "{large}");
     assert_eq!(grid.json("volume show golden")["needed_by"], serde_json::json!(["vm1", "vm2"]));
-    assert!(grid.fails("volume delete golden").contains("vm1, vm2"));
+    assert!(grid.fails("volume delete golden --now").contains("vm1, vm2"));
 
     // The origin forgets all of it; a node is lost; everybody starts anew.
     grid.ok("snapshot delete golden v1");
@@ -89,11 +89,11 @@ fn a_separate_clone_outlives_what_becomes_of_its_origin() {
     assert_holds(&grid, "vm3@v1", &first);
     assert!(grid.fails("volume delete vm1").contains("vm3"));
     for name in ["vm3", "vm2", "vm1"] {
-        until("it can be deleted", || grid.run(&format!("volume delete {name}")).status.success());
+        until("it can be deleted", || grid.run(&format!("volume delete {name} --now")).status.success());
     }
     until("nothing is kept any more", || kept_bytes(&grid, "golden") == 0);
     assert_holds(&grid, "golden", &second);
-    grid.ok("volume delete golden");
+    grid.ok("volume delete golden --now");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn clones_of_one_volume_are_served_by_different_hosts() {
     assert_holds(&b, "golden", &second);
     until("it is not forgotten", || kept_bytes(&b, "golden") > 0 || !has_nbdcopy());
     write(&b, "vm1", &second);
-    b.ok("volume delete vm1");
+    b.ok("volume delete vm1 --now");
     until("nothing is kept any more", || kept_bytes(&b, "golden") == 0);
     a.ok("grid up");
 }

@@ -3,108 +3,10 @@
 mod support;
 
 use holdfast_runtime::meta::member::Member;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::guest::{BLOCK, FLUSH, Guest, READ, WRITE};
 use support::{Grid, etcd, until};
 use tempfile::TempDir;
-
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const FLUSH: u16 = 3;
-
-const BLOCK: usize = 4096;
-
-/// A client that asks without waiting, and sees every error number.
-struct Guest {
-    stream: UnixStream,
-    next_cookie: u64,
-}
-
-impl Guest {
-    fn connect(grid: &Grid, export: &str) -> Guest {
-        let stream = UnixStream::connect(socket(grid).as_path()).unwrap();
-        let mut guest = Guest { stream, next_cookie: 1 };
-        let mut greeting = [0; 18];
-        guest.stream.read_exact(&mut greeting).unwrap();
-        assert_eq!(&greeting[..8], b"NBDMAGIC");
-        // Fixed newstyle, no zeroes; then GO.
-        let mut hello = 3_u32.to_be_bytes().to_vec();
-        hello.extend(b"IHAVEOPT");
-        hello.extend(7_u32.to_be_bytes());
-        hello.extend((export.len() as u32 + 6).to_be_bytes());
-        hello.extend((export.len() as u32).to_be_bytes());
-        hello.extend(export.as_bytes());
-        hello.extend(0_u16.to_be_bytes());
-        guest.stream.write_all(&hello).unwrap();
-        loop {
-            let mut head = [0; 20];
-            guest.stream.read_exact(&mut head).unwrap();
-            let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
-            let mut data = vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
-            guest.stream.read_exact(&mut data).unwrap();
-            assert!(kind < 1 << 31, "{}", String::from_utf8_lossy(&data));
-            if kind == 1 {
-                return guest;
-            }
-        }
-    }
-
-    fn ask(&mut self, command: u16, offset: u64, len: usize, data: &[u8]) -> u64 {
-        let cookie = self.next_cookie;
-        self.next_cookie += 1;
-        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-        bytes.extend(0_u16.to_be_bytes());
-        bytes.extend(command.to_be_bytes());
-        bytes.extend(cookie.to_be_bytes());
-        bytes.extend(offset.to_be_bytes());
-        bytes.extend((len as u32).to_be_bytes());
-        bytes.extend(data);
-        self.stream.write_all(&bytes).unwrap();
-        cookie
-    }
-
-    /// The next answer: whose it is, and the error number.
-    fn answer(&mut self) -> (u64, u32) {
-        let mut head = [0; 16];
-        self.stream.read_exact(&mut head).unwrap();
-        assert_eq!(head[..4], 0x6744_6698_u32.to_be_bytes());
-        (u64::from_be_bytes(head[8..].try_into().unwrap()), u32::from_be_bytes(head[4..8].try_into().unwrap()))
-    }
-
-    /// Writes a block of this byte; the error number.
-    fn write(&mut self, offset: u64, byte: u8) -> u32 {
-        let cookie = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
-        let (of, error) = self.answer();
-        assert_eq!(of, cookie);
-        error
-    }
-
-    /// The byte that a block is full of.
-    fn read(&mut self, offset: u64) -> Result<u8, u32> {
-        let cookie = self.ask(READ, offset, BLOCK, &[]);
-        let (of, error) = self.answer();
-        assert_eq!(of, cookie);
-        if error != 0 {
-            return Err(error);
-        }
-        Ok(self.block())
-    }
-
-    fn block(&mut self) -> u8 {
-        let mut block = [0; BLOCK];
-        self.stream.read_exact(&mut block).unwrap();
-        assert!(block.iter().all(|byte| *byte == block[0]), "a block of one write");
-        block[0]
-    }
-}
-
-fn socket(grid: &Grid) -> std::path::PathBuf {
-    let uri = grid.uri("v1");
-    let at = uri.find("socket=").expect("a unix socket") + "socket=".len();
-    Path::new(&uri[at..]).to_path_buf()
-}
 
 fn made(index: u16) -> Grid {
     let grid = Grid::new(index);

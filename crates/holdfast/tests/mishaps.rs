@@ -152,7 +152,7 @@ fn a_machine_gets_another_address_while_the_grid_serves() {
     let refused = a.fails("volume handover vault --to b");
     assert!(refused.contains("could not take volume vault over, which stays where it is"), "{refused}");
     assert_eq!(a.json("volume show vault")["state"], "open");
-    a.ok("volume delete vault");
+    a.ok("volume delete vault --now");
     // Several nodes move one after the other: each when data can do without it.
     until("all is well", || a.run(&format!("grid address --port {}", port + 4)).status.success());
     until("both are used there", || (1..=2).all(|node| address_of(&b, node).1 == "up"));

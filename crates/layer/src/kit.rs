@@ -474,6 +474,7 @@ fn name_of(error: BlockError) -> &'static str {
         BlockError::Deposed => "deposed",
         BlockError::ShuttingDown => "shutting down",
         BlockError::Invalid => "invalid",
+        BlockError::NotWriter => "not the writer",
         BlockError::Injected => "injected",
     }
 }

@@ -20,7 +20,7 @@ use holdfast_base::{
     BlockData, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Slab, Token,
     VolumeId, buf::concat, crc32c,
 };
-use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, Op, PORTAL, Refusal, TickMs};
+use holdfast_format::portal::{Answer, Ask, CLIENTS_SINCE, Client, Failure, LIFETIME_MS, Op, PORTAL, Refusal, TickMs};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::PAYLOAD_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,6 +101,9 @@ pub enum DeskEffect {
         guest: Token,
         host: String,
         export: String,
+        client: Client,
+        /// When its last write was answered, somewhere.
+        wrote_at: Option<Instant>,
     },
     /// The session of a client of this host may begin.
     Admit {
@@ -333,7 +336,14 @@ impl Desk {
                 self.links.get_mut(&link).expect("just seen").ticked_at = self.now;
                 self.answer(link, token, Answer::Pong { tick: self.tick() }, Vec::new(), out);
             }
-            Ask::Attach { session, export, fresh } => self.on_attach(link, token, (session, fresh), export, out),
+            Ask::Attach { session, export, fresh } => {
+                let client = Client::of_portal(&self.links[&link].host);
+                self.on_attach(link, token, (session, fresh), (export, client, None), out);
+            }
+            Ask::AttachAs { session, export, fresh, client, wrote_ms } => {
+                let wrote_at = wrote_ms.map(|ms| self.now - Duration::from_millis(ms));
+                self.on_attach(link, token, (session, fresh), (export, client, wrote_at), out);
+            }
             Ask::Detach { session } => self.on_detach(link, token, session, out),
             Ask::Op { session, tick, op } => self.on_op(link, token, (session, tick), (op, payload), out),
             Ask::Passed { barrier } => self.on_passed(link, barrier),
@@ -428,7 +438,14 @@ impl Desk {
         self.attached(link, number, out);
     }
 
-    fn on_attach(&mut self, link: LinkId, token: u64, (number, fresh): (u64, bool), export: String, out: Out) {
+    fn on_attach(
+        &mut self,
+        link: LinkId,
+        token: u64,
+        (number, fresh): (u64, bool),
+        (export, client, wrote_at): (String, Client, Option<Instant>),
+        out: Out,
+    ) {
         if self.guests.is_full() {
             return self.answer(link, token, Answer::Refused(Refusal::Full), Vec::new(), out);
         }
@@ -451,7 +468,7 @@ impl Desk {
         if fresh {
             self.arrive(Who::Guest(guest), Some(&host), out);
         }
-        out.push(DeskEffect::Bind { guest, host, export });
+        out.push(DeskEffect::Bind { guest, host, export, client, wrote_at });
     }
 
     fn on_bound(&mut self, token: Token, binding: Binding, out: Out) {
@@ -536,7 +553,10 @@ impl Desk {
         guest.under_way -= 1;
         let (link, is_gone) = (guest.link, guest.is_gone);
         if !is_gone {
-            let (answer, payload) = answer_of(reply);
+            let (mut answer, payload) = answer_of(reply);
+            if answer == Answer::Failed(Failure::NotWriter) && self.links[&link].version < CLIENTS_SINCE {
+                answer = Answer::Failed(Failure::Unavailable);
+            }
             self.answer(link, asked.token, answer, payload, out);
         }
         self.sweep_guest(asked.guest, out);

@@ -27,7 +27,7 @@ use holdfast_base::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken,
     Token, VolumeId, crc32c,
 };
-use holdfast_format::portal::{Answer, Ask, Failure, LIFETIME_MS, PORTAL, Refusal, TickMs};
+use holdfast_format::portal::{Answer, Ask, CLIENTS_SINCE, Client, Failure, LIFETIME_MS, PORTAL, Refusal, TickMs};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -75,6 +75,9 @@ pub enum Event {
         session: Token,
         volume: VolumeId,
         export: String,
+        client: Client,
+        /// When its last write was answered, in a session that was not the portal's.
+        wrote_at: Option<Instant>,
     },
     /// The client is gone.
     Close {
@@ -171,6 +174,9 @@ enum State {
 struct Session {
     volume: VolumeId,
     export: String,
+    client: Client,
+    /// When its last write was answered.
+    wrote_at: Option<Instant>,
     state: State,
     /// Not answered yet, and not the controller's.
     pending: BTreeMap<RequestToken, (BlockOp, Instant)>,
@@ -195,6 +201,8 @@ enum Call {
 struct Link {
     /// The owner has answered the greeting.
     up: bool,
+    /// Of the messages, from then on.
+    version: u32,
     calls: BTreeMap<u64, Call>,
     tick: TickMs,
     heard_at: Instant,
@@ -264,7 +272,9 @@ impl Portal {
         // Before anything else: a process that stood still has the bytes of clients that may have gone elsewhere.
         self.end_lapsed(stood_still, out);
         match event {
-            Event::Open { session, volume, export } => self.on_open(session, volume, export, out),
+            Event::Open { session, volume, export, client, wrote_at } => {
+                self.on_open(session, volume, export, (client, wrote_at), out);
+            }
             Event::Close { session } => self.on_close(session, out),
             Event::Request { session, request, since } => self.on_request(session, request, since, out),
             Event::NotHere { session } => self.on_not_here(session),
@@ -307,6 +317,18 @@ impl Portal {
 
     pub fn has(&self, session: Token) -> bool {
         self.sessions.contains_key(&session)
+    }
+
+    /// A write of a session that is here was answered.
+    pub fn note_written(&mut self, session: Token, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.wrote_at = Some(now);
+        }
+    }
+
+    /// When the session's last write was answered, wherever that was.
+    pub fn wrote_at(&self, session: Token) -> Option<Instant> {
+        self.sessions.get(&session)?.wrote_at
     }
 
     pub fn sessions_of(&self, volume: VolumeId) -> impl Iterator<Item = Token> {
@@ -382,11 +404,20 @@ impl Portal {
         }
     }
 
-    fn on_open(&mut self, token: Token, volume: VolumeId, export: String, out: Out) {
+    fn on_open(
+        &mut self,
+        token: Token,
+        volume: VolumeId,
+        export: String,
+        (client, wrote_at): (Client, Option<Instant>),
+        out: Out,
+    ) {
         let state = State::Waiting { retry_at: self.now };
         let session = Session {
             volume,
             export,
+            client,
+            wrote_at,
             state,
             pending: BTreeMap::new(),
             opened_at: self.now,
@@ -529,7 +560,13 @@ impl Portal {
     fn attach(&mut self, token: Token, peer: Peer, out: Out) {
         let session = self.sessions.get_mut(&token).expect("asked for one that is there");
         session.state = State::Attaching(peer);
-        let ask = Ask::Attach { session: token.0, export: session.export.clone(), fresh: session.fresh };
+        let (export, fresh, client) = (session.export.clone(), session.fresh, session.client.clone());
+        let wrote_ms = session.wrote_at.map(|at| self.now.since(at).as_millis() as u64);
+        let session = token.0;
+        let ask = match self.links.get(&peer).is_some_and(|link| link.version >= CLIENTS_SINCE) {
+            true => Ask::AttachAs { session, export, fresh, client, wrote_ms },
+            false => Ask::Attach { session, export, fresh },
+        };
         self.send(peer, Some(Call::Attach(token)), ask, Buf::empty(), out);
     }
 
@@ -553,6 +590,7 @@ impl Portal {
     fn on_connected(&mut self, peer: Peer, out: Out) {
         let link = Link {
             up: false,
+            version: PORTAL.oldest,
             calls: BTreeMap::new(),
             tick: 0,
             heard_at: Instant::ZERO,
@@ -593,9 +631,10 @@ impl Portal {
         }
         let Some(call) = link.calls.remove(&token) else { return };
         match (call, answer) {
-            (Call::Hello, Answer::Hello { tick, .. }) => {
+            (Call::Hello, Answer::Hello { tick, version, .. }) => {
                 self.heard(peer, tick);
-                self.links.get_mut(&peer).expect("it has just answered").up = true;
+                let link = self.links.get_mut(&peer).expect("it has just answered");
+                (link.up, link.version) = (true, version);
                 self.steer_to(peer, out);
             }
             (Call::Hello, Answer::Refused(refusal)) => {
@@ -648,7 +687,10 @@ impl Portal {
 
     fn reply(&mut self, token: Token, request: RequestToken, result: Result<BlockData, BlockError>, out: Out) {
         let session = self.sessions.get_mut(&token).expect("its calls go with it");
-        session.pending.remove(&request).expect("it was asked, and not answered yet");
+        let (op, _) = session.pending.remove(&request).expect("it was asked, and not answered yet");
+        if op.changes() && result.is_ok() {
+            session.wrote_at = Some(self.now);
+        }
         out.push(Effect::Reply { session: token, reply: BlockReply { token: request, result } });
     }
 
@@ -699,6 +741,7 @@ fn result_of(answer: Answer, payload: Buf) -> Option<Result<BlockData, BlockErro
             Failure::Unavailable => BlockError::Unavailable,
             Failure::NotOwner => BlockError::Deposed,
             Failure::Invalid => BlockError::Invalid,
+            Failure::NotWriter => BlockError::NotWriter,
         }),
         _ => return None,
     })

@@ -3,7 +3,7 @@
 use holdfast_base::{
     BlockData, BlockOp, BlockReply, Buf, Effects, GridId, InstanceId, Instant, Prng, RequestToken, Token,
 };
-use holdfast_format::portal::{Answer, Ask, LIFETIME_MS, Op, PORTAL, Range, Refusal, TickMs};
+use holdfast_format::portal::{Answer, Ask, Client, LIFETIME_MS, Op, PORTAL, Range, Refusal, TickMs};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::PAYLOAD_BYTES_MAX;
 use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId};
@@ -306,6 +306,11 @@ fn any_ask(random: &mut Prng, now_ms: u64) -> Ask {
             instance: InstanceId(u128::from(random.below(2))),
             number: random.below(6),
         },
+        2 if random.chance(500) => {
+            let client = Client { label: "c".to_string(), process: Some(random.below(3) as u32), ..Client::default() };
+            let wrote_ms = random.chance(500).then(|| random.next_u64());
+            Ask::AttachAs { session, export: "vm".to_string(), fresh: random.chance(500), client, wrote_ms }
+        }
         2 => Ask::Attach { session, export: "vm".to_string(), fresh: random.chance(500) },
         3 => Ask::Detach { session },
         4 => Ask::Passed { barrier: random.below(4) },

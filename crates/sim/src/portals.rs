@@ -18,11 +18,13 @@ use holdfast_base::{
     BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, InstanceId, Instant, MetaRequest, MetaVersion, NodeId,
     Prng, RequestToken, Slab, Token, VolumeId,
 };
-use holdfast_format::portal::{Answer, Ask, Refusal};
+use holdfast_format::portal::{Answer, Ask, Client as Identity, Refusal};
 use holdfast_format::root::{Root, root_key};
 use holdfast_layer::{Effect as LayerEffect, Stack, StackEvent};
 use holdfast_portal as portal;
-use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route};
+use holdfast_portal::{
+    Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route, SessionId, WriterEffect, WriterEvent, Writers,
+};
 use holdfast_store as store;
 use holdfast_volume::{Config, Controller, Event, Notice, State, Target, Warming};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -58,6 +60,9 @@ pub struct PortalPlan {
     pub jump: u32,
     pub take_over: u32,
     pub hand_over: u32,
+    /// Of a thousand requests, so many come of another client than the one whose turn it is. Where it is not told all share the
+    /// volume.
+    pub contend: Option<u32>,
     /// Before the controllers, from above.
     pub layers: Vec<String>,
     /// A mistake that must be found: layers are not drained when the volume goes, and stand before its next opening with what they hold.
@@ -87,6 +92,7 @@ impl PortalPlan {
             jump,
             take_over,
             hand_over,
+            contend: None,
             layers: draw_layers(seed),
             keeps_layers: false,
             mutations: portal::Mutations::default(),
@@ -125,6 +131,9 @@ pub struct PortalOutcome {
     pub handovers: u64,
     /// Requests that were in layers when these were drained or dropped.
     pub caught: u64,
+    /// Writes that were refused since another client writes, and how often the right to write has passed on.
+    pub refused: u64,
+    pub passed_on: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -161,6 +170,20 @@ enum Asker {
     Layers,
 }
 
+/// A change that waits until its client may write.
+struct Held {
+    session: SessionId,
+    asker: Asker,
+    request: BlockRequest,
+}
+
+/// A change that a controller was given: whose it is, and by which session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Given {
+    client: usize,
+    session: Token,
+}
+
 /// Who may begin when what was asked before is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Behind {
@@ -177,6 +200,13 @@ struct Shell {
     controller: Option<MachineAt>,
     /// Sessions of other hosts' portals that the controller serves.
     guests: BTreeSet<Token>,
+    /// Who they are, from when they are bound on or wait for that.
+    clients_of: BTreeMap<Token, (Identity, Option<Instant>)>,
+    /// Beside the controller.
+    writers: Writers,
+    held: Slab<Held>,
+    /// Changes that are under way, by their names at the controller.
+    given: BTreeMap<u64, Given>,
     /// Those that wait until it serves.
     binding: Vec<Token>,
     askers: Slab<(u64, Asker, RequestToken, BlockOp)>,
@@ -250,6 +280,12 @@ pub struct Street {
     misfortune_at: Instant,
     issued: u32,
     healing: bool,
+    /// Whose turn it is to write, and until when; of runs in which clients contend.
+    turn: (usize, Instant),
+    /// Who was the last to change the volume, and sessions whose client another one has followed since they wrote.
+    writer: Option<usize>,
+    wrote: BTreeSet<(usize, Token)>,
+    followed: BTreeSet<(usize, Token)>,
     outcome: PortalOutcome,
     failure: Option<String>,
 }
@@ -268,7 +304,8 @@ impl Street {
         let root = Root::new(world.grid, VOLUME, "vm", size_bytes, "mirror:2".parse().expect("a layout"));
         let (key, value) = (root_key(VOLUME), Some(root.encode()));
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
-        let guests = Guests::new(prng.fork(), Mix::default(), size_bytes, 64 << 10, 0);
+        let mut guests = Guests::new(prng.fork(), Mix::default(), size_bytes, 64 << 10, 0);
+        guests.several_write = plan.contend.is_some();
         let hosts = plan.hosts;
         for _ in 0..hosts {
             world.add_host();
@@ -305,6 +342,10 @@ impl Street {
             misfortune_at: Instant::ZERO,
             issued: 0,
             healing: false,
+            turn: (0, Instant::ZERO),
+            writer: None,
+            wrote: BTreeSet::new(),
+            followed: BTreeSet::new(),
             outcome: PortalOutcome {
                 trace_hash: 0,
                 answered: 0,
@@ -313,6 +354,8 @@ impl Street {
                 openings: 0,
                 handovers: 0,
                 caught: 0,
+                refused: 0,
+                passed_on: 0,
             },
             failure: None,
             world,
@@ -351,12 +394,13 @@ impl Street {
     fn on_portal_effect(&mut self, host: usize, effect: portal::Effect) {
         match effect {
             portal::Effect::Submit { session, request, since } => {
-                self.submit(host, Asker::Own(session, since), request)
+                self.enter(host, SessionId::Own(session), Asker::Own(session, since), request)
             }
             portal::Effect::Reply { session, reply } => self.on_client_reply(session, reply),
             portal::Effect::Abort { session } => {
                 self.trace(&[40, host as u64, session.0], || format!("h{host} ends session {session:?}"));
                 self.outcome.aborts += 1;
+                self.close_writer(host, SessionId::Own(session));
                 self.on_path_lost(session);
             }
             portal::Effect::Send { peer, token, ask, payload } => {
@@ -401,7 +445,8 @@ impl Street {
                     self.put(conn, false, Parcel::End, Buf::empty());
                 }
             }
-            DeskEffect::Bind { guest, .. } => {
+            DeskEffect::Bind { guest, client, wrote_at, .. } => {
+                self.shells[host].clients_of.insert(guest, (client, wrote_at));
                 // What is asked of an opening that hangs may be done by others before it begins to serve.
                 match self.state(host) {
                     Some(State::Opening) => self.shells[host].binding.push(guest),
@@ -410,8 +455,16 @@ impl Street {
             }
             DeskEffect::Unbind { guest } => {
                 self.shells[host].guests.remove(&guest);
+                let gone = self.close_writer(host, SessionId::Guest(guest));
+                // The desk waits for each of them.
+                for Held { asker, request, .. } in gone {
+                    let reply = BlockReply { token: request.token, result: Err(BlockError::Deposed) };
+                    self.tell_asker(host, asker, reply, request.token, request.op);
+                }
             }
-            DeskEffect::Submit { request, block, .. } => self.submit(host, Asker::Guest(request), block),
+            DeskEffect::Submit { guest, request, block } => {
+                self.enter(host, SessionId::Guest(guest), Asker::Guest(request), block);
+            }
             DeskEffect::Admit { session } => self.begin(host, session),
             DeskEffect::Yield { link, token, .. } => match self.shells[host].controller {
                 Some(at) => {
@@ -428,6 +481,77 @@ impl Street {
 
     fn state(&self, host: usize) -> Option<State> {
         self.world.machine(self.shells[host].controller?).map(Controller::state)
+    }
+
+    // ---- who may write ----
+
+    fn writers(&mut self, host: usize, event: WriterEvent) {
+        let mut out = Effects::new();
+        let now = self.now();
+        self.shells[host].writers.handle(now, event, &mut out);
+        if let Some(due) = self.shells[host].writers.next_deadline() {
+            self.world.wake_at(due.max(now), WAKE);
+        }
+        for effect in out.take() {
+            match effect {
+                WriterEffect::Pass { request } => {
+                    let held = self.shells[host].held.remove(request).expect("it was held");
+                    self.on_given(host, held);
+                }
+                WriterEffect::Refuse { request } => {
+                    let Held { asker, request, .. } = self.shells[host].held.remove(request).expect("it was held");
+                    let (token, op) = (request.token, request.op);
+                    self.tell_asker(host, asker, BlockReply { token, result: Err(BlockError::NotWriter) }, token, op);
+                }
+                WriterEffect::Passed { .. } => self.outcome.passed_on += 1,
+                WriterEffect::Refused { .. } => {}
+            }
+        }
+    }
+
+    /// What changes the volume waits until its client may write.
+    fn enter(&mut self, host: usize, session: SessionId, asker: Asker, request: BlockRequest) {
+        if !request.op.changes() || self.shells[host].controller.is_none() {
+            return self.submit(host, asker, request);
+        }
+        let request = self.shells[host].held.insert(Held { session, asker, request });
+        self.writers(host, WriterEvent::Write { session, request });
+    }
+
+    /// What a client is at the end that it connects to, whichever host serves it.
+    fn client_behind(&self, host: usize, session: SessionId) -> (usize, Token) {
+        let label = match session {
+            SessionId::Own(token) => return (*self.sessions.get(Token(token.0 / 16)).expect("it was made"), token),
+            SessionId::Guest(guest) => &self.shells[host].clients_of[&guest].0.label,
+        };
+        let (client, session) = label.split_once(' ').expect("as it was made");
+        (client.parse().expect("a number"), Token(session.parse().expect("a number")))
+    }
+
+    /// Nothing of two clients is under way at once.
+    fn on_given(&mut self, host: usize, held: Held) {
+        let (client, session) = self.client_behind(host, held.session);
+        let mut others = self.shells[host].given.values().filter(|given| given.client != client);
+        if let Some(other) = others.next().copied().filter(|_| self.plan.contend.is_some()) {
+            self.fail(format!("client {client} writes while a write of another is under way: {other:?}"));
+        }
+        let number = self.shells[host].next_number;
+        self.shells[host].given.insert(number, Given { client, session });
+        self.submit(host, held.asker, held.request);
+    }
+
+    /// Nothing is done for a session that had written when another client followed.
+    fn on_changed(&mut self, Given { client, session }: Given) {
+        if self.plan.contend.is_none() {
+            return;
+        }
+        if self.writer.replace(client).is_some_and(|before| before != client) {
+            self.followed.extend(self.wrote.iter().filter(|(of, _)| *of != client));
+        }
+        self.wrote.insert((client, session));
+        if self.followed.contains(&(client, session)) {
+            self.fail(format!("client {client} writes in session {session:?} although another one followed it"));
+        }
     }
 
     /// A request to the host's controller; where there is none it is as if that had said so.
@@ -479,6 +603,18 @@ impl Street {
         }
     }
 
+    /// What waited for the right to write has no controller any more; the next one knows nobody.
+    fn drop_held(&mut self, host: usize) {
+        let shell = &mut self.shells[host];
+        shell.writers = writers_of(&self.plan);
+        shell.given.clear();
+        for token in shell.held.tokens() {
+            let Held { asker, request, .. } = self.shells[host].held.remove(token).expect("listed");
+            let reply = BlockReply { token: request.token, result: Err(BlockError::Deposed) };
+            self.tell_asker(host, asker, reply, request.token, request.op);
+        }
+    }
+
     /// Whether anything is under way, where layers may hold it; then whoever it is waits for that.
     fn comes_behind(&mut self, host: usize, who: Behind) -> bool {
         let is_layered = !self.plan.layers.is_empty();
@@ -508,6 +644,19 @@ impl Street {
     fn on_controller_reply(&mut self, host: usize, reply: BlockReply) {
         let Some((number, asker, token, op)) = self.shells[host].askers.remove(Token(reply.token.0)) else { return };
         self.shells[host].under_way.remove(&number);
+        if let Asker::Own(session, _) = asker
+            && op.changes()
+            && reply.result.is_ok()
+        {
+            let now = self.now();
+            self.shells[host].portal.note_written(session, now);
+        }
+        if let Some(given) = self.shells[host].given.remove(&number) {
+            if reply.result.is_ok() {
+                self.on_changed(given);
+            }
+            self.writers(host, WriterEvent::Done);
+        }
         self.tell_asker(host, asker, reply, token, op);
         self.let_behind_begin(host);
     }
@@ -539,6 +688,7 @@ impl Street {
                 match notice {
                     Notice::StateChanged(State::Deposed | State::Closed) => self.on_controller_gone(host),
                     Notice::StateChanged(State::Open) => {
+                        self.open_own(host);
                         self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Here });
                         for guest in std::mem::take(&mut self.shells[host].binding) {
                             self.bind(host, guest, true);
@@ -561,6 +711,7 @@ impl Street {
         }
         let Some(at) = self.shells[host].controller.take() else { return };
         self.world.detach(at);
+        self.drop_held(host);
         self.drop_layers(host);
         self.unserve(host);
         if let Some((link, token)) = self.shells[host].yielding.take() {
@@ -591,9 +742,30 @@ impl Street {
     fn bind_now(&mut self, host: usize, guest: Token, serves: bool) {
         if serves {
             self.shells[host].guests.insert(guest);
+            let (client, wrote_at) = self.shells[host].clients_of[&guest].clone();
+            self.writers(host, WriterEvent::Open { session: SessionId::Guest(guest), client, wrote_at });
         }
         let binding = if serves { Binding::Bound } else { Binding::Refused(Refusal::NotOwner) };
         self.desk(host, DeskEvent::Bound { guest, binding });
+    }
+
+    /// The volume serves here: so do its portal's sessions.
+    fn open_own(&mut self, host: usize) {
+        let own: Vec<Token> = self.shells[host].portal.sessions_of(VOLUME).collect();
+        for session in own {
+            let wrote_at = self.shells[host].portal.wrote_at(session);
+            let number = *self.sessions.get(Token(session.0 / 16)).expect("it was made");
+            let client = identity(number, session);
+            self.writers(host, WriterEvent::Open { session: SessionId::Own(session), client, wrote_at });
+        }
+    }
+
+    /// Gives what had waited for the right to write.
+    fn close_writer(&mut self, host: usize, session: SessionId) -> Vec<Held> {
+        let held = self.shells[host].held.iter().filter(|(_, held)| held.session == session);
+        let gone: Vec<Token> = held.map(|(token, _)| token).collect();
+        self.writers(host, WriterEvent::Close { session });
+        gone.into_iter().filter_map(|token| self.shells[host].held.remove(token)).collect()
     }
 
     fn open(&mut self, host: usize) {
@@ -619,6 +791,7 @@ impl Street {
                 }
                 _ => self.world.detach(before),
             }
+            self.drop_held(host);
             self.drop_layers(host);
         }
         self.unserve(host);
@@ -782,6 +955,7 @@ impl Street {
             }
             ToHost::Close { session } => {
                 self.shells[host].arriving.retain(|s| *s != session);
+                self.close_writer(host, SessionId::Own(session));
                 self.portal(host, portal::Event::Close { session });
             }
             ToHost::Request { session, request } => {
@@ -804,7 +978,13 @@ impl Street {
             return;
         }
         self.shells[host].arriving.retain(|s| *s != session);
-        self.portal(host, portal::Event::Open { session, volume: VOLUME, export: "vm".to_string() });
+        let number = *self.sessions.get(Token(session.0 / 16)).expect("it was made");
+        let (client, export) = (identity(number, session), "vm".to_string());
+        if self.state(host) == Some(State::Open) {
+            let session = SessionId::Own(session);
+            self.writers(host, WriterEvent::Open { session, client: client.clone(), wrote_at: None });
+        }
+        self.portal(host, portal::Event::Open { session, volume: VOLUME, export, client, wrote_at: None });
         let Some(client) = self.client_of(session) else { return };
         self.clients[client].waits_since = self.now();
         let pending: Vec<BlockRequest> = self.clients[client].pending.values().cloned().collect();
@@ -823,11 +1003,19 @@ impl Street {
             return self.fail(format!("client {client} was answered twice: {reply:?}"));
         }
         self.outcome.answered += 1;
-        if let Err(why) = &reply.result {
+        let is_refused = matches!(reply.result, Err(BlockError::NotWriter));
+        self.outcome.refused += u64::from(is_refused);
+        if let Err(why) = &reply.result
+            && (*why != BlockError::NotWriter || self.plan.contend.is_none())
+        {
             return self.fail(format!("client {client} got an error: {why}"));
         }
         if let Err(why) = self.guests.on_reply(reply) {
             self.fail(why);
+        }
+        if is_refused && self.clients[client].pending.is_empty() {
+            // It begins anew, as a machine that is started again.
+            self.leave(client);
         }
     }
 
@@ -870,11 +1058,21 @@ impl Street {
         }
     }
 
+    /// Who asks. Where clients contend one has its turn for a while, and now and then another one comes between.
+    fn whose_turn(&mut self) -> usize {
+        let any = self.prng.below(self.clients.len() as u64) as usize;
+        let Some(contend) = self.plan.contend else { return any };
+        if self.turn.1 <= self.now() {
+            self.turn = (any, self.now() + Duration::from_millis(self.prng.between(500, 9_000)));
+        }
+        if self.prng.chance(contend) { any } else { self.turn.0 }
+    }
+
     fn ask(&mut self) {
         if self.issued >= self.plan.requests || self.healing {
             return;
         }
-        let n = self.prng.below(self.clients.len() as u64) as usize;
+        let n = self.whose_turn();
         if self.clients[n].pending.len() >= 4 {
             return;
         }
@@ -921,6 +1119,9 @@ impl Street {
             return;
         }
         self.world.crash_host(host);
+        // Who was followed where it served nobody knows any more.
+        self.wrote.clear();
+        self.followed.clear();
         let instance = self.prng.next_u64();
         self.shells[host] = Shell { up: false, ..Shell::new(&self.plan, host, instance) };
         // Its kernel ends its connections: what was sent before may still arrive, and then the end.
@@ -1140,6 +1341,10 @@ impl Street {
     /// A client leaves its path of its own accord, once that has what it sent.
     fn jump(&mut self) {
         let n = self.prng.below(self.clients.len() as u64) as usize;
+        self.leave(n);
+    }
+
+    fn leave(&mut self, n: usize) {
         let Some((host, session)) = self.clients[n].path else { return };
         if self.clients[n].to_host.is_empty() && self.is_running(host) {
             self.on_path_lost(session);
@@ -1185,6 +1390,9 @@ impl Street {
             if self.is_running(host) {
                 if self.shells[host].layers.as_ref().and_then(Stack::next_deadline).is_some_and(|at| at <= now) {
                     self.drive_layers(host, StackEvent::Tick);
+                }
+                if self.shells[host].writers.next_deadline().is_some_and(|at| at <= now) {
+                    self.writers(host, WriterEvent::Tick);
                 }
                 if self.shells[host].portal.next_deadline().is_some_and(|at| at <= now) {
                     self.portal(host, portal::Event::Tick);
@@ -1286,6 +1494,18 @@ fn stack_of(layers: &[String]) -> Option<Stack> {
     (!layers.is_empty()).then_some(stack)
 }
 
+fn writers_of(plan: &PortalPlan) -> Writers {
+    let mut writers = Writers::default();
+    writers.set_mutations(plan.mutations);
+    writers.handle(Instant::ZERO, WriterEvent::Share(plan.contend.is_none()), &mut Effects::new());
+    writers
+}
+
+/// A client is a machine; its label tells the session, too.
+fn identity(client: usize, session: Token) -> Identity {
+    Identity { label: format!("{client} {}", session.0), machine: Some(client as u128), ..Identity::default() }
+}
+
 /// Sessions are numbered so that a late parcel finds its host.
 fn session_host(session: Token) -> usize {
     (session.0 % 16) as usize
@@ -1306,6 +1526,10 @@ impl Shell {
             desk,
             controller: None,
             guests: BTreeSet::new(),
+            clients_of: BTreeMap::new(),
+            writers: writers_of(plan),
+            held: Slab::new(1 << 16),
+            given: BTreeMap::new(),
             binding: Vec::new(),
             askers: Slab::new(1 << 16),
             layers: None,

@@ -127,6 +127,8 @@ pub struct Guests {
     pub refused: u64,
     /// Whether writes may be refused for want of space.
     pub space_may_end: bool,
+    /// Several clients write, of which one may at a time.
+    pub several_write: bool,
     /// Whether requests may be refused since more is out than redundancy covers.
     pub overwhelmed: bool,
 }
@@ -151,6 +153,7 @@ impl Guests {
             answered: 0,
             refused: 0,
             space_may_end: false,
+            several_write: false,
             overwhelmed: false,
         }
     }
@@ -383,12 +386,13 @@ impl Guests {
                     matches!(asked.area.target, Target::Snapshot(layer) if self.dropping_layers.contains(&layer));
                 self.overwhelmed || self.dropping.contains(&asked.area.base) || is_going
             }
+            BlockError::NotWriter => is_write && self.several_write,
             BlockError::OutOfRange | BlockError::Invalid | BlockError::Injected => false,
         };
         if !allowed {
             return Err(format!("{asked:?} was refused: {error}"));
         }
-        if error == BlockError::NoSpace
+        if matches!(error, BlockError::NoSpace | BlockError::NotWriter)
             && let Some(op) = asked.op
         {
             self.history.never_after_now(op);

@@ -123,3 +123,43 @@ fn expect_found(seeds: u64, run: impl Fn(u64, bool) -> Result<PortalOutcome, Str
     println!("found by seed {seed}: {why}");
     run(seed, false).unwrap_or_else(|why| panic!("seed {seed} finds something without it: {why}"));
 }
+
+/// Clients take turns, and now and then one comes between; nobody ever errs but by being refused to write.
+fn contending(seed: u64) -> PortalPlan {
+    let mut plan = quiet(seed);
+    (plan.clients, plan.requests, plan.contend) = (3, 400, Some(20));
+    plan
+}
+
+#[test]
+fn of_clients_that_contend_one_writes_at_a_time() {
+    let (mut refused, mut passed_on, mut handovers, mut path_changes) = (0, 0, 0, 0);
+    for seed in 0..60 {
+        let mut plan = contending(seed);
+        match seed % 4 {
+            0 => {}
+            1 => plan.hand_over = 40,
+            2 => (plan.jump, plan.reset) = (30, 30),
+            _ => (plan.take_over, plan.hang, plan.cut, plan.node_hang) = (10, 10, 10, 30),
+        }
+        let outcome = run_portals(plan, false).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        refused += outcome.refused;
+        passed_on += outcome.passed_on;
+        handovers += outcome.handovers;
+        path_changes += outcome.path_changes;
+    }
+    for (what, count) in [("refused", refused), ("passed on", passed_on), ("hand-overs", handovers)] {
+        assert!(count > 50, "{count} {what}: nobody contends");
+    }
+    assert!(path_changes > 300, "{path_changes} changes of paths");
+}
+
+#[test]
+fn hosts_that_let_a_second_writer_in_are_found() {
+    let found = (0..20).filter(|seed| {
+        let mut plan = contending(*seed);
+        plan.mutations.lets_second_in = true;
+        run_portals(plan, false).is_err()
+    });
+    assert!(found.count() > 10, "two clients write, and nobody notices");
+}

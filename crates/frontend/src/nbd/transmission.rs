@@ -155,6 +155,7 @@ fn errno_of(command: Command, error: BlockError) -> Errno {
         // The client must disconnect on this, and finds the new owner when it connects again.
         BlockError::Deposed | BlockError::ShuttingDown => Errno::Shutdown,
         BlockError::Invalid => Errno::Inval,
+        BlockError::NotWriter => Errno::Perm,
     }
 }
 

@@ -1,6 +1,7 @@
 //! `holdfast device`: what the grid's data lies on.
 
 use super::format::{percent_used, print, print_json, print_table, table};
+use super::progress::{Progress, Unit};
 use super::status::gather;
 use crate::client;
 use crate::drives;
@@ -9,7 +10,7 @@ use crate::grid::grow::{self, Source};
 use crate::grid::layout::{GridDir, NodeConfig};
 use crate::grid::survey::{self, Asker, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
-use crate::protocol::{DeviceInfo, Request};
+use crate::protocol::{DeviceInfo, HostStatus, Request};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -98,6 +99,9 @@ enum DeviceAction {
         /// Although volumes would be less redundant, or the others may have too little room
         #[arg(long)]
         force: bool,
+        /// Return when it is empty
+        #[arg(long, conflicts_with = "cancel")]
+        wait: bool,
     },
     /// Ask the drives of this machine how they are (SMART)
     ///
@@ -168,11 +172,15 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
             };
             replace(dir, &old, &source, no_wait, json)
         }
-        DeviceAction::Drain { device, cancel, force } => {
+        DeviceAction::Drain { device, cancel, force, wait } => {
             let device = find(dir, &device)?;
             drain(dir, std::slice::from_ref(&device), cancel, force)?;
+            if wait {
+                wait_until_empty(dir, &device, json)?;
+            }
             let text = match cancel {
                 true => format!("device {device} takes data again"),
+                false if wait => format!("device {device} is empty; `holdfast device remove {device}` takes it out"),
                 false => format!("device {device} is being emptied; `holdfast task watch` shows how it gets on"),
             };
             if json { print_json(&json!({ "device": device, "draining": !cancel })) } else { print(text) }
@@ -191,6 +199,18 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
             let text = format!("device {device} is not a part of node {node} any more; {DISCARDED}");
             if json { print_json(&json!({ "device": device, "removed": true })) } else { print(text) }
         }
+    }
+}
+
+fn wait_until_empty(dir: &GridDir, device: &str, json: bool) -> Result<()> {
+    let mut progress = Progress::begin(format!("emptying device {device}"), Unit::Of("shards"), 0, json);
+    loop {
+        let left = left_on(&client::status(dir)?, device);
+        progress.set_left(left);
+        if left == 0 {
+            return Ok(());
+        }
+        std::thread::sleep(EMPTY_PACE);
     }
 }
 
@@ -225,24 +245,35 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
         say(format!("once nothing is left there, `holdfast device remove {old}` takes it out"))?;
     } else {
         let mut told = String::new();
+        let mut progress = Progress::begin(format!("emptying device {old}"), Unit::Of("shards"), 0, json);
         loop {
             // Whoever can't be asked says nothing of the device.
-            client::status(dir)?;
+            let status = client::status(dir)?;
+            let left = left_on(&status, &old);
+            progress.set_left(left);
             let Err(error) = client::done(dir, &Request::CheckRemovable { devices: vec![old.clone()], force: false })
             else {
                 break;
             };
             let why = format!("{error:#}");
-            if why != told {
+            // While shards leave it is the bar that tells.
+            if why != told && left == 0 {
                 say(why.clone())?;
                 told = why;
             }
             std::thread::sleep(EMPTY_PACE);
         }
+        drop(progress);
         grow::remove_devices(dir, std::slice::from_ref(&old), false)?;
         say(format!("device {old} is not a part of node {} any more; {DISCARDED}", node.id))?;
     }
     if json { print_json(&json!({ "old": old, "new": new.device, "removed": !no_wait })) } else { Ok(()) }
+}
+
+/// What is still to leave a device, as far as its node tells.
+fn left_on(status: &HostStatus, device: &str) -> u64 {
+    let found = status.nodes.iter().flat_map(|node| &node.devices).find(|of| of.device == device);
+    found.map_or(0, |device| device.shards.max(device.left.unwrap_or(0)))
 }
 
 fn show_class(dir: &GridDir, device: &str, json: bool) -> Result<()> {

@@ -3,6 +3,7 @@
 use super::format::{print, print_json, print_table, table};
 use super::status::{GridStatus, gather};
 use crate::client;
+use super::trash::volumes;
 use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::protocol::{VolumeSpace, promised_of, takers};
@@ -77,15 +78,23 @@ pub fn efficiency(layout: Layout) -> f64 {
     f64::from(layout.data_shards()) / f64::from(layout.shard_count())
 }
 
+/// Fixed volumes, with their layouts and what is set aside for them; also for those in the trash.
+fn set_aside(status: &GridStatus) -> impl Iterator<Item = (String, &str, u64)> {
+    let served = status.volumes.iter().map(|v| (v.name.clone(), v.layout.as_str(), v.set_aside_bytes));
+    let trash = status.trash.iter();
+    let trash = trash.map(|t| (format!("{} (in the trash)", t.name), t.layout.as_str(), t.set_aside_bytes));
+    served.chain(trash).filter(|(_, _, bytes)| *bytes > 0)
+}
+
 /// What guests can write in a layout beside what fixed volumes own.
 pub fn writable_now(status: &GridStatus, layout: Layout) -> u64 {
     let free: Vec<Vec<u64>> = status.nodes.iter().map(|n| promised_of(&n.devices)).collect();
-    let own = |volume: &crate::protocol::VolumeInfo| {
-        let layout = volume.layout.parse::<Layout>().ok()?;
+    let own = |(_, layout, bytes): (String, &str, u64)| {
+        let layout = layout.parse::<Layout>().ok()?;
         let width = if layout.is_on_devices() { 1 } else { layout.width() };
-        Some(Claim { width, shard_bytes: volume.set_aside_bytes / u64::from(width) })
+        Some(Claim { width, shard_bytes: bytes / u64::from(width) })
     };
-    let claims: Vec<Claim> = status.volumes.iter().filter(|v| v.set_aside_bytes > 0).filter_map(own).collect();
+    let claims: Vec<Claim> = set_aside(status).filter_map(own).collect();
     writable_beside(&free, &claims, layout)
 }
 
@@ -125,6 +134,9 @@ pub struct Used {
     pub kept: Vec<(String, u64)>,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
+    /// What deleted volumes hold that can be had back, as far as it is known, and how many they are.
+    pub trash_bytes: u64,
+    pub trash_volumes: usize,
     /// Headers of shards, volumes that are not in service, and what is on its way to or from devices.
     pub other_bytes: i64,
 }
@@ -181,18 +193,20 @@ fn account(status: &GridStatus, held: &[VolumeSpace]) -> Space {
         used.metadata_bytes += live.space.metadata_bytes;
     }
     let data: u64 = used.data.iter().chain(&used.snapshots).chain(&used.kept).map(|(_, bytes)| bytes).sum();
-    let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes;
+    used.trash_volumes = status.trash.len();
+    used.trash_bytes = status.trash.iter().map(|trashed| trashed.taken_bytes).sum();
+    let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes + used.trash_bytes;
     used.other_bytes = (capacity - free) as i64 - known as i64;
     let mut free_bytes = free - reserve_bytes - spare_bytes;
-    let mut set_aside = Vec::new();
+    let mut aside = Vec::new();
     let mut missing_bytes = 0;
-    for volume in status.volumes.iter().filter(|v| v.set_aside_bytes > 0) {
-        let there = volume.set_aside_bytes.min(free_bytes + spare_bytes);
+    for (name, _, bytes) in set_aside(status) {
+        let there = bytes.min(free_bytes + spare_bytes);
         // What fixed volumes own may lie in what is not promised to others.
         let of_spare = there.saturating_sub(free_bytes);
         (free_bytes, spare_bytes) = (free_bytes - (there - of_spare), spare_bytes - of_spare);
-        missing_bytes += volume.set_aside_bytes - there;
-        set_aside.push((volume.name.clone(), there));
+        missing_bytes += bytes - there;
+        aside.push((name, there));
     }
     let writable = |layout: Layout| Writable::of(layout, writable_now(status, layout));
     Space {
@@ -201,7 +215,7 @@ fn account(status: &GridStatus, held: &[VolumeSpace]) -> Space {
         used_bytes: capacity - free,
         reserve_bytes,
         spare_bytes,
-        set_aside,
+        set_aside: aside,
         missing_bytes,
         free_bytes,
         days_to_full: status.days_to_full,
@@ -241,6 +255,14 @@ fn print_short(space: &Space) -> Result<()> {
             Size(space.reclaimable_bytes)
         ))?;
     }
+    if space.used.trash_volumes > 0 {
+        print(format_args!(
+            "{} of what is in use is in the trash, {}: it goes by itself, first when devices are nearly full (`holdfast volume \
+             trash list`)",
+            Size(space.used.trash_bytes),
+            volumes(space.used.trash_volumes)
+        ))?;
+    }
     let set_aside: u64 = space.set_aside.iter().map(|(_, bytes)| bytes).sum();
     if set_aside > 0 {
         print(format_args!("{} more are set aside for fixed volumes; thin ones have the rest:", Size(set_aside)))?;
@@ -277,6 +299,9 @@ fn print_why(space: &Space) -> Result<()> {
     row("    copies and parity".to_string(), space.used.redundancy_bytes as i64);
     row("    dead, until it is cleaned".to_string(), space.used.dead_bytes as i64);
     row("    maps and checkpoints".to_string(), space.used.metadata_bytes as i64);
+    if space.used.trash_volumes > 0 {
+        row(format!("    in the trash, {}", volumes(space.used.trash_volumes)), space.used.trash_bytes as i64);
+    }
     row("    headers, volumes not in service, on the way".to_string(), space.used.other_bytes);
     row("  reserve for cleaning and deleting".to_string(), space.reserve_bytes as i64);
     row("  not promised, so that cleaning stays cheap".to_string(), space.spare_bytes as i64);

@@ -2,6 +2,7 @@
 
 use super::format::{percent_used, print, print_json, print_table, table};
 use super::tls::{TlsArgs, TokenArgs};
+use super::trash::print_trash_count;
 use super::volume::print_list;
 use crate::client;
 use crate::findings::{self, Finding, Severity};
@@ -11,7 +12,7 @@ use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token::{self, Join};
 use crate::grid::{self, UpOptions, UpOutcome};
-use crate::protocol::{Counters, DeviceInfo, LinkState, NodeInfo, Unreadable, VolumeInfo};
+use crate::protocol::{Counters, DeviceInfo, LinkState, NodeInfo, TrashInfo, Unreadable, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
@@ -367,6 +368,7 @@ fn print_status(status: &GridStatus, findings: &[Finding], rates: Option<&BTreeM
         if let Some(rates) = rates {
             print_rates(rates)?;
         }
+        print_trash_count(&status.trash)?;
         for name in &status.deleting {
             print(format_args!("volume {name} is deleted; its space is being returned"))?;
         }
@@ -420,6 +422,8 @@ pub struct GridStatus {
     pub nodes: Vec<NodeView>,
     pub volumes: Vec<VolumeInfo>,
     pub deleting: Vec<String>,
+    /// Volumes that were deleted and can be had back.
+    pub trash: Vec<TrashInfo>,
     /// Volumes whose records this release can't read.
     pub unreadable: Vec<Unreadable>,
     pub found: Vec<Unreadable>,
@@ -540,6 +544,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         nodes,
         volumes: status.volumes,
         deleting: status.deleting,
+        trash: status.trash,
         unreadable: status.unreadable,
         found: status.found,
     })

@@ -1,12 +1,17 @@
 //! `holdfast task`: what goes on in the background.
 
 use super::format::{print, print_json, print_table, table};
+use super::progress::{Bars, Progress, Unit};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::protocol::TaskInfo;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Where nobody looks at a terminal.
+const TOLD_EVERY: Duration = Duration::from_secs(5);
 
 /// Between two looks.
 const PACE: Duration = Duration::from_secs(2);
@@ -22,17 +27,28 @@ pub struct TaskArgs {
 enum TaskAction {
     /// What is done now, at all hosts: repairs, drains, evening devices out, merges of deleted snapshots, deletions
     List,
-    /// The list every two seconds, until it is empty
+    /// How they get on, until nothing is left to do: bars on a terminal; elsewhere the list every five seconds, or with --json
+    /// every two
     Watch,
 }
 
 pub fn run(args: TaskArgs, dir: &GridDir, json: bool) -> Result<()> {
     let watches = matches!(args.action, TaskAction::Watch);
+    let bars = Bars::new(json || !watches);
+    let mut shown: BTreeMap<String, Progress> = BTreeMap::new();
+    let mut told_at: Option<Instant> = None;
     loop {
         let (tasks, silent) = client::tasks(dir)?;
+        shown.retain(|name, _| tasks.iter().any(|task| task.name == *name));
         if json {
             print_json(&tasks)?
-        } else {
+        } else if bars.are_seen() && !tasks.is_empty() {
+            for task in &tasks {
+                let bar = shown.entry(task.name.clone());
+                bar.or_insert_with(|| bars.begin(&task.name, unit_of(&task.unit), task.left)).set_left(task.left);
+            }
+        } else if !watches || tasks.is_empty() || told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
+            told_at = Some(Instant::now());
             print_tasks(&tasks)?;
             silent.iter().try_for_each(|host| print(format_args!("host {host} does not say what it does")))?;
         }
@@ -40,6 +56,16 @@ pub fn run(args: TaskArgs, dir: &GridDir, json: bool) -> Result<()> {
             return Ok(());
         }
         std::thread::sleep(PACE);
+    }
+}
+
+fn unit_of(unit: &str) -> Unit {
+    match unit {
+        "segments" => Unit::Of("segments"),
+        "shards" => Unit::Of("shards"),
+        "MiB" => Unit::Of("MiB"),
+        "layers" => Unit::Of("layers"),
+        _ => Unit::Of("parts"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `holdfast send` and `holdfast receive`: snapshots as streams, from grid to grid.
 
 use super::format::{print, print_json};
+use super::progress::{Progress, Unit};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::nbd_client::{Client, REQUEST_BYTES_MAX, Run};
@@ -131,8 +132,11 @@ pub fn send(args: SendArgs, dir: &GridDir, json: bool) -> Result<()> {
     };
     let begun = Instant::now();
     let begin = ask_begin(dir, &wanted)?;
-    let totals = write_stream(dir, &wanted, &begin, &mut std::io::stdout().lock())
-        .with_context(|| format!("the stream of {}@{} broke off", begin.volume, begin.snapshot))?;
+    let what = format!("sending {}@{}", begin.volume, begin.snapshot);
+    let mut progress = Progress::begin(what, Unit::Bytes, begin.size_bytes, json);
+    let totals = write_stream(dir, &wanted, &begin, &mut std::io::stdout().lock(), |at| progress.set(at));
+    drop(progress);
+    let totals = totals.with_context(|| format!("the stream of {}@{} broke off", begin.volume, begin.snapshot))?;
     if json {
         eprintln!("{}", json!({ "data_bytes": totals.data_bytes, "zeroes_bytes": totals.zeroes_bytes }));
     } else {
@@ -164,7 +168,14 @@ fn ask_begin(dir: &GridDir, wanted: &Wanted) -> Result<Begin> {
     }
 }
 
-fn write_stream(dir: &GridDir, wanted: &Wanted, begin: &Begin, out: &mut impl Write) -> Result<Totals> {
+/// `tell` hears up to where the volume has been told of.
+fn write_stream(
+    dir: &GridDir,
+    wanted: &Wanted,
+    begin: &Begin,
+    out: &mut impl Write,
+    mut tell: impl FnMut(u64),
+) -> Result<Totals> {
     let export = format!("{}@{}", begin.volume, begin.snapshot);
     let changed = begin.from.as_ref().map(|(from, _)| format!("holdfast:changed:{from}"));
     let contexts: Vec<&str> = ["base:allocation"].into_iter().chain(changed.as_deref()).collect();
@@ -195,6 +206,7 @@ fn write_stream(dir: &GridDir, wanted: &Wanted, begin: &Begin, out: &mut impl Wr
             let data: Vec<Range<u64>> = data.collect();
             rest = &rest[data.len()..];
             reading.read_in_order(data, READ_DEPTH, |offset, bytes| {
+                tell(offset);
                 out.write_all(&sender.data(offset, bytes))?;
                 out.write_all(bytes)
             })?;
@@ -280,9 +292,12 @@ pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
         let (name, ticket) = (args.name.clone(), ticket.clone());
         client::done(dir, &Request::ReceiveProgress { name, ticket, offset })
     };
-    let taken = Client::connect(&dir.nbd_socket(), &export)
-        .context("cannot write to the volume")
-        .and_then(|mut volume| take_in(&mut stream, &mut volume, note));
+    let taken =
+        Client::connect(&dir.nbd_socket(), &export).context("cannot write to the volume").and_then(|mut volume| {
+            let what = format!("receiving {}@{}", args.name, begin.snapshot);
+            let mut progress = Progress::begin(what, Unit::Bytes, begin.size_bytes, json);
+            take_in(&mut stream, &mut volume, (note, |offset| progress.set(offset)))
+        });
     let totals = match taken {
         Ok(totals) => totals,
         Err(error) => {
@@ -322,7 +337,7 @@ impl<R: Read> Frames<'_, R> {
 fn take_in<R: Read>(
     stream: &mut Frames<'_, R>,
     volume: &mut Client,
-    note: impl Fn(u64) -> Result<()>,
+    (note, mut tell): (impl Fn(u64) -> Result<()>, impl FnMut(u64)),
 ) -> Result<Totals> {
     let mut payload = Vec::new();
     let mut noted = Instant::now();
@@ -337,7 +352,10 @@ fn take_in<R: Read>(
             Err(error) => break Err(error),
         };
         match told {
-            Ok(offset) => done = Some(offset),
+            Ok(offset) => {
+                done = Some(offset);
+                tell(offset);
+            }
             Err(error) => break Err(anyhow::Error::from(error).context("cannot write to the volume")),
         }
         if noted.elapsed() >= NOTE_EVERY {

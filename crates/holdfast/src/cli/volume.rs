@@ -1,4 +1,4 @@
-//! `holdfast volume`: make, show, resize, delete, export.
+//! `holdfast volume`: make, show, resize, rename, delete, export.
 
 use super::format::{print, print_json, print_table, table};
 use super::protect::{self, Redundancy};
@@ -38,9 +38,14 @@ use std::path::PathBuf;
     holdfast volume set vm4 --first-tier none\n  \
     holdfast volume set vm1 --limit iops=500,bytes=50MiB\n  \
     holdfast volume set vm1 --protect node     after a node was added\n  \
+    holdfast volume export ocfs --shared       several clients write at a time; else a second one is refused\n  \
     holdfast volume allow db vm7 vm8           only these clients may have it over TCP (`holdfast grid tls --help`)\n  \
     holdfast volume deny db vm8                it is cut off, if it is connected\n  \
-    holdfast volume delete scratch")]
+    holdfast volume rename vm1 web1            while no client is connected\n  \
+    holdfast volume protect db on              it is not deleted until that is taken back\n  \
+    holdfast volume delete scratch             into the trash, for a day: `holdfast volume trash list`\n  \
+    holdfast volume trash restore scratch\n  \
+    holdfast volume delete scratch --now       for good")]
 pub struct VolumeArgs {
     #[command(subcommand)]
     action: VolumeAction,
@@ -89,13 +94,27 @@ enum VolumeAction {
     },
     /// Change how a volume is kept, while it is used
     Set(Set),
-    /// Delete a volume with its data and its snapshots, or a clone with its own
+    /// Give a volume another name, while no client is connected; where it is in service it is closed for a moment
+    Rename { name: String, new: String },
+    /// Have a volume or clone deleted by nobody, until that is taken back
+    Protect {
+        name: String,
+        #[arg(value_enum)]
+        protection: Switch,
+    },
+    /// Delete a volume with its data and its snapshots: it goes into the trash for a day, and its name is free at once. A clone that
+    /// is a part of a volume is deleted for good
     Delete {
         name: String,
         /// Cut off clients that are connected
         #[arg(long)]
         force: bool,
+        /// For good, past the trash
+        #[arg(long)]
+        now: bool,
     },
+    /// Deleted volumes: have them back, or return their space
+    Trash(super::trash::TrashArgs),
     /// Offer a volume to clients, now and after every start of the grid
     Export {
         name: String,
@@ -105,6 +124,10 @@ enum VolumeAction {
         /// Beside the host that has it in service: what clients ask here goes there, and if that host is lost this one takes over
         #[arg(long)]
         portal: bool,
+        /// Let several clients write at a time, as to a cluster's file system; `--shared off`: one, which is what a volume has unless told
+        /// otherwise. Counts until the volume is out of service
+        #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "on")]
+        shared: Option<Switch>,
         /// Where this host gets the key of an encrypted volume from here on
         #[command(flatten)]
         key: WrappingKey,
@@ -166,6 +189,16 @@ impl Clients {
         };
         let volume = client::volume(dir, &Request::VolumeClients { name: self.name, change })?;
         show(&volume, format!("volume {} is for {}", volume.name, whom_for(&volume)), json)
+    }
+}
+
+fn writers_of(volume: &VolumeInfo) -> String {
+    let writer = volume.writer.as_deref();
+    match (volume.shared, writer, &volume.refused_writer) {
+        (true, ..) => "several at a time (`--shared`)".to_string(),
+        (false, None, _) => "one at a time; none yet".to_string(),
+        (false, Some(writer), None) => format!("one at a time, now {writer}"),
+        (false, Some(writer), Some(refused)) => format!("one at a time, now {writer}; {refused} was refused"),
     }
 }
 
@@ -280,6 +313,12 @@ enum Integrity {
     Off,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
 impl Create {
     fn run(self, dir: &GridDir, json: bool) -> Result<()> {
         if self.dry_run {
@@ -354,6 +393,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
                 return print_json(&status.volumes);
             }
             print_list(&status.volumes)?;
+            super::trash::print_trash_count(&status.trash)?;
             print_unreadable(&status.unreadable)
         }
         VolumeAction::Show { name } => {
@@ -379,14 +419,18 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
         VolumeAction::Layer(args) => super::layer::run(args, dir, json),
         VolumeAction::Plan => protect::show_plan(dir, json),
         VolumeAction::Set(set) => set.run(dir, json),
-        VolumeAction::Delete { name, force } => {
-            let before = client::volume(dir, &Request::VolumeShow { name: name.clone() });
-            client::done(dir, &Request::VolumeDelete { name: name.clone(), force })?;
-            let key = before.ok().map_or("", |volume| what_becomes_of_the_key(&volume));
-            let text =
-                format!("volume {name} is deleted{key}; its space returns in the background (`holdfast status`)");
-            if json { print_json(&json!({ "name": name, "done": true })) } else { print(text) }
+        VolumeAction::Rename { name, new } => {
+            let volume = client::volume(dir, &Request::VolumeRename { name: name.clone(), new })?;
+            show(&volume, format!("volume {name} is called {} now", volume.name))
         }
+        VolumeAction::Protect { name, protection } => {
+            let protected = protection == Switch::On;
+            let volume = client::volume(dir, &Request::VolumeProtect { name, protected })?;
+            let how = if protected { "protected: it is not deleted until that is off" } else { "not protected" };
+            show(&volume, format!("volume {} is {how}", volume.name))
+        }
+        VolumeAction::Delete { name, force, now } => delete(dir, json, name, (force, now)),
+        VolumeAction::Trash(args) => super::trash::run(args, dir, json),
         VolumeAction::Handover { name, to } => {
             let volume = client::volume(dir, &Request::VolumeHandover { name, to })?;
             let host = volume.host.as_deref().unwrap_or_default();
@@ -398,10 +442,11 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let (volume, text) = rekey(dir, name, key)?;
             show(&volume, text)
         }
-        VolumeAction::Export { name, takeover, portal, key } => {
-            let key = key.source()?;
-            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key })?;
-            show(&volume, format!("volume {} is exported{}", volume.name, how_to_use(&volume)))
+        VolumeAction::Export { name, takeover, portal, shared, key } => {
+            let (key, shared) = (key.source()?, shared.map(|shared| shared == Switch::On));
+            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key, shared })?;
+            let who = if volume.shared { ", to several writers at a time" } else { "" };
+            show(&volume, format!("volume {} is exported{who}{}", volume.name, how_to_use(&volume)))
         }
         VolumeAction::Unexport { name, force } => {
             let volume = client::volume(dir, &Request::VolumeUnexport { name, force })?;
@@ -409,6 +454,29 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
                 &volume,
                 format!("volume {} is out of service; `holdfast volume export {0}` brings it back", volume.name),
             )
+        }
+    }
+}
+
+fn delete(dir: &GridDir, json: bool, name: String, (force, now): (bool, bool)) -> Result<()> {
+    let before = client::volume(dir, &Request::VolumeShow { name: name.clone() });
+    client::done(dir, &Request::VolumeDelete { name: name.clone(), force, now })?;
+    if json {
+        return print_json(&json!({ "name": name, "done": true }));
+    }
+    let trashed = client::trash(dir).unwrap_or_default();
+    let id = before.as_ref().map(|volume| volume.id.clone()).unwrap_or_default();
+    match trashed.iter().find(|trashed| trashed.id == id) {
+        Some(trashed) => print(format_args!(
+            "volume {name} is in the trash, and goes {}; `holdfast volume trash restore {name}` brings it back, `holdfast volume \
+             trash empty {name}` returns its space at once",
+            super::trash::when(trashed.minutes_left)
+        )),
+        None => {
+            let key = before.ok().map_or("", |volume| what_becomes_of_the_key(&volume));
+            print(format_args!(
+                "volume {name} is deleted{key}; its space returns in the background (`holdfast status`)"
+            ))
         }
     }
 }
@@ -529,6 +597,14 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
                 volume.host.as_deref().unwrap_or("-")
             ))?;
         }
+        if let Some(refused) = &volume.refused_writer {
+            let writer = volume.writer.as_deref().unwrap_or("nobody now");
+            print(format_args!(
+                "volume {}: {refused} was refused to write; {writer} does. End the one that should not; `holdfast volume export {0} \
+                 --shared` lets both",
+                volume.name
+            ))?;
+        }
         super::layer::warning(volume).map_or(Ok(()), print)?;
     }
     Ok(())
@@ -567,6 +643,9 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     );
     row("integrity", volume.integrity.clone());
     row("encrypted", if volume.encrypted { "yes" } else { "no" }.to_string());
+    if volume.protected {
+        row("protected", format!("yes, until `holdfast volume protect {} off`", volume.name));
+    }
     row("exported", volume.host.as_ref().map_or("no".to_string(), |host| format!("by host {host}")));
     if !volume.portals.is_empty() {
         row("offered by", format!("hosts {}", volume.portals.join(", ")));
@@ -580,6 +659,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         row("limit", if limit.is_empty() { unreadable } else { limit.clone() });
     }
     row("clients", volume.sessions.to_string());
+    row("writers", writers_of(volume));
     for layer in volume.layers.iter().flat_map(|layers| &layers.layers) {
         row("layer", format!("{}: {}", layer.id, layer.spec));
     }

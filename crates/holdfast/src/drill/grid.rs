@@ -203,11 +203,13 @@ impl Grid for LocalGrid {
             sleep(Duration::from_millis(50))?;
             volume = client::volume(&self.dir, &Request::VolumeShow { name: name.clone() })?;
         }
-        Ok(())
+        // The witness writes beside the load.
+        let (takeover, portal, key, shared) = (false, false, None, Some(true));
+        client::volume(&self.dir, &Request::VolumeExport { name, takeover, portal, key, shared }).map(drop)
     }
 
     fn delete_volume(&self, name: &str) -> Result<()> {
-        client::done(&self.dir, &Request::VolumeDelete { name: name.to_string(), force: true })
+        client::done(&self.dir, &Request::VolumeDelete { name: name.to_string(), force: true, now: true })
     }
 
     fn strike(&self, node: u32, fault: Fault) -> Result<()> {

@@ -3,6 +3,7 @@
 use super::grid::{Fault, Grid};
 use super::stats::rounded;
 use super::tools::sleep;
+use crate::cli::progress::{Progress, Unit};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -52,9 +53,12 @@ impl<'a> Loss<'a> {
         let mut rejoin = Rejoin { degraded_segments: before.degraded_segments, ..Rejoin::default() };
         self.healed = true;
         let begun = Instant::now();
+        let what = format!("node {} is back; making whole", self.node);
+        let mut progress = Progress::begin(what, Unit::Of("segments"), before.degraded_segments, false);
         self.grid.heal(self.node, self.fault).with_context(|| format!("cannot bring node {} back", self.node))?;
         while rejoin.redundant_s.is_none() && begun.elapsed() < time_max {
             let health = self.grid.health(self.node, volumes)?;
+            progress.set_left(health.degraded_segments);
             let now_s = rounded(begun.elapsed().as_secs_f64());
             if health.node_up && rejoin.noticed_s.is_none() {
                 rejoin.noticed_s = Some(now_s);

@@ -371,7 +371,7 @@ fn put_volume(records: &mut Records, root: &Root) {
     let id = root.volume.to_string();
     let is_own = |value: &Vec<u8>| decode::<NameRecord>(value).is_ok_and(|record| record.volume == id);
     let is_named = records.iter().any(|(key, value)| key.starts_with("name/") && is_own(value));
-    if is_named || root.deleted {
+    if is_named || root.deleted || records.contains_key(&trash_key(root.volume)) {
         return;
     }
     let record =

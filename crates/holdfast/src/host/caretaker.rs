@@ -7,10 +7,13 @@
 
 use super::commands::{CloseOutcome, Command};
 use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::trash::name_in_trash;
 use super::volumes::OpenSpec;
 use crate::logger;
 use crate::protocol::VolumeInfo;
 use anyhow::{Context, Result};
+use holdfast_base::VolumeId;
+use holdfast_format::meta::trash_key;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +31,7 @@ const CARE_MAX: Duration = Duration::from_secs(600);
 
 pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     let look = move || {
-        let mut cared: BTreeMap<String, Instant> = BTreeMap::new();
+        let mut cared: BTreeMap<VolumeId, Instant> = BTreeMap::new();
         let (mut rested, mut removed_since) = (BTreeMap::new(), BTreeMap::new());
         let started = Instant::now();
         loop {
@@ -52,46 +55,51 @@ impl ControlPlane {
     fn look_after_closed(
         &self,
         started: Instant,
-        cared: &mut BTreeMap<String, Instant>,
+        cared: &mut BTreeMap<VolumeId, Instant>,
         rested: &mut BTreeMap<String, Instant>,
     ) -> Result<()> {
         let every = if self.catalog.draining()?.is_empty() { CARE_EVERY } else { CARE_EVERY_DRAINING };
-        let last = |name: &str| cared.get(name).copied().unwrap_or(started);
-        let due = self.unserved().into_iter().filter(|name| last(name).elapsed() >= every);
-        let Some(name) = due.min_by_key(|name| last(name)) else { return Ok(()) };
-        {
+        let last = |id: VolumeId| cared.get(&id).copied().unwrap_or(started);
+        let due = self.unserved().into_iter().map(|(id, _)| id).filter(|id| last(*id).elapsed() >= every);
+        let Some(id) = due.min_by_key(|id| last(*id)) else { return Ok(()) };
+        let name = {
             let _alone = self.alone();
             // It may have been exported or deleted meanwhile.
-            let entry = self.catalog.find(&name)?;
-            if entry.served_by.is_some() {
-                return Ok(());
-            }
-            // Others wait: without its key it has had its turn.
-            let Some(spec) = self.keys.spec_now_and_then(&entry) else {
-                cared.insert(name, Instant::now());
+            let Some(entry) = self.catalog.kept_entry(id)?.filter(|entry| entry.served_by.is_none()) else {
                 return Ok(());
             };
+            // Others wait: without its key it has had its turn.
+            let Some(spec) = self.keys.spec_now_and_then(&entry) else {
+                cared.insert(id, Instant::now());
+                return Ok(());
+            };
+            let name = spec.name.clone();
             // Who has claimed it by the time that it is opened keeps it.
             let spec = OpenSpec { only_from: Some(entry.root.epoch), ..spec };
             self.ask(|answer| Command::Open { spec, exported: false, answer })?;
-        }
+            name
+        };
         let begun = Instant::now();
         if self.wait_for_rest(&name)? {
             rested.insert(name.clone(), begun);
         }
-        cared.insert(name.clone(), Instant::now());
+        cared.insert(id, Instant::now());
         let _alone = self.alone();
         match ask(&self.reactor, CLOSE_MAX, |answer| Command::EndCare { name: name.clone(), answer })? {
             CloseOutcome::Closed | CloseOutcome::NotOpen | CloseOutcome::InUse(_) => Ok(()),
         }
     }
 
-    /// Names of the volumes that no host has in service.
-    pub(super) fn unserved(&self) -> Vec<String> {
+    /// Volumes that no host has in service, with their names; also those in the trash.
+    pub(super) fn unserved(&self) -> Vec<(VolumeId, String)> {
         self.records.view(|view| {
             let closed = view.volumes().filter(|volume| view.export(*volume).is_none());
-            let there = closed.filter_map(|volume| view.volume(volume)).filter(|known| !known.is_gone);
-            there.map(|known| known.name.clone()).collect()
+            let there = closed.filter_map(|id| Some((id, view.volume(id)?))).filter(|(_, known)| !known.is_gone);
+            let named = there.map(|(id, known)| match view.get(&trash_key(id)) {
+                Some(_) => (id, name_in_trash(&known.name, id)),
+                None => (id, known.name.clone()),
+            });
+            named.collect()
         })
     }
 

@@ -7,6 +7,7 @@
 //! volume/ID/clone        of a clone instead: which volume it is a part of
 //! volume/ID/dependent/ID what a volume that was made of this one names of it (see `family`)
 //! volume/ID/export       there while the volume is in service, for the next start: at which host
+//! trash/ID               deleted, and can be had back for a while (see `trash`)
 //! deleting/ID            there until every device has returned the volume's space
 //! clients/ID             of a volume or clone: which clients may have it (see `access`)
 //! limits/ID              of a volume or clone: how much clients may have of it (see `limits`)
@@ -35,6 +36,7 @@ use super::presence::{check_can_serve, live_hosts};
 use super::receive::Received;
 use super::records::Records;
 use super::schedule::Schedule;
+use super::trash::name_in_trash;
 use super::trend::Sample;
 use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
@@ -49,7 +51,7 @@ pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::meta::{
     ExportRecord, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NUMBERS_KEY, NameRecord, NumbersRecord, Other, PendingRecord,
     REMOVED_PREFIX, RESERVED_KEY, RemovedRecord, ReservedRecord, clone_key, deleting_key, encode, export_key, host_key,
-    machine_key, name_key,
+    machine_key, name_key, trash_key,
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{Root, root_key};
@@ -62,7 +64,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Attempts at a swap that others race for.
-const SWAPS_MAX: usize = 64;
+pub(super) const SWAPS_MAX: usize = 64;
 
 /// Longest name of a volume.
 const NAME_BYTES_MAX: usize = 64;
@@ -152,13 +154,16 @@ impl Reserving {
     }
 }
 
-fn put(key: &str, value: Vec<u8>) -> Write {
+pub(super) fn put(key: &str, value: Vec<u8>) -> Write {
     Write { key: key.to_string(), value: Some(value), lease: None }
 }
 
 /// Why a volume can't be deleted.
 #[derive(Debug, Error)]
-#[error("volume {volume} holds data of its separate clones ({by}); delete them first")]
+#[error(
+    "volume {volume} holds data of its separate clones ({by}); delete them first, and those in the trash for good \
+     (`holdfast volume trash empty`)"
+)]
 pub struct StillNeeded {
     pub volume: String,
     pub by: String,
@@ -186,6 +191,10 @@ pub struct Entry {
     pub clone: Option<(VolumeId, CloneRecord)>,
     /// Of the volume, also for a clone of it.
     pub settings: Settings,
+    /// It is not deleted until that is taken back.
+    pub protected: bool,
+    /// Several clients may write to it at a time.
+    pub shared: bool,
 }
 
 impl Entry {
@@ -213,9 +222,9 @@ impl Entry {
 #[derive(Clone)]
 pub struct Catalog {
     /// What is only looked at is read here: from memory, where that is kept.
-    known: Meta,
+    pub(super) known: Meta,
     /// What is changed, or must not rest on memory, is read here.
-    meta: Meta,
+    pub(super) meta: Meta,
     grid: GridId,
     /// This host's name.
     host: String,
@@ -242,7 +251,7 @@ pub(super) fn node_key(node: u32) -> String {
     format!("{NODE_PREFIX}{node:05}")
 }
 
-fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
+pub(super) fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
     holdfast_format::meta::decode(bytes).with_context(|| format!("metadata record {key} is damaged"))
 }
 
@@ -291,7 +300,7 @@ impl Catalog {
     }
 
     /// As it is by now.
-    fn get_now(&self, key: &str) -> Result<(MetaVersion, Option<Vec<u8>>)> {
+    pub(super) fn get_now(&self, key: &str) -> Result<(MetaVersion, Option<Vec<u8>>)> {
         let record = self.meta.get(key)?;
         Ok(record.map_or((MetaVersion::ABSENT, None), |r| (r.version, Some(r.value))))
     }
@@ -348,7 +357,7 @@ impl Catalog {
             _ => String::new(),
         };
         let (volume, host, other) = (fresh.to_string(), self.host.clone(), Other::new());
-        let taken = NameRecord { volume, host, origin: Some(origin), other };
+        let taken = NameRecord { volume, host, origin: Some(origin), protected: false, other };
         self.update(&key, |found| {
             given_up = None;
             let Some(found) = found else {
@@ -423,7 +432,7 @@ impl Catalog {
             }
         }
         let (served_by, handed_from, portals, clone) = (None, None, BTreeSet::new(), None);
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings }))
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected: false, shared: false }))
     }
 
     /// What is set aside, as it is by now.
@@ -526,7 +535,9 @@ impl Catalog {
     pub fn needed_by(&self, root: &Root) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for of in &root.dependents {
-            names.extend(self.live_root(of.volume)?.map(|root| root.name));
+            let Some(root) = self.live_root(of.volume)? else { continue };
+            let is_trash = self.known.get(&trash_key(of.volume))?.is_some();
+            names.push(if is_trash { name_in_trash(&root.name, of.volume) } else { root.name });
         }
         Ok(names)
     }
@@ -658,7 +669,7 @@ impl Catalog {
     }
 
     pub fn fixed(&self) -> Result<BTreeMap<VolumeId, FixedVolume>> {
-        Ok(fixed_of(&self.all()?))
+        Ok(fixed_of(&self.all_kept()?))
     }
 
     /// The first step of making a clone: its name, and the id that its volume shall know it by.
@@ -704,13 +715,15 @@ impl Catalog {
         let key = export_key(volume);
         let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
         let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
+        let shared = export.as_ref().is_some_and(|export| export.shared);
         let (served_by, portals, handed_from) = match export {
             Some(ExportRecord { host, portals, from, .. }) => (Some(host), portals, from),
             None => (None, BTreeSet::new(), None),
         };
         let settings = self.settings(volume)?;
         let clone = clone.map(|clone| (id, clone));
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings }))
+        let protected = self.is_protected(clone.as_ref().map_or(&root.name, |(_, clone)| &clone.name))?;
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected, shared }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -817,7 +830,7 @@ impl Catalog {
         Ok(is_taken_over)
     }
 
-    fn change_export(&self, volume: VolumeId, change: impl Fn(&mut ExportRecord)) -> Result<bool> {
+    pub(super) fn change_export(&self, volume: VolumeId, change: impl Fn(&mut ExportRecord)) -> Result<bool> {
         let key = export_key(volume);
         let mut is_there = false;
         self.update(&key, |found| {

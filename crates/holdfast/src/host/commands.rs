@@ -128,6 +128,11 @@ pub enum Command {
         checked: bool,
         answer: Answer<()>,
     },
+    /// Volumes that several clients may write to at a time.
+    Shared {
+        volumes: BTreeSet<VolumeId>,
+        answer: Answer<()>,
+    },
     /// Whether guests' writes leave the spare free, too: hosts of older releases do.
     KeepSpare {
         keep: bool,
@@ -479,6 +484,10 @@ impl Host {
                 }
                 tell(&answer, ());
             }
+            Command::Shared { volumes, answer } => {
+                self.set_shared(volumes);
+                tell(&answer, ());
+            }
             Command::KeepSpare { keep, answer } => {
                 self.keep_spare(now, keep, io);
                 tell(&answer, ());
@@ -594,6 +603,11 @@ impl Host {
                 self.locals_changed.push(spec.volume);
                 return self.drive(now, at, begin, io);
             }
+            self.on_volume_closed(now, at, io);
+        }
+        // Under the name that it had before, or in the trash, nobody uses it.
+        let is_former = |at: &Token| self.volumes.table.get(*at).is_some_and(|v| !v.exported && v.name != spec.name);
+        if let Some(at) = self.volumes.find_id(spec.volume).filter(is_former) {
             self.on_volume_closed(now, at, io);
         }
         if !self.volumes.table.is_full() {

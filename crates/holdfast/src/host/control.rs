@@ -24,6 +24,7 @@ use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
 use super::schedule;
 use super::steward;
+use super::trash;
 use super::trend::{self, Trend};
 use super::volumes::{OpenSpec, integrity_text, provisioning_text, split_export};
 use super::watcher;
@@ -32,16 +33,19 @@ use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::metadata::{self, MetadataFile};
 use crate::logger;
-use crate::protocol::{DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, Unreadable, VolumeInfo};
+use crate::protocol::{
+    DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, TrashInfo, Unreadable, VolumeInfo,
+};
 use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
-use holdfast_base::{BLOCK_BYTES, NodeId};
+use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
 use holdfast_volume::protect::{self, Protect};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,6 +93,7 @@ pub(super) struct ControlPlane {
     pub(super) records: Arc<Records>,
     pub(super) assignment: Assignment,
     /// What the reactor was told last.
+    shared: Mutex<Option<BTreeSet<VolumeId>>>,
     pub(super) offered: Mutex<Option<Offered>>,
     pub(super) presence: Presence,
     pub(super) keys: Arc<Keys>,
@@ -112,6 +117,16 @@ pub(super) struct ControlPlane {
     questions: Mutex<()>,
 }
 
+/// What the records tell beside volumes.
+#[derive(Default)]
+struct Told {
+    /// Names of the volumes whose space is being returned.
+    deleting: Vec<String>,
+    trash: Vec<TrashInfo>,
+    /// Volumes whose records this release can't read.
+    unreadable: Vec<Unreadable>,
+}
+
 /// Opens the sockets and serves them from threads of its own.
 pub fn start(
     dir: &GridDir,
@@ -131,6 +146,7 @@ pub fn start(
         records,
         assignment,
         offered: Mutex::default(),
+        shared: Mutex::default(),
         presence,
         keys,
         revocations,
@@ -152,6 +168,7 @@ pub fn start(
     steward::start(Arc::clone(&plane))?;
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
+    trash::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
     errands::start(Arc::clone(&plane), meta)?;
     watcher::start(Arc::clone(&plane))?;
@@ -280,14 +297,28 @@ impl ControlPlane {
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
-            Request::VolumeDelete { name, force } => self.delete(&name, force).map(|()| Response::Done),
-            Request::VolumeExport { name, takeover, portal, key } => {
+            Request::VolumeDelete { name, force, now } => self.delete(&name, (force, now)).map(|()| Response::Done),
+            Request::TrashList => self.list_trash().map(|trash| Response::Trash { trash }),
+            Request::TrashRestore { volume, name } => self.restore(&volume, name.as_deref()).map(Response::from),
+            Request::TrashEmpty { volume } => {
+                self.empty_trash(volume.as_deref()).map(|names| Response::Names { names })
+            }
+            Request::VolumeRename { name, new } => self.rename(&name, &new).map(Response::from),
+            Request::VolumeProtect { name, protected } => self.protect(&name, protected).map(Response::from),
+            Request::VolumeExport { name, takeover, portal, key, shared } => {
                 let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
                 let exported = named.and_then(|()| match portal {
                     true => self.export_by_portal(&name),
                     false => self.export(&name, takeover),
                 });
-                exported.map(Response::from)
+                let shared = exported.and_then(|info| match shared {
+                    None => Ok(info),
+                    Some(shared) => {
+                        self.set_shared(&self.catalog.find(&name)?, shared)?;
+                        self.show(&name)
+                    }
+                });
+                shared.map(Response::from)
             }
             Request::VolumeClients { name, change } => self.set_clients(&name, &change).map(Response::from),
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
@@ -399,6 +430,10 @@ impl ControlPlane {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn shared_told(&self) -> MutexGuard<'_, Option<BTreeSet<VolumeId>>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn trend(&self) -> MutexGuard<'_, Trend> {
         self.trend.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -421,7 +456,7 @@ impl ControlPlane {
         let metadata_trouble = self.health.trouble().or(doubt);
         let told = metadata_trouble.is_none().then(|| self.told_by_catalog(&mut volumes)).transpose();
         let metadata_trouble = metadata_trouble.or(told.as_ref().err().map(|error| format!("now: {error:#}")));
-        let (deleting, unreadable) = told.ok().flatten().unwrap_or_default();
+        let Told { deleting, unreadable, trash } = told.ok().flatten().unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
             grid: config.grid,
@@ -435,27 +470,33 @@ impl ControlPlane {
             nodes: live.nodes,
             volumes,
             deleting,
+            trash,
             unreadable,
             found: self.catalog.found().unwrap_or_default(),
             next_node: self.catalog.next_node().unwrap_or_default(),
         })
     }
 
-    /// Adds volumes that are not open here; gives those that are being deleted, and those that can't be read.
-    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<(Vec<String>, Vec<Unreadable>)> {
+    /// Adds volumes that are not open here, and takes those away that are in the trash.
+    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<Told> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         let (lists, limits) = (self.catalog.clients()?, self.catalog.limits()?);
-        let (entries, unreadable) = self.catalog.survey()?;
+        let (trash, more) = self.trash_of(volumes)?;
+        let (entries, mut unreadable) = self.catalog.survey()?;
+        unreadable.extend(more);
         for entry in entries {
             match volumes.iter_mut().find(|v| v.name == entry.name()) {
-                Some(volume) => volume.portals = entry.portals.into_iter().collect(),
+                Some(volume) => {
+                    volume.protected = entry.protected;
+                    volume.portals = entry.portals.into_iter().collect();
+                }
                 None => {
                     let (only_for, limit) = (lists.get(&entry.id()).cloned(), limits.get(&entry.id()).cloned());
                     volumes.push(VolumeInfo { only_for, limit, ..self.closed_info(&entry) })
                 }
             }
         }
-        Ok((deleting, unreadable))
+        Ok(Told { deleting, trash, unreadable })
     }
 
     fn list(&self) -> Result<Vec<VolumeInfo>> {
@@ -473,6 +514,7 @@ impl ControlPlane {
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
         info.portals = entry.portals.iter().cloned().collect();
+        info.protected = entry.protected;
         info.only_for = self.catalog.clients()?.remove(&entry.id());
         info.limit = self.catalog.limits()?.remove(&entry.id());
         if entry.clone.is_none() {
@@ -635,7 +677,7 @@ impl ControlPlane {
         }
     }
 
-    fn close(&self, name: &str, force: bool, discard: bool, why_not: &str) -> Result<()> {
+    pub(super) fn close(&self, name: &str, force: bool, discard: bool, why_not: &str) -> Result<()> {
         let command = |answer| Command::Close { name: name.to_string(), force, discard, answer };
         let mut outcome = ask(&self.reactor, CLOSE_MAX, command)?;
         // A client that has just said good-bye is gone in a moment.
@@ -806,8 +848,11 @@ impl ControlPlane {
         Ok(made)
     }
 
-    fn delete(&self, name: &str, force: bool) -> Result<()> {
+    fn delete(&self, name: &str, (force, now): (bool, bool)) -> Result<()> {
         let entry = self.catalog.find(name)?;
+        if entry.protected {
+            bail!("{name} is protected, and is not deleted; `holdfast volume protect {name} off`, then try again");
+        }
         if let Some((id, record)) = &entry.clone {
             let origin = self.ask(|answer| Command::Volume { name: entry.root.name.clone(), answer })?;
             let clone = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
@@ -825,6 +870,10 @@ impl ControlPlane {
         let by = self.catalog.needed_by(&entry.root)?;
         if !by.is_empty() {
             return Err(StillNeeded { volume: name.to_string(), by: by.join(", ") }.into());
+        }
+        let is_begun = self.catalog.deleting()?.iter().any(|of| of.volume == entry.root.volume.to_string());
+        if !now && !is_begun {
+            return self.throw_away(&entry, force);
         }
         self.close(name, force, true, &format!("volume {name} is not deleted"))?;
         self.catalog.begin_deleting(&entry)?;
@@ -898,6 +947,10 @@ impl ControlPlane {
             integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
             encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),
+            protected: entry.protected,
+            shared: entry.shared,
+            writer: None,
+            refused_writer: None,
             shares_with: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),

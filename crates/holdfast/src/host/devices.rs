@@ -193,7 +193,7 @@ impl ControlPlane {
         // Of a device that does not serve nothing new is taken away.
         let is_new = |d: &DeviceInfo| d.health == "serving" && !d.draining && !stays(&d);
         let takes_any = live.nodes.iter().flat_map(|node| &node.devices).any(is_new);
-        for entry in self.catalog.all_strictly()?.iter().filter(|entry| entry.clone.is_none() && takes_any) {
+        for entry in self.catalog.all_kept_strictly()?.iter().filter(|entry| entry.clone.is_none() && takes_any) {
             let layout: Layout = entry.root.layout;
             let by_node: Vec<usize> = live.nodes.iter().map(|node| node.devices.iter().filter(stays).count()).collect();
             if let Some((wants, left)) = protect::lacks(layout, &by_node) {
@@ -266,7 +266,7 @@ impl ControlPlane {
             }
         }
         let is_leaving = |device: DeviceId| devices.iter().any(|name| name.parse() == Ok(device));
-        let entries = if force { self.catalog.all()? } else { self.catalog.all_strictly()? };
+        let entries = if force { self.catalog.all_kept()? } else { self.catalog.all_kept_strictly()? };
         for entry in entries.iter().filter(|entry| entry.clone.is_none() && !force) {
             if entry.root.ledgers.iter().flat_map(|ledger| &ledger.legs).any(|leg| is_leaving(leg.device)) {
                 bail!(
@@ -288,7 +288,7 @@ impl ControlPlane {
 
     /// Volumes that have to wait for the caretaker.
     fn closed_volumes(&self) -> Result<String> {
-        let names = self.unserved();
+        let names: Vec<String> = self.unserved().into_iter().map(|(_, name)| name).collect();
         Ok(match names.is_empty() {
             true => String::new(),
             false => format!(

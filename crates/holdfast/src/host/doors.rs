@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn readers_look_and_admins_do() {
         let show = Request::VolumeShow { name: "v1".to_string() };
-        let delete = Request::VolumeDelete { name: "v1".to_string(), force: false };
+        let delete = Request::VolumeDelete { name: "v1".to_string(), force: false, now: false };
         Rank::Reader.check(&show).unwrap();
         Rank::Admin.check(&delete).unwrap();
         for refused in [&delete, &Request::NodeCut { node: 1 }, &Request::GridReload] {

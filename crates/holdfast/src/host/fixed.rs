@@ -211,6 +211,8 @@ impl ControlPlane {
             }
             let Some(noted) = entry.settings.fixed else { continue };
             let live = self.ask(|answer| Command::Volume { name: entry.name().to_string(), answer })?;
+            // A volume in the trash has left its name to others.
+            let live = live.filter(|live| live.id == id.to_string());
             let open = live.as_ref().filter(|live| live.state == "open");
             let base_bytes = open.map_or(noted.base_bytes, |live| base_now(live, noted.base_bytes));
             let next = Fixed { base_bytes, left_bytes: seen.fixed.left_bytes };
@@ -286,9 +288,10 @@ impl ControlPlane {
             free = self.free_to_own(volume, layout, reserving)?;
         }
         if bytes > free {
+            let trash = if self.catalog.trash()?.is_empty() { "" } else { " (`holdfast volume trash empty`)" };
             bail!(
                 "{what} needs {} set aside in layout {layout}, a sixteenth for what is overwritten included, and {} is free \
-                 beside what other fixed volumes own (`holdfast space why`); free space, add a device \
+                 beside what other fixed volumes own (`holdfast space why`); free space{trash}, add a device \
                  (`holdfast device add NODE`), choose a smaller size, or --provisioning thin",
                 Size(bytes),
                 Size(free)

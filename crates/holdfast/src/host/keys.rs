@@ -177,7 +177,7 @@ impl Keys {
         let Some(record) = self.catalog.key(volume)? else {
             bail!(
                 "volume {name} is encrypted, and its key is gone from the metadata store, as after a deletion that was cut short; \
-                 `holdfast volume delete {name}` ends that. If it was not deleted, bring back what `holdfast meta export` has \
+                 `holdfast volume delete {name} --now` ends that. If it was not deleted, bring back what `holdfast meta export` has \
                  written, with `holdfast meta import`"
             );
         };

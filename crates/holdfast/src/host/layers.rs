@@ -106,7 +106,7 @@ impl Host {
                 Effect::Up(reply) => self.replies.push_back((at, reply)),
                 Effect::Down(BlockRequest { token, op }) => {
                     let Some(volume) = self.volumes.table.get_mut(at) else { return };
-                    let asker = Asker { who: Who::Layers(head), token, op: None, since: now };
+                    let asker = Asker { who: Who::Layers(head), token, op: None, since: now, changes: None };
                     let request = BlockRequest { token: volume.note_asker(asker), op };
                     self.drive(now, at, VolumeEvent::Request { target: Target::Head(head), request }, io);
                 }

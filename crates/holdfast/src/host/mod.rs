@@ -30,6 +30,7 @@ mod limits;
 mod links;
 pub mod machines;
 pub mod meta;
+mod names;
 mod nbd;
 mod near;
 mod peers;
@@ -44,9 +45,11 @@ pub mod signer;
 mod steward;
 mod stop;
 pub mod tls;
+mod trash;
 mod trend;
 mod volumes;
 mod watcher;
+mod writers;
 
 use crate::admission::HostPlaces;
 use crate::config::{Exposure, HostSettings};
@@ -60,8 +63,11 @@ use crate::nbd_uri::Place;
 use anyhow::{Context, Result};
 use commands::{ChangeOutcome, Command, Policy, Waiters};
 use holdfast_base::time::earliest;
-use holdfast_base::{BlockError, BlockReply, BlockRequest, DeviceId, Effects, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_base::{
+    BlockError, BlockReply, BlockRequest, DeviceId, Effects, HeadId, Instant, NodeId, Slab, Token, VolumeId,
+};
 use holdfast_cluster::{Event as AssignmentEvent, Local};
+use holdfast_portal::WriterEvent;
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
@@ -79,6 +85,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use volumes::{Budget, Care, OpenSpec, Volumes, Wait};
+use writers::Machine;
 
 /// Commands that may wait: one a control connection.
 const COMMANDS_MAX: usize = 1024;
@@ -114,6 +121,8 @@ pub struct Host {
     effects: Effects<Effect>,
     replies: VecDeque<(Token, BlockReply)>,
     requests: VecDeque<(Token, BlockRequest)>,
+    /// About who may write to a volume, or a clone in it.
+    writer_events: VecDeque<(Token, HeadId, WriterEvent)>,
     reconnects: VecDeque<NodeId>,
     closed: VecDeque<Token>,
     chores_at: Instant,
@@ -194,7 +203,12 @@ pub fn run(dir: &GridDir) -> Result<()> {
             &config.host.name,
             Peers::new(links_tls.clone(), Door::new(door, places.links / 2), places.links),
         ),
-        clients: Clients::new(places, (grid, revoked), settings.tls_dir.as_deref().map(tls::load).transpose()?),
+        clients: Clients::new(
+            places,
+            (grid, revoked),
+            settings.tls_dir.as_deref().map(tls::load).transpose()?,
+            Machine::own(config.address()),
+        ),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
@@ -206,6 +220,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         effects: Effects::new(),
         replies: VecDeque::new(),
         requests: VecDeque::new(),
+        writer_events: VecDeque::new(),
         reconnects: VecDeque::new(),
         closed: VecDeque::new(),
         chores_at: started,
@@ -454,6 +469,8 @@ impl Host {
                 self.on_link_event(now, event, io);
             } else if let Some((at, reply)) = self.replies.pop_front() {
                 self.on_volume_reply(now, at, reply, io);
+            } else if let Some((at, head, event)) = self.writer_events.pop_front() {
+                self.drive_writers(now, at, head, event, io);
             } else if let Some((session, request)) = self.requests.pop_front() {
                 self.submit(now, session, request, io);
             } else if let Some(node) = self.reconnects.pop_front() {
@@ -497,6 +514,7 @@ impl Host {
             let (_, reply) = self.replies.remove(n).expect("just seen");
             self.on_volume_reply(now, at, reply, io);
         }
+        self.give_up_held(now, at, io);
         if let Some((requests, behind)) = self.volumes.table.get_mut(at).map(volumes::Volume::give_up) {
             // One that was dropped with requests under way: what became of them its successor knows.
             for token in requests {
@@ -543,6 +561,7 @@ impl Host {
             if self.volumes.table.get(at).is_some_and(is_due) {
                 self.drive(now, at, VolumeEvent::Tick, io);
                 self.tick_layers(now, at, io);
+                self.tick_writers(now, at, io);
             }
         }
         self.tick_groups(now, io);
@@ -624,12 +643,12 @@ impl App for Host {
             }
             Event::Timer => self.on_timer(now, io),
             Event::Wake => self.on_wake(now, io),
-            Event::Accepted { listener, conn, peer, address } if self.host_listeners.contains(&listener) => {
+            Event::Accepted { listener, conn, peer, address, .. } if self.host_listeners.contains(&listener) => {
                 self.portals.peers.on_accepted(now, conn, (peer, address), io);
             }
-            Event::Accepted { listener, conn, peer, address } => {
+            Event::Accepted { listener, conn, peer, address, process } => {
                 assert!(self.nbd_listeners.contains(&listener), "only clients of volumes are accepted here");
-                self.on_client(now, conn, (peer, address), io);
+                self.on_client(now, conn, (peer, address, process), io);
             }
             Event::TurnedAway { listener, peer } if self.host_listeners.contains(&listener) => {
                 self.portals.peers.on_turned_away(now, &peer);

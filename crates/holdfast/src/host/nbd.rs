@@ -15,16 +15,18 @@ use super::access::{Caller, Teller};
 use super::portals::Portals;
 use super::tls::Secured;
 use super::volumes::{Asker, Behind, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
+use super::writers::Machine;
 use crate::admission::{Full, Handshakes, HostPlaces, Origin, Room, Taken};
 use crate::link_tls::REVOKED;
 use crate::logger;
 use holdfast_base::{
-    BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, GridId, HeadId, Instant, ObjectId, Slab,
-    Token, VolumeId,
+    BlockData, BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, GridId, HeadId, Instant,
+    ObjectId, Slab, Token, VolumeId,
 };
+use holdfast_format::portal::Client as Identity;
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_layer::StackEvent;
-use holdfast_portal::{DeskEvent, Event as PortalEvent};
+use holdfast_portal::{DeskEvent, Event as PortalEvent, SessionId};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::TlsServer;
@@ -52,6 +54,9 @@ pub struct Client {
     pub peer: String,
     origin: Origin,
     pub caller: Caller,
+    /// Who it is beside other clients, and when its last write was answered.
+    pub identity: Identity,
+    pub wrote_at: Option<Instant>,
     session: Session,
     secured: Option<Box<Secured>>,
     /// The export that was opened, and the volume that it is of.
@@ -155,13 +160,19 @@ pub struct Clients {
     grid: GridId,
     /// Where the grid has certificates.
     revoked: Option<RevokedNow>,
+    machine: Machine,
     pub teller: Teller,
     /// Who was refused, or has said something and has gone without TLS where it is due; and why.
     strangers: Vec<(String, String)>,
 }
 
 impl Clients {
-    pub fn new(places: HostPlaces, (grid, revoked): (GridId, Option<RevokedNow>), tls: Option<TlsServer>) -> Clients {
+    pub fn new(
+        places: HostPlaces,
+        (grid, revoked): (GridId, Option<RevokedNow>),
+        tls: Option<TlsServer>,
+        machine: Machine,
+    ) -> Clients {
         Clients {
             // One more comes before another is pushed out.
             table: Slab::new(places.clients() + 1),
@@ -174,6 +185,7 @@ impl Clients {
             tls,
             grid,
             revoked,
+            machine,
             teller: Teller::default(),
             strangers: Vec::new(),
         }
@@ -233,7 +245,7 @@ impl Client {
 
     /// For the log.
     fn who(&self) -> String {
-        self.caller.name().map_or_else(|| self.peer.clone(), |name| format!("{name} ({})", self.peer))
+        who(&self.caller, &self.peer)
     }
 
     fn send(&mut self, bytes: &[u8], io: &mut Io) {
@@ -274,12 +286,16 @@ impl Client {
     }
 }
 
+fn who(caller: &Caller, peer: &str) -> String {
+    caller.name().map_or_else(|| peer.to_string(), |name| format!("{name} ({peer})"))
+}
+
 impl Host {
     pub(super) fn on_client(
         &mut self,
         now: Instant,
         conn: ConnId,
-        (peer, address): (String, Option<SocketAddr>),
+        (peer, address, process): (String, Option<SocketAddr>, Option<u32>),
         io: &mut Io,
     ) {
         let is_tcp = address.is_some();
@@ -295,6 +311,8 @@ impl Host {
         self.clients.effects = effects;
         let client = Client {
             conn,
+            identity: self.clients.machine.client(&peer, address, process),
+            wrote_at: None,
             peer,
             origin: Origin::of(address),
             caller: if is_tcp { Caller::Plain } else { Caller::Local },
@@ -362,6 +380,8 @@ impl Host {
                 Ok(opened) => {
                     if opened.started {
                         client.caller = secured.caller(*grid);
+                        client.identity.name = client.caller.name().map(str::to_string);
+                        client.identity.label = who(&client.caller, &client.peer);
                         client.session.on_tls_started();
                     }
                     let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
@@ -408,8 +428,23 @@ impl Host {
         let answered = self.volumes.table.get_mut(volume).and_then(|v| v.answered(reply.token));
         let Some((asker, clear)) = answered else { return };
         self.portals.cleared.extend(clear);
-        let Asker { who, token, op, since } = asker;
-        let reply = BlockReply { token, result: reply.result };
+        if let Some(head) = asker.changes {
+            self.on_change_answered(now, (volume, head), asker.who, reply.result.is_ok());
+        }
+        self.answer(now, volume, asker, reply.result, io);
+    }
+
+    /// Tells who has asked.
+    pub(super) fn answer(
+        &mut self,
+        now: Instant,
+        volume: Token,
+        asker: Asker,
+        result: Result<BlockData, BlockError>,
+        io: &mut Io,
+    ) {
+        let Asker { who, token, op, since, .. } = asker;
+        let reply = BlockReply { token, result };
         let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
         match (who, op) {
             (Who::Guest(request), _) => self.portals.desk_events.push_back(DeskEvent::Reply { request, reply }),
@@ -455,17 +490,13 @@ impl Host {
         io: &mut Io,
     ) {
         let found = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.target)));
-        let open = found.and_then(|(at, target)| Some((at, target, self.volumes.table.get_mut(at)?)));
-        let Some((at, target, volume)) = open else {
+        let Some((at, target)) = found.filter(|(at, _)| self.volumes.table.get(*at).is_some()) else {
             let reply = BlockReply { token: request.token, result: Err(BlockError::ShuttingDown) };
             return self.on_session_reply(session, reply, io);
         };
-        let op = Some(request.op.clone());
-        let Some(token) = volume.ask(Asker { who: Who::Client(session), token: request.token, op, since }) else {
-            let reply = BlockReply { token: request.token, result: Err(BlockError::Unavailable) };
-            return self.on_session_reply(session, reply, io);
-        };
-        self.pass(now, at, target, BlockRequest { token, op: request.op }, io);
+        let (who, op) = (Who::Client(session), Some(request.op.clone()));
+        let asker = Asker { who, token: request.token, op, since, changes: None };
+        self.enter(now, (at, target), SessionId::Own(session), (asker, request.op), io);
     }
 
     /// What was asked of its volume before the session began is done.
@@ -495,18 +526,23 @@ impl Host {
             None => Target::Head(head),
         };
         volume.add_session(head);
+        let wrote_at = self.portals.wrote_at(session);
         let client = self.clients.table.get_mut(session).expect("just seen");
         (client.volume, client.target, client.head) = (Some(at), target, head);
+        let (client, wrote_at) = (client.identity.clone(), wrote_at.max(client.wrote_at));
+        self.open_writer((at, target), SessionId::Own(session), client, wrote_at);
         true
     }
 
     /// The volume is not served here any more.
     pub(super) fn unbind_here(&mut self, session: Token) {
         let Some(client) = self.clients.table.get_mut(session) else { return };
-        let head = client.head;
-        if let Some(volume) = client.volume.take().and_then(|at| self.volumes.table.get_mut(at)) {
+        let (head, target) = (client.head, client.target);
+        let Some(at) = client.volume.take() else { return };
+        if let Some(volume) = self.volumes.table.get_mut(at) {
             volume.remove_session(head);
         }
+        self.close_writer((at, target), SessionId::Own(session));
     }
 
     /// A controller is gone: its sessions that are the portal's wait for who follows, the others end.
@@ -625,6 +661,8 @@ impl Host {
         (client.volume, client.target, client.head) = (Some(at), target, head);
         (client.export, client.of) = (Some(export.to_string()), Some(id));
         logger::info(format_args!("client {} opens {shown}", client.who()));
+        let identity = client.identity.clone();
+        self.open_writer((at, target), SessionId::Own(session), identity, None);
         Ok(info)
     }
 
@@ -680,8 +718,11 @@ impl Host {
             self.clients.strangers.push((client.peer, WITHOUT_TLS.to_string()));
         }
         self.clients.handshakes.leave(token);
-        if let Some(volume) = client.volume.and_then(|at| self.volumes.table.get_mut(at)) {
-            volume.remove_session(client.head);
+        if let Some(at) = client.volume {
+            if let Some(volume) = self.volumes.table.get_mut(at) {
+                volume.remove_session(client.head);
+            }
+            self.close_writer((at, client.target), SessionId::Own(token));
         }
         if client.of_portal {
             self.portals.events.push_back(PortalEvent::Close { session: token });

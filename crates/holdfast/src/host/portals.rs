@@ -16,8 +16,8 @@ use holdfast_base::{
     BlockError, BlockReply, BlockRequest, Effects, ExportInfo, GridId, HeadId, InstanceId, Instant, Slab, Token,
     VolumeId,
 };
-use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
-use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, Effect, Event, LinkId, Portal, Route};
+use holdfast_format::portal::{self as wire, Ask, Client as Identity, PORTAL, Refusal};
+use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, Effect, Event, LinkId, Portal, Route, SessionId};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Event as VolumeEvent, State, Target, Warming};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -50,6 +50,13 @@ struct Guest {
     head: HeadId,
 }
 
+/// Whose client that is, who it is, and when its last write was answered.
+struct Introduced {
+    host: String,
+    client: Identity,
+    wrote_at: Option<Instant>,
+}
+
 pub struct Portals {
     portal: Portal,
     desk: Desk,
@@ -62,6 +69,8 @@ pub struct Portals {
     /// Numbers of hosts that volumes may be at.
     hosts: BTreeMap<String, usize>,
     guests: HashMap<Token, Guest>,
+    /// From when they ask for an export.
+    introduced: HashMap<Token, Introduced>,
     /// Guests that wait until the volume serves, and what they want.
     binding: Vec<(Token, String)>,
     yielding: Vec<(Token, LinkId, u64)>,
@@ -85,6 +94,7 @@ impl Portals {
             offers: BTreeMap::new(),
             hosts: BTreeMap::new(),
             guests: HashMap::new(),
+            introduced: HashMap::new(),
             binding: Vec::new(),
             yielding: Vec::new(),
             questions: Slab::new(QUESTIONS_MAX),
@@ -96,6 +106,16 @@ impl Portals {
     /// The earliest that a client may have sent what is read of it now.
     pub fn since(&self, now: Instant) -> Instant {
         self.portal.since(now)
+    }
+
+    /// When the last write of a session was answered, as far as it is the portal's.
+    pub fn wrote_at(&self, session: Token) -> Option<Instant> {
+        self.portal.wrote_at(session)
+    }
+
+    /// A write of a session whose volume is served here was answered.
+    pub fn note_written(&mut self, session: Token, now: Instant) {
+        self.portal.note_written(session, now);
     }
 
     pub fn is_offered(&self, volume: VolumeId) -> bool {
@@ -151,7 +171,7 @@ impl Host {
             match who {
                 Behind::Client(session) => self.on_client_clear(now, session, io),
                 Behind::Session(session) => self.begin(session, io),
-                Behind::Guest(guest, host, export) => self.bind_guest_now(guest, &host, export),
+                Behind::Guest(guest, export) => self.bind_guest_now(guest, export),
             }
         } else {
             return false;
@@ -236,7 +256,10 @@ impl Host {
                 self.portals.peers.answer(link, token, &answer, &payload, io);
             }
             DeskEffect::CloseLink { link } => self.portals.peers.close_link(link, io),
-            DeskEffect::Bind { guest, host, export } => self.bind_guest(guest, &host, export),
+            DeskEffect::Bind { guest, host, export, client, wrote_at } => {
+                self.portals.introduced.insert(guest, Introduced { host, client, wrote_at });
+                self.bind_guest(guest, export);
+            }
             DeskEffect::Unbind { guest } => self.forget_guest(guest),
             DeskEffect::Submit { guest, request, block } => self.submit_guest(now, guest, request, block, io),
             DeskEffect::Admit { session } => self.admit(session, io),
@@ -270,8 +293,9 @@ impl Host {
             // Meanwhile only one host has it; the client may find out which.
             return self.abort_client(session, io);
         }
+        let (client, wrote_at) = (client.identity.clone(), client.wrote_at);
         let events = &mut self.portals.events;
-        events.push_back(Event::Open { session, volume, export });
+        events.push_back(Event::Open { session, volume, export, client, wrote_at });
         events.extend(requests.into_iter().map(|(request, since)| Event::Request { session, request, since }));
         if self.serves(volume) {
             self.bind_here(session);
@@ -297,17 +321,21 @@ impl Host {
 
     // ---- sessions of other hosts' portals ----
 
-    fn bind_guest(&mut self, guest: Token, host: &str, export: String) {
+    fn bind_guest(&mut self, guest: Token, export: String) {
         let found = self.volumes.find_open(split_export(&export).0);
         let open = found.and_then(|(at, _)| self.volumes.table.get_mut(at));
-        let behind = Behind::Guest(guest, host.to_string(), export.clone());
+        let behind = Behind::Guest(guest, export.clone());
         if !open.is_some_and(|volume| volume.comes_behind(behind)) {
-            self.bind_guest_now(guest, host, export);
+            self.bind_guest_now(guest, export);
         }
     }
 
     /// What was asked before is done.
-    fn bind_guest_now(&mut self, guest: Token, host: &str, export: String) {
+    fn bind_guest_now(&mut self, guest: Token, export: String) {
+        // One that has gone meanwhile is told of all the same.
+        let introduced = self.portals.introduced.get(&guest);
+        let known = introduced.map(|of| (of.host.clone(), of.client.clone(), of.wrote_at));
+        let (host, client, wrote_at) = known.unwrap_or_default();
         let (name, snapshot) = split_export(&export);
         let found = self.volumes.find_open(name);
         let volume = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
@@ -326,36 +354,36 @@ impl Host {
                         logger::info(format_args!("host {host} opens {export} for a client"));
                         self.portals.guests.insert(guest, Guest { volume: at, target, head });
                         self.volumes.table.get_mut(at).expect("just found").add_session(head);
+                        self.open_writer((at, target), SessionId::Guest(guest), client, wrote_at);
                         Binding::Bound
                     }
                 }
             }
             _ => Binding::Refused(Refusal::NotOwner),
         };
+        if binding != Binding::Bound {
+            self.portals.introduced.remove(&guest);
+        }
         self.portals.desk_events.push_back(DeskEvent::Bound { guest, binding });
     }
 
     fn forget_guest(&mut self, guest: Token) {
-        if let Some(Guest { volume, head, .. }) = self.portals.guests.remove(&guest)
-            && let Some(volume) = self.volumes.table.get_mut(volume)
-        {
+        self.portals.introduced.remove(&guest);
+        let Some(Guest { volume: at, head, target }) = self.portals.guests.remove(&guest) else { return };
+        if let Some(volume) = self.volumes.table.get_mut(at) {
             volume.remove_session(head);
         }
+        self.close_writer((at, target), SessionId::Guest(guest));
     }
 
     fn submit_guest(&mut self, now: Instant, guest: Token, request: Token, block: BlockRequest, io: &mut Io) {
         let found = self.portals.guests.get(&guest).map(|g| (g.volume, g.target));
-        let open = found.and_then(|(at, target)| Some((at, target, self.volumes.table.get_mut(at)?)));
-        let Some((at, target, volume)) = open else {
+        let Some((at, target)) = found.filter(|(at, _)| self.volumes.table.get(*at).is_some()) else {
             let reply = BlockReply { token: block.token, result: Err(BlockError::Deposed) };
             return self.portals.desk_events.push_back(DeskEvent::Reply { request, reply });
         };
-        let asker = Asker { who: Who::Guest(request), token: block.token, op: None, since: now };
-        let Some(token) = volume.ask(asker) else {
-            let reply = BlockReply { token: block.token, result: Err(BlockError::Unavailable) };
-            return self.portals.desk_events.push_back(DeskEvent::Reply { request, reply });
-        };
-        self.pass(now, at, target, BlockRequest { token, op: block.op }, io);
+        let asker = Asker { who: Who::Guest(request), token: block.token, op: None, since: now, changes: None };
+        self.enter(now, (at, target), SessionId::Guest(guest), (asker, block.op), io);
     }
 
     // ---- volumes come and go ----
@@ -381,8 +409,10 @@ impl Host {
     fn take_over_sessions(&mut self, volume: VolumeId) {
         let Some(at) = self.volumes.find_id(volume) else { return };
         for session in self.clients.of_volume(at) {
-            let Some(export) = self.clients.get_mut(session).and_then(|c| c.give_to_portal()) else { continue };
-            self.portals.events.push_back(Event::Open { session, volume, export });
+            let Some(client) = self.clients.get_mut(session) else { continue };
+            let Some(export) = client.give_to_portal() else { continue };
+            let (client, wrote_at) = (client.identity.clone(), client.wrote_at);
+            self.portals.events.push_back(Event::Open { session, volume, export, client, wrote_at });
         }
     }
 
@@ -426,7 +456,7 @@ impl Host {
             self.bind_here(session);
         }
         for (guest, export) in std::mem::take(&mut self.portals.binding) {
-            self.bind_guest(guest, "another", export);
+            self.bind_guest(guest, export);
         }
     }
 
@@ -452,10 +482,11 @@ impl Host {
         let gone: Vec<Token> = self.portals.guests.iter().filter(|(_, g)| of_it(g)).map(|(t, _)| *t).collect();
         for guest in gone {
             self.portals.guests.remove(&guest);
+            self.portals.introduced.remove(&guest);
             self.portals.desk_events.push_back(DeskEvent::Unserved { guest });
         }
         for (guest, export) in std::mem::take(&mut self.portals.binding) {
-            self.bind_guest(guest, "another", export);
+            self.bind_guest(guest, export);
         }
         for (_, link, token) in self.portals.yielding.extract_if(.., |(yields, ..)| *yields == at) {
             self.portals.desk_events.push_back(DeskEvent::Yielded { link, token, refusal: None });

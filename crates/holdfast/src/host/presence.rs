@@ -96,6 +96,12 @@ pub fn check_can_serve(meta: &Meta, root: &Root) -> Result<()> {
     Ok(())
 }
 
+/// Hosts that are there, and would not look after what is in the trash.
+pub fn without_trash(view: &View) -> Vec<String> {
+    let knows = |record: &Option<HostRecord>| record.as_ref().is_some_and(|record| record.knows_trash);
+    view.hosts().iter().filter(|(_, record)| !knows(record)).map(|(host, _)| host.clone()).collect()
+}
+
 /// Whether every host that is there takes what is not promised to guests.
 pub fn all_take_spare(view: &View) -> bool {
     view.hosts().values().all(|record| record.as_ref().is_some_and(|record| record.takes_spare))
@@ -166,6 +172,7 @@ impl Presence {
             runs_errands: true,
             takes_spare: true,
             takes_requests: true,
+            knows_trash: true,
             other: Other::new(),
         };
         let record = encode(&record);

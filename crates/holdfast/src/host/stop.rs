@@ -42,7 +42,7 @@ impl ControlPlane {
         let [_, _, ..] = nodes else { return Ok(()) };
         let gone = live.nodes.iter().filter(|n| nodes.contains(&n.id));
         let devices: usize = gone.map(|n| n.devices.iter().filter(|d| d.health == "serving").count()).sum();
-        for entry in self.catalog.all_strictly()?.iter().filter(|entry| entry.clone.is_none()) {
+        for entry in self.catalog.all_kept_strictly()?.iter().filter(|entry| entry.clone.is_none()) {
             let layout = entry.root.layout;
             let (lost, what) = if layout.is_on_devices() { (devices, "devices") } else { (nodes.len(), "nodes") };
             if lost > usize::from(layout.failures()) {
@@ -66,7 +66,7 @@ impl ControlPlane {
     }
 
     fn check_stop_of(&self, live: &LiveStatus, node: u32, together: &[u32]) -> Result<()> {
-        let entries = self.catalog.all_strictly()?;
+        let entries = self.catalog.all_kept_strictly()?;
         let volumes: Vec<&Entry> = entries.iter().filter(|entry| entry.clone.is_none()).collect();
         if volumes.is_empty() {
             return Ok(());

@@ -8,6 +8,7 @@
 use super::access::Lists;
 use super::fixed::FixedVolume;
 use super::limits::{Kept, Limits};
+use super::writers::{HeldChange, REFUSED_SHOWN};
 use crate::logger;
 use crate::nbd_uri::Place;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
@@ -21,6 +22,8 @@ use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_frontend::nbd::Exports;
 use holdfast_layer::Stack;
+use holdfast_portal::Writers;
+use holdfast_runtime::clock;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Sharing, Snapshot, State};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +64,8 @@ pub struct Asker {
     pub op: Option<BlockOp>,
     /// The earliest that the client may have sent it.
     pub since: Instant,
+    /// What of the volume it is to change.
+    pub changes: Option<HeadId>,
 }
 
 /// Who may ask when what was asked before is done: a client that was cut off with a write under way may be back, and what it
@@ -70,8 +75,8 @@ pub enum Behind {
     Client(Token),
     /// Of the portal.
     Session(Token),
-    /// Of a portal elsewhere: its host, and the export.
-    Guest(Token, String, String),
+    /// Of a portal elsewhere, and the export.
+    Guest(Token, String),
 }
 
 /// What is needed to open a volume, from its root record.
@@ -117,6 +122,11 @@ pub struct Volume {
     pub(super) layers: Vec<(HeadId, Stack)>,
     /// Which of them are limits that the records tell of, and heads without one.
     pub(super) kept: BTreeMap<HeadId, Kept>,
+    /// Who may write to which head, and what waits for that.
+    pub(super) writers: BTreeMap<HeadId, Writers>,
+    pub(super) held: Slab<HeldChange>,
+    /// Everybody may.
+    pub(super) shared: bool,
     askers: Slab<(u64, Asker)>,
     /// Requests are numbered as they come; those that are under way.
     next_number: u64,
@@ -160,6 +170,8 @@ pub struct Volumes {
     pub access: Lists,
     /// How much clients may have of it.
     pub limits: Limits,
+    /// Volumes that several clients may write to at a time.
+    pub shared: BTreeSet<VolumeId>,
     /// Guests' writes leave the spare free, too; until it is known that every host here takes it.
     pub keeps_spare: bool,
     by_name: BTreeMap<String, (Token, HeadId)>,
@@ -187,6 +199,7 @@ impl Volumes {
             fixed,
             access,
             limits,
+            shared: BTreeSet::new(),
             keeps_spare: true,
             by_name: BTreeMap::new(),
             grid,
@@ -248,6 +261,9 @@ impl Volumes {
             receiver: None,
             layers: Vec::new(),
             kept: BTreeMap::new(),
+            writers: BTreeMap::new(),
+            held: Slab::new(REQUESTS_MAX),
+            shared: self.shared.contains(&spec.volume),
             askers: Slab::new(REQUESTS_MAX),
             next_number: 0,
             under_way: BTreeSet::new(),
@@ -283,6 +299,7 @@ impl Volumes {
         // Layers before a clone that is gone follow it, when they hold nothing.
         volume.layers.retain(|(head, stack)| there.contains(head) || stack.in_flight() > 0);
         volume.kept.retain(|head, _| there.contains(head));
+        volume.writers.retain(|head, writers| there.contains(head) || !writers.is_idle());
     }
 
     /// What guests' data leaves free of a device, and what is not promised to it besides.
@@ -331,12 +348,12 @@ impl Volume {
         now.since(self.opened_at)
     }
 
-    /// Somebody asks; gives the name for the request. `None` where more is under way than a controller takes.
-    pub fn ask(&mut self, asker: Asker) -> Option<RequestToken> {
+    /// Somebody asks; gives the name for the request, or the asker where more is under way than a controller takes.
+    pub fn ask(&mut self, asker: Asker) -> Result<RequestToken, Asker> {
         if self.askers.is_full() || !self.layers.is_empty() && !self.has_room_beside_layers(2) {
-            return None;
+            return Err(asker);
         }
-        Some(self.note_asker(asker))
+        Ok(self.note_asker(asker))
     }
 
     /// For one whom room is kept for.
@@ -356,7 +373,8 @@ impl Volume {
     /// When the controller or a layer wants to be called again.
     pub fn next_deadline(&self) -> Option<Instant> {
         let layers = self.layers.iter().map(|(_, stack)| stack.next_deadline());
-        layers.fold(self.controller.next_deadline(), earliest)
+        let writers = self.writers.values().map(Writers::next_deadline);
+        layers.chain(writers).fold(self.controller.next_deadline(), earliest)
     }
 
     /// A request is answered: who asked, and who may ask now.
@@ -507,6 +525,8 @@ impl Volume {
         let clone = status.clones.iter().find(|(of, _)| *of == head).map(|(_, clone)| clone.id);
         let snapshots = status.snapshots.into_iter().filter(|(_, s)| s.head == head);
         let sharing = status.sharing.as_deref();
+        let writers = self.writers.get(&head).map(Writers::view).unwrap_or_default();
+        let now = clock::now();
         VolumeInfo {
             name: name.to_string(),
             id: clone.unwrap_or(self.id).to_string(),
@@ -519,6 +539,10 @@ impl Volume {
             integrity: integrity_text(self.controller.checks_reads()).to_string(),
             encrypted: self.controller.is_encrypted(),
             exported: self.exported,
+            protected: false,
+            shared: self.shared,
+            writer: writers.holder,
+            refused_writer: writers.refused.filter(|(_, at)| now.since(*at) < REFUSED_SHOWN).map(|(client, _)| client),
             shares_with: None,
             needed_by: Vec::new(),
             host: None,

@@ -14,7 +14,7 @@ use super::records::News;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
-use holdfast_format::meta::{HOST_PREFIX, REMOVED_PREFIX};
+use holdfast_format::meta::{HOST_PREFIX, REMOVED_PREFIX, VOLUME_PREFIX};
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Kinds of records that the reactor goes by.
-const WATCHED: [&str; 8] = [
+const WATCHED: [&str; 9] = [
+    VOLUME_PREFIX,
     NODE_PREFIX,
     DRAINING_PREFIX,
     SETTINGS_PREFIX,
@@ -41,6 +42,9 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     plane.records.listen(move |what| {
         if let News::Changed(changes) = what {
             let mut kinds = changes.kinds;
+            if !changes.volumes.is_empty() {
+                kinds.insert(VOLUME_PREFIX.to_string());
+            }
             if changes.hosts {
                 kinds.insert(HOST_PREFIX.to_string());
             }
@@ -89,6 +93,9 @@ impl ControlPlane {
         if is_removed {
             self.leave_if_removed()?;
         }
+        if changed.contains(VOLUME_PREFIX) {
+            self.take_in_shared()?;
+        }
         if changed.contains(HOST_PREFIX) {
             self.share_spare()?;
             self.note_absences()?;
@@ -113,7 +120,11 @@ impl ControlPlane {
 
     /// What other hosts' fixed volumes own; this host's are its own to know. To be called alone.
     pub(super) fn take_in_others_fixed(&self) -> Result<()> {
-        let (entries, unreadable) = self.catalog.survey()?;
+        let (mut entries, mut unreadable) = self.catalog.survey()?;
+        // What was set aside for a volume in the trash stays so.
+        let (trash, more) = self.catalog.survey_trash()?;
+        entries.extend(trash.into_iter().map(|trashed| trashed.entry));
+        unreadable.extend(more);
         let noted = fixed_of(&entries);
         let known = self.ask(|answer| Command::Fixed { answer })?;
         for entry in entries.iter().filter(|e| e.clone.is_none() && !self.catalog.is_here(e)) {

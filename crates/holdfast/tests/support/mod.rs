@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each of the test programs uses a part")]
 
+pub mod guest;
+
 use holdfast_runtime::meta::member::{self, Member, MemberConfig};
 use serde_json::Value;
 use std::fs;

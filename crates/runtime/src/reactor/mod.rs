@@ -88,6 +88,8 @@ pub enum Event<'a> {
         peer: String,
         /// Of a TCP connection.
         address: Option<SocketAddr>,
+        /// The process at the other end of a unix socket, where the kernel tells.
+        process: Option<u32>,
     },
     /// Somebody was turned away: the listener has as many connections as it may ([`Io::set_accepted_max`]).
     TurnedAway {
@@ -380,7 +382,7 @@ impl Reactor {
 
     fn admit<A: App>(&mut self, app: &mut A, now: Instant, index: u32, socket: OwnedFd) {
         let listener = ListenerId(index);
-        let (address, peer) = socket::accepted(&socket, self.io.config.peer_timeout);
+        let (address, process, peer) = socket::accepted(&socket, self.io.config.peer_timeout);
         let at = &mut self.io.listeners[index as usize];
         if at.accepted >= at.accepted_max {
             drop(socket);
@@ -390,7 +392,7 @@ impl Reactor {
         let mut conn = Conn::new(Some(socket), State::Open);
         conn.accepted_by = Some(listener);
         let token = self.io.conns.insert(conn);
-        app.on_event(now, Event::Accepted { listener, conn: ConnId(token), peer, address }, &mut self.io);
+        app.on_event(now, Event::Accepted { listener, conn: ConnId(token), peer, address, process }, &mut self.io);
         if self.io.conns.get(token).is_some() {
             self.io.arm_receive(index_of(token));
         }

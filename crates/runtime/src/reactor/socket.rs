@@ -103,19 +103,18 @@ pub(super) fn unconnected(target: &Target, peer_timeout: Duration) -> io::Result
     Ok((OwnedFd::from(socket), Box::new(address)))
 }
 
-/// Options of an accepted connection; its peer's address, where it has one, and its name for people.
-pub(super) fn accepted(fd: &OwnedFd, peer_timeout: Duration) -> (Option<SocketAddr>, String) {
+/// Options of an accepted connection; its peer's address, or process, where it has one, and its name for people.
+pub(super) fn accepted(fd: &OwnedFd, peer_timeout: Duration) -> (Option<SocketAddr>, Option<u32>, String) {
     let socket = socket2::SockRef::from(fd);
     let peer = socket.peer_addr().ok().and_then(|a| a.as_socket());
     tune(&socket, peer.map(|_| peer_timeout));
-    let name = match peer {
-        Some(address) => address.to_string(),
-        None => match rustix::net::sockopt::socket_peercred(fd.as_fd()) {
-            Ok(credentials) => format!("unix, process {}", credentials.pid.as_raw_nonzero()),
-            Err(_) => "unix".into(),
-        },
+    let Some(address) = peer else {
+        let credentials = rustix::net::sockopt::socket_peercred(fd.as_fd());
+        let process = credentials.ok().map(|credentials| credentials.pid.as_raw_nonzero().get());
+        let name = process.map_or_else(|| "unix".to_string(), |process| format!("unix, process {process}"));
+        return (None, process.and_then(|process| u32::try_from(process).ok()), name);
     };
-    (peer, name)
+    (peer, None, address.to_string())
 }
 
 /// Best effort: a connection without one of these options is slower, not wrong.

@@ -427,10 +427,19 @@ impl Grid {
             return self.ask(host, Op::KeepAlive(lease), Purpose::Lease, None);
         }
         let (key, home) = (host_key(&own.name), own.name.clone());
-        let (reads_root, answers, takes_spare) = (0, true, true);
+        let (reads_root, answers, takes_spare, knows_trash) = (0, true, true, true);
         let (address, runs_errands, takes_requests, other) = (None, true, false, Other::new());
-        let record =
-            HostRecord { home, address, reads_root, answers, runs_errands, takes_spare, takes_requests, other };
+        let record = HostRecord {
+            home,
+            address,
+            reads_root,
+            answers,
+            runs_errands,
+            takes_spare,
+            takes_requests,
+            knows_trash,
+            other,
+        };
         let compares = vec![(key.clone(), own.name_version)];
         let op = Op::Commit(compares, vec![(key, Some(encode(&record)))], Some(lease));
         self.ask(host, op, Purpose::Lease, None);

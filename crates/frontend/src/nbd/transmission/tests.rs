@@ -14,13 +14,14 @@ const CACHE: u16 = 5;
 const WRITE_ZEROES: u16 = 6;
 const BLOCK_STATUS: u16 = 7;
 
-const ERRORS: [BlockError; 7] = [
+const ERRORS: [BlockError; 8] = [
     BlockError::OutOfRange,
     BlockError::NoSpace,
     BlockError::Unavailable,
     BlockError::Deposed,
     BlockError::ShuttingDown,
     BlockError::Invalid,
+    BlockError::NotWriter,
     BlockError::Injected,
 ];
 
@@ -297,6 +298,7 @@ fn errors_of_the_volume_have_their_numbers() {
                     BlockError::NoSpace => 28,
                     BlockError::Unavailable | BlockError::Injected => 5,
                     BlockError::Deposed | BlockError::ShuttingDown => 108,
+                    BlockError::NotWriter => 1,
                 };
                 let len = if command == FLUSH { 0 } else { 2 };
                 client.request(0, command, 0, len, if command == WRITE { b"ab" } else { b"" });

@@ -14,6 +14,7 @@ use super::grid::{Grid, node_of_segments};
 use super::machine::{Machine, Watch};
 use super::rejoin::{Loss, Rejoin, Volumes};
 use super::tools::{WorkDir, check_interrupt, sleep, sleep_until};
+use crate::cli::progress::{Progress, Unit};
 use crate::nbd_client::{Client, REQUEST_BYTES_MAX};
 use crate::nbd_uri::of_socket;
 use anyhow::{Context, Result, bail};
@@ -134,10 +135,15 @@ fn play<'a>(
     let players = films.iter().zip(mounts).map(|(film, mount)| Player::start(film, mount.file(), film.frames()));
     let players = players.collect::<Result<Vec<Player>>>()?;
     let begun = Instant::now();
-    sleep_until(begun + Duration::from_secs(args.seconds) / 2)?;
+    let mut progress = Progress::begin("playing", Unit::Seconds, args.seconds, false);
+    while begun.elapsed() < Duration::from_secs(args.seconds) / 2 {
+        progress.set(begun.elapsed().as_secs());
+        sleep_until((begun + Duration::from_secs(args.seconds) / 2).min(Instant::now() + Duration::from_millis(200)))?;
+    }
     let loss = Loss::strike(grid, node, args.fault)?;
     let last = begun + Duration::from_secs(args.seconds) + OVERTIME_MAX;
     while !players.iter().all(Player::is_over) && Instant::now() < last {
+        progress.set(begun.elapsed().as_secs().min(args.seconds));
         sleep(Duration::from_millis(100))?;
     }
     let showings = players.into_iter().map(Player::finish).collect::<Result<Vec<Showing>>>()?;
@@ -148,11 +154,13 @@ fn write_film(socket: &Path, volume: &str, film: &Film) -> Result<()> {
     let mut client = Client::connect(socket, volume).with_context(|| format!("cannot connect to volume {volume}"))?;
     let file = film.open()?;
     let mut piece = vec![0; REQUEST_BYTES_MAX];
+    let mut progress = Progress::begin(format!("writing {}", film.name), Unit::Bytes, film.padded_bytes(), false);
     for offset in (0..film.padded_bytes()).step_by(REQUEST_BYTES_MAX) {
         check_interrupt()?;
         let len = (film.padded_bytes() - offset).min(REQUEST_BYTES_MAX as u64) as usize;
         read_padded(&file, offset, &mut piece[..len])?;
         client.write(offset, &piece[..len]).with_context(|| format!("cannot write the film to volume {volume}"))?;
+        progress.set(offset + len as u64);
     }
     client.flush().with_context(|| format!("cannot flush volume {volume}"))
 }
