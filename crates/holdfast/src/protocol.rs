@@ -3,8 +3,8 @@
 //! Role: types only. A request is answered by exactly one line; a connection may carry any number, one after the other.
 
 use crate::anatomy::Parts;
-use crate::grid::metadata::MetadataFile;
 use crate::grid::layout::DeviceConfig;
+use crate::grid::metadata::MetadataFile;
 use crate::host::schedule::Schedule;
 use crate::size::Size;
 use holdfast_base::MediaClass;

@@ -2,8 +2,8 @@
 
 use super::format::{print, print_json, print_table, table};
 use super::status::{GridStatus, gather};
-use crate::client;
 use super::trash::volumes;
+use crate::client;
 use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::protocol::{VolumeSpace, promised_of, takers};

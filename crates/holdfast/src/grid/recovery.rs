@@ -22,7 +22,7 @@ use holdfast_format::copy;
 use holdfast_format::ledger::Leg;
 use holdfast_format::meta::{
     DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NameRecord, Other, ROOT_SUFFIX, VOLUME_PREFIX, decode, encode,
-    export_key, found_key, name_key,
+    export_key, found_key, name_key, trash_key,
 };
 use holdfast_format::root::{Root, root_key};
 use serde::Serialize;
@@ -374,8 +374,13 @@ fn put_volume(records: &mut Records, root: &Root) {
     if is_named || root.deleted || records.contains_key(&trash_key(root.volume)) {
         return;
     }
-    let record =
-        NameRecord { volume: id.clone(), host: String::new(), origin: Some(String::new()), other: Other::new() };
+    let record = NameRecord {
+        volume: id.clone(),
+        host: String::new(),
+        origin: Some(String::new()),
+        protected: false,
+        other: Other::new(),
+    };
     let key = Some(name_key(&root.name)).filter(|key| !records.contains_key(key));
     records.insert(key.unwrap_or_else(|| name_key(&format!("recovered-{id}"))), encode(&record));
 }
