@@ -48,8 +48,9 @@ pub struct Written {
     pub failed: Vec<String>,
 }
 
-/// Puts a copy on every device of these nodes, and lets go of the oldest.
-pub fn write(way: &Way, nodes: &[NodeConfig], bytes: &[u8]) -> Written {
+/// Puts a copy on every device of these nodes, and lets go of the oldest; of all, where the newest of them is one that must not
+/// stay.
+pub fn write(way: &Way, nodes: &[NodeConfig], bytes: &[u8], must_go: impl Fn(&[u8]) -> bool) -> Written {
     let mut written = Written::default();
     let parts = copy::split(bytes);
     let mut clients: Vec<NodeClient> = Vec::new();
@@ -71,7 +72,10 @@ pub fn write(way: &Way, nodes: &[NodeConfig], bytes: &[u8]) -> Written {
     }
     let newest = held.iter().filter_map(|(.., copies)| copies.keys().next_back()).max().copied().unwrap_or(0);
     for (at, device, copies) in held {
-        match put(&mut clients[at], way.grid, device, newest + 1, &parts, copies) {
+        let client = &mut clients[at];
+        let last = copies.iter().next_back().and_then(|(number, shards)| read(client, device, *number, shards.len()).ok());
+        let kept = if last.is_some_and(|last| must_go(&last)) { 1 } else { KEPT };
+        match put(client, (way.grid, device), newest + 1, &parts, (copies, kept)) {
             Ok(()) => written.devices += 1,
             Err(error) => written.failed.push(format!("{error:#}")),
         }
@@ -81,17 +85,16 @@ pub fn write(way: &Way, nodes: &[NodeConfig], bytes: &[u8]) -> Written {
 
 fn put(
     client: &mut NodeClient,
-    grid: GridId,
-    device: DeviceId,
+    (grid, device): (GridId, DeviceId),
     number: u64,
     parts: &[Vec<u8>],
-    held: BTreeMap<u64, Vec<ShardId>>,
+    (held, kept): (BTreeMap<u64, Vec<ShardId>>, usize),
 ) -> Result<()> {
     for (at, part) in parts.iter().enumerate().rev() {
         let shard = copy::records_part_id(number, at as u64);
         client.put_record_part(device, grid, shard, part).with_context(|| format!("device {device}"))?;
     }
-    let gone = (held.len() + 1).saturating_sub(KEPT);
+    let gone = (held.len() + 1).saturating_sub(kept);
     for (_, shards) in held.into_iter().take(gone) {
         client.delete_record_parts(device, shards).with_context(|| format!("device {device}"))?;
     }

@@ -2,7 +2,7 @@
 //!
 //! Role: a thread of its own, at work on the one host that is the caretaker. It writes a copy soon after the records have
 //! changed, at most three a minute, and one a day. Roots are not looked at: each change of theirs that matters is on the legs of
-//! its volume's log already.
+//! its volume's log already. Where a volume's key was wrapped anew, all older copies go: they have it as it was before.
 //!
 //! Faults: of a store that is silent, or not the one that it was, nothing is copied. A device that can't be reached has an older
 //! copy; any one that has the newest will do.
@@ -14,7 +14,7 @@ use crate::grid::metadata::{self, Held, MetadataFile};
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::crc32c;
-use holdfast_format::meta::ROOT_SUFFIX;
+use holdfast_format::meta::{ROOT_SUFFIX, VOLUME_PREFIX};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,9 @@ const COPY_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 /// Records that change all the time, and that nobody misses.
 const FLEETING: [&str; 5] = ["trend", "errand-done/", "question/", "answer/", "reserved"];
+
+/// Of the records of volumes' wrapped keys.
+const KEY_SUFFIX: &str = "/key";
 
 /// What was copied last.
 struct Last {
@@ -66,6 +69,13 @@ fn fingerprint(held: &Held) -> u32 {
     crc32c(&bytes)
 }
 
+/// Whether a key of a volume is there as it was wrapped before it was wrapped anew: whoever has the former key could still open
+/// it.
+fn has_former_key(older: &Held, held: &Held) -> bool {
+    let keys = older.iter().filter(|(key, _)| key.starts_with(VOLUME_PREFIX) && key.ends_with(KEY_SUFFIX));
+    keys.into_iter().any(|(key, value)| held.get(key).is_some_and(|now| now != value))
+}
+
 impl ControlPlane {
     fn copy_records(&self, last: &mut Option<Last>, told: &mut String) -> Result<()> {
         let held = metadata::held(&self.meta)?;
@@ -88,7 +98,10 @@ impl ControlPlane {
         let way = Way { grid, host: config.host.name.clone(), tls: config.tls.then(load_tls).transpose()? };
         let file = MetadataFile::new(&config.grid, &held, true);
         let bytes = serde_json::to_vec(&file).expect("it encodes");
-        let written = copies::write(&way, &self.catalog.nodes()?, &bytes);
+        let must_go = |older: &[u8]| {
+            MetadataFile::read(older).and_then(|file| file.records()).is_ok_and(|older| has_former_key(&older, &held))
+        };
+        let written = copies::write(&way, &self.catalog.nodes()?, &bytes, must_go);
         let failed = written.failed.join("; ");
         if failed != *told || last.is_none() {
             let devices = written.devices;
