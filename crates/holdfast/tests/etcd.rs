@@ -33,8 +33,12 @@ fn metadata_move_to_etcd_and_back() {
         nbdcopy(data.to_str().expect("text"), &grid.uri("v1"));
     }
     let (export, import) = (format!("meta export {}", file.display()), format!("meta import {}", file.display()));
-    assert!(grid.fails(&export).contains("grid down"), "not under the hands of a host");
+    grid.ok(&export);
+    let refused = grid.fails(&format!("{import} --embedded"));
+    assert!(refused.contains("grid down"), "not under the hands of a host: {refused}");
     grid.ok("grid down");
+    let refused = grid.fails(&format!("{import} --embedded --replace"));
+    assert!(refused.contains("while the grid was running"), "{refused}");
     let exported = grid.json(&export);
     let endpoint = member.config().endpoint();
     let to_etcd = format!("{import} --etcd {endpoint}");

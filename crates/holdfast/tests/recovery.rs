@@ -97,3 +97,55 @@ fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
     grid.ok("volume export v1");
     assert_volume_holds(&grid.uri("v1"), &file, &scratch);
 }
+
+/// Whether this machine has written a copy to so many devices, which are all.
+fn copied_to(grid: &Grid, devices: usize) -> bool {
+    let host = fs::read_to_string(grid.path("logs/host.log")).unwrap_or_default();
+    host.contains(&format!("a copy of the metadata is on all {devices} devices"))
+}
+
+#[test]
+fn all_of_etcd_is_emptied_under_load_and_every_acknowledged_byte_is_there() {
+    let store = tempfile::tempdir().unwrap();
+    let Some(member) = etcd(store.path(), 97) else { return };
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(2), Grid::new(3));
+    a.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
+    let token = a.ok("grid token").trim().to_string();
+    b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name b --join {token}"));
+    a.ok("volume create v1 --size 32MiB --layout mirror:2");
+    b.ok("volume create v2 --size 32MiB --layout mirror:2");
+    let (first, second, scratch) = (a.path("first"), a.path("second"), a.path("scratch"));
+    pattern(&first, 16 << 20);
+    pattern(&second, 32 << 20);
+    nbdcopy(first.to_str().unwrap(), &a.uri("v1"));
+    b.ok("volume protect v2 on");
+    until("the records are on the devices of both", || copied_to(&a, 2) || copied_to(&b, 2));
+    let config = member.kill();
+    fs::remove_dir_all(config.dir.join("data")).unwrap();
+    let mut member = holdfast_runtime::meta::member::Member::start(config).unwrap();
+    member.wait().unwrap();
+    // Nothing stops, and nothing of that store is believed.
+    for (machine, volume) in [(&a, "v1"), (&b, "v2")] {
+        nbdcopy(second.to_str().unwrap(), &machine.uri(volume));
+    }
+    until("both have seen it", || {
+        [&a, &b].iter().all(|machine| text(&machine.run("status").stdout).contains("it was emptied"))
+    });
+    assert!(a.fails("volume create v3 --size 16MiB").contains("not believed"));
+    a.ok("grid down --host");
+    let refused = a.fails("meta recover --yes");
+    assert!(refused.contains("hosts are at work") && refused.contains('b'), "{refused}");
+    b.ok("grid down --host");
+    let done = b.json("meta recover --yes");
+    assert!(done["volumes"].as_array().unwrap().iter().all(|v| v["doubt"].is_null()), "{done}");
+    assert_eq!((done["volumes"].as_array().unwrap().len(), done["silent"].as_array().unwrap().len()), (2, 0), "{done}");
+    for machine in [&a, &b] {
+        machine.ok("grid up");
+    }
+    for (machine, volume) in [(&a, "v1"), (&b, "v2")] {
+        until("it is served where it was", || machine.json(&format!("volume show {volume}"))["state"] == "open");
+        assert_volume_holds(&machine.uri(volume), &second, &scratch);
+    }
+    assert!(b.fails("volume delete v2").contains("protected"), "settings are there, too");
+}

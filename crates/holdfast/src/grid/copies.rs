@@ -73,7 +73,8 @@ pub fn write(way: &Way, nodes: &[NodeConfig], bytes: &[u8], must_go: impl Fn(&[u
     let newest = held.iter().filter_map(|(.., copies)| copies.keys().next_back()).max().copied().unwrap_or(0);
     for (at, device, copies) in held {
         let client = &mut clients[at];
-        let last = copies.iter().next_back().and_then(|(number, shards)| read(client, device, *number, shards.len()).ok());
+        let last =
+            copies.iter().next_back().and_then(|(number, shards)| read(client, device, *number, shards.len()).ok());
         let kept = if last.is_some_and(|last| must_go(&last)) { 1 } else { KEPT };
         match put(client, (way.grid, device), newest + 1, &parts, (copies, kept)) {
             Ok(()) => written.devices += 1,
