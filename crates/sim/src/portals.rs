@@ -201,7 +201,7 @@ struct Shell {
     /// Sessions of other hosts' portals that the controller serves.
     guests: BTreeSet<Token>,
     /// Who they are, from when they are bound on or wait for that.
-    clients_of: BTreeMap<Token, (Identity, Option<Instant>)>,
+    clients_of: BTreeMap<Token, (Identity, Option<Instant>, bool)>,
     /// Beside the controller.
     writers: Writers,
     held: Slab<Held>,
@@ -445,8 +445,8 @@ impl Street {
                     self.put(conn, false, Parcel::End, Buf::empty());
                 }
             }
-            DeskEffect::Bind { guest, client, wrote_at, .. } => {
-                self.shells[host].clients_of.insert(guest, (client, wrote_at));
+            DeskEffect::Bind { guest, client, wrote_at, is_fenced, .. } => {
+                self.shells[host].clients_of.insert(guest, (client, wrote_at, is_fenced));
                 // What is asked of an opening that hangs may be done by others before it begins to serve.
                 match self.state(host) {
                     Some(State::Opening) => self.shells[host].binding.push(guest),
@@ -503,6 +503,12 @@ impl Street {
                     let (token, op) = (request.token, request.op);
                     self.tell_asker(host, asker, BlockReply { token, result: Err(BlockError::NotWriter) }, token, op);
                 }
+                WriterEffect::Fenced { session: SessionId::Own(session) } => {
+                    self.shells[host].portal.note_fenced(session)
+                }
+                WriterEffect::Fenced { session: SessionId::Guest(guest) } => {
+                    self.desk(host, DeskEvent::Fenced { guest });
+                }
                 WriterEffect::Passed { .. } => self.outcome.passed_on += 1,
                 WriterEffect::Refused { .. } => {}
             }
@@ -540,13 +546,22 @@ impl Street {
         self.submit(host, held.asker, held.request);
     }
 
-    /// Nothing is done for a session that had written when another client followed.
-    fn on_changed(&mut self, Given { client, session }: Given) {
+    /// Nothing is done for a session that had written when another client followed, where it was served then.
+    fn on_changed(&mut self, host: usize, Given { client, session }: Given) {
         if self.plan.contend.is_none() {
             return;
         }
         if self.writer.replace(client).is_some_and(|before| before != client) {
-            self.followed.extend(self.wrote.iter().filter(|(of, _)| *of != client));
+            let shell = &self.shells[host];
+            let guests = shell.guests.iter().map(|guest| self.client_behind(host, SessionId::Guest(*guest)).1);
+            let served: BTreeSet<Token> = shell
+                .portal
+                .sessions_of(VOLUME)
+                .filter(|session| shell.portal.is_here(*session))
+                .chain(guests)
+                .collect();
+            let lost = self.wrote.iter().filter(|(of, session)| *of != client && served.contains(session));
+            self.followed.extend(lost);
         }
         self.wrote.insert((client, session));
         if self.followed.contains(&(client, session)) {
@@ -653,7 +668,7 @@ impl Street {
         }
         if let Some(given) = self.shells[host].given.remove(&number) {
             if reply.result.is_ok() {
-                self.on_changed(given);
+                self.on_changed(host, given);
             }
             self.writers(host, WriterEvent::Done);
         }
@@ -742,8 +757,9 @@ impl Street {
     fn bind_now(&mut self, host: usize, guest: Token, serves: bool) {
         if serves {
             self.shells[host].guests.insert(guest);
-            let (client, wrote_at) = self.shells[host].clients_of[&guest].clone();
-            self.writers(host, WriterEvent::Open { session: SessionId::Guest(guest), client, wrote_at });
+            let (client, wrote_at, is_fenced) = self.shells[host].clients_of[&guest].clone();
+            let session = SessionId::Guest(guest);
+            self.writers(host, WriterEvent::Open { session, client, wrote_at, is_fenced });
         }
         let binding = if serves { Binding::Bound } else { Binding::Refused(Refusal::NotOwner) };
         self.desk(host, DeskEvent::Bound { guest, binding });
@@ -753,10 +769,11 @@ impl Street {
     fn open_own(&mut self, host: usize) {
         let own: Vec<Token> = self.shells[host].portal.sessions_of(VOLUME).collect();
         for session in own {
-            let wrote_at = self.shells[host].portal.wrote_at(session);
+            let portal = &self.shells[host].portal;
+            let (wrote_at, is_fenced) = (portal.wrote_at(session), portal.is_fenced(session));
             let number = *self.sessions.get(Token(session.0 / 16)).expect("it was made");
             let client = identity(number, session);
-            self.writers(host, WriterEvent::Open { session: SessionId::Own(session), client, wrote_at });
+            self.writers(host, WriterEvent::Open { session: SessionId::Own(session), client, wrote_at, is_fenced });
         }
     }
 
@@ -982,7 +999,7 @@ impl Street {
         let (client, export) = (identity(number, session), "vm".to_string());
         if self.state(host) == Some(State::Open) {
             let session = SessionId::Own(session);
-            self.writers(host, WriterEvent::Open { session, client: client.clone(), wrote_at: None });
+            self.writers(host, WriterEvent::Open { session, client: client.clone(), wrote_at: None, is_fenced: false });
         }
         self.portal(host, portal::Event::Open { session, volume: VOLUME, export, client, wrote_at: None });
         let Some(client) = self.client_of(session) else { return };
