@@ -210,10 +210,10 @@ impl Writers {
     }
 
     fn on_write(&mut self, id: SessionId, request: Token, out: Out) {
-        let Some(session) = self.sessions.get(&id) else { return out.push(WriterEffect::Refuse { request }) };
         if self.is_shared || self.mutations.lets_second_in {
             return self.pass(request, out);
         }
+        let Some(session) = self.sessions.get(&id) else { return out.push(WriterEffect::Refuse { request }) };
         if session.is_fenced {
             let client = session.client.label.clone();
             return self.refuse(client, request, out);

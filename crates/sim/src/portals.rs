@@ -997,7 +997,7 @@ impl Street {
         self.shells[host].arriving.retain(|s| *s != session);
         let number = *self.sessions.get(Token(session.0 / 16)).expect("it was made");
         let (client, export) = (identity(number, session), "vm".to_string());
-        if self.state(host) == Some(State::Open) {
+        if self.shells[host].controller.is_some() {
             let session = SessionId::Own(session);
             self.writers(host, WriterEvent::Open { session, client: client.clone(), wrote_at: None, is_fenced: false });
         }
