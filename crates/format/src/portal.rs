@@ -9,9 +9,9 @@
 
 use crate::versions::Versions;
 use crate::wire::Message;
+use core::net::IpAddr;
 use holdfast_base::{BlockError, ByteRange, GridId, InstanceId, ObjectId, StatusExtent, VolumeId};
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
 
 /// Versions of these messages that this release speaks.
 pub const PORTAL: Versions = Versions { oldest: 2, newest: 3 };
