@@ -254,7 +254,7 @@ impl Writers {
     fn refuse(&mut self, client: String, request: Token, out: Out) {
         out.push(WriterEffect::Refuse { request });
         let holder = self.holder.as_ref().map_or(String::new(), |holder| holder.client.label.clone());
-        if !self.refused.as_ref().is_some_and(|(c, h, _)| (c, h) == (&client, &holder)) {
+        if self.refused.as_ref().is_none_or(|(c, h, _)| (c, h) != (&client, &holder)) {
             out.push(WriterEffect::Refused { client: client.clone(), holder: holder.clone() });
         }
         self.refused = Some((client, holder, self.now));
