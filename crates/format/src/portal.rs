@@ -9,9 +9,9 @@
 
 use crate::versions::Versions;
 use crate::wire::Message;
+use core::net::IpAddr;
 use holdfast_base::{BlockError, ByteRange, GridId, InstanceId, ObjectId, StatusExtent, VolumeId};
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
 
 /// Versions of these messages that this release speaks.
 pub const PORTAL: Versions = Versions { oldest: 2, newest: 3 };
@@ -43,8 +43,9 @@ pub enum Ask {
     Passed { barrier: u64 },
     /// The portal's host takes the volume over now: stop serving, and give up all grants.
     Yield { volume: VolumeId },
-    /// As [`Ask::Attach`], with who the client is, and how long ago its last write was answered. Since [`CLIENTS_SINCE`].
-    AttachAs { session: u64, export: String, fresh: bool, client: Client, wrote_ms: Option<u64> },
+    /// As [`Ask::Attach`], with who the client is, how long ago its last write was answered, and whether another client has
+    /// followed it. Since [`CLIENTS_SINCE`].
+    AttachAs { session: u64, export: String, fresh: bool, client: Client, wrote_ms: Option<u64>, fenced: bool },
 }
 
 /// Who a client is, as far as its host knows: what two paths of one client have in common.
@@ -176,6 +177,10 @@ pub enum Answer {
     /// Nothing is served any more, and no grant is left.
     Yielded,
     Refused(Refusal),
+    /// Answers nothing: another client has followed the one of this session, which writes no more. Since [`CLIENTS_SINCE`].
+    Fenced {
+        session: u64,
+    },
 }
 
 /// Of a request: see [`BlockError`].

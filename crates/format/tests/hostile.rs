@@ -35,6 +35,7 @@ fn asks() -> Vec<Ask> {
             fresh: true,
             client: Client { label: "vm".to_string(), process: Some(7), ..Client::default() },
             wrote_ms: Some(5),
+            fenced: true,
         },
     ]
 }

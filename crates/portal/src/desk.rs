@@ -71,6 +71,10 @@ pub enum DeskEvent {
     Arrive {
         session: Token,
     },
+    /// Another client has followed that of the session.
+    Fenced {
+        guest: Token,
+    },
     /// What the session is bound to is served no more.
     Unserved {
         guest: Token,
@@ -102,8 +106,9 @@ pub enum DeskEffect {
         host: String,
         export: String,
         client: Client,
-        /// When its last write was answered, somewhere.
+        /// When its last write was answered, somewhere; and whether another client has followed it.
         wrote_at: Option<Instant>,
+        is_fenced: bool,
     },
     /// The session of a client of this host may begin.
     Admit {
@@ -220,6 +225,7 @@ impl Desk {
             DeskEvent::Arrive { session } => self.arrive(Who::Own(session), None, out),
             DeskEvent::Tick => {}
             DeskEvent::Unserved { guest } => self.on_unserved(guest, out),
+            DeskEvent::Fenced { guest } => self.on_fenced(guest, out),
             DeskEvent::Yielded { link, token, refusal } => {
                 let answer = refusal.map_or(Answer::Yielded, Answer::Refused);
                 self.answer(link, token, answer, Vec::new(), out);
@@ -338,11 +344,11 @@ impl Desk {
             }
             Ask::Attach { session, export, fresh } => {
                 let client = Client::of_portal(&self.links[&link].host);
-                self.on_attach(link, token, (session, fresh), (export, client, None), out);
+                self.on_attach(link, token, (session, fresh), (export, client, (None, false)), out);
             }
-            Ask::AttachAs { session, export, fresh, client, wrote_ms } => {
+            Ask::AttachAs { session, export, fresh, client, wrote_ms, fenced } => {
                 let wrote_at = wrote_ms.map(|ms| self.now - Duration::from_millis(ms));
-                self.on_attach(link, token, (session, fresh), (export, client, wrote_at), out);
+                self.on_attach(link, token, (session, fresh), (export, client, (wrote_at, fenced)), out);
             }
             Ask::Detach { session } => self.on_detach(link, token, session, out),
             Ask::Op { session, tick, op } => self.on_op(link, token, (session, tick), (op, payload), out),
@@ -443,7 +449,7 @@ impl Desk {
         link: LinkId,
         token: u64,
         (number, fresh): (u64, bool),
-        (export, client, wrote_at): (String, Client, Option<Instant>),
+        (export, client, (wrote_at, is_fenced)): (String, Client, (Option<Instant>, bool)),
         out: Out,
     ) {
         if self.guests.is_full() {
@@ -468,7 +474,7 @@ impl Desk {
         if fresh {
             self.arrive(Who::Guest(guest), Some(&host), out);
         }
-        out.push(DeskEffect::Bind { guest, host, export, client, wrote_at });
+        out.push(DeskEffect::Bind { guest, host, export, client, wrote_at, is_fenced });
     }
 
     fn on_bound(&mut self, token: Token, binding: Binding, out: Out) {
@@ -562,6 +568,13 @@ impl Desk {
         self.sweep_guest(asked.guest, out);
         self.links.get_mut(&link).expect("it stays while anything is under way").under_way -= 1;
         self.sweep_link(link, out);
+    }
+
+    fn on_fenced(&mut self, token: Token, out: Out) {
+        let Some(Guest { link, number, .. }) = self.guests.get(token).filter(|g| !g.is_gone) else { return };
+        if self.links[link].version >= CLIENTS_SINCE {
+            self.answer(*link, 0, Answer::Fenced { session: *number }, Vec::new(), out);
+        }
     }
 
     fn on_unserved(&mut self, token: Token, out: Out) {

@@ -177,6 +177,8 @@ struct Session {
     client: Client,
     /// When its last write was answered.
     wrote_at: Option<Instant>,
+    /// Another client has followed it.
+    is_fenced: bool,
     state: State,
     /// Not answered yet, and not the controller's.
     pending: BTreeMap<RequestToken, (BlockOp, Instant)>,
@@ -326,6 +328,17 @@ impl Portal {
         }
     }
 
+    /// Another client has followed that of a session: so it is wherever the volume is served from here on.
+    pub fn note_fenced(&mut self, session: Token) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.is_fenced = true;
+        }
+    }
+
+    pub fn is_fenced(&self, session: Token) -> bool {
+        self.sessions.get(&session).is_some_and(|session| session.is_fenced)
+    }
+
     /// When the session's last write was answered, wherever that was.
     pub fn wrote_at(&self, session: Token) -> Option<Instant> {
         self.sessions.get(&session)?.wrote_at
@@ -418,6 +431,7 @@ impl Portal {
             export,
             client,
             wrote_at,
+            is_fenced: false,
             state,
             pending: BTreeMap::new(),
             opened_at: self.now,
@@ -562,9 +576,10 @@ impl Portal {
         session.state = State::Attaching(peer);
         let (export, fresh, client) = (session.export.clone(), session.fresh, session.client.clone());
         let wrote_ms = session.wrote_at.map(|at| self.now.since(at).as_millis() as u64);
+        let fenced = session.is_fenced;
         let session = token.0;
         let ask = match self.links.get(&peer).is_some_and(|link| link.version >= CLIENTS_SINCE) {
-            true => Ask::AttachAs { session, export, fresh, client, wrote_ms },
+            true => Ask::AttachAs { session, export, fresh, client, wrote_ms, fenced },
             false => Ask::Attach { session, export, fresh },
         };
         self.send(peer, Some(Call::Attach(token)), ask, Buf::empty(), out);
@@ -628,6 +643,9 @@ impl Portal {
         let Some(link) = self.links.get_mut(&peer) else { return };
         if let Answer::Barrier { barrier } = answer {
             return link.barriers.push(barrier);
+        }
+        if let Answer::Fenced { session } = answer {
+            return self.note_fenced(Token(session));
         }
         let Some(call) = link.calls.remove(&token) else { return };
         match (call, answer) {

@@ -55,6 +55,8 @@ pub enum WriterEvent {
         client: Client,
         /// When its last write was answered, somewhere.
         wrote_at: Option<Instant>,
+        /// Another client has followed it, there.
+        is_fenced: bool,
     },
     Close {
         session: SessionId,
@@ -78,6 +80,10 @@ pub enum WriterEffect {
     },
     Refuse {
         request: Token,
+    },
+    /// The session's client was followed: its portal is to know.
+    Fenced {
+        session: SessionId,
     },
     /// For the log: the right has passed on, from a client that had it.
     Passed {
@@ -144,7 +150,9 @@ impl Writers {
     pub fn handle(&mut self, now: Instant, event: WriterEvent, out: Out) {
         self.now = self.now.max(now);
         match event {
-            WriterEvent::Open { session, client, wrote_at } => self.on_open(session, client, wrote_at, out),
+            WriterEvent::Open { session, client, wrote_at, is_fenced } => {
+                self.on_open(session, client, (wrote_at, is_fenced), out);
+            }
             WriterEvent::Close { session } => {
                 self.sessions.remove(&session);
                 // Nobody waits for an answer.
@@ -178,9 +186,15 @@ impl Writers {
         WritersView { holder: self.holder.as_ref().map(|holder| holder.client.label.clone()), refused }
     }
 
-    fn on_open(&mut self, session: SessionId, client: Client, wrote_at: Option<Instant>, out: Out) {
-        let mut is_fenced = false;
-        if let Some(at) = wrote_at.filter(|_| !self.is_shared) {
+    fn on_open(
+        &mut self,
+        session: SessionId,
+        client: Client,
+        (wrote_at, was_fenced): (Option<Instant>, bool),
+        out: Out,
+    ) {
+        let mut is_fenced = was_fenced && !self.is_shared;
+        if let Some(at) = wrote_at.filter(|_| !self.is_shared && !was_fenced) {
             match &mut self.holder {
                 Some(holder) if holder.client.is(&client) => holder.wrote_at = holder.wrote_at.max(at),
                 Some(holder) if holder.has_written || holder.wrote_at >= at => is_fenced = true,
@@ -189,14 +203,17 @@ impl Writers {
                 _ => self.pass_on(client.clone(), at, out),
             }
         }
+        if is_fenced {
+            out.push(WriterEffect::Fenced { session });
+        }
         self.sessions.insert(session, Session { client, is_fenced });
     }
 
     fn on_write(&mut self, id: SessionId, request: Token, out: Out) {
-        let Some(session) = self.sessions.get(&id) else { return out.push(WriterEffect::Refuse { request }) };
         if self.is_shared || self.mutations.lets_second_in {
             return self.pass(request, out);
         }
+        let Some(session) = self.sessions.get(&id) else { return out.push(WriterEffect::Refuse { request }) };
         if session.is_fenced {
             let client = session.client.label.clone();
             return self.refuse(client, request, out);
@@ -237,7 +254,7 @@ impl Writers {
     fn refuse(&mut self, client: String, request: Token, out: Out) {
         out.push(WriterEffect::Refuse { request });
         let holder = self.holder.as_ref().map_or(String::new(), |holder| holder.client.label.clone());
-        if !self.refused.as_ref().is_some_and(|(c, h, _)| (c, h) == (&client, &holder)) {
+        if self.refused.as_ref().is_none_or(|(c, h, _)| (c, h) != (&client, &holder)) {
             out.push(WriterEffect::Refused { client: client.clone(), holder: holder.clone() });
         }
         self.refused = Some((client, holder, self.now));
@@ -270,8 +287,11 @@ impl Writers {
         assert_eq!(self.under_way, 0, "nothing of who had the right is under way");
         let holder = Holder { client: client.clone(), wrote_at, has_written: false };
         let Some(before) = self.holder.replace(holder) else { return };
-        for session in self.sessions.values_mut() {
-            session.is_fenced |= before.client.is(&session.client) && !client.is(&session.client);
+        for (id, session) in &mut self.sessions {
+            if !session.is_fenced && before.client.is(&session.client) && !client.is(&session.client) {
+                session.is_fenced = true;
+                out.push(WriterEffect::Fenced { session: *id });
+            }
         }
         out.push(WriterEffect::Passed { from: before.client.label, to: client.label });
     }
@@ -332,7 +352,7 @@ mod tests {
 
         fn open(&mut self, n: u64, client: Client) -> SessionId {
             let session = SessionId::Own(Token(n));
-            self.tell(WriterEvent::Open { session, client, wrote_at: None });
+            self.tell(WriterEvent::Open { session, client, wrote_at: None, is_fenced: false });
             session
         }
 
@@ -418,6 +438,11 @@ mod tests {
         // However long the target is quiet: the source has in memory what the disk was.
         scene.after(10 * QUIET);
         assert_eq!(scene.write(source), Fate::Refused);
+        // So it is where the volume is served later, whoever comes first there.
+        let mut next = Scene::default();
+        let client = machine(1);
+        next.tell(WriterEvent::Open { session: source, client, wrote_at: Some(Instant::ZERO), is_fenced: true });
+        assert_eq!(next.write(source), Fate::Refused);
         // It may begin anew.
         let again = scene.open(3, machine(1));
         assert_eq!((scene.write(again), scene.write(source)), (Fate::Passed, Fate::Refused));
@@ -480,14 +505,14 @@ mod tests {
             for n in order {
                 let (session, client) = (SessionId::Guest(Token(n)), machine(n as u8));
                 let wrote_at = Some(scene.now - Duration::from_secs([60, 2][n as usize]));
-                scene.tell(WriterEvent::Open { session, client, wrote_at });
+                scene.tell(WriterEvent::Open { session, client, wrote_at, is_fenced: false });
             }
             assert_eq!(scene.write(SessionId::Guest(Token(0))), Fate::Refused);
             assert_eq!(scene.write(SessionId::Guest(Token(1))), Fate::Passed);
             // Where somebody has written, what is told of is of before.
             let (session, client) = (SessionId::Guest(Token(2)), machine(2));
             let wrote_at = Some(scene.now);
-            scene.tell(WriterEvent::Open { session, client, wrote_at });
+            scene.tell(WriterEvent::Open { session, client, wrote_at, is_fenced: false });
             assert_eq!(scene.write(session), Fate::Refused);
         }
     }
@@ -511,7 +536,12 @@ mod tests {
                     0 => {
                         let (session, client) = (SessionId::Own(Token(n)), random.below(3) as u8);
                         open.insert(session, client);
-                        scene.tell(WriterEvent::Open { session, client: machine(client), wrote_at: None })
+                        scene.tell(WriterEvent::Open {
+                            session,
+                            client: machine(client),
+                            wrote_at: None,
+                            is_fenced: false,
+                        })
                     }
                     1 if !sessions.is_empty() => {
                         let session = *random.pick(&sessions);
@@ -550,7 +580,7 @@ mod tests {
                             asked.remove(&request).expect("once, of a session that is there");
                             refusals += 1;
                         }
-                        WriterEffect::Passed { .. } | WriterEffect::Refused { .. } => {}
+                        WriterEffect::Fenced { .. } | WriterEffect::Passed { .. } | WriterEffect::Refused { .. } => {}
                     }
                 }
                 let late = scene.writers.waiting.iter().any(|waiting| waiting.since + WAIT_MAX <= scene.now);

@@ -309,7 +309,14 @@ fn any_ask(random: &mut Prng, now_ms: u64) -> Ask {
         2 if random.chance(500) => {
             let client = Client { label: "c".to_string(), process: Some(random.below(3) as u32), ..Client::default() };
             let wrote_ms = random.chance(500).then(|| random.next_u64());
-            Ask::AttachAs { session, export: "vm".to_string(), fresh: random.chance(500), client, wrote_ms }
+            Ask::AttachAs {
+                session,
+                export: "vm".to_string(),
+                fresh: random.chance(500),
+                client,
+                wrote_ms,
+                fenced: false,
+            }
         }
         2 => Ask::Attach { session, export: "vm".to_string(), fresh: random.chance(500) },
         3 => Ask::Detach { session },

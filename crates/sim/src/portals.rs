@@ -11,9 +11,12 @@
 //! A client changes its path when its connection ends, and now and then of its own accord, once its portal has what it sent.
 //! What it then asks again is the same request, in the history one operation from first to last.
 
+mod contend;
+
 use crate::checker::SECTOR_BYTES;
 use crate::workload::{Area, Guests, Mix, What};
 use crate::world::{MachineAt, Output, World};
+use contend::{Given, Held, identity, writers_of};
 use holdfast_base::{
     BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, InstanceId, Instant, MetaRequest, MetaVersion, NodeId,
     Prng, RequestToken, Slab, Token, VolumeId,
@@ -22,9 +25,7 @@ use holdfast_format::portal::{Answer, Ask, Client as Identity, Refusal};
 use holdfast_format::root::{Root, root_key};
 use holdfast_layer::{Effect as LayerEffect, Stack, StackEvent};
 use holdfast_portal as portal;
-use holdfast_portal::{
-    Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route, SessionId, WriterEffect, WriterEvent, Writers,
-};
+use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route, SessionId, WriterEvent, Writers};
 use holdfast_store as store;
 use holdfast_volume::{Config, Controller, Event, Notice, State, Target, Warming};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -170,20 +171,6 @@ enum Asker {
     Layers,
 }
 
-/// A change that waits until its client may write.
-struct Held {
-    session: SessionId,
-    asker: Asker,
-    request: BlockRequest,
-}
-
-/// A change that a controller was given: whose it is, and by which session.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Given {
-    client: usize,
-    session: Token,
-}
-
 /// Who may begin when what was asked before is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Behind {
@@ -201,7 +188,7 @@ struct Shell {
     /// Sessions of other hosts' portals that the controller serves.
     guests: BTreeSet<Token>,
     /// Who they are, from when they are bound on or wait for that.
-    clients_of: BTreeMap<Token, (Identity, Option<Instant>)>,
+    clients_of: BTreeMap<Token, (Identity, Option<Instant>, bool)>,
     /// Beside the controller.
     writers: Writers,
     held: Slab<Held>,
@@ -445,8 +432,8 @@ impl Street {
                     self.put(conn, false, Parcel::End, Buf::empty());
                 }
             }
-            DeskEffect::Bind { guest, client, wrote_at, .. } => {
-                self.shells[host].clients_of.insert(guest, (client, wrote_at));
+            DeskEffect::Bind { guest, client, wrote_at, is_fenced, .. } => {
+                self.shells[host].clients_of.insert(guest, (client, wrote_at, is_fenced));
                 // What is asked of an opening that hangs may be done by others before it begins to serve.
                 match self.state(host) {
                     Some(State::Opening) => self.shells[host].binding.push(guest),
@@ -481,77 +468,6 @@ impl Street {
 
     fn state(&self, host: usize) -> Option<State> {
         self.world.machine(self.shells[host].controller?).map(Controller::state)
-    }
-
-    // ---- who may write ----
-
-    fn writers(&mut self, host: usize, event: WriterEvent) {
-        let mut out = Effects::new();
-        let now = self.now();
-        self.shells[host].writers.handle(now, event, &mut out);
-        if let Some(due) = self.shells[host].writers.next_deadline() {
-            self.world.wake_at(due.max(now), WAKE);
-        }
-        for effect in out.take() {
-            match effect {
-                WriterEffect::Pass { request } => {
-                    let held = self.shells[host].held.remove(request).expect("it was held");
-                    self.on_given(host, held);
-                }
-                WriterEffect::Refuse { request } => {
-                    let Held { asker, request, .. } = self.shells[host].held.remove(request).expect("it was held");
-                    let (token, op) = (request.token, request.op);
-                    self.tell_asker(host, asker, BlockReply { token, result: Err(BlockError::NotWriter) }, token, op);
-                }
-                WriterEffect::Passed { .. } => self.outcome.passed_on += 1,
-                WriterEffect::Refused { .. } => {}
-            }
-        }
-    }
-
-    /// What changes the volume waits until its client may write.
-    fn enter(&mut self, host: usize, session: SessionId, asker: Asker, request: BlockRequest) {
-        if !request.op.changes() || self.shells[host].controller.is_none() {
-            return self.submit(host, asker, request);
-        }
-        let request = self.shells[host].held.insert(Held { session, asker, request });
-        self.writers(host, WriterEvent::Write { session, request });
-    }
-
-    /// What a client is at the end that it connects to, whichever host serves it.
-    fn client_behind(&self, host: usize, session: SessionId) -> (usize, Token) {
-        let label = match session {
-            SessionId::Own(token) => return (*self.sessions.get(Token(token.0 / 16)).expect("it was made"), token),
-            SessionId::Guest(guest) => &self.shells[host].clients_of[&guest].0.label,
-        };
-        let (client, session) = label.split_once(' ').expect("as it was made");
-        (client.parse().expect("a number"), Token(session.parse().expect("a number")))
-    }
-
-    /// Nothing of two clients is under way at once.
-    fn on_given(&mut self, host: usize, held: Held) {
-        let (client, session) = self.client_behind(host, held.session);
-        let mut others = self.shells[host].given.values().filter(|given| given.client != client);
-        if let Some(other) = others.next().copied().filter(|_| self.plan.contend.is_some()) {
-            self.fail(format!("client {client} writes while a write of another is under way: {other:?}"));
-        }
-        let number = self.shells[host].next_number;
-        self.shells[host].given.insert(number, Given { client, session });
-        self.submit(host, held.asker, held.request);
-    }
-
-    /// Nothing is done for a session that had written when another client followed.
-    fn on_changed(&mut self, Given { client, session }: Given) {
-        if self.plan.contend.is_none() {
-            return;
-        }
-        if self.writer.replace(client).is_some_and(|before| before != client) {
-            self.followed.extend(self.wrote.iter().filter(|(of, _)| *of != client));
-        }
-        self.wrote.insert((client, session));
-        if self.followed.contains(&(client, session)) {
-            self.fail(format!("client {client} writes in session {session:?} although another one followed it"));
-        }
     }
 
     /// A request to the host's controller; where there is none it is as if that had said so.
@@ -603,18 +519,6 @@ impl Street {
         }
     }
 
-    /// What waited for the right to write has no controller any more; the next one knows nobody.
-    fn drop_held(&mut self, host: usize) {
-        let shell = &mut self.shells[host];
-        shell.writers = writers_of(&self.plan);
-        shell.given.clear();
-        for token in shell.held.tokens() {
-            let Held { asker, request, .. } = self.shells[host].held.remove(token).expect("listed");
-            let reply = BlockReply { token: request.token, result: Err(BlockError::Deposed) };
-            self.tell_asker(host, asker, reply, request.token, request.op);
-        }
-    }
-
     /// Whether anything is under way, where layers may hold it; then whoever it is waits for that.
     fn comes_behind(&mut self, host: usize, who: Behind) -> bool {
         let is_layered = !self.plan.layers.is_empty();
@@ -653,7 +557,7 @@ impl Street {
         }
         if let Some(given) = self.shells[host].given.remove(&number) {
             if reply.result.is_ok() {
-                self.on_changed(given);
+                self.on_changed(host, given);
             }
             self.writers(host, WriterEvent::Done);
         }
@@ -742,30 +646,12 @@ impl Street {
     fn bind_now(&mut self, host: usize, guest: Token, serves: bool) {
         if serves {
             self.shells[host].guests.insert(guest);
-            let (client, wrote_at) = self.shells[host].clients_of[&guest].clone();
-            self.writers(host, WriterEvent::Open { session: SessionId::Guest(guest), client, wrote_at });
+            let (client, wrote_at, is_fenced) = self.shells[host].clients_of[&guest].clone();
+            let session = SessionId::Guest(guest);
+            self.writers(host, WriterEvent::Open { session, client, wrote_at, is_fenced });
         }
         let binding = if serves { Binding::Bound } else { Binding::Refused(Refusal::NotOwner) };
         self.desk(host, DeskEvent::Bound { guest, binding });
-    }
-
-    /// The volume serves here: so do its portal's sessions.
-    fn open_own(&mut self, host: usize) {
-        let own: Vec<Token> = self.shells[host].portal.sessions_of(VOLUME).collect();
-        for session in own {
-            let wrote_at = self.shells[host].portal.wrote_at(session);
-            let number = *self.sessions.get(Token(session.0 / 16)).expect("it was made");
-            let client = identity(number, session);
-            self.writers(host, WriterEvent::Open { session: SessionId::Own(session), client, wrote_at });
-        }
-    }
-
-    /// Gives what had waited for the right to write.
-    fn close_writer(&mut self, host: usize, session: SessionId) -> Vec<Held> {
-        let held = self.shells[host].held.iter().filter(|(_, held)| held.session == session);
-        let gone: Vec<Token> = held.map(|(token, _)| token).collect();
-        self.writers(host, WriterEvent::Close { session });
-        gone.into_iter().filter_map(|token| self.shells[host].held.remove(token)).collect()
     }
 
     fn open(&mut self, host: usize) {
@@ -980,9 +866,9 @@ impl Street {
         self.shells[host].arriving.retain(|s| *s != session);
         let number = *self.sessions.get(Token(session.0 / 16)).expect("it was made");
         let (client, export) = (identity(number, session), "vm".to_string());
-        if self.state(host) == Some(State::Open) {
+        if self.shells[host].controller.is_some() {
             let session = SessionId::Own(session);
-            self.writers(host, WriterEvent::Open { session, client: client.clone(), wrote_at: None });
+            self.writers(host, WriterEvent::Open { session, client: client.clone(), wrote_at: None, is_fenced: false });
         }
         self.portal(host, portal::Event::Open { session, volume: VOLUME, export, client, wrote_at: None });
         let Some(client) = self.client_of(session) else { return };
@@ -1056,16 +942,6 @@ impl Street {
             self.outcome.path_changes += 1;
             self.client_sends(n, ToHost::Open { session });
         }
-    }
-
-    /// Who asks. Where clients contend one has its turn for a while, and now and then another one comes between.
-    fn whose_turn(&mut self) -> usize {
-        let any = self.prng.below(self.clients.len() as u64) as usize;
-        let Some(contend) = self.plan.contend else { return any };
-        if self.turn.1 <= self.now() {
-            self.turn = (any, self.now() + Duration::from_millis(self.prng.between(500, 9_000)));
-        }
-        if self.prng.chance(contend) { any } else { self.turn.0 }
     }
 
     fn ask(&mut self) {
@@ -1492,18 +1368,6 @@ fn stack_of(layers: &[String]) -> Option<Stack> {
         stack.add(layer).expect("a plan has few layers");
     }
     (!layers.is_empty()).then_some(stack)
-}
-
-fn writers_of(plan: &PortalPlan) -> Writers {
-    let mut writers = Writers::default();
-    writers.set_mutations(plan.mutations);
-    writers.handle(Instant::ZERO, WriterEvent::Share(plan.contend.is_none()), &mut Effects::new());
-    writers
-}
-
-/// A client is a machine; its label tells the session, too.
-fn identity(client: usize, session: Token) -> Identity {
-    Identity { label: format!("{client} {}", session.0), machine: Some(client as u128), ..Identity::default() }
 }
 
 /// Sessions are numbered so that a late parcel finds its host.

@@ -140,7 +140,7 @@ fn of_clients_that_contend_one_writes_at_a_time() {
             0 => {}
             1 => plan.hand_over = 40,
             2 => (plan.jump, plan.reset) = (30, 30),
-            _ => (plan.take_over, plan.hang, plan.cut, plan.node_hang) = (10, 10, 10, 30),
+            _ => (plan.take_over, plan.node_hang) = (10, 30),
         }
         let outcome = run_portals(plan, false).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         refused += outcome.refused;

@@ -526,11 +526,11 @@ impl Host {
             None => Target::Head(head),
         };
         volume.add_session(head);
-        let wrote_at = self.portals.wrote_at(session);
+        let (wrote_at, is_fenced) = self.portals.standing(session);
         let client = self.clients.table.get_mut(session).expect("just seen");
         (client.volume, client.target, client.head) = (Some(at), target, head);
         let (client, wrote_at) = (client.identity.clone(), wrote_at.max(client.wrote_at));
-        self.open_writer((at, target), SessionId::Own(session), client, wrote_at);
+        self.open_writer((at, target), SessionId::Own(session), client, (wrote_at, is_fenced));
         true
     }
 
@@ -662,7 +662,7 @@ impl Host {
         (client.export, client.of) = (Some(export.to_string()), Some(id));
         logger::info(format_args!("client {} opens {shown}", client.who()));
         let identity = client.identity.clone();
-        self.open_writer((at, target), SessionId::Own(session), identity, None);
+        self.open_writer((at, target), SessionId::Own(session), identity, (None, false));
         Ok(info)
     }
 

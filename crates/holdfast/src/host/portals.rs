@@ -50,11 +50,12 @@ struct Guest {
     head: HeadId,
 }
 
-/// Whose client that is, who it is, and when its last write was answered.
+/// Whose client that is, who it is, when its last write was answered, and whether it was followed.
 struct Introduced {
     host: String,
     client: Identity,
     wrote_at: Option<Instant>,
+    is_fenced: bool,
 }
 
 pub struct Portals {
@@ -108,9 +109,13 @@ impl Portals {
         self.portal.since(now)
     }
 
-    /// When the last write of a session was answered, as far as it is the portal's.
-    pub fn wrote_at(&self, session: Token) -> Option<Instant> {
-        self.portal.wrote_at(session)
+    /// When the last write of a session was answered, and whether its client was followed, as far as it is the portal's.
+    pub fn standing(&self, session: Token) -> (Option<Instant>, bool) {
+        (self.portal.wrote_at(session), self.portal.is_fenced(session))
+    }
+
+    pub fn note_fenced(&mut self, session: Token) {
+        self.portal.note_fenced(session);
     }
 
     /// A write of a session whose volume is served here was answered.
@@ -256,8 +261,8 @@ impl Host {
                 self.portals.peers.answer(link, token, &answer, &payload, io);
             }
             DeskEffect::CloseLink { link } => self.portals.peers.close_link(link, io),
-            DeskEffect::Bind { guest, host, export, client, wrote_at } => {
-                self.portals.introduced.insert(guest, Introduced { host, client, wrote_at });
+            DeskEffect::Bind { guest, host, export, client, wrote_at, is_fenced } => {
+                self.portals.introduced.insert(guest, Introduced { host, client, wrote_at, is_fenced });
                 self.bind_guest(guest, export);
             }
             DeskEffect::Unbind { guest } => self.forget_guest(guest),
@@ -334,8 +339,8 @@ impl Host {
     fn bind_guest_now(&mut self, guest: Token, export: String) {
         // One that has gone meanwhile is told of all the same.
         let introduced = self.portals.introduced.get(&guest);
-        let known = introduced.map(|of| (of.host.clone(), of.client.clone(), of.wrote_at));
-        let (host, client, wrote_at) = known.unwrap_or_default();
+        let known = introduced.map(|of| (of.host.clone(), of.client.clone(), (of.wrote_at, of.is_fenced)));
+        let (host, client, standing) = known.unwrap_or_default();
         let (name, snapshot) = split_export(&export);
         let found = self.volumes.find_open(name);
         let volume = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
@@ -354,7 +359,7 @@ impl Host {
                         logger::info(format_args!("host {host} opens {export} for a client"));
                         self.portals.guests.insert(guest, Guest { volume: at, target, head });
                         self.volumes.table.get_mut(at).expect("just found").add_session(head);
-                        self.open_writer((at, target), SessionId::Guest(guest), client, wrote_at);
+                        self.open_writer((at, target), SessionId::Guest(guest), client, standing);
                         Binding::Bound
                     }
                 }

@@ -12,7 +12,7 @@ use crate::logger;
 use anyhow::Result;
 use holdfast_base::{BlockError, BlockOp, BlockRequest, Effects, HeadId, Instant, Token, VolumeId};
 use holdfast_format::portal::Client;
-use holdfast_portal::{SessionId, WriterEffect, WriterEvent, Writers};
+use holdfast_portal::{DeskEvent, SessionId, WriterEffect, WriterEvent, Writers};
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::Target;
 use std::collections::BTreeSet;
@@ -115,10 +115,10 @@ impl Host {
         (at, target): (Token, Target),
         session: SessionId,
         client: Client,
-        wrote_at: Option<Instant>,
+        (wrote_at, is_fenced): (Option<Instant>, bool),
     ) {
         if let Target::Head(head) = target {
-            self.writer_events.push_back((at, head, WriterEvent::Open { session, client, wrote_at }));
+            self.writer_events.push_back((at, head, WriterEvent::Open { session, client, wrote_at, is_fenced }));
         }
     }
 
@@ -204,6 +204,10 @@ impl Host {
                 if let Some(held) = volume.held.remove(request) {
                     self.answer(now, at, held.asker, Err(BlockError::NotWriter), io);
                 }
+            }
+            WriterEffect::Fenced { session: SessionId::Own(session) } => self.portals.note_fenced(session),
+            WriterEffect::Fenced { session: SessionId::Guest(guest) } => {
+                self.portals.desk_events.push_back(DeskEvent::Fenced { guest });
             }
             WriterEffect::Passed { from, to } => {
                 let name = volume.name_of(head);
