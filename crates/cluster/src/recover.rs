@@ -33,7 +33,7 @@ pub enum HeldRoot {
     None,
     Copy {
         sequence: u64,
-        root: Root,
+        root: Box<Root>,
     },
     /// There is one, which can't be read.
     Damaged,
@@ -138,7 +138,7 @@ pub fn recover(
 /// The root with the highest epoch and sequence, and why it may not be the newest.
 fn newest(held: &[Held], copied: Option<&Root>) -> Option<(Root, Option<Doubt>)> {
     let copies = held.iter().filter_map(|h| match &h.root {
-        HeldRoot::Copy { sequence, root } => Some(((root.epoch, *sequence), h.leg, root)),
+        HeldRoot::Copy { sequence, root } => Some(((root.epoch, *sequence), h.leg, &**root)),
         HeldRoot::None | HeldRoot::Damaged => None,
     });
     let Some((order, _, root)) = copies.clone().max_by_key(|(order, ..)| *order) else {
@@ -242,7 +242,7 @@ mod tests {
             last: Lsn(2),
         };
         let ledgers = copy.iter().map(state).collect();
-        let root = copy.map_or(HeldRoot::None, |(sequence, root)| HeldRoot::Copy { sequence, root });
+        let root = copy.map_or(HeldRoot::None, |(sequence, root)| HeldRoot::Copy { sequence, root: Box::new(root) });
         Held { leg: leg(n), promised, ledgers, root }
     }
 

@@ -71,7 +71,7 @@ fn silent(error: &std::io::Error, patience: Duration) -> anyhow::Error {
 
 pub fn status(dir: &GridDir) -> Result<HostStatus> {
     match ask(dir, &Request::Status, QUICK)? {
-        Response::Status(status) => Ok(status),
+        Response::Status(status) => Ok(*status),
         other => unexpected(&other),
     }
 }

@@ -442,7 +442,7 @@ pub enum Kind {
 #[serde(tag = "reply", rename_all = "kebab-case")]
 pub enum Response {
     Done,
-    Status(HostStatus),
+    Status(Box<HostStatus>),
     Volume(Box<VolumeInfo>),
     Explained {
         volume: Box<VolumeInfo>,

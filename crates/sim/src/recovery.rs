@@ -126,7 +126,7 @@ impl Run {
                 }
                 _ => None,
             };
-            let copy = |found| HeldRoot::Copy { sequence: root.sequence, root: found };
+            let copy = |found| HeldRoot::Copy { sequence: root.sequence, root: Box::new(found) };
             recovery.note(leg, held, found.map_or(HeldRoot::Damaged, copy));
         }
     }

@@ -326,7 +326,7 @@ fn held_on(client: &mut NodeClient, device: DeviceId) -> Result<Vec<(VolumeId, H
             Some(found) => {
                 let shard = copy::root_copy_id(held.volume, found.epoch, found.sequence);
                 let read = client.read_copy(device, shard).ok().and_then(|bytes| Root::decode(&bytes).ok());
-                read.map_or(HeldRoot::Damaged, |root| HeldRoot::Copy { sequence: found.sequence, root })
+                read.map_or(HeldRoot::Damaged, |root| HeldRoot::Copy { sequence: found.sequence, root: Box::new(root) })
             }
         };
         all.push((held.volume, Held { leg, promised: held.promised, ledgers: held.ledgers, root }));

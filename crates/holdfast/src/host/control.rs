@@ -275,7 +275,7 @@ impl ControlPlane {
             Err(error) => return Response::Error { message: format!("{error:#}") },
         };
         let result = match request {
-            Request::Status => self.status().map(Response::Status),
+            Request::Status => self.status().map(|status| Response::Status(Box::new(status))),
             Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key, limit } => self
                 .create(
                     &name,

@@ -15,14 +15,18 @@ const SANS_IO: &[&str] =
 /// side by side.
 const SHELLS: &[&str] = &["crates/sim/src/bin/", "crates/sim/src/runner.rs"];
 
-/// What a machine may not name: clocks, files, sockets, threads, the environment, an executor.
+/// What a machine may not name: clocks, files, sockets (addresses are data), threads, the environment, an executor.
 const FORBIDDEN_PATHS: &[&str] = &[
     "std::time::Instant",
     "std::time::SystemTime",
     "std::time::UNIX_EPOCH",
     "std::time::*",
     "std::fs",
-    "std::net",
+    "std::net::TcpStream",
+    "std::net::TcpListener",
+    "std::net::UdpSocket",
+    "std::net::ToSocketAddrs",
+    "std::net::*",
     "std::os",
     "std::thread",
     "std::process",
@@ -38,7 +42,7 @@ const FORBIDDEN_PATHS: &[&str] = &[
 ];
 
 /// Modules that may not be imported under their own name: what comes through it would not be seen here.
-const FORBIDDEN_ALIASES: &[&str] = &["std", "std::time", "std::sync", "std::*"];
+const FORBIDDEN_ALIASES: &[&str] = &["std", "std::net", "std::time", "std::sync", "std::*"];
 
 /// Names without a path. The order of a `HashMap` differs from run to run, and a run must follow from its seed alone.
 const FORBIDDEN_NAMES: &[&str] = &["HashMap", "HashSet", "RandomState", "async", "await"];

@@ -1,0 +1,84 @@
+//! The metadata store is lost, or set back to an older state: protocol rule 27.
+
+use holdfast_format::root::root_key;
+use holdfast_sim::stage::{Scenery, Stage};
+use holdfast_sim::swarm::VOLUME;
+use holdfast_volume::State;
+use std::time::Duration;
+
+fn long_destage(seed: u64) -> Scenery {
+    Scenery::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60))
+}
+
+/// Nodes (from zero) that hold the open ledger's legs, in their order.
+fn leg_nodes(stage: &Stage) -> Vec<usize> {
+    stage.root().open_ledger().expect("an open ledger").legs.iter().map(|l| l.node.0 as usize - 1).collect()
+}
+
+#[test]
+fn rule_27_a_root_that_was_set_back_is_not_opened() {
+    // The log is rolled, and written to; then the store is set back to where it does not know of it. Whoever opens by that
+    // record would seal the older ledger, and delete the one that holds what came after.
+    let mut stage = long_destage(27).nodes(4).raise();
+    stage.write(0, 8);
+    let (before, legs) = (stage.root(), leg_nodes(&stage));
+    stage.crash_node(legs[0]);
+    stage.until("the log is rolled", |s| s.root().ledgers.last() != before.ledgers.last());
+    stage.write(8, 8);
+    let newest = stage.root();
+    assert_eq!(newest.epoch, before.epoch, "a roll keeps its epoch");
+    stage.start_node(legs[0]);
+    stage.pass_ms(300);
+    stage.crash_host(0);
+    stage.world().meta.put(&root_key(VOLUME), before.encode());
+    let taker = stage.open_on(1);
+    stage.pass_ms(3000);
+    assert_eq!(stage.state(taker), Some(State::Opening), "it claims nothing");
+    assert_eq!(stage.root(), before);
+    stage.world().meta.put(&root_key(VOLUME), newest.encode());
+    stage.until("the volume is open", |s| s.state(taker) == Some(State::Open));
+    stage.read(0, 16);
+    stage.start_host(0);
+    stage.finish();
+}
+
+#[test]
+fn rule_27_what_was_acknowledged_is_there_when_the_store_is_lost() {
+    for roll in [false, true] {
+        let mut stage = long_destage(28).nodes(4).raise();
+        stage.write(0, 8);
+        if roll {
+            let (before, node) = (stage.root(), leg_nodes(&stage)[0]);
+            stage.crash_node(node);
+            stage.until("the log is rolled", |s| s.root().ledgers.last() != before.ledgers.last());
+            stage.start_node(node);
+            stage.pass_ms(300);
+        }
+        stage.write(8, 8);
+        let epoch = stage.root().epoch;
+        assert!(stage.status().is_recoverable);
+        assert!(stage.lose_metadata(), "all nodes are there");
+        stage.until("the volume is open", |s| s.serving().is_some());
+        assert!(stage.root().epoch.0 > epoch.0 + (1 << 32));
+        stage.read(0, 16);
+        stage.write(16, 8);
+        assert!(stage.lose_metadata(), "and again");
+        stage.until("the volume is open", |s| s.serving().is_some());
+        stage.read(0, 24);
+        stage.finish();
+    }
+}
+
+#[test]
+fn rule_27_with_a_node_away_nothing_is_taken_for_the_newest() {
+    let mut stage = long_destage(29).raise();
+    stage.write(0, 8);
+    let node = leg_nodes(&stage)[0];
+    stage.crash_node(node);
+    stage.pass_ms(300);
+    assert!(!stage.lose_metadata(), "that node may hold a newer root");
+    stage.start_node(node);
+    stage.until("the volume is open", |s| s.serving().is_some());
+    stage.read(0, 8);
+    stage.finish();
+}
