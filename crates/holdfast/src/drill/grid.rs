@@ -137,7 +137,7 @@ impl LocalGrid {
 
     fn status(&self) -> Result<HostStatus> {
         match client::ask(&self.dir, &Request::Status, STATUS_TIME_MAX)? {
-            Response::Status(status) => Ok(status),
+            Response::Status(status) => Ok(*status),
             other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
         }
     }
