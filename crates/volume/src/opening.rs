@@ -26,7 +26,7 @@ use crate::map::Place;
 use crate::root::Change;
 use crate::sealing::opened_entry;
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, VolumeId};
+use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Epoch, InstanceId, Instant, LedgerId, Lsn, NodeId, VolumeId};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record};
 use holdfast_format::root::Root;
@@ -94,6 +94,8 @@ pub(crate) struct Opening {
     since: Instant,
     /// Legs that were asked what they know; true once they have answered, or never will.
     knows: BTreeMap<Leg, bool>,
+    /// The root that legs knew of something newer than.
+    doubted: Option<Root>,
     fence_asked: BTreeSet<Leg>,
     /// Legs that were busy (their device is being opened), and when they and failed reads are asked again.
     busy: BTreeSet<Leg>,
@@ -144,6 +146,7 @@ impl Controller {
             warms,
             since: self.now,
             knows: BTreeMap::new(),
+            doubted: None,
             fence_asked: BTreeSet::new(),
             busy: BTreeSet::new(),
             asked_who_at: None,
@@ -300,7 +303,7 @@ impl Controller {
             && volumes.iter().any(|held| held.volume == self.config.volume && is_newer(held, self.root()))
             && !self.config.mutations.opens_older_root
         {
-            return self.doubt_root(OLDER, out);
+            return self.doubt_root(out);
         }
         self.progress_opening(out);
     }
@@ -312,11 +315,17 @@ impl Controller {
         self.progress_opening(out);
     }
 
-    /// Nothing is claimed by a root that is not the newest. It is read again after a while.
-    fn doubt_root(&mut self, why: &'static str, out: Out) {
+    /// Nothing is claimed by a root that is not the newest. It is read again: another host may have claimed the volume since it
+    /// was. If not, the store was set back, and is looked at now and then.
+    fn doubt_root(&mut self, out: Out) {
         self.step(Step::Loading);
+        let found = self.root().clone();
+        let doubted = self.opening.as_mut().and_then(|opening| opening.doubted.replace(found));
+        if doubted.as_ref() != Some(self.root()) {
+            return self.load_root(out);
+        }
         self.load_root_later();
-        self.opening_waits(why, out);
+        self.opening_waits(OLDER, out);
     }
 
     /// A connection that looks whole may lead nowhere: only an answer to something asked since counts (rule 5).
