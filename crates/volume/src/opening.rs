@@ -26,7 +26,7 @@ use crate::map::Place;
 use crate::root::Change;
 use crate::sealing::opened_entry;
 use crate::segments::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Epoch, InstanceId, Instant, LedgerId, Lsn, NodeId, VolumeId};
+use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, VolumeId};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record};
 use holdfast_format::root::Root;

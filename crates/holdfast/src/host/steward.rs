@@ -108,7 +108,7 @@ impl ControlPlane {
             match failed.is_empty() {
                 true => logger::info(format_args!("a copy of the metadata is on all {devices} devices")),
                 false => {
-                    logger::warn(format_args!("a copy of the metadata is on {devices} devices, not on all: {failed}"))
+                    logger::info(format_args!("a copy of the metadata is on {devices} devices, not on all: {failed}"))
                 }
             }
             *told = failed;
