@@ -61,6 +61,8 @@ pub struct Mutations {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Doubt {
     Unasked(usize),
+    /// Only the copy of the records has a root, and no device anything of its log.
+    Gone,
     /// It is not known which devices there are.
     Partial,
     /// Only the copy of the records has a root.
@@ -80,6 +82,12 @@ impl fmt::Display for Doubt {
             }
             Doubt::Partial => {
                 write!(f, "nothing says which nodes the grid has, and one that was not asked may hold a newer root")
+            }
+            Doubt::Gone => {
+                write!(
+                    f,
+                    "no device holds anything of its log: it was deleted after the copy of the records was written, or lost"
+                )
             }
             Doubt::NeverCopied => {
                 write!(f, "no device holds a copy of its root: it was not opened since the grid has this release")
@@ -144,7 +152,9 @@ fn newest(held: &[Held], copied: Option<&Root>) -> Option<(Root, Option<Doubt>)>
     let Some((order, _, root)) = copies.clone().max_by_key(|(order, ..)| *order) else {
         let root = copied?.clone();
         let was_opened = root.epoch > Epoch(0) || !held.is_empty();
-        return Some((root, was_opened.then_some(Doubt::NeverCopied)));
+        let is_gone = held.iter().all(|h| h.ledgers.is_empty() && matches!(h.root, HeldRoot::None));
+        let doubt = if is_gone { Doubt::Gone } else { Doubt::NeverCopied };
+        return Some((root, was_opened.then_some(doubt)));
     };
     if let Some(copied) = copied.filter(|copied| copied.deleted || copied.epoch > root.epoch) {
         // Whatever devices hold of a volume that is being deleted: that goes on.
@@ -295,7 +305,9 @@ mod tests {
         let mut damaged = both();
         damaged.push(Held { root: HeldRoot::Damaged, ..held(4, None) });
         assert_eq!(judge(damaged, None, &[]).doubt, Some(Doubt::Damaged(leg(4).device)));
-        assert_eq!(judge(vec![held(1, None)], Some(new.clone()), &[]).doubt, Some(Doubt::NeverCopied));
+        assert_eq!(judge(vec![held(1, None)], Some(new.clone()), &[]).doubt, Some(Doubt::Gone));
+        let uncopied = Held { root: HeldRoot::None, ..held(1, Some((1, new.clone()))) };
+        assert_eq!(judge(vec![uncopied], Some(new.clone()), &[]).doubt, Some(Doubt::NeverCopied));
         assert_eq!(judge(both(), Some(root(9, 0, &[1])), &[]).doubt, Some(Doubt::TooFewCopies));
         let never = Root { epoch: Epoch(0), ledgers: Vec::new(), ..new.clone() };
         assert_eq!(judge(Vec::new(), Some(never), &[4]).doubt, None, "nothing was ever written to it");

@@ -239,6 +239,28 @@ fn nodes_up(grid: &Grid) -> Vec<u64> {
     up.filter_map(|node| node["id"].as_u64()).collect()
 }
 
+/// Has another machine sign as well.
+fn share_authority(from: &Grid, to: &Grid) {
+    assert!(to.fails("grid token").contains("no key of the grid's authority"));
+    let (file, changed) = (from.path("authority"), from.path("changed"));
+    from.ok(&format!("grid tls authority export {}", file.display()));
+    let text = std::fs::read_to_string(&file).expect("it was written");
+    let other = Grid::new(64);
+    other.up("--nodes 1 --devices 1 --tls on");
+    let refused = other.fails(&format!("grid tls authority import {}", file.display()));
+    assert!(refused.contains("of another grid's authority"), "{refused}");
+    let key = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON")["key"].clone();
+    other.ok(&format!("grid tls authority export {}", changed.display()));
+    let others = key(&std::fs::read_to_string(&changed).expect("it was written"));
+    let mut wrong: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    wrong["key"] = others;
+    std::fs::write(&changed, wrong.to_string()).expect("written");
+    let refused = to.fails(&format!("grid tls authority import {}", changed.display()));
+    assert!(refused.contains("not that of this grid's authority"), "{refused}");
+    to.ok(&format!("grid tls authority import {}", file.display()));
+    to.ok("grid token");
+}
+
 fn machine(grid: &Grid, name: &str) -> Option<serde_json::Value> {
     grid.json("machine list").as_array().expect("machines").iter().find(|machine| machine["name"] == name).cloned()
 }
@@ -281,6 +303,7 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     assert!(b.fails("node stop 9").contains("its nodes are 1, 2, 3"));
     assert!(b.fails("machine remove c --dead").contains("is not dead"));
     assert!(b.fails("machine remove a").contains("key of the grid's authority"));
+    share_authority(&a, &b);
 
     kill_host(&c);
     c.ok("node kill 3");

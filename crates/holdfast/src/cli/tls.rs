@@ -58,6 +58,11 @@ enum TlsAction {
         #[command(flatten)]
         token: token::TokenArgs,
     },
+    /// The key that signs: a copy of it for another machine, so that the loss of the first one changes nothing
+    Authority {
+        #[command(subcommand)]
+        action: AuthorityAction,
+    },
     /// Sign a certificate for a client of volumes: what nbdinfo, qemu and others take as a directory of TLS credentials
     Client {
         /// What `holdfast volume allow` knows it by
@@ -86,6 +91,14 @@ enum TlsAction {
     },
 }
 
+#[derive(Subcommand, Debug)]
+enum AuthorityAction {
+    /// Write it to a file: whoever has that can let anybody in; carry it by hand, and delete it, or keep it in a safe place
+    Export { file: PathBuf },
+    /// Have this machine of the grid sign as well
+    Import { file: PathBuf },
+}
+
 /// Prints a token, alone on standard output.
 pub fn token(args: &TokenArgs, dir: &GridDir, json: bool) -> Result<()> {
     let token = signer::give_out(dir, args.valid, args.renews.as_deref())?;
@@ -110,10 +123,39 @@ fn with_tls(dir: &GridDir) -> Result<(GridConfig, Certificates)> {
     Ok((config, certificates))
 }
 
+fn authority(action: &AuthorityAction, dir: &GridDir, json: bool) -> Result<()> {
+    let (_, certificates) = with_tls(dir)?;
+    match action {
+        AuthorityAction::Export { file } => {
+            signer::export_authority(&certificates, file)?;
+            if json {
+                return print_json(&json!({ "file": file }));
+            }
+            print(format_args!(
+                "the key of the grid's authority is in {}: on another machine `holdfast grid tls authority import FILE`, then delete \
+                 the file, or keep it in a safe place",
+                file.display()
+            ))
+        }
+        AuthorityAction::Import { file } => {
+            signer::import_authority(&certificates, file)?;
+            if json {
+                return print_json(&json!({ "signs": true }));
+            }
+            let next = match Role::Host.find(dir) {
+                Some(_) => "; its host signs from its next start on: `holdfast grid down --host`, `holdfast grid up`",
+                None => "",
+            };
+            print(format_args!("this machine has the key of the grid's authority{next}"))
+        }
+    }
+}
+
 /// `holdfast grid tls …`.
 pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
         TlsAction::Show => show(dir, json),
+        TlsAction::Authority { action } => authority(&action, dir, json),
         TlsAction::Client { name, out } => issue_client(&name, out, dir, json),
         TlsAction::Revoke { who } => revoke(&who, dir, json),
         TlsAction::Server { names, out } => server(&names, out, dir, json),

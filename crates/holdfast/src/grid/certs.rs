@@ -17,6 +17,7 @@ use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{GridId, NodeId};
 use holdfast_runtime::pki::{self, Authority, Facts, Fingerprint, Pair, Role};
+use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
 use serde::Serialize;
 use std::fs;
@@ -165,6 +166,28 @@ impl Certificates {
     pub fn authority(&self) -> Result<Authority> {
         let pair = Pair { certificate: read(&self.ca())?, key: read(&self.ca_key())? };
         Ok(Authority::load(self.grid, &pair)?)
+    }
+
+    /// The authority's key, in PEM: whoever has it can sign for anybody.
+    pub fn authority_key(&self) -> Result<String> {
+        if !self.has_authority() {
+            bail!(
+                "{} has no key of the grid's authority; `holdfast machine list` says which machine has it",
+                self.root.display()
+            );
+        }
+        read(&self.ca_key())
+    }
+
+    /// Takes a key in that is the authority's.
+    pub fn put_authority_key(&self, key: &str) -> Result<()> {
+        let pair = Pair { certificate: read(&self.ca())?, key: key.to_string() };
+        let authority = Authority::load(self.grid, &pair)?;
+        // What it signs has to be good by the certificate that everybody has.
+        let signed = Revoked::none(self.grid).sign(&authority)?;
+        Revoked::verify(&signed, self.grid, &pair.certificate)
+            .context("the key is not that of this grid's authority")?;
+        write_secret(&self.ca_key(), key.as_bytes())
     }
 
     /// The authority's certificate, in PEM.

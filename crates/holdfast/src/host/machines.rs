@@ -309,11 +309,12 @@ impl ControlPlane {
         if !self.config().tls || self.revocations.certificates.has_authority() {
             return None;
         }
-        let signer = self.catalog.machine_records().ok()?.into_iter().find(|(_, (_, record))| record.signs)?.0;
-        if signer == name {
-            return None;
-        }
-        if !self.hosts_there().contains(&signer) {
+        let signing = self.catalog.machine_records().ok()?.into_iter().filter(|(_, (_, record))| record.signs);
+        let mut signing: Vec<String> = signing.map(|(signer, _)| signer).filter(|signer| signer != name).collect();
+        let there = self.hosts_there();
+        signing.sort_by_key(|signer| !there.contains(signer));
+        let signer = signing.into_iter().next()?;
+        if !there.contains(&signer) {
             return Some(Err(anyhow::anyhow!(
                 "machine {name} stays in the grid: its certificates are to be revoked, by host {signer}, which has \
                  the key of the grid's authority and is gone; bring that up (`holdfast grid up` there)"
@@ -356,12 +357,14 @@ impl ControlPlane {
         let config = self.config();
         let signs_here = self.revocations.certificates.has_authority();
         let signs = facts.record.as_ref().is_some_and(|(_, record)| record.signs);
-        if config.tls && (signs || signs_here && *name == config.host.name) {
+        // Another that has it, and is there, signs from then on.
+        let is_signed_elsewhere = signs_here && *name != config.host.name;
+        if config.tls && !is_signed_elsewhere && (signs || signs_here) {
             bail!(
-                "machine {name} has the key of the grid's authority, which can't be moved to another machine yet: \
-                 without it no machine could join any more, and no certificate be revoked. If it is dead, bring it \
-                 back from a copy of its directory's tls/; it can give its nodes away (`holdfast node drain`) and \
-                 stay as a host"
+                "machine {name} has the key of the grid's authority, and this one has not: without it no machine could \
+                 join any more, and no certificate be revoked. Bring a copy of it to another machine, and remove {name} \
+                 there: `holdfast grid tls authority export FILE` on {name}, or a copy that was taken while it lived, and \
+                 `holdfast grid tls authority import FILE`"
             );
         }
         if config.tls && !signs_here {

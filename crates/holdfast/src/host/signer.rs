@@ -108,6 +108,38 @@ pub(super) fn forget_machine(certificates: &Certificates, name: &str) -> Result<
     if machines.remove(name) { write_json(&path, &machines) } else { Ok(()) }
 }
 
+/// The key of the grid's authority, and the names that it has signed for, for another machine or a safe place.
+#[derive(Serialize, Deserialize)]
+struct AuthorityFile {
+    grid: String,
+    /// Its certificate and its key, in PEM.
+    certificate: String,
+    key: String,
+    machines: BTreeSet<String>,
+}
+
+/// Writes the authority to a file that nobody else may read.
+pub fn export_authority(certificates: &Certificates, to: &Path) -> Result<()> {
+    let key = certificates.authority_key()?;
+    let (certificate, machines) = (certificates.ca_pem()?, read_machines(certificates)?);
+    write_json(to, &AuthorityFile { grid: certificates.grid().to_string(), certificate, key, machines })
+}
+
+/// Has this machine sign, too, from its host's next start on.
+pub fn import_authority(certificates: &Certificates, from: &Path) -> Result<()> {
+    let cannot = || format!("cannot use {}", from.display());
+    let file: AuthorityFile = serde_json::from_slice(&fs::read(from).with_context(cannot)?).with_context(cannot)?;
+    if file.grid != certificates.grid().to_string() || file.certificate != certificates.ca_pem()? {
+        bail!(
+            "{} is of another grid's authority, or of an older one of this grid; nothing was changed",
+            from.display()
+        );
+    }
+    let machines: BTreeSet<String> = read_machines(certificates)?.into_iter().chain(file.machines).collect();
+    certificates.put_authority_key(&file.key).with_context(cannot)?;
+    write_json(&machines_path(certificates), &machines)
+}
+
 fn machines_path(certificates: &Certificates) -> PathBuf {
     certificates.root().join("machines.json")
 }
