@@ -118,7 +118,8 @@ fn all_of_etcd_is_emptied_under_load_and_every_acknowledged_byte_is_there() {
     let (first, second, scratch) = (a.path("first"), a.path("second"), a.path("scratch"));
     pattern(&first, 16 << 20);
     pattern(&second, 32 << 20);
-    nbdcopy(first.to_str().unwrap(), &a.uri("v1"));
+    let uris = [a.uri("v1"), b.uri("v2")];
+    nbdcopy(first.to_str().unwrap(), &uris[0]);
     b.ok("volume protect v2 on");
     until("the records are on the devices of both", || copied_to(&a, 2) || copied_to(&b, 2));
     let config = member.kill();
@@ -126,8 +127,8 @@ fn all_of_etcd_is_emptied_under_load_and_every_acknowledged_byte_is_there() {
     let mut member = holdfast_runtime::meta::member::Member::start(config).unwrap();
     member.wait().unwrap();
     // Nothing stops, and nothing of that store is believed.
-    for (machine, volume) in [(&a, "v1"), (&b, "v2")] {
-        nbdcopy(second.to_str().unwrap(), &machine.uri(volume));
+    for uri in &uris {
+        nbdcopy(second.to_str().unwrap(), uri);
     }
     until("both have seen it", || {
         [&a, &b].iter().all(|machine| text(&machine.run("status").stdout).contains("it was emptied"))

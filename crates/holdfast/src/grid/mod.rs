@@ -518,8 +518,8 @@ fn check_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     }
     bail!(
         "{} is missing or empty: it says which volumes there are, and their data, which is still on the devices, can't be \
-         found without it. `holdfast meta recover` makes it anew from what the nodes hold; or move the directory away if nothing \
-         in it is needed",
+         found without it. Restore that file if a copy is somewhere; else `holdfast meta recover` makes it anew from what the \
+         nodes hold; or move the directory away if nothing in it is needed",
         path.display()
     );
 }

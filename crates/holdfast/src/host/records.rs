@@ -202,8 +202,8 @@ impl Records {
     pub fn sync(&self) -> Result<()> {
         if let Some(doubt) = self.doubt() {
             bail!(
-                "the metadata store is not believed: {}. Bring the right one back, or fill it with `holdfast meta import` and \
-                 restart the grid's hosts",
+                "the metadata store is not believed: {}. Bring the right one back, or have the metadata back from the \
+                 nodes (`holdfast meta recover --help`)",
                 doubt_text(doubt)
             );
         }
