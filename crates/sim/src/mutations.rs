@@ -61,7 +61,6 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(store_mutations.reopens_under_writes, "rule 25"),
     mutation!(store_mutations.cached_read_unverified, "decision 0022"),
     mutation!(store_mutations.deletion_keeps_cached, "decision 0022"),
-    mutation!(volume_mutations.root_counts_uncopied, "rule 27"),
     mutation!(recover_mutations.accepts_older, "rule 27"),
     mutation!(portals: begins_at_once, "rule 22"),
     mutation!(portals: never_lapses, "rule 22"),

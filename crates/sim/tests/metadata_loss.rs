@@ -1,8 +1,10 @@
 //! The metadata store is lost, or set back to an older state: protocol rule 27.
 
-use holdfast_format::root::root_key;
+use holdfast_format::root::{Root, root_key};
+use holdfast_sim::plan::Plan;
 use holdfast_sim::stage::{Scenery, Stage};
 use holdfast_sim::swarm::VOLUME;
+use holdfast_sim::world::MachineAt;
 use holdfast_volume::State;
 use std::time::Duration;
 
@@ -19,9 +21,27 @@ fn leg_nodes(stage: &Stage) -> Vec<usize> {
 fn rule_27_a_root_that_was_set_back_is_not_opened() {
     // The log is rolled, and written to; then the store is set back to where it does not know of it. Whoever opens by that
     // record would seal the older ledger, and delete the one that holds what came after.
+    // The mistake is seen for what it is.
+    let mistaken = |plan: &mut Plan| plan.volume_mutations.opens_older_root = true;
+    let mut stage = long_destage(27).nodes(4).with(mistaken).raise();
+    let (taker, ..) = set_back(&mut stage);
+    assert_ne!(stage.state(taker), Some(State::Opening), "nothing keeps it from claiming the volume");
+
     let mut stage = long_destage(27).nodes(4).raise();
+    let (taker, before, newest) = set_back(&mut stage);
+    assert_eq!(stage.state(taker), Some(State::Opening), "it claims nothing");
+    assert_eq!(stage.root(), before);
+    stage.world().meta.put(&root_key(VOLUME), newest.encode());
+    stage.until("the volume is open", |s| s.state(taker) == Some(State::Open));
+    stage.read(0, 16);
+    stage.start_host(0);
+    stage.finish();
+}
+
+/// Rolls the log, sets the store back to before, and has another host open the volume: which, and both roots.
+fn set_back(stage: &mut Stage) -> (MachineAt, Root, Root) {
     stage.write(0, 8);
-    let (before, legs) = (stage.root(), leg_nodes(&stage));
+    let (before, legs) = (stage.root(), leg_nodes(stage));
     stage.crash_node(legs[0]);
     stage.until("the log is rolled", |s| s.root().ledgers.last() != before.ledgers.last());
     stage.write(8, 8);
@@ -33,13 +53,7 @@ fn rule_27_a_root_that_was_set_back_is_not_opened() {
     stage.world().meta.put(&root_key(VOLUME), before.encode());
     let taker = stage.open_on(1);
     stage.pass_ms(3000);
-    assert_eq!(stage.state(taker), Some(State::Opening), "it claims nothing");
-    assert_eq!(stage.root(), before);
-    stage.world().meta.put(&root_key(VOLUME), newest.encode());
-    stage.until("the volume is open", |s| s.state(taker) == Some(State::Open));
-    stage.read(0, 16);
-    stage.start_host(0);
-    stage.finish();
+    (taker, before, newest)
 }
 
 #[test]

@@ -160,8 +160,6 @@ pub struct Mutations {
     pub absent_leg_counts_as_lacking: bool,
     /// Rule 27: a root is opened although legs know of a newer one.
     pub opens_older_root: bool,
-    /// Rule 27: a root counts before its copies are durable.
-    pub root_counts_uncopied: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -201,7 +201,7 @@ impl Controller {
         if matches!(self.state, State::Deposed | State::Closed) {
             return;
         }
-        if self.awaits_copies() && !self.config.mutations.root_counts_uncopied {
+        if self.awaits_copies() {
             return;
         }
         self.root.won = None;

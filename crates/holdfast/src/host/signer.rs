@@ -293,7 +293,7 @@ impl Signer {
                 bail!("the token is for machine {renews}, and {machine} has asked; {another}");
             }
             Some(_) => {}
-            None if self.machines()?.contains(machine) || live_hosts(&self.meta)?.contains(machine) => bail!(
+            None if self.is_known(machine)? || live_hosts(&self.meta)?.contains(machine) => bail!(
                 "there is a machine {machine} already; choose another --name, or, if it is that one, use a token of `holdfast \
                  grid token --for {machine}`"
             ),
@@ -316,6 +316,13 @@ impl Signer {
             bail!("there is a machine {machine} already, with node {node}; choose another --name");
         }
         Ok(())
+    }
+
+    /// A name was signed for, here, and its machine was not taken out since, by whichever machine signs.
+    fn is_known(&self, machine: &str) -> Result<bool> {
+        let was_removed = self.catalog.removed()?.iter().any(|(_, removed)| removed.name == machine);
+        let is_gone = was_removed && !self.catalog.has_machine(machine)?;
+        Ok(self.machines()?.contains(machine) && !is_gone)
     }
 
     /// Names that were signed for.
