@@ -199,7 +199,7 @@ impl Facts {
 }
 
 impl Catalog {
-    fn machine_records(&self) -> Result<BTreeMap<String, (MetaVersion, MachineRecord)>> {
+    pub(super) fn machine_records(&self) -> Result<BTreeMap<String, (MetaVersion, MachineRecord)>> {
         let listed = self.known().list(MACHINE_PREFIX)?.records.into_iter();
         // One that can't be read says nothing.
         let records = listed

@@ -321,7 +321,8 @@ impl Signer {
     /// A name was signed for, here, and its machine was not taken out since, by whichever machine signs.
     fn is_known(&self, machine: &str) -> Result<bool> {
         let was_removed = self.catalog.removed()?.iter().any(|(_, removed)| removed.name == machine);
-        let is_gone = was_removed && !self.catalog.has_machine(machine)?;
+        // A newcomer of that name has nodes already when it asks, and no host yet that has told of itself.
+        let is_gone = was_removed && !self.catalog.machine_records()?.contains_key(machine);
         Ok(self.machines()?.contains(machine) && !is_gone)
     }
 
