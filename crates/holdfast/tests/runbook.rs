@@ -6,11 +6,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use support::*;
 
-/// Code spans of a page that are commands of ours, in lines of tables.
+/// Code spans of a page that are commands of ours; they may go on in the next line.
 fn commands(page: &str) -> BTreeSet<String> {
-    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---"));
-    let spans = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
-    spans.filter(|span| span.starts_with("holdfast ")).map(str::to_string).collect()
+    let spans = page.split('`').skip(1).step_by(2).map(|span| span.split_whitespace().collect::<Vec<_>>().join(" "));
+    spans.filter(|span| span.starts_with("holdfast ")).collect()
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Portals: a client reaches a volume at any host that offers it, wherever the host is that owns it, and keeps its
 //! connection while the owner changes.
 //!
-//! Role: two machines, one for each end, and [`Writers`], which says which client may write to a volume. [`Portal`] has the sessions of the clients of its host: what they ask it gives to
+//! Role: two machines, one for each end, and [`Writers`], which says which client may write to a volume. [`Portal`]
+//! has the sessions of the clients of its host: what they ask it gives to
 //! the controller beside it, or to the host that owns the volume, or holds until one of the two can take it. [`Desk`] has the
 //! sessions that other hosts' portals have attached, and gives what comes to its host's controllers. Neither judges who owns
 //! a volume: that is the epoch's business (protocol rules 5 and 8), and where to ask they are told.

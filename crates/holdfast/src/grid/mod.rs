@@ -301,7 +301,8 @@ pub enum Part {
     Host,
 }
 
-/// Stops everything, or the host alone; not under the hands of clients, nor while the rest of the grid can't do without the nodes that are here,
+/// Stops everything, or the host alone; not under the hands of clients, nor while the rest of the grid can't do
+/// without the nodes that are here,
 /// unless that is forced.
 pub fn down(dir: &GridDir, part: Part, force: bool) -> Result<Vec<String>> {
     let config = dir.load()?;
