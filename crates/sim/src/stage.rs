@@ -51,6 +51,11 @@ impl Scenery {
         Scenery { plan }
     }
 
+    /// As [`Scenery::new`], with what is written staying in the log.
+    pub fn long_destage(seed: u64) -> Scenery {
+        Scenery::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60))
+    }
+
     #[must_use]
     pub fn nodes(mut self, nodes: usize) -> Scenery {
         self.plan.nodes = nodes;
@@ -151,6 +156,11 @@ impl Stage {
     pub fn root(&self) -> Root {
         let bytes = self.run.world.meta.peek(&root_key(crate::swarm::VOLUME)).expect("the volume exists");
         Root::decode(bytes).expect("a root record")
+    }
+
+    /// Nodes (from zero) that hold the open ledger's legs, in their order.
+    pub fn leg_nodes(&self) -> Vec<usize> {
+        self.root().open_ledger().expect("an open ledger").legs.iter().map(|l| l.node.0 as usize - 1).collect()
     }
 
     /// Lets time pass.

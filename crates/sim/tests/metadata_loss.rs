@@ -6,16 +6,6 @@ use holdfast_sim::stage::{Scenery, Stage};
 use holdfast_sim::swarm::VOLUME;
 use holdfast_sim::world::MachineAt;
 use holdfast_volume::State;
-use std::time::Duration;
-
-fn long_destage(seed: u64) -> Scenery {
-    Scenery::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60))
-}
-
-/// Nodes (from zero) that hold the open ledger's legs, in their order.
-fn leg_nodes(stage: &Stage) -> Vec<usize> {
-    stage.root().open_ledger().expect("an open ledger").legs.iter().map(|l| l.node.0 as usize - 1).collect()
-}
 
 #[test]
 fn rule_27_a_root_that_was_set_back_is_not_opened() {
@@ -23,11 +13,11 @@ fn rule_27_a_root_that_was_set_back_is_not_opened() {
     // record would seal the older ledger, and delete the one that holds what came after.
     // The mistake is seen for what it is.
     let mistaken = |plan: &mut Plan| plan.volume_mutations.opens_older_root = true;
-    let mut stage = long_destage(27).nodes(4).with(mistaken).raise();
+    let mut stage = Scenery::long_destage(27).nodes(4).with(mistaken).raise();
     let (taker, ..) = set_back(&mut stage);
     assert_ne!(stage.state(taker), Some(State::Opening), "nothing keeps it from claiming the volume");
 
-    let mut stage = long_destage(27).nodes(4).raise();
+    let mut stage = Scenery::long_destage(27).nodes(4).raise();
     let (taker, before, newest) = set_back(&mut stage);
     assert_eq!(stage.state(taker), Some(State::Opening), "it claims nothing");
     assert_eq!(stage.root(), before);
@@ -41,7 +31,7 @@ fn rule_27_a_root_that_was_set_back_is_not_opened() {
 /// Rolls the log, sets the store back to before, and has another host open the volume: which, and both roots.
 fn set_back(stage: &mut Stage) -> (MachineAt, Root, Root) {
     stage.write(0, 8);
-    let (before, legs) = (stage.root(), leg_nodes(stage));
+    let (before, legs) = (stage.root(), stage.leg_nodes());
     stage.crash_node(legs[0]);
     stage.until("the log is rolled", |s| s.root().ledgers.last() != before.ledgers.last());
     stage.write(8, 8);
@@ -59,10 +49,10 @@ fn set_back(stage: &mut Stage) -> (MachineAt, Root, Root) {
 #[test]
 fn rule_27_what_was_acknowledged_is_there_when_the_store_is_lost() {
     for roll in [false, true] {
-        let mut stage = long_destage(28).nodes(4).raise();
+        let mut stage = Scenery::long_destage(28).nodes(4).raise();
         stage.write(0, 8);
         if roll {
-            let (before, node) = (stage.root(), leg_nodes(&stage)[0]);
+            let (before, node) = (stage.root(), stage.leg_nodes()[0]);
             stage.crash_node(node);
             stage.until("the log is rolled", |s| s.root().ledgers.last() != before.ledgers.last());
             stage.start_node(node);
@@ -85,9 +75,9 @@ fn rule_27_what_was_acknowledged_is_there_when_the_store_is_lost() {
 
 #[test]
 fn rule_27_with_a_node_away_nothing_is_taken_for_the_newest() {
-    let mut stage = long_destage(29).raise();
+    let mut stage = Scenery::long_destage(29).raise();
     stage.write(0, 8);
-    let node = leg_nodes(&stage)[0];
+    let node = stage.leg_nodes()[0];
     stage.crash_node(node);
     stage.pass_ms(300);
     assert!(!stage.lose_metadata(), "that node may hold a newer root");

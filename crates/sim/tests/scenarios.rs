@@ -15,15 +15,6 @@ use holdfast_volume::{GroupEnd, State, Why};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-fn long_destage(seed: u64) -> Scenery {
-    Scenery::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60))
-}
-
-/// Nodes (from zero) that hold the open ledger's legs, in their order.
-fn leg_nodes(stage: &Stage) -> Vec<usize> {
-    stage.root().open_ledger().expect("an open ledger").legs.iter().map(|l| l.node.0 as usize - 1).collect()
-}
-
 fn cut_off(stage: &mut Stage, host: usize, nodes: &[usize]) {
     for node in nodes {
         stage.world().block(host, *node, true, true);
@@ -40,9 +31,9 @@ fn join(stage: &mut Stage, host: usize, nodes: &[usize]) {
 fn rule_01_legs_are_devices_by_uuid() {
     // One holder's disk is swapped for a blank one, the other holder hangs: the log's end can't be known, so the taker
     // waits. When the other holder is back, everything is there.
-    let mut stage = long_destage(1).raise();
+    let mut stage = Scenery::long_destage(1).raise();
     stage.write(0, 8);
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     stage.crash_host(0);
     stage.swap_disks(legs[0]);
     stage.world().pause_node(legs[1]);
@@ -58,8 +49,8 @@ fn rule_01_legs_are_devices_by_uuid() {
 #[test]
 fn rule_02_copies_lie_in_distinct_nodes() {
     for seed in 0..5 {
-        let mut stage = long_destage(seed).nodes(4).disks(2).raise();
-        let nodes = leg_nodes(&stage);
+        let mut stage = Scenery::long_destage(seed).nodes(4).disks(2).raise();
+        let nodes = stage.leg_nodes();
         assert_eq!(nodes.iter().collect::<BTreeSet<_>>().len(), nodes.len(), "legs {nodes:?} share a node");
         stage.write(0, 8);
         stage.crash_host(0);
@@ -72,9 +63,9 @@ fn rule_02_copies_lie_in_distinct_nodes() {
 
 #[test]
 fn rule_03_nothing_is_acknowledged_before_the_root_names_the_ledger() {
-    let mut stage = long_destage(3).nodes(4).raise();
+    let mut stage = Scenery::long_destage(3).nodes(4).raise();
     stage.write(0, 4);
-    let (owner, legs, ledger) = (stage.owner(), leg_nodes(&stage), stage.root().open_ledger().unwrap().id);
+    let (owner, legs, ledger) = (stage.owner(), stage.leg_nodes(), stage.root().open_ledger().unwrap().id);
     let outage = stage.now() + Duration::from_secs(3);
     stage.world().meta.faults.unavailable_until = outage;
     stage.crash_node(legs[0]);
@@ -90,9 +81,9 @@ fn rule_03_nothing_is_acknowledged_before_the_root_names_the_ledger() {
 #[test]
 fn rule_04_late_acknowledgements_complete_nothing_after_the_freeze() {
     for seed in 0..6 {
-        let mut stage = long_destage(seed).nodes(4).raise();
+        let mut stage = Scenery::long_destage(seed).nodes(4).raise();
         stage.write(0, 4);
-        let (owner, legs) = (stage.owner(), leg_nodes(&stage));
+        let (owner, legs) = (stage.owner(), stage.leg_nodes());
         stage.world().meta.faults.unknown = 500;
         stage.world().pause_node(legs[0]);
         stage.world().pause_node(legs[1]);
@@ -111,10 +102,10 @@ fn rule_04_late_acknowledgements_complete_nothing_after_the_freeze() {
 
 #[test]
 fn rule_05_who_cannot_finish_does_not_depose() {
-    let mut stage = long_destage(5).raise();
+    let mut stage = Scenery::long_destage(5).raise();
     stage.write(0, 4);
     let owner = stage.owner();
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     cut_off(&mut stage, 1, &legs[..2]);
     stage.world().reset_connection(1, legs[0]);
     stage.world().reset_connection(1, legs[1]);
@@ -131,7 +122,7 @@ fn rule_05_who_cannot_finish_does_not_depose() {
 
 #[test]
 fn rule_05_nothing_is_served_before_the_swap() {
-    let mut stage = long_destage(55).raise();
+    let mut stage = Scenery::long_destage(55).raise();
     stage.write(0, 4);
     stage.crash_host(0);
     let taker = stage.open_on(1);
@@ -146,7 +137,7 @@ fn rule_05_nothing_is_served_before_the_swap() {
 
 #[test]
 fn rule_06_promises_outlive_power_loss() {
-    let mut stage = long_destage(6).raise();
+    let mut stage = Scenery::long_destage(6).raise();
     stage.write(0, 4);
     let old = stage.owner();
     stage.world().pause_host(0);
@@ -177,7 +168,7 @@ fn rule_07_leases_only_permit_take_over() {
 
 #[test]
 fn rule_08_reads_are_fenced_too() {
-    let mut stage = long_destage(8).raise();
+    let mut stage = Scenery::long_destage(8).raise();
     stage.write(0, 4);
     let old = stage.owner();
     // The old owner holds the data in its memory, and hears nothing.
@@ -192,9 +183,9 @@ fn rule_08_reads_are_fenced_too() {
 
 #[test]
 fn rule_09_margin_comes_back() {
-    let mut stage = long_destage(9).nodes(4).raise();
+    let mut stage = Scenery::long_destage(9).nodes(4).raise();
     stage.write(0, 16);
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     for leg in &legs[..2] {
         stage.crash_node(*leg);
         stage.pass_ms(100);
@@ -247,7 +238,7 @@ fn rule_10_only_outliers_are_hedged() {
 #[test]
 fn rule_11_every_batch_is_found_by_itself() {
     for step in 0..24 {
-        let mut stage = long_destage(step).raise();
+        let mut stage = Scenery::long_destage(step).raise();
         stage.write(0, 4);
         let owner = stage.owner();
         stage.ask_writes(owner, 0, 12);
@@ -433,9 +424,9 @@ fn rule_25_a_failed_device_is_alone() {
 #[test]
 fn case_01_a_node_is_lost_during_an_ensemble_change() {
     for third in 0..3 {
-        let mut stage = long_destage(101).nodes(5).layout("mirror:3").raise();
+        let mut stage = Scenery::long_destage(101).nodes(5).layout("mirror:3").raise();
         stage.write(0, 8);
-        let legs = leg_nodes(&stage);
+        let legs = stage.leg_nodes();
         let owner = stage.owner();
         stage.crash_node(legs[0]);
         stage.ask_writes(owner, 0, 8);
@@ -452,7 +443,7 @@ fn case_01_a_node_is_lost_during_an_ensemble_change() {
 
 #[test]
 fn case_02_two_reboots_in_sequence() {
-    let mut stage = long_destage(102).raise();
+    let mut stage = Scenery::long_destage(102).raise();
     for node in [0, 1, 2, 0] {
         stage.crash_node(node);
         stage.write(0, 8);
@@ -465,9 +456,9 @@ fn case_02_two_reboots_in_sequence() {
 
 #[test]
 fn case_03_a_leg_is_slow_not_dead() {
-    let mut stage = long_destage(103).raise();
+    let mut stage = Scenery::long_destage(103).raise();
     stage.write(0, 8);
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     stage.world().nodes[legs[0]].disks[0].slowness = 2000;
     for i in 0..20 {
         let start = stage.now();
@@ -500,7 +491,7 @@ fn case_04_a_fenced_writer_goes_on_sending() {
 fn case_05_the_metadata_leader_is_lost_with_a_node() {
     let mut stage = Scenery::new(105).raise();
     stage.write(0, 16);
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     let outage = stage.now() + Duration::from_millis(1500);
     stage.world().meta.faults.unavailable_until = outage;
     stage.crash_node(legs[0]);
@@ -520,7 +511,7 @@ fn a_node_lost_while_the_metadata_store_is_away_stalls_no_write_where_another_co
         let mut stage = Scenery::new(seed).nodes(4).layout(layout).raise();
         stage.write(0, 16);
         stage.pass_ms(2000);
-        let node = leg_nodes(&stage)[0];
+        let node = stage.leg_nodes()[0];
         let outage = stage.now() + Duration::from_secs(8);
         stage.world().meta.faults.unavailable_until = outage;
         if hangs {
@@ -536,7 +527,7 @@ fn a_node_lost_while_the_metadata_store_is_away_stalls_no_write_where_another_co
             stage.pass_ms(30);
         }
         assert!(stage.now() < outage, "all within the outage");
-        stage.until("the log moves on when the store is back", |s| !leg_nodes(s).contains(&node));
+        stage.until("the log moves on when the store is back", |s| !s.leg_nodes().contains(&node));
         if hangs {
             stage.world().resume_node(node);
         }
@@ -584,12 +575,13 @@ fn case_06_a_burst_that_is_larger_than_the_journals() {
 #[test]
 fn openings_that_die_leave_room_for_the_next() {
     // Each copies the log anew, since a node that held it is away, and dies while the old owner's read grants run out.
-    let mut stage =
-        long_destage(306).with(|plan| (plan.writeback_bytes, plan.sizing.journal_bytes) = (8 << 20, 3 << 20)).raise();
+    let mut stage = Scenery::long_destage(306)
+        .with(|plan| (plan.writeback_bytes, plan.sizing.journal_bytes) = (8 << 20, 3 << 20))
+        .raise();
     for block in 0..24 {
         stage.write(block * 8, 8);
     }
-    let lost = leg_nodes(&stage)[0];
+    let lost = stage.leg_nodes()[0];
     stage.crash_node(lost);
     let host = stage.owner().host;
     stage.crash_host(host);
@@ -602,7 +594,7 @@ fn openings_that_die_leave_room_for_the_next() {
 
 #[test]
 fn metadata_that_were_set_back_cost_nothing() {
-    let mut stage = long_destage(313).raise();
+    let mut stage = Scenery::long_destage(313).raise();
     stage.write(0, 8);
     let set_root = |stage: &mut Stage, value: Vec<u8>| {
         let (meta, key) = (&mut stage.world().meta, root_key(VOLUME));
@@ -668,12 +660,12 @@ fn case_08_torn_lost_and_misdirected_writes() {
 
 #[test]
 fn case_10_the_witness_is_lost_then_a_node() {
-    let mut stage = long_destage(110).raise();
+    let mut stage = Scenery::long_destage(110).raise();
     stage.write(0, 8);
     let outage = stage.now() + Duration::from_secs(4);
     stage.world().meta.faults.unavailable_until = outage;
     stage.pass_ms(500);
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     stage.crash_node(legs[1]);
     stage.write(8, 8);
     assert!(stage.now() < outage, "the standby needs no metadata store");
@@ -684,7 +676,7 @@ fn case_10_the_witness_is_lost_then_a_node() {
 #[test]
 fn case_12_a_clock_jumps_during_a_lease() {
     // To a process, a jump of the clock is a hang: suddenly everything has expired.
-    let mut stage = long_destage(112).raise();
+    let mut stage = Scenery::long_destage(112).raise();
     stage.write(0, 8);
     let owner = stage.owner();
     stage.world().pause_host(0);
@@ -700,7 +692,7 @@ fn case_12_a_clock_jumps_during_a_lease() {
 
 #[test]
 fn a_deposed_owner_says_so() {
-    let mut stage = long_destage(200).raise();
+    let mut stage = Scenery::long_destage(200).raise();
     stage.write(0, 4);
     let old = stage.owner();
     stage.take_over_on(1);
@@ -717,7 +709,7 @@ fn a_device_that_forgot_its_ledgers_is_made_whole() {
     // on it, and the ledger that it lacks is left for one that it holds.
     let mut stage = Scenery::new(201).raise();
     stage.write_segments(4);
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     let rolls = stage.status().counters.rolls;
     stage.forget_disks(legs[0]);
     stage.write(0, 8);
@@ -731,9 +723,9 @@ fn a_device_that_forgot_its_ledgers_is_made_whole() {
 #[test]
 fn a_volume_closes_although_it_cannot_be_destaged() {
     // Too few nodes are left for a segment: the log keeps what lies there, and the next owner finds it.
-    let mut stage = long_destage(202).raise();
+    let mut stage = Scenery::long_destage(202).raise();
     stage.write(0, 8);
-    let legs = leg_nodes(&stage);
+    let legs = stage.leg_nodes();
     let owner = stage.owner();
     stage.crash_node(legs[0]);
     stage.crash_node(legs[1]);
@@ -1311,7 +1303,7 @@ fn a_slow_device_is_bypassed_and_trusted_again_when_it_has_recovered() {
     for layout in ["mirror:2", "parity:2+1"] {
         let mut stage = Scenery::new(31).nodes(4).layout(layout).raise();
         stage.write_segments(12);
-        let slow = leg_nodes(&stage)[0];
+        let slow = stage.leg_nodes()[0];
         let device = stage.device(slow, 0);
         stage.world().nodes[slow].disks[0].slowness = SLOWNESS;
         work(&mut stage, 20);
@@ -1319,7 +1311,7 @@ fn a_slow_device_is_bypassed_and_trusted_again_when_it_has_recovered() {
         work(&mut stage, 40);
         assert_eq!(stage.slow_devices(), [(device, true)], "{layout}");
         stage.pass_ms(2000);
-        assert!(!leg_nodes(&stage).contains(&slow), "its log is elsewhere");
+        assert!(!stage.leg_nodes().contains(&slow), "its log is elsewhere");
         let held = stage.held_by(slow);
         let longest = work(&mut stage, 20);
         assert!(longest < Duration::from_millis(10), "{layout}: {longest:?}");
@@ -1349,7 +1341,7 @@ fn where_all_devices_are_slow_none_is_bypassed() {
 fn a_slow_device_is_used_while_another_node_is_lost() {
     let mut stage = Scenery::new(33).raise();
     stage.write_segments(12);
-    let (slow, lost) = (leg_nodes(&stage)[0], leg_nodes(&stage)[1]);
+    let (slow, lost) = (stage.leg_nodes()[0], stage.leg_nodes()[1]);
     let device = stage.device(slow, 0);
     stage.world().nodes[slow].disks[0].slowness = SLOWNESS;
     work(&mut stage, 60);

@@ -13,18 +13,19 @@ use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use super::metadata::{Held as Records, MetadataFile, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
 use super::node_client::NodeClient;
 use super::revoked;
-use crate::host::catalog::NODE_PREFIX;
+use crate::host::catalog::{NODE_PREFIX, NodeRecord};
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use anyhow::{Context, Result, bail};
-use holdfast_base::{DeviceId, Prng, VolumeId};
+use holdfast_base::{DeviceId, VolumeId};
 use holdfast_cluster::recover::{Evidence, Held, HeldRoot, Mutations, Recovered, recover};
 use holdfast_format::copy;
 use holdfast_format::ledger::Leg;
 use holdfast_format::meta::{
-    DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NameRecord, Other, ROOT_SUFFIX, VOLUME_PREFIX, decode, encode,
-    export_key, found_key, name_key, trash_key,
+    DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, ROOT_SUFFIX, VOLUME_PREFIX, decode,
+    encode, export_key, found_key, name_key, trash_key,
 };
 use holdfast_format::root::{Root, root_key};
+use holdfast_runtime::pki;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -126,7 +127,7 @@ fn recover_from(
     let copied = roots_of(&records);
     let mut evidence = survey.evidence()?;
     evidence.is_partial = origin.is_none() && !wanted.complete;
-    let random = Prng::new(random_seed()?).next_u64() as u32;
+    let random = u32::from_le_bytes(pki::random());
     let all = recover(&evidence, &copied, random, Mutations::default());
     let volumes = put_volumes(&mut records, all, &wanted.accept)?;
     let mut report = Report {
@@ -180,12 +181,6 @@ fn store(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<Option<M
     Ok(Some(meta))
 }
 
-fn random_seed() -> Result<u64> {
-    let mut seed = [0; 8];
-    std::io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut seed)?;
-    Ok(u64::from_le_bytes(seed))
-}
-
 fn read_file(path: &Path, config: &GridConfig) -> Result<MetadataFile> {
     let file = File::open(path).map_err(anyhow::Error::from).and_then(MetadataFile::read);
     let file = file.with_context(|| format!("cannot use {}", path.display()))?;
@@ -196,10 +191,6 @@ fn read_file(path: &Path, config: &GridConfig) -> Result<MetadataFile> {
 }
 
 fn nodes_of(records: &Records) -> Vec<NodeConfig> {
-    #[derive(serde::Deserialize)]
-    struct NodeRecord {
-        node: NodeConfig,
-    }
     let of = |(key, value): (&String, &Vec<u8>)| {
         key.starts_with(NODE_PREFIX).then(|| decode::<NodeRecord>(value).ok()).flatten().map(|record| record.node)
     };
@@ -364,30 +355,32 @@ fn put_volumes(
     Ok(reports)
 }
 
+/// Whether a record says that the volume has a name.
+fn is_name_of(root: &Root, key: &str, value: &[u8]) -> bool {
+    key.starts_with(NAME_PREFIX) && decode::<NameRecord>(value).is_ok_and(|r| r.volume == root.volume.to_string())
+}
+
 /// The volume is as it was, under a name.
 fn put_volume(records: &mut Records, root: &Root) {
     records.insert(root_key(root.volume), root.encode());
     records.remove(&found_key(root.volume));
-    let id = root.volume.to_string();
-    let is_own = |value: &Vec<u8>| decode::<NameRecord>(value).is_ok_and(|record| record.volume == id);
-    let is_named = records.iter().any(|(key, value)| key.starts_with("name/") && is_own(value));
+    let is_named = records.iter().any(|(key, value)| is_name_of(root, key, value));
     if is_named || root.deleted || records.contains_key(&trash_key(root.volume)) {
         return;
     }
     let record = NameRecord {
-        volume: id.clone(),
+        volume: root.volume.to_string(),
         host: String::new(),
         origin: Some(String::new()),
         protected: false,
         other: Other::new(),
     };
     let key = Some(name_key(&root.name)).filter(|key| !records.contains_key(key));
-    records.insert(key.unwrap_or_else(|| name_key(&format!("recovered-{id}"))), encode(&record));
+    records.insert(key.unwrap_or_else(|| name_key(&format!("recovered-{}", root.volume))), encode(&record));
 }
 
 /// The volume is kept beside: without a root, a name, or a host that serves it.
 fn put_found(records: &mut Records, root: &Root, why: String) {
-    let id = root.volume.to_string();
     let record = FoundRecord {
         name: root.name.clone(),
         size_bytes: root.size_bytes,
@@ -395,8 +388,7 @@ fn put_found(records: &mut Records, root: &Root, why: String) {
         root: to_hex(&root.encode()),
         other: Other::new(),
     };
-    let is_own = |value: &Vec<u8>| decode::<NameRecord>(value).is_ok_and(|record| record.volume == id);
-    records.retain(|key, value| !(key.starts_with("name/") && is_own(value)));
+    records.retain(|key, value| !is_name_of(root, key, value));
     records.remove(&root_key(root.volume));
     records.remove(&export_key(root.volume));
     records.insert(found_key(root.volume), encode(&record));

@@ -36,7 +36,7 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
         let started = Instant::now();
         loop {
             std::thread::sleep(PACE);
-            if plane.store_is_silent() || !plane.presence.is_caretaker().unwrap_or(false) {
+            if !plane.store_is_right() || !plane.presence.is_caretaker().unwrap_or(false) {
                 continue;
             }
             if let Err(error) = plane.look_after_closed(started, &mut cared, &mut rested) {

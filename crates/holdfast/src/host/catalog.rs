@@ -82,10 +82,10 @@ pub const NODE_PREFIX: &str = "node/";
 
 /// A storage node as all hosts know it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct NodeRecord {
+pub struct NodeRecord {
     /// The host that runs beside it, and keeps this record.
     machine: String,
-    node: NodeConfig,
+    pub node: NodeConfig,
 }
 
 /// The clients that may have a volume or clone over TCP; where there is none all may.

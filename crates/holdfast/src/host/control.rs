@@ -897,14 +897,9 @@ impl ControlPlane {
         self.bell.ring();
     }
 
-    /// Known to be out of reach: what can wait is not tried.
-    pub(super) fn store_is_silent(&self) -> bool {
-        self.health.trouble().is_some()
-    }
-
-    /// It answers, and is the one that it was.
+    /// It answers, and is the one that it was: of another nothing is believed, and what can wait is not tried.
     pub(super) fn store_is_right(&self) -> bool {
-        !self.store_is_silent() && self.records.doubt().is_none()
+        self.health.trouble().is_none() && self.records.doubt().is_none()
     }
 
     fn cut(&self, node: u32, cut: bool) -> Result<()> {

@@ -81,7 +81,7 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
         let mut published = BTreeMap::new();
         loop {
             std::thread::sleep(PACE);
-            if plane.store_is_silent() {
+            if !plane.store_is_right() {
                 continue;
             }
             if let Err(error) = plane.carry_word(&mut published) {

@@ -250,7 +250,7 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
         let mut ages = Ages::default();
         loop {
             std::thread::sleep(PACE);
-            if plane.store_is_silent() {
+            if !plane.store_is_right() {
                 continue;
             }
             if let Err(error) = plane.look_after_trash(&mut ages) {
