@@ -190,21 +190,20 @@ fn raised(highest: Epoch, random: u32) -> Epoch {
     Epoch(((highest.0 >> 32) + 1 + u64::from(random & 0xf_ffff)) << 32)
 }
 
-/// Every origin names the volumes that were made of it: a root that was copied before one of them was made does not.
+/// A volume is named by what it was made of: a root that was copied before it was made does not. An origin speaks for what its
+/// dependents name of its own origins, so the nearest that was found is enough, and an earlier one would never hear of its end.
 fn name_dependents(all: &mut BTreeMap<VolumeId, Recovered>) {
-    let named: Vec<(VolumeId, Dependent)> = all
-        .values()
-        .filter(|recovered| !recovered.root.deleted)
-        .flat_map(|recovered| {
-            let volume = recovered.root.volume;
-            let upto = |epoch| SegmentNo { epoch, counter: u64::MAX };
-            recovered.root.origins.iter().map(move |o| (o.volume, Dependent { volume, upto: upto(o.upto) }))
-        })
-        .collect();
+    let nearest = |recovered: &Recovered| {
+        let root = &recovered.root;
+        let origin = root.origins.iter().rev().find(|origin| all.contains_key(&origin.volume))?;
+        let upto = SegmentNo { epoch: origin.upto, counter: u64::MAX };
+        Some((origin.volume, Dependent { volume: root.volume, upto }))
+    };
+    let named: Vec<_> = all.values().filter(|recovered| !recovered.root.deleted).filter_map(nearest).collect();
     for (origin, dependent) in named {
-        let Some(recovered) = all.get_mut(&origin) else { continue };
-        if !recovered.root.dependents.iter().any(|known| known.volume == dependent.volume) {
-            recovered.root.dependents.push(dependent);
+        let dependents = &mut all.get_mut(&origin).expect("found").root.dependents;
+        if !dependents.iter().any(|known| known.volume == dependent.volume) {
+            dependents.push(dependent);
         }
     }
 }
@@ -333,11 +332,21 @@ mod tests {
             let root = Root { volume: VolumeId(n), origins, ..root(3, 1, &[1, 2]) };
             (VolumeId(n), vec![held(1, Some((1, root.clone()))), held(2, Some((1, root)))])
         };
-        let origin = Origin { upto: Epoch(2), volume: VolumeId(1) };
-        let evidence =
-            Evidence { volumes: BTreeMap::from([of(1, Vec::new()), of(2, vec![origin])]), ..Evidence::default() };
+        let origin = |volume: u64| Origin { upto: Epoch(volume + 1), volume: VolumeId(volume.into()) };
+        let dependent = |volume, upto| Dependent {
+            volume: VolumeId(volume),
+            upto: SegmentNo { epoch: Epoch(upto), counter: u64::MAX },
+        };
+        // 3 was made of 2, 5 of 4, of which nothing was found; all come from 1.
+        let all = [
+            of(1, Vec::new()),
+            of(2, vec![origin(1)]),
+            of(3, vec![origin(1), origin(2)]),
+            of(5, vec![origin(1), origin(4)]),
+        ];
+        let evidence = Evidence { volumes: BTreeMap::from(all), ..Evidence::default() };
         let all = recover(&evidence, &BTreeMap::new(), 0, Mutations::default());
-        let upto = SegmentNo { epoch: Epoch(2), counter: u64::MAX };
-        assert_eq!(all[&VolumeId(1)].root.dependents, [Dependent { volume: VolumeId(2), upto }]);
+        assert_eq!(all[&VolumeId(1)].root.dependents, [dependent(2, 2), dependent(5, 2)]);
+        assert_eq!(all[&VolumeId(2)].root.dependents, [dependent(3, 3)]);
     }
 }

@@ -592,6 +592,10 @@ impl Run {
             status.is_some_and(|status| status.dependents.is_empty())
         };
         let until = self.world.now() + Duration::from_secs(60);
-        if self.run_until(until, none)? { Ok(()) } else { Err("members are not forgotten".to_string()) }
+        if self.run_until(until, none)? {
+            return Ok(());
+        }
+        let status = self.current.and_then(|at| self.world.machine(at)).map(Controller::status);
+        Err(format!("members are not forgotten: {:?}", status.map(|status| status.dependents)))
     }
 }

@@ -548,11 +548,11 @@ impl Nemesis {
             }
             Trap::LateLink { outs } => outs,
             Trap::LateBatch { laggard, outs } => {
+                // While metadata are had back, nothing strikes: the lag may be over by then.
+                let lag = self.ill.iter().position(|i| i.node == *laggard && i.cured_at.is_none())?;
                 world.crash_node(*laggard, if self.prng.chance(700) { Crash::Power } else { Crash::Process });
                 let until = now + self.span(1, 5);
-                let lag = self.ill.iter_mut().find(|i| i.node == *laggard && i.cured_at.is_none());
-                let lag = lag.expect("the lag ends after the strike");
-                (lag.cure, lag.until) = (Cure::Start, until);
+                (self.ill[lag].cure, self.ill[lag].until) = (Cure::Start, until);
                 outs
             }
         };

@@ -21,6 +21,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 enum Input {
     Message(Stream, Message),
     Meta { at: MachineAt, token: u64, reply: MetaReply },
+    Begin { at: MachineAt, event: Event },
     Event { at: MachineAt, event: Event },
     HelloTimeout(ConnId),
     Connect { node: usize },
@@ -145,14 +146,19 @@ impl<M: Machine> World<M> {
         assert!(self.hosts[host].up, "host {host} is down");
         self.hosts[host].machines.push(Some(Slot { machine, tick_due: None }));
         let at = MachineAt { host, machine: self.hosts[host].machines.len() - 1 };
+        self.host_input(host, Input::Begin { at, event: begin });
+        at
+    }
+
+    /// Which nodes are up is what the process knows by then: one that was hung hears first of connections that ended.
+    fn machine_begins(&mut self, at: MachineAt, event: Event) {
         for node in 0..self.nodes.len() {
-            if let Some((boot, version, devices)) = self.hosts[host].nodes[node].up.clone() {
+            if let Some((boot, version, devices)) = self.hosts[at.host].nodes[node].up.clone() {
                 let event = Event::NodeUp { node: NodeId(node as u32 + 1), boot, version, devices };
-                self.host_input(host, Input::Event { at, event });
+                self.machine_handles(at, event);
             }
         }
-        self.host_input(host, Input::Event { at, event: begin });
-        at
+        self.machine_handles(at, event);
     }
 
     pub fn machine(&self, at: MachineAt) -> Option<&M> {
@@ -195,6 +201,7 @@ impl<M: Machine> World<M> {
             return;
         }
         match input {
+            Input::Begin { at, event } => self.machine_begins(at, event),
             Input::Event { at, event } => self.machine_handles(at, event),
             Input::Meta { at, token, reply } => self.machine_handles(at, Event::Meta { token, reply }),
             Input::HelloTimeout(conn) => self.give_up_greeting(conn),

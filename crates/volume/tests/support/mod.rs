@@ -11,7 +11,9 @@ use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
-use holdfast_format::wire::{DeviceHealth, DeviceStat, LedgerState, LogEntry, Refusal, Reply, Request, WIRE};
+use holdfast_format::wire::{
+    DeviceHealth, DeviceStat, HeldRoot, HeldVolume, LedgerState, LogEntry, Refusal, Reply, Request, WIRE,
+};
 use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, State, Target, Warming};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -98,6 +100,8 @@ pub struct IdealNode {
     /// (token, request, payload, on a connection that is still there)
     pub waiting: Vec<(u64, Request, Buf, bool)>,
     pub promised: Epoch,
+    /// The newest copy of the volume's root: (epoch, sequence, blocks).
+    pub root: Option<(Epoch, u64, u32)>,
     pub ledgers: BTreeMap<LedgerId, Ledger>,
     pub shards: Shards,
     /// Bytes that others take.
@@ -123,6 +127,7 @@ impl IdealNode {
             hung: false,
             waiting: Vec::new(),
             promised: Epoch(0),
+            root: None,
             ledgers: BTreeMap::new(),
             shards: Shards::default(),
             extra_used: 0,
@@ -156,6 +161,17 @@ impl IdealNode {
         epoch < self.promised
     }
 
+    fn ledger_states(&self) -> Vec<LedgerState> {
+        let state = |(id, l): (&LedgerId, &Ledger)| LedgerState {
+            ledger: *id,
+            sound: true,
+            acked: l.acked,
+            trimmed: l.trimmed,
+            last: l.entries.keys().max().copied().unwrap_or_default(),
+        };
+        self.ledgers.iter().map(state).collect()
+    }
+
     pub fn answer(&mut self, request: Request, payload: Buf) -> (Reply, Buf) {
         let none = Buf::empty();
         let refused = |why| (Reply::Refused(why), Buf::empty());
@@ -183,14 +199,7 @@ impl IdealNode {
             }
             Request::Fence { epoch, .. } => {
                 self.promised = epoch;
-                let state = |(id, l): (&LedgerId, &Ledger)| LedgerState {
-                    ledger: *id,
-                    sound: true,
-                    acked: l.acked,
-                    trimmed: l.trimmed,
-                    last: l.entries.keys().max().copied().unwrap_or_default(),
-                };
-                (Reply::Fenced { grant_left_ms: 0, ledgers: self.ledgers.iter().map(state).collect() }, none)
+                (Reply::Fenced { grant_left_ms: 0, ledgers: self.ledger_states() }, none)
             }
             Request::ReadLog { ledger, from, .. } => {
                 let found = &self.ledgers[&ledger];
@@ -211,7 +220,19 @@ impl IdealNode {
                 self.ledgers.remove(&ledger);
                 (Reply::Done, none)
             }
-            Request::Grant { .. } | Request::PutRoot { .. } => (Reply::Done, none),
+            Request::Grant { .. } => (Reply::Done, none),
+            Request::PutRoot { epoch, sequence, root, .. } => {
+                let blocks = root.len().div_ceil(BLOCK_BYTES) as u32;
+                self.root = self.root.max(Some((epoch, sequence, blocks)));
+                (Reply::Done, none)
+            }
+            // It knows one volume, whatever its id: the one that is asked for.
+            Request::ListVolumes { after, .. } => {
+                let volume = VolumeId(after.map_or(0, |before| before.0 + 1));
+                let root = self.root.map(|(epoch, sequence, blocks)| HeldRoot { epoch, sequence, blocks });
+                let held = HeldVolume { volume, promised: self.promised, ledgers: self.ledger_states(), root };
+                (Reply::Volumes { volumes: vec![held], more: false }, none)
+            }
             Request::PutShard { ref shard, .. } if self.is_full_for(shard, payload.len()) => refused(Refusal::NoSpace),
             Request::PutShard { shard, header_blocks, .. } => {
                 let header = ShardHeader::decode(shard, &payload[..header_blocks as usize * BLOCK_BYTES]).unwrap();
