@@ -13,12 +13,17 @@
 //! what works on the host is left out where the record has changed since ([`Cluster::is_current`]), and planned anew from what the
 //! host then says. An opening claims only if nobody has since the view's newest epoch. An executor carries actions out and
 //! chooses nothing.
+//!
+//! [`steward::Steward`] is a machine of its own beside it: what one host does for the whole grid.
 
 pub mod assign;
+pub mod deletion;
 pub mod machine;
 pub mod recover;
+pub mod steward;
 pub mod view;
 
 pub use assign::{Local, Reading};
 pub use machine::{Action, ActionId, Cluster, Config, Effect, Event, Outcome};
+pub use steward::Steward;
 pub use view::{Change, Changes, View};

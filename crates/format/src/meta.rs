@@ -40,6 +40,24 @@ pub const MACHINE_PREFIX: &str = "machine/";
 pub const REMOVED_PREFIX: &str = "removed/";
 pub const NUMBERS_KEY: &str = "numbers";
 pub const RESERVED_KEY: &str = "reserved";
+/// Which host is the steward, on that host's lease.
+pub const STEWARD_KEY: &str = "caretaker";
+pub const DRAINING_PREFIX: &str = "draining/";
+/// Of volumes, by their ids.
+pub const SCHEDULE_PREFIX: &str = "schedule/";
+pub const RECEIVED_PREFIX: &str = "received/";
+pub const CLIENTS_PREFIX: &str = "clients/";
+pub const LIMITS_PREFIX: &str = "limits/";
+pub const SETTINGS_PREFIX: &str = "settings/";
+
+/// Beginnings of keys of records that change all the time, and that nobody misses.
+pub const FLEETING: [&str; 6] = ["trend", "errand-done/", "question/", "answer/", "reserved", STEWARD_KEY];
+
+/// Where the records of a volume are: under a prefix, root and export among them, and at keys of their own.
+pub fn records_of(volume: VolumeId) -> (String, [String; 5]) {
+    let keys = [SETTINGS_PREFIX, SCHEDULE_PREFIX, RECEIVED_PREFIX, CLIENTS_PREFIX, LIMITS_PREFIX];
+    (format!("{VOLUME_PREFIX}{volume}/"), keys.map(|prefix| format!("{prefix}{volume}")))
+}
 
 pub fn name_key(name: &str) -> String {
     format!("{NAME_PREFIX}{name}")

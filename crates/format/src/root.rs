@@ -63,7 +63,15 @@ const ROOT_VERSION_PLAIN: u16 = 2;
 /// Before there were families: the record ends in front of them.
 const ROOT_VERSION_ALONE: u16 = 1;
 
+/// Epoch of a volume whose making was given up: above that of everything that nodes may have of it, or get yet.
+pub const GIVEN_UP: Epoch = Epoch(u64::MAX >> 1);
+
 impl Root {
+    /// Of a volume that is being made.
+    pub fn is_placeholder(&self) -> bool {
+        self.deleted && self.epoch == Epoch(0)
+    }
+
     /// A new, empty volume that nobody has opened.
     pub fn new(grid: GridId, volume: VolumeId, name: &str, size_bytes: u64, layout: Layout) -> Root {
         Root {

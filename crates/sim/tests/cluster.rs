@@ -26,6 +26,10 @@ fn clusters_come_to_rest_whatever_happens() {
         ("depositions", sum(|o| o.depositions)),
         ("lost swaps", sum(|o| o.conflicts)),
         ("listings that were not believed", sum(|o| o.doubts)),
+        ("volumes thrown away", sum(|o| o.thrown_away)),
+        ("volumes had back", sum(|o| o.restored)),
+        ("volumes deleted for good", sum(|o| o.deleted)),
+        ("volumes cared for", sum(|o| o.cared)),
     ] {
         assert!(count > 50, "{count} {what} in {SEEDS} runs: the simulator has gone blind");
     }

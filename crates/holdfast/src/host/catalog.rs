@@ -27,7 +27,6 @@
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
 use super::access::Lists;
-use super::family::is_placeholder;
 use super::fixed::{Fixed, FixedVolume};
 use super::keys::{KeyRecord, NewKey};
 use super::limits::{self, Limits};
@@ -42,19 +41,20 @@ use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
 use crate::protocol::Unreadable;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{DeviceId, Epoch, GridId, InstanceId, MetaVersion, VolumeId};
+use holdfast_base::{DeviceId, GridId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::FormatError;
 use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
-pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::meta::{
-    ExportRecord, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NUMBERS_KEY, NameRecord, NumbersRecord, Other, PendingRecord,
-    REMOVED_PREFIX, RESERVED_KEY, RemovedRecord, ReservedRecord, clone_key, deleting_key, encode, export_key, host_key,
+    CLIENTS_PREFIX, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord, LIMITS_PREFIX, NAME_PREFIX, NUMBERS_KEY,
+    NameRecord, NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY, RemovedRecord,
+    ReservedRecord, SCHEDULE_PREFIX, SETTINGS_PREFIX, clone_key, deleting_key, encode, export_key, host_key,
     machine_key, name_key, trash_key,
 };
+pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
-use holdfast_format::root::{Root, root_key};
+use holdfast_format::root::{GIVEN_UP, Root, root_key};
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::meta::{Commit, Compare, Swap, Write};
 use serde::de::DeserializeOwned;
@@ -69,15 +69,9 @@ pub(super) const SWAPS_MAX: usize = 64;
 /// Longest name of a volume.
 const NAME_BYTES_MAX: usize = 64;
 
-const SCHEDULE_PREFIX: &str = "schedule/";
-const RECEIVED_PREFIX: &str = "received/";
-pub const DRAINING_PREFIX: &str = "draining/";
 const KEPT_PREFIX: &str = "kept/";
 const TREND_KEY: &str = "trend";
-pub const CLIENTS_PREFIX: &str = "clients/";
-pub const LIMITS_PREFIX: &str = "limits/";
 pub const REVOKED_KEY: &str = "revoked";
-pub const SETTINGS_PREFIX: &str = "settings/";
 pub const NODE_PREFIX: &str = "node/";
 
 /// A storage node as all hosts know it.
@@ -120,9 +114,6 @@ enum Again {
     },
     NewId,
 }
-
-/// Epoch of a volume whose making was given up: above that of everything that nodes may have of it, or get yet.
-const GIVEN_UP: Epoch = Epoch(u64::MAX >> 1);
 
 /// What is set aside by now, as far as a transaction compares it: of two hosts that set space aside in the same moment one
 /// finds that it has changed.
@@ -520,8 +511,8 @@ impl Catalog {
         self.update(&root_key(volume), |found| {
             let root = found.map(Root::decode).transpose().context("the volume's root record is damaged")?;
             is_gone = root.as_ref().is_none_or(|root| root.deleted);
-            was_begun = root.as_ref().filter(|root| is_placeholder(root) || root.epoch == GIVEN_UP).cloned();
-            let given_up = root.filter(is_placeholder).map(|root| Root { epoch: GIVEN_UP, ..root });
+            was_begun = root.as_ref().filter(|root| root.is_placeholder() || root.epoch == GIVEN_UP).cloned();
+            let given_up = root.filter(Root::is_placeholder).map(|root| Root { epoch: GIVEN_UP, ..root });
             Ok(given_up.map(|root| Some(root.encode())))
         })?;
         if let Some(root) = was_begun {
@@ -540,11 +531,6 @@ impl Catalog {
             names.push(if is_trash { name_in_trash(&root.name, of.volume) } else { root.name });
         }
         Ok(names)
-    }
-
-    /// The deletion was begun, and can't be.
-    pub fn cancel_deleting(&self, record: &DeletingRecord) -> Result<()> {
-        self.set(&deleting_key(&record.volume), None)
     }
 
     /// Of a volume that is neither being made nor being deleted.
@@ -709,7 +695,7 @@ impl Catalog {
     pub fn entry(&self, id: VolumeId) -> Result<Option<Entry>> {
         let clone = Self::clone_in(&self.known, id)?;
         let volume = clone.as_ref().map_or(Ok(id), |clone| clone.origin.parse())?;
-        let Some(root) = Self::root_in(&self.known, volume)?.filter(|root| !is_placeholder(root)) else {
+        let Some(root) = Self::root_in(&self.known, volume)?.filter(|root| !root.is_placeholder()) else {
             return Ok(None);
         };
         let key = export_key(volume);
@@ -808,26 +794,37 @@ impl Catalog {
     /// From here on this host has the volume in service. One that another host has is taken over where that host is gone,
     /// or `takeover` says so; then it is true.
     pub fn claim_export(&self, entry: &Entry, takeover: bool) -> Result<bool> {
-        let key = export_key(entry.root.volume);
-        let mut is_taken_over = false;
-        self.update(&key, |found| {
-            let export: Option<ExportRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
+        let (volume, name) = (entry.root.volume, &entry.root.name);
+        let key = export_key(volume);
+        for _ in 0..SWAPS_MAX {
+            let (version, found) = self.get_now(&key)?;
+            let export: Option<ExportRecord> = found.map(|bytes| decode(&key, &bytes)).transpose()?;
             let export = export.unwrap_or_default();
             let other = Some(&export.host).filter(|host| !host.is_empty() && **host != self.host);
-            is_taken_over = other.is_some();
             if let Some(host) = other.filter(|_| !takeover)
                 && live_hosts(&self.meta)?.contains(host)
             {
                 bail!(
-                    "volume {0} is in service at host {host}, which is up; have it handed over there (`holdfast volume handover \
-                     {0} --to {1}`), offer it here as well (--portal), or add --takeover: clients of that host then get errors",
-                    entry.root.name,
+                    "volume {name} is in service at host {host}, which is up; have it handed over there (`holdfast volume handover \
+                     {name} --to {0}`), offer it here as well (--portal), or add --takeover: clients of that host then get errors",
                     self.host
                 );
             }
-            Ok(Some(Some(encode(&ExportRecord { host: self.host.clone(), from: None, ..export }))))
-        })?;
-        Ok(is_taken_over)
+            let is_taken_over = other.is_some();
+            let next = encode(&ExportRecord { host: self.host.clone(), from: None, ..export });
+            // Of who throws it away and who wants to serve it in the same moment one finds that it is too late.
+            let gone = [trash_key(volume), deleting_key(&volume.to_string())];
+            let gone = gone.map(|key| Compare { key, version: MetaVersion::ABSENT });
+            let compares: Vec<Compare> = [Compare { key: key.clone(), version }].into_iter().chain(gone).collect();
+            match self.meta.commit(&compares, &[put(&key, next)])? {
+                Commit::Done(_) => return Ok(is_taken_over),
+                Commit::Conflict(found) if found[1..].iter().any(Option::is_some) => {
+                    bail!("volume {name} was deleted meanwhile; `holdfast volume list` shows what there is")
+                }
+                Commit::Conflict(_) => {}
+            }
+        }
+        bail!("volume {name} is not in service: others change who serves it all the time; try again")
     }
 
     pub(super) fn change_export(&self, volume: VolumeId, change: impl Fn(&mut ExportRecord)) -> Result<bool> {
@@ -1116,45 +1113,6 @@ impl Catalog {
     pub fn deleting(&self) -> Result<Vec<DeletingRecord>> {
         self.known.list(DELETING_PREFIX)?.records.iter().map(|l| decode(&l.key, &l.value)).collect()
     }
-
-    /// Deposes every owner and frees the name. Returns the root, whose epoch the devices shall know; `None` where only
-    /// the record of the deletion is left.
-    pub fn mark_deleted(&self, record: &DeletingRecord) -> Result<Option<Root>> {
-        let volume: VolumeId = record.volume.parse()?;
-        let instance = InstanceId(uuid::Uuid::new_v4().as_u128());
-        self.update(&root_key(volume), |found| {
-            let Some(found) = found else { return Ok(None) };
-            let mut root = Root::decode(found).context("the volume's root record is damaged")?;
-            if root.deleted {
-                return Ok(None);
-            }
-            // One that is being made of it is not finished: naming it would change this very record.
-            for of in &root.dependents {
-                if !self.is_gone(of.volume)? {
-                    return Err(StillNeeded { volume: root.name.clone(), by: self.needed_by(&root)?.join(", ") }.into());
-                }
-            }
-            root.deleted = true;
-            root.epoch = root.epoch.next();
-            root.instance = instance;
-            Ok(Some(Some(root.encode())))
-        })?;
-        // First of all: from here on nobody can read what devices hold of it, whenever they return it.
-        self.set_key(volume, None)?;
-        self.free_name(&record.name, &record.volume)?;
-        self.end_export(volume)?;
-        self.set_schedule(volume, None)?;
-        self.set_received(volume, None)?;
-        self.set(&settings_key(volume), None)?;
-        self.forget_access(volume)?;
-        self.root(volume)
-    }
-
-    /// Every device has returned the volume's space.
-    pub fn finish_deleting(&self, record: &DeletingRecord) -> Result<()> {
-        self.set(&root_key(record.volume.parse()?), None)?;
-        self.set(&deleting_key(&record.volume), None)
-    }
 }
 
 #[cfg(test)]
@@ -1213,10 +1171,6 @@ mod tests {
         let limits = catalog.limits().unwrap();
         assert_eq!(catalog.get(&limit_key(VolumeId(7))).unwrap().1, catalog.get(&limit_key(v1)).unwrap().1);
         assert_eq!((limits[&v2].as_str(), limits[&v1].as_str()), ("iops=500", ""));
-        catalog
-            .mark_deleted(&DeletingRecord { volume: v2.to_string(), name: "v2".to_string(), other: Other::new() })
-            .unwrap();
-        assert!(!catalog.limits().unwrap().contains_key(&v2));
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub enum Command {
     /// Puts a volume into service; harmless where it is already.
     Open {
         spec: OpenSpec,
-        /// For clients; otherwise for the caretaker.
+        /// For clients; otherwise for care.
         exported: bool,
         answer: Answer<()>,
     },
@@ -82,7 +82,7 @@ pub enum Command {
         volume: VolumeId,
         answer: Answer<()>,
     },
-    /// Closes a volume that only the caretaker has open.
+    /// Closes a volume that is open for care only.
     EndCare {
         name: String,
         answer: Answer<CloseOutcome>,

@@ -6,7 +6,6 @@
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
 use super::assignment::{self, Assignment, Hold, Input, Offered};
-use super::caretaker;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, ResizeOutcome, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
@@ -14,7 +13,6 @@ use super::doors::{self, Rank};
 use super::errands;
 use super::family;
 use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
-use super::janitor::{self, JanitorBell};
 use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
@@ -23,8 +21,7 @@ use super::questions;
 use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
 use super::schedule;
-use super::steward;
-use super::trash;
+use super::steward::{self, Stewardship};
 use super::trend::{self, Trend};
 use super::volumes::{OpenSpec, integrity_text, provisioning_text, split_export};
 use super::watcher;
@@ -101,7 +98,9 @@ pub(super) struct ControlPlane {
     health: Health,
     pub(super) meta: Meta,
     pub(super) reactor: Sender<Command>,
-    bell: JanitorBell,
+    pub(super) stewardship: Stewardship,
+    /// Which devices had no copy of the records when that was told last.
+    pub(super) copies_told: Mutex<Option<String>>,
     pub(super) dir: GridDir,
     config: Mutex<GridConfig>,
     /// As they were when the host started.
@@ -138,7 +137,7 @@ pub fn start(
     let doors = doors::open(dir, settings.readers.as_deref())?;
     let heard = Arc::clone(&records);
     let health = Health::watch(meta.clone(), move |is_healthy| heard.note_health(is_healthy))?;
-    let bell = janitor::start(config, catalog.clone(), reactor.clone())?;
+    let (stewardship, events) = Stewardship::new();
     let trend = Mutex::new(Trend::new(catalog.trend()?));
     let plane = Arc::new(ControlPlane {
         trend,
@@ -153,7 +152,8 @@ pub fn start(
         health,
         meta: meta.clone(),
         reactor,
-        bell,
+        stewardship,
+        copies_told: Mutex::default(),
         dir: dir.clone(),
         config: Mutex::new(config.clone()),
         settings,
@@ -164,15 +164,13 @@ pub fn start(
     });
     watch_tasks(Arc::clone(&plane))?;
     schedule::start(Arc::clone(&plane))?;
-    caretaker::start(Arc::clone(&plane))?;
-    steward::start(Arc::clone(&plane))?;
     fixed::start(Arc::clone(&plane))?;
     trend::start(Arc::clone(&plane))?;
-    trash::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
     errands::start(Arc::clone(&plane), meta)?;
     watcher::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
+    steward::start(&plane, events)?;
     family::start(Arc::clone(&plane))?;
     for (listener, rank) in doors {
         let plane = Arc::clone(&plane);
@@ -422,7 +420,7 @@ impl ControlPlane {
     }
 
     pub(super) fn set_config(&self, config: GridConfig) {
-        self.bell.set_places(config.devices());
+        self.stewardship.set_places(config.devices());
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
     }
 
@@ -877,24 +875,7 @@ impl ControlPlane {
         }
         self.close(name, force, true, &format!("volume {name} is not deleted"))?;
         self.catalog.begin_deleting(&entry)?;
-        for record in self.catalog.deleting()? {
-            if record.volume == entry.root.volume.to_string() {
-                let marked = self.catalog.mark_deleted(&record);
-                if marked.as_ref().is_err_and(|error| error.is::<StillNeeded>()) {
-                    self.catalog.cancel_deleting(&record)?;
-                }
-                marked?;
-            }
-        }
-        self.ask(|answer| Command::SetFixed { id: entry.root.volume, fixed: None, answer })?;
-        self.keys.forget(entry.root.volume)?;
-        self.bell.ring();
-        Ok(())
-    }
-
-    /// Something is to be returned to the devices.
-    pub(super) fn ring_janitor(&self) {
-        self.bell.ring();
+        self.delete_for_good(entry.root.volume)
     }
 
     /// It answers, and is the one that it was: of another nothing is believed, and what can wait is not tried.

@@ -286,9 +286,9 @@ impl ControlPlane {
         }
     }
 
-    /// Volumes that have to wait for the caretaker.
+    /// Volumes that have to wait for the steward.
     fn closed_volumes(&self) -> Result<String> {
-        let names: Vec<String> = self.unserved().into_iter().map(|(_, name)| name).collect();
+        let names = self.unserved();
         Ok(match names.is_empty() {
             true => String::new(),
             false => format!(

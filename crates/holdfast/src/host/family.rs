@@ -71,11 +71,6 @@ pub enum ForkOutcome {
     Refused(&'static str),
 }
 
-/// Whether a root stands for a volume that is still being made.
-pub fn is_placeholder(root: &Root) -> bool {
-    root.deleted && root.epoch == Epoch(0)
-}
-
 pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
     let look = move || {
         let mut published = BTreeMap::new();
@@ -170,7 +165,6 @@ impl ControlPlane {
         if let Err(error) = made.and_then(|root| self.catalog.finish_separate(&begun, &root)) {
             // The last step may have happened although nobody heard of it.
             if self.catalog.give_up_separate(&begun, name)? {
-                self.ring_janitor();
                 return Err(error);
             }
         }

@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Records of nodes that go in the very transaction in which their machine does. Those of more count for nothing from
 /// then on, and go after it.
@@ -627,27 +627,13 @@ impl ControlPlane {
         Ok(Left { devices: left.into_iter().map(|(device, count)| (device.to_string(), count)).collect(), unknown })
     }
 
-    /// Notes of removed machines that nothing is missing of what they held, where that is so. `rested`: when volumes
-    /// that nobody serves were last open here until they had nothing left to do; `since`: when a machine was first
-    /// found to be removed.
-    pub(super) fn settle_removed(
-        &self,
-        rested: &BTreeMap<String, Instant>,
-        since: &mut BTreeMap<String, Instant>,
-    ) -> Result<()> {
+    /// Notes of removed machines that nothing is missing of what they held, where that is so. Volumes that nobody serves had
+    /// nothing left to do when the steward last looked after them.
+    pub(super) fn settle_removed(&self) -> Result<()> {
         let open: Vec<_> = self.catalog.removed()?.into_iter().filter(|(_, removed)| !removed.made_good).collect();
-        since.retain(|key, _| open.iter().any(|(known, _)| known == key));
-        let Some(latest) = open.iter().map(|(key, _)| *since.entry(key.clone()).or_insert_with(Instant::now)).max()
-        else {
-            return Ok(());
-        };
         let hosts = self.hosts_there();
-        let entries = self.catalog.all_strictly()?;
-        let is_known = |entry: &super::catalog::Entry| match &entry.served_by {
-            Some(host) => hosts.contains(host),
-            None => rested.get(entry.name()).is_some_and(|at| *at > latest),
-        };
-        if !entries.iter().filter(|entry| entry.clone.is_none()).all(is_known) {
+        let is_asked = |entry: &super::catalog::Entry| entry.served_by.as_ref().is_none_or(|host| hosts.contains(host));
+        if !self.catalog.all_strictly()?.iter().filter(|entry| entry.clone.is_none()).all(is_asked) {
             return Ok(());
         }
         let mut all = vec![self.left_here()?];

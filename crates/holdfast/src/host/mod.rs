@@ -12,10 +12,10 @@
 
 mod access;
 mod assignment;
-mod caretaker;
 pub mod catalog;
 mod commands;
 mod control;
+mod copies;
 mod devices;
 mod doors;
 mod errands;
@@ -23,7 +23,6 @@ mod family;
 mod fixed;
 mod groups;
 mod handover;
-mod janitor;
 mod keys;
 mod layers;
 mod limits;
@@ -365,7 +364,7 @@ impl Host {
             self.locals_changed.push(volume.id);
         }
         match notice {
-            // A host that puts a volume into service does not ask the caretaker.
+            // A host that puts a volume into service does not ask the steward.
             Notice::StateChanged(State::Deposed) if !volume.exported => {
                 logger::info(format_args!("volume {name}: it is put into service, and not looked after any more"));
                 self.waiters.on_changes_lost(at);

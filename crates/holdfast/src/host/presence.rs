@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! host/NAME              (metadata, leased) where the host of this name runs
-//! caretaker              (metadata, leased) which host looks after volumes that none has in service
+//! caretaker              (metadata, leased) which host is the steward, that does what one does for all
 //! ```
 //! A lease that has run out permits others to take volumes over, and nothing else: a host whose lease was lost goes on
 //! serving until a node refuses its epoch (protocol rule 7), and announces itself anew.
@@ -15,9 +15,9 @@ use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_base::MetaVersion;
 use holdfast_cluster::View;
-use holdfast_format::meta::{HOST_PREFIX, HostRecord, Other, decode, encode, host_key};
+use holdfast_format::meta::{HOST_PREFIX, HostRecord, Other, STEWARD_KEY, decode, encode, host_key};
 use holdfast_format::root::{ROOT_VERSION, Root};
-use holdfast_runtime::meta::{LeaseId, MetaError, Swap};
+use holdfast_runtime::meta::{LeaseId, MetaError, MetaStore, Swap};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,8 +30,6 @@ const RENEW_PACE: Duration = Duration::from_secs(1);
 
 /// How long a start waits for another host of the same name to be gone.
 const PREDECESSOR_MAX: Duration = Duration::from_secs(8);
-
-const CARETAKER_KEY: &str = "caretaker";
 
 /// This host, as others see it.
 #[derive(Clone)]
@@ -258,14 +256,11 @@ impl Presence {
         Ok(self.meta.get(key)?.map(|found| found.value))
     }
 
-    /// Whether it is this host that looks after volumes that none has in service: the first that asks.
-    pub fn is_caretaker(&self) -> Result<bool> {
-        if let Some(found) = self.meta.get(CARETAKER_KEY)? {
-            return Ok(found.lease == Some(self.lease()));
-        }
+    /// This host becomes the steward where nobody is: for as long as the record is there that has this version.
+    pub fn be_steward(&self, store: &dyn MetaStore) -> Result<Option<MetaVersion>> {
         let host = Some(self.host.as_bytes());
-        let taken = self.meta.swap(CARETAKER_KEY, MetaVersion::ABSENT, host, Some(self.lease()))?;
-        Ok(matches!(taken, Swap::Done(_)))
+        let taken = store.swap(STEWARD_KEY, MetaVersion::ABSENT, host, Some(self.lease()))?;
+        Ok(if let Swap::Done(version) = taken { Some(version) } else { None })
     }
 
     /// The host is about to end, in good order: others need not wait.
@@ -294,9 +289,10 @@ mod tests {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let dir = |path: &str| GridDir::choose(Some(Path::new(path))).unwrap();
         let first = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
-        assert!(first.is_caretaker().unwrap() && first.is_caretaker().unwrap());
+        let version = first.be_steward(&*meta).unwrap();
+        assert!(version.is_some());
         let second = Presence::announce(meta.clone(), ("b", None), &dir("/y")).unwrap();
-        assert!(!second.is_caretaker().unwrap());
+        assert_eq!(second.be_steward(&*meta).unwrap(), None);
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["a".to_string(), "b".to_string()]));
         let again = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
         assert_eq!(again.take_name().unwrap(), None);
@@ -325,7 +321,7 @@ mod tests {
         meta.swap("host/old", expect, None, None).unwrap();
         assert!(all_take_spare());
         first.end();
-        assert!(second.is_caretaker().unwrap(), "who goes in good order lets go at once");
+        assert!(second.be_steward(&*meta).unwrap() > version, "who goes in good order lets go at once");
         meta.revoke(again.lease()).unwrap();
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]));
         let named = elsewhere.renew().unwrap();

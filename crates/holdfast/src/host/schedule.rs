@@ -202,7 +202,7 @@ impl ControlPlane {
             let Some(entry) = self.catalog.entry(id)?.filter(|entry| !entry.root.deleted) else { continue };
             let name = entry.name().to_string();
             let _alone = self.alone();
-            // What the caretaker or a stream has open is nobody's to look at.
+            // What is open for care or a stream is nobody's to look at.
             if !self.catalog.entry(id)?.is_some_and(|entry| self.catalog.is_here(&entry)) {
                 continue;
             }

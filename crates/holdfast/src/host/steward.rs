@@ -1,119 +1,291 @@
-//! Copies of the grid's records on its devices: what survives the loss of the whole metadata store.
+//! The shell around [`holdfast_cluster::Steward`]: what one host does for the whole grid.
 //!
-//! Role: a thread of its own, at work on the one host that is the caretaker. It writes a copy soon after the records have
-//! changed, at most three a minute, and one a day. Roots are not looked at: each change of theirs that matters is on the legs of
-//! its volume's log already. Where a volume's key was wrapped anew, all older copies go: they have it as it was before.
+//! Role: one thread drives the machine with what the records tell; others carry its actions out, [`DROPPERS`] of them what devices
+//! are asked, each of which may take [`CALL_MAX`]. They choose nothing and repeat nothing.
 //!
-//! Faults: of a store that is silent, or not the one that it was, nothing is copied. A device that can't be reached has an older
-//! copy; any one that has the newest will do.
+//! **Care.** A volume that no host has in service is opened without clients: its controller repairs, rebuilds, drains, merges,
+//! cleans and frees as for any other. States: closed -> in care -> closed; from anywhere -> in service, when it is exported.
 
-use super::control::ControlPlane;
-use crate::grid::certs::Certificates;
-use crate::grid::copies::{self, Way};
-use crate::grid::metadata::{self, Held, MetadataFile};
+use super::catalog::StillNeeded;
+use super::commands::{CloseOutcome, Command};
+use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::records::{News, Records};
+use super::trash::name_in_trash;
+use super::volumes::OpenSpec;
+use crate::findings::is_short;
 use crate::logger;
-use anyhow::{Context, Result};
-use holdfast_base::crc32c;
-use holdfast_format::meta::{ROOT_SUFFIX, VOLUME_PREFIX};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use crate::protocol::VolumeInfo;
+use anyhow::{Context, Result, bail};
+use holdfast_base::{DeviceId, Effects, NodeId, VolumeId};
+use holdfast_cluster::deletion::{self, Step};
+use holdfast_cluster::steward::{self, Action, ActionId, Change, Compares, Config, Event, Outcome, Writes};
+use holdfast_cluster::{Steward, View};
+use holdfast_format::meta::{DeletingRecord, decode, deleting_key, trash_key};
+use holdfast_format::root::{Root, root_key};
+use holdfast_format::wire::{Reply, Request};
+use holdfast_runtime::clock;
+use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-const PACE: Duration = Duration::from_secs(5);
+/// Requests to devices that are under way at a time, and other actions.
+const DROPPERS: usize = 4;
+const EXECUTORS: usize = 4;
 
-/// Between two copies.
-const COPY_PAUSE: Duration = Duration::from_secs(20);
+/// How long a device may take to drop a volume.
+const CALL_MAX: Duration = Duration::from_secs(10);
 
-/// One is written after this long although nothing has changed: devices come and go.
-const COPY_EVERY: Duration = Duration::from_secs(24 * 3600);
+/// Attempts at a transaction that others race for.
+const COMMITS_MAX: usize = 16;
 
-/// Records that change all the time, and that nobody misses.
-const FLEETING: [&str; 5] = ["trend", "errand-done/", "question/", "answer/", "reserved"];
+/// The way to the machine; clones share it.
+#[derive(Clone)]
+pub struct Stewardship(Sender<Event>);
 
-/// Of the records of volumes' wrapped keys.
-const KEY_SUFFIX: &str = "/key";
+impl Stewardship {
+    pub fn new() -> (Stewardship, Receiver<Event>) {
+        let (sender, events) = channel();
+        (Stewardship(sender), events)
+    }
 
-/// What was copied last.
-struct Last {
-    at: Instant,
-    fingerprint: u32,
-    is_everywhere: bool,
+    /// What is told when the host ends is heard by nobody.
+    fn tell(&self, event: Event) {
+        let _ = self.0.send(event);
+    }
+
+    /// The grid has these devices from here on.
+    pub fn set_places(&self, places: Vec<(NodeId, DeviceId)>) {
+        self.tell(Event::Places(places.into_iter().collect()));
+    }
 }
 
-pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
-    let look = move || {
-        let mut last: Option<Last> = None;
-        let mut told = String::new();
-        loop {
-            std::thread::sleep(PACE);
-            let rests = last.as_ref().is_some_and(|last| last.at.elapsed() < COPY_PAUSE);
-            if rests || !plane.store_is_right() || !plane.presence.is_caretaker().unwrap_or(false) {
-                continue;
-            }
-            if let Err(error) = plane.copy_records(&mut last, &mut told) {
-                logger::warn(format_args!("the metadata were not copied to the grid's devices: {error:#}"));
-                std::thread::sleep(COPY_PAUSE);
-            }
-        }
-    };
-    std::thread::Builder::new()
-        .name("steward".to_string())
-        .spawn(look)
-        .context("no thread for copies of the metadata")?;
+type Task = (ActionId, Action);
+
+pub(super) fn start(plane: &Arc<ControlPlane>, events: Receiver<Event>) -> Result<()> {
+    let (drops, others) = (start_executors(plane, DROPPERS)?, start_executors(plane, EXECUTORS)?);
+    let config = Config::new(plane.catalog.host());
+    let records = Arc::clone(&plane.records);
+    let drive = move || run(&mut Steward::new(clock::now(), config), &records, &events, &drops, &others);
+    std::thread::Builder::new().name("steward".to_string()).spawn(drive).context("no thread for the steward")?;
+    plane.stewardship.set_places(plane.config().devices());
+    let stewardship = plane.stewardship.clone();
+    plane.records.listen(move |news| {
+        stewardship.tell(match news {
+            News::Changed(changes) => Event::Changed(changes),
+            News::Right(is_right) => Event::Store { is_right },
+        });
+    });
     Ok(())
 }
 
-fn fingerprint(held: &Held) -> u32 {
-    let is_kept = |key: &str| !key.ends_with(ROOT_SUFFIX) && !FLEETING.iter().any(|fleeting| key.starts_with(fleeting));
-    let lasting = held.iter().filter(|(key, _)| is_kept(key));
-    let bytes: Vec<u8> = lasting.flat_map(|(key, value)| [key.as_bytes(), &[0], value, &[0]].concat()).collect();
-    crc32c(&bytes)
+fn start_executors(plane: &Arc<ControlPlane>, count: usize) -> Result<Sender<Task>> {
+    let (actions, queue) = channel::<Task>();
+    let queue = Arc::new(Mutex::new(queue));
+    for _ in 0..count {
+        let (plane, queue) = (Arc::clone(plane), Arc::clone(&queue));
+        let carry_out = move || {
+            loop {
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok((id, action)) = next else { return };
+                let outcome = plane.do_duty(&action).unwrap_or_else(|error| {
+                    logger::warn(format_args!("{}: {error:#}", describe(&action)));
+                    Outcome::Failed
+                });
+                plane.stewardship.tell(Event::Outcome { id, outcome });
+            }
+        };
+        std::thread::Builder::new().name("duty".to_string()).spawn(carry_out).context("no thread for duties")?;
+    }
+    Ok(actions)
 }
 
-/// Whether a key of a volume is there as it was wrapped before it was wrapped anew: whoever has the former key could still open
-/// it.
-fn has_former_key(older: &Held, held: &Held) -> bool {
-    let keys = older.iter().filter(|(key, _)| key.starts_with(VOLUME_PREFIX) && key.ends_with(KEY_SUFFIX));
-    keys.into_iter().any(|(key, value)| held.get(key).is_some_and(|now| now != value))
+fn run(
+    steward: &mut Steward,
+    records: &Records,
+    events: &Receiver<Event>,
+    drops: &Sender<Task>,
+    others: &Sender<Task>,
+) {
+    let mut out = Effects::new();
+    loop {
+        let wait = steward.next_deadline().since(clock::now());
+        let event = match events.recv_timeout(wait) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Timeout) => Event::Tick,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        records.view(|view| steward.handle(clock::now(), view, event, &mut out));
+        for task in out.drain() {
+            let queue = if matches!(task.1, Action::Drop { .. }) { drops } else { others };
+            // The executors live as long as this thread.
+            let _ = queue.send(task);
+        }
+    }
+}
+
+/// What is told where it could not be done.
+fn describe(action: &Action) -> &'static str {
+    match action {
+        Action::BeSteward => "taking the grid's stewardship is tried again",
+        Action::Commit { change: Change::Age | Change::GiveUp { .. }, .. } => "looking after the trash",
+        Action::Commit { .. } | Action::Drop { .. } => "deleting volumes goes on later",
+        Action::LookAtSpace => "looking whether the trash has to be emptied",
+        Action::OpenForCare { .. } | Action::LookAtCare { .. } | Action::EndCare { .. } => {
+            "looking after volumes that are not in service"
+        }
+        Action::CopyRecords => "the metadata were not copied to the grid's devices",
+        Action::SettleRemoved => "looking whether all that removed machines held is made again",
+    }
+}
+
+fn is_busy(info: &VolumeInfo) -> bool {
+    info.live
+        .as_ref()
+        .is_none_or(|live| live.degraded_segments + live.at_risk_entries + live.layers_going + live.left_to_drain > 0)
+}
+
+/// What a volume is called while nobody serves it: one in the trash has a name that no volume can have.
+fn name_of(view: &View, volume: VolumeId) -> Option<String> {
+    let known = view.volume(volume)?;
+    Some(match view.get(&trash_key(volume)) {
+        Some(_) => name_in_trash(&known.name, volume),
+        None => known.name.clone(),
+    })
 }
 
 impl ControlPlane {
-    fn copy_records(&self, last: &mut Option<Last>, told: &mut String) -> Result<()> {
-        let held = metadata::held(&self.meta)?;
-        let fingerprint = fingerprint(&held);
-        let is_fresh =
-            |last: &Last| last.fingerprint == fingerprint && last.is_everywhere && last.at.elapsed() < COPY_EVERY;
-        // It may have turned out meanwhile that the store is not the one that it was.
-        if last.as_ref().is_some_and(is_fresh) || !self.store_is_right() {
-            return Ok(());
-        }
-        let config = self.config();
-        let grid = config.grid_id()?;
-        let load_tls = || {
-            let tls = Certificates::of(&self.dir, grid).load_host(&config.host.name)?;
-            if let Some(list) = self.revocations.known() {
-                tls.revoked().replace(&list);
+    /// Names of volumes that no host has in service; also of those in the trash.
+    pub(super) fn unserved(&self) -> Vec<String> {
+        self.records.view(|view| steward::unserved(view).filter_map(|volume| name_of(view, volume)).collect())
+    }
+
+    fn do_duty(&self, action: &Action) -> Result<Outcome> {
+        match action {
+            Action::BeSteward => {
+                Ok(self.presence.be_steward(&*self.records)?.map_or(Outcome::Failed, Outcome::Steward))
             }
-            anyhow::Ok(tls)
-        };
-        let way = Way { grid, host: config.host.name.clone(), tls: config.tls.then(load_tls).transpose()? };
-        let file = MetadataFile::new(&config.grid, &held, true);
-        let bytes = serde_json::to_vec(&file).expect("it encodes");
-        let must_go = |older: &[u8]| {
-            MetadataFile::read(older).and_then(|file| file.records()).is_ok_and(|older| has_former_key(&older, &held))
-        };
-        let written = copies::write(&way, &self.catalog.nodes()?, &bytes, must_go);
-        let failed = written.failed.join("; ");
-        if failed != *told || last.is_none() {
-            let devices = written.devices;
-            match failed.is_empty() {
-                true => logger::info(format_args!("a copy of the metadata is on all {devices} devices")),
-                false => {
-                    logger::info(format_args!("a copy of the metadata is on {devices} devices, not on all: {failed}"))
+            Action::Commit { volume, change, compares, writes } => {
+                let before = self.records.view(|view| view.get(&root_key(*volume)).cloned());
+                let is_done = self.commit_duty(compares, writes)?;
+                if is_done {
+                    let name = before.and_then(|record| Root::decode(&record.value).ok()).map(|root| root.name);
+                    self.after(*volume, &name.unwrap_or_default(), *change)?;
+                }
+                Ok(if is_done { Outcome::Done } else { Outcome::Failed })
+            }
+            Action::Drop { volume, epoch, place: (node, device) } => {
+                let request = Box::new(Request::DropVolume { device: *device, volume: *volume, epoch: *epoch });
+                let reply = ask(&self.reactor, CALL_MAX, |answer| Command::Call { node: *node, request, answer });
+                // One that is away is asked again.
+                Ok(if matches!(reply, Ok(Some(Reply::Done))) { Outcome::Done } else { Outcome::Failed })
+            }
+            Action::LookAtSpace => {
+                let live = self.live()?;
+                let by_node: Vec<&[_]> = live.nodes.iter().map(|node| &node.devices[..]).collect();
+                Ok(Outcome::Space { is_short: is_short(&by_node) })
+            }
+            Action::OpenForCare { volume } => self.open_for_care(*volume),
+            Action::LookAtCare { volume } => {
+                let name = self.records.view(|view| name_of(view, *volume));
+                let Some(name) = name else { return Ok(Outcome::Care { is_busy: None }) };
+                let info = self.ask(|answer| Command::Volume { name, answer })?;
+                let info = info.filter(|info| !info.exported && info.state != "deposed");
+                Ok(Outcome::Care { is_busy: info.as_ref().map(is_busy) })
+            }
+            Action::EndCare { volume } => {
+                let _alone = self.alone();
+                if let Some(name) = self.records.view(|view| name_of(view, *volume)) {
+                    match ask(&self.reactor, CLOSE_MAX, |answer| Command::EndCare { name, answer })? {
+                        CloseOutcome::Closed | CloseOutcome::NotOpen | CloseOutcome::InUse(_) => {}
+                    }
+                }
+                Ok(Outcome::Done)
+            }
+            Action::CopyRecords => Ok(Outcome::Copied { is_everywhere: self.copy_records()? }),
+            Action::SettleRemoved => {
+                // Where somebody does not answer it is not known yet.
+                let _ = self.settle_removed();
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    fn commit_duty(&self, compares: &Compares, writes: &Writes) -> Result<bool> {
+        let compare = |(key, version): &(String, _)| Compare { key: key.clone(), version: *version };
+        let compares: Vec<Compare> = compares.iter().map(compare).collect();
+        let write =
+            |(key, value): &(String, Option<Vec<u8>>)| Write { key: key.clone(), value: value.clone(), lease: None };
+        let writes: Vec<Write> = writes.iter().map(write).collect();
+        Ok(matches!(self.records.commit(&compares, &writes)?, Commit::Done(_)))
+    }
+
+    /// What follows here from a transaction that was carried out.
+    fn after(&self, volume: VolumeId, name: &str, change: Change) -> Result<()> {
+        match change {
+            Change::GiveUp { for_space } => {
+                let why = if for_space { "devices are nearly full" } else { "its time is over" };
+                logger::info(format_args!("volume {name} ({volume}) in the trash is deleted for good: {why}"));
+                self.let_go_for_good(volume)?;
+            }
+            Change::Delete => self.let_go_for_good(volume)?,
+            Change::KeepIt => logger::warn(format_args!("{}", self.still_needed(volume)?)),
+            Change::Finish => {
+                logger::info(format_args!("volume {name} ({volume}) is deleted, its space returned"));
+            }
+            Change::EndMaking | Change::Forget | Change::Age => {}
+        }
+        Ok(())
+    }
+
+    /// Nothing of the volume stays here.
+    pub(super) fn let_go_for_good(&self, volume: VolumeId) -> Result<()> {
+        self.ask(|answer| Command::LetGo { volume, answer })?;
+        self.ask(|answer| Command::SetFixed { id: volume, fixed: None, answer })?;
+        self.keys.forget(volume)
+    }
+
+    fn still_needed(&self, volume: VolumeId) -> Result<StillNeeded> {
+        let root = self.catalog.live_root(volume)?.context("the volume is gone")?;
+        Ok(StillNeeded { volume: root.name.clone(), by: self.catalog.needed_by(&root)?.join(", ") })
+    }
+
+    /// Deletes a volume whose deletion was begun, up to where there is no way back; the steward does the rest.
+    pub(super) fn delete_for_good(&self, volume: VolumeId) -> Result<()> {
+        for _ in 0..COMMITS_MAX {
+            let step = self.records.view(|view| {
+                let record = view.get(&deleting_key(&volume.to_string()))?;
+                let deleting: DeletingRecord = decode(&record.value).ok()?;
+                Some(deletion::next(view, volume, &deleting, record.version))
+            });
+            let (change, compares, writes) = match step {
+                None | Some(Step::Drop { .. }) => return Ok(()),
+                Some(Step::Unreadable) => bail!("a record of the volume, or of one that was made of it, can't be read"),
+                Some(Step::Commit(_, change, compares, writes)) => (change, compares, writes),
+            };
+            // Before the record says that it is not in the way any more.
+            let needed = (change == Change::KeepIt).then(|| self.still_needed(volume)).transpose()?;
+            if self.commit_duty(&compares, &writes)? {
+                if let Some(needed) = needed {
+                    return Err(needed.into());
+                }
+                if change == Change::Delete {
+                    return self.let_go_for_good(volume);
                 }
             }
-            *told = failed;
         }
-        *last = Some(Last { at: Instant::now(), fingerprint, is_everywhere: written.failed.is_empty() });
-        Ok(())
+        bail!("the volume's records are changed by others all the time; try again")
+    }
+
+    /// It may have been exported or deleted since it was planned, or its key can't be had: then it has had its turn.
+    fn open_for_care(&self, volume: VolumeId) -> Result<Outcome> {
+        let _alone = self.alone();
+        let entry = self.catalog.kept_entry(volume)?.filter(|entry| entry.served_by.is_none());
+        let Some(entry) = entry else { return Ok(Outcome::Failed) };
+        let Some(spec) = self.keys.spec_now_and_then(&entry) else { return Ok(Outcome::Failed) };
+        // Who has claimed it by the time that it is opened keeps it.
+        let spec = OpenSpec { only_from: Some(entry.root.epoch), ..spec };
+        self.ask(|answer| Command::Open { spec, exported: false, answer })?;
+        Ok(Outcome::Done)
     }
 }

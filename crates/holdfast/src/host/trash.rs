@@ -7,44 +7,30 @@
 //! gives a name, or hands the volume to whoever returns space (`deleting/ID`). Both compare the record's version: of a
 //! restoring and an emptying in the same moment one finds nothing.
 //!
-//! **Meanwhile** the volume is what one is that no host has in service: the caretaker looks after it, what is set aside
+//! **Meanwhile** the volume is what one is that no host has in service: the steward looks after it, what is set aside
 //! for it stays so, drains wait for it. It is told of, and opened for care, under a name that no volume can have.
 //!
-//! **Age** is what hosts have seen pass, a minute at a time: whoever has seen the record unchanged for a minute by its own
-//! stopwatch raises it by one. Clocks that are set, or machines that sleep, take nothing away early.
+//! **Age** is what the steward has seen pass, a minute at a time ([`holdfast_cluster::steward`]): it gives up what has been there for
+//! long enough, or what was thrown away first where devices are nearly full.
 //!
-//! Role: a thread of its own at each host, since any of them may be the last one.
+//! Role: what commands do with it, and what is told of it.
 
 use super::catalog::{Catalog, Entry, SWAPS_MAX, check_name, decode, put};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::fixed::FixedVolume;
 use super::presence::without_trash;
-use crate::findings::is_short;
 use crate::logger;
 use crate::protocol::{TrashInfo, Unreadable, VolumeInfo};
 use anyhow::{Context, Result, bail};
 use holdfast_base::{InstanceId, MetaVersion, VolumeId};
+use holdfast_cluster::steward::KEPT_MINUTES;
 use holdfast_format::meta::{
     DeletingRecord, ExportRecord, NameRecord, Other, TRASH_PREFIX, TrashRecord, deleting_key, encode, export_key,
     name_key, trash_key,
 };
 use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::meta::{Commit, Compare, Write};
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long a volume can be had back.
-pub const KEPT_MINUTES: u64 = 24 * 60;
-
-/// Pace of looking.
-const PACE: Duration = Duration::from_secs(5);
-
-const MINUTE: Duration = Duration::from_secs(60);
-
-/// Pause after a volume was given up for want of space: what it held comes back, and is told of by nodes.
-const RETURNED_WITHIN: Duration = Duration::from_secs(15);
 
 /// A volume in the trash.
 #[derive(Clone, Debug)]
@@ -213,103 +199,15 @@ impl Catalog {
         let writes = [delete(trash_key(trashed.id())), put(&deleting_key(&record.volume), encode(&record))];
         Ok(matches!(self.meta.commit(&[trashed.compare()], &writes)?, Commit::Done(_)))
     }
-
-    /// A minute has passed. Where another host has seen it, too, that counts once.
-    fn age(&self, trashed: &Trashed) -> Result<()> {
-        let record = TrashRecord { minutes: trashed.record.minutes + 1, ..trashed.record.clone() };
-        self.meta.commit(&[trashed.compare()], &[put(&trash_key(trashed.id()), encode(&record))])?;
-        Ok(())
-    }
-}
-
-/// How long records have stood as they are, by this host's stopwatch.
-#[derive(Default)]
-struct Ages {
-    since: BTreeMap<VolumeId, (MetaVersion, Instant)>,
-    emptied_at: Option<Instant>,
-}
-
-impl Ages {
-    /// Whether the record has stood so for a minute. However long nobody looked, it is one.
-    fn is_minute_over(&mut self, now: Instant, id: VolumeId, version: MetaVersion) -> bool {
-        let seen = self.since.entry(id).or_insert((version, now));
-        if seen.0 != version {
-            *seen = (version, now);
-        }
-        now.saturating_duration_since(seen.1) >= MINUTE
-    }
-}
-
-/// What goes for want of space: what was deleted first.
-fn oldest(trash: &[Trashed]) -> Option<&Trashed> {
-    trash.iter().max_by_key(|trashed| (trashed.record.minutes, std::cmp::Reverse(trashed.version)))
-}
-
-pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
-    let look = move || {
-        let mut ages = Ages::default();
-        loop {
-            std::thread::sleep(PACE);
-            if !plane.store_is_right() {
-                continue;
-            }
-            if let Err(error) = plane.look_after_trash(&mut ages) {
-                logger::warn(format_args!("looking after the trash: {error:#}"));
-            }
-        }
-    };
-    std::thread::Builder::new().name("trash".to_string()).spawn(look).context("no thread for the trash")?;
-    Ok(())
 }
 
 impl ControlPlane {
-    fn look_after_trash(&self, ages: &mut Ages) -> Result<()> {
-        let trash = self.catalog.trash()?;
-        ages.since.retain(|id, _| trash.iter().any(|trashed| trashed.id() == *id));
-        if trash.is_empty() {
-            return Ok(());
-        }
-        let now = Instant::now();
-        for trashed in &trash {
-            if trashed.record.minutes >= KEPT_MINUTES {
-                self.give_up(trashed, "its time is over")?;
-            } else if ages.is_minute_over(now, trashed.id(), trashed.version) {
-                self.catalog.age(trashed)?;
-            }
-        }
-        // What was given up before is on its way back.
-        let is_early = ages.emptied_at.is_some_and(|at| now.saturating_duration_since(at) < RETURNED_WITHIN);
-        if is_early || !self.catalog.deleting()?.is_empty() {
-            return Ok(());
-        }
-        let live = self.live()?;
-        let by_node: Vec<&[_]> = live.nodes.iter().map(|node| &node.devices[..]).collect();
-        if let Some(trashed) = oldest(&trash).filter(|_| is_short(&by_node)) {
-            self.give_up(trashed, "devices are nearly full")?;
-            ages.emptied_at = Some(now);
-        }
-        Ok(())
-    }
-
-    fn give_up(&self, trashed: &Trashed, why: &str) -> Result<()> {
-        let _alone = self.alone();
-        if self.finish_off(trashed)? {
-            let (name, id) = (&trashed.record.name, trashed.id());
-            logger::info(format_args!("volume {name} ({id}) in the trash is deleted for good: {why}"));
-        }
-        Ok(())
-    }
-
     /// To be called alone.
     fn finish_off(&self, trashed: &Trashed) -> Result<bool> {
         if !self.catalog.empty(trashed)? {
             return Ok(false);
         }
-        let volume = trashed.id();
-        self.ask(|answer| Command::LetGo { volume, answer })?;
-        self.ask(|answer| Command::SetFixed { id: volume, fixed: None, answer })?;
-        self.keys.forget(volume)?;
-        self.ring_janitor();
+        self.let_go_for_good(trashed.id())?;
         Ok(true)
     }
 
@@ -415,6 +313,7 @@ mod tests {
     use holdfast_format::tier::Tiers;
     use holdfast_runtime::clock;
     use holdfast_runtime::meta::LocalStore;
+    use std::sync::Arc;
 
     fn catalog() -> Catalog {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
@@ -433,6 +332,7 @@ mod tests {
         catalog.claim_export(&first, false).unwrap();
         catalog.throw_away(&first, 7).unwrap();
         assert!(catalog.find("vm").is_err() && catalog.exported().unwrap().is_empty());
+        assert!(catalog.claim_export(&first, true).unwrap_err().to_string().contains("was deleted meanwhile"));
         assert!(catalog.all().unwrap().is_empty());
         let kept: Vec<String> = catalog.all_kept_strictly().unwrap().iter().map(|e| e.name().to_string()).collect();
         assert_eq!(kept, [name_in_trash("vm", first.root.volume)], "its data are cared for");
@@ -472,43 +372,5 @@ mod tests {
         assert!(catalog.restore(&again, "vm").is_err());
         assert_eq!(catalog.deleting().unwrap()[0].name, "vm");
         assert_eq!(catalog.kept_entry(again.id()).unwrap().map(|entry| entry.root.volume), None);
-    }
-
-    #[test]
-    fn a_minute_counts_once_however_many_hosts_see_it_pass() {
-        let catalog = catalog();
-        catalog.throw_away(&make(&catalog, "vm"), 0).unwrap();
-        let (start, mut hosts) = (Instant::now(), [Ages::default(), Ages::default()]);
-        let mut raised = Vec::new();
-        for second in (0..=300_u64).step_by(5) {
-            // The second host stands still for two of five minutes.
-            for ages in hosts.iter_mut().take(if (60..180).contains(&second) { 1 } else { 2 }) {
-                let trashed = catalog.trash().unwrap().remove(0);
-                if ages.is_minute_over(start + Duration::from_secs(second), trashed.id(), trashed.version) {
-                    catalog.age(&trashed).unwrap();
-                    raised.push(second);
-                }
-            }
-        }
-        let minutes = catalog.trash().unwrap()[0].record.minutes;
-        assert!((4..=5).contains(&minutes), "{minutes}: {raised:?}");
-        let stale = Trashed { version: MetaVersion(1), ..catalog.trash().unwrap().remove(0) };
-        catalog.age(&stale).unwrap();
-        assert_eq!(catalog.trash().unwrap()[0].record.minutes, minutes, "by an older record nothing is raised");
-    }
-
-    #[test]
-    fn what_was_deleted_first_goes_first() {
-        let catalog = catalog();
-        for name in ["old", "older", "young"] {
-            catalog.throw_away(&make(&catalog, name), 0).unwrap();
-        }
-        for (name, minutes) in [("old", 1), ("older", 2)] {
-            for _ in 0..minutes {
-                let trash = catalog.trash().unwrap();
-                catalog.age(trash.iter().find(|trashed| trashed.record.name == name).unwrap()).unwrap();
-            }
-        }
-        assert_eq!(oldest(&catalog.trash().unwrap()).unwrap().record.name, "older");
     }
 }

@@ -114,7 +114,7 @@ pub struct Volume {
     pub id: VolumeId,
     pub name: String,
     pub controller: Controller,
-    /// Clients may use it; otherwise the caretaker does.
+    /// Clients may use it; otherwise it is open for care.
     pub exported: bool,
     /// It takes in a stream, from the client that knows this.
     pub receiver: Option<String>,

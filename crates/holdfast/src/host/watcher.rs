@@ -4,9 +4,7 @@
 //! Role: a thread of its own, told by [`super::records`] which kinds of records have changed. What could not be taken in is taken
 //! in again a moment later. Who serves what is [`super::assignment`]'s.
 
-use super::catalog::{
-    CLIENTS_PREFIX, DRAINING_PREFIX, LIMITS_PREFIX, NODE_PREFIX, REVOKED_KEY, SETTINGS_PREFIX, fixed_of,
-};
+use super::catalog::{NODE_PREFIX, REVOKED_KEY, fixed_of};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::presence::all_take_spare;
@@ -14,7 +12,9 @@ use super::records::News;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
-use holdfast_format::meta::{HOST_PREFIX, REMOVED_PREFIX, VOLUME_PREFIX};
+use holdfast_format::meta::{
+    CLIENTS_PREFIX, DRAINING_PREFIX, HOST_PREFIX, LIMITS_PREFIX, REMOVED_PREFIX, SETTINGS_PREFIX, VOLUME_PREFIX,
+};
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
 use std::sync::Arc;

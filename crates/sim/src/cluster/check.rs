@@ -28,6 +28,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A volume that a command has left is as its record says after that.
 const TAKEN_UP_WITHIN: Duration = Duration::from_secs(4);
 
+/// What was thrown away is given up, and its space returned: minutes in the trash, and a lease of a steward that is gone.
+const DUTIES_DONE_WITHIN: Duration = Duration::from_secs(30);
+
 impl Grid {
     pub(super) fn check_action(&mut self, host: usize, action: &Action) {
         let own = &self.hosts[host];
@@ -191,6 +194,8 @@ impl Grid {
         }
         self.run_until(self.now + TAKEN_UP_WITHIN)?;
         self.check_volumes("at rest")?;
+        self.run_until(self.now + DUTIES_DONE_WITHIN)?;
+        self.check_duties()?;
         self.check_idle()
     }
 

@@ -2,12 +2,14 @@
 //! what it hears and does, and carries actions out.
 
 use super::operator::Task;
+use super::steward::duties_of;
 use super::store::{Answer, Compares, Op, Which, Writes};
 use super::volume::{Ask, Step, Vol};
 use super::{About, ClusterPlan, Event, Grid, LEASE, ms, number_of};
 use crate::cluster::store::MARK;
 use holdfast_base::{Effects, Instant, MetaVersion, VolumeId};
 use holdfast_cluster::machine::{ActionId, Config};
+use holdfast_cluster::steward::{self as duties, Steward};
 use holdfast_cluster::view::Record;
 use holdfast_cluster::{Action, Cluster, Effect, Event as ClusterEvent, Outcome, View};
 use holdfast_format::meta::{HostRecord, Other, encode, host_key};
@@ -52,6 +54,9 @@ pub(super) enum HostEvent {
     HasYielded { id: ActionId, has_answered: bool },
     Task { task: u64 },
     Nodes,
+    Duty { id: duties::ActionId, action: duties::Action },
+    DutyTick,
+    DutyDone { id: duties::ActionId, outcome: duties::Outcome },
 }
 
 /// What a request was for.
@@ -62,6 +67,7 @@ pub(super) enum Purpose {
     Action { id: ActionId, compares: Compares, writes: Writes },
     Volume { volume: VolumeId, run: u64, ask: Ask },
     Task { task: u64, compares: Compares, writes: Writes },
+    Duty { id: duties::ActionId, compares: Compares, writes: Writes },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +90,8 @@ pub(super) struct Host {
     deferred: VecDeque<HostEvent>,
     pub view: View,
     pub cluster: Cluster,
+    pub steward: Steward,
+    pub(super) duty_tick_at: Option<Instant>,
     /// What the machine was told of the store.
     pub is_right: bool,
     /// It ever was: before it serves nothing.
@@ -93,7 +101,7 @@ pub(super) struct Host {
     pub watch_stalled_until: Instant,
     is_listing: bool,
     lists_at: Option<Instant>,
-    lease: Option<u64>,
+    pub(super) lease: Option<u64>,
     is_named: bool,
     name_version: MetaVersion,
     requests: BTreeMap<u64, Purpose>,
@@ -125,6 +133,8 @@ impl Host {
             deferred: VecDeque::new(),
             view: View::new(Some(MARK).filter(|_| !plan.mistakes.believes_any_listing)),
             cluster: Cluster::new(config),
+            steward: Steward::new(Instant::ZERO, duties_of(number, plan)),
+            duty_tick_at: None,
             is_right: false,
             was_right: false,
             watch: None,
@@ -183,6 +193,7 @@ impl Grid {
         own.unwell(self.now);
         self.post(host, Duration::ZERO, HostEvent::Renew);
         self.list_after(host, ms(5));
+        self.begin_duties(host);
         self.post(host, ms(1), HostEvent::Nodes);
         let back_in = self.hosts[host].nodes_away.1.since(self.now);
         self.post(host, back_in, HostEvent::Nodes);
@@ -261,6 +272,9 @@ impl Grid {
                 let count = self.hosts[host].nodes_away(self.now);
                 self.tell(host, ClusterEvent::NodesAway(count));
             }
+            HostEvent::Duty { id, action } => self.do_duty(host, id, action),
+            HostEvent::DutyTick => self.on_duty_tick(host),
+            HostEvent::DutyDone { id, outcome } => self.tell_steward(host, duties::Event::Outcome { id, outcome }),
         }
     }
 
@@ -288,6 +302,7 @@ impl Grid {
         if std::mem::replace(&mut self.hosts[host].is_right, is_right) != is_right {
             self.trace(&[32, host as u64, u64::from(is_right)], || format!("h{host}: the store is right: {is_right}"));
             self.tell(host, ClusterEvent::Store { is_right });
+            self.tell_steward(host, duties::Event::Store { is_right });
         }
     }
 
@@ -363,7 +378,8 @@ impl Grid {
         if !changes.is_empty() {
             let (upto, count) = (self.hosts[host].view.upto(), changes.volumes.len());
             self.trace(&[34, host as u64, upto, count as u64], || format!("h{host}: sees {changes:?} at {upto}"));
-            self.tell(host, ClusterEvent::Changed(changes));
+            self.tell(host, ClusterEvent::Changed(changes.clone()));
+            self.tell_steward(host, duties::Event::Changed(changes));
         }
     }
 
@@ -384,6 +400,10 @@ impl Grid {
             Purpose::Task { task, compares, writes } => {
                 self.note(host, &compares, &writes, &answer);
                 self.on_task_answer(host, task, answer);
+            }
+            Purpose::Duty { id, compares, writes } => {
+                self.note(host, &compares, &writes, &answer);
+                self.on_duty_answer(host, id, &writes, answer);
             }
         }
     }

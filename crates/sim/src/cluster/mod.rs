@@ -17,15 +17,17 @@ mod check;
 mod faults;
 mod host;
 mod operator;
+mod steward;
 pub mod store;
 mod volume;
 
 use crate::trace::Trace;
-use holdfast_base::{GridId, Instant, MetaVersion, Prng, VolumeId};
+use holdfast_base::{Epoch, GridId, Instant, MetaVersion, Prng, VolumeId};
 use holdfast_cluster::Action;
 use holdfast_cluster::machine::{ActionId, Mutations};
+use holdfast_cluster::steward as duties;
 use holdfast_format::geometry::Layout;
-use holdfast_format::meta::{ExportRecord, encode, export_key};
+use holdfast_format::meta::{DRAINING_PREFIX, ExportRecord, encode, export_key};
 use holdfast_format::root::{Root, root_key};
 use host::{Host, HostEvent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,7 +91,12 @@ pub struct ClusterPlan {
     pub lost_answer: u32,
     /// Of a thousand actions: how many are carried out seconds late.
     pub late_action: u32,
+    /// Of a thousand looks: how often a volume is thrown away, had back, or deleted.
+    pub deletion: u32,
+    /// Of a thousand looks at devices: how many find them nearly full.
+    pub short: u32,
     pub mutations: Mutations,
+    pub duties: duties::Mutations,
     pub mistakes: Mistakes,
 }
 
@@ -118,7 +125,10 @@ impl ClusterPlan {
             late_commit: 0,
             lost_answer: 0,
             late_action: 0,
+            deletion: 0,
+            short: 0,
             mutations: Mutations::default(),
+            duties: duties::Mutations::default(),
             mistakes: Mistakes::default(),
         }
     }
@@ -154,6 +164,8 @@ impl ClusterPlan {
             late_commit: some(300, 80),
             lost_answer: some(300, 80),
             late_action: some(300, 300),
+            deletion: some(600, 60),
+            short: some(300, 300),
             duration: Duration::from_secs(prng.between(10, 40)),
             stays_down: prng.chance(300),
             ..quiet
@@ -178,6 +190,12 @@ pub struct ClusterOutcome {
     /// Listings that were not believed.
     pub doubts: u64,
     pub writes: u64,
+    /// Volumes that went into the trash, came back from it, and are gone for good.
+    pub thrown_away: u64,
+    pub restored: u64,
+    pub deleted: u64,
+    /// Volumes that nobody serves, cared for.
+    pub cared: u64,
     /// The longest time that a volume was served by nobody in a hand-over.
     pub pause_max: Duration,
 }
@@ -188,6 +206,7 @@ enum Event {
     Arrive { host: usize, boot: u64, request: u64, op: Op, about: Option<About>, is_heard: bool },
     Expire,
     StoreIs { which: Which, keeps_leases: bool, is_return: bool },
+    Drop { host: usize, boot: u64, id: duties::ActionId, volume: VolumeId, epoch: Epoch, device: usize },
     Start { host: usize },
     Resume { host: usize },
     Look,
@@ -225,6 +244,10 @@ pub struct Grid {
     unreadable_until: BTreeMap<VolumeId, Instant>,
     /// Pairs of hosts that can't reach each other.
     cut_peers_until: BTreeMap<(usize, usize), Instant>,
+    /// What each device of the grid holds something of.
+    devices: Vec<BTreeSet<VolumeId>>,
+    /// When volumes were put into the trash that are there.
+    thrown_at: BTreeMap<VolumeId, Instant>,
     /// Since when a volume that is handed over is served by nobody.
     pause_since: BTreeMap<VolumeId, Instant>,
     /// The last fault, or its last consequence.
@@ -261,6 +284,8 @@ impl Grid {
             promises: BTreeMap::new(),
             unreadable_until: BTreeMap::new(),
             cut_peers_until: BTreeMap::new(),
+            devices: vec![BTreeSet::new(); steward::DEVICES],
+            thrown_at: BTreeMap::new(),
             pause_since: BTreeMap::new(),
             faults_end: Instant::ZERO,
             is_healing: false,
@@ -281,6 +306,11 @@ impl Grid {
     fn fill(&mut self, names: &[String]) {
         let mark = vec![(MARK.to_string(), Some(b"{}".to_vec()))];
         self.store.commit(&Vec::new(), &mark, None);
+        if self.plan.deletion > 0 && self.prng.chance(500) {
+            // Then volumes that nobody serves are looked after all the time.
+            let draining = vec![(format!("{DRAINING_PREFIX}1"), Some(b"{}".to_vec()))];
+            self.store.commit(&Vec::new(), &draining, None);
+        }
         for number in 0..self.plan.volumes {
             let volume = volume_id(number);
             let root = Root::new(GridId(1), volume, "vm", 1 << 30, Layout::DEFAULT);
@@ -293,6 +323,9 @@ impl Grid {
                 writes.push((export_key(volume), Some(encode(&export))));
             }
             self.store.commit(&Vec::new(), &writes, None);
+            self.devices.iter_mut().for_each(|device| {
+                device.insert(volume);
+            });
         }
     }
 
@@ -395,12 +428,16 @@ impl Grid {
             // It may be back already.
             Event::StoreIs { is_return: true, .. } if self.put_away.is_none() => {}
             Event::StoreIs { which, keeps_leases, .. } => self.on_store_is(which, keeps_leases),
+            Event::Drop { host, boot, id, volume, epoch, device } => {
+                self.on_drop((host, boot), id, (volume, epoch), device);
+            }
             Event::Start { host } => self.start(host),
             Event::Resume { host } => self.resume(host),
             Event::Look => {
                 if !self.is_healing {
                     self.misfortune();
                     self.operate();
+                    self.throw_and_restore();
                 }
                 self.push(self.now + LOOK_EVERY, Event::Look);
             }
@@ -460,7 +497,13 @@ impl Grid {
         let answer = match op {
             Op::Get(key) => Answer::Record(self.store.get(&key)),
             Op::List => Answer::Listing(self.store.revision, self.store.list(), self.store.which),
-            Op::Commit(compares, writes, lease) => self.store.commit(&compares, &writes, lease),
+            Op::Commit(compares, writes, lease) => {
+                let answer = self.store.commit(&compares, &writes, lease);
+                if matches!(answer, Answer::Done(_)) {
+                    self.check_fates(host, &writes);
+                }
+                answer
+            }
             Op::Grant => {
                 let lease = self.number();
                 self.store.grant(lease, self.now + LEASE);

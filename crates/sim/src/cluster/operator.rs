@@ -9,7 +9,7 @@ use holdfast_base::{Epoch, GridId, Instant, MetaVersion, VolumeId};
 use holdfast_cluster::Event as ClusterEvent;
 use holdfast_cluster::view::Record;
 use holdfast_format::geometry::Layout;
-use holdfast_format::meta::{ExportRecord, decode, encode, export_key};
+use holdfast_format::meta::{ExportRecord, decode, deleting_key, encode, export_key, trash_key};
 use holdfast_format::root::{Root, root_key};
 use std::time::Duration;
 
@@ -313,7 +313,11 @@ impl Grid {
             }
         };
         let Some((key, value)) = next else { return self.on_nothing_to_change(host, id, change) };
-        let compares = vec![(key.clone(), found.map_or(MetaVersion::ABSENT, |found| found.version))];
+        let mut compares = vec![(key.clone(), found.map_or(MetaVersion::ABSENT, |found| found.version))];
+        if let Change::Claim { .. } = change {
+            let gone = [trash_key(volume), deleting_key(&volume.to_string())];
+            compares.extend(gone.map(|key| (key, MetaVersion::ABSENT)));
+        }
         let writes = vec![(key, value)];
         let op = Op::Commit(compares.clone(), writes.clone(), None);
         self.ask(host, op, Purpose::Task { task: id, compares, writes }, None);
