@@ -106,8 +106,9 @@ pub type Writes = Vec<(String, Option<Vec<u8>>)>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Write that this host is the steward, where nobody is: on the lease that says that the host is there.
-    BeSteward,
+    /// Write that this host is the steward, on the lease that says that the host is there: where nobody is, or this host was in
+    /// an earlier life or by an outcome that it never heard of.
+    BeSteward { replaces: MetaVersion },
     /// One transaction: these records are at these versions, then those are written.
     Commit { volume: VolumeId, change: Change, compares: Compares, writes: Writes },
     /// Ask a device to drop the volume, up to this epoch.
@@ -197,7 +198,7 @@ enum Matter {
 
 fn matter(action: &Action) -> Matter {
     match action {
-        Action::BeSteward => Matter::Stewardship,
+        Action::BeSteward { .. } => Matter::Stewardship,
         Action::Commit { volume, .. } => Matter::Volume(*volume),
         Action::Drop { volume, place, .. } => Matter::Place(*volume, *place),
         Action::LookAtSpace => Matter::Space,
@@ -331,7 +332,7 @@ impl Steward {
             self.rests.insert(matter(&action), self.now + FAILED_FOR);
         }
         match (action, outcome) {
-            (Action::BeSteward, Outcome::Steward(version)) => self.taken = Some(version),
+            (Action::BeSteward { .. }, Outcome::Steward(version)) => self.taken = Some(version),
             (Action::Drop { volume, place, .. }, Outcome::Done) => {
                 self.dropped.entry(volume).or_default().insert(place);
             }
@@ -405,8 +406,10 @@ impl Steward {
             // What was seen meanwhile is not known.
             self.aging.clear();
             self.copied = None;
-            if view.get(STEWARD_KEY).is_none() {
-                self.begin(Action::BeSteward, out);
+            let record = view.get(STEWARD_KEY);
+            if record.is_none_or(|record| *record.value == *self.config.host.as_bytes()) {
+                let replaces = record.map_or(MetaVersion::ABSENT, |record| record.version);
+                self.begin(Action::BeSteward { replaces }, out);
             }
             return;
         }
@@ -627,7 +630,7 @@ mod tests {
             let mut scene = Scene { now, view: View::new(None), steward, version: 0, wanted: Vec::new() };
             scene.put(&root_key(VM), &Root::new(GridId(1), VM, "vm", 1 << 30, Layout::DEFAULT).encode());
             scene.tell(Event::Store { is_right: true });
-            let id = scene.take(|action| *action == Action::BeSteward).expect("nobody is");
+            let id = scene.take(|action| matches!(action, Action::BeSteward { .. })).expect("nobody is");
             let version = scene.put(STEWARD_KEY, b"a");
             scene.tell(Event::Outcome { id, outcome: Outcome::Steward(version) });
             scene

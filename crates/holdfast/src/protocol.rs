@@ -870,7 +870,7 @@ pub struct VolumeInfo {
     #[serde(default)]
     pub limit: Option<String>,
     /// `open`, `opening`, `closing`, `deposed`; `warming` where another host is about to hand it over to this one; at other hosts than the one that has it in service `portal` where they offer it,
-    /// else `elsewhere`; of one that none has `closed`, or `in care` while the caretaker has it; `locked` where its key could not
+    /// else `elsewhere`; of one that none has `closed`, or `in care` while the steward has it open; `locked` where its key could not
     /// be had.
     pub state: String,
     /// What opening waits for.

@@ -85,7 +85,7 @@ fn another_name(grid: &Grid, id: &Value) {
 fn its_data_are_cared_for(grid: &Grid) {
     grid.ok("node add --devices 1 --device-size 256MiB");
     grid.ok("node drain 1");
-    until("the caretaker has moved what is in the trash", || {
+    until("the steward has moved what is in the trash", || {
         let status = grid.json("status");
         let node = status["nodes"].as_array().unwrap().iter().find(|n| n["id"] == 1).unwrap().clone();
         node["devices"][0]["shards"] == 0

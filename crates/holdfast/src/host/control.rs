@@ -657,7 +657,7 @@ impl ControlPlane {
         let (patience, mut again) = (Instant::now() + OPEN_MAX, Instant::now() + OPEN_AGAIN);
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
-            // Another opening was faster, the caretaker's say: while this command holds the volume nobody else tries again.
+            // Another opening was faster, the steward's say: while this command holds the volume nobody else tries again.
             let is_over = info.as_ref().is_none_or(|info| info.state == "deposed");
             if is_over && Instant::now() >= again && self.catalog.is_here(&self.catalog.find(name)?) {
                 open(spec.clone())?;

@@ -256,10 +256,10 @@ impl Presence {
         Ok(self.meta.get(key)?.map(|found| found.value))
     }
 
-    /// This host becomes the steward where nobody is: for as long as the record is there that has this version.
-    pub fn be_steward(&self, store: &dyn MetaStore) -> Result<Option<MetaVersion>> {
+    /// This host becomes the steward where the record is at that version: for as long as it is there at the new one.
+    pub fn be_steward(&self, store: &dyn MetaStore, replaces: MetaVersion) -> Result<Option<MetaVersion>> {
         let host = Some(self.host.as_bytes());
-        let taken = store.swap(STEWARD_KEY, MetaVersion::ABSENT, host, Some(self.lease()))?;
+        let taken = store.swap(STEWARD_KEY, replaces, host, Some(self.lease()))?;
         Ok(if let Swap::Done(version) = taken { Some(version) } else { None })
     }
 
@@ -289,10 +289,10 @@ mod tests {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let dir = |path: &str| GridDir::choose(Some(Path::new(path))).unwrap();
         let first = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
-        let version = first.be_steward(&*meta).unwrap();
+        let version = first.be_steward(&*meta, MetaVersion::ABSENT).unwrap();
         assert!(version.is_some());
         let second = Presence::announce(meta.clone(), ("b", None), &dir("/y")).unwrap();
-        assert_eq!(second.be_steward(&*meta).unwrap(), None);
+        assert_eq!(second.be_steward(&*meta, MetaVersion::ABSENT).unwrap(), None);
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["a".to_string(), "b".to_string()]));
         let again = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
         assert_eq!(again.take_name().unwrap(), None);
@@ -321,7 +321,10 @@ mod tests {
         meta.swap("host/old", expect, None, None).unwrap();
         assert!(all_take_spare());
         first.end();
-        assert!(second.be_steward(&*meta).unwrap() > version, "who goes in good order lets go at once");
+        assert!(
+            second.be_steward(&*meta, MetaVersion::ABSENT).unwrap() > version,
+            "who goes in good order lets go at once"
+        );
         meta.revoke(again.lease()).unwrap();
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]));
         let named = elsewhere.renew().unwrap();

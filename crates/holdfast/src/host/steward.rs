@@ -127,7 +127,7 @@ fn run(
 /// What is told where it could not be done.
 fn describe(action: &Action) -> &'static str {
     match action {
-        Action::BeSteward => "taking the grid's stewardship is tried again",
+        Action::BeSteward { .. } => "taking the grid's stewardship is tried again",
         Action::Commit { change: Change::Age | Change::GiveUp { .. }, .. } => "looking after the trash",
         Action::Commit { .. } | Action::Drop { .. } => "deleting volumes goes on later",
         Action::LookAtSpace => "looking whether the trash has to be emptied",
@@ -162,8 +162,9 @@ impl ControlPlane {
 
     fn do_duty(&self, action: &Action) -> Result<Outcome> {
         match action {
-            Action::BeSteward => {
-                Ok(self.presence.be_steward(&*self.records)?.map_or(Outcome::Failed, Outcome::Steward))
+            Action::BeSteward { replaces } => {
+                let taken = self.presence.be_steward(&*self.records, *replaces)?;
+                Ok(taken.map_or(Outcome::Failed, Outcome::Steward))
             }
             Action::Commit { volume, change, compares, writes } => {
                 let before = self.records.view(|view| view.get(&root_key(*volume)).cloned());

@@ -69,8 +69,8 @@ impl Grid {
 
     pub(super) fn do_duty(&mut self, host: usize, id: ActionId, action: Action) {
         let outcome = match action {
-            Action::BeSteward => {
-                let compares = vec![(STEWARD_KEY.to_string(), MetaVersion::ABSENT)];
+            Action::BeSteward { replaces } => {
+                let compares = vec![(STEWARD_KEY.to_string(), replaces)];
                 let writes = vec![(STEWARD_KEY.to_string(), Some(name_of(host).into_bytes()))];
                 let Some(lease) = self.hosts[host].lease else { return self.end_duty(host, id, Outcome::Failed) };
                 let op = Op::Commit(compares.clone(), writes.clone(), Some(lease));
@@ -235,7 +235,7 @@ impl Grid {
     pub(super) fn check_duties(&self) -> Result<(), String> {
         let left: Vec<String> = self.store.list().into_iter().map(|record| record.key).collect();
         let is_open = |key: &&String| key.starts_with(DELETING_PREFIX) || key.starts_with(TRASH_PREFIX);
-        match left.iter().find(is_open) {
+        match left.iter().find(is_open).filter(|_| self.hosts.iter().any(|host| host.is_up)) {
             Some(key) => Err(format!("{key} is there still")),
             None => Ok(()),
         }
