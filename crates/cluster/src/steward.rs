@@ -363,7 +363,10 @@ impl Steward {
             (Action::CopyRecords, Outcome::Copied { is_everywhere }) => {
                 self.copied = self.copied.map(|copied| Copy { is_everywhere, ..copied });
             }
-            (Action::CopyRecords, _) => self.copied = None,
+            (Action::CopyRecords, _) => {
+                self.copied = None;
+                self.rests.insert(Matter::Copy, self.now + COPY_PAUSE);
+            }
             (Action::SettleRemoved, _) => {
                 self.rests.insert(Matter::Removed, self.now + SETTLE_PACE);
             }
@@ -693,6 +696,8 @@ mod tests {
         scene.pass(COPY_EVERY);
         scene.end(is_copying, Outcome::Failed);
         scene.pass(FAILED_FOR);
+        assert_eq!(scene.take(is_copying), None, "it would fail again");
+        scene.pass(COPY_PAUSE);
         assert!(scene.take(is_copying).is_some(), "nobody knows what was written");
     }
 
