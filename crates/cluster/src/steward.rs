@@ -595,9 +595,11 @@ fn trashed(record: &Record) -> Option<(VolumeId, TrashRecord, MetaVersion)> {
 
 /// Volumes that no host has in service, and whose data are to be kept; also those in the trash.
 pub fn unserved(view: &View) -> impl Iterator<Item = VolumeId> {
+    let id = |record: &Record| record.key[DELETING_PREFIX.len()..].parse().ok();
+    let deleting: BTreeSet<VolumeId> = view.list(DELETING_PREFIX).filter_map(id).collect();
     let closed = view.volumes().filter(|volume| view.export(*volume).is_none());
     let there = closed.filter(|volume| view.volume(*volume).is_some_and(|known| !known.is_gone));
-    there.filter(|volume| view.get(&deleting_key(&volume.to_string())).is_none())
+    there.filter(move |volume| !deleting.contains(volume))
 }
 
 /// Of all that lasts. Roots are not looked at: each change of theirs that matters is on the legs of its volume's log.

@@ -21,8 +21,8 @@ use holdfast_cluster::recover::{Evidence, Held, HeldRoot, Mutations, Recovered, 
 use holdfast_format::copy;
 use holdfast_format::ledger::Leg;
 use holdfast_format::meta::{
-    DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, ROOT_SUFFIX, VOLUME_PREFIX, decode,
-    encode, export_key, found_key, name_key, trash_key,
+    DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, ROOT_SUFFIX, TRASH_PREFIX, TrashRecord,
+    VOLUME_PREFIX, decode, encode, export_key, found_key, name_key, trash_key,
 };
 use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::pki;
@@ -352,7 +352,19 @@ fn put_volumes(
     if let Some(name) = unknown.first() {
         bail!("no volume {name} was found; nothing was changed");
     }
+    renew_trash(records);
+    tell_names(&settle_names(records), &mut reports);
     Ok(reports)
+}
+
+/// Volumes are told of by the names that they have from here on.
+fn tell_names(names: &BTreeMap<VolumeId, String>, reports: &mut [VolumeReport]) {
+    let names: BTreeMap<String, &String> = names.iter().map(|(volume, name)| (volume.to_string(), name)).collect();
+    for report in reports {
+        if let Some(name) = names.get(&report.volume) {
+            report.name = (*name).clone();
+        }
+    }
 }
 
 /// Whether a record says that the volume has a name.
@@ -360,23 +372,59 @@ fn is_name_of(root: &Root, key: &str, value: &[u8]) -> bool {
     key.starts_with(NAME_PREFIX) && decode::<NameRecord>(value).is_ok_and(|r| r.volume == root.volume.to_string())
 }
 
-/// The volume is as it was, under a name.
+/// The volume is as it was; [`settle_names`] gives it its name.
 fn put_volume(records: &mut Records, root: &Root) {
     records.insert(root_key(root.volume), root.encode());
     records.remove(&found_key(root.volume));
-    let is_named = records.iter().any(|(key, value)| is_name_of(root, key, value));
-    if is_named || root.deleted || records.contains_key(&trash_key(root.volume)) {
-        return;
-    }
-    let record = NameRecord {
-        volume: root.volume.to_string(),
-        host: String::new(),
-        origin: Some(String::new()),
-        protected: false,
-        other: Other::new(),
+}
+
+/// Every volume gets the name that its root says: a copy of the records may be older than a renaming, and whoever asks for a
+/// name must get the volume that is listed under it. Where two say the same, the one of which the copy knows it otherwise was
+/// renamed since, and has it; the other gets a name of its own. Gives the names.
+fn settle_names(records: &mut Records) -> BTreeMap<VolumeId, String> {
+    let is_live = |root: &Root| {
+        let id = root.volume;
+        let is_going = records.contains_key(&format!("{DELETING_PREFIX}{id}"));
+        !root.deleted && !is_going && !records.contains_key(&trash_key(id))
     };
-    let key = Some(name_key(&root.name)).filter(|key| !records.contains_key(key));
-    records.insert(key.unwrap_or_else(|| name_key(&format!("recovered-{}", root.volume))), encode(&record));
+    let mut roots: Vec<Root> = roots_of(records).into_values().filter(is_live).collect();
+    let ids: BTreeSet<String> = roots.iter().map(|root| root.volume.to_string()).collect();
+    let named = |(key, value): (&String, &Vec<u8>)| {
+        let name = key.strip_prefix(NAME_PREFIX)?;
+        let record: NameRecord = decode(value).ok().filter(|record: &NameRecord| ids.contains(&record.volume))?;
+        Some((record.volume.clone(), (name.to_string(), record)))
+    };
+    let mut before: BTreeMap<String, (String, NameRecord)> = records.iter().filter_map(named).collect();
+    records.retain(|key, value| named((key, value)).is_none());
+    let was_renamed = |root: &Root| before.get(&root.volume.to_string()).is_some_and(|(name, _)| *name != root.name);
+    roots.sort_by_key(|root| !was_renamed(root));
+    let mut names = BTreeMap::new();
+    for mut root in roots {
+        let id = root.volume.to_string();
+        if records.contains_key(&name_key(&root.name)) {
+            root.name = format!("recovered-{id}");
+            records.insert(root_key(root.volume), root.encode());
+        }
+        let record = before.remove(&id).map(|(_, record)| record).unwrap_or_else(|| NameRecord {
+            volume: id,
+            host: String::new(),
+            origin: Some(String::new()),
+            protected: false,
+            other: Other::new(),
+        });
+        records.insert(name_key(&root.name), encode(&record));
+        names.insert(root.volume, root.name);
+    }
+    names
+}
+
+/// What is in the trash by the copy may have been had back since: it stays there for a whole day more.
+fn renew_trash(records: &mut Records) {
+    for (_, value) in records.iter_mut().filter(|(key, _)| key.starts_with(TRASH_PREFIX)) {
+        if let Ok(record) = decode::<TrashRecord>(value) {
+            *value = encode(&TrashRecord { minutes: 0, ..record });
+        }
+    }
 }
 
 /// The volume is kept beside: without a root, a name, or a host that serves it.
@@ -428,6 +476,7 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
             accepted: true,
         });
     }
+    tell_names(&settle_names(&mut records), &mut volumes);
     if wanted.yes {
         fill(&meta, &records, true)?;
         meta::complete(&meta, config)?;
@@ -443,4 +492,87 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
         store: config.meta.to_string(),
         done: wanted.yes,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::GridId;
+    use holdfast_format::geometry::Layout;
+
+    fn root(volume: u128, name: &str) -> Root {
+        Root::new(GridId(1), VolumeId(volume), name, 1 << 30, Layout::DEFAULT)
+    }
+
+    fn named(volume: u128, protected: bool) -> Vec<u8> {
+        let (volume, host, origin) = (VolumeId(volume).to_string(), String::new(), Some(String::new()));
+        encode(&NameRecord { volume, host, origin, protected, other: Other::new() })
+    }
+
+    /// Under which names which volumes can be found.
+    fn names(records: &Records) -> Vec<(&str, VolumeId, bool)> {
+        let name = |(key, value): (&'_ String, &Vec<u8>)| -> Option<(VolumeId, bool)> {
+            key.strip_prefix(NAME_PREFIX)?;
+            let record: NameRecord = decode(value).unwrap();
+            Some((record.volume.parse().unwrap(), record.protected))
+        };
+        records
+            .iter()
+            .filter_map(|(key, value)| name((key, value)).map(|(id, is)| (&key[NAME_PREFIX.len()..], id, is)))
+            .collect()
+    }
+
+    #[test]
+    fn whoever_asks_for_a_name_gets_the_volume_that_is_called_so() {
+        // By the copy 1 was a, 2 was b, 3 was c; since then a became web1, and b a. A clone is called x.
+        let mut records = Records::from([
+            (name_key("a"), named(1, true)),
+            (name_key("b"), named(2, false)),
+            (name_key("c"), named(3, false)),
+            (name_key("x"), named(77, false)),
+        ]);
+        for root in [root(1, "web1"), root(2, "a"), root(3, "c"), root(4, "new"), root(5, "x")] {
+            put_volume(&mut records, &root);
+        }
+        let told = settle_names(&mut records);
+        let id = |volume| VolumeId(volume);
+        let other = format!("recovered-{}", id(5));
+        let expected = [
+            ("a", id(2), false),
+            ("c", id(3), false),
+            ("new", id(4), false),
+            (other.as_str(), id(5), false),
+            ("web1", id(1), true),
+            ("x", id(77), false),
+        ];
+        assert_eq!(names(&records), expected);
+        for (volume, root) in roots_of(&records) {
+            assert_eq!(told[&volume], root.name, "the root says the same");
+        }
+        let before = records.clone();
+        settle_names(&mut records);
+        assert_eq!(records, before, "it is settled");
+    }
+
+    #[test]
+    fn of_two_with_one_name_the_one_that_was_renamed_has_it() {
+        let mut records = Records::from([(name_key("a"), named(1, false)), (name_key("b"), named(2, false))]);
+        put_volume(&mut records, &root(1, "a"));
+        put_volume(&mut records, &root(2, "a"));
+        settle_names(&mut records);
+        let other = format!("recovered-{}", VolumeId(1));
+        assert_eq!(names(&records), [("a", VolumeId(2), false), (other.as_str(), VolumeId(1), false)]);
+    }
+
+    #[test]
+    fn what_is_in_the_trash_has_its_day_again_and_no_name() {
+        let record = TrashRecord { name: "a".to_string(), taken_bytes: 7, minutes: 1439, other: Other::new() };
+        let mut records = Records::from([(trash_key(VolumeId(1)), encode(&record))]);
+        put_volume(&mut records, &root(1, "a"));
+        renew_trash(&mut records);
+        settle_names(&mut records);
+        let kept: TrashRecord = decode(&records[&trash_key(VolumeId(1))]).unwrap();
+        assert_eq!((kept.minutes, kept.taken_bytes), (0, 7));
+        assert_eq!(names(&records), []);
+    }
 }
