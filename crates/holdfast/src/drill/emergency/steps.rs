@@ -1,0 +1,80 @@
+//! Commands that mend: the program itself is given them, as an operator would, and each is shown.
+
+use super::Site;
+use crate::drill::stats::rounded;
+use crate::drill::tools::{Running, sleep};
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use std::fs::{self, File};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Pace of looking whether a command has ended.
+const LOOK_PACE: Duration = Duration::from_millis(10);
+
+/// A command that was given.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Step {
+    pub command: String,
+    pub seconds: f64,
+}
+
+pub struct Steps<'a> {
+    site: &'a Site,
+    pub done: Vec<Step>,
+}
+
+impl<'a> Steps<'a> {
+    pub fn new(site: &'a Site) -> Steps<'a> {
+        Steps { site, done: Vec::new() }
+    }
+
+    /// Gives a command of this program, without its `--dir`; returns what it says.
+    pub fn give(&mut self, line: &str) -> Result<String> {
+        let begun = Instant::now();
+        eprintln!("$ holdfast {line}");
+        let said = give(self.site, line, Haste::Heeds)?;
+        said.lines().for_each(|line| eprintln!("  {line}"));
+        let seconds = rounded(begun.elapsed().as_secs_f64());
+        self.done.push(Step { command: format!("holdfast {line}"), seconds });
+        Ok(said)
+    }
+}
+
+/// Whether an interrupt ends a command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Haste {
+    Heeds,
+    /// It undoes what an interrupted drill has done.
+    Undoes,
+}
+
+/// The same, unseen.
+pub fn give(site: &Site, line: &str, haste: Haste) -> Result<String> {
+    let program = std::env::current_exe().context("cannot tell where this program is")?;
+    let [said, complaints] = ["step.out", "step.err"].map(|name| site.work.path().join(name));
+    let create =
+        |path| File::create(path).context("cannot write into the grid's directory; check space and permissions");
+    let mut command = Command::new(program);
+    command.args(line.split(' ')).arg("--dir").arg(site.dir.root());
+    command.stdin(Stdio::null()).stdout(create(&said)?).stderr(create(&complaints)?);
+    let mut running = Running::start(&mut command)?;
+    let end = Instant::now() + site.mend_max;
+    let status = loop {
+        if let Some(status) = running.is_over()? {
+            break status;
+        }
+        if Instant::now() >= end {
+            bail!("`holdfast {line}` did not end within {} s", site.mend_max.as_secs());
+        }
+        match haste {
+            Haste::Heeds => sleep(LOOK_PACE)?,
+            Haste::Undoes => std::thread::sleep(LOOK_PACE),
+        }
+    };
+    if !status.success() {
+        let complaints = fs::read_to_string(&complaints).unwrap_or_default();
+        bail!("`holdfast {line}` failed: {}", complaints.trim().trim_start_matches("holdfast: "));
+    }
+    Ok(fs::read_to_string(&said).unwrap_or_default())
+}
