@@ -45,6 +45,7 @@ pub struct DrillArgs {
 }
 
 #[derive(Subcommand, Debug)]
+#[allow(clippy::enum_variant_names, reason = "all of them are losses, and commands are called so")]
 enum Drill {
     /// Lose a node at half time of a load, bring it back, and verify every block.
     #[command(after_help = "\
@@ -78,7 +79,7 @@ Ends with an error if a client got one, a block did not hold what was acknowledg
 Example:
   holdfast drill metadata-loss --yes
 
-meta.redb is put aside, or all records of the grid are deleted from etcd. Then the runbook's commands are run:
+meta.redb is put aside, or the records of the grid are deleted from etcd. Then the runbook's commands are run:
 `holdfast grid down --host`, `holdfast meta recover`, `holdfast grid up`. Of other machines you are asked to do the
 first and the last. What puts the grid right should the drill be killed is told before the harm is done.
 Ends with an error if a client got one, a block did not hold what was acknowledged last, or not all was well again.")]

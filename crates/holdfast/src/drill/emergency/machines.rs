@@ -2,10 +2,9 @@
 //!
 //! The drill runs on a machine that stays, since whoever is lost measures nothing.
 
-use super::{Calamity, Site, Step, Steps};
+use super::{Calamity, Site, Steps};
 use crate::client;
 use crate::drill::rejoin::unix_ms;
-use crate::drill::stats::rounded;
 use crate::drill::tools::sleep;
 use crate::findings::{Concern, Finding};
 use crate::protocol::Request;
@@ -133,8 +132,7 @@ impl Calamity for MachineLoss {
         let begun = Instant::now();
         eprintln!("NOW bring machine {0} back; on {0}: `holdfast grid up`. The drill waits", self.name);
         self.await_nodes(site, self.nodes.len(), site.mend_max)?;
-        let seconds = rounded(begun.elapsed().as_secs_f64());
-        steps.done.push(Step { command: format!("{}# holdfast grid up", self.name), seconds });
+        steps.note(&self.name, "grid up", begun);
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! All that the metadata store holds is lost under load, and comes back from the nodes.
 //!
 //! Embedded metadata are put aside: the host goes on with a file that nobody finds any more, as after `rm`. In etcd all records of
-//! this grid are deleted, and nothing else. Before, the records are exported.
+//! this grid are deleted but those by which hosts say that they are there, and nothing else: a recovery is to find hosts that are
+//! still at work. Before, the records are exported.
 //!
 //! Faults: until a recovery is complete, what was put aside is the newest state that there is, and undoing puts it back, over
 //! whatever a recovery that was cut short has left. Once it is complete nobody goes back.
@@ -14,6 +15,7 @@ use crate::findings::{Concern, Finding};
 use crate::grid::layout::{GridConfig, MetaConfig};
 use crate::grid::{metadata, recovery};
 use crate::host::meta;
+use crate::protocol::MachineInfo;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use holdfast_format::meta::{EXPORT_SUFFIX, VOLUME_PREFIX};
@@ -81,12 +83,13 @@ impl MetadataLoss {
         )
     }
 
-    /// All records of the grid are deleted.
+    /// All records of the grid are deleted that do not end with a host.
     fn empty(&self, site: &Site) -> Result<()> {
         let config = self.config.as_ref().context("the drill has not looked at the grid yet")?;
         let store = meta::connect(&site.dir, config)?;
         for _ in 0..ROUNDS_MAX {
-            let records = store.list("")?.records;
+            let mut records = store.list("")?.records;
+            records.retain(|record| record.lease.is_none());
             if records.is_empty() {
                 return Ok(());
             }
@@ -101,22 +104,42 @@ impl MetadataLoss {
         }
     }
 
-    /// The recovery, once no host is at work any more.
-    fn recover(&self, site: &Site, steps: &mut Steps) -> Result<()> {
-        let end = Instant::now() + site.mend_max;
+    /// Other machines' hosts are to be stopped, too: nothing is recovered while one is at work.
+    fn await_no_hosts(&self, site: &Site, steps: &mut Steps) -> Result<()> {
+        let begun = Instant::now();
+        let is_at_work = |error: &anyhow::Error| format!("{error:#}").contains("hosts are at work");
         let mut is_told = false;
-        loop {
-            match steps.give("meta recover --yes") {
-                Err(error) if format!("{error:#}").contains("hosts are at work") && Instant::now() < end => {
-                    if !is_told {
-                        eprintln!("{error:#}; on each of these machines: `holdfast grid down --host`. The drill waits");
-                        is_told = true;
-                    }
-                    sleep(LOOK_PACE)?;
-                }
-                done => return done.map(drop),
+        while let Some(error) = give(site, "meta recover", Haste::Heeds).err().filter(is_at_work) {
+            if begun.elapsed() >= site.mend_max {
+                return Err(error);
             }
+            // The one that was just stopped may still be on its way out.
+            if !is_told && !self.others.is_empty() {
+                eprintln!("NOW, on {}: `holdfast grid down --host`. The drill waits", self.others.join(", "));
+                is_told = true;
+            }
+            sleep(LOOK_PACE)?;
         }
+        self.others.iter().for_each(|name| steps.note(name, "grid down --host", begun));
+        Ok(())
+    }
+
+    /// Other machines' hosts are to be started, too.
+    fn await_others(&self, site: &Site, steps: &mut Steps) -> Result<()> {
+        if self.others.is_empty() {
+            return Ok(());
+        }
+        eprintln!("NOW, on {}: `holdfast grid up`. The drill waits", self.others.join(", "));
+        let begun = Instant::now();
+        let is_up = |name: &String, machines: &[MachineInfo]| machines.iter().any(|m| m.up && m.name == *name);
+        while !client::machines(&site.dir).is_ok_and(|all| self.others.iter().all(|name| is_up(name, &all))) {
+            if begun.elapsed() >= site.mend_max {
+                bail!("not all of the hosts on {} are up after {} s", self.others.join(", "), site.mend_max.as_secs());
+            }
+            sleep(LOOK_PACE)?;
+        }
+        self.others.iter().for_each(|name| steps.note(name, "grid up", begun));
+        Ok(())
     }
 }
 
@@ -186,7 +209,7 @@ impl Calamity for MetadataLoss {
             return Ok(format!("{} is gone (it is {})", file.display(), self.aside.display()));
         }
         self.empty(site)?;
-        Ok("all records of the grid were deleted from etcd".to_string())
+        Ok("the records of the grid were deleted from etcd".to_string())
     }
 
     /// A host does not miss a file that it has open.
@@ -200,15 +223,13 @@ impl Calamity for MetadataLoss {
 
     fn mend(&mut self, site: &Site, steps: &mut Steps) -> Result<()> {
         steps.give("grid down --host --force")?;
+        self.await_no_hosts(site, steps)?;
         steps.give("meta recover")?;
         check_recoverable(site)?;
-        self.recover(site, steps)?;
+        steps.give("meta recover --yes")?;
         self.stage = Stage::Recovered;
         steps.give("grid up")?;
-        if !self.others.is_empty() {
-            eprintln!("on {}: `holdfast grid up`. The drill waits", self.others.join(", "));
-        }
-        Ok(())
+        self.await_others(site, steps)
     }
 
     fn undo(&mut self, site: &Site) -> Result<()> {

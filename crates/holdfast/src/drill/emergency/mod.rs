@@ -345,7 +345,7 @@ fn rehearse(calamity: &mut dyn Calamity, site: &Site, args: &EmergencyArgs) -> R
     sleep_until(rest)?;
     let mending = Instant::now();
     let mut steps = Steps::new(site);
-    harm.calamity.mend(site, &mut steps).with_context(|| format!("it could not be put right ({what})"))?;
+    harm.calamity.mend(site, &mut steps).with_context(|| format!("broken off while it was put right ({what})"))?;
     let whole_s = wait_until_whole(&before, site, mending)?;
     eprintln!("reading back all that was acknowledged");
     let (testimony, completions) = clients.finish();

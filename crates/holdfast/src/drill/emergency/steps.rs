@@ -39,6 +39,12 @@ impl<'a> Steps<'a> {
         self.done.push(Step { command: format!("holdfast {line}"), seconds });
         Ok(said)
     }
+
+    /// A command that somebody has given on another machine.
+    pub fn note(&mut self, machine: &str, line: &str, begun: Instant) {
+        let seconds = rounded(begun.elapsed().as_secs_f64());
+        self.done.push(Step { command: format!("{machine}# holdfast {line}"), seconds });
+    }
 }
 
 /// Whether an interrupt ends a command.
