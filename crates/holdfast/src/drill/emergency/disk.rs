@@ -162,11 +162,11 @@ impl Calamity for DiskLoss {
     fn mend(&mut self, _: &Site, steps: &mut Steps) -> Result<()> {
         self.is_being_replaced = true;
         let name = &self.disk()?.name;
-        let line = match &self.new {
-            Some(path) => format!("device replace {name} {}", path.display()),
-            None => format!("device replace {name}"),
-        };
-        steps.give(&line).map(drop)
+        let mut words = vec!["device", "replace", name];
+        let new =
+            self.new.as_ref().map(|path| path.to_str().context("the name of the new device is no text")).transpose()?;
+        words.extend(new);
+        steps.give(&words).map(drop)
     }
 
     fn undo(&mut self, site: &Site) -> Result<()> {

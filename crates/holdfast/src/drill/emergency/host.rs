@@ -60,11 +60,11 @@ impl Calamity for HostLoss {
     }
 
     fn mend(&mut self, _: &Site, steps: &mut Steps) -> Result<()> {
-        steps.give("grid up").map(drop)
+        steps.give(&["grid", "up"]).map(drop)
     }
 
     fn undo(&mut self, site: &Site) -> Result<()> {
-        give(site, "grid up", Haste::Undoes).map(drop).context("run `holdfast grid up`")
+        give(site, &["grid", "up"], Haste::Undoes).map(drop).context("run `holdfast grid up`")
     }
 
     fn clear_up(&mut self) -> Result<()> {

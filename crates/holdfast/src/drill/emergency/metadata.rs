@@ -109,7 +109,7 @@ impl MetadataLoss {
         let begun = Instant::now();
         let is_at_work = |error: &anyhow::Error| format!("{error:#}").contains("hosts are at work");
         let mut is_told = false;
-        while let Some(error) = give(site, "meta recover", Haste::Heeds).err().filter(is_at_work) {
+        while let Some(error) = give(site, &["meta", "recover"], Haste::Heeds).err().filter(is_at_work) {
             if begun.elapsed() >= site.mend_max {
                 return Err(error);
             }
@@ -145,7 +145,7 @@ impl MetadataLoss {
 
 /// Refuses where a recovery would not have everything back.
 fn check_recoverable(site: &Site) -> Result<()> {
-    let shown = give(site, "meta recover --json", Haste::Heeds)?;
+    let shown = give(site, &["meta", "recover", "--json"], Haste::Heeds)?;
     let shown: Value = serde_json::from_str(&shown).context("`meta recover --json` gives no JSON")?;
     let volumes = shown["volumes"].as_array().context("`meta recover` tells of no volumes")?;
     match volumes.iter().find(|volume| !volume["doubt"].is_null()) {
@@ -222,27 +222,27 @@ impl Calamity for MetadataLoss {
     }
 
     fn mend(&mut self, site: &Site, steps: &mut Steps) -> Result<()> {
-        steps.give("grid down --host --force")?;
+        steps.give(&["grid", "down", "--host", "--force"])?;
         self.await_no_hosts(site, steps)?;
-        steps.give("meta recover")?;
+        steps.give(&["meta", "recover"])?;
         check_recoverable(site)?;
-        steps.give("meta recover --yes")?;
+        steps.give(&["meta", "recover", "--yes"])?;
         self.stage = Stage::Recovered;
-        steps.give("grid up")?;
+        steps.give(&["grid", "up"])?;
         self.await_others(site, steps)
     }
 
     fn undo(&mut self, site: &Site) -> Result<()> {
-        let give = |line: &str| give(site, line, Haste::Undoes);
+        let give = |words: &[&str]| give(site, words, Haste::Undoes);
         let redo = || -> Result<()> {
             if self.stage == Stage::Lost && self.is_embedded() && self.aside.exists() {
                 // What a recovery has begun is nothing that a host has gone on with.
                 fs::rename(&self.aside, site.dir.meta_path()).context("cannot put the metadata back")?;
             } else if self.stage == Stage::Lost && !self.is_embedded() {
-                give("grid down --host --force")?;
-                give("meta recover --yes")?;
+                give(&["grid", "down", "--host", "--force"])?;
+                give(&["meta", "recover", "--yes"])?;
             }
-            give("grid up").map(drop)
+            give(&["grid", "up"]).map(drop)
         };
         redo().with_context(|| self.way_back(site))?;
         self.clear_up()

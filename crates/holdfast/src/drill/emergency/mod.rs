@@ -361,11 +361,10 @@ fn rehearse(calamity: &mut dyn Calamity, site: &Site, args: &EmergencyArgs) -> R
     let volumes_changed = changed(&before, &site.dir)?;
     let mut troubles = testimony.examples.clone();
     if whole_s.is_none() {
-        troubles.push(format!(
-            "not all is well {} s after mending began: {}",
-            args.mend_seconds,
-            amiss(&site.dir)?.join("; ")
-        ));
+        let amiss = amiss(&site.dir)?.join("; ");
+        troubles.push(format!("not all is well {} s after mending began: {amiss}", args.mend_seconds));
+        troubles
+            .push(format!("what the drill took is kept beside where it was, in names that end in .{}", site.volume));
     }
     Ok(EmergencyReport {
         drill: name.to_string(),
@@ -427,5 +426,60 @@ fn wait_until_whole(before: &BTreeMap<String, Known>, site: &Site, mending: Inst
             return Ok(None);
         }
         sleep(LOOK_PACE)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::findings::Severity;
+
+    fn report() -> EmergencyReport {
+        EmergencyReport {
+            drill: "host-loss".to_string(),
+            harm: "the host was killed".to_string(),
+            layout: "mirror:2".to_string(),
+            seconds: 4,
+            clients: 1,
+            errors: 0,
+            mismatches: 0,
+            blocks_verified: 2048,
+            volumes: 3,
+            volumes_changed: Vec::new(),
+            told: Some("CRITICAL".to_string()),
+            steps: vec![Step { command: "holdfast grid up".to_string(), seconds: 0.2 }],
+            whole_s: Some(1.0),
+            troubles: Vec::new(),
+            figures: Timeline::new(1000, 0).figures(),
+            testimony: Testimony::default(),
+            machine: Machine::default(),
+        }
+    }
+
+    #[test]
+    fn whatever_is_not_as_promised_fails_the_drill() {
+        assert!(report().has_passed());
+        let page = page::page(&report());
+        assert!(page.contains("passed") && page.contains("  holdfast grid up   # 0.2 s"), "{page}");
+        let changes: [fn(&mut EmergencyReport); 4] = [
+            |report| report.errors = 1,
+            |report| report.mismatches = 1,
+            |report| report.volumes_changed.push("v1".to_string()),
+            |report| report.whole_s = None,
+        ];
+        for change in changes {
+            let mut changed = report();
+            change(&mut changed);
+            assert!(!changed.has_passed() && page::page(&changed).contains("FAILED"), "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn a_grid_that_lacks_room_may_be_drilled_and_one_that_lacks_redundancy_may_not() {
+        let finding = |concern| Finding { severity: Severity::Warning, concern, what: "it".to_string(), next: None };
+        let amiss = [Concern::Service, Concern::DataAtRisk, Concern::Redundancy, Concern::Metadata];
+        assert!(amiss.into_iter().all(|concern| is_amiss(&finding(concern))));
+        let others = [Concern::Capacity, Concern::Certificates, Concern::Time];
+        assert!(!others.into_iter().any(|concern| is_amiss(&finding(concern))));
     }
 }

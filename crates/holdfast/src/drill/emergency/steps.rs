@@ -30,10 +30,10 @@ impl<'a> Steps<'a> {
     }
 
     /// Gives a command of this program, without its `--dir`; returns what it says.
-    pub fn give(&mut self, line: &str) -> Result<String> {
-        let begun = Instant::now();
+    pub fn give(&mut self, words: &[&str]) -> Result<String> {
+        let (begun, line) = (Instant::now(), shown(words));
         eprintln!("$ holdfast {line}");
-        let said = give(self.site, line, Haste::Heeds)?;
+        let said = give(self.site, words, Haste::Heeds)?;
         said.lines().for_each(|line| eprintln!("  {line}"));
         let seconds = rounded(begun.elapsed().as_secs_f64());
         self.done.push(Step { command: format!("holdfast {line}"), seconds });
@@ -47,6 +47,12 @@ impl<'a> Steps<'a> {
     }
 }
 
+/// A command line as it is typed.
+fn shown(words: &[&str]) -> String {
+    let quoted = |word: &&str| if word.contains(' ') { format!("'{word}'") } else { word.to_string() };
+    words.iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
 /// Whether an interrupt ends a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Haste {
@@ -56,13 +62,14 @@ pub enum Haste {
 }
 
 /// The same, unseen.
-pub fn give(site: &Site, line: &str, haste: Haste) -> Result<String> {
+pub fn give(site: &Site, words: &[&str], haste: Haste) -> Result<String> {
+    let line = shown(words);
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     let [said, complaints] = ["step.out", "step.err"].map(|name| site.work.path().join(name));
     let create =
         |path| File::create(path).context("cannot write into the grid's directory; check space and permissions");
     let mut command = Command::new(program);
-    command.args(line.split(' ')).arg("--dir").arg(site.dir.root());
+    command.args(words).arg("--dir").arg(site.dir.root());
     command.stdin(Stdio::null()).stdout(create(&said)?).stderr(create(&complaints)?);
     let mut running = Running::start(&mut command)?;
     let end = Instant::now() + site.mend_max;
