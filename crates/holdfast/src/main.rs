@@ -90,7 +90,7 @@ enum Command {
     Task(cli::task::TaskArgs),
     /// Add, drain and remove nodes of a local grid, make them fail and come back; or run a storage node
     Node(cli::node::NodeArgs),
-    /// Lose a node under load, bring it back, and verify everything
+    /// Lose a node, a disk, the host, the metadata or a machine under load, put it right, and verify everything
     Drill(drill::DrillArgs),
     /// Settings of this machine: what they mean, whether they are right, what is set
     Config(cli::config::ConfigArgs),

@@ -11,7 +11,7 @@ use super::machine::{Machine, Watch};
 use super::rejoin::{Loss, Rejoin, Volumes, unix_ms};
 use super::stats::{Figures, Sample, Timeline, Window, rounded};
 use super::tools::{WorkDir, sleep, sleep_until};
-use super::witness::{REGION_BYTES, Testimony, Witness};
+use super::witness::{Manner, REGION_BYTES, Testimony, Witness};
 use crate::nbd_client::Client;
 use crate::nbd_uri::of_socket;
 use anyhow::{Context, Result, bail};
@@ -135,9 +135,9 @@ pub fn run(grid: &dyn Grid, args: &NodeLossArgs, pattern: Pattern, work: &WorkDi
     };
 
     drill.fill()?;
-    let size_bytes = load_bytes + REGION_BYTES;
     let before = grid.holdings()?;
-    let witness = Witness::start(grid.socket_of(&drill.volume), drill.volume.clone(), size_bytes, unix_ms())?;
+    let (socket, name) = (grid.socket_of(&drill.volume), drill.volume.clone());
+    let witness = Witness::start(socket, name, load_bytes, unix_ms(), Manner::BESIDE)?;
     sleep(SETTLE_TIME)?;
     // Once more: the host needs a second to see that a node hangs.
     grid.wait_until_up()?;

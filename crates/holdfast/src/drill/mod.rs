@@ -1,4 +1,4 @@
-//! `holdfast drill`: takes a node out of a running grid under a real load, and proves what the grid promises.
+//! `holdfast drill`: takes something out of a running grid under a real load, and proves what the grid promises.
 //!
 //! `node-loss` measures three things. **Availability**: errors, the longest time without a completion, maxima (nothing left
 //! out), means before and after the loss. **Integrity**: every block that fio wrote carries its address and version, and
@@ -7,8 +7,11 @@
 //! redundant again ([`rejoin`]). The load is fio over NBD, whose command line is printed, so that anyone can repeat it; or
 //! films ([`film`]).
 //!
-//! A drill makes volumes of its own, deletes them, and brings the node back even if it fails or is interrupted.
+//! `disk-loss`, `host-loss`, `metadata-loss` and `machine-loss` rehearse what is in the runbook ([`emergency`]).
+//!
+//! A drill makes volumes of its own, deletes them, and brings back what it took even if it fails or is interrupted.
 
+mod emergency;
 mod film;
 mod fio;
 mod grid;
@@ -25,6 +28,11 @@ use crate::grid::layout::GridDir;
 use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use emergency::Calamity;
+use emergency::disk::{DiskLoss, DiskLossArgs};
+use emergency::host::{HostLoss, HostLossArgs};
+use emergency::machines::{MachineLoss, MachineLossArgs};
+use emergency::metadata::{MetadataLoss, MetadataLossArgs};
 use fio::Pattern;
 use grid::{Fault, Grid, LocalGrid};
 use std::fmt;
@@ -37,6 +45,7 @@ pub struct DrillArgs {
 }
 
 #[derive(Subcommand, Debug)]
+#[allow(clippy::enum_variant_names, reason = "all of them are losses, and commands are called so")]
 enum Drill {
     /// Lose a node at half time of a load, bring it back, and verify every block.
     #[command(after_help = "\
@@ -48,6 +57,41 @@ Examples:
 Ends with an error if a request failed, a block did not hold what was acknowledged last, a frame
 was lost, or full redundancy did not return. Latencies depend on what else the machine does.")]
     NodeLoss(NodeLossArgs),
+    /// Lose a disk under load, replace it, and verify everything.
+    #[command(after_help = "\
+Examples:
+  holdfast drill disk-loss
+  holdfast drill disk-loss --device 2/0 --new /dev/disk/by-id/nvme-…
+
+The disk's file is put aside, and its node killed and started without it. Then `holdfast device replace` is run.
+Ends with an error if a client got one, a block did not hold what was acknowledged last, or not all was well again.")]
+    DiskLoss(DiskLossArgs),
+    /// Kill the host under load, start it again, and verify everything.
+    #[command(after_help = "\
+Example:
+  holdfast drill host-loss --seconds 10
+
+Clients of the drill's volume keep trying, as guests do that are set up for it; how long they waited is told.
+Ends with an error if a client got one, a block did not hold what was acknowledged last, or not all was well again.")]
+    HostLoss(HostLossArgs),
+    /// Lose all metadata under load, have them back from the nodes, and verify everything.
+    #[command(after_help = "\
+Example:
+  holdfast drill metadata-loss --yes
+
+meta.redb is put aside, or the records of the grid are deleted from etcd. Then the runbook's commands are run:
+`holdfast grid down --host`, `holdfast meta recover`, `holdfast grid up`. Of other machines you are asked to do the
+first and the last. What puts the grid right should the drill be killed is told before the harm is done.
+Ends with an error if a client got one, a block did not hold what was acknowledged last, or not all was well again.")]
+    MetadataLoss(MetadataLossArgs),
+    /// Lose another machine under load, by your own hand, bring it back, and verify everything.
+    #[command(after_help = "\
+Example:
+  holdfast drill machine-loss --machine b --yes
+
+Says when machine b is to be taken away, and when it is to come back; give it on a machine that stays.
+Ends with an error if a client got one, a block did not hold what was acknowledged last, or not all was well again.")]
+    MachineLoss(MachineLossArgs),
 }
 
 /// What runs while the node is lost.
@@ -114,7 +158,17 @@ impl NodeLossArgs {
 
 /// Runs a drill against the grid in `dir`. An error says that it could not be run or did not pass.
 pub fn run(args: DrillArgs, dir: &GridDir, json: bool) -> Result<()> {
-    let Drill::NodeLoss(args) = args.drill;
+    let emergency = |calamity: &mut dyn Calamity, common| emergency::run(calamity, dir, common, json);
+    match args.drill {
+        Drill::NodeLoss(args) => node_loss(&args, dir, json),
+        Drill::DiskLoss(args) => emergency(&mut DiskLoss::new(&args)?, &args.common),
+        Drill::HostLoss(args) => emergency(&mut HostLoss { with_clients: args.with_clients }, &args.common),
+        Drill::MetadataLoss(args) => emergency(&mut MetadataLoss::new(args.with_clients), &args.common),
+        Drill::MachineLoss(args) => emergency(&mut MachineLoss::new(&args), &args.common),
+    }
+}
+
+fn node_loss(args: &NodeLossArgs, dir: &GridDir, json: bool) -> Result<()> {
     tools::require(args.tools())?;
     let grid = LocalGrid::new(dir.clone());
     grid.wait_until_up()?;
@@ -123,7 +177,7 @@ pub fn run(args: DrillArgs, dir: &GridDir, json: bool) -> Result<()> {
         let ids: Vec<String> = nodes.iter().map(ToString::to_string).collect();
         bail!("this grid has no node {node}; its nodes are {}", ids.join(", "));
     }
-    lose_node(&grid, &args, json)
+    lose_node(&grid, args, json)
 }
 
 fn lose_node(grid: &dyn Grid, args: &NodeLossArgs, json: bool) -> Result<()> {

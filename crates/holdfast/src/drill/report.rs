@@ -4,7 +4,7 @@ use super::film::{BUFFER_FRAMES, FilmReport};
 use super::load::LoadReport;
 use super::machine::Machine;
 use super::rejoin::Rejoin;
-use super::stats::Sample;
+use super::stats::{Sample, Stretch};
 use crate::cli::format::{self, table};
 use anyhow::Result;
 use comfy_table::Table;
@@ -17,7 +17,7 @@ pub fn print<T: Serialize>(json: bool, report: &T, page: impl FnOnce() -> String
     if json { format::print_json(report) } else { format::print(page()) }
 }
 
-fn seconds(value: Option<f64>) -> String {
+pub fn seconds(value: Option<f64>) -> String {
     value.map_or_else(|| "never".to_string(), |s| format!("{s:.1} s"))
 }
 
@@ -25,12 +25,12 @@ fn percent(ratio: f64) -> String {
     format!("{:.1} %", ratio * 100.0)
 }
 
-fn verdict(passed: bool) -> &'static str {
+pub fn verdict(passed: bool) -> &'static str {
     if passed { "passed" } else { "FAILED" }
 }
 
 /// Two columns: what, and how much.
-fn list(rows: &[(&str, String)]) -> String {
+pub fn list(rows: &[(&str, String)]) -> String {
     let lines: Vec<String> = rows.iter().map(|(name, value)| format!("{name:<32}{value}")).collect();
     lines.join("\n")
 }
@@ -40,7 +40,7 @@ fn lines(table: &Table) -> String {
     lines.join("\n")
 }
 
-fn troubles(words: &[String]) -> String {
+pub fn troubles(words: &[String]) -> String {
     words.iter().fold(String::new(), |text, word| format!("{text}! {word}\n"))
 }
 
@@ -66,9 +66,10 @@ pub fn load_page(report: &LoadReport) -> String {
     )
 }
 
-fn phases(report: &LoadReport) -> String {
+/// What requests took in each stretch of a load.
+fn stretch_table(stretches: &[(&str, &Stretch)]) -> Table {
     let mut table = table(&["", "IOPS", "mean ms", "p99 ms", "max ms"], &[1, 2, 3, 4]);
-    for (name, stretch) in [("healthy", &report.figures.healthy), ("node out", &report.figures.degraded)] {
+    for (name, stretch) in stretches {
         table.add_row([
             name.to_string(),
             format!("{:.0}", stretch.iops),
@@ -77,6 +78,15 @@ fn phases(report: &LoadReport) -> String {
             format!("{:.1}", stretch.max_ms),
         ]);
     }
+    table
+}
+
+pub fn stretches(stretches: &[(&str, &Stretch)]) -> String {
+    lines(&stretch_table(stretches))
+}
+
+fn phases(report: &LoadReport) -> String {
+    let mut table = stretch_table(&[("healthy", &report.figures.healthy), ("node out", &report.figures.degraded)]);
     let rejoin = &report.rejoin;
     let max_ms = rejoin.read_max_ms.max(rejoin.write_max_ms);
     table.add_row(["node returning", &format!("{:.0}", rejoin.iops), "", "", &format!("{max_ms:.1}")]);
@@ -111,7 +121,7 @@ fn rejoin_facts(rejoin: &Rejoin) -> [(&'static str, String); 2] {
 }
 
 /// Pauses that are not the grid's.
-fn machine_fact(machine: Machine) -> (&'static str, String) {
+pub fn machine_fact(machine: Machine) -> (&'static str, String) {
     let Machine { pause_max_ms, durable_write_max_ms } = machine;
     let text =
         format!("woke a thread {pause_max_ms:.0} ms late, wrote 4 KiB in {durable_write_max_ms:.0} ms, at worst");
@@ -119,7 +129,7 @@ fn machine_fact(machine: Machine) -> (&'static str, String) {
 }
 
 /// IOPS over time as one line of blocks.
-fn chart(samples: &[Sample]) -> String {
+pub fn chart(samples: &[Sample]) -> String {
     const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let per_column = samples.len().div_ceil(CHART_WIDTH).max(1);
     let columns: Vec<u64> = samples

@@ -4,21 +4,26 @@
 //! a connection of its own, to the volume's last [`REGION_BYTES`], it overwrites random blocks with (address, version,
 //! checksum, filling) and reads random blocks back, which must hold exactly the last version that was acknowledged.
 //!
-//! Limits: [`RATE`] requests a second, so that it takes nothing worth mentioning from the load.
-//! Faults: a request that failed is an error; what a failed write left is then unknown, and either version is accepted.
+//! Several of them, each with a region of its own, are a load themselves ([`Manner`]): one that outlives its connection.
+//!
+//! Limits: [`RATE`] requests a second, so that it takes nothing worth mentioning from a load beside.
+//! Faults: a request that failed is an error; what a failed write left is then unknown, and either version is accepted. One
+//! whose connection broke is sent again over another, as long as the witness is patient: so do guests' drivers.
 
-use super::stats::ns_to_ms;
+use super::rejoin::unix_ms;
+use super::stats::{Completion, ns_to_ms};
 use crate::nbd_client::Client;
 use anyhow::{Context, Result};
 use holdfast_base::{Prng, crc32c};
 use serde::Serialize;
+use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The end of the volume, which the load leaves to the witness.
+/// What a witness writes to: beside a load the end of the volume, which that leaves to it.
 pub const REGION_BYTES: u64 = 16 << 20;
 
 const BLOCK_BYTES: usize = 8 << 10;
@@ -29,6 +34,9 @@ const HEADER_BYTES: usize = 28;
 /// How long it waits before it tries a broken connection anew.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
+/// The same of one that is patient.
+const RETRY_PACE: Duration = Duration::from_millis(50);
+
 const EXAMPLES_MAX: usize = 4;
 
 /// What the witness saw.
@@ -38,12 +46,42 @@ pub struct Testimony {
     pub reads: u64,
     pub errors: u64,
     pub mismatches: u64,
+    /// How often a request went on over another connection.
+    pub reconnections: u64,
     pub read_max_ms: f64,
     pub write_max_ms: f64,
     pub examples: Vec<String>,
 }
 
+/// How a witness goes about it.
+#[derive(Clone)]
+pub struct Manner {
+    /// Requests a second.
+    pub rate: u64,
+    /// For how long a request is sent again whose connection broke.
+    pub patience: Duration,
+    /// Where each request is written down that ended well.
+    pub completions: Option<Arc<Mutex<Vec<Completion>>>>,
+}
+
+impl Manner {
+    /// Of one beside a load that breaks with its connection, too.
+    pub const BESIDE: Manner = Manner { rate: RATE, patience: Duration::ZERO, completions: None };
+}
+
 impl Testimony {
+    /// What another one saw, too.
+    pub fn add(&mut self, other: Testimony) {
+        self.writes += other.writes;
+        self.reads += other.reads;
+        self.errors += other.errors;
+        self.mismatches += other.mismatches;
+        self.reconnections += other.reconnections;
+        self.read_max_ms = self.read_max_ms.max(other.read_max_ms);
+        self.write_max_ms = self.write_max_ms.max(other.write_max_ms);
+        other.examples.into_iter().for_each(|text| self.note(text));
+    }
+
     fn note(&mut self, text: String) {
         if self.examples.len() < EXAMPLES_MAX {
             self.examples.push(text);
@@ -118,7 +156,7 @@ impl Notebook {
         }
     }
 
-    fn on_error(&mut self, what: &str, error: &std::io::Error) {
+    fn on_error(&mut self, what: &str, error: &io::Error) {
         self.testimony.errors += 1;
         self.testimony.note(format!("{what}: {error}"));
     }
@@ -165,21 +203,22 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Starts to write to the end of a volume of `size_bytes`, whose last region nobody has written to.
-    pub fn start(socket: PathBuf, volume: String, size_bytes: u64, seed: u64) -> Result<Witness> {
+    /// Starts to write to the region of a volume from `base` on, which nobody has written to.
+    pub fn start(socket: PathBuf, volume: String, base: u64, seed: u64, manner: Manner) -> Result<Witness> {
         let client = Client::connect(&socket, &volume).context("the witness cannot connect to the volume")?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            let mut notebook = Notebook::new(size_bytes - REGION_BYTES, seed);
-            let mut client = Some(client);
+            let period = Duration::from_micros(1_000_000 / manner.rate);
+            let mut session = Session { client: Some(client), socket, volume, manner, is_new: false };
+            let mut notebook = Notebook::new(base, seed);
             let mut due = Instant::now();
             while !stopped.load(Ordering::SeqCst) {
-                due = (due + Duration::from_micros(1_000_000 / RATE)).max(Instant::now());
+                due = (due + period).max(Instant::now());
                 thread::sleep(due.saturating_duration_since(Instant::now()));
-                step(&mut notebook, &mut client, &socket, &volume);
+                step(&mut notebook, &mut session);
             }
-            read_all(&mut notebook, &mut client, &socket, &volume);
+            read_all(&mut notebook, &mut session);
             notebook.testimony
         });
         Ok(Witness { stop, thread: Some(thread) })
@@ -200,61 +239,98 @@ impl Drop for Witness {
     }
 }
 
-/// The connection, made anew if the last request broke it.
-fn connected<'a>(
-    notebook: &mut Notebook,
-    client: &'a mut Option<Client>,
-    socket: &std::path::Path,
-    volume: &str,
-) -> Option<&'a mut Client> {
-    if client.is_none() {
-        match Client::connect(socket, volume) {
-            Ok(new) => *client = Some(new),
-            Err(error) => {
-                notebook.on_error("the witness cannot connect again", &error);
+/// The witness's way to the volume.
+struct Session {
+    client: Option<Client>,
+    socket: PathBuf,
+    volume: String,
+    manner: Manner,
+    /// A connection was made anew, and no request has been counted for that.
+    is_new: bool,
+}
+
+/// The server has answered, and refuses; any other error is the connection's.
+fn is_refusal(error: &io::Error) -> bool {
+    // What the protocol knows besides ESHUTDOWN, with which a server says good-bye.
+    const ERRORS: [i32; 7] = [1, 5, 12, 22, 28, 75, 95];
+    error.raw_os_error().is_some_and(|errno| ERRORS.contains(&errno))
+}
+
+impl Session {
+    /// The connection, made anew if the last request broke it.
+    fn connected(&mut self) -> io::Result<&mut Client> {
+        if self.client.is_none() {
+            self.client = Some(Client::connect(&self.socket, &self.volume)?);
+            self.is_new = true;
+        }
+        Ok(self.client.as_mut().expect("just seen"))
+    }
+
+    fn ask<T>(&mut self, mut request: impl FnMut(&mut Client) -> io::Result<T>) -> io::Result<T> {
+        let end = Instant::now() + self.manner.patience;
+        loop {
+            let error = match self.connected().and_then(&mut request) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            // An error reply leaves the connection whole, but a time-out or a reset doesn't, and a new one costs nothing.
+            self.client = None;
+            if is_refusal(&error) || Instant::now() >= end {
+                return Err(error);
+            }
+            thread::sleep(RETRY_PACE);
+        }
+    }
+}
+
+fn step(notebook: &mut Notebook, session: &mut Session) {
+    let begun = Instant::now();
+    let (is_write, result) = match notebook.next() {
+        Step::Write { index, version } => {
+            let offset = notebook.offset(index);
+            let block = encode(offset, version);
+            let result = session.ask(|client| client.write(offset, &block));
+            (true, result.map(|()| notebook.on_written(index, version)))
+        }
+        Step::Read { index } => {
+            let offset = notebook.offset(index);
+            let mut block = vec![0; BLOCK_BYTES];
+            let result = session.ask(|client| client.read(offset, &mut block));
+            (false, result.map(|()| notebook.on_read(index, &block)))
+        }
+    };
+    let latency_ns = begun.elapsed().as_nanos() as u64;
+    let testimony = &mut notebook.testimony;
+    testimony.reconnections += u64::from(std::mem::take(&mut session.is_new));
+    let slowest = if is_write { &mut testimony.write_max_ms } else { &mut testimony.read_max_ms };
+    *slowest = slowest.max(ns_to_ms(latency_ns));
+    match (result, &session.manner.completions) {
+        (Ok(()), Some(completions)) => {
+            let completion = Completion { at_ms: unix_ms(), latency_ns, is_write };
+            completions.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
+        }
+        (Ok(()), None) => {}
+        (Err(error), _) => {
+            let what = if is_write { "a write of the witness failed" } else { "a read of the witness failed" };
+            notebook.on_error(what, &error);
+            if session.connected().is_err() {
                 thread::sleep(RETRY_DELAY);
             }
         }
     }
-    client.as_mut()
 }
 
-fn step(notebook: &mut Notebook, client: &mut Option<Client>, socket: &std::path::Path, volume: &str) {
-    let Some(open) = connected(notebook, client, socket, volume) else { return };
-    let begun = Instant::now();
-    let failed = match notebook.next() {
-        Step::Write { index, version } => {
-            let offset = notebook.offset(index);
-            let result = open.write(offset, &encode(offset, version));
-            let took_ms = ns_to_ms(begun.elapsed().as_nanos() as u64);
-            notebook.testimony.write_max_ms = notebook.testimony.write_max_ms.max(took_ms);
-            result.map(|()| notebook.on_written(index, version)).map_err(|e| ("a write of the witness failed", e))
-        }
-        Step::Read { index } => {
-            let mut block = vec![0; BLOCK_BYTES];
-            let result = open.read(notebook.offset(index), &mut block);
-            let took_ms = ns_to_ms(begun.elapsed().as_nanos() as u64);
-            notebook.testimony.read_max_ms = notebook.testimony.read_max_ms.max(took_ms);
-            result.map(|()| notebook.on_read(index, &block)).map_err(|e| ("a read of the witness failed", e))
-        }
-    };
-    if let Err((what, error)) = failed {
-        notebook.on_error(what, &error);
-        // An error reply leaves the connection whole, but a time-out or a reset doesn't, and a new one costs nothing.
-        *client = None;
-    }
-}
-
-fn read_all(notebook: &mut Notebook, client: &mut Option<Client>, socket: &std::path::Path, volume: &str) {
+fn read_all(notebook: &mut Notebook, session: &mut Session) {
     for index in 0..notebook.blocks.len() {
         let offset = notebook.offset(index);
-        let Some(open) = connected(notebook, client, socket, volume) else { return };
         let mut block = vec![0; BLOCK_BYTES];
-        match open.read(offset, &mut block) {
+        match session.ask(|client| client.read(offset, &mut block)) {
             Ok(()) => notebook.on_read(index, &block),
             Err(error) => {
                 notebook.on_error("the witness cannot read its blocks back", &error);
-                *client = None;
+                if session.connected().is_err() {
+                    return;
+                }
             }
         }
     }
@@ -286,6 +362,18 @@ mod tests {
             assert_eq!(notebook.testimony.mismatches, i as u64 + 1, "case {i}");
         }
         assert_eq!(notebook.testimony.examples.len(), EXAMPLES_MAX);
+    }
+
+    #[test]
+    fn what_a_server_refuses_is_told_from_a_connection_that_broke() {
+        for errno in [1, 5, 28] {
+            assert!(is_refusal(&io::Error::from_raw_os_error(errno)), "{errno}");
+        }
+        // No such socket, a broken pipe, a reset, a server that is shutting down, nobody who listens.
+        for errno in [2, 32, 104, 108, 111] {
+            assert!(!is_refusal(&io::Error::from_raw_os_error(errno)), "{errno}");
+        }
+        assert!(!is_refusal(&io::Error::other("the NBD server refuses")));
     }
 
     #[test]

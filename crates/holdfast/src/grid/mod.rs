@@ -59,7 +59,7 @@ const DEVICE_SIZE_STEP: u64 = 128 << 20;
 const PORT_DEFAULT: u16 = 7500;
 
 /// Room that making a grid leaves on its file system: for metadata, logs, and everybody else.
-const SPARE_BYTES: u64 = 256 << 20;
+pub const SPARE_BYTES: u64 = 256 << 20;
 
 /// How long all processes may take until they serve.
 const UP_MAX: Duration = Duration::from_secs(60);
@@ -695,7 +695,7 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
 }
 
 /// Room that the file system of a path has for what is not the superuser's.
-fn free_bytes(path: &Path) -> Result<u64> {
+pub fn free_bytes(path: &Path) -> Result<u64> {
     let stat =
         rustix::fs::statvfs(path).with_context(|| format!("cannot examine the file system of {}", path.display()))?;
     Ok(stat.f_bavail * stat.f_frsize)

@@ -84,6 +84,14 @@ impl Report {
     }
 }
 
+/// The newest copy of the grid's records that a node of this machine has; hosts may run.
+pub fn newest_copy(dir: &GridDir) -> Result<Option<Records>> {
+    let config = dir.load()?;
+    let mut survey = Survey::of(dir, &config)?;
+    survey.ask(&config.nodes, &[]);
+    survey.choose(None)?.map(|(_, file)| file.records()).transpose()
+}
+
 /// Asks all nodes, says what there is, and fills the store with it if that is wanted.
 pub fn run(dir: &GridDir, wanted: &Wanted) -> Result<Report> {
     let config = dir.load()?;
