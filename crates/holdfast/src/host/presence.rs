@@ -28,6 +28,9 @@ pub const TTL: Duration = Duration::from_secs(5);
 
 const RENEW_PACE: Duration = Duration::from_secs(1);
 
+/// So many renewals lie between two looks whether the host's record is there.
+const LOOK_EVERY: u32 = 5;
+
 /// How long a start waits for another host of the same name to be gone.
 const PREDECESSOR_MAX: Duration = Duration::from_secs(8);
 
@@ -124,8 +127,11 @@ impl Presence {
         let renewing = presence.clone();
         let renew = move || {
             let mut told = None;
-            loop {
+            for count in 0_u32.. {
                 std::thread::sleep(RENEW_PACE);
+                if count % LOOK_EVERY == 0 {
+                    renewing.look();
+                }
                 // While the store is away the lease may run out: see above.
                 let Ok(other) = renewing.renew() else { continue };
                 if let Some(other) = other.as_ref().filter(|_| other != told) {
@@ -210,6 +216,15 @@ impl Presence {
         let other = self.take_name()?;
         self.held().named = other.is_none();
         Ok(other)
+    }
+
+    /// Of a store that somebody has emptied the lease may be left without the record: who fills the store anew must see that
+    /// this host is at work.
+    fn look(&self) {
+        let is_gone = self.meta.get(&host_key(&self.host)).is_ok_and(|found| found.is_none());
+        if is_gone {
+            self.held().named = false;
+        }
     }
 
     /// Hosts that say that they are there, and where they can be reached.
@@ -320,6 +335,12 @@ mod tests {
         assert!(!all_take_spare());
         meta.swap("host/old", expect, None, None).unwrap();
         assert!(all_take_spare());
+        // Somebody has emptied the store, and its lease is alive.
+        let there = meta.get("host/b").unwrap().unwrap().version;
+        meta.swap("host/b", there, None, None).unwrap();
+        second.look();
+        second.renew().unwrap();
+        assert!(live_hosts(&meta).unwrap().contains("b"), "it says so again");
         first.end();
         assert!(
             second.be_steward(&*meta, MetaVersion::ABSENT).unwrap() > version,
