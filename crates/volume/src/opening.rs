@@ -177,10 +177,11 @@ impl Controller {
         }
     }
 
-    /// Says, once, why opening doesn't get on.
+    /// Says, once, why opening doesn't get on. While a root in doubt is looked at again, that is what it waits for.
     pub(crate) fn opening_waits(&mut self, why: &'static str, out: Out) {
         if let Some(opening) = &mut self.opening
             && opening.waits != Some(why)
+            && !(opening.step == Step::Reaching && opening.doubted.is_some() && opening.waits == Some(OLDER))
         {
             opening.waits = Some(why);
             out.push(Effect::Notice(Notice::OpenWaits { why }));
@@ -192,8 +193,10 @@ impl Controller {
             return self.warm(out);
         }
         self.step(Step::Reaching);
+        let found = self.root().clone();
         if let Some(opening) = &mut self.opening {
             opening.knows.clear();
+            opening.doubted.take_if(|doubted| *doubted != found);
         }
         self.progress_opening(out);
     }
