@@ -50,8 +50,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(10);
 const READ_BYTES: u32 = 4 << 20;
 
 /// Why opening waits where the store was set back.
-const OLDER: &str =
-    "the metadata are older than what nodes know of the volume: bring the newest back (`holdfast meta recover`)";
+const OLDER: &str = "the metadata are older than what nodes know of the volume: have the newest back (`holdfast meta recover --replace`)";
 
 /// Why opening waits where a leg takes neither the new ledger nor copies.
 const NO_ROOM: &str = "a journal has no room for a copy of the volume's log";

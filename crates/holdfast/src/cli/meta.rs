@@ -145,7 +145,10 @@ fn print_recovery(report: &recovery::Report) -> Result<()> {
     for volume in &report.volumes {
         let size = Size(volume.size_bytes);
         match (&volume.doubt, volume.accepted) {
-            (None, _) => print(format_args!("{} ({size}): as it was", volume.name))?,
+            (None, _) => {
+                let notes = volume.notes.iter().map(|note| format!("; {note}")).collect::<String>();
+                print(format_args!("{} ({size}): as it was{notes}", volume.name))?
+            }
             (Some(why), true) => {
                 print(format_args!("{} ({size}): taken as it was found, although {why}", volume.name))?
             }
@@ -157,13 +160,15 @@ fn print_recovery(report: &recovery::Report) -> Result<()> {
     let found = report.found().count();
     if found > 0 {
         print(format_args!(
-            "{found} volumes are kept as found: nothing opens them, and nothing of them is deleted. Bring back what was not asked \
+            "kept as found: {found}. Nothing opens such a volume, and nothing of it is deleted. Bring back what was not asked \
              and recover again (`holdfast meta recover --replace`), or take one as it is with `holdfast meta recover --accept VOLUME`"
         ))?;
     }
     match report.done {
         true => {
-            print(format_args!("the metadata are in {}; `holdfast grid up` on each machine uses them", report.store))
+            let embedded = report.store == MetaConfig::Embedded.to_string();
+            let place = if embedded { "this machine's meta.redb" } else { &report.store };
+            print(format_args!("the metadata are in {place}; `holdfast grid up` on each machine uses them"))
         }
         false => print("nothing was changed; add --yes to do it"),
     }

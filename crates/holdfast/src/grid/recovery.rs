@@ -13,7 +13,7 @@ use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use super::metadata::{Held as Records, MetadataFile, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
 use super::node_client::NodeClient;
 use super::revoked;
-use crate::host::catalog::{NODE_PREFIX, NodeRecord};
+use crate::host::catalog::{NODE_PREFIX, NodeRecord, key_key};
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use anyhow::{Context, Result, bail};
 use holdfast_base::{DeviceId, VolumeId};
@@ -59,6 +59,8 @@ pub struct VolumeReport {
     /// Why it is only found; nothing where it is as it was.
     pub doubt: Option<String>,
     pub accepted: bool,
+    /// What an operator should know of it beside that: it is in no service, in the trash, or without its key.
+    pub notes: Vec<String>,
 }
 
 /// What a recovery does, or did.
@@ -350,7 +352,8 @@ fn put_volumes(
         let doubt = doubt.map(|doubt| doubt.to_string());
         if !was_deleted {
             let (name, size_bytes) = (root.name.clone(), root.size_bytes);
-            reports.push(VolumeReport { name, volume: id, size_bytes, doubt: doubt.clone(), accepted });
+            let notes = Vec::new();
+            reports.push(VolumeReport { name, volume: id, size_bytes, doubt: doubt.clone(), accepted, notes });
         }
         match doubt.filter(|_| !accepted && !was_deleted) {
             None => put_volume(records, &root),
@@ -361,16 +364,31 @@ fn put_volumes(
         bail!("no volume {name} was found; nothing was changed");
     }
     renew_trash(records);
-    tell_names(&settle_names(records), &mut reports);
+    let names = settle_names(records);
+    describe(records, &names, &mut reports);
     Ok(reports)
 }
 
-/// Volumes are told of by the names that they have from here on.
-fn tell_names(names: &BTreeMap<VolumeId, String>, reports: &mut [VolumeReport]) {
-    let names: BTreeMap<String, &String> = names.iter().map(|(volume, name)| (volume.to_string(), name)).collect();
-    for report in reports {
-        if let Some(name) = names.get(&report.volume) {
-            report.name = (*name).clone();
+/// Volumes are told of by the names that they have from here on, with what a copy of the records may have been too old for.
+fn describe(records: &Records, names: &BTreeMap<VolumeId, String>, reports: &mut [VolumeReport]) {
+    for report in reports.iter_mut().filter(|report| report.doubt.is_none() || report.accepted) {
+        let Ok(volume) = report.volume.parse::<VolumeId>() else { continue };
+        if let Some(name) = names.get(&volume) {
+            report.name.clone_from(name);
+        }
+        let name = &report.name;
+        let root = records.get(&root_key(volume)).and_then(|bytes| Root::decode(bytes).ok());
+        if root.is_some_and(|root| root.key_id.is_some()) && !records.contains_key(&key_key(volume)) {
+            report.notes.push(
+                "its key is in no copy, and nobody can read it without: have it back with --replace --from FILE, where FILE is of a \
+                 `holdfast meta export` since it was made"
+                    .to_string(),
+            );
+        }
+        if records.contains_key(&trash_key(volume)) {
+            report.notes.push(format!("in the trash, for a day from now: `holdfast volume trash restore {name}`"));
+        } else if !records.contains_key(&export_key(volume)) {
+            report.notes.push(format!("not in service: `holdfast volume export {name}`"));
         }
     }
 }
@@ -426,13 +444,21 @@ fn settle_names(records: &mut Records) -> BTreeMap<VolumeId, String> {
     names
 }
 
-/// What is in the trash by the copy may have been had back since: it stays there for a whole day more.
+/// What is in the trash by the copy may have been had back since. Under another name it surely was; what else is there stays
+/// for a whole day more.
 fn renew_trash(records: &mut Records) {
-    for (_, value) in records.iter_mut().filter(|(key, _)| key.starts_with(TRASH_PREFIX)) {
-        if let Ok(record) = decode::<TrashRecord>(value) {
-            *value = encode(&TrashRecord { minutes: 0, ..record });
-        }
-    }
+    let roots = roots_of(records);
+    let was_renamed = |key: &str, record: &TrashRecord| {
+        let root = key.strip_prefix(TRASH_PREFIX).and_then(|id| roots.get(&id.parse().ok()?));
+        root.is_some_and(|root| root.name != record.name)
+    };
+    records.retain(|key, value| {
+        let record = key.starts_with(TRASH_PREFIX).then(|| decode::<TrashRecord>(value).ok()).flatten();
+        let Some(record) = record else { return true };
+        let stays = !was_renamed(key, &record);
+        *value = encode(&TrashRecord { minutes: 0, ..record });
+        stays
+    });
 }
 
 /// The volume is kept beside: without a root, a name, or a host that serves it.
@@ -482,9 +508,11 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
             size_bytes: root.size_bytes,
             doubt: Some(record.why.clone()),
             accepted: true,
+            notes: Vec::new(),
         });
     }
-    tell_names(&settle_names(&mut records), &mut volumes);
+    let names = settle_names(&mut records);
+    describe(&records, &names, &mut volumes);
     if wanted.yes {
         fill(&meta, &records, true)?;
         meta::complete(&meta, config)?;
@@ -582,5 +610,11 @@ mod tests {
         let kept: TrashRecord = decode(&records[&trash_key(VolumeId(1))]).unwrap();
         assert_eq!((kept.minutes, kept.taken_bytes), (0, 7));
         assert_eq!(names(&records), []);
+        // It was had back as b since the copy.
+        put_volume(&mut records, &root(1, "b"));
+        renew_trash(&mut records);
+        settle_names(&mut records);
+        assert_eq!(names(&records), [("b", VolumeId(1), false)]);
+        assert!(!records.contains_key(&trash_key(VolumeId(1))));
     }
 }

@@ -221,7 +221,7 @@ pub struct Catalog {
     host: String,
 }
 
-fn key_key(volume: VolumeId) -> String {
+pub fn key_key(volume: VolumeId) -> String {
     format!("volume/{volume}/key")
 }
 

@@ -176,9 +176,9 @@ impl Keys {
         let (volume, name) = (entry.root.volume, &entry.root.name);
         let Some(record) = self.catalog.key(volume)? else {
             bail!(
-                "volume {name} is encrypted, and its key is gone from the metadata store, as after a deletion that was cut short; \
-                 `holdfast volume delete {name} --now` ends that. If it was not deleted, bring back what `holdfast meta export` has \
-                 written, with `holdfast meta import`"
+                "volume {name} is encrypted, and its key is not in the metadata store: where the metadata were recovered, have it \
+                 back from a file of `holdfast meta export` that has it (`holdfast meta recover --replace --from FILE`, with all hosts \
+                 stopped). Where a deletion of the volume was cut short, `holdfast volume delete {name} --now` ends that"
             );
         };
         let source = match source {
