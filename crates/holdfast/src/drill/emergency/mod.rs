@@ -56,7 +56,7 @@ pub struct EmergencyArgs {
     /// Do it, without asking on the terminal
     #[arg(long)]
     pub yes: bool,
-    /// Layout of the drill's volume [default: parity:2+1; mirror:2 on two nodes, mirror:2@device on one]
+    /// Layout of the drill's volume; by default parity:2+1; mirror:2 on two nodes, mirror:2@device on one
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<String>,
     /// Length of the load before mending begins; the harm is done half-way
