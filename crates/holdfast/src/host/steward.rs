@@ -24,7 +24,7 @@ use holdfast_format::meta::{DeletingRecord, decode, deleting_key, trash_key};
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
 use holdfast_runtime::clock;
-use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
+use holdfast_runtime::meta::{Commit, Compare, MetaError, MetaStore, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -89,7 +89,10 @@ fn start_executors(plane: &Arc<ControlPlane>, count: usize) -> Result<Sender<Tas
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 let Ok((id, action)) = next else { return };
                 let outcome = plane.do_duty(&action).unwrap_or_else(|error| {
-                    logger::warn(format_args!("{}: {error:#}", describe(&action)));
+                    // Of the store, and of this host's lease, others tell.
+                    if error.downcast_ref::<MetaError>().is_none() {
+                        logger::warn(format_args!("{}: {error:#}", describe(&action)));
+                    }
                     Outcome::Failed
                 });
                 plane.stewardship.tell(Event::Outcome { id, outcome });
