@@ -1,7 +1,7 @@
 //! The end of a volume, one transaction after the other, each planned from the records as they are.
 //!
 //! ```text
-//! deleting/ID ──> root: deleted, epoch raised; key, name, export … gone ──> every device has dropped it ──> no record is left
+//! deleting/ID ──> root: deleted, epoch raised; key, name … gone ──> all devices have dropped it ──> no record is left
 //!      └──> kept: others need it
 //! ```
 //! From the second state there is no way back: a device is asked only then.

@@ -106,8 +106,8 @@ pub type Writes = Vec<(String, Option<Vec<u8>>)>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Write that this host is the steward, on the lease that says that the host is there: where nobody is, or this host was in
-    /// an earlier life or by an outcome that it never heard of.
+    /// Write that this host is the steward, on the lease that says that the host is there. Nobody is then, or this host itself:
+    /// in an earlier life, or by an outcome that it never heard of.
     BeSteward { replaces: MetaVersion },
     /// One transaction: these records are at these versions, then those are written.
     Commit { volume: VolumeId, change: Change, compares: Compares, writes: Writes },

@@ -9,6 +9,7 @@
 use super::catalog::{Catalog, Entry};
 use super::commands::Command;
 use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane, ask};
+use super::executors;
 use super::portals::{Offer, Place};
 use super::presence::{TTL, address_of};
 use super::records::{News, Records};
@@ -25,7 +26,7 @@ use holdfast_volume::Warming;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Actions that are carried out at a time: each may wait for the store, or for another host.
@@ -99,23 +100,14 @@ impl Assignment {
 
 /// Begins to assign volumes, once there is somebody who can be asked.
 pub fn start(plane: &Arc<ControlPlane>, inputs: Receiver<Input>) -> Result<()> {
-    let (actions, queue) = channel::<Task>();
-    let queue = Arc::new(Mutex::new(queue));
-    for _ in 0..EXECUTORS {
-        let (plane, queue) = (Arc::clone(plane), Arc::clone(&queue));
-        let carry_out = move || {
-            loop {
-                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(Task { id, action, planned_by }) = next else { return };
-                // What is not asked for any more is left out, and planned anew.
-                let is_current = plane.records.view(|view| view.export_version(action.volume())) == planned_by;
-                let outcome = if is_current { plane.carry_out(action) } else { Ok(Outcome::Done) };
-                let outcome = outcome.unwrap_or(Outcome::Failed);
-                plane.assignment.tell(Event::Outcome { id, outcome });
-            }
-        };
-        std::thread::Builder::new().name("executor".to_string()).spawn(carry_out).context("no thread for actions")?;
-    }
+    let own = Arc::clone(plane);
+    let actions = executors::start("executor", EXECUTORS, move |Task { id, action, planned_by }| {
+        // What is not asked for any more is left out, and planned anew.
+        let is_current = own.records.view(|view| view.export_version(action.volume())) == planned_by;
+        let outcome = if is_current { own.carry_out(action) } else { Ok(Outcome::Done) };
+        let outcome = outcome.unwrap_or(Outcome::Failed);
+        own.assignment.tell(Event::Outcome { id, outcome });
+    })?;
     let config = Config::new(plane.catalog.host(), TTL);
     let (records, own) = (Arc::clone(&plane.records), Arc::clone(plane));
     let drive = move || run(&mut Cluster::new(config), &records, &inputs, &own, &actions);

@@ -19,6 +19,7 @@ mod copies;
 mod devices;
 mod doors;
 mod errands;
+mod executors;
 mod family;
 mod fixed;
 mod groups;

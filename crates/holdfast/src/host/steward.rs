@@ -9,6 +9,7 @@
 use super::catalog::StillNeeded;
 use super::commands::{CloseOutcome, Command};
 use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::executors;
 use super::records::{News, Records};
 use super::trash::name_in_trash;
 use super::volumes::OpenSpec;
@@ -25,8 +26,8 @@ use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::{Commit, Compare, MetaError, MetaStore, Write};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Requests to devices that are under way at a time, and other actions.
@@ -80,27 +81,17 @@ pub(super) fn start(plane: &Arc<ControlPlane>, events: Receiver<Event>) -> Resul
 }
 
 fn start_executors(plane: &Arc<ControlPlane>, count: usize) -> Result<Sender<Task>> {
-    let (actions, queue) = channel::<Task>();
-    let queue = Arc::new(Mutex::new(queue));
-    for _ in 0..count {
-        let (plane, queue) = (Arc::clone(plane), Arc::clone(&queue));
-        let carry_out = move || {
-            loop {
-                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok((id, action)) = next else { return };
-                let outcome = plane.do_duty(&action).unwrap_or_else(|error| {
-                    // Of the store, and of this host's lease, others tell.
-                    if error.downcast_ref::<MetaError>().is_none() {
-                        logger::warn(format_args!("{}: {error:#}", describe(&action)));
-                    }
-                    Outcome::Failed
-                });
-                plane.stewardship.tell(Event::Outcome { id, outcome });
+    let plane = Arc::clone(plane);
+    executors::start("duty", count, move |(id, action): Task| {
+        let outcome = plane.do_duty(&action).unwrap_or_else(|error| {
+            // Of the store, and of this host's lease, others tell.
+            if error.downcast_ref::<MetaError>().is_none() {
+                logger::warn(format_args!("{}: {error:#}", describe(&action)));
             }
-        };
-        std::thread::Builder::new().name("duty".to_string()).spawn(carry_out).context("no thread for duties")?;
-    }
-    Ok(actions)
+            Outcome::Failed
+        });
+        plane.stewardship.tell(Event::Outcome { id, outcome });
+    })
 }
 
 fn run(
