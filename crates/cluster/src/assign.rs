@@ -6,6 +6,7 @@
 //! | served here, handed over by a host that is there | not, or reads its map | read, ask that host to yield, open |
 //! | served here, handed over | open | note that the hand-over is done |
 //! | served elsewhere, by a host that is gone; offered here | not | the record says "here", then open |
+//! | the same; not offered here, to be taken over by whoever lives | not | the nodes hear no more of that host: the same |
 //! | handed over by this host to one that is gone | open | the record says "here" |
 //! | served elsewhere, or by nobody | reads it, or serves it | let go |
 //!
@@ -13,9 +14,11 @@
 //! right for the view that it was made from; where that is older than the records, the compare fails and it is planned anew.
 
 use crate::machine::{Action, Config};
-use crate::view::View;
-use holdfast_base::{Instant, MetaVersion, VolumeId, crc32c};
+use crate::view::{View, Volume};
+use holdfast_base::{Instant, MetaVersion, NodeId, VolumeId, crc32c};
 use holdfast_format::meta::{ExportRecord, encode, export_key, host_key};
+use holdfast_format::root::root_key;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a map may take to be read before a hand-over. A node may be away, and the old owner have deleted what is asked for.
@@ -38,6 +41,9 @@ const TURN: Duration = Duration::from_millis(300);
 
 /// Pause before too few nodes are counted again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long what nodes say of a host counts.
+pub const SILENCE_COUNTS: Duration = Duration::from_millis(1500);
 
 /// Pause before another opening may begin where as many as may be are under way.
 const CROWDED_FOR: Duration = Duration::from_millis(50);
@@ -117,6 +123,8 @@ pub struct Situation<'a> {
     pub right_since: Option<Instant>,
     /// Since when the host that serves the volume is gone.
     pub lost_since: Option<Instant>,
+    /// Nodes that have heard nothing of that host for [`SILENT_FOR`](crate::SILENT_FOR), where they were asked of late.
+    pub silent: Option<&'a BTreeSet<NodeId>>,
     /// Volumes that are being opened here.
     pub openings: usize,
 }
@@ -126,6 +134,8 @@ pub enum Step {
     Nothing,
     /// Nothing before then, if nothing changes.
     Until(Instant),
+    /// Nodes are to tell whether they hear of this host; then it is planned anew.
+    AskNodes(String),
     Do(Action),
 }
 
@@ -159,8 +169,11 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
     let is_handed_by_me = export.from.as_ref() == Some(me);
     match s.local {
         None | Some(Local::Reading) if is_lost && export.portals.contains(me) => {
-            let turn = s.lost_since.unwrap_or(s.now) + TURN * turn(volume, export, s);
-            take_from(turn.max(lease_over(right_since, s)), volume, *version, export, s)
+            take_from(turn_at(volume, export, s).max(lease_over(right_since, s)), volume, *version, export, s)
+        }
+        None | Some(Local::Reading) if is_lost && export.failover => {
+            let due = turn_at(volume, export, s).max(lease_over(right_since, s));
+            if due > s.now { Step::Until(due) } else { fail_over(volume, known, *version, export, s) }
         }
         Some(Local::Open | Local::Opening) if is_handed_by_me && is_lost => {
             take_from(lease_over(right_since, s), volume, *version, export, s)
@@ -215,6 +228,25 @@ fn lease_over(right_since: Instant, s: &Situation) -> Instant {
     if s.config.mutations.fails_over_on_lease_alone { s.now } else { right_since + s.config.lease }
 }
 
+/// The volume is taken over although its clients were at the other host: never where that one may be serving it still.
+fn fail_over(volume: VolumeId, known: &Volume, version: MetaVersion, export: &ExportRecord, s: &Situation) -> Step {
+    let is_silent = match s.silent {
+        _ if s.config.mutations.takes_from_who_is_heard => true,
+        None => return Step::AskNodes(export.host.clone()),
+        Some(silent) => known.is_cut_off(silent),
+    };
+    if !is_silent || s.nodes_away > usize::from(known.failures) {
+        return Step::Until(s.now + LOOK_AGAIN);
+    }
+    let mut step = take(volume, version, export, s);
+    // It was cut off from these legs, and not from those that it may have gone to since.
+    let root = root_key(volume);
+    if let (Step::Do(Action::Commit { compares, .. }), Some(record)) = (&mut step, s.view.get(&root)) {
+        compares.push((root, record.version));
+    }
+    step
+}
+
 fn take_from(due: Instant, volume: VolumeId, version: MetaVersion, export: &ExportRecord, s: &Situation) -> Step {
     if due > s.now { Step::Until(due) } else { take(volume, version, export, s) }
 }
@@ -239,10 +271,15 @@ fn note(volume: VolumeId, version: MetaVersion, next: ExportRecord, absent: Opti
     Step::Do(Action::Commit { volume, compares, writes: vec![(key, Some(encode(&next)))] })
 }
 
-/// How many of the hosts that are there and offer the volume come before this one.
-fn turn(volume: VolumeId, export: &ExportRecord, s: &Situation) -> u32 {
-    let rank = |host: &str| (crc32c(&[&volume.0.to_le_bytes()[..], host.as_bytes()].concat()), host.to_string());
+/// When it is this host's turn to take the volume over: the hosts that are there and may come one after another, those that
+/// offer it first.
+fn turn_at(volume: VolumeId, export: &ExportRecord, s: &Situation) -> Instant {
+    let rank = |host: &str| {
+        let hash = crc32c(&[&volume.0.to_le_bytes()[..], host.as_bytes()].concat());
+        (!export.portals.contains(host), hash, host.to_string())
+    };
     let own = rank(&s.config.host);
-    let others = export.portals.iter().filter(|host| s.view.has_host(host));
-    others.filter(|host| rank(host) < own).count().try_into().unwrap_or(u32::MAX)
+    let may = |host: &&String| export.failover || export.portals.contains(*host);
+    let before = s.view.hosts().keys().filter(may).filter(|host| rank(host) < own).count();
+    s.lost_since.unwrap_or(s.now) + TURN * before.try_into().unwrap_or(u32::MAX)
 }

@@ -14,16 +14,20 @@
 //! host then says. An opening claims only if nobody has since the view's newest epoch. An executor carries actions out and
 //! chooses nothing.
 //!
-//! [`steward::Steward`] is a machine of its own beside it: what one host does for the whole grid.
+//! [`steward::Steward`] is a machine of its own beside it: what one host does for the whole grid. [`upkeep::Upkeep`] is another: what
+//! each host does as time goes by for what it has.
 
 pub mod assign;
 pub mod deletion;
 pub mod machine;
 pub mod recover;
+pub mod schedule;
 pub mod steward;
+pub mod upkeep;
 pub mod view;
 
 pub use assign::{Local, Reading};
-pub use machine::{Action, ActionId, Cluster, Config, Effect, Event, Outcome};
+pub use machine::{Action, ActionId, Cluster, Config, Effect, Event, Outcome, SILENT_FOR};
 pub use steward::Steward;
+pub use upkeep::Upkeep;
 pub use view::{Change, Changes, View};

@@ -10,14 +10,20 @@
 //!
 //! Cost: a change plans the volumes that it concerns; a host that comes or goes, and each [`PASS_EVERY`], all that are to be served.
 
-use crate::assign::{Local, Progress, Reading, Situation, Step, pause_after_reading, plan};
+use crate::assign::{Local, Progress, Reading, SILENCE_COUNTS, Situation, Step, pause_after_reading, plan};
 use crate::view::{Changes, View};
-use holdfast_base::{Effects, Instant, MetaVersion, VolumeId};
+use holdfast_base::{Effects, Instant, MetaVersion, NodeId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A net below everything: whatever was missed is planned again this often.
 const PASS_EVERY: Duration = Duration::from_secs(60);
+
+/// A host that a node has heard nothing of for so long does not reach it: hosts ask each node something every second.
+pub const SILENT_FOR: Duration = Duration::from_millis(2500);
+
+/// Pace of asking nodes whether they hear of a host.
+const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// Pause after an action that could not be carried out, or whose outcome nobody knows.
 const FAILED_FOR: Duration = Duration::from_millis(500);
@@ -62,6 +68,8 @@ pub struct Mutations {
     pub leaves_version_out: bool,
     /// What is planned next does not wait for a command's hold to end.
     pub forgets_holds: bool,
+    /// A volume is taken over from a host that nodes hear.
+    pub takes_from_who_is_heard: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -115,6 +123,11 @@ pub enum Event {
     },
     /// So many nodes are out of reach.
     NodesAway(usize),
+    /// What nodes say of a host that is gone by the records: these have heard nothing of it for [`SILENT_FOR`].
+    Silent {
+        host: String,
+        nodes: BTreeSet<NodeId>,
+    },
     /// Whether the store answers and is the right one.
     Store {
         is_right: bool,
@@ -136,8 +149,17 @@ pub enum Event {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
-    Act { id: ActionId, action: Action },
-    Held { ticket: u64 },
+    Act {
+        id: ActionId,
+        action: Action,
+    },
+    /// Nodes are to be asked whether they hear of this host: [`Event::Silent`].
+    AskNodes {
+        host: String,
+    },
+    Held {
+        ticket: u64,
+    },
 }
 
 pub struct Cluster {
@@ -158,6 +180,10 @@ pub struct Cluster {
     right_since: Option<Instant>,
     /// Hosts that are named by records and not there, and since when.
     lost: BTreeMap<String, Instant>,
+    /// Which nodes hear nothing of them, and when these said so.
+    silent: BTreeMap<String, (Instant, BTreeSet<NodeId>)>,
+    /// When nodes were asked.
+    asked: BTreeMap<String, Instant>,
     next_id: u64,
     pass_at: Instant,
 }
@@ -177,6 +203,8 @@ impl Cluster {
             nodes_away: 0,
             right_since: None,
             lost: BTreeMap::new(),
+            silent: BTreeMap::new(),
+            asked: BTreeMap::new(),
             next_id: 0,
             pass_at: Instant::ZERO,
         }
@@ -197,6 +225,10 @@ impl Cluster {
                 if std::mem::replace(&mut self.nodes_away, count) != count {
                     self.plan_all(view);
                 }
+            }
+            Event::Silent { host, nodes } => {
+                self.dirty.extend(view.exports().filter(|(_, export)| export.host == host).map(|(volume, _)| volume));
+                self.silent.insert(host, (now, nodes));
             }
             Event::Store { is_right } => {
                 let is_right = is_right || self.config.mutations.believes_any_store;
@@ -263,6 +295,8 @@ impl Cluster {
             let named = view.exports().map(|(_, export)| export.host.clone()).filter(|host| !host.is_empty());
             let gone: BTreeSet<String> = named.filter(|host| !view.has_host(host)).collect();
             self.lost.retain(|host, _| gone.contains(host));
+            self.silent.retain(|host, _| gone.contains(host));
+            self.asked.retain(|host, _| gone.contains(host));
             for host in gone {
                 self.lost.entry(host).or_insert(now);
             }
@@ -323,6 +357,13 @@ impl Cluster {
                 Step::Until(at) => {
                     self.due.insert(volume, at);
                 }
+                Step::AskNodes(host) => {
+                    self.due.insert(volume, now + ASK_EVERY);
+                    if self.asked.get(&host).is_none_or(|at| now.since(*at) >= ASK_EVERY) {
+                        self.asked.insert(host.clone(), now);
+                        out.push(Effect::AskNodes { host });
+                    }
+                }
                 Step::Do(action) => {
                     begun += usize::from(matches!(action, Action::Open { .. }));
                     self.begin(now, view, action, out);
@@ -344,6 +385,8 @@ impl Cluster {
             *progress = Progress::of(version, Instant::ZERO);
         }
         let lost_since = export.and_then(|(_, export)| self.lost.get(&export.host).copied());
+        let silent = export.and_then(|(_, export)| self.silent.get(&export.host));
+        let silent = silent.filter(|(at, _)| now.since(*at) < SILENCE_COUNTS).map(|(_, nodes)| nodes);
         let situation = Situation {
             now,
             config: &self.config,
@@ -353,6 +396,7 @@ impl Cluster {
             nodes_away: self.nodes_away,
             right_since: self.right_since,
             lost_since,
+            silent,
             openings,
         };
         plan(volume, &situation)

@@ -7,7 +7,8 @@
 //!
 //! Limits: some kilobytes a volume; deleted keys are remembered until a listing or the watch has passed their deletion.
 
-use holdfast_base::{Epoch, MetaVersion, VolumeId};
+use holdfast_base::{Epoch, MetaVersion, NodeId, VolumeId};
+use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::meta::{
     CLONE_SUFFIX, CloneRecord, EXPORT_SUFFIX, ExportRecord, HOST_PREFIX, HostRecord, ROOT_SUFFIX, VOLUME_PREFIX, decode,
 };
@@ -63,6 +64,18 @@ pub struct Volume {
     pub failures: u8,
     /// It is being deleted, or is not finished yet.
     pub is_gone: bool,
+    /// Where its log is written, and by which rule; absent where it was never opened, or is about to be.
+    pub log: Option<(Vec<Leg>, AckRule)>,
+}
+
+impl Volume {
+    /// Whether a host that none of these nodes hears writes the volume no more: where the others are no ack set.
+    pub fn is_cut_off(&self, silent: &BTreeSet<NodeId>) -> bool {
+        self.log.as_ref().is_none_or(|(legs, rule)| {
+            let mask = legs.iter().enumerate().filter(|(_, leg)| silent.contains(&leg.node));
+            rule.is_fence_set(legs, mask.fold(0, |mask, (i, _)| mask | 1 << i))
+        })
+    }
 }
 
 /// Which volumes' records have changed, and whether hosts have come or gone, since it was asked last.
@@ -339,8 +352,9 @@ impl View {
         let root = record.and_then(|record| Root::decode(&record.value).ok());
         match root {
             Some(root) => {
-                let (epoch, failures) = (root.epoch, root.layout.failures());
-                self.volumes.insert(volume, Volume { name: root.name, epoch, failures, is_gone: root.deleted });
+                let (epoch, failures, is_gone) = (root.epoch, root.layout.failures(), root.deleted);
+                let log = root.open_ledger().map(|open| (open.legs.clone(), open.rule));
+                self.volumes.insert(volume, Volume { name: root.name, epoch, failures, is_gone, log });
             }
             None => {
                 self.volumes.remove(&volume);

@@ -13,6 +13,7 @@ pub mod meta;
 pub mod portal;
 pub mod record;
 pub mod root;
+pub mod schedule;
 pub mod segment;
 pub mod stream;
 pub mod tier;

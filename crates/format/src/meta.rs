@@ -43,6 +43,8 @@ pub const RESERVED_KEY: &str = "reserved";
 /// Which host is the steward, on that host's lease.
 pub const STEWARD_KEY: &str = "caretaker";
 pub const DRAINING_PREFIX: &str = "draining/";
+/// Devices that an operator wants to keep although they would be emptied unasked.
+pub const KEPT_PREFIX: &str = "kept/";
 /// Of volumes, by their ids.
 pub const SCHEDULE_PREFIX: &str = "schedule/";
 pub const RECEIVED_PREFIX: &str = "received/";
@@ -127,6 +129,9 @@ pub struct ExportRecord {
     /// Several clients may write to it at a time. Hosts of earlier releases let them in any case.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
+    /// Any host takes it over when its host is gone, once its nodes hear no more of that one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failover: bool,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
-/// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 11 };
+/// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`],
+/// 12 [`Request::Heard`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 12 };
 
 /// Version from which on a request may go without its payload where that is the one of the frame before it.
 pub const PAYLOAD_AGAIN_SINCE: u32 = 9;
@@ -211,6 +212,10 @@ pub enum Request {
         after: Option<VolumeId>,
         count_max: u32,
     },
+    /// How long ago the node has heard of a host. Since version 12.
+    Heard {
+        host: String,
+    },
 }
 
 impl Request {
@@ -225,6 +230,9 @@ impl Request {
 
     /// Since then devices keep copies of roots.
     pub const ROOTS_SINCE: u32 = 11;
+
+    /// Since then nodes tell when they have heard of a host.
+    pub const HEARD_SINCE: u32 = 12;
 
     /// The first version of the messages that has this one.
     pub fn since(&self) -> u32 {
@@ -252,6 +260,7 @@ impl Request {
             Request::Drives => Request::DRIVES_SINCE,
             Request::Troubles => Request::TROUBLES_SINCE,
             Request::PutRoot { .. } | Request::ListVolumes { .. } => Request::ROOTS_SINCE,
+            Request::Heard { .. } => Request::HEARD_SINCE,
         }
     }
 }
@@ -482,6 +491,10 @@ pub enum Reply {
     Volumes {
         volumes: Vec<HeldVolume>,
         more: bool,
+    },
+    /// So long ago the node has heard of the host, or has begun to listen.
+    Heard {
+        ms: u64,
     },
 }
 

@@ -92,7 +92,7 @@ fn headers_of_shards() {
     }
 }
 
-const REQUESTS: [&str; 24] = [
+const REQUESTS: [&str; 25] = [
     "0005ac02090161",
     "01",
     "02",
@@ -117,8 +117,9 @@ const REQUESTS: [&str; 24] = [
     "15",
     "1601020313020102",
     "1701010214",
+    "180161",
 ];
-const REPLIES: [&str; 23] = [
+const REPLIES: [&str; 24] = [
     "0006080401010100000000001314000000000101000115160000000017",
     "01",
     "0201010100000000001314000000000101000115160000000017",
@@ -142,6 +143,7 @@ const REPLIES: [&str; 23] = [
     "0b0101020105012500014b0000",
     "0c01012829012a2b012701620100",
     "0d01022e0103050118191a01032c2d01",
+    "0e2f",
 ];
 
 /// What hosts and nodes say to each other: a message keeps its bytes, in this release and in all that speak with it.
@@ -178,6 +180,7 @@ fn messages_between_hosts_and_nodes() {
         Request::Troubles,
         Request::PutRoot { device, volume, epoch, sequence: 19, root: vec![1, 2] },
         Request::ListVolumes { device, after: Some(volume), count_max: 20 },
+        Request::Heard { host: "a".to_string() },
     ];
     let said: Vec<String> =
         requests.iter().map(|request| hex(&encode_frame(0, request, 0)[FRAME_HEADER_BYTES..])).collect();
@@ -224,6 +227,7 @@ fn messages_between_hosts_and_nodes() {
         Reply::Drives { drives: vec![(device, report)] },
         Reply::Troubles { troubles: vec![trouble] },
         Reply::Volumes { volumes: vec![held], more: true },
+        Reply::Heard { ms: 47 },
     ];
     let said: Vec<String> = replies.iter().map(|reply| hex(&encode_frame(0, reply, 0)[FRAME_HEADER_BYTES..])).collect();
     assert_eq!(said, REPLIES);

@@ -7,6 +7,7 @@ use holdfast_format::meta::{
     ReservedRecord, TrashRecord, clone_key, decode, deleting_key, encode, export_key, host_key, machine_key, name_key,
     removed_key, trash_key,
 };
+use holdfast_format::schedule::ScheduleRecord;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -33,7 +34,11 @@ fn records_are_written_as_ever() {
     let export: ExportRecord = stays(r#"{"host":"b","portals":["a","b"],"from":"a"}"#);
     assert_eq!((export.portals.len(), export.from.as_deref()), (2, Some("a")));
     let export: ExportRecord = stays(r#"{"host":"b","shared":true}"#);
-    assert!(export.shared);
+    assert!(export.shared && !export.failover);
+    let export: ExportRecord = stays(r#"{"host":"b","failover":true}"#);
+    assert!(export.failover);
+    let schedule: ScheduleRecord = stays(r#"{"every":"1h","keep":["24h","7d"]}"#);
+    assert_eq!((schedule.every.seconds(), schedule.keep.to_string()), (3600, "24h,7d".to_string()));
     let clone: CloneRecord =
         stays(r#"{"name":"c","origin":"00000000-0000-0000-0000-000000000007","size_bytes":1048576}"#);
     assert_eq!(clone, CloneRecord::new("c", VolumeId(7), 1 << 20));

@@ -15,7 +15,7 @@
 use crate::admission::{Origin, node_peers};
 use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::drives;
-use crate::grid::revoked;
+use crate::grid::{renewal, revoked};
 use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT, Secured};
 use crate::logger;
 use crate::neighbours::Neighbours;
@@ -141,6 +141,9 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     let mut reactor = Reactor::new(config)?;
     if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
         revoked::follow(paths.ca.clone(), options.grid, tls.revoked().clone(), reactor.waker())?;
+    }
+    if let (Some(ways), Some(door)) = (&connecting, &tls) {
+        renewal::follow(ways.clone(), door.clone())?;
     }
     let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
     let peers_max = node_peers(raise_open_files());

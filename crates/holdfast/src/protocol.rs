@@ -5,10 +5,10 @@
 use crate::anatomy::Parts;
 use crate::grid::layout::DeviceConfig;
 use crate::grid::metadata::MetadataFile;
-use crate::host::schedule::Schedule;
 use crate::size::Size;
 use holdfast_base::MediaClass;
 use holdfast_format::drive::DriveReport;
+use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::CacheStat;
@@ -103,7 +103,7 @@ pub enum Request {
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
         name: String,
-        schedule: Option<Schedule>,
+        schedule: Option<ScheduleRecord>,
     },
     VolumeDelete {
         name: String,
@@ -148,6 +148,9 @@ pub enum Request {
         /// Whether several clients may write to it at a time; as it was where that is not told.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         shared: Option<bool>,
+        /// Whether any host takes it over when its own is gone; as it was where that is not told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failover: Option<bool>,
     },
     /// Which clients may have it over TCP.
     VolumeClients {
@@ -290,6 +293,10 @@ pub enum Request {
         accept_loss: bool,
     },
     /// A list of revoked certificates, newer than the one that counts, and signed by the grid's authority.
+    /// Gives the key of the grid's authority to another machine.
+    AuthorityGive {
+        to: String,
+    },
     TlsRevoke {
         list: String,
     },
@@ -407,6 +414,7 @@ impl Request {
             | Request::ReceiveAbandon { .. }
             | Request::Drain { .. }
             | Request::DeviceClass { .. }
+            | Request::AuthorityGive { .. }
             | Request::TlsRevoke { .. }
             | Request::MachineRemove { .. }
             | Request::GridReload => Kind::Change,
@@ -842,6 +850,9 @@ pub struct VolumeInfo {
     /// Several clients may write to it at a time.
     #[serde(default)]
     pub shared: bool,
+    /// Any host takes it over when its own is gone, and nodes hear no more of that.
+    #[serde(default)]
+    pub failover: bool,
     /// The client that has the right to write, as its host sees it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writer: Option<String>,

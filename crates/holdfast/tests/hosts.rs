@@ -75,19 +75,30 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
     }
     b.ok("snapshot create v1 s");
     b.json("volume create v2 --size 32MiB --layout mirror:2");
+    b.json("volume create v3 --size 32MiB --layout mirror:2");
+    b.ok("volume export v3 --failover auto");
+    assert_eq!(a.json("volume show v3")["failover"], true);
+    if copies {
+        nbdcopy(data.to_str().expect("text"), &b.uri("v3"));
+    }
     assert!(a.fails("volume export v1").contains("host b, which is up"));
 
     // A host that dies keeps its volumes for as long as its lease.
     kill_host(&b);
     until("the lease of host b has run out", || a.run("volume export v1").status.success());
     assert_eq!(state(&a, "v1"), "open");
+    until("the nodes hear no more of host b", || state(&a, "v3") == "open");
+    assert_eq!(state(&a, "v2"), "elsewhere", "it waits for its host");
+    if copies {
+        assert_volume_holds(&a.uri("v3"), &data, &scratch);
+    }
     assert_eq!(a.json("snapshot list v1").as_array().map(Vec::len), Some(2));
     if copies {
         assert_volume_holds(&a.uri("v1"), &data, &scratch);
     }
     b.ok("grid up");
     assert_eq!((state(&b, "v1"), state(&b, "v2")), ("elsewhere".to_string(), "open".to_string()));
-    assert_eq!(state(&a, "v2"), "elsewhere");
+    assert_eq!((state(&a, "v2"), state(&b, "v3")), ("elsewhere".to_string(), "elsewhere".to_string()));
     // One that goes in good order lets go of its name at once; its volumes stay its own.
     b.ok("grid down");
     a.ok("volume export v2");
@@ -271,6 +282,7 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     let Some(member) = etcd(store.path(), 64) else { return };
     let endpoint = member.config().endpoint();
     let (a, b, c, d) = (Grid::new(60), Grid::new(61), Grid::new(62), Grid::new(63));
+    std::fs::write(a.path("holdfast.toml"), "authority.spread = \"off\"\n").expect("written");
     a.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
     join(&b, &a, &endpoint, "b");
     join(&c, &a, &endpoint, "c");

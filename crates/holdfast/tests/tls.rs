@@ -31,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// away.
 fn first(index: u16, endpoint: &str, nodes: u32) -> Grid {
     let grid = Grid::new(index);
+    fs::write(grid.path("holdfast.toml"), "authority.spread = \"off\"\n").expect("written");
     grid.up(&format!("--nodes {nodes} --devices 2 --etcd {endpoint} --address 127.0.0.1 --name a"));
     grid
 }
@@ -239,6 +240,33 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
     a.ok("grid up");
     until("both are up again", || a.node_state(2) == "up" && b.node_state(1) == "up");
     assert!(b.fails("grid token").contains("no key of the grid's authority"));
+
+    // The authority's key goes from host to host, by command and by itself.
+    let refused = b.fails("grid tls authority give a");
+    assert!(refused.contains("no key of the grid's authority"), "{refused}");
+    let refused = a.fails("grid tls authority give z");
+    assert!(refused.contains("no host z that is up; those are: a, b"), "{refused}");
+    a.ok("grid tls authority give b");
+    assert_eq!(fs::read(a.path("tls/ca.key")).expect("a key"), fs::read(b.path("tls/ca.key")).expect("a key"));
+    let mode = fs::metadata(b.path("tls/ca.key")).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let signing = |grid: &Grid| -> Vec<bool> {
+        let machines = grid.json("machine list");
+        machines.as_array().expect("machines").iter().map(|m| m["signs"].as_bool().expect("a bool")).collect()
+    };
+    until("it is told", || signing(&a) == [true, true]);
+    a.ok("grid down --force");
+    c.ok(&join_line(&c, &endpoint, "c", &token(&b, "")));
+    b.ok("grid down --force");
+    c.ok("grid down --force");
+    fs::remove_file(b.path("tls/ca.key")).expect("removed");
+    fs::remove_file(a.path("holdfast.toml")).expect("removed");
+    for grid in [&b, &a] {
+        grid.ok("grid up");
+    }
+    until("the other machine has it again", || b.path("tls/ca.key").exists() && signing(&a) == [true, true, false]);
+    let words = a.ok("grid tls authority phrase");
+    assert_eq!((words.split_whitespace().count(), &words), (24, &b.ok("grid tls authority phrase")));
 }
 
 #[test]
@@ -332,11 +360,11 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
     assert_eq!(roles(&b.json("grid tls show")), ["authority", "host b", "node 2", "node 4"]);
     until("all use all", || (1..=4).all(|node| a.node_state(node) == "up" && b.node_state(node) == "up"));
 
-    // New certificates, used from the next start on.
+    // New certificates.
     let read = |grid: &Grid, name: &str| fs::read(grid.path(name)).expect("it is there");
     let (before, key) = (read(&b, "tls/node-2.pem"), read(&b, "tls/node-2.key"));
     let told = a.ok("grid tls rotate");
-    assert!(told.contains("next start"), "{told}");
+    assert!(told.contains("next connection"), "{told}");
     assert!(b.fails("grid tls rotate").contains("--token"));
     let file = b.path("token");
     fs::write(&file, a.ok("grid token --for b")).expect("written");
@@ -349,6 +377,27 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
     b.ok("grid up");
     until("all use all again", || (1..=4).all(|node| a.node_state(node) == "up" && b.node_state(node) == "up"));
     assert!(a.json("status")["certificate_warnings"].is_null());
+
+    // They are made anew by themselves when most of their time is used up; processes that run take them.
+    let grid = id(&a);
+    let text = |name: &str| fs::read_to_string(a.path(name)).expect("it is there");
+    let kept = Pair { certificate: text("tls/ca.pem"), key: text("tls/ca.key") };
+    let authority = Authority::load(grid, &kept).expect("the authority");
+    let short = authority.issue_for(&Role::Host("b".to_string()), Duration::from_secs(3600)).expect("signed");
+    b.ok("grid down --host");
+    fs::write(b.path("tls/host.pem"), short.certificate).expect("written");
+    fs::write(b.path("tls/host.key"), short.key).expect("written");
+    let before = read(&b, "tls/node-2.pem");
+    b.ok("grid up");
+    let days = || b.json("grid tls show")["certificates"][1]["days_left"].as_i64().expect("days");
+    until("host b has another certificate", || days() > 700);
+    assert!(read(&b, "tls/node-2.pem") != before);
+    for name in ["host.log", "node2.log"] {
+        until("it is used", || log(&b, name).contains("it counts from the next connection on"));
+    }
+    a.ok("grid down --host");
+    a.ok("grid up");
+    until("all use all with them", || (1..=4).all(|node| a.node_state(node) == "up" && b.node_state(node) == "up"));
 
     // Who was given a token for one thing can't have another, nor in the name of another.
     let refused = c.fails(&join_line(&c, &endpoint, "c", &token(&a, "--for b")));

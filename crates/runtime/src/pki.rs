@@ -24,6 +24,7 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SigningKey, date_time_ymd,
 };
 use ring::rand::{SecureRandom, SystemRandom};
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use ring::{digest, hmac};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, DnsName};
@@ -60,6 +61,8 @@ pub enum PkiError {
     Request(rcgen::Error),
     #[error("`{0}` is no address and no name of a machine; give what clients connect to, for example 10.0.0.1")]
     NoName(String),
+    #[error("it is not the key of this certificate")]
+    KeyForm,
     #[error("what should be a certificate is none, or a damaged one; restore it, or have it made anew")]
     NoCertificate,
 }
@@ -186,9 +189,9 @@ impl Authority {
         Ok(Authority { grid, issuer })
     }
 
-    fn sign(&self, role: &Role, key: &impl PublicKeyData) -> Result<String, PkiError> {
+    fn sign(&self, role: &Role, key: &impl PublicKeyData, valid: Duration) -> Result<String, PkiError> {
         let identity = Identity { grid: self.grid, role: role.clone() };
-        let mut params = params(&format!("{role} of Holdfast grid {}", self.grid), LEAF_VALID);
+        let mut params = params(&format!("{role} of Holdfast grid {}", self.grid), valid);
         let uri = Ia5String::try_from(identity.to_string()).map_err(PkiError::Make)?;
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.is_ca = IsCa::ExplicitNoCa;
@@ -212,8 +215,13 @@ impl Authority {
 
     /// A new key, and a certificate for it.
     pub fn issue(&self, role: &Role) -> Result<Pair, PkiError> {
+        self.issue_for(role, LEAF_VALID)
+    }
+
+    /// The same, good for so long from now on.
+    pub fn issue_for(&self, role: &Role, valid: Duration) -> Result<Pair, PkiError> {
         let key = KeyPair::generate().map_err(PkiError::Make)?;
-        Ok(Pair { certificate: self.sign(role, &key)?, key: key.serialize_pem() })
+        Ok(Pair { certificate: self.sign(role, &key, valid)?, key: key.serialize_pem() })
     }
 
     /// A new key, and a certificate for a server of NBD that clients reach by these names and addresses. It speaks for
@@ -240,7 +248,7 @@ impl Authority {
     /// A certificate for the key behind a request, whatever that calls itself.
     pub fn answer(&self, role: &Role, request: &str) -> Result<String, PkiError> {
         let request = CertificateSigningRequestParams::from_pem(request).map_err(PkiError::Request)?;
-        self.sign(role, &request.public_key)
+        self.sign(role, &request.public_key, LEAF_VALID)
     }
 }
 
@@ -249,6 +257,48 @@ pub fn request() -> Result<(String, String), PkiError> {
     let key = KeyPair::generate().map_err(PkiError::Make)?;
     let request = params("to be named", LEAF_VALID).serialize_request(&key).map_err(PkiError::Make)?;
     Ok((key.serialize_pem(), request.pem().map_err(PkiError::Make)?))
+}
+
+/// What comes before the secret of a key on P-256 in PKCS#8, between it and the public key, as `ring` makes and takes it (RFC 5958,
+/// RFC 5915).
+const KEY_HEAD: &[u8] = &[
+    0x30, 0x81, 0x87, 0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08,
+    0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x04, 0x6d, 0x30, 0x6b, 0x02, 0x01, 0x01, 0x04, 0x20,
+];
+const KEY_MIDDLE: &[u8] = &[0xa1, 0x44, 0x03, 0x42, 0x00];
+
+/// Length of [`key_secret`].
+pub const SECRET_BYTES: usize = 32;
+
+/// The part of an authority's key that has to be kept: the rest follows from its certificate.
+pub fn key_secret(key: &str) -> Result<[u8; SECRET_BYTES], PkiError> {
+    let key = KeyPair::from_pem(key).map_err(PkiError::Authority)?;
+    let der = key.serialize_der();
+    let secret = der.strip_prefix(KEY_HEAD).and_then(|rest| rest.first_chunk());
+    secret.copied().ok_or(PkiError::KeyForm)
+}
+
+/// The key, in PEM, whose secret that is and whose certificate, in PEM, is `certificate`; nobody has looked whether they go together.
+pub fn key_of_secret(certificate: &str, secret: &[u8; SECRET_BYTES]) -> Result<String, PkiError> {
+    let der = CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(|_| PkiError::NoCertificate)?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&der).map_err(|_| PkiError::NoCertificate)?;
+    let public = parsed.public_key().subject_public_key.data.as_ref();
+    let der = [KEY_HEAD, secret, KEY_MIDDLE, public].concat();
+    let key = KeyPair::try_from(der).map_err(|_| PkiError::KeyForm)?;
+    Ok(key.serialize_pem())
+}
+
+/// A signature by a key in PEM that [`request`] or an authority has made.
+pub fn sign_with(key: &str, bytes: &[u8]) -> Result<Vec<u8>, PkiError> {
+    KeyPair::from_pem(key).and_then(|key| key.sign(bytes)).map_err(PkiError::Make)
+}
+
+/// Whether bytes were signed with the key of a certificate in PEM.
+pub fn is_signed_by(certificate: &str, bytes: &[u8], signature: &[u8]) -> Result<bool, PkiError> {
+    let der = CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(|_| PkiError::NoCertificate)?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&der).map_err(|_| PkiError::NoCertificate)?;
+    let key = parsed.public_key().subject_public_key.data.as_ref();
+    Ok(UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key).verify(bytes, signature).is_ok())
 }
 
 /// What a certificate says of itself: nobody has verified it by this.

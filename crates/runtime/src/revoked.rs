@@ -13,12 +13,9 @@
 //!
 //! Invariant: a process goes from a version to a higher one alone ([`RevokedNow::replace`]).
 
-use crate::pki::{Authority, Identity, PkiError, Role, issued_s};
+use crate::pki::{Authority, Identity, PkiError, Role, is_signed_by, issued_s};
 use crate::tls::TlsStream;
 use holdfast_base::GridId;
-use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
@@ -109,12 +106,9 @@ impl Revoked {
         let (body, seal) = text.split_at(body_len);
         let signature = seal.strip_prefix("signature ").and_then(|hex| hex.strip_suffix('\n')).and_then(bytes_of);
         let signature = signature.ok_or(RevokedError::Form(text.lines().count()))?;
-        let der = CertificateDer::from_pem_slice(ca.as_bytes()).map_err(|_| PkiError::NoCertificate)?;
-        let (_, parsed) = x509_parser::parse_x509_certificate(&der).map_err(|_| PkiError::NoCertificate)?;
-        let key = parsed.public_key().subject_public_key.data.as_ref();
-        UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key)
-            .verify(body.as_bytes(), &signature)
-            .map_err(|_| RevokedError::Signature)?;
+        if !is_signed_by(ca, body.as_bytes(), &signature)? {
+            return Err(RevokedError::Signature);
+        }
         Revoked::parse(body, grid)
     }
 
@@ -187,6 +181,8 @@ impl RevokedNow {
 mod tests {
     use super::*;
     use holdfast_base::NodeId;
+    use rustls_pki_types::CertificateDer;
+    use rustls_pki_types::pem::PemObject;
 
     const GRID: GridId = GridId(7);
 

@@ -23,6 +23,7 @@ fn clusters_come_to_rest_whatever_happens() {
         ("commands", sum(|o| o.commands)),
         ("hand-overs", sum(|o| o.handovers)),
         ("take-overs", sum(|o| o.take_overs)),
+        ("of these by hosts that did not offer them", sum(|o| o.fail_overs)),
         ("depositions", sum(|o| o.depositions)),
         ("lost swaps", sum(|o| o.conflicts)),
         ("listings that were not believed", sum(|o| o.doubts)),
@@ -30,6 +31,7 @@ fn clusters_come_to_rest_whatever_happens() {
         ("volumes had back", sum(|o| o.restored)),
         ("volumes deleted for good", sum(|o| o.deleted)),
         ("volumes cared for", sum(|o| o.cared)),
+        ("snapshots by schedule", sum(|o| o.snapshots)),
     ] {
         assert!(count > 50, "{count} {what} in {SEEDS} runs: the simulator has gone blind");
     }
@@ -99,6 +101,55 @@ fn a_hung_owner_is_deposed_and_finds_that_it_was() {
         grid.run_for(Duration::from_secs(10));
         assert_ne!(served_by(&grid), "h0");
         assert_eq!(settle(grid).take_overs, 1);
+    }
+}
+
+/// One volume at host 0 alone, which whoever lives takes over.
+fn failing_over(seed: u64) -> Grid {
+    let mut grid = Grid::new(ClusterPlan::quiet(seed, 3, 1), false);
+    grid.set_failover(0, 0);
+    grid.run_for(Duration::from_secs(8));
+    assert_eq!(grid.open_at(0), [0]);
+    grid
+}
+
+#[test]
+fn a_volume_that_fails_over_is_served_elsewhere_when_its_host_is_killed() {
+    for seed in 0..20 {
+        let mut grid = failing_over(seed);
+        grid.crash(0, Some(MINUTE));
+        grid.run_for(SETTLED_AFTER);
+        assert_ne!(served_by(&grid), "h0");
+        let outcome = settle(grid);
+        assert_eq!((outcome.take_overs, outcome.fail_overs), (1, 1));
+    }
+}
+
+#[test]
+fn a_host_that_lacks_nothing_but_the_store_keeps_what_fails_over() {
+    for seed in 0..20 {
+        let mut grid = failing_over(seed);
+        grid.cut_from_store(0, Duration::from_secs(30));
+        grid.run_for(Duration::from_secs(29));
+        assert_eq!(served_by(&grid), "h0", "nodes hear it, so its clients have the volume");
+        let outcome = settle(grid);
+        assert_eq!((outcome.take_overs, outcome.depositions), (0, 0));
+    }
+}
+
+#[test]
+fn a_host_that_is_cut_off_from_store_and_nodes_loses_what_fails_over() {
+    for seed in 0..20 {
+        let mut grid = failing_over(seed);
+        grid.cut_from_store(0, Duration::from_secs(40));
+        grid.run_for(Duration::from_secs(15));
+        assert_eq!(served_by(&grid), "h0");
+        grid.cut_from_nodes(0, 3, Duration::from_secs(20));
+        grid.run_for(Duration::from_secs(5));
+        assert_ne!(grid.record(0).unwrap().host, "h0");
+        grid.run_for(MINUTE);
+        assert_ne!(served_by(&grid), "h0");
+        assert_eq!(settle(grid).fail_overs, 1);
     }
 }
 

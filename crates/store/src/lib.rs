@@ -8,6 +8,7 @@ mod api;
 mod cache;
 mod device;
 mod fence;
+mod hosts;
 mod io;
 mod journal;
 mod labels;

@@ -21,6 +21,7 @@
 use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, NodeConfig, Notice};
 use crate::cache::{Asked, Fresh, ReadCache};
 use crate::device::{Device, Opened, Surroundings, Told};
+use crate::hosts::Hosts;
 use crate::io::{Client, DEVICES_MAX, split_token};
 use crate::making::Makings;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
@@ -38,6 +39,7 @@ pub struct Node {
     /// What devices have read for the cache; empty between events.
     pub(crate) fresh: Vec<Fresh>,
     pub(crate) makings: Makings,
+    hosts: Hosts,
 }
 
 impl Node {
@@ -45,13 +47,16 @@ impl Node {
         assert!(config.batch_in_flight_max > 0, "a journal needs at least one batch in flight");
         let cache = ReadCache::new(&config);
         let (devices, slots) = (BTreeMap::new(), Vec::new());
-        Node { config, devices, slots, cache, slow: BTreeSet::new(), fresh: Vec::new(), makings: Makings::new() }
+        let (slow, fresh, makings, hosts) = (BTreeSet::new(), Vec::new(), Makings::new(), Hosts::default());
+        Node { config, devices, slots, cache, slow, fresh, makings, hosts }
     }
 
     /// Runs one event to completion.
     pub fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
+        self.hosts.on_event(now);
         match event {
             Event::Request { peer, token, request, payload } => {
+                self.hosts.on_request(now, peer);
                 self.on_request(now, Client { peer, token }, request, payload, out);
             }
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
@@ -89,7 +94,10 @@ impl Node {
             }
             // What the peer asked for is done all the same; the shell drops replies to peers that are gone.
             // But what has not begun to be put.
-            Event::PeerGone { peer } => self.give_up_makings_of(peer, out),
+            Event::PeerGone { peer } => {
+                self.hosts.on_gone(peer);
+                self.give_up_makings_of(peer, out);
+            }
         }
     }
 
@@ -201,14 +209,19 @@ impl Node {
 
     fn on_node_request(&mut self, now: Instant, client: Client, request: &Request, out: &mut Effects<Effect>) {
         let reply = match request {
-            Request::Hello { versions, grid, .. } => match self.config.wire.common(*versions) {
+            Request::Hello { versions, grid, host } => match self.config.wire.common(*versions) {
                 None => Reply::Refused(Refusal::Version(self.config.wire)),
                 Some(_) if *grid != self.config.grid => Reply::Refused(Refusal::Invalid),
                 Some(version) => {
+                    self.hosts.on_hello(now, client.peer, host);
                     let (node, boot) = (self.config.node, self.config.boot);
                     Reply::Hello { version, node, boot, devices: self.stats(now) }
                 }
             },
+            Request::Heard { host } => {
+                let ms = self.hosts.silent_for(now, host).as_millis().try_into().unwrap_or(u64::MAX);
+                Reply::Heard { ms }
+            }
             Request::Stat => {
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.values_mut().for_each(|device| device.probe(&mut around));
@@ -257,7 +270,12 @@ impl Node {
 /// The device that a request is for; none for what concerns the whole node.
 fn device_of(request: &Request) -> Option<DeviceId> {
     match request {
-        Request::Hello { .. } | Request::Ping | Request::Stat | Request::Drives | Request::Troubles => None,
+        Request::Hello { .. }
+        | Request::Ping
+        | Request::Stat
+        | Request::Drives
+        | Request::Troubles
+        | Request::Heard { .. } => None,
         Request::CreateLedger { device, .. }
         | Request::Append { device, .. }
         | Request::Fence { device, .. }

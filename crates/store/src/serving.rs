@@ -257,6 +257,7 @@ impl Serving {
             | Request::Stat
             | Request::Drives
             | Request::Troubles
+            | Request::Heard { .. }
             | Request::MakeShard { .. } => {
                 unreachable!("the node answers requests that concern no device, or other nodes as well")
             }

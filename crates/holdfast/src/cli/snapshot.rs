@@ -3,11 +3,11 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::host::schedule::{Keep, Schedule, Span};
 use crate::protocol::{Request, Shares, SnapshotInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use holdfast_format::schedule::{Keep, ScheduleRecord, Span};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -80,7 +80,7 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json { print_json(&volume) } else { print(text) }
         }
         SnapshotAction::Schedule { volume, every, keep, off: _ } => {
-            let schedule = every.map(|every| Schedule { every, keep });
+            let schedule = every.map(|every| ScheduleRecord { every, keep });
             let text = match &schedule {
                 Some(s) => format!("volume {volume} gets a snapshot every {}; kept are {}", s.every, s.keep),
                 None => format!("volume {volume} gets no more snapshots by schedule"),

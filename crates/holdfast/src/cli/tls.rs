@@ -16,7 +16,11 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use holdfast_runtime::pki::{self, Identity};
 use serde_json::json;
+use std::io::Read;
 use std::path::PathBuf;
+
+/// Twenty-four words are shorter by far.
+const PHRASE_BYTES_MAX: u64 = 4096;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
@@ -25,7 +29,8 @@ use std::path::PathBuf;
     a$ holdfast grid token --for b              for a machine of the grid that needs certificates again; then one of\n  \
     b$ holdfast grid tls rotate --token TOKEN\n  \
     b$ holdfast node add --token TOKEN\n\n\
-    The grid's first machine gives tokens out, and its host signs what is asked for with them: it has to be up then. A token \
+    A machine that has the key of the grid's authority (`holdfast machine list`) gives tokens out, and its host signs what is asked for \
+    with them: it has to be up then. A token \
     holds a secret: whoever has it can join, until it is used.")]
 pub struct TokenArgs {
     /// How long it is good for: a number and m, h or d, up to 7d
@@ -37,13 +42,15 @@ pub struct TokenArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = "Examples, for volumes that only certain clients may have, on the grid's first machine:\n  \
+#[command(
+    after_help = "Examples, for volumes that only certain clients may have, on a machine that signs (`holdfast machine list`):\n  \
     holdfast grid tls server 10.0.0.1 --out /etc/holdfast/nbd-tls     then set nbd.tcp and nbd.tls_dir in holdfast.toml\n  \
     holdfast grid tls client vm7                                      its files are for vm7's machine\n  \
     holdfast volume allow db vm7\n  \
     nbdinfo 'nbds://10.0.0.1:10809/db?tls-certificates=/etc/pki/vm7'\n\n\
-    Certificates are good for two years; `holdfast status` warns when one of this machine's has less than 30 \
-    days left. New ones are used by processes from their next start on.")]
+    Certificates are good for two years. Hosts make those of their machines anew when a third of that is left; `holdfast status` \
+    warns when one has less than 30 days left. New ones count from the next connection on; servers' from the host's next start."
+)]
 pub struct TlsArgs {
     #[command(subcommand)]
     action: TlsAction,
@@ -95,8 +102,21 @@ enum TlsAction {
 enum AuthorityAction {
     /// Write it to a file: whoever has that can let anybody in; carry it by hand, and delete it, or keep it in a safe place
     Export { file: PathBuf },
-    /// Have this machine of the grid sign as well
-    Import { file: PathBuf },
+    /// Have this machine of the grid sign as well: with such a file, or with the words of `phrase` on standard input
+    Import {
+        #[arg(required_unless_present = "phrase", conflicts_with = "phrase")]
+        file: Option<PathBuf>,
+        /// Twenty-four words, on standard input
+        #[arg(long)]
+        phrase: bool,
+    },
+    /// Have another machine sign as well: the key goes from host to host over TLS
+    Give {
+        /// As `holdfast machine list` has it
+        machine: String,
+    },
+    /// Print the key as twenty-four words, to be kept on paper: with them any machine of the grid can sign, should all be lost that do
+    Phrase,
 }
 
 /// Prints a token, alone on standard output.
@@ -137,16 +157,38 @@ fn authority(action: &AuthorityAction, dir: &GridDir, json: bool) -> Result<()> 
                 file.display()
             ))
         }
-        AuthorityAction::Import { file } => {
-            signer::import_authority(&certificates, file)?;
+        AuthorityAction::Import { file, .. } => {
+            match file {
+                Some(file) => signer::import_authority(&certificates, file)?,
+                None => {
+                    let mut words = String::new();
+                    std::io::stdin().take(PHRASE_BYTES_MAX).read_to_string(&mut words).context("no words came")?;
+                    certificates.put_authority_phrase(&words)?;
+                }
+            }
             if json {
                 return print_json(&json!({ "signs": true }));
             }
-            let next = match Role::Host.find(dir) {
-                Some(_) => "; its host signs from its next start on: `holdfast grid down --host`, `holdfast grid up`",
-                None => "",
-            };
-            print(format_args!("this machine has the key of the grid's authority{next}"))
+            print("this machine has the key of the grid's authority, and signs")
+        }
+        AuthorityAction::Give { machine } => {
+            client::done(dir, &Request::AuthorityGive { to: machine.clone() })?;
+            if json {
+                return print_json(&json!({ "machine": machine, "signs": true }));
+            }
+            print(format_args!("machine {machine} has the key of the grid's authority, and signs"))
+        }
+        AuthorityAction::Phrase => {
+            let phrase = certificates.authority_phrase()?;
+            if json {
+                return print_json(&json!({ "phrase": phrase }));
+            }
+            print(phrase)?;
+            eprintln!(
+                "note: whoever has these words can let anybody into the grid. Write them down, and keep them off the grid's machines; \
+                 `holdfast grid tls authority import --phrase` takes them"
+            );
+            Ok(())
         }
     }
 }
@@ -165,11 +207,10 @@ pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
             grow::rotate(dir, &config, &roles, token.token()?.as_ref())?;
             let names: Vec<String> = roles.iter().map(ToString::to_string).collect();
             if json {
-                return print_json(&json!({ "renewed": names, "used_after_restart": true }));
+                return print_json(&json!({ "renewed": names, "used_after_restart": false }));
             }
             print(format_args!(
-                "new certificates: {}. Each process uses its own from its next start on: for nodes one after the other \
-                 `holdfast node stop N` and `holdfast node start N`, for the host `holdfast grid down` and `holdfast grid up`",
+                "new certificates: {}. Each process uses its own from its next connection on",
                 names.join(", ")
             ))
         }
@@ -181,7 +222,7 @@ fn that_sign(dir: &GridDir) -> Result<Certificates> {
     let (_, certificates) = with_tls(dir)?;
     if !certificates.has_authority() {
         bail!(
-            "{} has no key of the grid's authority, so that nothing can be signed here; do it on the grid's first machine, and \
+            "{} has no key of the grid's authority, so that nothing can be signed here; do it on a machine that has it (`holdfast machine list`), and \
              copy the files",
             certificates.root().display()
         );

@@ -38,6 +38,7 @@ use std::path::PathBuf;
     holdfast volume set vm4 --first-tier none\n  \
     holdfast volume set vm1 --limit iops=500,bytes=50MiB\n  \
     holdfast volume set vm1 --protect node     after a node was added\n  \
+    holdfast volume export web1 --failover auto   any host takes it over when its own is lost\n  \
     holdfast volume export ocfs --shared       several clients write at a time; else a second one is refused\n  \
     holdfast volume allow db vm7 vm8           only these clients may have it over TCP (`holdfast grid tls --help`)\n  \
     holdfast volume deny db vm8                it is cut off, if it is connected\n  \
@@ -128,6 +129,11 @@ enum VolumeAction {
         /// otherwise. Counts until the volume is out of service
         #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "on")]
         shared: Option<Switch>,
+        /// `auto`: any host of the grid takes the volume over when its own is gone and the nodes of the volume hear no more of that;
+        /// `off`, which is what a volume has unless told otherwise: it waits for its host, or for an operator. Counts until the volume is
+        /// out of service
+        #[arg(long, value_enum)]
+        failover: Option<Failover>,
         /// Where this host gets the key of an encrypted volume from here on
         #[command(flatten)]
         key: WrappingKey,
@@ -319,6 +325,13 @@ enum Switch {
     Off,
 }
 
+/// What becomes of a volume whose host is lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Failover {
+    Auto,
+    Off,
+}
+
 impl Create {
     fn run(self, dir: &GridDir, json: bool) -> Result<()> {
         if self.dry_run {
@@ -442,9 +455,10 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let (volume, text) = rekey(dir, name, key)?;
             show(&volume, text)
         }
-        VolumeAction::Export { name, takeover, portal, shared, key } => {
+        VolumeAction::Export { name, takeover, portal, shared, failover, key } => {
             let (key, shared) = (key.source()?, shared.map(|shared| shared == Switch::On));
-            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key, shared })?;
+            let failover = failover.map(|failover| failover == Failover::Auto);
+            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key, shared, failover })?;
             let who = if volume.shared { ", to several writers at a time" } else { "" };
             show(&volume, format!("volume {} is exported{who}{}", volume.name, how_to_use(&volume)))
         }
@@ -649,6 +663,9 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     row("exported", volume.host.as_ref().map_or("no".to_string(), |host| format!("by host {host}")));
     if !volume.portals.is_empty() {
         row("offered by", format!("hosts {}", volume.portals.join(", ")));
+    }
+    if volume.failover {
+        row("failover", "auto: any host takes it over when its own is lost".to_string());
     }
     for uri in &volume.uris {
         row("connect to", uri.clone());

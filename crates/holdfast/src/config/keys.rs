@@ -2,8 +2,8 @@
 
 use super::HostSettings;
 use crate::grid::layout::HostConfig;
-use crate::host::schedule::Span;
 use crate::size::Size;
+use holdfast_format::schedule::{NoSpan, Span};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -200,6 +200,19 @@ pub const KEYS: &[Key] = &[
         older: |_| None,
         put: |settings, value| settings.readers = value.group(),
     },
+    Key {
+        name: "authority.spread",
+        kind: Kind::Switch,
+        default: "on",
+        example: "off",
+        brief: "Whether this machine gives the key of the grid's authority to a second one by itself, where it alone has it.",
+        more: "With the key machines join, leave, and get new certificates. Without a second machine that has it the loss of the first \
+               one would end all that. It goes from host to host over TLS; `holdfast machine list` shows which machines have it. \
+               With `off` it goes by command alone: `holdfast grid tls authority give`, or `export` and `import`.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.authority_spread = value.is_on(),
+    },
 ];
 
 /// Keys that one might look for here, and why they are not here.
@@ -249,7 +262,7 @@ impl Kind {
                 in_range(size.0, from, to).map(|bytes| Value::Size(Size(bytes)))
             }
             Kind::Span(from, to) => {
-                let span: Span = text.parse().map_err(|e: anyhow::Error| e.to_string())?;
+                let span: Span = text.parse().map_err(|e: NoSpan| e.to_string())?;
                 in_range(span.seconds(), from, to).map(|seconds| Value::Span(Duration::from_secs(seconds)))
             }
             Kind::Address => {

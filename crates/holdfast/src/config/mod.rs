@@ -35,6 +35,8 @@ pub struct HostSettings {
     pub read_cache_percent: u32,
     /// The group whose members may look at the grid.
     pub readers: Option<String>,
+    /// A second machine is given the key of the grid's authority.
+    pub authority_spread: bool,
 }
 
 /// Who can reach volumes over TCP by these settings.

@@ -11,7 +11,9 @@ use crate::host::presence::live_hosts;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{MetaVersion, NodeId};
 use holdfast_runtime::meta::{Record, Swap};
-use holdfast_runtime::pki::{self, Facts, Identity, Pair, Role, is_same};
+use holdfast_runtime::pki::{self, Facts, Pair, Role, is_same};
+use holdfast_runtime::revoked::RevokedNow;
+use holdfast_runtime::tls::link::holder_of;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -25,6 +27,56 @@ pub fn authority_of(meta: &Meta) -> Result<Option<TlsRecord>> {
     let record = meta.get(TLS_KEY)?;
     record.map(|record| serde_json::from_slice(&record.value).context("metadata record tls is damaged")).transpose()
 }
+
+/// What is asked to be signed, and the keys that never leave this machine.
+pub struct Asked {
+    pub wanted: Wanted,
+    keys: Vec<(Role, String)>,
+}
+
+impl Asked {
+    /// New keys for these, and requests for certificates.
+    pub fn make(machine: &str, roles: &[Role]) -> Result<Asked> {
+        let mut wanted = Wanted { machine: machine.to_string(), host: None, nodes: BTreeMap::new() };
+        let mut keys = Vec::new();
+        for role in roles {
+            let (key, request) = pki::request()?;
+            match role {
+                Role::Host(_) => wanted.host = Some(request),
+                Role::Node(node) => drop(wanted.nodes.insert(node.0, request)),
+                Role::Client(_) => unreachable!("a machine of the grid is no client"),
+            }
+            keys.push((role.clone(), key));
+        }
+        Ok(Asked { wanted, keys })
+    }
+
+    /// Puts keys and certificates where this machine's processes look: all of them are looked at before the first.
+    pub fn put(self, certificates: &Certificates, signed: &BTreeMap<Role, String>) -> Result<()> {
+        let mut pairs = Vec::new();
+        for (role, key) in self.keys {
+            let certificate = signed.get(&role).cloned().with_context(|| format!("{role} was left out"))?;
+            let grid = certificates.grid();
+            match holder_of(&certificate, &certificates.ca(), grid, &RevokedNow::new(grid)) {
+                Ok(found) if found == role => {}
+                Ok(found) => bail!("the certificate of {role} is for another one, {found}"),
+                Err(why) => bail!("the certificate of {role} is none of this grid's: {why}"),
+            }
+            if !pki::is_signed_by(&certificate, PROOF, &pki::sign_with(&key, PROOF)?)? {
+                bail!("the certificate of {role} is for another key");
+            }
+            pairs.push((role, Pair { certificate, key }));
+        }
+        for (role, pair) in &pairs {
+            certificates.put(role, pair)?;
+            certificates.check(role)?;
+        }
+        Ok(())
+    }
+}
+
+/// Signed to see whether a key and a certificate go together.
+const PROOF: &[u8] = b"holdfast";
 
 /// A token that may be used by this machine, as far as that can be told without asking.
 pub struct Asking<'a> {
@@ -72,37 +124,15 @@ impl<'a> Asking<'a> {
 
     /// Gets certificates for new keys, and puts both where this machine's processes look.
     pub fn obtain(&self, certificates: &Certificates, roles: &[Role]) -> Result<()> {
-        let mut wanted = Wanted { machine: self.machine.clone(), host: None, nodes: BTreeMap::new() };
-        let mut keys = Vec::new();
-        for role in roles {
-            let (key, request) = pki::request()?;
-            match role {
-                Role::Host(_) => wanted.host = Some(request),
-                Role::Node(node) => drop(wanted.nodes.insert(node.0, request)),
-                Role::Client(_) => unreachable!("a machine of the grid is no client"),
-            }
-            keys.push((role.clone(), key));
-        }
-        let (ca, signed) = self.ask(&wanted)?;
+        let asked = Asked::make(&self.machine, roles)?;
+        let (ca, signed) = self.ask(&asked.wanted)?;
         if !is_same(&Facts::of_pem(&ca)?.fingerprint, &self.token.authority) {
             bail!("host {} answered with another authority's certificate; {ANOTHER}", self.signer);
         }
-        let mut pairs = Vec::new();
-        for (role, key) in keys {
-            let certificate = signed.get(&role).cloned();
-            let certificate = certificate.with_context(|| format!("host {} left out {role}", self.signer))?;
-            let wanted = Identity { grid: self.token.grid, role: role.clone() };
-            if Facts::of_pem(&certificate)?.identity != Some(wanted) {
-                bail!("host {} signed a certificate for another than {role}; {ANOTHER}", self.signer);
-            }
-            pairs.push((role, Pair { certificate, key }));
-        }
         certificates.put_ca(&ca)?;
-        for (role, pair) in &pairs {
-            certificates.put(role, pair)?;
-            certificates.check(role)?;
-        }
-        Ok(())
+        asked
+            .put(certificates, &signed)
+            .with_context(|| format!("what host {} signed can't be used; {ANOTHER}", self.signer))
     }
 
     fn ask(&self, wanted: &Wanted) -> Result<(String, BTreeMap<Role, String>)> {

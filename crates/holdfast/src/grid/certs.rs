@@ -15,6 +15,7 @@
 use super::layout::{GridConfig, GridDir, Replacement, write_durably, write_secret};
 use crate::logger;
 use anyhow::{Context, Result, bail};
+use bip39::{Language, Mnemonic};
 use holdfast_base::{GridId, NodeId};
 use holdfast_runtime::pki::{self, Authority, Facts, Fingerprint, Pair, Role};
 use holdfast_runtime::revoked::Revoked;
@@ -190,6 +191,26 @@ impl Certificates {
         write_secret(&self.ca_key(), key.as_bytes())
     }
 
+    /// The authority's key as words (BIP 39, in English): 32 bytes of its secret and a check sum.
+    pub fn authority_phrase(&self) -> Result<String> {
+        let secret = pki::key_secret(&self.authority_key()?)?;
+        Ok(Mnemonic::from_entropy(&secret).expect("32 bytes are 24 words").to_string())
+    }
+
+    /// Takes the key in by its words.
+    pub fn put_authority_phrase(&self, words: &str) -> Result<()> {
+        let words = words.split_whitespace().map(str::to_lowercase).collect::<Vec<_>>().join(" ");
+        let phrase = Mnemonic::parse_in_normalized(Language::English, &words);
+        let entropy = phrase.map(|phrase| phrase.to_entropy());
+        let secret: [u8; pki::SECRET_BYTES] = entropy.ok().and_then(|bytes| bytes.try_into().ok()).context(
+            "these are not the twenty-four words of `holdfast grid tls authority phrase`, in their order; compare each with what was \
+             written down",
+        )?;
+        let key = pki::key_of_secret(&self.ca_pem()?, &secret);
+        let key = key.context("the words are those of another grid's authority, or of an older one of this grid")?;
+        self.put_authority_key(&key)
+    }
+
     /// The authority's certificate, in PEM.
     pub fn ca_pem(&self) -> Result<String> {
         read(&self.ca())
@@ -336,7 +357,7 @@ fn warning(leaf: &Leaf, now: u64) -> Option<String> {
     let advice = if what == "authority" {
         "the grid has to be given another authority"
     } else {
-        "renew it with `holdfast grid tls rotate`, then restart that process"
+        "its host makes another by itself while one is up that has the authority's key; else `holdfast grid tls rotate`"
     };
     if leaf.begins > now {
         return Some(format!(
@@ -386,6 +407,30 @@ pub fn secret() -> [u8; pki::DIGEST_BYTES] {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_authoritys_key_is_had_back_by_its_words() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = |name: &str| Certificates::in_dir(&temp.path().join(name), GridId(7));
+        let (a, b, other) = (dir("a"), dir("b"), dir("c"));
+        a.make_authority().unwrap();
+        other.make_authority().unwrap();
+        b.put_ca(&a.ca_pem().unwrap()).unwrap();
+        let phrase = a.authority_phrase().unwrap();
+        assert_eq!(phrase.split(' ').count(), 24);
+        let why = |words: &str| format!("{:#}", b.put_authority_phrase(words).unwrap_err());
+        assert!(why("word word").contains("not the twenty-four words"));
+        assert!(why(&other.authority_phrase().unwrap()).contains("another grid's authority"));
+        let mut swapped: Vec<&str> = phrase.split(' ').collect();
+        let place = (1..24).find(|at| swapped[*at] != swapped[0]).unwrap();
+        swapped.swap(0, place);
+        // One of 256 orders has a right check sum: it is another key then.
+        b.put_authority_phrase(&swapped.join(" ")).unwrap_err();
+        assert!(!b.has_authority());
+        b.put_authority_phrase(&format!("  {}\n", phrase.to_uppercase())).unwrap();
+        b.sign(&[Role::Host("b".to_string())], "b").unwrap();
+        b.check(&Role::Host("b".to_string())).unwrap();
+    }
 
     #[test]
     fn a_machine_signs_for_itself_and_keys_are_its_owners_alone() {

@@ -15,6 +15,7 @@ mod node_client;
 pub mod ownership;
 pub mod processes;
 pub mod recovery;
+pub mod renewal;
 pub mod revoked;
 pub mod rolling;
 pub mod signatures;

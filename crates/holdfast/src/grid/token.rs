@@ -14,13 +14,13 @@
 //! 1. A token's id follows from its secret, and tells nothing of it.
 //! 2. What was sealed as one thing opens as nothing else: purpose, token, and for an answer its request, are part of it.
 
-use super::certs::fingerprint_text;
+use super::certs::{Certificates, fingerprint_text};
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::Args;
-use holdfast_base::{GridId, crc32c};
-use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, is_same, mac};
+use holdfast_base::{GridId, NodeId, crc32c};
+use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, Role, is_same, mac};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -101,6 +101,20 @@ pub struct Wanted {
     pub host: Option<String>,
     /// By number.
     pub nodes: BTreeMap<u32, String>,
+}
+
+impl Wanted {
+    /// Signs for all of it, whoever asks.
+    pub fn sign(&self, certificates: &Certificates) -> Result<Answer> {
+        let authority = certificates.authority()?;
+        let host = self.host.as_ref().map(|request| authority.answer(&Role::Host(self.machine.clone()), request));
+        let signed = self
+            .nodes
+            .iter()
+            .map(|(node, request)| Ok((*node, authority.answer(&Role::Node(NodeId(*node)), request)?)));
+        let nodes = signed.collect::<Result<BTreeMap<u32, String>>>()?;
+        Ok(Answer::Signed { ca: certificates.ca_pem()?, host: host.transpose()?, nodes })
+    }
 }
 
 /// What it gets.

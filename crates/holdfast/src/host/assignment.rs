@@ -16,10 +16,13 @@ use super::records::{News, Records};
 use super::volumes::OpenSpec;
 use crate::logger;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{Effects, MetaVersion, VolumeId};
-use holdfast_cluster::{Action, ActionId, Changes, Cluster, Config, Effect, Event, Local, Outcome, Reading, View};
+use holdfast_base::{Effects, MetaVersion, NodeId, VolumeId};
+use holdfast_cluster::{
+    Action, ActionId, Changes, Cluster, Config, Effect, Event, Local, Outcome, Reading, SILENT_FOR, View,
+};
 use holdfast_format::meta::{ExportRecord, decode};
 use holdfast_format::portal::Answer;
+use holdfast_format::wire::{Reply, Request};
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
 use holdfast_volume::Warming;
@@ -35,6 +38,9 @@ const EXECUTORS: usize = 16;
 /// How long the host that hands a volume over may take to stop serving it.
 const YIELD_MAX: Duration = Duration::from_secs(1);
 
+/// How long nodes may take to say whether they hear of a host.
+const HEARD_MAX: Duration = Duration::from_millis(500);
+
 /// Pace of looking whether this process stood still.
 const LOOK_PACE: Duration = Duration::from_secs(1);
 
@@ -44,11 +50,17 @@ const STOOD_STILL: Duration = Duration::from_secs(2);
 /// How long a command waits for what is under way about its volume.
 const HOLD_MAX: Duration = Duration::from_secs(15);
 
-/// What an executor is to do, and the version of the volume's record that it was planned by.
-struct Task {
-    id: ActionId,
-    action: Action,
-    planned_by: MetaVersion,
+/// What an executor is to do.
+enum Task {
+    /// With the version of the volume's record that it was planned by.
+    Act {
+        id: ActionId,
+        action: Action,
+        planned_by: MetaVersion,
+    },
+    AskNodes {
+        host: String,
+    },
 }
 
 pub enum Input {
@@ -101,12 +113,18 @@ impl Assignment {
 /// Begins to assign volumes, once there is somebody who can be asked.
 pub fn start(plane: &Arc<ControlPlane>, inputs: Receiver<Input>) -> Result<()> {
     let own = Arc::clone(plane);
-    let actions = executors::start("executor", EXECUTORS, move |Task { id, action, planned_by }| {
-        // What is not asked for any more is left out, and planned anew.
-        let is_current = own.records.view(|view| view.export_version(action.volume())) == planned_by;
-        let outcome = if is_current { own.carry_out(action) } else { Ok(Outcome::Done) };
-        let outcome = outcome.unwrap_or(Outcome::Failed);
-        own.assignment.tell(Event::Outcome { id, outcome });
+    let actions = executors::start("executor", EXECUTORS, move |task| match task {
+        Task::Act { id, action, planned_by } => {
+            // What is not asked for any more is left out, and planned anew.
+            let is_current = own.records.view(|view| view.export_version(action.volume())) == planned_by;
+            let outcome = if is_current { own.carry_out(action) } else { Ok(Outcome::Done) };
+            let outcome = outcome.unwrap_or(Outcome::Failed);
+            own.assignment.tell(Event::Outcome { id, outcome });
+        }
+        Task::AskNodes { host } => {
+            let nodes = own.who_does_not_hear(&host);
+            own.assignment.tell(Event::Silent { host, nodes });
+        }
     })?;
     let config = Config::new(plane.catalog.host(), TTL);
     let (records, own) = (Arc::clone(&plane.records), Arc::clone(plane));
@@ -163,8 +181,9 @@ fn run(
                 match effect {
                     Effect::Act { id, action } => {
                         let planned_by = view.export_version(action.volume());
-                        tasks.push(Task { id, action, planned_by });
+                        tasks.push(Task::Act { id, action, planned_by });
                     }
+                    Effect::AskNodes { host } => tasks.push(Task::AskNodes { host }),
                     Effect::Held { ticket } => held.push(ticket),
                 }
             }
@@ -296,6 +315,25 @@ impl ControlPlane {
         }
     }
 
+    /// Nodes that have heard nothing of a host for long enough. One that does not answer has not said so.
+    fn who_does_not_hear(&self, host: &str) -> BTreeSet<NodeId> {
+        let devices = self.config().devices();
+        let nodes: BTreeSet<NodeId> = devices.into_iter().map(|(node, _)| node).collect();
+        let ask = |node: &NodeId| {
+            let (answer, answered) = sync_channel(1);
+            let request = Box::new(Request::Heard { host: host.to_string() });
+            self.reactor.post(Command::Call { node: *node, request, answer }).ok().map(|()| (*node, answered))
+        };
+        let asked: Vec<_> = nodes.iter().filter_map(ask).collect();
+        let patience = std::time::Instant::now() + HEARD_MAX;
+        let is_silent = |answered: Receiver<Option<Reply>>| {
+            let left = patience.saturating_duration_since(std::time::Instant::now());
+            let reply = answered.recv_timeout(left).ok().flatten();
+            matches!(reply, Some(Reply::Heard { ms }) if Duration::from_millis(ms) >= SILENT_FOR)
+        };
+        asked.into_iter().filter_map(|(node, answered)| is_silent(answered).then_some(node)).collect()
+    }
+
     /// How the volume is opened: only if nobody has since what is known of it. Nothing where its key can't be had now.
     fn spec_for(&self, volume: VolumeId) -> Result<Option<OpenSpec>> {
         let entry = self.catalog.entry(volume)?.context("the volume is gone")?;
@@ -309,7 +347,13 @@ impl ControlPlane {
         compares: Vec<(String, MetaVersion)>,
         writes: Vec<(String, Option<Vec<u8>>)>,
     ) -> Result<Outcome> {
-        let before = self.records.view(|view| view.export(volume).map(|(_, export)| export.host.clone()));
+        let export = self.records.view(|view| view.export(volume).map(|(_, export)| export.clone()));
+        // Whoever has no key for it leaves it to the others.
+        let is_failing_over = export.as_ref().is_some_and(|export| export.failover);
+        if is_failing_over && self.spec_for(volume)?.is_none() {
+            return Ok(Outcome::Failed);
+        }
+        let before = export.map(|export| export.host);
         let compares: Vec<Compare> = compares.into_iter().map(|(key, version)| Compare { key, version }).collect();
         let writes: Vec<Write> = writes.into_iter().map(|(key, value)| Write { key, value, lease: None }).collect();
         let is_done = matches!(self.records.commit(&compares, &writes)?, Commit::Done(_));

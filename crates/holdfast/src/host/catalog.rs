@@ -12,7 +12,7 @@
 //! clients/ID             of a volume or clone: which clients may have it (see `access`)
 //! limits/ID              of a volume or clone: how much clients may have of it (see `limits`)
 //! settings/ID            of a volume: how it is provisioned (see `fixed`) and read
-//! schedule/ID            of a volume or clone: snapshots by schedule (see `schedule`)
+//! schedule/ID            of a volume or clone: snapshots by schedule (see `upkeep`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
 //! reserved               what compares whoever sets space aside (see `fixed`)
 //! trend                  how much space was taken lately (see `trend`)
@@ -34,7 +34,6 @@ use super::meta::Meta;
 use super::presence::{check_can_serve, live_hosts};
 use super::receive::Received;
 use super::records::Records;
-use super::schedule::Schedule;
 use super::trash::name_in_trash;
 use super::trend::Sample;
 use super::volumes::OpenSpec;
@@ -47,14 +46,15 @@ use holdfast_format::FormatError;
 use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
-    CLIENTS_PREFIX, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord, LIMITS_PREFIX, NAME_PREFIX, NUMBERS_KEY,
-    NameRecord, NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY, RemovedRecord,
-    ReservedRecord, SCHEDULE_PREFIX, SETTINGS_PREFIX, clone_key, deleting_key, encode, export_key, host_key,
-    machine_key, name_key, trash_key,
+    CLIENTS_PREFIX, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord, KEPT_PREFIX, LIMITS_PREFIX, NAME_PREFIX,
+    NUMBERS_KEY, NameRecord, NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY,
+    RemovedRecord, ReservedRecord, SCHEDULE_PREFIX, SETTINGS_PREFIX, clone_key, deleting_key, encode, export_key,
+    host_key, machine_key, name_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{GIVEN_UP, Root, root_key};
+use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::meta::{Commit, Compare, Swap, Write};
 use serde::de::DeserializeOwned;
@@ -69,7 +69,6 @@ pub(super) const SWAPS_MAX: usize = 64;
 /// Longest name of a volume.
 const NAME_BYTES_MAX: usize = 64;
 
-const KEPT_PREFIX: &str = "kept/";
 const TREND_KEY: &str = "trend";
 pub const REVOKED_KEY: &str = "revoked";
 pub const NODE_PREFIX: &str = "node/";
@@ -186,6 +185,8 @@ pub struct Entry {
     pub protected: bool,
     /// Several clients may write to it at a time.
     pub shared: bool,
+    /// Any host takes it over when its own is gone.
+    pub failover: bool,
 }
 
 impl Entry {
@@ -423,7 +424,8 @@ impl Catalog {
             }
         }
         let (served_by, handed_from, portals, clone) = (None, None, BTreeSet::new(), None);
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected: false, shared: false }))
+        let (protected, shared, failover) = (false, false, false);
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected, shared, failover }))
     }
 
     /// What is set aside, as it is by now.
@@ -701,7 +703,7 @@ impl Catalog {
         let key = export_key(volume);
         let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
         let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
-        let shared = export.as_ref().is_some_and(|export| export.shared);
+        let (shared, failover) = export.as_ref().map_or((false, false), |export| (export.shared, export.failover));
         let (served_by, portals, handed_from) = match export {
             Some(ExportRecord { host, portals, from, .. }) => (Some(host), portals, from),
             None => (None, BTreeSet::new(), None),
@@ -709,7 +711,7 @@ impl Catalog {
         let settings = self.settings(volume)?;
         let clone = clone.map(|clone| (id, clone));
         let protected = self.is_protected(clone.as_ref().map_or(&root.name, |(_, clone)| &clone.name))?;
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected, shared }))
+        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected, shared, failover }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -1041,12 +1043,12 @@ impl Catalog {
     }
 
     /// Snapshots by schedule, by the id of a volume or clone.
-    pub fn schedules(&self) -> Result<Vec<(VolumeId, Schedule)>> {
+    pub fn schedules(&self) -> Result<Vec<(VolumeId, ScheduleRecord)>> {
         let listed = self.known.list(SCHEDULE_PREFIX)?.records;
         listed.iter().map(|l| Ok((l.key[SCHEDULE_PREFIX.len()..].parse()?, decode(&l.key, &l.value)?))).collect()
     }
 
-    pub fn set_schedule(&self, volume: VolumeId, schedule: Option<&Schedule>) -> Result<()> {
+    pub fn set_schedule(&self, volume: VolumeId, schedule: Option<&ScheduleRecord>) -> Result<()> {
         self.set(&format!("{SCHEDULE_PREFIX}{volume}"), schedule.map(encode))
     }
 

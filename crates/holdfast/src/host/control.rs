@@ -6,13 +6,14 @@
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
 use super::assignment::{self, Assignment, Hold, Input, Offered};
+use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, ResizeOutcome, Wanted};
 use super::devices::{TaskHistory, watch_tasks};
 use super::doors::{self, Rank};
 use super::errands;
 use super::family;
-use super::fixed::{self, Fixed, FixedVolume, owned_bytes};
+use super::fixed::{Fixed, FixedVolume, owned_bytes};
 use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
@@ -20,9 +21,9 @@ use super::presence::Presence;
 use super::questions;
 use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
-use super::schedule;
 use super::steward::{self, Stewardship};
 use super::trend::{self, Trend};
+use super::upkeep;
 use super::volumes::{OpenSpec, integrity_text, provisioning_text, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
@@ -114,6 +115,8 @@ pub(super) struct ControlPlane {
     doors: Mutex<()>,
     /// Held while other hosts are asked: one question at a time.
     questions: Mutex<()>,
+    /// Of hosts that give the key of the grid's authority.
+    sessions: Mutex<Sessions>,
 }
 
 /// What the records tell beside volumes.
@@ -161,10 +164,10 @@ pub fn start(
         changes: Mutex::new(()),
         doors: Mutex::new(()),
         questions: Mutex::new(()),
+        sessions: Mutex::default(),
     });
     watch_tasks(Arc::clone(&plane))?;
-    schedule::start(Arc::clone(&plane))?;
-    fixed::start(Arc::clone(&plane))?;
+    upkeep::start(&plane)?;
     trend::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
     errands::start(Arc::clone(&plane), meta)?;
@@ -303,20 +306,14 @@ impl ControlPlane {
             }
             Request::VolumeRename { name, new } => self.rename(&name, &new).map(Response::from),
             Request::VolumeProtect { name, protected } => self.protect(&name, protected).map(Response::from),
-            Request::VolumeExport { name, takeover, portal, key, shared } => {
+            Request::AuthorityGive { to } => self.give_authority(&to).map(|()| Response::Done),
+            Request::VolumeExport { name, takeover, portal, key, shared, failover } => {
                 let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
                 let exported = named.and_then(|()| match portal {
                     true => self.export_by_portal(&name),
                     false => self.export(&name, takeover),
                 });
-                let shared = exported.and_then(|info| match shared {
-                    None => Ok(info),
-                    Some(shared) => {
-                        self.set_shared(&self.catalog.find(&name)?, shared)?;
-                        self.show(&name)
-                    }
-                });
-                shared.map(Response::from)
+                exported.and_then(|_| self.set_export(&name, shared, failover)).map(Response::from)
             }
             Request::VolumeClients { name, change } => self.set_clients(&name, &change).map(Response::from),
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
@@ -422,6 +419,10 @@ impl ControlPlane {
     pub(super) fn set_config(&self, config: GridConfig) {
         self.stewardship.set_places(config.devices());
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+    }
+
+    pub(super) fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn history(&self) -> MutexGuard<'_, TaskHistory> {
@@ -708,7 +709,7 @@ impl ControlPlane {
         }
         self.close(name, force, false, &format!("volume {name} stays exported"))?;
         self.catalog.end_export(entry.root.volume)?;
-        self.note_fixed()?;
+        self.note_all_fixed()?;
         Ok(self.closed_info(&self.catalog.find(name)?))
     }
 
@@ -893,10 +894,36 @@ impl ControlPlane {
 
     /// Whether nobody serves a volume that is to be served, nor will without being told.
     fn is_orphaned(&self, entry: &Entry) -> bool {
-        self.records.view(|view| {
-            let mut could = entry.served_by.iter().chain(&entry.portals);
-            !could.any(|host| view.has_host(host))
+        !entry.failover
+            && self.records.view(|view| {
+                let mut could = entry.served_by.iter().chain(&entry.portals);
+                !could.any(|host| view.has_host(host))
+            })
+    }
+
+    /// What such a volume waits for, whose host says nothing to the metadata store.
+    fn fails_over_when(&self, entry: &Entry) -> Option<String> {
+        let host = entry.served_by.as_ref().filter(|_| entry.failover && entry.clone.is_none())?;
+        let is_gone = !self.records.view(|view| view.has_host(host));
+        is_gone.then(|| {
+            let has_key = if entry.root.key_id.is_some() { ", and that can get its key" } else { "" };
+            format!(
+                "its host {host} says nothing to the metadata store; a host that reaches the volume's nodes{has_key} takes it over \
+                 once those hear no more of {host}"
+            )
         })
+    }
+
+    /// What is said of a volume with its export, as far as it is.
+    fn set_export(&self, name: &str, shared: Option<bool>, failover: Option<bool>) -> Result<VolumeInfo> {
+        if let Some(failover) = failover {
+            let entry = self.catalog.find(name)?;
+            self.catalog.change_export(entry.root.volume, |export| export.failover = failover)?;
+        }
+        if let Some(shared) = shared {
+            self.set_shared(&self.catalog.find(name)?, shared)?;
+        }
+        self.show(name)
     }
 
     /// A volume that is not in service here.
@@ -925,6 +952,7 @@ impl ControlPlane {
             exported: entry.served_by.is_some(),
             protected: entry.protected,
             shared: entry.shared,
+            failover: entry.failover,
             writer: None,
             refused_writer: None,
             shares_with: None,
@@ -935,7 +963,7 @@ impl ControlPlane {
             only_for: None,
             limit: None,
             state: state.to_string(),
-            waits: trouble,
+            waits: trouble.or_else(|| self.fails_over_when(entry)),
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),
             layers: None,

@@ -104,17 +104,13 @@ impl fmt::Display for Unasked {
     }
 }
 
-/// Devices that are to be emptied although nobody asked for it: their drives are failing, or they have been bypassed for long.
-fn due(devices: &[DeviceInfo], patience_s: u64) -> Vec<(String, Unasked)> {
-    let why = |device: &DeviceInfo| {
-        let failing = device.drive.as_ref().filter(|drive| drive.is_failing());
-        let slow_s = device.slow_s.as_ref().filter(|seconds| device.bypassed && **seconds >= patience_s);
-        failing.map(|drive| Unasked::Failing(drive.clone())).or(slow_s.map(|seconds| match device.is_failing() {
-            true => Unasked::Errors(device.io_errors),
-            false => Unasked::Slow(*seconds),
-        }))
-    };
-    devices.iter().filter(|d| !d.draining).filter_map(|d| Some((d.device.clone(), why(d)?))).collect()
+fn unasked(device: &DeviceInfo) -> Option<Unasked> {
+    let failing = device.drive.as_ref().filter(|drive| drive.is_failing());
+    let slow_s = device.slow_s.as_ref().filter(|_| device.bypassed);
+    failing.map(|drive| Unasked::Failing(drive.clone())).or(slow_s.map(|seconds| match device.is_failing() {
+        true => Unasked::Errors(device.io_errors),
+        false => Unasked::Slow(*seconds),
+    }))
 }
 
 impl ControlPlane {
@@ -146,7 +142,7 @@ impl ControlPlane {
     }
 
     /// Has everything moved off devices.
-    fn empty(&self, devices: &BTreeSet<DeviceId>, force: bool) -> Result<()> {
+    pub(super) fn empty(&self, devices: &BTreeSet<DeviceId>, force: bool) -> Result<()> {
         let draining: BTreeSet<DeviceId> = self.catalog.draining()?.union(devices).copied().collect();
         if !force {
             self.check_drain(&draining)?;
@@ -334,36 +330,12 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Has devices emptied whose drives are failing, or that have been bypassed for as long as an absent node is waited for, if
-    /// that may be. `refused`: why it may not, so that it is told once.
-    fn drain_unasked(&self, refused: &mut BTreeMap<String, String>) -> Result<()> {
-        let devices: Vec<DeviceInfo> = self.live()?.nodes.into_iter().flat_map(|node| node.devices).collect();
-        let due = due(&devices, self.settings.rebuild_after.as_secs());
-        refused.retain(|name, _| due.iter().any(|(device, _)| device == name));
-        for (name, unasked) in due {
-            let _alone = self.alone();
-            let device: DeviceId = name.parse()?;
-            // An operator wants to go on with it.
-            if self.catalog.kept()?.contains(&device) {
-                continue;
-            }
-            match self.empty(&BTreeSet::from([device]), false) {
-                Ok(()) => {
-                    logger::warn(format_args!(
-                        "device {name} {unasked}, and is being emptied; replace it (`holdfast device replace`), or \
-                         `holdfast device drain {name} --cancel` to go on with it"
-                    ));
-                }
-                Err(error) => {
-                    let why = error.to_string();
-                    if refused.get(&name) != Some(&why) {
-                        logger::warn(format_args!("device {name} {unasked}, and can't be emptied: {why}"));
-                    }
-                    refused.insert(name, why);
-                }
-            }
-        }
-        Ok(())
+    /// Why a device is emptied that nobody asked for.
+    pub(super) fn why_unasked(&self, device: DeviceId) -> Result<String> {
+        let name = device.to_string();
+        let devices = self.live()?.nodes.into_iter().flat_map(|node| node.devices);
+        let found = devices.filter(|seen| seen.device == name).find_map(|seen| unasked(&seen));
+        Ok(found.map_or("is well again".to_string(), |why| why.to_string()))
     }
 
     /// What is done in the background at any host. What several are at, as emptying a device, is as far as the last
@@ -441,71 +413,15 @@ impl GridConfig {
     }
 }
 
-/// Keeps rates of tasks up to date while nobody asks, and has devices emptied that fail or stay slow.
+/// Keeps rates of tasks up to date while nobody asks.
 pub fn watch_tasks(plane: std::sync::Arc<ControlPlane>) -> Result<()> {
     let look = move || {
-        let mut refused = BTreeMap::new();
         loop {
             std::thread::sleep(Duration::from_secs(2));
             // While the reactor is busy or stops it answers later, or never.
             let _ = plane.tasks();
-            let _ = plane.drain_unasked(&mut refused);
         }
     };
     std::thread::Builder::new().name("tasks".to_string()).spawn(look).context("no thread for the list of tasks")?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use holdfast_format::drive::DriveTrouble;
-
-    fn device(name: &str, slow_s: Option<u64>, bypassed: bool, draining: bool) -> DeviceInfo {
-        DeviceInfo {
-            device: name.to_string(),
-            health: "serving".to_string(),
-            capacity_bytes: 1 << 30,
-            free_bytes: 1 << 29,
-            reserve_bytes: 0,
-            spare_bytes: 0,
-            journal_bytes: 1 << 26,
-            journal_used_bytes: 0,
-            shards: 7,
-            class: None,
-            class_set: false,
-            read_cache: None,
-            draining,
-            left: None,
-            read_p99_us: None,
-            write_p99_us: None,
-            io_errors: 0,
-            flush_us: None,
-            slow_s,
-            bypassed,
-            drive: None,
-            errors_within_s: None,
-            retries: 0,
-            outage: None,
-        }
-    }
-
-    #[test]
-    fn what_fails_or_stays_bypassed_is_to_be_emptied() {
-        let id = |n: u128| DeviceId(n).to_string();
-        let mut devices = vec![
-            device(&id(1), Some(599), true, false),
-            device(&id(2), Some(900), false, false),
-            device(&id(3), Some(900), true, true),
-            device(&id(4), None, false, false),
-        ];
-        let hot = DriveReport { troubles: vec![DriveTrouble::Temperature], ..DriveReport::default() };
-        devices[3].drive = Some(hot);
-        assert!(due(&devices, 600).is_empty(), "not yet, needed, leaving, and hot");
-        devices[0].slow_s = Some(600);
-        let failing = DriveReport { troubles: vec![DriveTrouble::ReadOnly], ..DriveReport::default() };
-        devices[3].drive = Some(failing.clone());
-        let both = [(id(1), Unasked::Slow(600)), (id(4), Unasked::Failing(failing))];
-        assert_eq!(due(&devices, 600), both);
-    }
 }

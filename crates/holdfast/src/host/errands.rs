@@ -64,6 +64,10 @@ pub(super) enum Errand {
     Left,
     /// Have a machine leave the grid: of the host that signs.
     RemoveMachine { name: String, dead: bool, accept_loss: bool },
+    /// Sign new certificates for the asker's machine: of a host that signs.
+    Renew { renewal: Value },
+    /// Go on with a session of TLS, by which the key of the grid's authority may come; what is said back is what is told.
+    Secured { session: String, bytes: String },
 }
 
 /// What goes on at one host.
@@ -254,6 +258,8 @@ impl ControlPlane {
                 self.catalog.check_not_elsewhere(&entry)?;
                 self.hand_over(&volume, &to).map(|_| Value::Null)
             }
+            Errand::Renew { renewal } => self.renew(renewal),
+            Errand::Secured { session, bytes } => self.on_secured(&session, &bytes),
             Errand::CanServe { volume, nodes } => self.could_serve(&volume, &nodes).map(|()| Value::Null),
         }
     }

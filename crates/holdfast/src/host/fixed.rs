@@ -19,7 +19,7 @@ use super::{DEVICES_SHOWN_WITHIN, Host};
 use crate::logger;
 use crate::protocol::{LinkState, VolumeInfo, free_of};
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use holdfast_base::{Instant, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_runtime::reactor::Io;
@@ -27,7 +27,6 @@ use holdfast_volume::claims::writable_beside;
 use holdfast_volume::{Claim, Event as VolumeEvent, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Part of its size that a fixed volume owns besides: more than the dead share that the cleaner leaves alone, and headers.
@@ -36,14 +35,8 @@ const SLACK_PART: u64 = 16;
 /// Others are told the most of so many looks: what devices tell is older than what volumes do.
 const LOOKS: usize = 3;
 
-/// The record follows when what is left has changed by this part of the size.
-const NOTED_PART: u64 = 64;
-
 /// How often it is looked again when others have set space aside meanwhile.
 const RESERVE_TRIES: u32 = 50;
-
-/// Pace of looking whether it has.
-const PACE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Fixed {
@@ -182,49 +175,23 @@ impl Host {
     }
 }
 
-/// Keeps the records of fixed volumes up to date.
-pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
-    let look = move || {
-        loop {
-            std::thread::sleep(PACE);
-            // While the reactor is busy or stops it answers later, or never.
-            let Ok(fixed) = plane.ask(|answer| Command::Fixed { answer }) else { continue };
-            if fixed.is_empty() {
-                continue;
-            }
-            let _alone = plane.alone();
-            if let Err(error) = plane.note_fixed() {
-                logger::warn(format_args!("noting what is set aside for fixed volumes: {error:#}"));
-            }
-        }
-    };
-    std::thread::Builder::new().name("fixed".to_string()).spawn(look).context("no thread for fixed volumes")?;
-    Ok(())
-}
-
 impl ControlPlane {
-    pub(super) fn note_fixed(&self) -> Result<()> {
-        for (id, seen) in self.ask(|answer| Command::Fixed { answer })? {
-            let Some(entry) = self.catalog.entry(id)?.filter(|entry| !entry.root.deleted) else { continue };
-            if entry.served_by.is_some() && !self.catalog.is_here(&entry) {
-                continue;
-            }
-            let Some(noted) = entry.settings.fixed else { continue };
-            let live = self.ask(|answer| Command::Volume { name: entry.name().to_string(), answer })?;
-            // A volume in the trash has left its name to others.
-            let live = live.filter(|live| live.id == id.to_string());
-            let open = live.as_ref().filter(|live| live.state == "open");
-            let base_bytes = open.map_or(noted.base_bytes, |live| base_now(live, noted.base_bytes));
-            let next = Fixed { base_bytes, left_bytes: seen.fixed.left_bytes };
-            if base_bytes != noted.base_bytes {
-                self.set_fixed(&entry, Some(next))?;
-            }
-            let moved = next.left_bytes.abs_diff(noted.left_bytes);
-            if moved > entry.size_bytes() / NOTED_PART || live.is_none() && moved > 0 {
-                self.catalog.change_settings(id, |settings| settings.fixed = Some(next))?;
-            }
+    /// This host serves the volume, or nobody does.
+    pub(super) fn has_care_of(&self, entry: &Entry) -> bool {
+        entry.served_by.is_none() || self.catalog.is_here(entry)
+    }
+
+    /// Has the record of a fixed volume say what it has left. To be called alone.
+    pub(super) fn note_fixed(&self, volume: VolumeId, fixed: Fixed, has_new_base: bool) -> Result<()> {
+        let Some(entry) = self.catalog.entry(volume)?.filter(|entry| !entry.root.deleted) else { return Ok(()) };
+        // It may be fixed no more, or another host's.
+        if entry.settings.fixed.is_none() || !self.has_care_of(&entry) {
+            return Ok(());
         }
-        Ok(())
+        if has_new_base {
+            return self.set_fixed(&entry, Some(fixed));
+        }
+        self.catalog.change_settings(volume, |settings| settings.fixed = settings.fixed.map(|_| fixed))
     }
 
     /// Keeps it, and has the reactor go by it.
@@ -386,7 +353,7 @@ fn held_bytes(info: &VolumeInfo) -> u64 {
 }
 
 /// What doesn't count as written by the volume itself.
-fn base_now(live: &VolumeInfo, noted: u64) -> u64 {
+pub(super) fn base_now(live: &VolumeInfo, noted: u64) -> u64 {
     let any = live.live.as_ref().is_none_or(|live| !live.snapshots.is_empty());
     match (any, noted) {
         (false, _) => 0,

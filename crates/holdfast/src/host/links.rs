@@ -302,9 +302,10 @@ impl Links {
         request
     }
 
-    /// A call of the control plane; false where the node is not up.
+    /// A call of the control plane; false where the node is not up, or doesn't know what is asked.
     pub fn call(&mut self, node: NodeId, ticket: u64, request: &Request, io: &mut Io) -> bool {
-        let is_up = self.index(node).is_some_and(|i| self.links[i].state == State::Up);
+        let knows = |link: &Link| link.state == State::Up && link.version >= request.since();
+        let is_up = self.index(node).is_some_and(|i| knows(&self.links[i]));
         if is_up {
             self.send(node, Lane::Bulk, Owner::Control { ticket }, request, Vec::new(), io);
         }

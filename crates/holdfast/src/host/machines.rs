@@ -169,6 +169,19 @@ struct Facts {
     is_up: bool,
 }
 
+impl ControlPlane {
+    /// Until when this machine's certificates are good has changed, or whether it signs.
+    pub(super) fn note_certificates(&self, config: &GridConfig) -> Result<()> {
+        let leaves = self.revocations.certificates.list(&roles(config))?;
+        let (end, signs) =
+            (leaves.iter().map(|leaf| leaf.expires).min(), self.revocations.certificates.has_authority());
+        self.catalog.update(&machine_key(&config.host.name), |found| {
+            let found = found.and_then(|bytes| decode::<MachineRecord>(bytes).ok());
+            Ok(found.map(|found| Some(encode(&MachineRecord { certificates_end_s: end, signs, ..found }))))
+        })
+    }
+}
+
 impl Facts {
     fn node_ids(&self) -> BTreeSet<NodeId> {
         self.nodes.iter().map(|(_, node)| NodeId(node.id)).collect()
@@ -237,7 +250,7 @@ pub(super) struct Left {
 }
 
 impl ControlPlane {
-    fn hosts_there(&self) -> BTreeSet<String> {
+    pub(super) fn hosts_there(&self) -> BTreeSet<String> {
         self.records.view(|view| view.hosts().keys().cloned().collect())
     }
 

@@ -12,6 +12,7 @@
 
 mod access;
 mod assignment;
+mod authority;
 pub mod catalog;
 mod commands;
 mod control;
@@ -40,13 +41,13 @@ mod questions;
 pub mod receive;
 mod records;
 mod revocation;
-pub mod schedule;
 pub mod signer;
 mod steward;
 mod stop;
 pub mod tls;
 mod trash;
 mod trend;
+mod upkeep;
 mod volumes;
 mod watcher;
 mod writers;
@@ -56,6 +57,7 @@ use crate::config::{Exposure, HostSettings};
 use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
+use crate::grid::renewal::follow;
 use crate::grid::revoked;
 use crate::link_tls::Door;
 use crate::logger;
@@ -163,6 +165,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
     let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
     let revoked = links_tls.as_ref().map(|tls| tls.revoked().clone());
+    if let (Some(ways), Some(door)) = (&links_tls, &door) {
+        follow(ways.clone(), door.clone())?;
+    }
     machines::check_member(dir, &config, &catalog)?;
     // The sockets are ours now: no other host runs in this directory.
     let address = host_listener.map(|(_, address)| address);

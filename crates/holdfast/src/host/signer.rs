@@ -1,4 +1,4 @@
-//! Gives out join tokens, and signs what their holders ask for: only on a machine that has the key of the grid's authority.
+//! Gives out join tokens, and signs what their holders ask for: on machines that have the key of the grid's authority.
 //!
 //! ```text
 //! DIR/tls/tokens/ID.json    0600: a token that was given out here, whole, until a day after its end
@@ -26,9 +26,8 @@ use crate::grid::token::{
 };
 use crate::logger;
 use anyhow::{Context, Result, bail};
-use holdfast_base::{GridId, MetaVersion, NodeId};
+use holdfast_base::{GridId, MetaVersion};
 use holdfast_runtime::meta::{MetaError, Record, Swap};
-use holdfast_runtime::pki::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -110,7 +109,7 @@ pub(super) fn forget_machine(certificates: &Certificates, name: &str) -> Result<
 
 /// The key of the grid's authority, and the names that it has signed for, for another machine or a safe place.
 #[derive(Serialize, Deserialize)]
-struct AuthorityFile {
+pub struct Kept {
     grid: String,
     /// Its certificate and its key, in PEM.
     certificate: String,
@@ -118,26 +117,35 @@ struct AuthorityFile {
     machines: BTreeSet<String>,
 }
 
-/// Writes the authority to a file that nobody else may read.
-pub fn export_authority(certificates: &Certificates, to: &Path) -> Result<()> {
-    let key = certificates.authority_key()?;
-    let (certificate, machines) = (certificates.ca_pem()?, read_machines(certificates)?);
-    write_json(to, &AuthorityFile { grid: certificates.grid().to_string(), certificate, key, machines })
+impl Kept {
+    /// What this machine has.
+    pub fn read(certificates: &Certificates) -> Result<Kept> {
+        let key = certificates.authority_key()?;
+        let (certificate, machines) = (certificates.ca_pem()?, read_machines(certificates)?);
+        Ok(Kept { grid: certificates.grid().to_string(), certificate, key, machines })
+    }
+
+    /// Has this machine sign, too.
+    pub fn take(self, certificates: &Certificates) -> Result<()> {
+        if self.grid != certificates.grid().to_string() || self.certificate != certificates.ca_pem()? {
+            bail!("it is of another grid's authority, or of an older one of this grid; nothing was changed");
+        }
+        let machines: BTreeSet<String> = read_machines(certificates)?.into_iter().chain(self.machines).collect();
+        certificates.put_authority_key(&self.key)?;
+        write_json(&machines_path(certificates), &machines)
+    }
 }
 
-/// Has this machine sign, too, from its host's next start on.
+/// Writes the authority to a file that nobody else may read.
+pub fn export_authority(certificates: &Certificates, to: &Path) -> Result<()> {
+    write_json(to, &Kept::read(certificates)?)
+}
+
+/// Has this machine sign, too.
 pub fn import_authority(certificates: &Certificates, from: &Path) -> Result<()> {
     let cannot = || format!("cannot use {}", from.display());
-    let file: AuthorityFile = serde_json::from_slice(&fs::read(from).with_context(cannot)?).with_context(cannot)?;
-    if file.grid != certificates.grid().to_string() || file.certificate != certificates.ca_pem()? {
-        bail!(
-            "{} is of another grid's authority, or of an older one of this grid; nothing was changed",
-            from.display()
-        );
-    }
-    let machines: BTreeSet<String> = read_machines(certificates)?.into_iter().chain(file.machines).collect();
-    certificates.put_authority_key(&file.key).with_context(cannot)?;
-    write_json(&machines_path(certificates), &machines)
+    let kept: Kept = serde_json::from_slice(&fs::read(from).with_context(cannot)?).with_context(cannot)?;
+    kept.take(certificates).with_context(cannot)
 }
 
 fn machines_path(certificates: &Certificates) -> PathBuf {
@@ -162,11 +170,11 @@ struct Signer {
     meta: Meta,
 }
 
-/// Starts where this machine can sign.
+/// Starts where the grid has TLS: this machine may come to sign later.
 pub(super) fn start(dir: &GridDir, config: &GridConfig, catalog: Catalog, meta: Meta) -> Result<()> {
     let grid = config.grid_id()?;
     let certificates = Certificates::of(dir, grid);
-    if !config.tls || !certificates.has_authority() {
+    if !config.tls {
         return Ok(());
     }
     let own_nodes = config.nodes.iter().map(|node| node.id).collect();
@@ -174,6 +182,9 @@ pub(super) fn start(dir: &GridDir, config: &GridConfig, catalog: Catalog, meta: 
     let look = move || {
         loop {
             std::thread::sleep(PACE);
+            if !signer.certificates.has_authority() {
+                continue;
+            }
             if let Err(error) = signer.round()
                 && error.downcast_ref::<MetaError>().is_none()
             {
@@ -332,15 +343,8 @@ impl Signer {
     }
 
     fn sign(&self, id: &str, given: &Given, wanted: &Wanted) -> Result<Answer> {
-        let authority = self.certificates.authority()?;
         let machine = &wanted.machine;
-        let host = wanted.host.as_ref().map(|request| authority.answer(&Role::Host(machine.clone()), request));
-        let signed = wanted
-            .nodes
-            .iter()
-            .map(|(node, request)| Ok((*node, authority.answer(&Role::Node(NodeId(*node)), request)?)));
-        let nodes = signed.collect::<Result<BTreeMap<u32, String>>>()?;
-        let answer = Answer::Signed { ca: self.certificates.ca_pem()?, host: host.transpose()?, nodes };
+        let answer = wanted.sign(&self.certificates)?;
         let mut machines = self.machines()?;
         machines.insert(machine.clone());
         write_json(&machines_path(&self.certificates), &machines)?;
@@ -370,9 +374,10 @@ impl Signer {
 mod tests {
     use super::*;
     use crate::grid::layout::NodeConfig;
+    use holdfast_base::NodeId;
     use holdfast_runtime::clock;
     use holdfast_runtime::meta::LocalStore;
-    use holdfast_runtime::pki;
+    use holdfast_runtime::pki::{self, Role};
     use std::sync::Arc;
 
     const GRID: GridId = GridId(7);

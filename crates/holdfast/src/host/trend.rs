@@ -12,9 +12,10 @@ use super::control::ControlPlane;
 use crate::logger;
 use crate::protocol::{LinkState, NodeInfo, VolumeInfo, free_of};
 use anyhow::{Context, Result};
+use holdfast_runtime::clock;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Pace of looking.
 const PACE: Duration = Duration::from_secs(10);
@@ -51,6 +52,12 @@ pub struct Trend {
 impl Trend {
     pub fn new(samples: Vec<Sample>) -> Trend {
         Trend { rate: bytes_a_day(&samples), samples }
+    }
+
+    /// By a clock that was set back, too.
+    fn is_due(&self, now_ms: u64) -> bool {
+        let recent = |last: &Sample| last.at_ms <= now_ms && now_ms - last.at_ms < EVERY_MS;
+        !self.samples.last().is_some_and(recent)
     }
 
     /// Takes a sample in, if one is due. Returns all that are to be kept, then.
@@ -117,15 +124,18 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
 
 impl ControlPlane {
     fn sample_space(&self) -> Result<()> {
+        let at_ms = clock::wall().as_millis() as u64;
+        if !self.trend().is_due(at_ms) {
+            return Ok(());
+        }
         // While the reactor is busy or stops it answers later, or never.
         let Ok(status) = self.status() else { return Ok(()) };
         // What a node holds that is away is not known.
         if status.nodes.is_empty() || status.nodes.iter().any(|n| n.link == LinkState::Down) {
             return Ok(());
         }
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (_, taken_bytes) = free_and_taken(&status.nodes, &status.volumes);
-        let sample = Sample { at_ms: since_1970.as_millis() as u64, taken_bytes };
+        let sample = Sample { at_ms, taken_bytes };
         let kept = self.trend().note(sample).map(<[Sample]>::to_vec);
         kept.map_or(Ok(()), |samples| self.catalog.set_trend(&samples))
     }

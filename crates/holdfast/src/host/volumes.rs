@@ -547,6 +547,7 @@ impl Volume {
             needed_by: Vec::new(),
             host: None,
             orphaned: false,
+            failover: false,
             portals: Vec::new(),
             only_for: None,
             limit: None,

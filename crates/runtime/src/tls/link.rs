@@ -28,8 +28,8 @@ use rustls::{
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Where one process's credentials are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -178,10 +178,35 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
+/// Credentials that may be replaced while they are used: what was begun with the old ones stays as it is.
+struct Current<T>(Arc<RwLock<Arc<T>>>);
+
+impl<T> Clone for Current<T> {
+    fn clone(&self) -> Current<T> {
+        Current(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Current<T> {
+    fn new(first: T) -> Current<T> {
+        Current(Arc::new(RwLock::new(Arc::new(first))))
+    }
+
+    fn get(&self) -> Arc<T> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn replace(&self, next: T) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+    }
+}
+
 /// The serving end of links; clones share it.
 #[derive(Clone)]
 pub struct ServerTls {
-    config: Arc<ServerConfig>,
+    config: Current<ServerConfig>,
+    paths: LinkPaths,
+    own: Identity,
     revoked: RevokedNow,
 }
 
@@ -194,13 +219,22 @@ impl fmt::Debug for ServerTls {
 impl ServerTls {
     /// The credentials of a node or host, which must be its own.
     pub fn load(paths: &LinkPaths, grid: GridId, role: Role) -> Result<ServerTls, TlsError> {
-        let are_nodes_too = matches!(role, Role::Node(_));
-        let loaded = Loaded::read(paths, &Identity { grid, role })?;
+        let (own, revoked) = (Identity { grid, role }, RevokedNow::new(grid));
+        let config = Current::new(ServerTls::read(paths, &own, &revoked)?);
+        Ok(ServerTls { config, paths: paths.clone(), own, revoked })
+    }
+
+    /// Takes what lies where it was loaded from, from the next session on; where that can't be used, all stays as it is.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.config.replace(ServerTls::read(&self.paths, &self.own, &self.revoked)?);
+        Ok(())
+    }
+
+    fn read(paths: &LinkPaths, own: &Identity, revoked: &RevokedNow) -> Result<ServerConfig, TlsError> {
+        let loaded = Loaded::read(paths, own)?;
         let unusable = |why: String| TlsError::ClientCa { path: paths.ca.clone(), why };
-        let chain = WebPkiClientVerifier::builder_with_provider(loaded.roots, provider()).build();
-        let revoked = RevokedNow::new(grid);
-        let chain = chain.map_err(|e| unusable(e.to_string()))?;
-        let callers = Callers { chain, grid, revoked: revoked.clone(), are_nodes_too };
+        let are_nodes_too = matches!(own.role, Role::Node(_));
+        let callers = Callers::new(loaded.roots, own.grid, revoked, are_nodes_too).map_err(unusable)?;
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(callers))
@@ -208,7 +242,7 @@ impl ServerTls {
             .map_err(mismatch(paths))?;
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
-        Ok(ServerTls { config: Arc::new(config), revoked })
+        Ok(config)
     }
 
     /// What it goes by; replacing it counts from the next handshake on.
@@ -218,17 +252,22 @@ impl ServerTls {
 
     /// The serving side of a session that a host begins.
     pub fn accept(&self) -> Result<TlsStream, TlsError> {
-        Ok(TlsStream::over(UnbufferedServerConnection::new(Arc::clone(&self.config))?.into(), true))
+        Ok(TlsStream::over(UnbufferedServerConnection::new(self.config.get())?.into(), true))
     }
 }
 
 /// The connecting end of links, a host's or a node's; clones share it.
 #[derive(Clone)]
 pub struct HostTls {
-    config: Arc<ClientConfig>,
-    roots: Arc<RootCertStore>,
-    grid: GridId,
+    current: Current<Connecting>,
+    paths: LinkPaths,
+    own: Identity,
     revoked: RevokedNow,
+}
+
+struct Connecting {
+    config: ClientConfig,
+    roots: Arc<RootCertStore>,
 }
 
 impl fmt::Debug for HostTls {
@@ -249,8 +288,23 @@ impl HostTls {
     }
 
     fn load_as(paths: &LinkPaths, own: Identity, revoked: RevokedNow) -> Result<HostTls, TlsError> {
-        let loaded = Loaded::read(paths, &own)?;
-        let grid = own.grid;
+        let current = Current::new(HostTls::read(paths, &own)?);
+        Ok(HostTls { current, paths: paths.clone(), own, revoked })
+    }
+
+    /// Takes what lies where it was loaded from, from the next session on; where that can't be used, all stays as it is.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.current.replace(HostTls::read(&self.paths, &self.own)?);
+        Ok(())
+    }
+
+    /// Where its certificate and key are.
+    pub fn paths(&self) -> &LinkPaths {
+        &self.paths
+    }
+
+    fn read(paths: &LinkPaths, own: &Identity) -> Result<Connecting, TlsError> {
+        let loaded = Loaded::read(paths, own)?;
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .with_root_certificates(Arc::clone(&loaded.roots))
@@ -259,7 +313,7 @@ impl HostTls {
         config.resumption = Resumption::disabled();
         // Nodes have one certificate each: nobody on the way has to learn which of them it is.
         config.enable_sni = false;
-        Ok(HostTls { config: Arc::new(config), roots: loaded.roots, grid, revoked })
+        Ok(Connecting { config, roots: loaded.roots })
     }
 
     /// What it goes by; replacing it counts from the next handshake on.
@@ -269,11 +323,12 @@ impl HostTls {
 
     /// The connecting side of a session with that node or host.
     pub fn connect(&self, peer: Role) -> Result<TlsStream, TlsError> {
-        let mut config = (*self.config).clone();
+        let current = self.current.get();
+        let mut config = current.config.clone();
         let only = OnePeer {
-            roots: Arc::clone(&self.roots),
+            roots: Arc::clone(&current.roots),
             algorithms: config.crypto_provider().signature_verification_algorithms,
-            grid: self.grid,
+            grid: self.own.grid,
             revoked: self.revoked.clone(),
             peer,
         };
@@ -291,6 +346,31 @@ struct Callers {
     grid: GridId,
     revoked: RevokedNow,
     are_nodes_too: bool,
+}
+
+impl Callers {
+    fn new(
+        roots: Arc<RootCertStore>,
+        grid: GridId,
+        revoked: &RevokedNow,
+        are_nodes_too: bool,
+    ) -> Result<Callers, String> {
+        let chain = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+        let chain = chain.map_err(|e| e.to_string())?;
+        Ok(Callers { chain, grid, revoked: revoked.clone(), are_nodes_too })
+    }
+}
+
+/// The host or node that a certificate in PEM speaks for, where it is good now by the authority at `ca`; else why it is not.
+pub fn holder_of(pem: &str, ca: &Path, grid: GridId, revoked: &RevokedNow) -> Result<Role, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates("a certificate", ca).map_err(|e| e.to_string())? {
+        roots.add(certificate).map_err(|e| e.to_string())?;
+    }
+    let callers = Callers::new(Arc::new(roots), grid, revoked, true)?;
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| "it is no certificate".to_string())?;
+    callers.verify_client_cert(&der, &[], UnixTime::now()).map_err(|e| text(&e))?;
+    identity_of(&der).map(|identity| identity.role).ok_or_else(|| "it names nobody of a grid".to_string())
 }
 
 impl ClientCertVerifier for Callers {

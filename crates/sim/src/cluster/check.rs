@@ -16,6 +16,9 @@ pub const SETTLED_AFTER: Duration = Duration::from_secs(LEASE.as_secs() + 4);
 /// Where the store was lost: leases are taken anew, and a whole one is waited for since it answers again.
 pub const SETTLED_AFTER_STORE: Duration = Duration::from_secs(2 * LEASE.as_secs() + 6);
 
+/// What nodes have said of a host is acted on no later.
+const SILENCE_USED_WITHIN: Duration = ms(2_000);
+
 /// How long commands that were under way may still take.
 const COMMANDS_MAX: Duration = Duration::from_secs(50);
 
@@ -81,6 +84,9 @@ impl Grid {
         {
             self.outcome.take_overs += 1;
             self.check_take_over(host, &before.host, about.planned_at);
+            if !before.portals.contains(&name_of(host)) {
+                self.check_fail_over(host, &before.host, about);
+            }
         }
     }
 
@@ -92,6 +98,17 @@ impl Grid {
         let Some(other) = number_of_name(from).and_then(|number| self.hosts.get(number)) else { return };
         if other.is_running() && other.was_right && other.well_from < planned_at {
             self.fail(format!("h{host} takes a volume over from {from}, which is well"));
+        }
+    }
+
+    /// Clients of the other host lose the volume: it must not be one that serves it, and reached nodes enough for that all the time.
+    fn check_fail_over(&mut self, host: usize, from: &str, about: &About) {
+        self.outcome.fail_overs += 1;
+        let Some(other) = number_of_name(from) else { return };
+        let own = &self.hosts[other];
+        let is_well = own.is_running() && own.reaches_from + SILENCE_USED_WITHIN < about.planned_at;
+        if is_well && self.serving(about.volume).contains(&other) {
+            self.fail(format!("h{host} takes {} over from {from}, which serves it and has its nodes", about.volume));
         }
     }
 
@@ -107,6 +124,14 @@ impl Grid {
     pub(super) fn check_pause(&mut self, volume: VolumeId, pause: Duration) {
         if self.plan.is_calm() && self.plan.command > 0 && pause >= PAUSE_MAX {
             self.fail(format!("{volume} was served by nobody for {pause:?} in a hand-over"));
+        }
+    }
+
+    /// A host opens what it is to serve.
+    pub(super) fn check_opening(&mut self, host: usize, volume: VolumeId) {
+        let own = &self.hosts[host];
+        if own.view.export(volume).is_none_or(|(_, export)| export.host != own.name) {
+            self.fail(format!("h{host} opens {volume}, which another host is to serve as far as it knows"));
         }
     }
 
@@ -138,7 +163,10 @@ impl Grid {
         let wanted = match &export {
             None => Vec::new(),
             Some(export) if is_up(&export.host) => number_of_name(&export.host).into_iter().collect(),
-            Some(export) if export.portals.iter().any(|portal| is_up(portal)) => {
+            Some(export) if export.failover || export.portals.iter().any(|portal| is_up(portal)) => {
+                if !self.hosts.iter().any(|host| host.is_up) {
+                    return Ok(());
+                }
                 return Err(format!("nobody takes over: {}", found()));
             }
             Some(_) => Vec::new(),
@@ -196,6 +224,7 @@ impl Grid {
         self.check_volumes("at rest")?;
         self.run_until(self.now + DUTIES_DONE_WITHIN)?;
         self.check_duties()?;
+        self.check_schedules()?;
         self.check_idle()
     }
 

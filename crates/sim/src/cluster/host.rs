@@ -4,12 +4,14 @@
 use super::operator::Task;
 use super::steward::duties_of;
 use super::store::{Answer, Compares, Op, Which, Writes};
+use super::upkeep::Keeper;
 use super::volume::{Ask, Step, Vol};
 use super::{About, ClusterPlan, Event, Grid, LEASE, ms, number_of};
 use crate::cluster::store::MARK;
-use holdfast_base::{Effects, Instant, MetaVersion, VolumeId};
+use holdfast_base::{Effects, Instant, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::machine::{ActionId, Config};
 use holdfast_cluster::steward::{self as duties, Steward};
+use holdfast_cluster::upkeep as chores;
 use holdfast_cluster::view::Record;
 use holdfast_cluster::{Action, Cluster, Effect, Event as ClusterEvent, Outcome, View};
 use holdfast_format::meta::{HostRecord, Other, encode, host_key};
@@ -54,9 +56,14 @@ pub(super) enum HostEvent {
     HasYielded { id: ActionId, has_answered: bool },
     Task { task: u64 },
     Nodes,
+    Silent { host: String, nodes: BTreeSet<NodeId> },
     Duty { id: duties::ActionId, action: duties::Action },
     DutyTick,
     DutyDone { id: duties::ActionId, outcome: duties::Outcome },
+    KeeperTick,
+    Seen { look: chores::LookId, facts: Option<chores::Facts> },
+    Chore { action: chores::Action },
+    ChoreDone { chore: chores::Chore, is_done: bool },
 }
 
 /// What a request was for.
@@ -91,6 +98,7 @@ pub(super) struct Host {
     pub view: View,
     pub cluster: Cluster,
     pub steward: Steward,
+    pub(super) keeper: Keeper,
     pub(super) duty_tick_at: Option<Instant>,
     /// What the machine was told of the store.
     pub is_right: bool,
@@ -115,6 +123,8 @@ pub(super) struct Host {
     pub cut_store_until: Instant,
     /// From then on nothing has been wrong with it for long enough.
     pub well_from: Instant,
+    /// Since when it runs, and reaches the nodes that it needs.
+    pub reaches_from: Instant,
     pub ticks: u64,
     pub actions: u64,
 }
@@ -124,6 +134,7 @@ impl Host {
         let name = name_of(number);
         let mut config = Config::new(&name, LEASE);
         config.mutations = plan.mutations;
+        let keeper = Keeper::new(&name, plan);
         Host {
             name,
             is_up: false,
@@ -134,6 +145,7 @@ impl Host {
             view: View::new(Some(MARK).filter(|_| !plan.mistakes.believes_any_listing)),
             cluster: Cluster::new(config),
             steward: Steward::new(Instant::ZERO, duties_of(number, plan)),
+            keeper,
             duty_tick_at: None,
             is_right: false,
             was_right: false,
@@ -154,6 +166,7 @@ impl Host {
             nodes_away: (0, Instant::ZERO),
             cut_store_until: Instant::ZERO,
             well_from: Instant::ZERO,
+            reaches_from: Instant::ZERO,
             ticks: 0,
             actions: 0,
         }
@@ -194,6 +207,7 @@ impl Grid {
         self.post(host, Duration::ZERO, HostEvent::Renew);
         self.list_after(host, ms(5));
         self.begin_duties(host);
+        self.tell_keeper(host, chores::Event::Tick);
         self.post(host, ms(1), HostEvent::Nodes);
         let back_in = self.hosts[host].nodes_away.1.since(self.now);
         self.post(host, back_in, HostEvent::Nodes);
@@ -272,9 +286,14 @@ impl Grid {
                 let count = self.hosts[host].nodes_away(self.now);
                 self.tell(host, ClusterEvent::NodesAway(count));
             }
+            HostEvent::Silent { host: other, nodes } => self.tell(host, ClusterEvent::Silent { host: other, nodes }),
             HostEvent::Duty { id, action } => self.do_duty(host, id, action),
             HostEvent::DutyTick => self.on_duty_tick(host),
             HostEvent::DutyDone { id, outcome } => self.tell_steward(host, duties::Event::Outcome { id, outcome }),
+            HostEvent::KeeperTick => self.on_keeper_tick(host),
+            HostEvent::Seen { look, facts } => self.tell_keeper(host, chores::Event::Seen { look, facts }),
+            HostEvent::Chore { action } => self.do_chore(host, action),
+            HostEvent::ChoreDone { chore, is_done } => self.on_chore_done(host, chore, is_done),
         }
     }
 
@@ -303,6 +322,7 @@ impl Grid {
             self.trace(&[32, host as u64, u64::from(is_right)], || format!("h{host}: the store is right: {is_right}"));
             self.tell(host, ClusterEvent::Store { is_right });
             self.tell_steward(host, duties::Event::Store { is_right });
+            self.tell_keeper(host, chores::Event::Store { is_right });
         }
     }
 
@@ -509,6 +529,7 @@ impl Grid {
             match effect {
                 Effect::Act { id, action } => self.on_act(host, id, action),
                 Effect::Held { ticket } => self.on_held(host, ticket),
+                Effect::AskNodes { host: other } => self.ask_nodes(host, other),
             }
         }
     }
@@ -555,6 +576,7 @@ impl Grid {
         }
         match action {
             Action::Open { .. } => {
+                self.check_opening(host, volume);
                 let outcome = self.open(host, volume);
                 self.finish(host, id, outcome);
             }

@@ -19,13 +19,14 @@ mod host;
 mod operator;
 mod steward;
 pub mod store;
+mod upkeep;
 mod volume;
 
 use crate::trace::Trace;
 use holdfast_base::{Epoch, GridId, Instant, MetaVersion, Prng, VolumeId};
 use holdfast_cluster::Action;
 use holdfast_cluster::machine::{ActionId, Mutations};
-use holdfast_cluster::steward as duties;
+use holdfast_cluster::{steward as duties, upkeep as chores};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{DRAINING_PREFIX, ExportRecord, encode, export_key};
 use holdfast_format::root::{Root, root_key};
@@ -97,6 +98,7 @@ pub struct ClusterPlan {
     pub short: u32,
     pub mutations: Mutations,
     pub duties: duties::Mutations,
+    pub upkeep: chores::Mutations,
     pub mistakes: Mistakes,
 }
 
@@ -129,6 +131,7 @@ impl ClusterPlan {
             short: 0,
             mutations: Mutations::default(),
             duties: duties::Mutations::default(),
+            upkeep: chores::Mutations::default(),
             mistakes: Mistakes::default(),
         }
     }
@@ -185,6 +188,8 @@ pub struct ClusterOutcome {
     pub handovers: u64,
     /// Volumes that were taken over from hosts that were gone.
     pub take_overs: u64,
+    /// Of these: by hosts that did not offer them.
+    pub fail_overs: u64,
     pub depositions: u64,
     pub conflicts: u64,
     /// Listings that were not believed.
@@ -196,6 +201,8 @@ pub struct ClusterOutcome {
     pub deleted: u64,
     /// Volumes that nobody serves, cared for.
     pub cared: u64,
+    /// By schedule.
+    pub snapshots: u64,
     /// The longest time that a volume was served by nobody in a hand-over.
     pub pause_max: Duration,
 }
@@ -242,8 +249,12 @@ pub struct Grid {
     /// What nodes have promised: the highest epoch that fenced each volume.
     promises: BTreeMap<VolumeId, u64>,
     unreadable_until: BTreeMap<VolumeId, Instant>,
+    /// When each node has heard of each host, by their numbers.
+    heard: BTreeMap<(usize, usize), Instant>,
     /// Pairs of hosts that can't reach each other.
     cut_peers_until: BTreeMap<(usize, usize), Instant>,
+    /// Of each volume, in the order in which they were taken.
+    snapshots: BTreeMap<VolumeId, Vec<upkeep::Taken>>,
     /// What each device of the grid holds something of.
     devices: Vec<BTreeSet<VolumeId>>,
     /// When volumes were put into the trash that are there.
@@ -283,7 +294,9 @@ impl Grid {
             expiry_at: None,
             promises: BTreeMap::new(),
             unreadable_until: BTreeMap::new(),
+            heard: BTreeMap::new(),
             cut_peers_until: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
             devices: vec![BTreeSet::new(); steward::DEVICES],
             thrown_at: BTreeMap::new(),
             pause_since: BTreeMap::new(),
@@ -313,14 +326,21 @@ impl Grid {
         }
         for number in 0..self.plan.volumes {
             let volume = volume_id(number);
-            let root = Root::new(GridId(1), volume, "vm", 1 << 30, Layout::DEFAULT);
+            let root = Root {
+                ledgers: vec![volume::ledger()],
+                ..Root::new(GridId(1), volume, "vm", 1 << 30, Layout::DEFAULT)
+            };
             let host = self.prng.pick(names).clone();
             let others: BTreeSet<String> = names.iter().filter(|_| self.prng.chance(600)).cloned().collect();
             let portals = if others.is_empty() { others } else { &others | &BTreeSet::from([host.clone()]) };
-            let export = ExportRecord { host, portals, ..ExportRecord::default() };
+            let failover = self.prng.chance(300);
+            let export = ExportRecord { host, portals, failover, ..ExportRecord::default() };
             let mut writes = vec![(root_key(volume), Some(root.encode()))];
             if self.plan.volumes > 6 || self.prng.chance(900) {
                 writes.push((export_key(volume), Some(encode(&export))));
+            }
+            if self.prng.chance(400) {
+                writes.push(upkeep::schedule_record(volume));
             }
             self.store.commit(&Vec::new(), &writes, None);
             self.devices.iter_mut().for_each(|device| {
@@ -335,6 +355,13 @@ impl Grid {
     pub fn set_export(&mut self, number: usize, host: usize, portals: &[usize]) {
         let portals = portals.iter().map(|n| host::name_of(*n)).collect();
         let export = ExportRecord { host: host::name_of(host), portals, ..ExportRecord::default() };
+        let writes = vec![(export_key(volume_id(number)), Some(encode(&export)))];
+        self.store.commit(&Vec::new(), &writes, None);
+    }
+
+    /// Served at a host, to be taken over by whoever lives.
+    pub fn set_failover(&mut self, number: usize, host: usize) {
+        let export = ExportRecord { host: host::name_of(host), failover: true, ..ExportRecord::default() };
         let writes = vec![(export_key(volume_id(number)), Some(encode(&export)))];
         self.store.commit(&Vec::new(), &writes, None);
     }
@@ -434,6 +461,7 @@ impl Grid {
             Event::Start { host } => self.start(host),
             Event::Resume { host } => self.resume(host),
             Event::Look => {
+                self.hear();
                 if !self.is_healing {
                     self.misfortune();
                     self.operate();

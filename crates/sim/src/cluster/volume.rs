@@ -1,17 +1,29 @@
 //! A volume at a host, as far as it concerns who serves it: its root is read and claimed, nodes promise to the claim, writes
 //! are acknowledged for as long as they do.
 
-use super::host::{HostEvent, Purpose};
+use super::host::{HostEvent, Purpose, number_of_name};
 use super::store::{Answer, Op};
 use super::{Grid, ms};
-use holdfast_base::{Epoch, InstanceId, Instant, MetaVersion, VolumeId};
+use holdfast_base::{DeviceId, Epoch, InstanceId, Instant, LedgerId, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::machine::ActionId;
 use holdfast_cluster::view::Record;
-use holdfast_cluster::{Event as ClusterEvent, Local, Outcome, Reading};
+use holdfast_cluster::{Event as ClusterEvent, Local, Outcome, Reading, SILENT_FOR};
+use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::root::{Root, root_key};
+use std::collections::BTreeSet;
 
 /// Nodes that a volume's layout does without.
-const FAILURES: usize = 1;
+pub(super) const FAILURES: usize = 1;
+
+/// Nodes of the grid: each has a leg of each volume's log.
+const NODES: usize = 3;
+
+/// Where every volume's log is.
+pub(super) fn ledger() -> LedgerRef {
+    let leg = |number: usize| Leg { node: NodeId(number as u32), device: DeviceId(number as u128) };
+    let id = LedgerId { epoch: Epoch(0), n: 0 };
+    LedgerRef { id, legs: (0..NODES).map(leg).collect(), rule: AckRule::flat(FAILURES as u8), sealed: None }
+}
 
 /// One opening or reading of a volume at a host.
 #[derive(Clone, Debug)]
@@ -64,6 +76,31 @@ pub(super) enum Ask {
 }
 
 impl Grid {
+    // ---- what nodes hear of hosts ----
+
+    /// Hosts that run and reach a node ask it something all the time.
+    pub(super) fn hear(&mut self) {
+        for (host, own) in self.hosts.iter_mut().enumerate() {
+            let away = own.nodes_away(self.now);
+            if !own.is_running() || away > FAILURES {
+                own.reaches_from = self.now;
+            }
+            let heard = (away..NODES).filter(|_| own.is_running());
+            self.heard.extend(heard.map(|node| ((node, host), self.now)));
+        }
+    }
+
+    /// Asks the nodes that the host reaches whether they hear of another one.
+    pub(super) fn ask_nodes(&mut self, host: usize, name: String) {
+        let Some(other) = number_of_name(&name) else { return };
+        let reached = self.hosts[host].nodes_away(self.now)..NODES;
+        let heard = |node: &usize| self.heard.get(&(*node, other)).copied().unwrap_or_default();
+        let silent = reached.filter(|node| self.now.since(heard(node)) >= SILENT_FOR);
+        let nodes: BTreeSet<NodeId> = silent.map(|node| NodeId(node as u32)).collect();
+        let after = ms(self.prng.between(1, 20));
+        self.post(host, after, HostEvent::Silent { host: name, nodes });
+    }
+
     fn vol(&mut self, host: usize, volume: VolumeId, run: u64) -> Option<&mut Vol> {
         self.hosts[host].volumes.get_mut(&volume).filter(|vol| vol.run == run)
     }

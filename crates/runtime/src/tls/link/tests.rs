@@ -304,6 +304,32 @@ fn a_host_goes_on_with_the_node_that_it_meant() {
 }
 
 #[test]
+fn other_credentials_count_from_the_next_session_on() {
+    let certificates = Certificates::new(GRID);
+    let (host, node) = (certificates.host("a"), certificates.node(1));
+    let shown = |host: &HostTls, node: &ServerTls| {
+        let (mut at_host, mut at_node) = (host.connect(Role::Node(NodeId(1))).unwrap(), node.accept().unwrap());
+        let (ours, theirs) = exchange(&mut at_host, &mut at_node);
+        assert!(ours.is_ok() && theirs.is_ok());
+        let issued = |stream: &TlsStream| stream.peer_certificate().unwrap().0.to_vec();
+        (issued(&at_host), issued(&at_node))
+    };
+    let before = shown(&host, &node);
+    assert_eq!(shown(&host, &node), before);
+    certificates.paths(&Role::Host("a".into()));
+    certificates.paths(&Role::Node(NodeId(1)));
+    assert_eq!(shown(&host, &node), before, "what lies there is not looked at before it is told");
+    host.reload().unwrap();
+    node.reload().unwrap();
+    let after = shown(&host, &node);
+    assert!(after.0 != before.0 && after.1 != before.1);
+    // One that does not go with its key, as in the middle of being replaced.
+    fs::write(&host.paths().key, certificates.authority.issue(&Role::Host("a".into())).unwrap().key).unwrap();
+    assert!(host.reload().is_err());
+    assert_eq!(shown(&host, &node), after);
+}
+
+#[test]
 fn older_versions_are_refused() {
     let certificates = Certificates::new(GRID);
     let pair = certificates.authority.issue(&Role::Host("a".into())).unwrap();

@@ -1,0 +1,243 @@
+//! Certificates that are made anew long before they end, without a token: whoever asks shows the one that it has.
+//!
+//! ```text
+//! a request:  what is wanted (names, and requests to sign), the host's certificate, its key's signature over what is wanted
+//! ```
+//! Invariants
+//! 1. Only who has a host's key, and a certificate for it that is good now and not revoked, is given another for that host and
+//!    for its machine's nodes. The metadata store, which carries request and answer, is trusted with neither.
+//! 2. A request that somebody else sends once more gets certificates for the same keys: they help nobody but their owner.
+//!
+//! Running processes use new credentials from their next connection on ([`follow`]).
+
+use super::asking::Asked;
+use super::certs::{Certificates, now_s};
+use super::layout::{GridConfig, GridDir};
+use super::token::{Answer, Wanted};
+use super::{Lock, certs};
+use crate::logger;
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use holdfast_base::{GridId, NodeId};
+use holdfast_runtime::pki::{self, Role};
+use holdfast_runtime::revoked::RevokedNow;
+use holdfast_runtime::tls::link::{HostTls, ServerTls, holder_of};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+/// Pace of looking whether a process has other credentials.
+const FOLLOW_PACE: Duration = Duration::from_secs(2);
+
+/// A certificate is made anew when less than one of so many parts of its time is left.
+const PARTS: u64 = 3;
+
+/// What a machine asks for whose certificates are to be made anew.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Renewal {
+    wanted: Wanted,
+    /// Of its host, in PEM.
+    certificate: String,
+    /// Of that one's key, in base64.
+    signature: String,
+}
+
+fn signed_bytes(grid: GridId, wanted: &Wanted) -> Vec<u8> {
+    let wanted = serde_json::to_string(wanted).expect("our records always encode");
+    format!("holdfast renewal 1\ngrid {grid}\n{wanted}").into_bytes()
+}
+
+/// Whether certificates of this machine are to be made anew: some have used up most of their time, and are good still.
+pub fn is_due(certificates: &Certificates, config: &GridConfig) -> Result<bool> {
+    let listed = certificates.list(&certs::roles(config))?;
+    let now = now_s();
+    // The authority's is not made anew by itself.
+    Ok(listed[1..].iter().any(|leaf| {
+        leaf.begins <= now && leaf.expires.saturating_sub(now) < leaf.expires.saturating_sub(leaf.begins) / PARTS
+    }))
+}
+
+/// Makes a request for new keys; what it is asked with has to be good still.
+pub fn ask(certificates: &Certificates, config: &GridConfig) -> Result<(Renewal, Asked)> {
+    let (grid, name) = (certificates.grid(), &config.host.name);
+    let asked = Asked::make(name, &certs::roles(config))?;
+    let paths = certificates.paths(&Role::Host(name.clone()));
+    let read = |path: &PathBuf| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+    let signature = pki::sign_with(&read(&paths.key)?, &signed_bytes(grid, &asked.wanted))?;
+    let (wanted, certificate) = (asked.wanted.clone(), read(&paths.certificate)?);
+    Ok((Renewal { wanted, certificate, signature: URL_SAFE_NO_PAD.encode(signature) }, asked))
+}
+
+/// Signs what is asked for, where that is the machine's own: `nodes` are whose each is.
+pub fn answer(
+    certificates: &Certificates,
+    (renewal, revoked): (&Renewal, &RevokedNow),
+    nodes: &BTreeMap<u32, String>,
+) -> Result<Answer> {
+    let Renewal { wanted, certificate, signature } = renewal;
+    let (grid, machine) = (certificates.grid(), &wanted.machine);
+    let holder = holder_of(certificate, &certificates.ca(), grid, revoked)
+        .map_err(|why| anyhow::anyhow!("machine {machine} asks for new certificates, but {why}"))?;
+    let signature = URL_SAFE_NO_PAD.decode(signature).context("its request is no request")?;
+    if holder != Role::Host(machine.clone())
+        || !pki::is_signed_by(certificate, &signed_bytes(grid, wanted), &signature)?
+    {
+        bail!(
+            "a request for new certificates of machine {machine} was not made by its host; look who writes to the metadata store"
+        );
+    }
+    if let Some(node) = wanted.nodes.keys().find(|node| nodes.get(node) != Some(machine)) {
+        bail!("machine {machine} asks for a certificate of node {node}, which is not its own");
+    }
+    wanted.sign(certificates)
+}
+
+/// Puts what was signed into its place.
+pub fn take(dir: &GridDir, certificates: &Certificates, asked: Asked, signed: Answer) -> Result<()> {
+    let _lock = Lock::take(dir)?;
+    match signed {
+        Answer::Signed { host, nodes, .. } => {
+            let nodes = nodes.into_iter().map(|(node, pem)| (Role::Node(NodeId(node)), pem));
+            let host = host.map(|pem| (Role::Host(asked.wanted.machine.clone()), pem));
+            asked.put(certificates, &nodes.chain(host).collect())
+        }
+        Answer::Refused { why } => bail!("{why}"),
+    }
+}
+
+/// Makes new certificates where that can be done here.
+pub fn sign_here(dir: &GridDir, certificates: &Certificates, config: &GridConfig) -> Result<()> {
+    let _lock = Lock::take(dir)?;
+    certificates.issue(&certs::roles(config))
+}
+
+/// Has a process use the credentials that lie in its place from then on, whoever puts others there.
+pub fn follow(ways: HostTls, door: ServerTls) -> Result<()> {
+    let paths = ways.paths().clone();
+    let stamp = move || -> Option<[(SystemTime, u64); 2]> {
+        let of = |path: &PathBuf| {
+            let found = fs::metadata(path).ok()?;
+            Some((found.modified().ok()?, found.len()))
+        };
+        Some([of(&paths.key)?, of(&paths.certificate)?])
+    };
+    let (mut used, mut told) = (stamp(), None);
+    let look = move || {
+        loop {
+            std::thread::sleep(FOLLOW_PACE);
+            let found = stamp();
+            if found == used {
+                continue;
+            }
+            match ways.reload().and_then(|()| door.reload()) {
+                Ok(()) => {
+                    used = found;
+                    logger::info(format_args!("there is a new certificate: it counts from the next connection on"));
+                }
+                // A key is in its place before its certificate is.
+                Err(error) if told.as_ref() == Some(&found) => {
+                    used = found;
+                    logger::error(format_args!(
+                        "there is a new certificate that can't be used, and the old one is used on: {error}; \
+                         `holdfast grid tls rotate` makes another"
+                    ));
+                }
+                Err(_) => told = Some(found),
+            }
+        }
+    };
+    std::thread::Builder::new().name("credentials".to_string()).spawn(look).context("no thread for credentials")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grid::layout::{HostConfig, MetaConfig, NodeConfig};
+    use holdfast_runtime::revoked::Revoked;
+
+    const GRID: GridId = GridId(7);
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    /// Machine b, with node 2, whose certificates are good for so long; and machine a, which signs.
+    struct Rig {
+        temp: tempfile::TempDir,
+        a: Certificates,
+        b: Certificates,
+        config: GridConfig,
+    }
+
+    impl Rig {
+        fn new(valid: Duration) -> Rig {
+            let temp = tempfile::tempdir().unwrap();
+            let a = Certificates::in_dir(&temp.path().join("a/tls"), GRID);
+            a.make_authority().unwrap();
+            let b = Certificates::in_dir(&temp.path().join("b/tls"), GRID);
+            b.put_ca(&a.ca_pem().unwrap()).unwrap();
+            let node = NodeConfig { id: 2, address: "127.0.0.1:7502".parse().unwrap(), devices: Vec::new() };
+            let host = HostConfig { name: "b".to_string(), ..HostConfig::default() };
+            let (grid, meta) = (GRID.to_string(), MetaConfig::Embedded);
+            let config = GridConfig { version: 1, grid, meta, tls: true, nodes: vec![node], host };
+            let authority = a.authority().unwrap();
+            for role in certs::roles(&config) {
+                b.put(&role, &authority.issue_for(&role, valid).unwrap()).unwrap();
+            }
+            Rig { temp, a, b, config }
+        }
+
+        fn answer(&self, renewal: &Renewal, revoked: &RevokedNow) -> Result<Answer> {
+            answer(&self.a, (renewal, revoked), &BTreeMap::from([(1, "a".to_string()), (2, "b".to_string())]))
+        }
+    }
+
+    #[test]
+    fn most_of_a_certificates_time_is_used_up_before_it_is_made_anew() {
+        assert!(!is_due(&Rig::new(300 * DAY).b, &Rig::new(DAY).config).unwrap());
+        // Good from a day before on: of eleven days ten are left, then of two one.
+        let rig = Rig::new(10 * DAY);
+        assert!(!is_due(&rig.b, &rig.config).unwrap());
+        let rig = Rig::new(DAY / 4);
+        assert!(is_due(&rig.b, &rig.config).unwrap());
+    }
+
+    #[test]
+    fn who_has_a_good_certificate_gets_another_and_nobody_else() {
+        let (rig, none) = (Rig::new(DAY / 4), RevokedNow::new(GRID));
+        let (renewal, asked) = ask(&rig.b, &rig.config).unwrap();
+        let signed = rig.answer(&renewal, &none).unwrap();
+        let dir = GridDir::choose(Some(&rig.temp.path().join("b"))).unwrap();
+        let forger = Rig::new(DAY);
+        let forged = asked.wanted.sign(&forger.a).unwrap();
+        let (_, other) = ask(&rig.b, &rig.config).unwrap();
+        let why = take(&dir, &rig.b, other, forged).unwrap_err().to_string();
+        assert!(why.contains("none of this grid's"), "{why}");
+        assert!(is_due(&rig.b, &rig.config).unwrap(), "nothing was taken of it");
+        take(&dir, &rig.b, asked, signed).unwrap();
+        assert!(!is_due(&rig.b, &rig.config).unwrap());
+        certs::roles(&rig.config).iter().for_each(|role| rig.b.check(role).unwrap());
+
+        let why = |renewal: &Renewal, revoked: &RevokedNow| format!("{:#}", rig.answer(renewal, revoked).unwrap_err());
+        let (good, _) = ask(&rig.b, &rig.config).unwrap();
+        let mut other = good.clone();
+        other.wanted.machine = "a".to_string();
+        assert!(why(&other, &none).contains("was not made by its host"));
+        let (mut other, fresh) = (good.clone(), ask(&rig.b, &rig.config).unwrap().0);
+        other.wanted = fresh.wanted;
+        assert!(why(&other, &none).contains("was not made by its host"), "the signature is of other keys");
+        let mut config = rig.config.clone();
+        config.nodes[0].id = 1;
+        let (foreign, _) = ask(&rig.b, &config).unwrap();
+        assert!(why(&foreign, &none).contains("node 1, which is not its own"));
+        let stranger = Rig::new(DAY);
+        let (strange, _) = ask(&stranger.b, &stranger.config).unwrap();
+        assert!(why(&strange, &none).contains("not of this grid's authority"), "{}", why(&strange, &none));
+        let mut list = Revoked::none(GRID);
+        list.add(Role::Host("b".to_string()), now_s() + 60);
+        let revoked = RevokedNow::new(GRID);
+        assert!(revoked.replace(&list));
+        assert!(why(&good, &revoked).contains("was revoked"));
+    }
+}

@@ -1,0 +1,308 @@
+//! The shell of [`holdfast_cluster::Upkeep`]: looks at what this host has when that asks for it, and carries out what follows.
+//!
+//! ```text
+//! Upkeep ──Look──> looker ──Facts──> Upkeep ──Act──> two executors ──Outcome──> Upkeep
+//! ```
+//! Executors choose nothing and repeat nothing. What a chore needs that has changed since it was planned is refused where it is
+//! carried out: a volume that is another host's by then is snapshotted by nobody here.
+
+use super::commands::{Command, Wanted};
+use super::control::ControlPlane;
+use super::errands::Errand;
+use super::executors;
+use super::fixed::{Fixed, base_now};
+use super::records::News;
+use crate::grid::renewal::{self, Renewal};
+use crate::grid::token::Answer;
+use crate::logger;
+use crate::protocol::{SnapshotInfo, VolumeLive};
+use anyhow::{Context, Result, bail};
+use holdfast_base::{DeviceId, Effects, VolumeId};
+use holdfast_cluster::Upkeep;
+use holdfast_cluster::schedule::{self, Snapshot};
+use holdfast_cluster::upkeep::{
+    Action, Chore, Config, DeviceNow, Effect, Event, Facts, FixedNow, LOOK_EVERY, LookId, Mutations, Scheduled,
+};
+use holdfast_format::schedule::ScheduleRecord;
+use holdfast_runtime::clock;
+use holdfast_runtime::meta::MetaError;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+const EXECUTORS: usize = 2;
+
+/// How long a host that signs may take.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// What was told last of a chore that can't be done, so that it is told once.
+#[derive(Default)]
+struct Told(Mutex<BTreeMap<Chore, String>>);
+
+impl Told {
+    fn note(&self, chore: Chore, outcome: &Result<()>) {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcome {
+            Ok(()) => drop(told.remove(&chore)),
+            // Of the store others tell.
+            Err(error) if error.downcast_ref::<MetaError>().is_some() => {}
+            Err(error) => {
+                let why = format!("{error:#}");
+                if told.get(&chore) != Some(&why) {
+                    logger::warn(format_args!("{why}"));
+                }
+                told.insert(chore, why);
+            }
+        }
+    }
+}
+
+pub(super) fn start(plane: &Arc<ControlPlane>) -> Result<()> {
+    let (sender, events) = channel();
+    let (own, tell) = (Arc::clone(plane), sender.clone());
+    let looks = executors::start("look", 1, move |look: LookId| {
+        // While the reactor is busy or stops it answers later, or never.
+        let facts = own.look_around().ok();
+        let _ = tell.send(Event::Seen { look, facts });
+    })?;
+    let (own, tell, told) = (Arc::clone(plane), sender.clone(), Arc::new(Told::default()));
+    let actions = executors::start("chore", EXECUTORS, move |action: Action| {
+        let chore = action.chore();
+        let outcome = own.do_chore(action);
+        told.note(chore, &outcome);
+        let _ = tell.send(Event::Outcome { chore, is_done: outcome.is_ok() });
+    })?;
+    let config = Config {
+        host: plane.catalog.host().to_string(),
+        rebuild_after: plane.settings.rebuild_after,
+        spreads_authority: plane.settings.authority_spread,
+        mutations: Mutations::default(),
+    };
+    let own = Arc::clone(plane);
+    let drive = move || run(&mut Upkeep::new(config), &own, &events, (&looks, &actions));
+    std::thread::Builder::new().name("upkeep".to_string()).spawn(drive).context("no thread for upkeep")?;
+    plane.records.listen(move |news| {
+        if let News::Right(is_right) = news {
+            let _ = sender.send(Event::Store { is_right });
+        }
+    });
+    Ok(())
+}
+
+fn run(
+    upkeep: &mut Upkeep,
+    plane: &ControlPlane,
+    events: &Receiver<Event>,
+    (looks, actions): (&Sender<LookId>, &Sender<Action>),
+) {
+    let mut out = Effects::new();
+    loop {
+        let wait = upkeep.next_deadline().map_or(LOOK_EVERY, |at| at.since(clock::now()));
+        let event = match events.recv_timeout(wait) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Timeout) => Event::Tick,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        plane.records.view(|view| upkeep.handle(clock::now(), view, event, &mut out));
+        for effect in out.drain() {
+            // The executors live as long as this thread.
+            match effect {
+                Effect::Look(look) => drop(looks.send(look)),
+                Effect::Act(action) => drop(actions.send(action)),
+            }
+        }
+    }
+}
+
+impl ControlPlane {
+    /// What this host has, as far as anything of it may follow.
+    fn look_around(&self) -> Result<Facts> {
+        let certificates = &self.revocations.certificates;
+        let has_tls = self.revocations.known().is_some();
+        // What the machine itself has: nodes of others are not in it.
+        let is_due = || anyhow::Ok(renewal::is_due(certificates, &self.dir.load()?)?);
+        let certificates_are_due = has_tls && is_due().unwrap_or(false);
+        let has_authority = has_tls && certificates.has_authority();
+        let wall_ms = clock::wall().as_millis() as u64;
+        let (scheduled, fixed, devices) = (self.scheduled_here()?, self.fixed_here()?, self.devices_here()?);
+        Ok(Facts { wall_ms, scheduled, fixed, devices, certificates_are_due, has_authority })
+    }
+
+    fn scheduled_here(&self) -> Result<Vec<Scheduled>> {
+        let mut scheduled = Vec::new();
+        for (volume, _) in self.catalog.schedules()? {
+            let entry = self.catalog.entry(volume)?.filter(|entry| !entry.root.deleted);
+            let Some(entry) = entry.filter(|entry| self.catalog.is_here(entry)) else { continue };
+            // What is open for care or a stream is nobody's to look at.
+            if let Some(snapshots) = self.snapshots_of(entry.name(), volume)? {
+                scheduled.push(Scheduled { volume, snapshots });
+            }
+        }
+        Ok(scheduled)
+    }
+
+    /// Of a volume or clone that this host serves.
+    fn snapshots_of(&self, name: &str, volume: VolumeId) -> Result<Option<Vec<Snapshot>>> {
+        let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
+        let live = live.filter(|info| info.exported && info.id == volume.to_string()).and_then(|info| info.live);
+        let all = |live: VolumeLive| live.snapshots.into_iter();
+        let snapshot = |s: SnapshotInfo| Snapshot { name: s.name, layer: s.layer, created_ms: s.created_ms };
+        Ok(live.map(|live| all(live).map(snapshot).collect()))
+    }
+
+    fn fixed_here(&self) -> Result<Vec<FixedNow>> {
+        let mut fixed = Vec::new();
+        for (volume, seen) in self.ask(|answer| Command::Fixed { answer })? {
+            let Some(entry) = self.catalog.entry(volume)?.filter(|entry| !entry.root.deleted) else { continue };
+            let Some(noted) = entry.settings.fixed.filter(|_| self.has_care_of(&entry)) else { continue };
+            let live = self.ask(|answer| Command::Volume { name: entry.name().to_string(), answer })?;
+            // A volume in the trash has left its name to others.
+            let live = live.filter(|live| live.id == volume.to_string());
+            let is_closed = live.is_none();
+            let open = live.filter(|live| live.state == "open");
+            let base_bytes = open.as_ref().map_or(noted.base_bytes, |live| base_now(live, noted.base_bytes));
+            let noted = (noted.base_bytes, noted.left_bytes);
+            let now = (base_bytes, seen.fixed.left_bytes);
+            fixed.push(FixedNow { volume, size_bytes: entry.size_bytes(), is_open: !is_closed, noted, now });
+        }
+        Ok(fixed)
+    }
+
+    /// The records of fixed volumes are to say what is so. To be called alone.
+    pub(super) fn note_all_fixed(&self) -> Result<()> {
+        for seen in self.fixed_here()? {
+            if let Some((base_bytes, left_bytes, has_new_base)) = seen.to_note() {
+                self.note_fixed(seen.volume, Fixed { base_bytes, left_bytes }, has_new_base)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn devices_here(&self) -> Result<Vec<DeviceNow>> {
+        let devices = self.live()?.nodes.into_iter().flat_map(|node| node.devices);
+        let seen = devices.filter_map(|seen| {
+            Some(DeviceNow {
+                device: seen.device.parse().ok()?,
+                is_draining: seen.draining,
+                is_failing: seen.drive.as_ref().is_some_and(|drive| drive.is_failing()),
+                bypassed_for: seen.slow_s.filter(|_| seen.bypassed).map(Duration::from_secs),
+            })
+        });
+        Ok(seen.collect())
+    }
+
+    fn do_chore(&self, action: Action) -> Result<()> {
+        match action {
+            Action::Snapshot { volume, name, after, ahead } => self.snapshot_by_schedule(volume, name, (after, ahead)),
+            Action::DropSnapshots { volume, names } => {
+                let _alone = self.alone();
+                let Some(entry) = self.catalog.entry(volume)?.filter(|entry| self.catalog.is_here(entry)) else {
+                    return Ok(());
+                };
+                for name in names {
+                    // One that is being read is deleted another time.
+                    let _ = self.change(entry.name(), Wanted::DropSnapshot { name });
+                }
+                Ok(())
+            }
+            Action::NoteFixed { volume, base_bytes, left_bytes, has_new_base } => {
+                let _alone = self.alone();
+                let fixed = Fixed { base_bytes, left_bytes };
+                self.note_fixed(volume, fixed, has_new_base).context("noting what is set aside for fixed volumes")
+            }
+            Action::Drain { device } => self.drain_unasked(device),
+            Action::Renew => self
+                .renew_certificates()
+                .context("this machine's certificates could not be made anew, which is tried again"),
+            Action::GiveAuthority { to } => self
+                .give_to_one_of(&to)
+                .context("no second machine has the key of the grid's authority, which is tried again"),
+        }
+    }
+
+    fn snapshot_by_schedule(
+        &self,
+        volume: VolumeId,
+        name: String,
+        (after, ahead): (Option<u32>, Option<String>),
+    ) -> Result<()> {
+        let _alone = self.alone();
+        let Some(entry) = self.catalog.entry(volume)?.filter(|entry| self.catalog.is_here(entry)) else {
+            return Ok(());
+        };
+        let of = entry.name();
+        let now = self.snapshots_of(of, volume)?.unwrap_or_default();
+        if schedule::newest(&now).map(|newest| newest.layer) != after {
+            return Ok(());
+        }
+        if let Some(ahead) = ahead {
+            logger::warn(format_args!(
+                "snapshot {of}@{ahead} is dated ahead of this machine's clock: that was wrong when it was taken, or is now \
+                 (`timedatectl` shows whether it is kept right); the schedule goes on"
+            ));
+        }
+        let taken = self.change(of, Wanted::Snapshot { name });
+        taken.map(drop).with_context(|| format!("snapshots by schedule: volume {of} gets none"))
+    }
+
+    /// Has a volume snapshotted by schedule, or ends that.
+    pub(super) fn set_schedule(&self, name: &str, schedule: Option<&ScheduleRecord>) -> Result<()> {
+        let entry = self.catalog.find(name)?;
+        self.catalog.set_schedule(entry.id(), schedule)
+    }
+
+    fn drain_unasked(&self, device: DeviceId) -> Result<()> {
+        let _alone = self.alone();
+        let why = self.why_unasked(device)?;
+        let emptied = self.empty(&BTreeSet::from([device]), false);
+        emptied.with_context(|| format!("device {device} {why}, and can't be emptied"))?;
+        logger::warn(format_args!(
+            "device {device} {why}, and is being emptied; replace it (`holdfast device replace`), or `holdfast device drain {device} \
+             --cancel` to go on with it"
+        ));
+        Ok(())
+    }
+
+    fn renew_certificates(&self) -> Result<()> {
+        let (certificates, config) = (&self.revocations.certificates, self.dir.load()?);
+        if certificates.has_authority() {
+            renewal::sign_here(&self.dir, certificates, &config)?;
+        } else {
+            let (renewal, asked) = renewal::ask(certificates, &config)?;
+            let signed = self.have_signed(&renewal)?;
+            renewal::take(&self.dir, certificates, asked, signed)?;
+        }
+        logger::info(format_args!("this machine's certificates were made anew"));
+        self.note_certificates(&config)
+    }
+
+    fn have_signed(&self, renewal: &Renewal) -> Result<Answer> {
+        let signing = self.catalog.machine_records()?.into_iter().filter(|(_, (_, record))| record.signs);
+        let there = self.hosts_there();
+        let errand = Errand::Renew { renewal: serde_json::to_value(renewal).expect("our records always encode") };
+        let mut why =
+            "no host is up that has the key of the grid's authority (`holdfast machine list` shows which have)"
+                .to_string();
+        for (signer, _) in signing.filter(|(name, _)| there.contains(name)) {
+            match self.send_errand(&signer, &errand, ANSWER_MAX).and_then(|done| done) {
+                Ok(told) => return serde_json::from_value(told).context("the answer makes no sense"),
+                Err(error) => why = format!("host {signer}: {error:#}"),
+            }
+        }
+        bail!("{why}")
+    }
+
+    /// Signs for another machine.
+    pub(super) fn renew(&self, renewal: Value) -> Result<Value> {
+        let renewal: Renewal = serde_json::from_value(renewal).context("it is no request for certificates")?;
+        let certificates = &self.revocations.certificates;
+        if !certificates.has_authority() {
+            bail!("it has no key of the grid's authority");
+        }
+        let revoked = self.revocations.lists.first().context("the grid has no TLS")?;
+        let answer = renewal::answer(certificates, (&renewal, revoked), &self.catalog.node_machines()?)?;
+        serde_json::to_value(answer).context("the answer can't be written")
+    }
+}
