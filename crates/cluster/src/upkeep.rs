@@ -95,19 +95,24 @@ pub enum Chore {
     Authority,
 }
 
+/// A snapshot by schedule.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Take {
+    pub name: String,
+    /// Only while the newest by schedule is the one with this layer, if any: another one may have been taken since, here or by a host
+    /// that had the volume meanwhile.
+    pub after: Option<u32>,
+    /// That one, where it is dated in the future.
+    pub ahead: Option<String>,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Only while the newest by schedule is the one with this layer, if any: another one may have been taken since, here or by a host
-    /// that had the volume meanwhile. `ahead`: the one before is dated in the future.
-    Snapshot {
+    /// A snapshot is taken, and those go that no rule keeps.
+    Snapshots {
         volume: VolumeId,
-        name: String,
-        after: Option<u32>,
-        ahead: Option<String>,
-    },
-    DropSnapshots {
-        volume: VolumeId,
-        names: Vec<String>,
+        take: Option<Take>,
+        drops: Vec<String>,
     },
     /// The record of a fixed volume is to say this; the reactor, too, where what does not count has changed.
     NoteFixed {
@@ -130,7 +135,7 @@ pub enum Action {
 impl Action {
     pub fn chore(&self) -> Chore {
         match self {
-            Action::Snapshot { volume, .. } | Action::DropSnapshots { volume, .. } => Chore::Snapshots(*volume),
+            Action::Snapshots { volume, .. } => Chore::Snapshots(*volume),
             Action::NoteFixed { volume, .. } => Chore::Fixed(*volume),
             Action::Drain { device } => Chore::Device(*device),
             Action::Renew => Chore::Certificates,
@@ -274,13 +279,13 @@ fn of_schedule(view: &View, seen: &Scheduled, wall_ms: u64, config: &Config) -> 
         return None;
     }
     let record: ScheduleRecord = decode(&view.get(&format!("{SCHEDULE_PREFIX}{volume}"))?.value).ok()?;
-    if schedule::is_due(&record, &seen.snapshots, wall_ms) {
-        let ahead = schedule::ahead(&seen.snapshots, wall_ms).map(|snapshot| snapshot.name.clone());
-        let after = schedule::newest(&seen.snapshots).map(|snapshot| snapshot.layer);
-        return Some(Action::Snapshot { volume, name: schedule::name_at(wall_ms), after, ahead });
-    }
-    let names = schedule::superfluous(&record, &seen.snapshots);
-    (!names.is_empty()).then_some(Action::DropSnapshots { volume, names })
+    let take = schedule::is_due(&record, &seen.snapshots, wall_ms).then(|| Take {
+        name: schedule::name_at(wall_ms),
+        after: schedule::newest(&seen.snapshots).map(|snapshot| snapshot.layer),
+        ahead: schedule::ahead(&seen.snapshots, wall_ms).map(|snapshot| snapshot.name.clone()),
+    });
+    let drops = schedule::superfluous(&record, &seen.snapshots);
+    (take.is_some() || !drops.is_empty()).then_some(Action::Snapshots { volume, take, drops })
 }
 
 fn of_fixed(seen: &FixedNow) -> Option<Action> {
@@ -387,19 +392,19 @@ mod tests {
         let mut out = Effects::new();
         assert_eq!(look(&mut upkeep, &view, at(2), seen(9, &[7, 8])), [], "nobody knows yet what the store is like");
         upkeep.handle(at(2), &view, Event::Store { is_right: true }, &mut out);
-        let name = schedule::name_at(9 * HOUR_MS);
-        let taken = Action::Snapshot { volume: VOLUME, name, after: Some(1), ahead: None };
-        assert_eq!(look(&mut upkeep, &view, at(4), seen(9, &[7, 8])), std::slice::from_ref(&taken));
-        assert_eq!(look(&mut upkeep, &view, at(6), seen(9, &[7, 8])), [], "it is under way");
+        let take = Take { name: schedule::name_at(9 * HOUR_MS), after: Some(2), ahead: None };
+        let drops = vec![schedule::name_at(6 * HOUR_MS)];
+        let taken = Action::Snapshots { volume: VOLUME, take: Some(take), drops };
+        assert_eq!(look(&mut upkeep, &view, at(4), seen(9, &[6, 7, 8])), std::slice::from_ref(&taken));
+        assert_eq!(look(&mut upkeep, &view, at(6), seen(9, &[6, 7, 8])), [], "it is under way");
         // A look that was begun before the end tells of before it.
         upkeep.handle(at(8), &view, Event::Tick, &mut out);
         let chore = taken.chore();
         upkeep.handle(at(8), &view, Event::Outcome { chore, is_done: true }, &mut out);
-        let old = Event::Seen { look: LookId(4), facts: Some(seen(9, &[7, 8])) };
+        let old = Event::Seen { look: LookId(4), facts: Some(seen(9, &[6, 7, 8])) };
         upkeep.handle(at(8), &view, old, &mut out);
         assert_eq!(out.take(), [Effect::Look(LookId(4))]);
-        let names = vec![schedule::name_at(7 * HOUR_MS)];
-        let drops = Action::DropSnapshots { volume: VOLUME, names };
+        let drops = Action::Snapshots { volume: VOLUME, take: None, drops: vec![schedule::name_at(7 * HOUR_MS)] };
         assert_eq!(look(&mut upkeep, &view, at(10), seen(9, &[7, 8, 9])), std::slice::from_ref(&drops));
         // What could not be done is not tried all the time.
         upkeep.handle(at(11), &view, Event::Outcome { chore, is_done: false }, &mut out);

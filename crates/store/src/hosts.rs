@@ -7,7 +7,7 @@
 
 use crate::api::PeerId;
 use holdfast_base::Instant;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A node that nothing happened to for so long may have stood still: each host asks it something every second.
@@ -21,7 +21,7 @@ pub(crate) struct Hosts {
     since: Instant,
     last_event: Instant,
     /// Connections by what they said of themselves, and when something came over them.
-    peers: HashMap<PeerId, (String, Instant)>,
+    peers: BTreeMap<PeerId, (String, Instant)>,
     /// Hosts whose connections have ended.
     gone: BTreeMap<String, Instant>,
 }

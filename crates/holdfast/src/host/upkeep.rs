@@ -21,7 +21,7 @@ use holdfast_base::{DeviceId, Effects, VolumeId};
 use holdfast_cluster::Upkeep;
 use holdfast_cluster::schedule::{self, Snapshot};
 use holdfast_cluster::upkeep::{
-    Action, Chore, Config, DeviceNow, Effect, Event, Facts, FixedNow, LOOK_EVERY, LookId, Mutations, Scheduled,
+    Action, Chore, Config, DeviceNow, Effect, Event, Facts, FixedNow, LOOK_EVERY, LookId, Mutations, Scheduled, Take,
 };
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_runtime::clock;
@@ -195,18 +195,7 @@ impl ControlPlane {
 
     fn do_chore(&self, action: Action) -> Result<()> {
         match action {
-            Action::Snapshot { volume, name, after, ahead } => self.snapshot_by_schedule(volume, name, (after, ahead)),
-            Action::DropSnapshots { volume, names } => {
-                let _alone = self.alone();
-                let Some(entry) = self.catalog.entry(volume)?.filter(|entry| self.catalog.is_here(entry)) else {
-                    return Ok(());
-                };
-                for name in names {
-                    // One that is being read is deleted another time.
-                    let _ = self.change(entry.name(), Wanted::DropSnapshot { name });
-                }
-                Ok(())
-            }
+            Action::Snapshots { volume, take, drops } => self.follow_schedule(volume, take, drops),
             Action::NoteFixed { volume, base_bytes, left_bytes, has_new_base } => {
                 let _alone = self.alone();
                 let fixed = Fixed { base_bytes, left_bytes };
@@ -222,17 +211,22 @@ impl ControlPlane {
         }
     }
 
-    fn snapshot_by_schedule(
-        &self,
-        volume: VolumeId,
-        name: String,
-        (after, ahead): (Option<u32>, Option<String>),
-    ) -> Result<()> {
+    fn follow_schedule(&self, volume: VolumeId, take: Option<Take>, drops: Vec<String>) -> Result<()> {
         let _alone = self.alone();
         let Some(entry) = self.catalog.entry(volume)?.filter(|entry| self.catalog.is_here(entry)) else {
             return Ok(());
         };
         let of = entry.name();
+        let taken = take.map_or(Ok(()), |take| self.take_by_schedule(of, volume, take));
+        for name in drops {
+            // One that is being read is deleted another time.
+            let _ = self.change(of, Wanted::DropSnapshot { name });
+        }
+        taken
+    }
+
+    fn take_by_schedule(&self, of: &str, volume: VolumeId, take: Take) -> Result<()> {
+        let Take { name, after, ahead } = take;
         let now = self.snapshots_of(of, volume)?.unwrap_or_default();
         if schedule::newest(&now).map(|newest| newest.layer) != after {
             return Ok(());
