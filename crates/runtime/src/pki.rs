@@ -6,6 +6,8 @@
 //!                    ├──> client/NAME   for clients: of volumes, over NBD
 //!                    └──> (nobody)      for servers of NBD: by DNS names and addresses, as clients check them
 //! ```
+//! What a grid's own etcd goes by is signed under another name: see [`etcd`].
+//!
 //! Role: called by the command line and by threads of the host; it reads no files and keeps no secrets of its own.
 //!
 //! Invariants
@@ -16,6 +18,8 @@
 //!    its signature shows that the sender has the other half.
 //!
 //! Limits: [`AUTHORITY_VALID`] and [`LEAF_VALID`]; certificates begin a day early, for machines whose clocks differ.
+
+pub mod etcd;
 
 use holdfast_base::{GridId, NodeId};
 use rcgen::string::Ia5String;

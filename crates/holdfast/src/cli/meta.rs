@@ -4,7 +4,7 @@ use super::format::{print, print_json};
 use crate::grid::layout::{EtcdMeta, GridDir, MetaConfig};
 use crate::grid::{metadata, recovery};
 use crate::size::Size;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use std::net::SocketAddr;
@@ -16,14 +16,23 @@ pub struct EtcdArgs {
     /// Keep the grid's metadata in etcd (tried with 3.4 to 3.7): all members' client URLs, for example http://10.0.0.1:2379
     #[arg(long, value_name = "URL,…", value_delimiter = ',')]
     etcd: Vec<String>,
-    /// For members that use TLS: a directory with ca-cert.pem, and with client-cert.pem and client-key.pem if they ask
-    #[arg(long, value_name = "DIR", requires = "etcd")]
+    /// For members with TLS by other certificates than the grid's own: a directory with ca-cert.pem, and with
+    /// client-cert.pem and client-key.pem if they ask
+    #[arg(long, value_name = "DIR")]
     etcd_tls_dir: Option<PathBuf>,
 }
 
 impl EtcdArgs {
+    /// With these, where none are named by --etcd.
+    pub fn or_endpoints(self, endpoints: Vec<String>) -> EtcdArgs {
+        if self.etcd.is_empty() { EtcdArgs { etcd: endpoints, ..self } } else { self }
+    }
+
     pub fn config(self) -> Result<Option<MetaConfig>> {
         let tls_dir = self.etcd_tls_dir.map(std::path::absolute).transpose()?;
+        if tls_dir.is_some() && self.etcd.is_empty() {
+            bail!("--etcd-tls-dir says how members are reached; name them with --etcd");
+        }
         let etcd = EtcdMeta { endpoints: self.etcd, tls_dir };
         Ok((!etcd.endpoints.is_empty()).then_some(MetaConfig::Etcd(etcd)))
     }

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod device;
+pub mod etcd;
 pub mod explain;
 pub mod format;
 pub mod layer;

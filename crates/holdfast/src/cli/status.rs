@@ -63,6 +63,8 @@ enum GridAction {
     Token(TokenArgs),
     /// The certificates of this machine
     Tls(TlsArgs),
+    /// An etcd that goes by the grid's own certificates: its members, and who gets in
+    Etcd(super::etcd::EtcdCommand),
     /// Write units for systemd, which then runs this machine's part of the grid
     Units(super::units::UnitsArgs),
 }
@@ -204,6 +206,7 @@ pub fn run_grid(args: GridArgs, dir: &GridDir, json: bool) -> Result<()> {
         GridAction::Address(args) => change_address(&args, dir, json),
         GridAction::Token(args) => super::tls::token(&args, dir, json),
         GridAction::Tls(args) => super::tls::run(args, dir, json),
+        GridAction::Etcd(args) => super::etcd::run(args, dir, json),
         GridAction::Units(args) => super::units::run(args, dir, json),
     }
 }

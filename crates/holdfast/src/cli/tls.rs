@@ -3,6 +3,7 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::certs::{Certificates, fingerprint_text, now_s, roles};
+use crate::grid::etcd::Door;
 use crate::grid::grow;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::processes::Role;
@@ -256,7 +257,8 @@ fn revoke(who: &str, dir: &GridDir, json: bool) -> Result<()> {
     let Ok(identity) = format!("holdfast://{grid}/{who}").parse::<Identity>() else {
         bail!("`{who}` names nobody who has a certificate; write host/NAME, node/NUMBER or client/NAME");
     };
-    if identity.role == pki::Role::Host(dir.load()?.host.name) {
+    let config = dir.load()?;
+    if identity.role == pki::Role::Host(config.host.name.clone()) {
         bail!(
             "{who} is this machine's own host, which signs: it would shut itself out. Renew its certificate with `holdfast grid \
              tls rotate` instead"
@@ -265,6 +267,9 @@ fn revoke(who: &str, dir: &GridDir, json: bool) -> Result<()> {
     let mut list = revoked::load(&certificates.ca(), grid)?;
     list.add(identity.role, now_s());
     client::done(dir, &Request::TlsRevoke { list: list.sign(&certificates.authority()?)? })?;
+    if let Some(door) = Door::of(dir, &config)? {
+        door.sync(&list, |_| false).context("nodes and hosts go by it; etcd is told later, by the host that signs")?;
+    }
     if json {
         return print_json(&json!({ "revoked": who, "version": list.version() }));
     }

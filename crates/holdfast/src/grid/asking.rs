@@ -4,13 +4,18 @@
 //! may be used up by then, and whoever asks is told to get another one.
 
 use super::certs::{Certificates, now_s};
+use super::etcd;
+use super::layout::GridConfig;
 use super::processes::wait;
-use super::token::{Answer, JoinToken, TLS_KEY, TlsRecord, TokenRecord, Wanted, answer_key, request_key, token_key};
+use super::token::{
+    Answer, EtcdGrant, JoinToken, TLS_KEY, TlsRecord, TokenRecord, Wanted, answer_key, request_key, token_key,
+};
 use crate::host::meta::Meta;
 use crate::host::presence::live_hosts;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{MetaVersion, NodeId};
 use holdfast_runtime::meta::{Record, Swap};
+use holdfast_runtime::pki::etcd::{User, user_of_pem};
 use holdfast_runtime::pki::{self, Facts, Pair, Role, is_same};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::link::holder_of;
@@ -22,6 +27,27 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 const ANOTHER: &str = "make another one with `holdfast grid token`";
 
+/// What was answered, in PEM.
+pub struct Signed {
+    ca: String,
+    certificates: BTreeMap<Role, String>,
+    etcd: Option<EtcdGrant>,
+}
+
+impl Signed {
+    /// Of an answer to that machine; why not, where it was refused.
+    pub fn of(answer: Answer, machine: &str) -> Result<Signed> {
+        match answer {
+            Answer::Signed { ca, host, nodes, etcd } => {
+                let nodes = nodes.into_iter().map(|(node, pem)| (Role::Node(NodeId(node)), pem));
+                let host = host.map(|pem| (Role::Host(machine.to_string()), pem));
+                Ok(Signed { ca, certificates: nodes.chain(host).collect(), etcd })
+            }
+            Answer::Refused { why } => bail!("{why}"),
+        }
+    }
+}
+
 /// The authority that a grid's metadata name, if it has TLS.
 pub fn authority_of(meta: &Meta) -> Result<Option<TlsRecord>> {
     let record = meta.get(TLS_KEY)?;
@@ -32,12 +58,15 @@ pub fn authority_of(meta: &Meta) -> Result<Option<TlsRecord>> {
 pub struct Asked {
     pub wanted: Wanted,
     keys: Vec<(Role, String)>,
+    /// For access to etcd.
+    etcd_key: Option<String>,
 }
 
 impl Asked {
-    /// New keys for these, and requests for certificates.
-    pub fn make(machine: &str, roles: &[Role]) -> Result<Asked> {
-        let mut wanted = Wanted { machine: machine.to_string(), host: None, nodes: BTreeMap::new() };
+    /// New keys for these, and requests for certificates; for access to etcd, where that goes by the grid's certificates and the host is
+    /// among them.
+    pub fn make(machine: &str, roles: &[Role], wants_etcd: bool) -> Result<Asked> {
+        let mut wanted = Wanted { machine: machine.to_string(), host: None, nodes: BTreeMap::new(), etcd: None };
         let mut keys = Vec::new();
         for role in roles {
             let (key, request) = pki::request()?;
@@ -48,14 +77,20 @@ impl Asked {
             }
             keys.push((role.clone(), key));
         }
-        Ok(Asked { wanted, keys })
+        let etcd_key = (wants_etcd && wanted.host.is_some()).then(pki::request).transpose()?;
+        let etcd_key = etcd_key.map(|(key, request)| {
+            wanted.etcd = Some(request);
+            key
+        });
+        Ok(Asked { wanted, keys, etcd_key })
     }
 
     /// Puts keys and certificates where this machine's processes look: all of them are looked at before the first.
-    pub fn put(self, certificates: &Certificates, signed: &BTreeMap<Role, String>) -> Result<()> {
+    pub fn put(self, certificates: &Certificates, signed: &Signed) -> Result<()> {
         let mut pairs = Vec::new();
         for (role, key) in self.keys {
-            let certificate = signed.get(&role).cloned().with_context(|| format!("{role} was left out"))?;
+            let certificate =
+                signed.certificates.get(&role).cloned().with_context(|| format!("{role} was left out"))?;
             let grid = certificates.grid();
             match holder_of(&certificate, &certificates.ca(), grid, &RevokedNow::new(grid)) {
                 Ok(found) if found == role => {}
@@ -67,12 +102,30 @@ impl Asked {
             }
             pairs.push((role, Pair { certificate, key }));
         }
+        if let Some(key) = self.etcd_key {
+            let certificate = access_to_etcd(&self.wanted.machine, &key, signed.etcd.as_ref())?;
+            etcd::put(certificates, &Pair { certificate, key })?;
+        }
         for (role, pair) in &pairs {
             certificates.put(role, pair)?;
             certificates.check(role)?;
         }
         Ok(())
     }
+}
+
+/// The certificate for a key that etcd is to be shown.
+fn access_to_etcd(machine: &str, key: &str, given: Option<&EtcdGrant>) -> Result<String> {
+    let EtcdGrant { certificate, .. } =
+        given.context("it has given no access to etcd: it is of an older release, or uses another etcd")?;
+    match user_of_pem(certificate) {
+        Some(User::Host { name, .. }) if name == machine => {}
+        _ => bail!("the certificate for etcd is another's"),
+    }
+    if !pki::is_signed_by(certificate, PROOF, &pki::sign_with(key, PROOF)?)? {
+        bail!("the certificate for etcd is for another key");
+    }
+    Ok(certificate.clone())
 }
 
 /// Signed to see whether a key and a certificate go together.
@@ -84,11 +137,13 @@ pub struct Asking<'a> {
     token: &'a JoinToken,
     machine: String,
     signer: String,
+    /// Etcd goes by the grid's certificates, so that this machine needs one for that, too.
+    wants_etcd: bool,
 }
 
 impl<'a> Asking<'a> {
     /// Finds at once what could be found wrong with a token.
-    pub fn begin(meta: Meta, token: &'a JoinToken, machine: &str) -> Result<Asking<'a>> {
+    pub fn begin(meta: Meta, token: &'a JoinToken, config: &GridConfig) -> Result<Asking<'a>> {
         let Some(known) = authority_of(&meta)? else {
             bail!("grid {} has no TLS, so there is nothing to sign: join it with its id (--join {0})", token.grid);
         };
@@ -119,23 +174,27 @@ impl<'a> Asking<'a> {
                  its machine), then try again"
             );
         }
-        Ok(Asking { meta, token, machine: machine.to_string(), signer })
+        let machine = config.host.name.clone();
+        Ok(Asking { meta, token, machine, signer, wants_etcd: config.meta.has_own_tls() })
     }
 
     /// Gets certificates for new keys, and puts both where this machine's processes look.
     pub fn obtain(&self, certificates: &Certificates, roles: &[Role]) -> Result<()> {
-        let asked = Asked::make(&self.machine, roles)?;
-        let (ca, signed) = self.ask(&asked.wanted)?;
-        if !is_same(&Facts::of_pem(&ca)?.fingerprint, &self.token.authority) {
+        let asked = Asked::make(&self.machine, roles, self.wants_etcd)?;
+        let signed = self.ask(&asked.wanted)?;
+        if !is_same(&Facts::of_pem(&signed.ca)?.fingerprint, &self.token.authority) {
             bail!("host {} answered with another authority's certificate; {ANOTHER}", self.signer);
         }
-        certificates.put_ca(&ca)?;
+        certificates.put_ca(&signed.ca)?;
+        if let Some(grant) = &signed.etcd {
+            etcd::put_ca(certificates, &grant.ca)?;
+        }
         asked
             .put(certificates, &signed)
             .with_context(|| format!("what host {} signed can't be used; {ANOTHER}", self.signer))
     }
 
-    fn ask(&self, wanted: &Wanted) -> Result<(String, BTreeMap<Role, String>)> {
+    fn ask(&self, wanted: &Wanted) -> Result<Signed> {
         let id = self.token.id();
         let (request_key, answer_key) = (request_key(&id), answer_key(&id));
         let request = self.token.seal_request(wanted);
@@ -162,13 +221,7 @@ impl<'a> Asking<'a> {
         };
         let _ = self.meta.swap(&answer_key, answer.version, None, None);
         let opened = self.token.open_answer(&request, &answer.value);
-        match opened.with_context(|| format!("what came as an answer can't be used; {ANOTHER}"))? {
-            Answer::Signed { ca, host, nodes } => {
-                let nodes = nodes.into_iter().map(|(node, pem)| (Role::Node(NodeId(node)), pem));
-                let host = host.map(|pem| (Role::Host(self.machine.clone()), pem));
-                Ok((ca, nodes.chain(host).collect()))
-            }
-            Answer::Refused { why } => bail!("host {} signs nothing: {why}", self.signer),
-        }
+        let answer = opened.with_context(|| format!("what came as an answer can't be used; {ANOTHER}"))?;
+        Signed::of(answer, &self.machine).with_context(|| format!("host {} signs nothing", self.signer))
     }
 }

@@ -7,6 +7,7 @@
 //! DIR/tls/host.pem, host.key, node-N.pem, node-N.key    this machine's own; keys 0600
 //! DIR/tls/revoked        certificates that were taken back, signed by the authority (see `revoked`)
 //! DIR/tls/clients/NAME/  certificates for clients of volumes, as they leave for these clients' machines
+//! DIR/tls/etcd*          what an etcd of the grid's own goes by (see `etcd`)
 //! DIR/tls/tokens/        tokens that were given out here, with their secrets (see `host::signer`)
 //! ```
 //! Faults: a key is in place before its certificate, so that a rotation that was cut short leaves a pair that does not go
@@ -25,6 +26,11 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What members of etcd are listed as.
+const ETCD_MEMBER: &str = "etcd's member";
+
+const AUTHORITY: &str = "authority";
 
 /// From when on `status` warns of certificates that end.
 const WARN_DAYS: u64 = 30;
@@ -57,6 +63,13 @@ pub struct Leaf {
     pub expires: u64,
     /// Whole days; negative once it has ended.
     pub days_left: i64,
+}
+
+impl Leaf {
+    /// Its host has it made anew by itself.
+    pub fn renews(&self) -> bool {
+        self.role != AUTHORITY && !self.role.starts_with(ETCD_MEMBER)
+    }
 }
 
 /// Makes a directory that only its owner may enter.
@@ -298,7 +311,7 @@ impl Certificates {
     /// What is there, the authority first.
     pub fn list(&self, roles: &[Role]) -> Result<Vec<Leaf>> {
         let own = roles.iter().map(|role| (role.to_string(), self.paths(role).certificate));
-        let all = [("authority".to_string(), self.ca())].into_iter().chain(own);
+        let all = [(AUTHORITY.to_string(), self.ca())].into_iter().chain(own).chain(self.of_etcd(roles));
         let now = now_s();
         all.map(|(role, file)| {
             let facts = Facts::of_pem(&read(&file)?).with_context(|| file.display().to_string())?;
@@ -315,6 +328,21 @@ impl Certificates {
             })
         })
         .collect()
+    }
+
+    /// What an etcd of the grid's own goes by, where it has one: this machine's access, if it is to have any, and
+    /// members' certificates where they were signed.
+    fn of_etcd(&self, roles: &[Role]) -> Vec<(String, PathBuf)> {
+        let access = super::etcd::paths(self).certificate;
+        let is_wanted = access.exists() && roles.iter().any(|role| matches!(role, Role::Host(_)));
+        let access = is_wanted.then(|| ("access to etcd".to_string(), access));
+        // A directory that can't be read is one without members.
+        let members = fs::read_dir(super::etcd_members::default_dir(self)).into_iter().flatten().flatten();
+        let member = |entry: fs::DirEntry| {
+            let file = entry.path().join(super::etcd_members::CERTIFICATE);
+            file.exists().then(|| (format!("{ETCD_MEMBER} {}", entry.file_name().display()), file))
+        };
+        access.into_iter().chain(members.filter_map(member)).collect()
     }
 
     /// What `status` has to say of them.
@@ -354,8 +382,10 @@ fn warning(leaf: &Leaf, now: u64) -> Option<String> {
         return None;
     }
     let (what, days) = (&leaf.role, leaf.days_left);
-    let advice = if what == "authority" {
+    let advice = if what == AUTHORITY {
         "the grid has to be given another authority"
+    } else if what.starts_with(ETCD_MEMBER) {
+        "make it anew with `holdfast grid etcd member NAME=ADDRESS`, and copy member.pem and member.key to its machine"
     } else {
         "its host makes another by itself while one is up that has the authority's key; else `holdfast grid tls rotate`"
     };
@@ -372,8 +402,9 @@ fn warning(leaf: &Leaf, now: u64) -> Option<String> {
     })
 }
 
-/// Removes what belongs to a grid that was never complete; what others have put there stays.
-pub fn clear(root: &Path) -> Result<()> {
+/// Removes what belongs to a grid that was never complete; what others have put there stays, and the authority where it
+/// was made before.
+pub fn clear(root: &Path, keep_authority: bool) -> Result<()> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -384,7 +415,8 @@ pub fn clear(root: &Path) -> Result<()> {
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         let is_key = path.extension().is_some_and(|extension| extension == "pem" || extension == "key");
         let is_list = path.file_name().is_some_and(|name| name == "revoked");
-        if is_list || is_key && (matches!(stem, "ca" | "host") || stem.starts_with("node-")) {
+        let is_own = matches!(stem, "host" | "etcd") || stem.starts_with("node-");
+        if is_list || is_key && (is_own || stem == "ca" && !keep_authority) {
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
@@ -466,10 +498,10 @@ mod tests {
         assert!(certificates.check(&roles[1]).is_err());
         assert_eq!(certificates.warnings(&roles).len(), 1);
         fs::write(dir.tls_dir().join("server-key.pem"), b"another's").unwrap();
-        clear(&dir.tls_dir()).unwrap();
+        clear(&dir.tls_dir(), false).unwrap();
         let left: Vec<_> = fs::read_dir(dir.tls_dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["server-key.pem"]);
-        clear(&dir.root().join("none")).unwrap();
+        clear(&dir.root().join("none"), false).unwrap();
     }
 
     #[test]

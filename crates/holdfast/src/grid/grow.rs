@@ -7,6 +7,7 @@
 
 use super::asking::Asking;
 use super::certs::Certificates;
+use super::etcd;
 use super::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig, NodeConfig, write_durably};
 use super::processes::{Role, wait};
 use super::survey::{self, Asker};
@@ -176,13 +177,15 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
 pub fn obtain(dir: &GridDir, config: &GridConfig, roles: &[pki::Role], token: Option<&JoinToken>) -> Result<()> {
     let certificates = Certificates::of(dir, config.grid_id()?);
     let Some(token) = token else {
-        return certificates.sign(roles, &config.host.name);
+        certificates.sign(roles, &config.host.name)?;
+        let is_host = |role: &pki::Role| matches!(role, pki::Role::Host(_));
+        return if roles.iter().any(is_host) { etcd::renew(dir, config) } else { Ok(()) };
     };
     if token.grid.to_string() != config.grid {
         bail!("the token is for grid {}, and this machine is of grid {}; make one there", token.grid, config.grid);
     }
-    let meta = crate::host::meta::open(dir, config)?;
-    Asking::begin(meta, token, &config.host.name)?.obtain(&certificates, roles)
+    let meta = crate::host::meta::open_with(dir, config, token.access())?;
+    Asking::begin(meta, token, config)?.obtain(&certificates, roles)
 }
 
 /// Makes new keys and certificates for all of this machine.

@@ -29,7 +29,8 @@ impl<'a> Joining<'a> {
         if config.meta == MetaConfig::Embedded {
             bail!("only a grid whose metadata are in etcd has room for other machines; name its members with --etcd");
         }
-        let meta = meta::open(dir, config).context("the grid that --join names can't be joined")?;
+        let access = join.token().and_then(JoinToken::access);
+        let meta = meta::open_with(dir, config, access).context("the grid that --join names can't be joined")?;
         if join.token().is_none() && authority_of(&meta)?.is_some() {
             bail!(
                 "grid {} has TLS: its id alone does not show that this machine may join. Make a token on the grid's first \
@@ -46,7 +47,7 @@ impl<'a> Joining<'a> {
             );
         }
         address::check_among(ip, address::of_others(&meta, config)?).context("choose another --address")?;
-        let begin = |token: &'a JoinToken| Asking::begin(meta.clone(), token, name);
+        let begin = |token: &'a JoinToken| Asking::begin(meta.clone(), token, config);
         Ok(Joining { catalog, asking: join.token().map(begin).transpose()? })
     }
 

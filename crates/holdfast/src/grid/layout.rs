@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/grid.json      what the program made: id, nodes, devices; written last when a grid is made, so that what it names exists
 //! DIR/holdfast.toml  what the operator sets (see `config`)
+//! DIR/grid.prepared  the id of a grid that is to be made here, whose authority is there already (see `etcd`)
 //! DIR/grid.adding    devices that a command is just making, for the next one if it is cut short
 //! DIR/machine.json   this machine's id among all that were ever of the grid (see `host::machines`)
 //! DIR/removed        there where the machine was taken out of the grid: by whom, and what to do
@@ -63,9 +64,18 @@ pub enum MetaConfig {
 pub struct EtcdMeta {
     /// One a member, for example `https://10.0.0.1:2379`.
     pub endpoints: Vec<String>,
-    /// `ca-cert.pem`, and `client-cert.pem` with `client-key.pem` where the members ask for them.
+    /// `ca-cert.pem`, and `client-cert.pem` with `client-key.pem` where the members ask for them. Without it members
+    /// with `https://` go by the grid's own certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
+}
+
+impl MetaConfig {
+    /// An etcd that goes by the grid's own certificates.
+    pub fn has_own_tls(&self) -> bool {
+        let MetaConfig::Etcd(etcd) = self else { return false };
+        etcd.tls_dir.is_none() && etcd.endpoints.iter().any(|endpoint| endpoint.starts_with("https://"))
+    }
 }
 
 impl fmt::Display for MetaConfig {
@@ -181,6 +191,11 @@ impl GridDir {
     /// There while a grid is being made: what it names may be removed.
     pub fn creating_path(&self) -> PathBuf {
         self.root.join("grid.creating")
+    }
+
+    /// There before a grid is made whose etcd has to be there first.
+    pub fn prepared_path(&self) -> PathBuf {
+        self.root.join("grid.prepared")
     }
 
     /// There while devices are being made for a grid that is there.

@@ -4,6 +4,7 @@
 //! import goes on where it was. The configuration names the new store only when it holds everything; the old one is marked
 //! in the same way then, since nobody may go on with it.
 
+use super::etcd;
 use super::layout::{GridConfig, GridDir, MetaConfig, write_secret};
 use super::processes::Role;
 use crate::client;
@@ -179,6 +180,7 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
     if is_moving && !replace {
         check_newest(dir, &config, &records)?;
     }
+    etcd::settle(dir, &next)?;
     let meta = meta::connect(dir, &next)?;
     check_no_hosts(&meta, &next.meta)?;
     fill(&meta, &records, replace).with_context(|| format!("metadata store {}", next.meta))?;

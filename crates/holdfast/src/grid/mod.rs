@@ -7,6 +7,8 @@ pub mod address;
 pub mod asking;
 pub mod certs;
 pub mod copies;
+pub mod etcd;
+pub mod etcd_members;
 pub mod grow;
 mod join;
 pub mod layout;
@@ -425,6 +427,14 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
             dir.root().display()
         );
     }
+    if let Some(("--etcd", _)) = changed.iter().find(|(_, is)| *is) {
+        bail!(
+            "--etcd differs from the grid in {}, whose metadata are: {}; leave the option out to bring that grid up, \
+             or have it use other members first with `holdfast grid etcd use`",
+            dir.root().display(),
+            config.meta
+        );
+    }
     if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
         bail!(
             "{name} differs from the grid in {}, which has {nodes} nodes with {devices} devices of {size}; leave the \
@@ -559,7 +569,9 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let ip = options.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     address::check_own(ip)?;
     let ports = choose_ports(ip, options.port, nodes)?;
-    let grid = options.join.as_ref().map_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()), Join::grid);
+    let prepared = etcd::check_prepared(dir, options.meta.as_ref(), options.join.is_some())?;
+    let new = || prepared.unwrap_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()));
+    let grid = options.join.as_ref().map_or_else(new, Join::grid);
     let device = |node: u32, index: u32| DeviceConfig {
         path: PathBuf::from(format!("devices/node{node}-{index}.img")),
         device: fresh_device_id().to_string(),
@@ -577,7 +589,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     host.address = options.address;
     crate::host::catalog::check_name(&host.name)?;
     let meta = options.meta.clone().unwrap_or_default();
-    let tls = wants_tls(options);
+    let tls = wants_tls(options)?;
     let mut config = GridConfig { meta, tls, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
     let mut has_new_settings = false;
     fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
@@ -592,7 +604,7 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         .and_then(|()| write_settings(dir, &config, options))
         .map(|is_new| has_new_settings = is_new)
         .and_then(|()| make_devices(dir, &config))
-        .and_then(|()| secure(dir, &config, joined.as_ref()))
+        .and_then(|()| secure(dir, &config, joined.as_ref(), prepared.is_some()))
         .and_then(|()| if joined.is_some() { Ok(()) } else { make_metadata(dir, &config) })
         .and_then(|()| dir.save(&config));
     if let Err(error) = made {
@@ -608,6 +620,9 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         return Err(error);
     }
     fs::remove_file(dir.creating_path())?;
+    if prepared.is_some() {
+        fs::remove_file(dir.prepared_path())?;
+    }
     Ok(config)
 }
 
@@ -634,18 +649,20 @@ fn check_shape(dir: &GridDir, options: &UpOptions, (nodes, devices, size): (u32,
 }
 
 /// Whether a grid that is being made or joined has TLS.
-fn wants_tls(options: &UpOptions) -> bool {
-    match &options.join {
-        Some(join) => join.token().is_some(),
-        None => {
-            let may_grow = matches!(options.meta, Some(MetaConfig::Etcd(_))) && options.address.is_some();
-            options.tls.unwrap_or(may_grow)
-        }
+fn wants_tls(options: &UpOptions) -> Result<bool> {
+    if let Some(join) = &options.join {
+        return Ok(join.token().is_some());
     }
+    let may_grow = matches!(options.meta, Some(MetaConfig::Etcd(_))) && options.address.is_some();
+    let has_own_etcd = options.meta.as_ref().is_some_and(MetaConfig::has_own_tls);
+    if has_own_etcd && options.tls == Some(false) {
+        bail!("an etcd that goes by the grid's certificates is one of a grid with TLS; leave --tls off out");
+    }
+    Ok(options.tls.unwrap_or(may_grow || has_own_etcd))
 }
 
 /// Makes the certificates of the grid's first machine, or gets those of another one.
-fn secure(dir: &GridDir, config: &GridConfig, joining: Option<&join::Joining<'_>>) -> Result<()> {
+fn secure(dir: &GridDir, config: &GridConfig, joining: Option<&join::Joining<'_>>, has_authority: bool) -> Result<()> {
     if !config.tls {
         return Ok(());
     }
@@ -653,8 +670,11 @@ fn secure(dir: &GridDir, config: &GridConfig, joining: Option<&join::Joining<'_>
     if let Some(joining) = joining {
         return joining.obtain(&certificates, &roles);
     }
-    certificates.make_authority()?;
-    certificates.issue(&roles)
+    if !has_authority {
+        certificates.make_authority()?;
+    }
+    certificates.issue(&roles)?;
+    etcd::settle(dir, config)
 }
 
 /// Prepares the metadata store for a grid that is being made.
@@ -690,7 +710,7 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
     if dir.meta_path().exists() {
         fs::remove_file(dir.meta_path())?;
     }
-    certs::clear(&dir.tls_dir())?;
+    certs::clear(&dir.tls_dir(), dir.prepared_path().exists())?;
     fs::remove_file(dir.creating_path())?;
     Ok(())
 }

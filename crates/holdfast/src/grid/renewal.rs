@@ -10,16 +10,16 @@
 //!
 //! Running processes use new credentials from their next connection on ([`follow`]).
 
-use super::asking::Asked;
+use super::asking::{Asked, Signed};
 use super::certs::{Certificates, now_s};
 use super::layout::{GridConfig, GridDir};
 use super::token::{Answer, Wanted};
-use super::{Lock, certs};
+use super::{Lock, certs, etcd};
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use holdfast_base::{GridId, NodeId};
+use holdfast_base::GridId;
 use holdfast_runtime::pki::{self, Role};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::link::{HostTls, ServerTls, holder_of};
@@ -45,6 +45,12 @@ pub struct Renewal {
     signature: String,
 }
 
+impl Renewal {
+    pub fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+}
+
 fn signed_bytes(grid: GridId, wanted: &Wanted) -> Vec<u8> {
     let wanted = serde_json::to_string(wanted).expect("our records always encode");
     format!("holdfast renewal 1\ngrid {grid}\n{wanted}").into_bytes()
@@ -54,8 +60,7 @@ fn signed_bytes(grid: GridId, wanted: &Wanted) -> Vec<u8> {
 pub fn is_due(certificates: &Certificates, config: &GridConfig) -> Result<bool> {
     let listed = certificates.list(&certs::roles(config))?;
     let now = now_s();
-    // The authority's is not made anew by itself.
-    Ok(listed[1..].iter().any(|leaf| {
+    Ok(listed.iter().filter(|leaf| leaf.renews()).any(|leaf| {
         leaf.begins <= now && leaf.expires.saturating_sub(now) < leaf.expires.saturating_sub(leaf.begins) / PARTS
     }))
 }
@@ -63,7 +68,7 @@ pub fn is_due(certificates: &Certificates, config: &GridConfig) -> Result<bool> 
 /// Makes a request for new keys; what it is asked with has to be good still.
 pub fn ask(certificates: &Certificates, config: &GridConfig) -> Result<(Renewal, Asked)> {
     let (grid, name) = (certificates.grid(), &config.host.name);
-    let asked = Asked::make(name, &certs::roles(config))?;
+    let asked = Asked::make(name, &certs::roles(config), config.meta.has_own_tls())?;
     let paths = certificates.paths(&Role::Host(name.clone()));
     let read = |path: &PathBuf| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
     let signature = pki::sign_with(&read(&paths.key)?, &signed_bytes(grid, &asked.wanted))?;
@@ -98,20 +103,15 @@ pub fn answer(
 /// Puts what was signed into its place.
 pub fn take(dir: &GridDir, certificates: &Certificates, asked: Asked, signed: Answer) -> Result<()> {
     let _lock = Lock::take(dir)?;
-    match signed {
-        Answer::Signed { host, nodes, .. } => {
-            let nodes = nodes.into_iter().map(|(node, pem)| (Role::Node(NodeId(node)), pem));
-            let host = host.map(|pem| (Role::Host(asked.wanted.machine.clone()), pem));
-            asked.put(certificates, &nodes.chain(host).collect())
-        }
-        Answer::Refused { why } => bail!("{why}"),
-    }
+    let signed = Signed::of(signed, &asked.wanted.machine)?;
+    asked.put(certificates, &signed)
 }
 
 /// Makes new certificates where that can be done here.
 pub fn sign_here(dir: &GridDir, certificates: &Certificates, config: &GridConfig) -> Result<()> {
     let _lock = Lock::take(dir)?;
-    certificates.issue(&certs::roles(config))
+    certificates.issue(&certs::roles(config))?;
+    etcd::renew(dir, config)
 }
 
 /// Has a process use the credentials that lie in its place from then on, whoever puts others there.

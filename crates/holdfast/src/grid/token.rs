@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! hfjoin1_ base64url( grid 16 | SHA-256 of the authority's certificate 32 | secret 32 | crc32c 4 )
+//! hfjoin2_ the same, and before the crc what is shown to an etcd with the grid's certificates: its authority, a
+//!          certificate and the key of that, each in DER with its length before it in 2 bytes
 //! token/ID               (metadata) which host has given it out, until when it is good, whether it was used
 //! join/ID/request        (metadata) what a machine asks for: names, and requests to sign
 //! join/ID/answer         (metadata) certificates, or why not
@@ -17,10 +19,11 @@
 use super::certs::{Certificates, fingerprint_text};
 use anyhow::{Context, Result, bail};
 use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use clap::Args;
 use holdfast_base::{GridId, NodeId, crc32c};
-use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, Role, is_same, mac};
+use holdfast_runtime::meta::EtcdTls;
+use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, Pair, Role, is_same, mac};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,6 +34,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 const PREFIX: &str = "hfjoin1_";
+
+/// Of one with access to etcd.
+const PREFIX_WITH_ETCD: &str = "hfjoin2_";
 
 /// A file with a token is shorter by far.
 const FILE_BYTES_MAX: u64 = 4096;
@@ -101,10 +107,21 @@ pub struct Wanted {
     pub host: Option<String>,
     /// By number.
     pub nodes: BTreeMap<u32, String>,
+    /// For the machine's access to etcd; an older release does not know it, and gives none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<String>,
+}
+
+/// Access of a machine to etcd, in PEM.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EtcdGrant {
+    /// Whom its members go by.
+    pub ca: String,
+    pub certificate: String,
 }
 
 impl Wanted {
-    /// Signs for all of it, whoever asks.
+    /// Signs for all of it but access to etcd, whoever asks.
     pub fn sign(&self, certificates: &Certificates) -> Result<Answer> {
         let authority = certificates.authority()?;
         let host = self.host.as_ref().map(|request| authority.answer(&Role::Host(self.machine.clone()), request));
@@ -113,7 +130,7 @@ impl Wanted {
             .iter()
             .map(|(node, request)| Ok((*node, authority.answer(&Role::Node(NodeId(*node)), request)?)));
         let nodes = signed.collect::<Result<BTreeMap<u32, String>>>()?;
-        Ok(Answer::Signed { ca: certificates.ca_pem()?, host: host.transpose()?, nodes })
+        Ok(Answer::Signed { ca: certificates.ca_pem()?, host: host.transpose()?, nodes, etcd: None })
     }
 }
 
@@ -127,6 +144,8 @@ pub enum Answer {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
         nodes: BTreeMap<u32, String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        etcd: Option<EtcdGrant>,
     },
     Refused {
         why: String,
@@ -149,6 +168,47 @@ pub struct JoinToken {
     /// Whom its machines go by.
     pub authority: Fingerprint,
     secret: [u8; DIGEST_BYTES],
+    etcd: Option<Box<EtcdAccess>>,
+}
+
+/// What a token's holder shows etcd, in DER.
+#[derive(Clone, PartialEq, Eq)]
+struct EtcdAccess {
+    ca: Vec<u8>,
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl EtcdAccess {
+    fn parts(&self) -> [&Vec<u8>; 3] {
+        [&self.ca, &self.certificate, &self.key]
+    }
+
+    /// From parts with their lengths before them; `None` where they are not all of the bytes.
+    fn parse(mut bytes: &[u8]) -> Option<EtcdAccess> {
+        let mut next = || {
+            let (len, rest) = bytes.split_first_chunk::<2>()?;
+            let (part, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*len)))?;
+            bytes = rest;
+            Some(part.to_vec())
+        };
+        let access = EtcdAccess { ca: next()?, certificate: next()?, key: next()? };
+        bytes.is_empty().then_some(access)
+    }
+}
+
+/// The bytes in DER that a text in PEM holds, which is of one thing.
+fn der_of(pem: &str) -> Option<Vec<u8>> {
+    let lines = pem.lines().filter(|line| !line.starts_with("-----"));
+    STANDARD.decode(lines.collect::<String>()).ok().filter(|der| !der.is_empty())
+}
+
+/// The text that PEM is for bytes in DER.
+fn pem_of(label: &str, der: &[u8]) -> Vec<u8> {
+    let text = STANDARD.encode(der);
+    let lines = text.as_bytes().chunks(64).map(|line| [line, b"\n"].concat());
+    let body: Vec<u8> = lines.flatten().collect();
+    [format!("-----BEGIN {label}-----\n").into_bytes(), body, format!("-----END {label}-----\n").into_bytes()].concat()
 }
 
 impl fmt::Debug for JoinToken {
@@ -160,8 +220,14 @@ impl fmt::Debug for JoinToken {
 impl fmt::Display for JoinToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = [&self.grid.0.to_be_bytes()[..], &self.authority, &self.secret].concat();
+        for part in self.etcd.iter().flat_map(|etcd| etcd.parts()) {
+            let len = u16::try_from(part.len()).expect("keys and certificates of ours are small");
+            bytes.extend(len.to_be_bytes());
+            bytes.extend(part);
+        }
         bytes.extend(crc32c(&bytes).to_le_bytes());
-        write!(f, "{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+        let prefix = if self.etcd.is_some() { PREFIX_WITH_ETCD } else { PREFIX };
+        write!(f, "{prefix}{}", URL_SAFE_NO_PAD.encode(bytes))
     }
 }
 
@@ -170,18 +236,27 @@ impl FromStr for JoinToken {
 
     fn from_str(text: &str) -> Result<JoinToken> {
         let damaged = "it is no token, or not all of one: copy the whole line that `holdfast grid token` has printed";
-        let bytes = text.trim().strip_prefix(PREFIX).and_then(|rest| URL_SAFE_NO_PAD.decode(rest).ok());
-        let bytes = bytes.filter(|bytes| bytes.len() == TOKEN_BYTES).context(damaged)?;
-        let (content, crc) = bytes.split_at(TOKEN_BYTES - CRC_BYTES);
+        let short = text.trim().strip_prefix(PREFIX);
+        let bytes = short.or(text.trim().strip_prefix(PREFIX_WITH_ETCD));
+        let bytes = bytes.and_then(|rest| URL_SAFE_NO_PAD.decode(rest).ok());
+        let fits = |bytes: &Vec<u8>| match short {
+            Some(_) => bytes.len() == TOKEN_BYTES,
+            None => bytes.len() > TOKEN_BYTES,
+        };
+        let bytes = bytes.filter(fits).context(damaged)?;
+        let (content, crc) = bytes.split_at(bytes.len() - CRC_BYTES);
         if crc32c(content).to_le_bytes() != *crc {
             bail!("{damaged}");
         }
         let (grid, rest) = content.split_at(GRID_BYTES);
-        let (authority, secret) = rest.split_at(DIGEST_BYTES);
+        let (authority, rest) = rest.split_at(DIGEST_BYTES);
+        let (secret, rest) = rest.split_at(DIGEST_BYTES);
+        let etcd = short.is_none().then(|| EtcdAccess::parse(rest).context(damaged)).transpose()?;
         Ok(JoinToken {
             grid: GridId(u128::from_be_bytes(grid.try_into()?)),
             authority: authority.try_into()?,
             secret: secret.try_into()?,
+            etcd: etcd.map(Box::new),
         })
     }
 }
@@ -189,7 +264,21 @@ impl FromStr for JoinToken {
 impl JoinToken {
     /// A token with a secret that nobody has had before.
     pub fn new(grid: GridId, authority: Fingerprint, secret: [u8; DIGEST_BYTES]) -> JoinToken {
-        JoinToken { grid, authority, secret }
+        JoinToken { grid, authority, secret, etcd: None }
+    }
+
+    /// The same token, with what its holder shows etcd: etcd's authority, and a certificate with its key, in PEM.
+    pub fn with_access(self, ca: &str, pair: &Pair) -> Result<JoinToken> {
+        let der = |pem: &str| der_of(pem).context("a certificate for etcd is damaged");
+        let etcd = EtcdAccess { ca: der(ca)?, certificate: der(&pair.certificate)?, key: der(&pair.key)? };
+        Ok(JoinToken { etcd: Some(Box::new(etcd)), ..self })
+    }
+
+    /// What its holder shows etcd, where the token has that.
+    pub fn access(&self) -> Option<EtcdTls> {
+        let etcd = self.etcd.as_ref()?;
+        let identity = (pem_of("CERTIFICATE", &etcd.certificate), pem_of("PRIVATE KEY", &etcd.key));
+        Some(EtcdTls { ca: pem_of("CERTIFICATE", &etcd.ca), identity: Some(identity) })
     }
 
     /// What it is called where everybody can read.
@@ -334,6 +423,10 @@ impl FromStr for Valid {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use holdfast_runtime::pki::Authority;
+    use holdfast_runtime::pki::etcd::User;
+    use rustls_pki_types::pem::PemObject;
+    use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
     fn token(secret: u8) -> JoinToken {
         JoinToken::new(GridId(7 << 100), [1; 32], [secret; 32])
@@ -352,8 +445,37 @@ mod tests {
     }
 
     #[test]
+    fn a_token_takes_access_to_etcd_along() {
+        let (authority, _) = Authority::make(GridId(7)).unwrap();
+        let user = User::Joining { token: token(2).id(), until_s: 7 };
+        let pair = authority.issue_etcd_user(&user, Duration::from_secs(60)).unwrap();
+        let ca = authority.etcd_ca().unwrap();
+        let with = token(2).with_access(&ca, &pair).unwrap();
+        let text = with.to_string();
+        assert!(text.len() < FILE_BYTES_MAX as usize / 2 && text.starts_with("hfjoin2_"), "{}", text.len());
+        let read: JoinToken = text.parse().unwrap();
+        assert!(read == with && read.id() == token(2).id());
+        let access = read.access().unwrap();
+        let same = |a: &[u8], pem: &str| {
+            CertificateDer::from_pem_slice(a).unwrap() == CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
+        };
+        let (certificate, key) = access.identity.unwrap();
+        assert!(same(&access.ca, &ca) && same(&certificate, &pair.certificate));
+        assert_eq!(
+            PrivateKeyDer::from_pem_slice(&key).unwrap(),
+            PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap()
+        );
+        assert!(token(2).access().is_none());
+        for damaged in [&text[..text.len() - 8], &text.replace("hfjoin2_", "hfjoin1_"), &text.replace("AQEB", "AQEC")] {
+            assert!(damaged.parse::<JoinToken>().unwrap_err().to_string().contains("grid token"), "{damaged}");
+        }
+        assert!(token(2).to_string().replace("hfjoin1_", "hfjoin2_").parse::<JoinToken>().is_err());
+    }
+
+    #[test]
     fn what_is_sealed_opens_for_its_token_and_purpose_alone() {
-        let wanted = Wanted { machine: "b".into(), host: Some("pem".into()), nodes: [(3, "pem".into())].into() };
+        let wanted =
+            Wanted { machine: "b".into(), host: Some("pem".into()), nodes: [(3, "pem".into())].into(), etcd: None };
         let request = token(2).seal_request(&wanted);
         assert_eq!(token(2).open_request(&request).unwrap(), wanted);
         assert!(token(3).open_request(&request).is_err(), "another token");

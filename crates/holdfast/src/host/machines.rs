@@ -21,6 +21,7 @@ use super::errands::Errand;
 use super::presence::home_of;
 use super::signer;
 use crate::grid::certs::{Certificates, now_s, roles};
+use crate::grid::etcd::Door;
 use crate::grid::layout::{GridConfig, GridDir, NodeConfig, write_durably};
 use crate::grid::revoked;
 use crate::logger;
@@ -105,7 +106,8 @@ pub fn check_member(dir: &GridDir, config: &GridConfig, catalog: &Catalog) -> Re
     why_no_member(dir, config, catalog)?.map_or(Ok(()), |why| bail!(why))
 }
 
-fn why_no_member(dir: &GridDir, config: &GridConfig, catalog: &Catalog) -> Result<Option<String>> {
+/// Why this machine is none of the grid's any more, if it was taken out; noted for commands.
+pub fn why_no_member(dir: &GridDir, config: &GridConfig, catalog: &Catalog) -> Result<Option<String>> {
     let own = Own::of(dir, config)?;
     let Some((_, record)) = catalog.removed()?.into_iter().find(|(_, removed)| own.is(removed)) else {
         return Ok(None);
@@ -579,6 +581,12 @@ impl ControlPlane {
             }
         }
         let mut notes = Vec::new();
+        if let Err(error) = self.shut_out_of_etcd() {
+            notes.push(format!(
+                "etcd still lets machine {name} in, as far as is known: {error:#}. The host that signs goes on \
+                 trying; its log says when it is done"
+            ));
+        }
         // Another machine may have the name by now; the host of this one may still be there for a moment.
         let of_nodes = self.catalog.node_machines()?;
         let is_taken =
@@ -607,6 +615,13 @@ impl ControlPlane {
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(notes)
+    }
+
+    /// Has etcd let in nobody whose certificates were revoked.
+    fn shut_out_of_etcd(&self) -> Result<()> {
+        let certificates = &self.revocations.certificates;
+        let Some(door) = Door::of(&self.dir, &self.dir.load()?)? else { return Ok(()) };
+        door.sync(&revoked::load(&certificates.ca(), certificates.grid())?, |_| false)
     }
 
     /// Why something that is still needed may lie on a device that can't be looked at, if so.

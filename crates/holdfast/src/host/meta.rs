@@ -1,7 +1,10 @@
 //! The metadata store as this host uses it: from control-plane threads directly, from the reactor through a service,
 //! since a swap waits for a disk or a network.
 
+use super::catalog::Catalog;
+use super::machines;
 use crate::daemon::outwait;
+use crate::grid::etcd;
 use crate::grid::layout::{EtcdMeta, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::logger;
@@ -38,6 +41,11 @@ const LOOK_PACE: Duration = Duration::from_secs(1);
 
 /// The store that the configuration names, whose grid was made before.
 pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
+    open_with(dir, config, None)
+}
+
+/// As [`open`], by what a token gives to show etcd, if it does.
+pub fn open_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Meta> {
     if config.meta == MetaConfig::Embedded && !dir.meta_path().exists() {
         bail!(
             "the grid's metadata, {}, are gone. Restore the file if it is somewhere; else `holdfast meta recover` makes it anew from \
@@ -45,8 +53,19 @@ pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
             dir.meta_path().display()
         );
     }
-    let meta = connect(dir, config)?;
-    if matches!(config.meta, MetaConfig::Etcd(_)) && outwait(|| meta.get(GRID_KEY), |_| true)?.is_none() {
+    let meta = connect_with(dir, config, access)?;
+    let is_known = match outwait(|| meta.get(GRID_KEY), |_| true) {
+        Err(MetaError::Refused) => {
+            let catalog = Catalog::new(meta.clone(), config.grid_id()?, &config.host.name);
+            // It may read as much as that, and is told more by it.
+            if let Ok(Some(why)) = machines::why_no_member(dir, config, &catalog) {
+                bail!(why);
+            }
+            return Err(MetaError::Refused.into());
+        }
+        found => found?.is_some(),
+    };
+    if matches!(config.meta, MetaConfig::Etcd(_)) && !is_known {
         bail!(
             "{} knows nothing of grid {}: is it another cluster, or was it emptied? Correct `meta` in {}, or have the \
              grid's metadata back from its nodes with `holdfast meta recover`",
@@ -66,9 +85,9 @@ pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
     Ok(meta)
 }
 
-/// Whether it is the store that doesn't answer, rather than what it holds.
+/// Whether it is the store that doesn't answer, or not to this machine, rather than what it holds.
 pub fn is_away(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(MetaError::Unknown { .. }))
+    matches!(error.downcast_ref(), Some(MetaError::Unknown { .. } | MetaError::Refused))
 }
 
 /// As [`open`], and waits for a store of other machines until it answers: data of volumes is out of reach as long, and nobody
@@ -103,12 +122,26 @@ pub fn begin_import(meta: &Meta) -> Result<()> {
 
 /// The store that the configuration names, whatever it holds.
 pub fn connect(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
+    connect_with(dir, config, None)
+}
+
+/// Put before all keys of a grid in etcd.
+pub fn etcd_prefix(grid: &str) -> String {
+    format!("holdfast/{grid}/")
+}
+
+fn connect_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Meta> {
     match &config.meta {
         MetaConfig::Embedded => open_file(&dir.meta_path()),
         MetaConfig::Etcd(etcd) => {
-            let tls = etcd.tls_dir.as_deref().map(load_tls).transpose()?;
+            let tls = match (&etcd.tls_dir, access) {
+                (Some(dir), _) => Some(load_tls(dir)?),
+                (None, Some(access)) => Some(access),
+                (None, None) if config.meta.has_own_tls() => Some(etcd::load(dir, config)?),
+                (None, None) => None,
+            };
             let EtcdMeta { endpoints, .. } = etcd.clone();
-            let prefix = format!("holdfast/{}/", config.grid);
+            let prefix = etcd_prefix(&config.grid);
             Ok(Arc::new(EtcdStore::connect(&EtcdConfig { endpoints, prefix, tls })?))
         }
     }

@@ -20,7 +20,10 @@ use super::catalog::{Catalog, check_name};
 use super::meta::{self, Meta};
 use super::presence::live_hosts;
 use crate::grid::certs::{Certificates, make_private_dir, now_s, secret};
+use crate::grid::etcd::Door;
+use crate::grid::etcd_members::Given as EtcdMembers;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig, write_secret};
+use crate::grid::revoked;
 use crate::grid::token::{
     Answer, JOIN_PREFIX, JoinToken, TokenRecord, Valid, Wanted, answer_key, request_key, token_key,
 };
@@ -32,10 +35,16 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pace of looking for requests.
 const PACE: Duration = Duration::from_millis(500);
+
+/// Pace of looking whom etcd lets in, where nothing was revoked meanwhile.
+const DOOR_PACE: Duration = Duration::from_secs(30);
+
+/// The same, where something was, or etcd could not be asked.
+const DOOR_AGAIN_PACE: Duration = Duration::from_secs(2);
 
 /// How long after its end a token is still known, so that who uses it is told what is wrong.
 const KEPT_S: u64 = 24 * 3600;
@@ -91,13 +100,18 @@ pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<Joi
     let valid_until = made_at + valid.0.as_secs();
     let meta = meta::open(dir, &config)?;
     let renews = renews.map(str::to_string);
+    let door = Door::of(dir, &config)?;
+    let access = door.map(|door| door.issue_joining(&token.id(), valid_until)).transpose()?;
     let given = Given { token: token.to_string(), made_at, valid_until, renews, used_by: None };
     make_private_dir(&tokens_dir(&certificates))?;
     write_json(&tokens_dir(&certificates).join(format!("{}.json", token.id())), &given)?;
     let record = TokenRecord { host: config.host.name, valid_until, used_by: None };
     let record = serde_json::to_vec(&record).expect("our records always encode");
     meta.swap(&token_key(&token.id()), MetaVersion::ABSENT, Some(&record), None)?;
-    Ok(token)
+    match access {
+        Some((ca, pair)) => token.with_access(&ca, &pair),
+        None => Ok(token),
+    }
 }
 
 /// A machine is none of the grid's any more: another one may have its name signed for. Nothing where none signs here.
@@ -115,6 +129,9 @@ pub struct Kept {
     certificate: String,
     key: String,
     machines: BTreeSet<String>,
+    /// Certificates of etcd's members; an older release knows of none.
+    #[serde(default)]
+    etcd_members: EtcdMembers,
 }
 
 impl Kept {
@@ -122,7 +139,8 @@ impl Kept {
     pub fn read(certificates: &Certificates) -> Result<Kept> {
         let key = certificates.authority_key()?;
         let (certificate, machines) = (certificates.ca_pem()?, read_machines(certificates)?);
-        Ok(Kept { grid: certificates.grid().to_string(), certificate, key, machines })
+        let etcd_members = EtcdMembers::load(certificates)?;
+        Ok(Kept { grid: certificates.grid().to_string(), certificate, key, machines, etcd_members })
     }
 
     /// Has this machine sign, too.
@@ -132,6 +150,9 @@ impl Kept {
         }
         let machines: BTreeSet<String> = read_machines(certificates)?.into_iter().chain(self.machines).collect();
         certificates.put_authority_key(&self.key)?;
+        let mut etcd_members = EtcdMembers::load(certificates)?;
+        etcd_members.merge(self.etcd_members);
+        etcd_members.save(certificates)?;
         write_json(&machines_path(certificates), &machines)
     }
 }
@@ -168,6 +189,20 @@ struct Signer {
     own_nodes: BTreeSet<u32>,
     catalog: Catalog,
     meta: Meta,
+    /// Where etcd goes by the grid's certificates.
+    doorkeeper: Option<Doorkeeper>,
+}
+
+/// Has etcd know whom to let in.
+struct Doorkeeper {
+    dir: GridDir,
+    config: GridConfig,
+}
+
+impl Doorkeeper {
+    fn door(&self) -> Result<Door> {
+        Door::of(&self.dir, &self.config)?.context("this machine has lost the key of the grid's authority")
+    }
 }
 
 /// Starts where the grid has TLS: this machine may come to sign later.
@@ -178,13 +213,17 @@ pub(super) fn start(dir: &GridDir, config: &GridConfig, catalog: Catalog, meta: 
         return Ok(());
     }
     let own_nodes = config.nodes.iter().map(|node| node.id).collect();
-    let signer = Signer { certificates, grid, name: config.host.name.clone(), own_nodes, catalog, meta };
+    let has_door = config.meta.has_own_tls();
+    let doorkeeper = has_door.then(|| Doorkeeper { dir: dir.clone(), config: config.clone() });
+    let signer = Signer { certificates, grid, name: config.host.name.clone(), own_nodes, catalog, meta, doorkeeper };
     let look = move || {
+        let (mut looked_at, mut version) = (None::<Instant>, None);
         loop {
             std::thread::sleep(PACE);
             if !signer.certificates.has_authority() {
                 continue;
             }
+            signer.keep_door(&mut looked_at, &mut version);
             if let Err(error) = signer.round()
                 && error.downcast_ref::<MetaError>().is_none()
             {
@@ -197,6 +236,34 @@ pub(super) fn start(dir: &GridDir, config: &GridConfig, catalog: Catalog, meta: 
 }
 
 impl Signer {
+    /// Compares now and then, and when certificates were revoked, whom etcd lets in with whom it should.
+    fn keep_door(&self, looked_at: &mut Option<Instant>, version: &mut Option<u64>) {
+        let Some(doorkeeper) = &self.doorkeeper else { return };
+        let mut looked = || -> Result<()> {
+            let list = revoked::load(&self.certificates.ca(), self.grid)?;
+            let pace = if *version == Some(list.version()) { DOOR_PACE } else { DOOR_AGAIN_PACE };
+            if looked_at.is_some_and(|at| at.elapsed() < pace) {
+                return Ok(());
+            }
+            *looked_at = Some(Instant::now());
+            let given = self.given()?;
+            let answers = self.meta.list(JOIN_PREFIX)?.records;
+            // Who has used it reads the answer first. One that was made elsewhere ends by its time.
+            let is_over = |id: &str| {
+                let is_read = !answers.iter().any(|record| record.key == answer_key(id));
+                is_read && given.get(id).is_some_and(|given| given.used_by.is_some())
+            };
+            doorkeeper.door()?.sync(&list, is_over)?;
+            *version = Some(list.version());
+            Ok(())
+        };
+        if let Err(error) = looked()
+            && error.downcast_ref::<MetaError>().is_none()
+        {
+            logger::warn(format_args!("whom etcd lets in is not looked after: {error:#}"));
+        }
+    }
+
     fn given(&self) -> Result<BTreeMap<String, Given>> {
         let directory = match fs::read_dir(tokens_dir(&self.certificates)) {
             Ok(directory) => directory,
@@ -344,7 +411,10 @@ impl Signer {
 
     fn sign(&self, id: &str, given: &Given, wanted: &Wanted) -> Result<Answer> {
         let machine = &wanted.machine;
-        let answer = wanted.sign(&self.certificates)?;
+        let mut answer = wanted.sign(&self.certificates)?;
+        if let (Answer::Signed { etcd, .. }, Some(doorkeeper)) = (&mut answer, &self.doorkeeper) {
+            *etcd = doorkeeper.door()?.grant(wanted)?;
+        }
         let mut machines = self.machines()?;
         machines.insert(machine.clone());
         write_json(&machines_path(&self.certificates), &machines)?;
@@ -397,7 +467,10 @@ mod tests {
             let catalog = Catalog::new(meta.clone(), GRID, "a");
             catalog.add_node(node).unwrap();
             let (name, own_nodes) = ("a".to_string(), BTreeSet::from([1]));
-            Rig { _dir: temp, signer: Signer { certificates, grid: GRID, name, own_nodes, catalog, meta } }
+            Rig {
+                _dir: temp,
+                signer: Signer { certificates, grid: GRID, name, own_nodes, catalog, meta, doorkeeper: None },
+            }
         }
 
         fn give(&self, left_s: i64, renews: Option<&str>) -> JoinToken {
@@ -420,7 +493,7 @@ mod tests {
         fn ask(&self, token: &JoinToken, machine: &str, nodes: &[u32]) -> Option<Answer> {
             let request = || pki::request().unwrap().1;
             let nodes = nodes.iter().map(|node| (*node, request())).collect();
-            let wanted = Wanted { machine: machine.to_string(), host: Some(request()), nodes };
+            let wanted = Wanted { machine: machine.to_string(), host: Some(request()), nodes, etcd: None };
             let sealed = token.seal_request(&wanted);
             self.put(&request_key(&token.id()), &sealed);
             self.signer.round().unwrap();
@@ -457,7 +530,7 @@ mod tests {
             let told = rig.refusal(&token, machine, nodes);
             assert!(told.contains(why), "{machine}: {told}");
         }
-        let Some(Answer::Signed { host: Some(host), nodes, ca }) = rig.ask(&token, "b", &[2]) else {
+        let Some(Answer::Signed { host: Some(host), nodes, ca, .. }) = rig.ask(&token, "b", &[2]) else {
             panic!("it is b's to ask for")
         };
         assert_eq!(pki::Facts::of_pem(&host).unwrap().identity.unwrap().role, Role::Host("b".to_string()));
@@ -481,7 +554,8 @@ mod tests {
     fn what_is_not_sealed_with_the_secret_is_deleted_and_old_tokens_are_forgotten() {
         let rig = Rig::new();
         let (token, stranger) = (rig.give(60, None), JoinToken::new(GRID, [0; 32], [9; 32]));
-        let wanted = Wanted { machine: "b".into(), host: Some(pki::request().unwrap().1), nodes: BTreeMap::new() };
+        let wanted =
+            Wanted { machine: "b".into(), host: Some(pki::request().unwrap().1), nodes: BTreeMap::new(), etcd: None };
         for forged in [stranger.seal_request(&wanted), b"{}".to_vec(), vec![0xff; 1000]] {
             rig.put(&request_key(&token.id()), &forged);
             rig.signer.round().unwrap();

@@ -12,6 +12,7 @@ use super::errands::Errand;
 use super::executors;
 use super::fixed::{Fixed, base_now};
 use super::records::News;
+use crate::grid::etcd::Door;
 use crate::grid::renewal::{self, Renewal};
 use crate::grid::token::Answer;
 use crate::logger;
@@ -296,7 +297,10 @@ impl ControlPlane {
             bail!("it has no key of the grid's authority");
         }
         let revoked = self.revocations.lists.first().context("the grid has no TLS")?;
-        let answer = renewal::answer(certificates, (&renewal, revoked), &self.catalog.node_machines()?)?;
+        let mut answer = renewal::answer(certificates, (&renewal, revoked), &self.catalog.node_machines()?)?;
+        if let (Answer::Signed { etcd, .. }, Some(door)) = (&mut answer, Door::of(&self.dir, &self.config())?) {
+            *etcd = door.grant(renewal.wanted())?;
+        }
         serde_json::to_value(answer).context("the answer can't be written")
     }
 }

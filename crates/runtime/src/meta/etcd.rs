@@ -12,6 +12,10 @@
 //! Faults: a watch whose member died can hang in silence, so one that has been silent for [`SILENCE_MAX`] asks for a
 //! sign of life, and fails without it. Members without a leader are treated like absent ones.
 
+mod admin;
+
+pub use admin::{EtcdMember, Right};
+
 use super::{
     Change, Commit, Compare, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, VALUE_BYTES_MAX, Watch,
     WatchEvent, Write, check_commit, check_size,
@@ -228,6 +232,8 @@ impl Shared {
             probes.spawn(async move {
                 let told = match timeout(PROBE_MAX, client.get(key, None)).await {
                     Ok(Ok(_)) => Ok(()),
+                    // It has asked the leader by then.
+                    Ok(Err(error)) if is_refused(&error) => Ok(()),
                     Ok(Err(error)) => Err(format!("etcd's member {member}: {error}")),
                     Err(_) => Err(format!("etcd's member {member} is silent")),
                 };
@@ -244,6 +250,9 @@ impl Shared {
         }
         if is_full(error) {
             return full();
+        }
+        if is_refused(error) {
+            return MetaError::Refused;
         }
         self.set_answers(member, false);
         unknown(&error.to_string())
@@ -307,12 +316,18 @@ fn is_full(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status) if status.message().contains("database space exceeded"))
 }
 
+/// The member has looked who asks, and lets others ask.
+fn is_refused(error: &Error) -> bool {
+    matches!(error, Error::GRpcStatus(status) if status.message().contains("permission denied"))
+}
+
 /// What is to be done was tried with etcd 3.4.
 fn full() -> MetaError {
     let why = "etcd has no space left (alarm NOSPACE: its database has reached --quota-backend-bytes), so that metadata can be \
-               read, and not changed. On a machine with etcdctl, with --endpoints=URL,...: `etcdctl endpoint status -w json` \
-               shows the revision; then `etcdctl compact REVISION`, `etcdctl defrag --cluster`, `etcdctl alarm disarm`; where \
-               that is not enough start its members with a larger quota";
+               read, and not changed. On a machine with etcdctl, with --endpoints=URL,... or what `holdfast grid etcd \
+               access` prints: `etcdctl endpoint status -w json` shows the revision; then `etcdctl compact REVISION`, \
+               `etcdctl defrag \
+               --cluster`, `etcdctl alarm disarm`; where that is not enough start its members with a larger quota";
     MetaError::Unwritable { why: why.to_string() }
 }
 

@@ -21,7 +21,7 @@ mod service;
 mod state;
 
 pub use embedded::OpenError;
-pub use etcd::{EtcdConfig, EtcdError, EtcdStore, EtcdTls};
+pub use etcd::{EtcdConfig, EtcdError, EtcdMember, EtcdStore, EtcdTls, Right};
 pub use local::{Clock, LocalStore};
 pub use service::{MetaService, MetaTicket};
 
@@ -122,6 +122,16 @@ pub enum MetaError {
     /// The store knows why it can't write. A change that was under way may have happened; those after it have not.
     #[error("{why}")]
     Unwritable { why: String },
+    /// The store knows who asks, and has done nothing.
+    #[error(
+        "the metadata store refuses this to whom this machine's certificate names: in an etcd that goes by the grid's \
+         certificates \
+         it was revoked, or the machine was taken out of the grid (`holdfast machine list` on another one shows which \
+         there \
+         are). One that is to stay is given others: `holdfast grid token --for MACHINE` where the grid's authority \
+         is, and here `holdfast grid tls rotate --token TOKEN`"
+    )]
+    Refused,
     #[error("the lease has expired or was revoked; take a new one")]
     LeaseGone,
     #[error("the changes from revision {} on are no longer kept (the oldest is {}); list again", .wanted.0, .oldest.0)]
