@@ -14,6 +14,7 @@ use super::certs::{Certificates, make_private_dir, now_s};
 use super::etcd::{self, Door};
 use super::layout::{GridConfig, GridDir, write_durably, write_secret};
 use super::metadata::{from_hex, to_hex};
+use crate::daemon::outwait;
 use crate::host::catalog::check_name;
 use anyhow::{Context, Result, bail};
 use holdfast_runtime::meta::{EtcdMember, MetaError};
@@ -249,9 +250,15 @@ fn names(members: &[EtcdMember]) -> String {
     names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
+/// The cluster's members; where one has just died, the others may be electing.
+fn members(door: &Door) -> Result<Vec<EtcdMember>> {
+    let is_away = |error: &MetaError| matches!(error, MetaError::Unknown { .. });
+    Ok(outwait(|| door.store().members(), is_away)?)
+}
+
 /// Takes a dead member out; nothing where that was done before, and its successor waits to be started.
 fn take_out(door: &Door, dead: &str, wanted: &[Wanted]) -> Result<Option<String>> {
-    let members = door.store().members()?;
+    let members = members(door)?;
     let Some(found) = members.iter().find(|member| member.name == dead) else {
         let is_waiting = |member: &EtcdMember| {
             member.name.is_empty() && wanted.iter().any(|new| member.peer_urls.contains(&new.peer_url()))
@@ -293,7 +300,7 @@ fn outwait_unrest(change: impl Fn() -> Result<(), MetaError>) -> Result<(), Meta
 
 /// Adds a member to the cluster, where it isn't one; makes its files.
 fn add(door: &Door, certificates: &Certificates, out: &Path, wanted: &Wanted, places: &Places) -> Result<Made> {
-    let members = door.store().members()?;
+    let members = members(door)?;
     let is_at = |member: &EtcdMember| member.peer_urls.contains(&wanted.peer_url());
     match members.iter().find(|member| member.name == wanted.name) {
         Some(member) if is_at(member) => return write(certificates, out, wanted, None, places),
