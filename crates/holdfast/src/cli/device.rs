@@ -195,9 +195,12 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         DeviceAction::Remove { device, force } => {
             let device = find(dir, &device)?;
-            let node = grow::remove_devices(dir, std::slice::from_ref(&device), force)?;
-            let text = format!("device {device} is not a part of node {node} any more; {DISCARDED}");
-            if json { print_json(&json!({ "device": device, "removed": true })) } else { print(text) }
+            let removed = grow::remove_devices(dir, std::slice::from_ref(&device), force)?;
+            if json {
+                return print_json(&json!({ "device": device, "removed": true, "notes": removed.notes }));
+            }
+            print(format_args!("device {device} is not a part of node {} any more; {DISCARDED}", removed.node))?;
+            removed.notes.iter().try_for_each(print)
         }
     }
 }
@@ -241,6 +244,7 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
     say(format!("device {} ({}) is in node {}", new.device, Size(new.size_bytes), node.id))?;
     drain(dir, std::slice::from_ref(&old), false, false)?;
     say(format!("device {old} is being emptied; `holdfast task watch` shows how it gets on"))?;
+    let mut notes = Vec::new();
     if no_wait {
         say(format!("once nothing is left there, `holdfast device remove {old}` takes it out"))?;
     } else {
@@ -264,10 +268,15 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
             std::thread::sleep(EMPTY_PACE);
         }
         drop(progress);
-        grow::remove_devices(dir, std::slice::from_ref(&old), false)?;
+        let removed = grow::remove_devices(dir, std::slice::from_ref(&old), false)?;
         say(format!("device {old} is not a part of node {} any more; {DISCARDED}", node.id))?;
+        removed.notes.iter().try_for_each(|note| say(note.clone()))?;
+        notes = removed.notes;
     }
-    if json { print_json(&json!({ "old": old, "new": new.device, "removed": !no_wait })) } else { Ok(()) }
+    if json {
+        return print_json(&json!({ "old": old, "new": new.device, "removed": !no_wait, "notes": notes }));
+    }
+    Ok(())
 }
 
 /// What is still to leave a device, as far as its node tells.

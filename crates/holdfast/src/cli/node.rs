@@ -204,8 +204,9 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, text)
         }
         NodeAction::Remove { node, force } => {
-            grow::remove_devices(dir, &devices_of(own(node)?), force)?;
-            (node, format!("node {node} is not a part of the grid any more; {DISCARDED}"))
+            let removed = grow::remove_devices(dir, &devices_of(own(node)?), force)?;
+            let notes = removed.notes.iter().map(|note| format!("\n{note}")).collect::<String>();
+            (node, format!("node {node} is not a part of the grid any more; {DISCARDED}{notes}"))
         }
         NodeAction::Stop { node, force } => {
             let is = if grid::stop_node(dir, node, force)? { "is" } else { "was" };

@@ -194,8 +194,16 @@ pub fn rotate(dir: &GridDir, config: &GridConfig, roles: &[pki::Role], token: Op
     obtain(dir, config, roles, token)
 }
 
-/// Removes devices of one node that were drained, and the node with its last one. Returns the node.
-pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<u32> {
+/// What is to be said of devices that were removed.
+#[derive(Debug)]
+pub struct Removed {
+    pub node: u32,
+    /// Of devices that could not be cleared, being broken perhaps: they are none of the grid's nevertheless.
+    pub notes: Vec<String>,
+}
+
+/// Removes devices of one node that were drained, and the node with its last one.
+pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<Removed> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
     let holds = |node: &NodeConfig| node.devices.iter().any(|d| devices.contains(&d.device));
@@ -230,12 +238,18 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     if is_node_gone && config.tls {
         Certificates::of(dir, config.grid_id()?).forget(&pki::Role::Node(NodeId(id)));
     }
-    for device in gone {
-        let path = dir.device_path(&device);
-        discard(dir, &device)
-            .with_context(|| format!("{} is not a part of the grid any more, but stays as it is", path.display()))?;
-    }
-    Ok(id)
+    let notes = gone.iter().filter_map(|device| Some(left_as_it_is(dir, device, &discard(dir, device).err()?)));
+    Ok(Removed { node: id, notes: notes.collect() })
+}
+
+/// What is to be said of a device that is removed, and could not be cleared.
+fn left_as_it_is(dir: &GridDir, device: &DeviceConfig, why: &anyhow::Error) -> String {
+    let path = dir.device_path(device);
+    let then = match path.starts_with(dir.devices_dir()) {
+        true => "delete that file",
+        false => "before it is used again it is to be wiped, or taken with --force",
+    };
+    format!("{} could not be cleared, and holds still what it held ({why:#}): {then}", path.display())
 }
 
 /// Until the host uses the device.

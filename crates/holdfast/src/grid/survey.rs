@@ -273,12 +273,20 @@ pub fn clear_ends(path: &Path, size_bytes: u64) -> Result<()> {
     clear_end(path, size_bytes)
 }
 
+/// In few writes: a device that is removed may be one that takes long for each.
 fn clear(path: &Path, from: u64, to: u64) -> Result<()> {
     let fd = signatures::open_unlocked(path, OFlags::RDWR)?;
     let failed = || format!("cannot write to {}; check `dmesg`", path.display());
-    let zeroes = holdfast_base::BufMut::zeroed(BLOCK_BYTES);
-    for offset in (from..to).step_by(BLOCK_BYTES) {
-        rustix::io::pwrite(&fd, &zeroes, offset).with_context(failed)?;
+    let zeroes = holdfast_base::BufMut::zeroed((to - from) as usize);
+    let mut at = from;
+    while at < to {
+        let written = rustix::io::pwrite(&fd, &zeroes[(at - from) as usize..], at).with_context(failed)?;
+        // What ends within a block is begun anew at that block.
+        let whole = written / BLOCK_BYTES * BLOCK_BYTES;
+        if whole == 0 {
+            bail!("{} takes no more; check `dmesg`", path.display());
+        }
+        at += whole as u64;
     }
     rustix::fs::fsync(&fd).with_context(failed)
 }
