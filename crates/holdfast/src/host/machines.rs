@@ -309,6 +309,11 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Whether this machine was taken out of the grid: then nothing that it holds is anybody's.
+    pub(super) fn is_removed(&self) -> Result<bool> {
+        Ok(why_no_member(&self.dir, &self.dir.load()?, &self.catalog)?.is_some())
+    }
+
     /// Ends this host where its machine was taken out of the grid.
     pub(super) fn leave_if_removed(&self) -> Result<()> {
         let config = self.dir.load()?;

@@ -23,6 +23,10 @@ const DEVICES_MIN: usize = 2;
 impl ControlPlane {
     /// Says why this node can't be stopped now, and how long to wait, if so.
     pub(super) fn check_stop(&self, node: u32) -> Result<()> {
+        // The grid has nothing to do with it any more.
+        if self.is_removed()? {
+            return Ok(());
+        }
         self.check_stop_of(&self.live()?, node, &[node])
     }
 
@@ -30,7 +34,7 @@ impl ControlPlane {
     /// without them, and each is closed first.
     pub(super) fn check_down(&self, nodes: &[u32]) -> Result<()> {
         let live = self.live()?;
-        if live.nodes.iter().all(|n| nodes.contains(&n.id)) {
+        if live.nodes.iter().all(|n| nodes.contains(&n.id)) || self.is_removed()? {
             return Ok(());
         }
         self.check_spread(&live, nodes)?;
