@@ -4,9 +4,12 @@
 
 use crate::cli::space::full_soon;
 use crate::cli::status::{GridStatus, NodeView};
-use crate::protocol::{DeviceInfo, SnapshotInfo, VolumeInfo, VolumeLive, free_of};
+use crate::protocol::{DeviceInfo, SnapshotInfo, VolumeInfo, VolumeLive, free_of, takers};
 use holdfast_format::geometry::Layout;
+use holdfast_volume::claims::writable_beside;
+use holdfast_volume::protect::lacks;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// How bad it is; the worst comes last.
@@ -324,27 +327,82 @@ pub fn device_trouble(node: &NodeView, device: &DeviceInfo) -> Option<(String, S
     Some((format!("node {}: device {name}{path} {is_so}", node.id), next))
 }
 
-/// What guests can still write to nodes with these devices, and what they could if nothing were there.
-fn free_and_whole(by_node: &[&[DeviceInfo]]) -> (u64, u64) {
-    let free = by_node.iter().flat_map(|devices| free_of(devices)).sum();
-    let devices = by_node.iter().copied().flatten().filter(|device| device.health == "serving");
-    (free, devices.map(|device| device.capacity_bytes.saturating_sub(device.reserve_bytes)).sum())
+/// What is left of that which guests can write.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Room {
+    Nothing,
+    /// Less than somebody should act on.
+    Little,
+    Enough,
 }
 
-/// Less is left than somebody should act on.
-pub fn is_short(by_node: &[&[DeviceInfo]]) -> bool {
-    let (free, whole) = free_and_whole(by_node);
-    free < whole / 100 * LOW_PER_CENT
+impl Room {
+    fn of(free: u64, whole: u64) -> Room {
+        match free {
+            _ if whole == 0 => Room::Enough,
+            0 => Room::Nothing,
+            _ if free < whole / 100 * LOW_PER_CENT => Room::Little,
+            _ => Room::Enough,
+        }
+    }
+}
+
+/// What guests could write to a node with these devices if nothing were there.
+fn whole_of(devices: &[DeviceInfo]) -> Vec<u64> {
+    takers(devices).map(|device| device.capacity_bytes.saturating_sub(device.reserve_bytes)).collect()
+}
+
+/// What nodes with these devices have for all together.
+fn room(by_node: &[&[DeviceInfo]]) -> Room {
+    let sum = |of: fn(&[DeviceInfo]) -> Vec<u64>| by_node.iter().flat_map(|devices| of(devices)).sum();
+    Room::of(sum(free_of), sum(whole_of))
+}
+
+/// What they have for a layout: each of its shards is another node's, so that the fullest nodes bound it, whatever is
+/// free on others. Of one that just now has too few nodes nothing is said: its data are mirrored on those that are left.
+fn room_for(by_node: &[&[DeviceInfo]], layout: Layout) -> Room {
+    let places: Vec<usize> = by_node.iter().map(|devices| takers(devices).count()).collect();
+    if lacks(layout, &places).is_some() {
+        return Room::Enough;
+    }
+    let writable = |of: fn(&[DeviceInfo]) -> Vec<u64>| {
+        writable_beside(&by_node.iter().map(|devices| of(devices)).collect::<Vec<_>>(), &[], layout)
+    };
+    Room::of(writable(free_of), writable(whole_of))
+}
+
+/// Less is left than somebody should act on, for all or for one of these layouts.
+pub fn is_short(by_node: &[&[DeviceInfo]], layouts: &[Layout]) -> bool {
+    room(by_node) < Room::Enough || layouts.iter().any(|layout| room_for(by_node, *layout) < Room::Enough)
+}
+
+/// The layouts of volumes, each once.
+fn layouts_of(status: &GridStatus) -> Vec<Layout> {
+    let names: BTreeSet<&str> = status.volumes.iter().map(|volume| volume.layout.as_str()).collect();
+    names.into_iter().filter_map(|name| name.parse().ok()).collect()
 }
 
 fn about_capacity(status: &GridStatus, found: &mut Found) {
     let by_node: Vec<&[DeviceInfo]> = status.nodes.iter().map(|node| &node.devices[..]).collect();
-    let (free, whole) = free_and_whole(&by_node);
-    let next = "`holdfast space`; then free space, or `holdfast device add NODE`";
-    if whole > 0 && free == 0 {
-        found.critical(Concern::Capacity, "devices are full: guests' writes wait, or fail", next);
-    } else if is_short(&by_node) {
-        found.warning(Concern::Capacity, format!("less than {LOW_PER_CENT} % of devices is free"), next);
+    let of_layout = layouts_of(status).into_iter().map(|layout| (room_for(&by_node, layout), Some(layout)));
+    let worst = of_layout.chain([(room(&by_node), None)]).min_by_key(|(room, layout)| (*room, layout.is_some()));
+    let (left, layout) = worst.expect("one is of all together");
+    let whom = layout.map_or(String::new(), |layout| format!(" for volumes of {layout}"));
+    // Where one has most of what is free, the others bound what can be written.
+    let free = |node: &&NodeView| free_of(&node.devices).iter().sum::<u64>();
+    let fullest = status.nodes.iter().filter(|node| !node.devices.is_empty()).min_by_key(free);
+    let node = fullest.filter(|_| layout.is_some()).map_or("NODE".to_string(), |node| node.id.to_string());
+    let next = format!("`holdfast space`; then free space, or `holdfast device add {node}`");
+    match left {
+        Room::Nothing => {
+            let what = format!("devices are full{whom}: guests' writes wait, or fail");
+            found.critical(Concern::Capacity, what, &next);
+        }
+        Room::Little => {
+            let what = format!("less than {LOW_PER_CENT} % of devices is free{whom}");
+            found.warning(Concern::Capacity, what, &next);
+        }
+        Room::Enough => {}
     }
     if let Some(alarm) = full_soon(status.days_to_full) {
         found.warning(Concern::Capacity, alarm, "");
@@ -513,5 +571,29 @@ mod tests {
         assert!(told(&low)[0].starts_with("WARNING (capacity): less than 5 %"), "{:?}", told(&low));
         low.nodes[0].devices[0].free_bytes = 100;
         assert!(told(&low)[0].starts_with("CRITICAL (capacity): devices are full"), "{:?}", told(&low));
+    }
+
+    #[test]
+    fn room_on_one_node_is_none_for_a_layout_that_takes_three() {
+        let mut uneven = status((1..=3).map(|id| node(id, "up", true)).collect());
+        uneven.nodes[1].devices[0].free_bytes = 130;
+        assert_eq!(
+            told(&uneven),
+            [
+                "WARNING (capacity): less than 5 % of devices is free for volumes of parity:2+1; next: `holdfast space`; \
+                 then free space, or `holdfast device add 2`"
+            ]
+        );
+        uneven.nodes[1].devices[0].free_bytes = 100;
+        assert!(
+            told(&uneven)[0].starts_with("CRITICAL (capacity): devices are full for volumes of parity:2+1: guests'")
+        );
+        let by_node: Vec<&[DeviceInfo]> = uneven.nodes.iter().map(|node| &node.devices[..]).collect();
+        assert!(is_short(&by_node, &["parity:2+1".parse().unwrap()]));
+        assert!(!is_short(&by_node, &["mirror:2".parse().unwrap()]), "the two others have room for it");
+        // Two nodes are left, and what is written is mirrored there.
+        uneven.nodes[1] = node(2, "down", true);
+        uneven.nodes[1].devices.clear();
+        assert!(told(&uneven).iter().all(|line| !line.contains("capacity")), "{:?}", told(&uneven));
     }
 }

@@ -21,6 +21,7 @@ use holdfast_base::{DeviceId, Effects, NodeId, VolumeId};
 use holdfast_cluster::deletion::{self, Step};
 use holdfast_cluster::steward::{self, Action, ActionId, Change, Compares, Config, Event, Outcome, Writes};
 use holdfast_cluster::{Steward, View};
+use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{DeletingRecord, decode, deleting_key, trash_key};
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
@@ -178,7 +179,8 @@ impl ControlPlane {
             Action::LookAtSpace => {
                 let live = self.live()?;
                 let by_node: Vec<&[_]> = live.nodes.iter().map(|node| &node.devices[..]).collect();
-                Ok(Outcome::Space { is_short: is_short(&by_node) })
+                let layouts: Vec<Layout> = self.catalog.all()?.iter().map(|entry| entry.root.layout).collect();
+                Ok(Outcome::Space { is_short: is_short(&by_node, &layouts) })
             }
             Action::OpenForCare { volume } => self.open_for_care(*volume),
             Action::LookAtCare { volume } => {
