@@ -1,0 +1,68 @@
+//! The runbook is taken at its word: each event is brought about on a real grid, and what its row says is looked for and done.
+//!
+//! The page is read, not copied: its phrases and commands are taken out of it, in their order, and each has to be used. So a
+//! row without an event here, an event without a row, and a command that was added or changed there fail.
+//!
+//! Needs root, the programs of `./x setup`, and loop devices; what is not there is said, and its rows are left out.
+
+mod disks;
+mod machines;
+mod one_machine;
+mod page;
+#[path = "../support/mod.rs"]
+mod support;
+mod time;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use support::{holdfast, text};
+
+#[test]
+fn each_row_of_the_page_is_played_and_no_other() {
+    let played = [disks::ROWS, machines::ROWS, one_machine::ROWS, time::ROWS].concat();
+    let titles = page::titles();
+    let (of_page, of_tests): (BTreeSet<&str>, BTreeSet<&str>) =
+        (titles.iter().map(String::as_str).collect(), played.iter().copied().collect());
+    assert_eq!(of_page, of_tests);
+    assert_eq!((titles.len(), played.len()), (of_page.len(), of_tests.len()), "each is there once");
+}
+
+/// Commands of ours that a page shows as they are typed, without prompts and remarks.
+fn typed(page: &str) -> Vec<String> {
+    let blocks = page.split("```").skip(1).step_by(2).filter(|block| block.starts_with("console"));
+    let lines = blocks.flat_map(str::lines).filter_map(|line| {
+        let (prompt, typed) = line.split_once(['#', '$'])?;
+        let is_prompt = prompt.chars().all(|c| c.is_ascii_alphanumeric());
+        is_prompt.then(|| typed.split("  #").next().unwrap_or_default().trim())
+    });
+    let commands = lines.flat_map(|line| line.split("&&")).map(str::trim);
+    commands.filter(|command| command.starts_with("holdfast ")).map(str::to_string).collect()
+}
+
+#[test]
+fn each_command_that_other_pages_show_is_one_with_its_options() {
+    let none = tempfile::tempdir().unwrap();
+    for page in ["README.md", "docs/operation.md"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
+        let commands = typed(&std::fs::read_to_string(path).unwrap());
+        assert!(commands.len() > 8, "{commands:?}");
+        for command in commands {
+            let words = command.split_whitespace().skip(1).filter(|word| *word != "…");
+            let mut words: Vec<&str> = words.collect();
+            // A directory that is there, and a token that is one, are another matter.
+            for of_one_grid in ["--dir", "--join"] {
+                if let Some(at) = words.iter().position(|word| *word == of_one_grid) {
+                    words.drain(at..at + 2);
+                }
+            }
+            // No grid is made: what is asked for is help. Nothing else finds one.
+            if words.starts_with(&["grid", "up"]) {
+                words.push("--help");
+            }
+            let output = holdfast().args(&words).env("HOLDFAST_DIR", none.path()).output().unwrap();
+            let said = text(&output.stderr);
+            assert!(!said.contains("try '--help'"), "{page}: {command}: {said}");
+        }
+    }
+    assert!(!none.path().join("grid.json").exists());
+}
