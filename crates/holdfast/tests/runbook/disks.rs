@@ -3,6 +3,7 @@
 use crate::page::{Book, Machine};
 use crate::support::guest::{BLOCK, Guest};
 use crate::support::{Loop, assert_volume_holds, has_nbdcopy, nbdcopy, pattern, program, until};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ struct Disk {
 }
 
 impl Disk {
-    /// With filters of nbdkit and their parameters. `None`, and the reason in the test's output, where there can't be any.
+    /// With filters of nbdkit and their parameters. `None`, and the reason in the test's output, where there is no
+    /// such program.
     fn attach(dir: &Path, name: &str, filters: &[&str]) -> Option<Disk> {
         let path = |kind: &str| dir.join(format!("{name}-{kind}"));
         let (image, socket, mount, failing) = (path("image"), path("socket"), path("mount"), path("failing"));
@@ -83,6 +85,35 @@ impl Drop for Disk {
     }
 }
 
+/// A disk that stands still most of the time: what is asked of it takes long, however busy this machine is otherwise.
+struct Stutter {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stutter {
+    fn begin(disk: &Disk) -> Stutter {
+        let (ends, server) = (Arc::new(AtomicBool::new(false)), Pid::from_child(&disk.server));
+        let told = Arc::clone(&ends);
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                kill_process(server, Signal::STOP).unwrap();
+                std::thread::sleep(Duration::from_millis(800));
+                kill_process(server, Signal::CONT).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        Stutter { ends, thread: Some(thread) }
+    }
+}
+
+impl Drop for Stutter {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 /// Some who read all the time, here and there.
 struct Readers {
     ends: Arc<AtomicBool>,
@@ -104,7 +135,7 @@ impl Readers {
                 }
             })
         };
-        Readers { threads: (0..4).map(read).collect(), ends }
+        Readers { threads: (0..8).map(read).collect(), ends }
     }
 }
 
@@ -116,37 +147,43 @@ impl Drop for Readers {
     }
 }
 
-#[test]
-fn rows_about_disks() {
-    let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
-    let delay = ["--filter=delay", "rdelay=100ms", "wdelay=100ms"];
-    let errors = ["--filter=error", "error-pread=EIO", "error-pread-rate=100%", "error-pread-file=FAILING"];
-    let disk = |name: &str, filters: &[&str]| Disk::attach(dir.path(), name, filters);
-    let (Some(slow), Some(failing), Some(mut dying)) =
-        (disk("slow", &delay), disk("failing", &errors), disk("dying", &[]))
-    else {
-        return;
-    };
-    let mut book = Book::of(ROWS);
+/// What drives say of themselves from here on.
+fn drive(m: &Machine, said: &str) {
+    let said = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drives").join(said);
+    program(&m.path("smartctl"), &format!("#!/bin/sh\ncat {}\n", said.display()));
+}
+
+/// Three nodes, the first on this disk, and a volume with data, all of it on disks.
+fn grid_on(disk: &Disk, data: &Path) -> Machine {
     let m = Machine::new(0);
-    let drive = |said: &str| {
-        let said = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drives").join(said);
-        program(&m.path("smartctl"), &format!("#!/bin/sh\ncat {}\n", said.display()));
-    };
-    drive("nvme-well.json");
-    m.ok(&format!("holdfast grid up --port {} --device {}", m.grid.port, slow.path()));
+    drive(&m, "nvme-well.json");
+    m.ok(&format!("holdfast grid up --port {} --device {}", m.grid.port, disk.path()));
     for name in ["node2", "node3"] {
         m.ok(&format!("holdfast node add --path {}", m.disk(name, SIZE)));
     }
     m.ok("holdfast volume create v --size 32MiB");
-    let (data, scratch) = (dir.path().join("data"), dir.path().join("scratch"));
-    pattern(&data, DATA);
+    pattern(data, DATA);
     if has_nbdcopy() {
         nbdcopy(data.to_str().unwrap(), &m.grid.uri("v"));
     }
-    // So that what is read is read from disks.
     m.ok("holdfast volume unexport v");
     m.ok("holdfast volume export v");
+    m
+}
+
+#[test]
+fn rows_about_disks() {
+    let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
+    let errors = ["--filter=error", "error-pread=EIO", "error-pread-rate=100%", "error-pread-file=FAILING"];
+    let disk = |name: &str, filters: &[&str]| Disk::attach(dir.path(), name, filters);
+    let (Some(slow), Some(failing), Some(mut dying)) =
+        (disk("slow", &[]), disk("failing", &errors), disk("dying", &[]))
+    else {
+        return;
+    };
+    let mut book = Book::of(ROWS);
+    let (data, scratch) = (dir.path().join("data"), dir.path().join("scratch"));
+    let m = grid_on(&slow, &data);
     let readers = Readers::begin(&m, "v");
     let is_well = || {
         m.is_well();
@@ -156,9 +193,11 @@ fn rows_about_disks() {
     };
 
     let mut row = book.open("A disk is slow");
+    let stutter = Stutter::begin(&slow);
     row.seen(&m, &[]);
     row.checked(&m, &[]);
     row.done(&m, &[("NODE/N", "1/0"), ("PATH", failing.path())]);
+    drop(stutter);
     is_well();
     drop(row);
 
@@ -166,11 +205,11 @@ fn rows_about_disks() {
     fs::write(&failing.failing, "").unwrap();
     row.seen(&m, &[]);
     fs::remove_file(&failing.failing).unwrap();
-    drive("nvme-unreliable.json");
+    drive(&m, "nvme-unreliable.json");
     m.ok("holdfast device health --save");
     row.seen(&m, &[]);
     row.checked(&m, &[]);
-    drive("nvme-well.json");
+    drive(&m, "nvme-well.json");
     row.done(&m, &[("NODE/N", "1/0"), ("PATH", dying.path())]);
     is_well();
     drop(row);

@@ -42,7 +42,8 @@ impl Member {
     fn configure(&self, name: &str, cluster: &str) {
         let data = self.m.path("data");
         let settings = format!(
-            "ETCD_NAME={name}\nETCD_DATA_DIR={}\nETCD_INITIAL_CLUSTER={cluster}\nETCD_INITIAL_ADVERTISE_PEER_URLS={peer}\n\
+            "ETCD_NAME={name}\nETCD_DATA_DIR={}\nETCD_INITIAL_CLUSTER={cluster}\n\
+             ETCD_INITIAL_ADVERTISE_PEER_URLS={peer}\n\
              ETCD_LISTEN_PEER_URLS={peer}\nETCD_ADVERTISE_CLIENT_URLS={client}\nETCD_LISTEN_CLIENT_URLS={client}\n",
             data.display(),
             peer = self.peer,
@@ -244,13 +245,13 @@ fn members(book: &mut Book, a: &Machine, etcd: &Etcd, data: &Data) {
     row.done(&lost.m, &[]);
     etcd.is_healthy();
     lost.kill();
-    lost.wipe();
     let list = a.ok(&etcd.ctl("member list"));
     let id = list.lines().find(|line| line.contains(", m2,")).unwrap().split(',').next().unwrap().to_string();
     row.done(a, &[("URLS", &etcd.urls), ("ID", &id)]);
     let said = row.done(a, &[("URLS", &etcd.urls), ("MEMBER", "m2"), ("PEER_URL", &lost.peer)]);
     let lines: String = said.lines().filter(|line| line.starts_with("ETCD_")).map(|line| format!("{line}\n")).collect();
     assert!(lines.contains("ETCD_INITIAL_CLUSTER_STATE"), "{said}");
+    row.done(&lost.m, &[("DATA_DIR", lost.m.path("data").to_str().unwrap())]);
     let settings = fs::read_to_string(lost.m.path("settings")).unwrap();
     fs::write(lost.m.path("settings"), settings + &lines).unwrap();
     row.done(&lost.m, &[]);

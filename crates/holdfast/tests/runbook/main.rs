@@ -1,7 +1,8 @@
-//! The runbook is taken at its word: each event is brought about on a real grid, and what its row says is looked for and done.
+//! The runbook is taken at its word: each event is brought about on a real grid, and what its row says is looked for
+//! and done.
 //!
-//! The page is read, not copied: its phrases and commands are taken out of it, in their order, and each has to be used. So a
-//! row without an event here, an event without a row, and a command that was added or changed there fail.
+//! The page is read, not copied: its phrases and commands are taken out of it, in their order, and each has to be
+//! used. So a row without an event here, an event without a row, and a command that was added or changed there fail.
 //!
 //! Needs root, the programs of `./x setup`, and loop devices; what is not there is said, and its rows are left out.
 

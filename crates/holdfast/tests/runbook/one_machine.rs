@@ -29,8 +29,8 @@ const MIB: usize = 1 << 20;
 const EPERM: u32 = 1;
 const ENOSPC: u32 = 28;
 
-/// What stands at a node's address for a process of an older release, as long as that is there, and speaks versions that
-/// nobody knows any more.
+/// What stands at a node's address for a process of an older release, as long as that is there, and speaks versions
+/// that nobody knows any more.
 struct OldNode(Option<JoinHandle<()>>);
 
 impl OldNode {

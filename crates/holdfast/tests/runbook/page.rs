@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What commands begin with: every code span of a row is a command.
-const PROGRAMS: [&str; 8] = ["holdfast", "etcdctl", "systemctl", "timedatectl", "fstrim", "kill", "mv", "tail"];
+const PROGRAMS: [&str; 9] = ["holdfast", "etcdctl", "systemctl", "timedatectl", "fstrim", "kill", "mv", "rm", "tail"];
 
 /// How long an event may take to be seen, and to be over.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A command, and what it is to say.
 #[derive(Clone, Debug)]

@@ -113,7 +113,8 @@ impl Guest {
         if error != 0 {
             return Err(error);
         }
-        Ok(self.stream.read_exact(&mut [0; BLOCK]).unwrap())
+        self.stream.read_exact(&mut [0; BLOCK]).unwrap();
+        Ok(())
     }
 
     pub fn block(&mut self) -> u8 {
