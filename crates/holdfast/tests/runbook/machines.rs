@@ -61,6 +61,11 @@ impl Member {
         }
     }
 
+    fn is_running(&self) -> bool {
+        let pid = fs::read_to_string(self.m.path("pid")).unwrap_or_default();
+        Path::new(&format!("/proc/{}/exe", pid.trim())).exists()
+    }
+
     fn wipe(&self) {
         let _ = fs::remove_dir_all(self.m.path("data"));
     }
@@ -121,7 +126,13 @@ impl Etcd {
 
     fn is_healthy(&self) {
         let m = &self.members[0].m;
-        until("all members are healthy", || m.gives(&self.ctl("endpoint health")).status.success());
+        until("all members are healthy", || {
+            // One whose port the one before held for a moment longer has ended at once.
+            self.members.iter().filter(|member| !member.is_running()).for_each(|member| {
+                member.m.ok("systemctl start etcd");
+            });
+            m.gives(&self.ctl("endpoint health")).status.success()
+        });
     }
 
     fn ctl(&self, what: &str) -> String {
@@ -148,6 +159,7 @@ impl Etcd {
 /// Makes the first machine of a grid.
 fn first(index: u16, etcd: &Etcd) -> Machine {
     let a = Machine::new(index);
+    fs::write(a.grid.path("holdfast.toml"), "authority.spread = \"off\"\n").unwrap();
     a.grid.up(&format!("--nodes 1 --devices 1 --etcd {} --address 127.0.0.1 --name a", etcd.urls));
     a
 }
@@ -318,15 +330,17 @@ fn certificates(book: &mut Book, a: &Machine, b: &Machine, data: &Data) {
     clock.set("+0");
     let certificate = |m: &Machine| fs::read(m.grid.path("tls/host.pem")).unwrap();
     let before = [certificate(a), certificate(b)];
-    let (token, host) = (b.path("token"), pid(&b.grid, "host"));
+    let token = b.path("token");
     let file = token.to_str().unwrap();
     row.done(a, &[]);
     row.done(a, &[("NAME", "b"), ("FILE", file)]);
     row.done(b, &[("FILE", file)]);
-    row.done_at_each(&[a, b], &[]);
-    row.done_at_each(&[a, b], &[]);
-    row.done_at_each(&[a, b], &[]);
-    assert!(certificate(a) != before[0] && certificate(b) != before[1] && pid(&b.grid, "host") != host);
+    assert!(certificate(a) != before[0] && certificate(b) != before[1]);
+    for (m, node) in [(a, 1), (b, 2)] {
+        let log = |name: &str| fs::read_to_string(m.grid.path("logs").join(name)).unwrap_or_default();
+        let is_used = |name: &str| log(name).contains("it counts from the next connection on");
+        until("they are used", || is_used("host.log") && is_used(&format!("node{node}.log")));
+    }
     for (m, volume) in [(a, "va"), (b, "vb")] {
         m.is_well();
         data.is_there(m, volume);
@@ -400,12 +414,7 @@ fn first_lost(book: &mut Book, [a, b, c]: [&Machine; 3], data: &Data) {
     let mut row = book.open("The first machine is lost");
     row.seen(b, &[]);
     row.checked(b, &[]);
-    let key = b.path("authority");
-    let file = key.to_str().unwrap();
-    row.done(a, &[("FILE", file)]);
-    row.done(b, &[("FILE", file)]);
-    row.done(b, &[]);
-    row.done(b, &[]);
+    row.done(a, &[("NAME", "b")]);
     b.is_well();
     power_off(a);
     b.sees("holdfast machine list", "machine a is gone");
