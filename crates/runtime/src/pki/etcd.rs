@@ -12,8 +12,8 @@
 //!
 //! Invariants
 //! 1. What one of both authorities has signed the other did not: issuers are told apart by name before any signature is
-//!    looked at, so that a client of volumes does not get into etcd, and nobody of etcd's to a node. It is one key all the
-//!    same: who can sign for the grid can sign for its etcd, wherever that key was copied to.
+//!    looked at, so that a client of volumes does not get into etcd, and nobody of etcd's to a node. It is one key all
+//!    the same: who can sign for the grid can sign for its etcd, wherever that key was copied to.
 //! 2. No two certificates that were issued in different seconds name the same user: taking one back leaves later ones
 //!    alone.
 //! 3. Members have a name that no user has, which they ask of each other: no user passes for a member.
