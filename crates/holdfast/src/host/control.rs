@@ -43,7 +43,7 @@ use holdfast_format::tier::Tiers;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
 use holdfast_volume::protect::{self, Protect};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -483,10 +483,12 @@ impl ControlPlane {
         let (trash, more) = self.trash_of(volumes)?;
         let (entries, mut unreadable) = self.catalog.survey()?;
         unreadable.extend(more);
+        let open: BTreeMap<String, usize> = volumes.iter().enumerate().map(|(at, v)| (v.name.clone(), at)).collect();
         for entry in entries {
-            match volumes.iter_mut().find(|v| v.name == entry.name()) {
-                Some(volume) => {
-                    volume.protected = entry.protected;
+            match open.get(entry.name()) {
+                Some(at) => {
+                    let volume = &mut volumes[*at];
+                    (volume.protected, volume.failover) = (entry.protected, entry.failover);
                     volume.portals = entry.portals.into_iter().collect();
                 }
                 None => {
@@ -513,7 +515,7 @@ impl ControlPlane {
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
         info.portals = entry.portals.iter().cloned().collect();
-        info.protected = entry.protected;
+        (info.protected, info.failover) = (entry.protected, entry.failover);
         info.only_for = self.catalog.clients()?.remove(&entry.id());
         info.limit = self.catalog.limits()?.remove(&entry.id());
         if entry.clone.is_none() {
