@@ -97,7 +97,7 @@ mod tests {
     }
 
     fn schedule(every: &str, keep: &str) -> ScheduleRecord {
-        ScheduleRecord { every: every.parse().unwrap(), keep: keep.parse().unwrap() }
+        ScheduleRecord::new(every.parse().unwrap(), keep.parse().unwrap())
     }
 
     /// Taken in this order, by what the clock said then.

@@ -349,7 +349,7 @@ mod tests {
     fn scheduled_at(host: &str) -> View {
         let root = Root::new(GridId(1), VOLUME, "vm", 1 << 30, Layout::DEFAULT);
         let export = ExportRecord { host: host.to_string(), ..ExportRecord::default() };
-        let record = ScheduleRecord { every: "1h".parse().unwrap(), keep: "2h".parse().unwrap() };
+        let record = ScheduleRecord::new("1h".parse().unwrap(), "2h".parse().unwrap());
         view(&[
             (root_key(VOLUME), root.encode()),
             (export_key(VOLUME), encode(&export)),

@@ -1,5 +1,6 @@
 //! Snapshots by schedule, as operators give them and the metadata store has them.
 
+use crate::meta::Other;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -126,6 +127,14 @@ impl fmt::Display for Keep {
 pub struct ScheduleRecord {
     pub every: Span,
     pub keep: Keep,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+impl ScheduleRecord {
+    pub fn new(every: Span, keep: Keep) -> ScheduleRecord {
+        ScheduleRecord { every, keep, other: Other::new() }
+    }
 }
 
 #[cfg(test)]

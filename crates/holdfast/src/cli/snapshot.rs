@@ -80,7 +80,7 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
             if json { print_json(&volume) } else { print(text) }
         }
         SnapshotAction::Schedule { volume, every, keep, off: _ } => {
-            let schedule = every.map(|every| ScheduleRecord { every, keep });
+            let schedule = every.map(|every| ScheduleRecord::new(every, keep));
             let text = match &schedule {
                 Some(s) => format!("volume {volume} gets a snapshot every {}; kept are {}", s.every, s.keep),
                 None => format!("volume {volume} gets no more snapshots by schedule"),

@@ -30,6 +30,8 @@ fn each_row_of_the_page_is_played_and_no_other() {
 
 /// Commands of ours that a page shows as they are typed, without prompts and remarks.
 fn typed(page: &str) -> Vec<String> {
+    // One that goes on in the next line is one.
+    let page = page.replace("\\\n", " ");
     let blocks = page.split("```").skip(1).step_by(2).filter(|block| block.starts_with("console"));
     let lines = blocks.flat_map(str::lines).filter_map(|line| {
         let (prompt, typed) = line.split_once(['#', '$'])?;

@@ -53,8 +53,7 @@ impl Keeper {
 }
 
 pub(super) fn schedule_record(volume: VolumeId) -> (String, Option<Vec<u8>>) {
-    let record =
-        ScheduleRecord { every: every_of(volume).1.parse().expect("a span"), keep: KEEP.parse().expect("rules") };
+    let record = ScheduleRecord::new(every_of(volume).1.parse().expect("a span"), KEEP.parse().expect("rules"));
     (format!("{SCHEDULE_PREFIX}{volume}"), Some(encode(&record)))
 }
 
