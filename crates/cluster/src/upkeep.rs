@@ -1,11 +1,12 @@
-//! What a host does as time goes by for what it has: snapshots by schedule, what fixed volumes have left, devices that are to be
+//! What a host does as time goes by for what it has. It sees to snapshots by schedule, what fixed volumes have left, devices that are to be
 //! emptied unasked, its machine's certificates, and the key that signs them.
 //!
 //! Role: the shell looks at what there is when it is told to ([`Effect::Look`]), and tells what it saw; from that and the records
 //! follows what is done ([`plan`]). Nothing is remembered but what is under way.
 //!
 //! ```text
-//! every two seconds:  Look ──> shell ──Facts──> plan ──> actions, at most one a chore ──> executor ──Outcome──> ...
+//! every two seconds:  Look ──> shell ──Facts──> plan
+//! plan ──actions, at most one a chore──> executor ──Outcome──> the next look
 //! ```
 //! Invariants
 //! 1. Of one chore at most one action is under way.

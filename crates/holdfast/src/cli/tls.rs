@@ -223,8 +223,8 @@ fn that_sign(dir: &GridDir) -> Result<Certificates> {
     let (_, certificates) = with_tls(dir)?;
     if !certificates.has_authority() {
         bail!(
-            "{} has no key of the grid's authority, so that nothing can be signed here; do it on a machine that has it (`holdfast machine list`), and \
-             copy the files",
+            "{} has no key of the grid's authority, so that nothing can be signed here. Do it on a machine that has it \
+             (`holdfast machine list`), and copy the files",
             certificates.root().display()
         );
     }

@@ -82,11 +82,10 @@ pub fn markdown() -> String {
             "" => String::new(),
             name => format!(" In an older `grid.json`: `host.{name}`."),
         };
+        let told = wrap(&format!("{} {}", key.brief, key.more), 118).join("\n");
         text.push_str(&format!(
-            "\n## {}\n\n{} {}\n\nTakes {}. Default: {}.{older}\n\n```toml\n[{}]\n{} = \"{}\"\n```\n",
+            "\n## {}\n\n{told}\n\nTakes {}. Default: {}.{older}\n\n```toml\n[{}]\n{} = \"{}\"\n```\n",
             key.name,
-            key.brief,
-            key.more,
             key.kind.text(),
             default_text(key),
             key.section(),

@@ -1,7 +1,8 @@
 //! The key of the grid's authority goes to another machine: over TLS between the two hosts, whose bytes travel as errands.
 //!
 //! ```text
-//! giver ──errand: hello──> taker ──done: its certificate──> giver ──errand: certificate, key──> taker ──done: "taken"──> giver
+//! giver ──errand: hello─────────────> taker ──done: its certificate──> giver
+//! giver ──errand: certificate, key──> taker ──done: "taken"──────────> giver
 //! ```
 //! Role: a machine that signs gives the key to another one where no other has it, so that the loss of one changes nothing; by
 //! command to any. The metadata store, which carries the bytes, reads and changes none of them.
@@ -68,11 +69,7 @@ impl ControlPlane {
             let up: Vec<&str> = there.iter().map(String::as_str).collect();
             bail!("there is no host {to} that is up; those are: {}", up.join(", "));
         }
-        let ways = certificates.load_host(self.catalog.host())?;
-        if let Some(revoked) = self.revocations.known() {
-            ways.revoked().replace(&revoked);
-        }
-        let mut stream = ways.connect(Role::Host(to.to_string()))?;
+        let mut stream = self.revocations.load_host(self.catalog.host())?.connect(Role::Host(to.to_string()))?;
         let (session, mut heard, mut is_told) = (uuid::Uuid::new_v4().to_string(), Vec::new(), false);
         for _ in 0..ROUNDS_MAX {
             let errand = Errand::Secured { session: session.clone(), bytes: sealed(&mut stream) };

@@ -7,7 +7,6 @@
 //! copy; any one that has the newest will do.
 
 use super::control::ControlPlane;
-use crate::grid::certs::Certificates;
 use crate::grid::copies::{self, Way};
 use crate::grid::metadata::{self, Held, MetadataFile};
 use crate::logger;
@@ -35,13 +34,7 @@ impl ControlPlane {
         }
         let config = self.config();
         let grid = config.grid_id()?;
-        let load_tls = || {
-            let tls = Certificates::of(&self.dir, grid).load_host(&config.host.name)?;
-            if let Some(list) = self.revocations.known() {
-                tls.revoked().replace(&list);
-            }
-            anyhow::Ok(tls)
-        };
+        let load_tls = || self.revocations.load_host(&config.host.name);
         let way = Way { grid, host: config.host.name.clone(), tls: config.tls.then(load_tls).transpose()? };
         let file = MetadataFile::new(&config.grid, &held, true);
         let bytes = serde_json::to_vec(&file).expect("it encodes");

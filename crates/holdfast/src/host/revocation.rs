@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use holdfast_base::Instant;
 use holdfast_runtime::reactor::Io;
 use holdfast_runtime::revoked::{Revoked, RevokedNow};
+use holdfast_runtime::tls::link::HostTls;
 
 /// Where the lists are that this process goes by.
 pub struct Revocations {
@@ -30,6 +31,15 @@ impl Revocations {
     /// The list that counts, where the grid has TLS.
     pub fn known(&self) -> Option<Revoked> {
         self.lists.first().map(RevokedNow::get)
+    }
+
+    /// What a host connects with, by the list that counts now.
+    pub fn load_host(&self, name: &str) -> Result<HostTls> {
+        let ways = self.certificates.load_host(name)?;
+        if let Some(list) = self.known() {
+            ways.revoked().replace(&list);
+        }
+        Ok(ways)
     }
 
     fn verify(&self, text: &[u8]) -> Result<Revoked> {
