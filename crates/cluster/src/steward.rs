@@ -54,8 +54,12 @@ const REST: Duration = Duration::from_secs(3);
 const CARE_MAX: Duration = Duration::from_secs(600);
 const CARE_PACE: Duration = Duration::from_millis(500);
 
-/// Between two copies of the records, and how long one lasts although nothing has changed: devices come and go.
+/// Between two copies of the records that change: as many times what the one before took, and in between these.
+const COPY_SHARE: u32 = 20;
+const COPY_PAUSE_MIN: Duration = Duration::from_secs(1);
 const COPY_PAUSE: Duration = Duration::from_secs(20);
+
+/// How long one lasts although nothing has changed: devices come and go.
 const COPY_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 /// Pace of asking whether anything is missing of what removed machines had.
@@ -223,6 +227,8 @@ struct Copy {
     at: Instant,
     fingerprint: u32,
     is_everywhere: bool,
+    /// How long another one waits, where there is something to copy.
+    pause: Duration,
 }
 
 pub struct Steward {
@@ -361,7 +367,11 @@ impl Steward {
                 self.care = None;
             }
             (Action::CopyRecords, Outcome::Copied { is_everywhere }) => {
-                self.copied = self.copied.map(|copied| Copy { is_everywhere, ..copied });
+                let pause = |took: Duration| (took * COPY_SHARE).clamp(COPY_PAUSE_MIN, COPY_PAUSE);
+                self.copied = self.copied.map(|copied| {
+                    let pause = if is_everywhere { pause(self.now.since(copied.at)) } else { COPY_PAUSE };
+                    Copy { is_everywhere, pause, ..copied }
+                });
             }
             (Action::CopyRecords, _) => {
                 self.copied = None;
@@ -552,7 +562,7 @@ impl Steward {
 
     fn look_after_copies(&mut self, view: &View, out: Out) {
         let is_old = |copy: &Copy| {
-            self.now.since(copy.at) >= if self.is_changed || !copy.is_everywhere { COPY_PAUSE } else { COPY_EVERY }
+            self.now.since(copy.at) >= if self.is_changed || !copy.is_everywhere { copy.pause } else { COPY_EVERY }
         };
         if !self.copied.as_ref().is_none_or(is_old)
             || self.busy.contains(&Matter::Copy)
@@ -567,7 +577,7 @@ impl Steward {
         if self.copied.as_ref().is_some_and(is_same) {
             return;
         }
-        self.copied = Some(Copy { at: self.now, fingerprint, is_everywhere: false });
+        self.copied = Some(Copy { at: self.now, fingerprint, is_everywhere: false, pause: COPY_PAUSE });
         self.begin(Action::CopyRecords, out);
     }
 
@@ -701,6 +711,29 @@ mod tests {
         assert_eq!(scene.take(is_copying), None, "it would fail again");
         scene.pass(COPY_PAUSE);
         assert!(scene.take(is_copying).is_some(), "nobody knows what was written");
+    }
+
+    #[test]
+    fn what_is_new_is_soon_on_the_devices_where_that_costs_little() {
+        let mut scene = Scene::new();
+        let renamed = |scene: &mut Scene, to: &[u8]| {
+            scene.put("name/vm", to);
+            scene.tell(Event::Changed(Changes::default()));
+        };
+        // It is told 100 ms later, with every event.
+        scene.end(is_copying, Outcome::Copied { is_everywhere: true });
+        renamed(&mut scene, b"{}");
+        scene.pass(Duration::from_millis(1_600));
+        assert_eq!(scene.take(is_copying), None, "it is a twentieth of the time");
+        scene.pass(Duration::from_millis(100));
+        // Of many records it takes longer.
+        scene.pass(Duration::from_secs(3));
+        scene.end(is_copying, Outcome::Copied { is_everywhere: true });
+        renamed(&mut scene, b"{ }");
+        scene.pass(COPY_PAUSE - Duration::from_secs(4));
+        assert_eq!(scene.take(is_copying), None);
+        scene.pass(Duration::from_secs(1));
+        assert!(scene.take(is_copying).is_some(), "however long it takes");
     }
 
     #[test]

@@ -32,6 +32,7 @@ use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use ring::{digest, hmac};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, DnsName};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -69,6 +70,11 @@ pub enum PkiError {
     KeyForm,
     #[error("what should be a certificate is none, or a damaged one; restore it, or have it made anew")]
     NoCertificate,
+    #[error(
+        "certificates of {role} were revoked up to a moment that is {ahead_s} s ahead of this machine's clock, so that a new one \
+         would be revoked already; set the clocks right, of this machine or of the one that revoked them, and try again"
+    )]
+    Clock { role: Role, ahead_s: u64 },
 }
 
 /// In which role a machine's process takes part in a grid.
@@ -139,6 +145,8 @@ impl FromStr for Identity {
 pub struct Authority {
     grid: GridId,
     issuer: Issuer<'static, KeyPair>,
+    /// Of whom certificates were revoked, and up to when issued, in seconds since 1970.
+    revoked: BTreeMap<Role, u64>,
 }
 
 impl fmt::Debug for Authority {
@@ -162,13 +170,22 @@ impl fmt::Debug for Pair {
     }
 }
 
-/// Good from a day ago on, for as long.
+/// Since 1970.
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Issued now: good from a day ago on, for as long.
 fn params(common_name: &str, valid: Duration) -> CertificateParams {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    params_at(common_name, now(), valid)
+}
+
+/// Issued at a time since 1970.
+fn params_at(common_name: &str, issued: Duration, valid: Duration) -> CertificateParams {
     let at = |since: Duration| date_time_ymd(1970, 1, 1) + Duration::from_secs(since.as_secs());
     let mut params = CertificateParams::default();
-    params.not_before = at(now.saturating_sub(EARLIER));
-    params.not_after = at(now + valid);
+    params.not_before = at(issued.saturating_sub(EARLIER));
+    params.not_after = at(issued + valid);
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, common_name);
     params
@@ -183,19 +200,36 @@ impl Authority {
         let key = KeyPair::generate().map_err(PkiError::Make)?;
         let certificate = params.self_signed(&key).map_err(PkiError::Make)?;
         let pair = Pair { certificate: certificate.pem(), key: key.serialize_pem() };
-        Ok((Authority { grid, issuer: Issuer::new(params, key) }, pair))
+        Ok((Authority { grid, issuer: Issuer::new(params, key), revoked: BTreeMap::new() }, pair))
     }
 
     /// An authority from what was kept of it.
     pub fn load(grid: GridId, pair: &Pair) -> Result<Authority, PkiError> {
         let key = KeyPair::from_pem(&pair.key).map_err(PkiError::Authority)?;
         let issuer = Issuer::from_ca_cert_pem(&pair.certificate, key).map_err(PkiError::Authority)?;
-        Ok(Authority { grid, issuer })
+        Ok(Authority { grid, issuer, revoked: BTreeMap::new() })
+    }
+
+    /// Has certificates that are issued from here on count as issued after those that were revoked: of whom, and up to
+    /// when issued, in seconds since 1970.
+    pub fn heed(&mut self, revoked: impl IntoIterator<Item = (Role, u64)>) {
+        self.revoked = revoked.into_iter().collect();
+    }
+
+    /// When a certificate of `role` that is issued now counts as issued, in seconds since 1970: what was revoked counts
+    /// by the second, maybe of another machine's clock, and a certificate of that second would be revoked already.
+    pub fn issue_s(&self, role: &Role) -> Result<u64, PkiError> {
+        let now_s = now().as_secs();
+        let from = self.revoked.get(role).map_or(now_s, |until| now_s.max(until.saturating_add(1)));
+        // A later one would not be good yet.
+        let ahead_s = from - now_s;
+        if ahead_s < EARLIER.as_secs() { Ok(from) } else { Err(PkiError::Clock { role: role.clone(), ahead_s }) }
     }
 
     fn sign(&self, role: &Role, key: &impl PublicKeyData, valid: Duration) -> Result<String, PkiError> {
         let identity = Identity { grid: self.grid, role: role.clone() };
-        let mut params = params(&format!("{role} of Holdfast grid {}", self.grid), valid);
+        let issued = Duration::from_secs(self.issue_s(role)?);
+        let mut params = params_at(&format!("{role} of Holdfast grid {}", self.grid), issued, valid);
         let uri = Ia5String::try_from(identity.to_string()).map_err(PkiError::Make)?;
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.is_ca = IsCa::ExplicitNoCa;

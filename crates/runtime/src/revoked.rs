@@ -226,15 +226,40 @@ mod tests {
         assert_eq!(now.get(), list);
     }
 
+    /// Clocks of machines differ, and revoking counts by the second.
+    #[test]
+    fn who_was_revoked_is_given_a_good_certificate_at_once() {
+        let (role, now_s) = (Role::Client("a".into()), now_s());
+        let (mut authority, _) = Authority::make(GRID).unwrap();
+        let issued = |authority: &Authority, role: &Role| {
+            let pair = authority.issue(role).unwrap();
+            let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
+            (issued_s(&der).unwrap(), der)
+        };
+        let mut list = Revoked::none(GRID);
+        list.add(role.clone(), now_s + 60);
+        authority.heed(list.entries().map(|(role, until)| (role.clone(), until)));
+        let (at, der) = issued(&authority, &role);
+        assert_eq!(at, now_s + 61);
+        assert!(!list.covers_certificate(&der, &Identity { grid: GRID, role: role.clone() }));
+        assert!(issued(&authority, &Role::Client("b".into())).0 < now_s + 60);
+        // By a clock that is days behind none can be good.
+        authority.heed([(role.clone(), now_s + 3 * 24 * 3600)]);
+        assert!(matches!(authority.issue(&role), Err(PkiError::Clock { .. })));
+    }
+
+    fn now_s() -> u64 {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
+    }
+
     #[test]
     fn a_certificate_tells_when_it_was_issued() {
         let (authority, _) = Authority::make(GRID).unwrap();
         let role = Role::Client("a".into());
         let pair = authority.issue(&role).unwrap();
         let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let issued = issued_s(&der).unwrap();
-        assert!(issued.abs_diff(now) < 60);
+        assert!(issued.abs_diff(now_s()) < 60);
         let mut list = Revoked::none(GRID);
         list.add(role.clone(), issued);
         assert!(list.covers_certificate(&der, &Identity { grid: GRID, role: role.clone() }));

@@ -14,6 +14,7 @@
 //! together: its process does not start, says so, and another rotation mends it.
 
 use super::layout::{GridConfig, GridDir, Replacement, write_durably, write_secret};
+use super::revoked;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use bip39::{Language, Mnemonic};
@@ -179,7 +180,10 @@ impl Certificates {
     /// The grid's authority, to sign with.
     pub fn authority(&self) -> Result<Authority> {
         let pair = Pair { certificate: read(&self.ca())?, key: read(&self.ca_key())? };
-        Ok(Authority::load(self.grid, &pair)?)
+        let mut authority = Authority::load(self.grid, &pair)?;
+        let revoked = revoked::load(&self.ca(), self.grid)?;
+        authority.heed(revoked.entries().map(|(role, until)| (role.clone(), until)));
+        Ok(authority)
     }
 
     /// The authority's key, in PEM: whoever has it can sign for anybody.

@@ -195,8 +195,8 @@ impl Door {
 
     /// A certificate of a machine for the key behind a request; from here on it is let in.
     fn answer(&self, machine: &str, request: &str) -> Result<(String, String)> {
-        let user = User::Host { name: machine.to_string(), issued_s: now_s() };
         let authority = self.certificates.authority()?;
+        let user = user_now(&authority, machine)?;
         let certificate = authority.answer_etcd_user(&user, request)?;
         self.let_in(&user)?;
         Ok((authority.etcd_ca()?, certificate))
@@ -211,8 +211,8 @@ impl Door {
 
     /// A new certificate for this machine.
     fn renew(&self, name: &str) -> Result<()> {
-        let user = User::Host { name: name.to_string(), issued_s: now_s() };
         let authority = self.certificates.authority()?;
+        let user = user_now(&authority, name)?;
         let pair = authority.issue_etcd_user(&user, LEAF_VALID)?;
         self.let_in(&user)?;
         put_ca(&self.certificates, &authority.etcd_ca()?)?;
@@ -280,6 +280,12 @@ impl Door {
         let bytes = serde_json::to_vec(known).expect("our records always encode");
         write_secret(&self.certificates.root().join("etcd-users.json"), &bytes)
     }
+}
+
+/// Of a certificate for this machine that is issued now.
+fn user_now(authority: &Authority, machine: &str) -> Result<User> {
+    let issued_s = authority.issue_s(&Role::Host(machine.to_string()))?;
+    Ok(User::Host { name: machine.to_string(), issued_s })
 }
 
 /// Of a certificate of that time nobody needs to know any more.

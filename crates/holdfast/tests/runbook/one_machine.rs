@@ -4,6 +4,7 @@ use crate::page::{Book, Machine, pid};
 use crate::support::guest::{Guest, TRIM, WRITE};
 use crate::support::{assert_volume_holds, free_ports, has_nbdcopy, is_whole, nbdcopy, pattern, program, until};
 use holdfast_base::stream::Inbound;
+use holdfast_format::meta::{EXPORT_SUFFIX, VOLUME_PREFIX};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{FrameReader, Refusal, Reply, Request, encode_frame};
 use std::fs;
@@ -109,9 +110,13 @@ impl Site {
         until("the host is gone", || self.m.grid.json("grid status")["host"]["state"] != "up");
     }
 
+    /// Every device has a copy of the records in which the volume is in service.
     fn is_copied(&self) -> bool {
-        let host = fs::read_to_string(self.m.grid.path("logs/host.log")).unwrap_or_default();
-        host.contains("a copy of the metadata is on all 3 devices")
+        let volume = self.m.grid.json("volume show v");
+        let key = format!("{VOLUME_PREFIX}{}{EXPORT_SUFFIX}", volume["id"].as_str().unwrap());
+        let devices = fs::read_dir(self.m.grid.path("devices")).unwrap().map(|device| device.unwrap().path());
+        let has_it = |device: PathBuf| self.m.gives(&format!("grep -aqF {key} {}", device.display())).status.success();
+        devices.map(has_it).all(|has_it| has_it)
     }
 
     fn lose_metadata(&self, book: &mut Book) {

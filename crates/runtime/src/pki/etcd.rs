@@ -21,13 +21,13 @@
 use super::{
     AUTHORITY_VALID, Authority, BasicConstraints, CertificateParams, CertificateSigningRequestParams,
     ExtendedKeyUsagePurpose, GridId, IsCa, Issuer, KeyPair, KeyUsagePurpose, LEAF_VALID, Pair, PkiError, PublicKeyData,
-    SanType, authority_name, date_time_ymd, params, random,
+    SanType, authority_name, date_time_ymd, now, params, params_at, random,
 };
 use rcgen::{CertificateRevocationListParams, KeyIdMethod, RevokedCertParams, SerialNumber};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Common name of all members of a grid's etcd.
 pub const MEMBER: &str = "holdfast-etcd-member";
@@ -93,6 +93,14 @@ fn etcd_authority(grid: GridId) -> CertificateParams {
     params
 }
 
+/// A machine's begins when its name says.
+fn user_params(user: &User, valid: Duration) -> CertificateParams {
+    match user {
+        User::Host { issued_s, .. } => params_at(&user.to_string(), Duration::from_secs(*issued_s), valid),
+        User::Root | User::Joining { .. } => params(&user.to_string(), valid),
+    }
+}
+
 impl Authority {
     /// The certificate that members and users of the grid's etcd are judged by. Each that is made is as good as the
     /// others.
@@ -128,7 +136,7 @@ impl Authority {
 
     /// The list, in DER, of members' certificates that were taken back: for members, which go by numbers.
     pub fn etcd_members_revoked(&self, serials: &[Serial]) -> Result<Vec<u8>, PkiError> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = now();
         let at = |since: Duration| date_time_ymd(1970, 1, 1) + Duration::from_secs(since.as_secs());
         let revoked = |serial: &Serial| RevokedCertParams {
             serial_number: SerialNumber::from_slice(serial),
@@ -151,7 +159,7 @@ impl Authority {
     /// A new key, and a certificate for a user, good for as long.
     pub fn issue_etcd_user(&self, user: &User, valid: Duration) -> Result<Pair, PkiError> {
         let key = KeyPair::generate().map_err(PkiError::Make)?;
-        let params = params(&user.to_string(), valid);
+        let params = user_params(user, valid);
         let certificate = self.sign_for_etcd(params, &[ExtendedKeyUsagePurpose::ClientAuth], &key)?;
         Ok(Pair { certificate, key: key.serialize_pem() })
     }
@@ -159,7 +167,7 @@ impl Authority {
     /// A certificate of a user for the key behind a request, whatever that calls itself.
     pub fn answer_etcd_user(&self, user: &User, request: &str) -> Result<String, PkiError> {
         let request = CertificateSigningRequestParams::from_pem(request).map_err(PkiError::Request)?;
-        let params = params(&user.to_string(), LEAF_VALID);
+        let params = user_params(user, LEAF_VALID);
         self.sign_for_etcd(params, &[ExtendedKeyUsagePurpose::ClientAuth], &request.public_key)
     }
 }
