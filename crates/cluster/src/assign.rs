@@ -18,7 +18,7 @@ use crate::view::{View, Volume};
 use holdfast_base::{Instant, MetaVersion, NodeId, VolumeId, crc32c};
 use holdfast_format::meta::{ExportRecord, encode, export_key, host_key};
 use holdfast_format::root::root_key;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How long a map may take to be read before a hand-over. A node may be away, and the old owner have deleted what is asked for.
@@ -39,11 +39,14 @@ const REACH_PACE: Duration = Duration::from_millis(20);
 /// Of several hosts that could take a volume over, each waits for so much longer than the one before it.
 const TURN: Duration = Duration::from_millis(300);
 
+/// A host that lacks more nodes than the volume's layout can do without leaves it for so long to those that lack fewer.
+const FEWER_NODES_LATER: Duration = Duration::from_secs(10);
+
 /// Pause before too few nodes are counted again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// How long what nodes say of a host counts.
-pub const SILENCE_COUNTS: Duration = Duration::from_millis(1500);
+const SILENCE_COUNTS: Duration = Duration::from_millis(1500);
 
 /// Pause before another opening may begin where as many as may be are under way.
 const CROWDED_FOR: Duration = Duration::from_millis(50);
@@ -123,8 +126,8 @@ pub struct Situation<'a> {
     pub right_since: Option<Instant>,
     /// Since when the host that serves the volume is gone.
     pub lost_since: Option<Instant>,
-    /// Nodes that have heard nothing of that host for [`SILENT_FOR`](crate::SILENT_FOR), where they were asked of late.
-    pub silent: Option<&'a BTreeSet<NodeId>>,
+    /// Nodes that have heard nothing of a host for [`SILENT_FOR`](crate::SILENT_FOR), and when they said so.
+    pub silent: &'a BTreeMap<String, (Instant, BTreeSet<NodeId>)>,
     /// Volumes that are being opened here.
     pub openings: usize,
 }
@@ -228,15 +231,23 @@ fn lease_over(right_since: Instant, s: &Situation) -> Instant {
     if s.config.mutations.fails_over_on_lease_alone { s.now } else { right_since + s.config.lease }
 }
 
-/// The volume is taken over although its clients were at the other host: never where that one may be serving it still.
+/// The volume is taken over although its clients were at the other host: never where one may be serving it still. That is the
+/// host that the record names, and in a hand-over the one that it is handed over by.
 fn fail_over(volume: VolumeId, known: &Volume, version: MetaVersion, export: &ExportRecord, s: &Situation) -> Step {
-    let is_silent = match s.silent {
-        _ if s.config.mutations.takes_from_who_is_heard => true,
-        None => return Step::AskNodes(export.host.clone()),
-        Some(silent) => known.is_cut_off(silent),
-    };
-    if !is_silent || s.nodes_away > usize::from(known.failures) {
-        return Step::Until(s.now + LOOK_AGAIN);
+    let others = std::iter::once(&export.host).chain(export.from.as_ref().filter(|from| **from != s.config.host));
+    for host in others.filter(|_| !s.config.mutations.takes_from_who_is_heard) {
+        let told = s.silent.get(host).filter(|(at, _)| s.now.since(*at) < SILENCE_COUNTS);
+        match told.map(|(_, silent)| known.is_cut_off(silent)) {
+            Some(true) => {}
+            Some(false) => return Step::Until(s.now + LOOK_AGAIN),
+            None => return Step::AskNodes(host.clone()),
+        }
+    }
+    // The nodes that have answered suffice for its log. Of the others some may be out for long, and none of them needed.
+    let lacks_many = s.nodes_away > usize::from(known.failures);
+    let due = s.lost_since.unwrap_or(s.now) + FEWER_NODES_LATER;
+    if lacks_many && due > s.now {
+        return Step::Until(due.min(s.now + LOOK_AGAIN));
     }
     let mut step = take(volume, version, export, s);
     // It was cut off from these legs, and not from those that it may have gone to since.

@@ -10,9 +10,10 @@
 //!
 //! Cost: a change plans the volumes that it concerns; a host that comes or goes, and each [`PASS_EVERY`], all that are to be served.
 
-use crate::assign::{Local, Progress, Reading, SILENCE_COUNTS, Situation, Step, pause_after_reading, plan};
+use crate::assign::{Local, Progress, Reading, Situation, Step, pause_after_reading, plan};
 use crate::view::{Changes, View};
 use holdfast_base::{Effects, Instant, MetaVersion, NodeId, VolumeId};
+use holdfast_format::meta::ExportRecord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -227,7 +228,8 @@ impl Cluster {
                 }
             }
             Event::Silent { host, nodes } => {
-                self.dirty.extend(view.exports().filter(|(_, export)| export.host == host).map(|(volume, _)| volume));
+                let may_serve = |export: &ExportRecord| export.host == host || export.from.as_ref() == Some(&host);
+                self.dirty.extend(view.exports().filter(|(_, export)| may_serve(export)).map(|(volume, _)| volume));
                 self.silent.insert(host, (now, nodes));
             }
             Event::Store { is_right } => {
@@ -301,6 +303,11 @@ impl Cluster {
                 self.lost.entry(host).or_insert(now);
             }
             self.plan_all(view);
+        }
+        // One may be named by a record only now that it is gone.
+        let named = changes.volumes.iter().filter_map(|volume| view.export(*volume)).map(|(_, export)| &export.host);
+        for host in named.filter(|host| !host.is_empty() && !view.has_host(host)) {
+            self.lost.entry(host.clone()).or_insert(now);
         }
         self.dirty.extend(changes.volumes);
     }
@@ -385,8 +392,6 @@ impl Cluster {
             *progress = Progress::of(version, Instant::ZERO);
         }
         let lost_since = export.and_then(|(_, export)| self.lost.get(&export.host).copied());
-        let silent = export.and_then(|(_, export)| self.silent.get(&export.host));
-        let silent = silent.filter(|(at, _)| now.since(*at) < SILENCE_COUNTS).map(|(_, nodes)| nodes);
         let situation = Situation {
             now,
             config: &self.config,
@@ -396,7 +401,7 @@ impl Cluster {
             nodes_away: self.nodes_away,
             right_since: self.right_since,
             lost_since,
-            silent,
+            silent: &self.silent,
             openings,
         };
         plan(volume, &situation)

@@ -153,6 +153,24 @@ fn a_host_that_is_cut_off_from_store_and_nodes_loses_what_fails_over() {
     }
 }
 
+#[test]
+fn a_host_that_hands_over_and_lacks_the_store_keeps_what_fails_over() {
+    for seed in 0..20 {
+        let mut grid = failing_over(seed);
+        grid.make_unreadable(0, MINUTE);
+        grid.command(0, 0, What::HandOver { to: 1 });
+        grid.run_for(Duration::from_secs(1));
+        assert_eq!((grid.record(0).unwrap().host.as_str(), grid.open_at(0)), ("h1", vec![0]));
+        // The record names who is lost; who serves it lacks the store, and nodes hear it.
+        grid.crash(1, Some(MINUTE));
+        grid.cut_from_store(0, Duration::from_secs(30));
+        grid.run_for(Duration::from_secs(29));
+        assert_eq!((grid.record(0).unwrap().host.as_str(), grid.open_at(0)), ("h1", vec![0]));
+        let outcome = settle(grid);
+        assert_eq!((outcome.fail_overs, outcome.depositions), (0, 0));
+    }
+}
+
 /// It may have been renewed in the moment before.
 const LEASE_BEGUN: Duration = Duration::from_secs(1);
 

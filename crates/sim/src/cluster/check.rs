@@ -85,7 +85,11 @@ impl Grid {
             self.outcome.take_overs += 1;
             self.check_take_over(host, &before.host, about.planned_at);
             if !before.portals.contains(&name_of(host)) {
-                self.check_fail_over(host, &before.host, about);
+                self.outcome.fail_overs += 1;
+                // In a hand-over the other one may be serving it still.
+                for from in std::iter::once(&before.host).chain(&before.from) {
+                    self.check_fail_over(host, from, about);
+                }
             }
         }
     }
@@ -103,7 +107,6 @@ impl Grid {
 
     /// Clients of the other host lose the volume: it must not be one that serves it, and reached nodes enough for that all the time.
     fn check_fail_over(&mut self, host: usize, from: &str, about: &About) {
-        self.outcome.fail_overs += 1;
         let Some(other) = number_of_name(from) else { return };
         let own = &self.hosts[other];
         let is_well = own.is_running() && own.reaches_from + SILENCE_USED_WITHIN < about.planned_at;
