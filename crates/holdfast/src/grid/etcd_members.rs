@@ -7,8 +7,8 @@
 //! ```
 //! Role: for the command line, where the key of the grid's authority is. Without a grid it makes the authority first.
 //!
-//! Faults: the dead member is taken out before the new one is added, and the files are written last. Cut short in
-//! between, the same command goes on: a member that was added and has never started is not added again.
+//! Faults: the dead member is taken out, its certificates are taken back, the new one is added, and the files are written last. Cut
+//! short in between, the same command goes on: a member that was added and has never started is not added again.
 
 use super::certs::{Certificates, make_private_dir, now_s};
 use super::etcd::{self, Door};
@@ -105,7 +105,7 @@ pub struct Given {
 }
 
 impl Given {
-    fn path(certificates: &Certificates) -> PathBuf {
+    pub fn path(certificates: &Certificates) -> PathBuf {
         certificates.root().join("etcd-members.json")
     }
 
@@ -214,7 +214,8 @@ pub fn make(
     if let (Some(dead), [_, _, ..]) = (replace, wanted) {
         bail!("one member takes the place of {dead}; name that one");
     }
-    let removed = replace.map(|dead| take_out(&door, dead, wanted)).transpose()?.flatten();
+    let given = Given::load(&certificates)?;
+    let removed = replace.map(|dead| take_out(&door, &given, dead, wanted)).transpose()?.flatten();
     let take_back = |dead: &String| take_back(&certificates, &out, dead);
     let is_taken_back = removed.as_ref().map(take_back).transpose()?.unwrap_or(false);
     let made = wanted.iter().map(|member| add(&door, &certificates, &out, member, places)).collect::<Result<_>>()?;
@@ -256,9 +257,19 @@ fn members(door: &Door) -> Result<Vec<EtcdMember>> {
     Ok(outwait(|| door.store().members(), is_away)?)
 }
 
+/// A member is out, and the certificates that it had are still good: somebody was cut short who took it out. One without a name
+/// may be that very one, which has never started.
+fn was_cut_short(members: &[EtcdMember], given: &Given, dead: &str) -> bool {
+    let has_certificates = given.issued.get(dead).is_some_and(|issued| !issued.is_empty());
+    has_certificates && members.iter().all(|member| !member.name.is_empty() && member.name != dead)
+}
+
 /// Takes a dead member out; nothing where that was done before, and its successor waits to be started.
-fn take_out(door: &Door, dead: &str, wanted: &[Wanted]) -> Result<Option<String>> {
+fn take_out(door: &Door, given: &Given, dead: &str, wanted: &[Wanted]) -> Result<Option<String>> {
     let members = members(door)?;
+    if was_cut_short(&members, given, dead) {
+        return Ok(Some(dead.to_string()));
+    }
     let Some(found) = members.iter().find(|member| member.name == dead) else {
         let is_waiting = |member: &EtcdMember| {
             member.name.is_empty() && wanted.iter().any(|new| member.peer_urls.contains(&new.peer_url()))
@@ -427,6 +438,26 @@ mod tests {
         assert_eq!((here.issued["a"].len(), here.issued["b"].len()), (2, 0));
         let other = given(&[], &["5f".repeat(16).as_str(), "xx"]);
         assert_eq!(other.revoked(), [[0x5f; 16]]);
+    }
+
+    #[test]
+    fn a_member_that_is_out_with_good_certificates_was_left_half_way() {
+        let member = |id, name: &str| {
+            let (peer_urls, client_urls) = (Vec::new(), Vec::new());
+            EtcdMember { id, name: name.to_string(), peer_urls, client_urls }
+        };
+        let issued = ["a", "b", "c"].map(|name| (name.to_string(), [name.to_string()].into()));
+        let mut given = Given { issued: issued.into(), revoked: BTreeSet::new() };
+        let (all, left) = ([member(1, "a"), member(2, "b"), member(3, "c")], [member(1, "a"), member(2, "b")]);
+        assert!(!was_cut_short(&all, &given, "c"), "it is a member still");
+        assert!(was_cut_short(&left, &given, "c"));
+        assert!(!was_cut_short(&left, &given, "x"), "nobody has heard of it");
+        assert!(
+            !was_cut_short(&[member(1, "a"), member(2, "b"), member(3, "")], &given, "c"),
+            "it has not started yet"
+        );
+        given.issued.remove("c");
+        assert!(!was_cut_short(&left, &given, "c"), "that is done");
     }
 
     #[test]
