@@ -850,25 +850,25 @@ impl Catalog {
     }
 
     /// A host that is none of the grid's any more neither serves nor offers the volume. True where it had it in
-    /// service.
+    /// service, and no other one is to take it over.
     pub(super) fn forget_host(&self, volume: VolumeId, host: &str) -> Result<bool> {
         let key = export_key(volume);
-        let mut was_served = false;
+        let mut is_ended = false;
         self.update(&key, |found| {
+            is_ended = false;
             let Some(before) = found.map(|bytes| decode::<ExportRecord>(&key, bytes)).transpose()? else {
-                was_served = false;
                 return Ok(None);
             };
-            was_served = before.host == host;
-            if was_served {
-                return Ok(Some(None));
-            }
             let mut after = before.clone();
             after.portals.remove(host);
             after.from = after.from.filter(|from| from != host);
+            is_ended = before.host == host && !after.failover && after.portals.is_empty();
+            if is_ended {
+                return Ok(Some(None));
+            }
             Ok((after != before).then(|| Some(encode(&after))))
         })?;
-        Ok(was_served)
+        Ok(is_ended)
     }
 
     /// This host offers it no more. One that is left alone is no portal.
@@ -1173,6 +1173,28 @@ mod tests {
         let limits = catalog.limits().unwrap();
         assert_eq!(catalog.get(&limit_key(VolumeId(7))).unwrap().1, catalog.get(&limit_key(v1)).unwrap().1);
         assert_eq!((limits[&v2].as_str(), limits[&v1].as_str()), ("iops=500", ""));
+    }
+
+    #[test]
+    fn what_others_take_over_stays_in_service_when_its_host_is_taken_out_of_the_grid() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let catalog = Catalog::new(meta.clone(), GridId(1), "a");
+        let export = |portals: &[&str], failover| {
+            let portals = portals.iter().map(|host| host.to_string()).collect();
+            ExportRecord { host: "gone".to_string(), portals, failover, ..ExportRecord::default() }
+        };
+        let all = [
+            (export(&[], false), None),
+            (export(&["gone"], false), None),
+            (export(&[], true), Some(export(&[], true))),
+            (export(&["b", "gone"], false), Some(export(&["b"], false))),
+        ];
+        for (id, (before, after)) in (1..).map(VolumeId).zip(all) {
+            meta.swap(&export_key(id), MetaVersion::ABSENT, Some(&encode(&before)), None).unwrap();
+            assert_eq!(catalog.forget_host(id, "gone").unwrap(), after.is_none());
+            let left = meta.get(&export_key(id)).unwrap();
+            assert_eq!(left.map(|found| decode::<ExportRecord>("", &found.value).unwrap()), after);
+        }
     }
 
     #[test]
