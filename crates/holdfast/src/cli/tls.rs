@@ -265,11 +265,14 @@ fn revoke(who: &str, dir: &GridDir, json: bool) -> Result<()> {
         );
     }
     let mut list = revoked::load(&certificates.ca(), grid)?;
-    list.add(identity.role, now_s());
+    let until_s = now_s();
+    list.add(identity.role, until_s);
     client::done(dir, &Request::TlsRevoke { list: list.sign(&certificates.authority()?)? })?;
     if let Some(door) = Door::of(dir, &config)? {
         door.sync(&list, |_| false).context("nodes and hosts go by it; etcd is told later, by the host that signs")?;
     }
+    // Who asks for another certificate when this has returned is to get one that counts.
+    revoked::outlast(until_s);
     if json {
         return print_json(&json!({ "revoked": who, "version": list.version() }));
     }

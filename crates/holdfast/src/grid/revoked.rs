@@ -3,7 +3,7 @@
 //! The machine's host gets it from the metadata store, and puts it there when it is newer than the one that is. Nodes look
 //! there alone, and so need no metadata store for it. Both look who has signed it.
 
-use super::certs::Certificates;
+use super::certs::{Certificates, now_s};
 use super::layout::write_durably;
 use crate::logger;
 use anyhow::{Context, Result};
@@ -12,7 +12,18 @@ use holdfast_runtime::Waker;
 use holdfast_runtime::revoked::{Revoked, RevokedNow};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Longest wait for the end of a second; a clock may be set back meanwhile.
+const SECOND_MAX: Duration = Duration::from_secs(2);
+
+/// Waits until a second is over: a certificate that is issued in it counts as one of those that were revoked in it.
+pub fn outlast(second_s: u64) {
+    let end = Instant::now() + SECOND_MAX;
+    while now_s() <= second_s && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
 
 /// Pace of looking.
 const PACE: Duration = Duration::from_secs(1);

@@ -367,9 +367,16 @@ impl ControlPlane {
         } else if let Some(waits) = self.empty_machine(&facts)? {
             return Ok(Response::Leaving { waits: Some(waits), notes: Vec::new() });
         }
+        let has_key = facts.record.as_ref().is_some_and(|(_, record)| record.signs);
         let record = self.commit_removal(facts, dead)?;
         logger::warn(format_args!("machine {name} is taken out of the grid"));
-        Ok(Response::Leaving { waits: None, notes: self.follow_removal(&record)? })
+        let mut notes = self.follow_removal(&record)?;
+        if has_key {
+            notes.push(format!(
+                "machine {name} has a copy of the key of the grid's authority still, and who has that lets anybody in: delete                  tls/ca.key of its grid's directory before others get that machine or its disks"
+            ));
+        }
+        Ok(Response::Leaving { waits: None, notes })
     }
 
     fn check_may_leave(&self, facts: &Facts, is_another_up: bool) -> Result<()> {
@@ -615,9 +622,8 @@ impl ControlPlane {
         self.use_nodes(self.catalog.nodes()?)?;
         let devices = self.catalog.draining()?;
         self.ask(|answer| Command::Drain { devices, answer })?;
-        // A certificate that is issued in the same second would count as one of those that are revoked.
-        while !self.revocations.lists.is_empty() && now_s() <= record.removed_s {
-            std::thread::sleep(Duration::from_millis(50));
+        if !self.revocations.lists.is_empty() {
+            revoked::outlast(record.removed_s);
         }
         Ok(notes)
     }
