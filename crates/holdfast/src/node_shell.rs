@@ -15,7 +15,7 @@
 use crate::admission::{Origin, node_peers};
 use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::drives;
-use crate::grid::{renewal, revoked};
+use crate::grid::{certs, renewal, revoked};
 use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT, Secured};
 use crate::logger;
 use crate::neighbours::Neighbours;
@@ -125,7 +125,10 @@ struct NodeShell {
 
 /// Runs until SIGTERM.
 pub fn run(options: &NodeOptions) -> Result<()> {
-    let load = |paths| ServerTls::load(paths, options.grid, Role::Node(options.node));
+    let load = |paths| {
+        certs::finish(paths);
+        ServerTls::load(paths, options.grid, Role::Node(options.node))
+    };
     let tls = options.tls.as_ref().map(load).transpose()?;
     if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
         tls.revoked().replace(&revoked::load(&paths.ca, options.grid)?);

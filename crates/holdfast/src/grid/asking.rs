@@ -3,7 +3,7 @@
 //! Faults: keys are made here and never leave this machine. A request that is not answered in time is taken back; a token
 //! may be used up by then, and whoever asks is told to get another one.
 
-use super::certs::{Certificates, now_s};
+use super::certs::{self, Certificates, now_s};
 use super::etcd;
 use super::layout::GridConfig;
 use super::processes::wait;
@@ -97,7 +97,7 @@ impl Asked {
                 Ok(found) => bail!("the certificate of {role} is for another one, {found}"),
                 Err(why) => bail!("the certificate of {role} is none of this grid's: {why}"),
             }
-            if !pki::is_signed_by(&certificate, PROOF, &pki::sign_with(&key, PROOF)?)? {
+            if !certs::go_together(&certificate, &key) {
                 bail!("the certificate of {role} is for another key");
             }
             pairs.push((role, Pair { certificate, key }));
@@ -122,14 +122,11 @@ fn access_to_etcd(machine: &str, key: &str, given: Option<&EtcdGrant>) -> Result
         Some(User::Host { name, .. }) if name == machine => {}
         _ => bail!("the certificate for etcd is another's"),
     }
-    if !pki::is_signed_by(certificate, PROOF, &pki::sign_with(key, PROOF)?)? {
+    if !certs::go_together(certificate, key) {
         bail!("the certificate for etcd is for another key");
     }
     Ok(certificate.clone())
 }
-
-/// Signed to see whether a key and a certificate go together.
-const PROOF: &[u8] = b"holdfast";
 
 /// A token that may be used by this machine, as far as that can be told without asking.
 pub struct Asking<'a> {

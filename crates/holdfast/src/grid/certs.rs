@@ -10,8 +10,8 @@
 //! DIR/tls/etcd*          what an etcd of the grid's own goes by (see `etcd`)
 //! DIR/tls/tokens/        tokens that were given out here, with their secrets (see `host::signer`)
 //! ```
-//! Faults: a key is in place before its certificate, so that a rotation that was cut short leaves a pair that does not go
-//! together: its process does not start, says so, and another rotation mends it.
+//! Faults: both of a pair are durable beside their places before the key is put into its own, then the certificate. What was cut
+//! short between the two is done by whoever needs the pair next ([`finish`]).
 
 use super::layout::{GridConfig, GridDir, Replacement, write_durably, write_secret};
 use super::revoked;
@@ -67,9 +67,44 @@ pub struct Leaf {
 }
 
 impl Leaf {
+    pub fn is_authority(&self) -> bool {
+        self.role == AUTHORITY
+    }
+
     /// Its host has it made anew by itself.
     pub fn renews(&self) -> bool {
-        self.role != AUTHORITY && !self.role.starts_with(ETCD_MEMBER)
+        !self.is_authority() && !self.role.starts_with(ETCD_MEMBER)
+    }
+}
+
+/// Signed to see whether a key and a certificate go together.
+const PROOF: &[u8] = b"holdfast";
+
+pub fn go_together(certificate: &str, key: &str) -> bool {
+    let proved = pki::sign_with(key, PROOF).and_then(|seal| pki::is_signed_by(certificate, PROOF, &seal));
+    proved.unwrap_or(false)
+}
+
+/// Replaces a key and its certificate. A key without its certificate is good for nothing.
+pub fn replace_pair(paths: &LinkPaths, pair: &Pair) -> Result<()> {
+    let key = Replacement::prepare_secret(&paths.key, pair.key.as_bytes())?;
+    let certificate = Replacement::prepare(&paths.certificate, pair.certificate.as_bytes())?;
+    key.put()?;
+    certificate.put()
+}
+
+/// Puts the certificate of a key into its place, where the replacement of both was cut short after that of the key.
+pub fn finish(paths: &LinkPaths) {
+    let read = |path: &Path| fs::read_to_string(path).ok();
+    let Some(key) = read(&paths.key) else { return };
+    if read(&paths.certificate).is_some_and(|certificate| go_together(&certificate, &key)) {
+        return;
+    }
+    let left = Replacement::left_beside(&paths.certificate);
+    if let Some(left) = left.filter(|left| left.bytes().is_ok_and(|certificate| go_together(&certificate, &key)))
+        && let Err(error) = left.put()
+    {
+        logger::warn(format_args!("{error:#}"));
     }
 }
 
@@ -199,13 +234,19 @@ impl Certificates {
 
     /// Takes a key in that is the authority's.
     pub fn put_authority_key(&self, key: &str) -> Result<()> {
+        self.check_authority_key(key)?;
+        write_secret(&self.ca_key(), key.as_bytes())
+    }
+
+    /// Fails where a key is not the authority's.
+    pub fn check_authority_key(&self, key: &str) -> Result<()> {
         let pair = Pair { certificate: read(&self.ca())?, key: key.to_string() };
         let authority = Authority::load(self.grid, &pair)?;
         // What it signs has to be good by the certificate that everybody has.
         let signed = Revoked::none(self.grid).sign(&authority)?;
         Revoked::verify(&signed, self.grid, &pair.certificate)
             .context("the key is not that of this grid's authority")?;
-        write_secret(&self.ca_key(), key.as_bytes())
+        Ok(())
     }
 
     /// The authority's key as words (BIP 39, in English): 32 bytes of its secret and a check sum.
@@ -246,12 +287,7 @@ impl Certificates {
 
     /// Replaces a key and its certificate.
     pub fn put(&self, role: &Role, pair: &Pair) -> Result<()> {
-        let paths = self.paths(role);
-        // A key without its certificate is good for nothing.
-        let key = Replacement::prepare_secret(&paths.key, pair.key.as_bytes())?;
-        let certificate = Replacement::prepare(&paths.certificate, pair.certificate.as_bytes())?;
-        key.put()?;
-        certificate.put()
+        replace_pair(&self.paths(role), pair)
     }
 
     /// Signs new certificates for a machine, where the authority is.
@@ -284,12 +320,14 @@ impl Certificates {
     /// What a host needs to connect to nodes.
     pub fn load_host(&self, name: &str) -> Result<HostTls> {
         let paths = self.paths(&Role::Host(name.to_string()));
+        finish(&paths);
         HostTls::load(&paths, self.grid, name).with_context(|| self.unusable())
     }
 
     /// What a host needs to be connected to by other hosts.
     pub fn load_host_server(&self, name: &str) -> Result<ServerTls> {
         let role = Role::Host(name.to_string());
+        finish(&self.paths(&role));
         ServerTls::load(&self.paths(&role), self.grid, role).with_context(|| self.unusable())
     }
 
@@ -297,9 +335,11 @@ impl Certificates {
     pub fn check(&self, role: &Role) -> Result<()> {
         match role {
             Role::Host(name) => self.load_host(name).map(drop),
-            Role::Node(node) => ServerTls::load(&self.paths(role), self.grid, Role::Node(*node))
-                .map(drop)
-                .with_context(|| self.unusable()),
+            Role::Node(node) => {
+                finish(&self.paths(role));
+                let loaded = ServerTls::load(&self.paths(role), self.grid, Role::Node(*node));
+                loaded.map(drop).with_context(|| self.unusable())
+            }
             // No process of a grid shows it.
             Role::Client(_) => Ok(()),
         }
@@ -466,6 +506,36 @@ mod tests {
         b.put_authority_phrase(&format!("  {}\n", phrase.to_uppercase())).unwrap();
         b.sign(&[Role::Host("b".to_string())], "b").unwrap();
         b.check(&Role::Host("b".to_string())).unwrap();
+    }
+
+    #[test]
+    fn a_pair_whose_replacement_was_cut_short_is_whole_again() {
+        let temp = tempfile::tempdir().unwrap();
+        let certificates = Certificates::in_dir(&temp.path().join("tls"), GridId(7));
+        certificates.make_authority().unwrap();
+        for role in [Role::Host("a".to_string()), Role::Node(NodeId(1))] {
+            let paths = certificates.paths(&role);
+            for has_old in [false, true] {
+                let next = certificates.authority().unwrap().issue(&role).unwrap();
+                let key = Replacement::prepare_secret(&paths.key, next.key.as_bytes()).unwrap();
+                // It is killed before it can take away what lies beside.
+                std::mem::forget(Replacement::prepare(&paths.certificate, next.certificate.as_bytes()).unwrap());
+                if has_old {
+                    certificates.check(&role).expect("the old pair is used until then");
+                    assert_ne!(read(&paths.certificate).unwrap(), next.certificate);
+                }
+                key.put().unwrap();
+                certificates.check(&role).unwrap();
+                assert_eq!(read(&paths.certificate).unwrap(), next.certificate);
+            }
+            // What is left of an older attempt is not taken for the key's.
+            let (next, other) = [(); 2].map(|()| certificates.authority().unwrap().issue(&role).unwrap()).into();
+            std::mem::forget(Replacement::prepare(&paths.certificate, other.certificate.as_bytes()).unwrap());
+            write_secret(&paths.key, next.key.as_bytes()).unwrap();
+            assert!(certificates.check(&role).is_err());
+            certificates.put(&role, &next).unwrap();
+            certificates.check(&role).unwrap();
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! Faults: whatever is done here may be done again; the host that signs compares etcd's users with the list of revoked
 //! certificates now and then, and mends what was cut short.
 
-use super::certs::{Certificates, make_private_dir, now_s};
+use super::certs::{Certificates, finish, make_private_dir, now_s, replace_pair};
 use super::grow;
 use super::layout::{EtcdMeta, GridConfig, GridDir, MetaConfig, write_durably, write_secret};
 use super::revoked;
@@ -120,14 +120,13 @@ pub fn put_ca(certificates: &Certificates, ca: &str) -> Result<()> {
 
 /// Replaces this machine's access to etcd.
 pub fn put(certificates: &Certificates, pair: &Pair) -> Result<()> {
-    let paths = paths(certificates);
-    write_secret(&paths.key, pair.key.as_bytes())?;
-    write_durably(&paths.certificate, pair.certificate.as_bytes())
+    replace_pair(&paths(certificates), pair)
 }
 
 /// What this machine shows etcd.
 pub fn load(dir: &GridDir, config: &GridConfig) -> Result<EtcdTls> {
     let paths = paths(&Certificates::of(dir, config.grid_id()?));
+    finish(&paths);
     let read = |path: &std::path::Path| {
         fs::read(path).with_context(|| {
             format!(

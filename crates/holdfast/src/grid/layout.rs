@@ -353,6 +353,11 @@ pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<()> {
     Replacement::prepare_secret(path, bytes)?.put()
 }
 
+/// Where a file is; one that is named alone is where the process is.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// The new content of a file, durable beside it. Files that belong together are prepared before the first is put in place: what
 /// can fail for want of space has been done by then.
 pub struct Replacement {
@@ -368,6 +373,16 @@ impl Replacement {
 
     pub fn prepare_secret(path: &Path, bytes: &[u8]) -> Result<Replacement> {
         Self::write(path, path.with_extension("new-key"), bytes, 0o600)
+    }
+
+    /// One that was prepared by a process that was killed then, if there is any.
+    pub fn left_beside(path: &Path) -> Option<Replacement> {
+        let beside = path.with_extension("new");
+        beside.exists().then(|| Replacement { path: path.to_path_buf(), beside })
+    }
+
+    pub fn bytes(&self) -> std::io::Result<String> {
+        fs::read_to_string(&self.beside)
     }
 
     fn write(path: &Path, beside: PathBuf, bytes: &[u8], mode: u32) -> Result<Replacement> {
@@ -387,10 +402,7 @@ impl Replacement {
     pub fn put(self) -> Result<()> {
         let put = || -> std::io::Result<()> {
             fs::rename(&self.beside, &self.path)?;
-            match self.path.parent() {
-                Some(dir) => fs::File::open(dir)?.sync_all(),
-                None => Ok(()),
-            }
+            fs::File::open(directory_of(&self.path))?.sync_all()
         };
         put().with_context(|| format!("cannot replace {}; check permissions", self.path.display()))
     }
@@ -417,6 +429,13 @@ mod tests {
         dir.save(&config).unwrap();
         assert_eq!(dir.load().unwrap(), config);
         assert!(config.node(2).unwrap_err().to_string().contains("no node 2; known here are 1"));
+    }
+
+    #[test]
+    fn a_file_that_is_named_alone_is_made_durable_where_the_process_is() {
+        assert_eq!(directory_of(Path::new("meta.json")), Path::new("."));
+        assert_eq!(directory_of(Path::new("a/meta.json")), Path::new("a"));
+        assert_eq!(directory_of(Path::new("/meta.json")), Path::new("/"));
     }
 
     #[test]

@@ -147,6 +147,8 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     if let Some(host) = Role::Host.find(dir).filter(|host| host.stopped) {
         bail!("the host hangs (process {}): a signal has stopped it; `kill -CONT {0}` lets it go on", host.pid);
     }
+    // What can't be used is told by what does not start with it.
+    let _: Result<()> = renew_due(dir, &config);
     for role in &missing {
         check_startable(dir, &config, *role)?;
     }
@@ -157,6 +159,15 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     tell_host(dir, &config)?;
     let started = missing.iter().map(Role::to_string).collect();
     Ok(UpOutcome { created, started, hung: hung_nodes(dir, &config), config })
+}
+
+/// Where this machine signs: its host, which sees to that else, can't while somebody waits for nodes that nobody accepts.
+fn renew_due(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    let certificates = Certificates::of(dir, config.grid_id()?);
+    if config.tls && certificates.has_authority() && renewal::is_due(&certificates, config)? {
+        certificates.issue(&certs::roles(config))?;
+    }
+    Ok(())
 }
 
 /// A node of this machine. Of one that is not it is told where it is, as far as the host can tell.

@@ -11,7 +11,7 @@
 //! Running processes use new credentials from their next connection on ([`follow`]).
 
 use super::asking::{Asked, Signed};
-use super::certs::{Certificates, now_s};
+use super::certs::{Certificates, Leaf, now_s};
 use super::layout::{GridConfig, GridDir};
 use super::token::{Answer, Wanted};
 use super::{Lock, certs, etcd};
@@ -56,13 +56,17 @@ fn signed_bytes(grid: GridId, wanted: &Wanted) -> Vec<u8> {
     format!("holdfast renewal 1\ngrid {grid}\n{wanted}").into_bytes()
 }
 
-/// Whether certificates of this machine are to be made anew: some have used up most of their time, and are good still.
+/// Whether certificates of this machine are to be made anew: some have used up most of their time.
 pub fn is_due(certificates: &Certificates, config: &GridConfig) -> Result<bool> {
-    let listed = certificates.list(&certs::roles(config))?;
-    let now = now_s();
-    Ok(listed.iter().filter(|leaf| leaf.renews()).any(|leaf| {
-        leaf.begins <= now && leaf.expires.saturating_sub(now) < leaf.expires.saturating_sub(leaf.begins) / PARTS
-    }))
+    Ok(are_due(&certificates.list(&certs::roles(config))?, now_s()))
+}
+
+/// Also what is not good yet, though the authority is: it was made while this machine's clock was ahead, and nobody accepts it.
+fn are_due(listed: &[Leaf], now: u64) -> bool {
+    let has_begun = |leaf: &Leaf| leaf.begins <= now;
+    let is_plausible = listed.iter().filter(|leaf| leaf.is_authority()).all(has_begun);
+    let is_used_up = |leaf: &Leaf| leaf.expires.saturating_sub(now) < leaf.expires.saturating_sub(leaf.begins) / PARTS;
+    is_plausible && listed.iter().filter(|leaf| leaf.renews()).any(|leaf| !has_begun(leaf) || is_used_up(leaf))
 }
 
 /// Makes a request for new keys; what it is asked with has to be good still.
@@ -98,6 +102,14 @@ pub fn answer(
         bail!("machine {machine} asks for a certificate of node {node}, which is not its own");
     }
     wanted.sign(certificates)
+}
+
+/// Fails where the certificate that a request was made with was taken back, by a list that was read since.
+pub fn check_still_good(certificates: &Certificates, renewal: &Renewal, revoked: &RevokedNow) -> Result<()> {
+    let Renewal { wanted, certificate, .. } = renewal;
+    let holder = holder_of(certificate, &certificates.ca(), certificates.grid(), revoked);
+    let machine = &wanted.machine;
+    holder.map(drop).map_err(|why| anyhow::anyhow!("machine {machine} asks for new certificates, but {why}"))
 }
 
 /// Puts what was signed into its place.
@@ -204,6 +216,22 @@ mod tests {
     }
 
     #[test]
+    fn what_was_made_by_a_clock_that_was_ahead_is_made_anew_when_it_is_right() {
+        let rig = Rig::new(300 * DAY);
+        rig.a.issue(&certs::roles(&rig.config)).unwrap();
+        let listed = rig.a.list(&certs::roles(&rig.config)).unwrap();
+        let now = now_s();
+        assert!(!are_due(&listed, now));
+        let ahead = |s: u64, leaf: &Leaf| Leaf { begins: leaf.begins + s, expires: leaf.expires + s, ..leaf.clone() };
+        let early = |leaf: &Leaf| if leaf.renews() { ahead(3 * DAY.as_secs(), leaf) } else { leaf.clone() };
+        let early: Vec<Leaf> = listed.iter().map(early).collect();
+        assert!(are_due(&early, now), "nobody accepts it");
+        assert!(!are_due(&early, now + 4 * DAY.as_secs()));
+        assert!(!are_due(&listed, now - 2 * DAY.as_secs()), "a clock of before the grid is wrong itself");
+        assert!(!are_due(&listed, 0));
+    }
+
+    #[test]
     fn who_has_a_good_certificate_gets_another_and_nobody_else() {
         let (rig, none) = (Rig::new(DAY / 4), RevokedNow::new(GRID));
         let (renewal, asked) = ask(&rig.b, &rig.config).unwrap();
@@ -239,5 +267,8 @@ mod tests {
         let revoked = RevokedNow::new(GRID);
         assert!(revoked.replace(&list));
         assert!(why(&good, &revoked).contains("was revoked"));
+        check_still_good(&rig.a, &good, &none).unwrap();
+        let late = check_still_good(&rig.a, &good, &revoked).unwrap_err().to_string();
+        assert!(late.contains("machine b") && late.contains("was revoked"), "{late}");
     }
 }

@@ -91,6 +91,12 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Goes by the list that the store has now, whatever this host has heard of it.
+    pub(super) fn look_who_is_revoked(&self) -> Result<()> {
+        self.records.sync()?;
+        self.take_in_revoked()
+    }
+
     /// A newer list. To be called alone.
     pub(super) fn revoke(&self, text: &str) -> Result<()> {
         if self.revocations.lists.is_empty() {

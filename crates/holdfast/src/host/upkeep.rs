@@ -298,6 +298,10 @@ impl ControlPlane {
         }
         let revoked = self.revocations.lists.first().context("the grid has no TLS")?;
         let mut answer = renewal::answer(certificates, (&renewal, revoked), &self.catalog.node_machines()?)?;
+        // What was signed after its machine was revoked would be good for all. Here it may not have been heard of yet: who
+        // was revoked asks those first that have not. One that is revoked after this look has a later time on the list.
+        self.look_who_is_revoked().context("whether it was revoked can't be told now")?;
+        renewal::check_still_good(certificates, &renewal, revoked)?;
         if let (Answer::Signed { etcd, .. }, Some(door)) = (&mut answer, Door::of(&self.dir, &self.config())?) {
             *etcd = door.grant(renewal.wanted())?;
         }
