@@ -149,11 +149,13 @@ impl Kept {
             bail!("it is of another grid's authority, or of an older one of this grid; nothing was changed");
         }
         let machines: BTreeSet<String> = read_machines(certificates)?.into_iter().chain(self.machines).collect();
-        certificates.put_authority_key(&self.key)?;
+        // Whoever has the key signs: by then it knows what others have signed.
+        certificates.check_authority_key(&self.key)?;
+        write_json(&machines_path(certificates), &machines)?;
         let mut etcd_members = EtcdMembers::load(certificates)?;
         etcd_members.merge(self.etcd_members);
         etcd_members.save(certificates)?;
-        write_json(&machines_path(certificates), &machines)
+        certificates.put_authority_key(&self.key)
     }
 }
 
@@ -396,12 +398,16 @@ impl Signer {
         Ok(())
     }
 
-    /// A name was signed for, here, and its machine was not taken out since, by whichever machine signs.
+    /// A machine of that name is in the grid, or its name was signed for here and it was not taken out since, by whichever
+    /// machine signs.
     fn is_known(&self, machine: &str) -> Result<bool> {
+        // A newcomer of that name has nodes already when it asks, and no host yet that has told of itself. What another
+        // machine signed for is known by that.
+        if self.catalog.machine_records()?.contains_key(machine) {
+            return Ok(true);
+        }
         let was_removed = self.catalog.removed()?.iter().any(|(_, removed)| removed.name == machine);
-        // A newcomer of that name has nodes already when it asks, and no host yet that has told of itself.
-        let is_gone = was_removed && !self.catalog.machine_records()?.contains_key(machine);
-        Ok(self.machines()?.contains(machine) && !is_gone)
+        Ok(self.machines()?.contains(machine) && !was_removed)
     }
 
     /// Names that were signed for.
@@ -445,6 +451,7 @@ mod tests {
     use super::*;
     use crate::grid::layout::NodeConfig;
     use holdfast_base::NodeId;
+    use holdfast_format::meta::{MachineRecord, Other, encode, machine_key};
     use holdfast_runtime::clock;
     use holdfast_runtime::meta::LocalStore;
     use holdfast_runtime::pki::{self, Role};
@@ -548,6 +555,49 @@ mod tests {
         assert!(rig.refusal(&rig.give(-30, None), "d", &[]).contains("has expired"));
         let ahead = rig.refusal(&rig.give(365 * 24 * 3600, None), "d", &[]);
         assert!(ahead.contains("the clock of machine a was ahead"), "{ahead}");
+    }
+
+    #[test]
+    fn a_machine_is_known_that_another_one_has_signed_for() {
+        let rig = Rig::new();
+        assert!(matches!(rig.ask(&rig.give(60, None), "e", &[]), Some(Answer::Signed { .. })));
+        // Of f this machine has never heard, but by its record: it has no nodes, and its host is down.
+        let record = MachineRecord {
+            id: String::new(),
+            home: String::new(),
+            address: None,
+            release: String::new(),
+            started_s: 0,
+            gone_s: None,
+            certificates_end_s: None,
+            signs: false,
+            other: Other::new(),
+        };
+        rig.put(&machine_key("f"), &encode(&record));
+        for machine in ["e", "f"] {
+            let told = rig.refusal(&rig.give(60, None), machine, &[]);
+            assert!(told.contains(&format!("a machine {machine} already")), "{told}");
+        }
+        assert!(matches!(rig.ask(&rig.give(60, Some("f")), "f", &[]), Some(Answer::Signed { .. })));
+    }
+
+    #[test]
+    fn a_machine_has_the_key_when_it_knows_what_was_signed_with_it() {
+        let rig = Rig::new();
+        let given = || Kept::read(&rig.signer.certificates).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let other = Certificates::in_dir(&dir.path().join("tls"), GRID);
+        other.put_ca(&rig.signer.certificates.ca_pem().unwrap()).unwrap();
+        let members = EtcdMembers::path(&other);
+        fs::create_dir_all(&members).unwrap();
+        given().take(&other).unwrap_err();
+        assert!(!other.has_authority(), "what it could not take in it would not know");
+        fs::remove_dir(&members).unwrap();
+        let foreign = Kept { key: pki::request().unwrap().0, ..given() };
+        foreign.take(&other).unwrap_err();
+        assert!(!other.has_authority());
+        given().take(&other).unwrap();
+        assert!(other.has_authority());
     }
 
     #[test]
