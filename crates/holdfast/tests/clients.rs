@@ -239,6 +239,8 @@ fn volumes_are_for_the_clients_that_are_named_and_show_their_certificates() {
     secure(&b).go("v1").expect("it is b's, too");
     grid.ok("volume deny v1 --all");
     assert!(secure(&b).go("v1").is_err());
+    let refused = grid.fails("grid down --host");
+    assert!(refused.contains("`holdfast grid down --host --force`"), "nodes go on: {refused}");
     // It stands in the metadata, for the next start and for other hosts.
     grid.ok("grid down --force");
     grid.ok("grid up");

@@ -157,8 +157,9 @@ fn revoke(a: &Grid, b: &Grid, cluster: &Cluster) {
     assert_eq!(put(&had), Err(MetaError::Refused));
 }
 
-/// All of etcd is emptied: it lets in whom it let in before, when one machine has the metadata back.
-fn lose_all(a: &Grid, b: &Grid, cluster: &Cluster, members: &mut Vec<Member>) {
+/// All of etcd is emptied: it lets in whom it let in before, when one machine has the metadata back. Where a member was
+/// replaced before, none has a configuration that would begin anew with the others.
+fn lose_all(a: &Grid, b: &Grid, cluster: &Cluster, members: &mut Vec<Member>, numbers: [u8; 3], is_configured: bool) {
     let stranger = cluster.store(b, &[1], &b.path("revoked.pem"), &b.path("revoked.key"));
     assert_eq!(put(&stranger), Err(MetaError::Refused));
     // Of this moment: copies on devices may be older than the volumes.
@@ -167,19 +168,27 @@ fn lose_all(a: &Grid, b: &Grid, cluster: &Cluster, members: &mut Vec<Member>) {
     for grid in [a, b] {
         grid.ok("grid down --host --force");
     }
+    if !is_configured {
+        let refused = a.fails(&cluster.make(&numbers, "--new-cluster"));
+        assert!(refused.contains("not all of it is lost"), "{refused}");
+    }
     members.clear();
     fs::remove_dir_all(cluster.dir.path().join("data")).expect("removed");
-    members.extend([1, 2, 3].map(|n| cluster.start(n)));
+    if !is_configured {
+        let told = a.ok(&cluster.make(&numbers, "--new-cluster"));
+        assert!(told.contains("ETCD_INITIAL_CLUSTER_STATE=new") && told.contains("meta recover"), "{told}");
+    }
+    members.extend(numbers.map(|n| cluster.start(n)));
     members.iter().for_each(Member::wait);
     until("the metadata are back", || a.run(&format!("meta recover --from {file} --yes")).status.success());
     for grid in [a, b] {
         grid.ok("grid up");
     }
     assert_eq!(put(&stranger), Err(MetaError::Refused), "what was revoked stays so");
-    b.ok("volume create v8 --size 32MiB --layout mirror:2 --no-export");
+    b.ok(&format!("volume create v8-{} --size 32MiB --layout mirror:2 --no-export", numbers[2]));
 }
 
-/// Member 2 has died, and member 4 takes its place; then the cluster does without another one.
+/// Member 2 has died, and member 4 takes its place.
 fn replace(a: &Grid, b: &Grid, cluster: &Cluster, members: &mut Vec<Member>) {
     let refused = a.fails(&cluster.make(&[4], "--replace m2"));
     assert!(refused.contains("is not dead"), "{refused}");
@@ -208,6 +217,10 @@ fn replace(a: &Grid, b: &Grid, cluster: &Cluster, members: &mut Vec<Member>) {
     }
     let again = a.ok(&cluster.make(&[4], ""));
     assert!(again.contains("member m4 has another certificate"), "{again}");
+}
+
+/// The cluster does without another member.
+fn lose_another(a: &Grid, members: &mut Vec<Member>) {
     drop(members.remove(0));
     until("two members are a majority", || {
         a.run("volume create v3 --size 32MiB --layout mirror:2 --no-export").status.success()
@@ -247,8 +260,10 @@ fn etcd_lets_in_machines_of_the_grid_and_a_revoked_one_changes_nothing() {
     }
     refuse_strangers(&a, &cluster);
     revoke(&a, &b, &cluster);
-    lose_all(&a, &b, &cluster, &mut members);
+    lose_all(&a, &b, &cluster, &mut members, [1, 2, 3], true);
     replace(&a, &b, &cluster, &mut members);
+    lose_all(&a, &b, &cluster, &mut members, [1, 3, 4], false);
+    lose_another(&a, &mut members);
     if has_nbdcopy() {
         a.ok("volume export v1 --takeover");
         assert_volume_holds(&a.uri("v1"), &data, &scratch);

@@ -198,6 +198,16 @@ esac
 exit 0
 "#;
 
+/// A node that a drill kills stays out until the drill has it back, although systemd starts again what ends.
+fn lose_by_drill(ok: &impl Fn(&str) -> String, asked: &impl Fn() -> String) {
+    if Command::new("fio").arg("--version").output().is_err() {
+        eprintln!("skipped: no fio here; ./x setup brings it");
+        return;
+    }
+    ok("drill node-loss --fault kill --node 3 --layout mirror:2 --seconds 4 --volume-size 32MiB");
+    assert!(asked().ends_with("stop holdfast-node@3.service\nstart holdfast-node@3.service\n"), "{}", asked());
+}
+
 #[test]
 fn a_grid_that_systemd_runs_is_started_and_stopped_by_it_alone() {
     let grid = Grid::new(6);
@@ -238,6 +248,7 @@ fn a_grid_that_systemd_runs_is_started_and_stopped_by_it_alone() {
     ok("node add");
     assert!(asked().ends_with("daemon-reload\nstart holdfast-node@3.service\n"), "{}", asked());
     assert!(unit_values(&units.join("holdfast.target"), "Wants")[0].contains("holdfast-node@3.service"));
+    lose_by_drill(&ok, &asked);
     assert!(ok("node kill 3").contains("systemd starts it again"));
     assert!(ok("grid down").contains("the host"));
     let asked = asked();

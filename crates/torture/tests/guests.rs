@@ -76,8 +76,13 @@ fn pair(filters: &[&str], settings: &[&str]) -> Pair {
 fn run(servers: &[Server; 2], act: impl FnOnce(&Control)) -> Seen {
     let plan = Plan {
         seed: 7,
-        servers: servers.each_ref().map(|server| server.address),
-        volumes: vec![VolumePlan { name: String::new(), layout: "-".into(), size_bytes: SIZE_BYTES }],
+        servers: Part::HOSTS.into_iter().zip(servers.iter().map(|server| server.address)).collect(),
+        volumes: vec![VolumePlan {
+            name: String::new(),
+            layout: "-".into(),
+            size_bytes: SIZE_BYTES,
+            homes: Part::HOSTS,
+        }],
         depth: 4,
         rate: 500.0,
         silence: Duration::from_secs(1),
@@ -89,7 +94,7 @@ fn run(servers: &[Server; 2], act: impl FnOnce(&Control)) -> Seen {
     act(&control);
     control.set_work(Work::Rest);
     wait(|| control.is_idle());
-    control.set_work(Work::Sweep(Part::H1));
+    control.set_work(Work::Sweep(0));
     wait(|| control.swept() || control.failed());
     control.end();
     running.join().expect("guests run").expect("servers keep to the protocol");

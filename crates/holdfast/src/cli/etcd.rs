@@ -3,7 +3,7 @@
 use super::format::{print, print_json};
 use super::meta::EtcdArgs;
 use crate::grid::etcd;
-use crate::grid::etcd_members::{self, Made, Outcome, Places, Wanted};
+use crate::grid::etcd_members::{self, Change, Made, Outcome, Places, Wanted};
 use crate::grid::layout::{GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token;
@@ -21,6 +21,7 @@ use std::path::PathBuf;
     Later, where the key of the grid's authority is:\n  \
     holdfast grid etcd member x=10.0.0.8 --replace w    another member in the place of a dead one\n  \
     holdfast grid etcd member w=10.0.0.9                another certificate for a member that is there\n  \
+    holdfast grid etcd member a=10.0.0.1 b=10.0.0.2 w=10.0.0.9 --new-cluster    all have lost what they held\n  \
     holdfast grid etcd access                           let etcdctl in as root, for a day\n\n\
     On each machine whose list of members is to change:\n  \
     holdfast grid etcd use https://10.0.0.1:2379,https://10.0.0.2:2379,https://10.0.0.8:2379")]
@@ -61,6 +62,9 @@ struct MemberArgs {
     /// The member that is dead, and whose place the new one takes
     #[arg(long, value_name = "NAME")]
     replace: Option<String>,
+    /// All members have lost what they held: these are a new cluster, at the addresses that the old one had
+    #[arg(long, conflicts_with = "replace")]
+    new_cluster: bool,
     /// Directory for a directory of each member; by default tls/etcd in the grid's
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
@@ -83,7 +87,12 @@ pub fn run(args: EtcdCommand, dir: &GridDir, json: bool) -> Result<()> {
 fn member(args: MemberArgs, dir: &GridDir, json: bool) -> Result<()> {
     let out = args.to.map(std::path::absolute).transpose().context("--to can't be used")?;
     let places = Places { files: args.files, data: args.data };
-    let outcome = etcd_members::make(dir, &args.members, args.replace.as_deref(), &places, out.as_deref())?;
+    let change = match args.replace {
+        Some(dead) => Change::Replace(dead),
+        None if args.new_cluster => Change::Anew,
+        None => Change::Add,
+    };
+    let outcome = etcd_members::make(dir, &args.members, &change, &places, out.as_deref())?;
     if json {
         let made = |made: &Made| {
             json!({
@@ -131,6 +140,12 @@ fn print_member(made: &Made, places: &Places) -> Result<()> {
 fn print_next(outcome: &Outcome) -> Result<()> {
     let urls: Vec<&str> = outcome.made.iter().map(|made| made.client_url.as_str()).collect();
     let is_added = outcome.made.iter().any(|made| made.environment.is_some());
+    if outcome.is_anew && !outcome.is_new {
+        return print(
+            "next, when these members run: on each machine `holdfast grid down --host`; here `holdfast meta recover \
+             --replace`, which shows what would come back, and with --yes does it; on each machine `holdfast grid up`",
+        );
+    }
     match (outcome.is_new, is_added) {
         (true, _) => print(format_args!(
             "next, when these members run: `holdfast grid up --etcd {} --name NAME --address ADDRESS …` in this \

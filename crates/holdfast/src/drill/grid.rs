@@ -8,6 +8,7 @@ use crate::client;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
 use crate::grid::start_node;
+use crate::grid::units::Units;
 use crate::protocol::{HostStatus, LinkState, NodeInfo, Request, Response};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -214,7 +215,11 @@ impl Grid for LocalGrid {
 
     fn strike(&self, node: u32, fault: Fault) -> Result<()> {
         match fault {
-            Fault::Kill => self.signal(node, Signal::KILL),
+            Fault::Kill => {
+                self.signal(node, Signal::KILL)?;
+                // Else it would be back after a second, and nothing be measured without it.
+                Units::of(&self.dir).map_or(Ok(()), |units| units.stop(Role::Node(node)))
+            }
             Fault::Hang => self.signal(node, Signal::STOP),
             Fault::Cut => client::done(&self.dir, &Request::NodeCut { node }),
         }

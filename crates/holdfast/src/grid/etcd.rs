@@ -26,7 +26,7 @@ use anyhow::{Context, Result, bail};
 use holdfast_base::GridId;
 use holdfast_runtime::meta::{EtcdConfig, EtcdStore, EtcdTls, Right};
 use holdfast_runtime::pki::etcd::{User, user_of_pem};
-use holdfast_runtime::pki::{Facts, Identity, LEAF_VALID, Pair, Role};
+use holdfast_runtime::pki::{Authority, Facts, Identity, LEAF_VALID, Pair, Role};
 use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::link::LinkPaths;
 use serde::{Deserialize, Serialize};

@@ -96,6 +96,16 @@ pub struct Made {
     pub environment: Option<String>,
 }
 
+/// What becomes of a cluster that is there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    Add,
+    /// This member is dead, and another one takes its place.
+    Replace(String),
+    /// All members have lost what they held: others begin anew.
+    Anew,
+}
+
 /// Numbers of certificates, in hexadecimal.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Given {
@@ -160,6 +170,8 @@ pub struct Outcome {
     pub is_taken_back: bool,
     /// There is no grid yet that uses them.
     pub is_new: bool,
+    /// They hold nothing of the grid that uses them.
+    pub is_anew: bool,
 }
 
 /// Whether a cluster is being made, or gets another member.
@@ -184,13 +196,7 @@ pub fn default_dir(certificates: &Certificates) -> PathBuf {
 }
 
 /// Makes what members need that are to form a cluster, or to become part of the grid's.
-pub fn make(
-    dir: &GridDir,
-    wanted: &[Wanted],
-    replace: Option<&str>,
-    places: &Places,
-    out: Option<&Path>,
-) -> Result<Outcome> {
+pub fn make(dir: &GridDir, wanted: &[Wanted], change: &Change, places: &Places, out: Option<&Path>) -> Result<Outcome> {
     check_apart(wanted)?;
     let config = dir.exists().then(|| dir.load()).transpose()?;
     let certificates = match &config {
@@ -199,27 +205,49 @@ pub fn make(
     };
     let out = out.map_or_else(|| default_dir(&certificates), Path::to_path_buf);
     let door = config.as_ref().map(|config| Door::of(dir, config)).transpose()?.flatten();
-    let Some(door) = door else {
-        if let Some(dead) = replace {
+    let is_anew = *change == Change::Anew;
+    if let Some(door) = door.as_ref().filter(|_| is_anew) {
+        check_silent(door)?;
+    }
+    let Some(door) = door.filter(|_| !is_anew) else {
+        if let Change::Replace(dead) = change {
             bail!(
                 "the grid in {} has no etcd that goes by its certificates, and so no member {dead}",
                 dir.root().display()
             );
         }
-        let cluster = wanted.iter().map(|member| (member.name.clone(), member.peer_url())).collect::<Vec<_>>();
-        let make = |member| write(&certificates, &out, member, Some((&cluster, State::New)), places);
+        let grid = certificates.grid();
+        let cluster = Cluster {
+            members: wanted.iter().map(|member| (member.name.clone(), member.peer_url())).collect(),
+            state: State::New,
+            // A member of before that comes back with its data is none of these.
+            token: if is_anew { format!("{grid}-{}", now_s()) } else { grid.to_string() },
+        };
+        let make = |member| write(&certificates, &out, member, Some(&cluster), places);
         let made = wanted.iter().map(make).collect::<Result<_>>()?;
-        return Ok(Outcome { made, removed: None, is_taken_back: false, is_new: config.is_none() });
+        return Ok(Outcome { made, removed: None, is_taken_back: false, is_new: config.is_none(), is_anew });
     };
-    if let (Some(dead), [_, _, ..]) = (replace, wanted) {
-        bail!("one member takes the place of {dead}; name that one");
-    }
     let given = Given::load(&certificates)?;
-    let removed = replace.map(|dead| take_out(&door, &given, dead, wanted)).transpose()?.flatten();
+    let removed = match (change, wanted) {
+        (Change::Replace(dead), [_, _, ..]) => bail!("one member takes the place of {dead}; name that one"),
+        (Change::Replace(dead), _) => take_out(&door, &given, dead, wanted)?,
+        (Change::Add | Change::Anew, _) => None,
+    };
     let take_back = |dead: &String| take_back(&certificates, &out, dead);
     let is_taken_back = removed.as_ref().map(take_back).transpose()?.unwrap_or(false);
     let made = wanted.iter().map(|member| add(&door, &certificates, &out, member, places)).collect::<Result<_>>()?;
-    Ok(Outcome { made, removed, is_taken_back, is_new: false })
+    Ok(Outcome { made, removed, is_taken_back, is_new: false, is_anew })
+}
+
+/// A cluster that answers holds something: another one in its place is not what is wanted.
+fn check_silent(door: &Door) -> Result<()> {
+    let Ok(members) = door.store().members() else { return Ok(()) };
+    bail!(
+        "the grid's etcd answers, with the members {}: not all of it is lost. Start those that are down (`systemctl \
+         start etcd` there), or replace one with --replace; where they hold nothing any more, `holdfast meta recover` \
+         is next. Stop them first, if they are to begin anew all the same",
+        names(&members)
+    )
 }
 
 fn check_apart(wanted: &[Wanted]) -> Result<()> {
@@ -338,17 +366,28 @@ fn add(door: &Door, certificates: &Certificates, out: &Path, wanted: &Wanted, pl
     let named = others.flat_map(|member| member.peer_urls.iter().map(|url| (member.name.clone(), url.clone())));
     // One that has not started yet says its name when it does.
     let named = named.filter(|(name, _)| !name.is_empty());
-    let cluster: Vec<_> = named.chain([(wanted.name.clone(), wanted.peer_url())]).collect();
-    write(certificates, out, wanted, Some((&cluster, State::Existing)), places)
+    let cluster = Cluster {
+        members: named.chain([(wanted.name.clone(), wanted.peer_url())]).collect(),
+        state: State::Existing,
+        token: certificates.grid().to_string(),
+    };
+    write(certificates, out, wanted, Some(&cluster), places)
 }
 
-type Cluster<'a> = (&'a Vec<(String, String)>, State);
+/// What a member is to be part of.
+struct Cluster {
+    /// Names, and URLs for other members.
+    members: Vec<(String, String)>,
+    state: State,
+    /// Sets it apart from others of the same members.
+    token: String,
+}
 
 fn write(
     certificates: &Certificates,
     out: &Path,
     wanted: &Wanted,
-    cluster: Option<Cluster<'_>>,
+    cluster: Option<&Cluster>,
     places: &Places,
 ) -> Result<Made> {
     let authority = certificates.authority()?;
@@ -363,7 +402,7 @@ fn write(
     write_durably(&dir.join("ca.pem"), authority.etcd_ca()?.as_bytes())?;
     write_secret(&dir.join("member.key"), pair.key.as_bytes())?;
     write_durably(&dir.join(CERTIFICATE), pair.certificate.as_bytes())?;
-    let environment = cluster.map(|cluster| environment(wanted, cluster, &certificates.grid().to_string(), places));
+    let environment = cluster.map(|cluster| environment(wanted, cluster, places));
     let path = dir.join("etcd.env");
     match &environment {
         Some(text) => write_durably(&path, text.as_bytes())?,
@@ -374,8 +413,8 @@ fn write(
 }
 
 /// A member's whole configuration, as `/etc/default/etcd` takes it.
-fn environment(wanted: &Wanted, (cluster, state): Cluster<'_>, grid: &str, places: &Places) -> String {
-    let cluster: Vec<String> = cluster.iter().map(|(name, url)| format!("{name}={url}")).collect();
+fn environment(wanted: &Wanted, cluster: &Cluster, places: &Places) -> String {
+    let members: Vec<String> = cluster.members.iter().map(|(name, url)| format!("{name}={url}")).collect();
     let file = |name: &str| places.files.join(name).display().to_string();
     // Data of its own: etcd goes on with what it finds, whatever it is told.
     let data = places.data.join(format!("{}-{}", wanted.name, now_s()));
@@ -383,9 +422,9 @@ fn environment(wanted: &Wanted, (cluster, state): Cluster<'_>, grid: &str, place
     let settings = [
         ("NAME", name.clone()),
         ("DATA_DIR", data.display().to_string()),
-        ("INITIAL_CLUSTER", cluster.join(",")),
-        ("INITIAL_CLUSTER_STATE", state.to_string()),
-        ("INITIAL_CLUSTER_TOKEN", grid.to_string()),
+        ("INITIAL_CLUSTER", members.join(",")),
+        ("INITIAL_CLUSTER_STATE", cluster.state.to_string()),
+        ("INITIAL_CLUSTER_TOKEN", cluster.token.clone()),
         ("INITIAL_ADVERTISE_PEER_URLS", peer.clone()),
         ("LISTEN_PEER_URLS", peer),
         ("ADVERTISE_CLIENT_URLS", client.clone()),
@@ -466,7 +505,7 @@ mod tests {
         let dir = GridDir::choose(Some(&temp.path().join("grid"))).unwrap();
         let places = Places { files: "/etc/holdfast-etcd".into(), data: "/var/lib/etcd".into() };
         let wanted: Vec<Wanted> = ["a=10.0.0.1", "w=10.0.0.9"].iter().map(|text| text.parse().unwrap()).collect();
-        let made = make(&dir, &wanted, None, &places, None).unwrap();
+        let made = make(&dir, &wanted, &Change::Add, &places, None).unwrap();
         assert!(made.is_new && made.made.len() == 2);
         let environment = fs::read_to_string(dir.tls_dir().join("etcd/w/etcd.env")).unwrap();
         assert_eq!(made.made[1].environment.as_ref(), Some(&environment));
@@ -479,9 +518,10 @@ mod tests {
         ] {
             assert!(environment.lines().any(|found| found == line), "{line}: {environment}");
         }
-        let refused = make(&dir, &wanted[..1], Some("w"), &places, None).unwrap_err().to_string();
+        let replace = Change::Replace("w".to_string());
+        let refused = make(&dir, &wanted[..1], &replace, &places, None).unwrap_err().to_string();
         assert!(refused.contains("no member w"), "{refused}");
         let twice = [wanted[0].clone(), Wanted { name: "b".into(), ..wanted[0].clone() }];
-        assert!(make(&dir, &twice, None, &places, None).is_err(), "one address");
+        assert!(make(&dir, &twice, &Change::Add, &places, None).is_err(), "one address");
     }
 }

@@ -325,7 +325,7 @@ pub fn down(dir: &GridDir, part: Part, force: bool) -> Result<Vec<String>> {
         if part == Part::All {
             check_spared(dir, &config)?;
         }
-        check_unused(dir)?;
+        check_unused(dir, part)?;
     }
     // The host first: it empties its log into the nodes.
     let to_stop = roles(&config).into_iter().rev().filter(|role| part == Part::All || *role == Role::Host);
@@ -383,7 +383,7 @@ fn check_spared(dir: &GridDir, config: &GridConfig) -> Result<()> {
 }
 
 /// A host that does not answer has no clients that get any.
-fn check_unused(dir: &GridDir) -> Result<()> {
+fn check_unused(dir: &GridDir, part: Part) -> Result<()> {
     let is_up = Role::Host.find(dir).is_some_and(|host| !host.stopped);
     // A client that has just said good-bye is gone in a moment.
     let patience = Instant::now() + client::HANG_UP_MAX;
@@ -397,9 +397,10 @@ fn check_unused(dir: &GridDir) -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     };
     if !used.is_empty() {
+        let (what, host) = if part == Part::All { ("grid", "") } else { ("host", " --host") };
         bail!(
-            "the grid is not stopped: clients are connected to {}, and would get errors. Disconnect them first; or `holdfast \
-             grid down --force`, which loses nothing that was acknowledged",
+            "the {what} is not stopped: clients are connected to {}, and would get errors. Disconnect them first; or \
+             `holdfast grid down{host} --force`, which loses nothing that was acknowledged",
             used.join(", ")
         );
     }

@@ -243,7 +243,7 @@ impl ControlPlane {
                 _ if force => logger::warn(format_args!("device {name} is removed although it is not empty")),
                 (Some(shards), left) => bail!(
                     "device {name} still holds {shards} shards, and {left} are still to be moved or made again; `holdfast task \
-                     watch` shows how it gets on. {}",
+                     watch` shows how it gets on{}",
                     self.closed_volumes()?
                 ),
                 // What nobody needs may be gone with its node.
@@ -266,7 +266,7 @@ impl ControlPlane {
         for entry in entries.iter().filter(|entry| entry.clone.is_none() && !force) {
             if entry.root.ledgers.iter().flat_map(|ledger| &ledger.legs).any(|leg| is_leaving(leg.device)) {
                 bail!(
-                    "the log of volume {} still has a leg there; `holdfast task watch` shows how it gets on. {}",
+                    "the log of volume {} still has a leg there; `holdfast task watch` shows how it gets on{}",
                     entry.name(),
                     self.closed_volumes()?
                 );
@@ -282,13 +282,13 @@ impl ControlPlane {
         }
     }
 
-    /// Volumes that have to wait for the steward.
+    /// Volumes that have to wait for the steward, as the end of a sentence.
     fn closed_volumes(&self) -> Result<String> {
         let names = self.unserved();
         Ok(match names.is_empty() {
             true => String::new(),
             false => format!(
-                "Volumes that are not in service are moved one after the other ({}); exported ones at once",
+                ". Volumes that are not in service are moved one after the other ({}); exported ones at once",
                 names.join(", ")
             ),
         })

@@ -1,7 +1,7 @@
 //! Guests with two paths to their volume: what they ask is answered over one or the other, and held against the model.
 //!
 //! Role: one thread draws requests, sends them and judges answers; a path has two threads that move bytes, and one while it is
-//! made. A guest uses one path at a time. It goes over to the other when its path ends, and of its own accord when it has heard
+//! made. A guest uses one path at a time. It goes over to the next when its path ends, and of its own accord when it has heard
 //! nothing for [`Plan::silence`] although it waits for something; what was not answered it asks again there, and goes on
 //! waiting. That is all that a multipath client does, and what Holdfast asks of it (decision 0020).
 //!
@@ -42,13 +42,15 @@ pub struct VolumePlan {
     pub name: String,
     pub layout: String,
     pub size_bytes: u64,
+    /// Where its guests are at home.
+    pub homes: [Part; GUESTS_PER_VOLUME],
 }
 
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
-    /// Where the two hosts serve NBD.
-    pub servers: [SocketAddr; 2],
+    /// Where hosts serve NBD, in the order in which paths are tried.
+    pub servers: Vec<(Part, SocketAddr)>,
     pub volumes: Vec<VolumePlan>,
     /// Requests that a guest has under way.
     pub depth: usize,
@@ -73,7 +75,7 @@ pub struct Seen {
     /// Paths that ended, and paths that were left because they were silent.
     pub ended: u64,
     pub left: u64,
-    /// For each guest, the longest that it has waited for an answer.
+    /// For each guest, the longest that it has waited for an answer, or for a path when its own had ended.
     pub longest: Vec<Duration>,
     /// The slowest of all answered requests, in words.
     pub slowest: Option<(Duration, String)>,
@@ -110,8 +112,8 @@ impl Seen {
 pub enum Work {
     /// Draw requests.
     Load,
-    /// Read everything, each over this host.
-    Sweep(Part),
+    /// Read everything, by this guest of each volume.
+    Sweep(usize),
     /// Finish what is under way.
     Rest,
 }
@@ -123,10 +125,14 @@ struct Board {
     work: Work,
     /// Guests are to go back to the path that they prefer.
     go_home: bool,
+    /// Of each guest: where its path is to go.
+    homes: Vec<Part>,
     /// Of each guest: where its path goes, while it has one.
     at: Vec<Option<Part>>,
-    /// The oldest request that is under way.
-    oldest: Duration,
+    /// Of each guest: how long the oldest request that is under way waits.
+    oldest: Vec<Duration>,
+    /// How long a request may take from now on.
+    patience: Duration,
     under_way: usize,
     swept: bool,
     ends: bool,
@@ -190,9 +196,25 @@ impl Control {
     /// All guests have the path that they prefer, and nothing waits for longer than that.
     pub fn is_well(&self, oldest: Duration) -> bool {
         self.with(|board| {
-            let home = board.at.iter().enumerate().all(|(guest, at)| *at == Some(preferred(guest)));
-            !board.go_home && home && board.oldest < oldest
+            let home = board.at.iter().zip(&board.homes).all(|(at, home)| *at == Some(*home));
+            !board.go_home && home && board.oldest.iter().all(|waits| *waits < oldest)
         })
+    }
+
+    /// This guest has a path, whichever it is, and nothing waits for longer than that.
+    pub fn is_served(&self, guest: usize, oldest: Duration) -> bool {
+        self.with(|board| board.at[guest].is_some() && board.oldest[guest] < oldest)
+    }
+
+    /// Guests are at home elsewhere from now on.
+    pub fn set_homes(&self, homes: Vec<Part>) {
+        self.with(|board| board.homes = homes);
+        self.go_home();
+    }
+
+    /// Requests may take that long from now on.
+    pub fn set_patience(&self, patience: Duration) {
+        self.with(|board| board.patience = patience);
     }
 
     pub fn set_work(&self, work: Work) {
@@ -223,10 +245,6 @@ impl Control {
 /// Guests come in pairs: one at each host, of the same volume.
 pub const GUESTS_PER_VOLUME: usize = 2;
 
-fn preferred(guest: usize) -> Part {
-    Part::HOSTS[guest % GUESTS_PER_VOLUME]
-}
-
 enum Event {
     Made { path: u64, at: Part, stream: Path, receiver: Receiver<Path> },
     Reply { path: u64, reply: Reply, at: Instant },
@@ -247,9 +265,12 @@ enum Link {
 
 struct Guest {
     volume: usize,
+    home: Part,
     link: Link,
     in_flight: Vec<usize>,
     next_at: Instant,
+    /// Since when it has no path, which it did not leave of its own accord.
+    cut_off: Option<Instant>,
     /// Waits until nothing is under way, to take another path.
     moves: bool,
     swept_to: u64,
@@ -303,20 +324,25 @@ impl Guests {
         let count = volumes.len() * GUESTS_PER_VOLUME;
         let guest = |at: usize| Guest {
             volume: at / GUESTS_PER_VOLUME,
+            home: volumes[at / GUESTS_PER_VOLUME].plan.homes[at % GUESTS_PER_VOLUME],
             link: Link::Seeking(0),
             in_flight: Vec::new(),
             next_at: now,
+            cut_off: None,
             moves: false,
             swept_to: 0,
         };
+        let at_home: Vec<Guest> = (0..count).map(guest).collect();
         let seen = Seen { longest: vec![Duration::ZERO; count], ..Seen::default() };
         let board = Board {
             seen: seen.clone(),
             total: seen.clone(),
             work: Work::Load,
             go_home: false,
+            homes: at_home.iter().map(|guest| guest.home).collect(),
             at: vec![None; count],
-            oldest: Duration::ZERO,
+            oldest: vec![Duration::ZERO; count],
+            patience: plan.patience,
             under_way: 0,
             swept: false,
             ends: false,
@@ -326,7 +352,7 @@ impl Guests {
         let mut guests = Guests {
             plan,
             volumes,
-            guests: (0..count).map(guest).collect(),
+            guests: at_home,
             flights: Vec::new(),
             free: Vec::new(),
             events,
@@ -339,7 +365,7 @@ impl Guests {
             work: Work::Load,
         };
         for at in 0..guests.guests.len() {
-            guests.seek(at, preferred(at));
+            guests.seek(at, guests.guests[at].home);
         }
         (guests, Control { board })
     }
@@ -372,14 +398,23 @@ impl Guests {
         board.seen.add(&self.seen);
         let count = self.guests.len();
         self.seen = Seen { longest: vec![Duration::ZERO; count], ..Seen::default() };
+        // Nothing is asked without a path, and whoever would ask waits.
+        for (longest, guest) in board.seen.longest.iter_mut().zip(&self.guests) {
+            let waited = guest.cut_off.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            *longest = (*longest).max(waited);
+        }
         // What still waits counts as long as it has waited.
         for flight in self.flights.iter().flatten() {
             let waited = now.saturating_duration_since(flight.begun);
             let longest = &mut board.seen.longest[flight.guest];
             *longest = (*longest).max(waited);
         }
-        let waits = self.flights.iter().flatten().map(|f| now.saturating_duration_since(f.begun));
-        board.oldest = waits.max().unwrap_or_default();
+        board.oldest.fill(Duration::ZERO);
+        for flight in self.flights.iter().flatten() {
+            let oldest = &mut board.oldest[flight.guest];
+            *oldest = (*oldest).max(now.saturating_duration_since(flight.begun));
+        }
+        self.plan.patience = board.patience;
         board.under_way = self.flights.len() - self.free.len();
         for (at, guest) in board.at.iter_mut().zip(&self.guests) {
             *at = match &guest.link {
@@ -394,15 +429,15 @@ impl Guests {
             self.work = board.work;
             self.guests.iter_mut().for_each(|guest| guest.swept_to = 0);
         }
-        if let Work::Sweep(host) = self.work {
+        if let Work::Sweep(reader) = self.work {
             // One guest of each volume reads: the other one has nothing to add.
-            let of_host = self.guests.iter().enumerate().filter(|(at, _)| preferred(*at) == host);
-            board.swept = board.under_way == 0
-                && of_host.map(|(_, g)| g).all(|g| g.swept_to == self.volumes[g.volume].plan.size_bytes);
+            let mut readers = self.guests.iter().skip(reader).step_by(GUESTS_PER_VOLUME);
+            board.swept = board.under_way == 0 && readers.all(|g| g.swept_to == self.volumes[g.volume].plan.size_bytes);
         }
         if board.go_home {
-            for (at, guest) in self.guests.iter_mut().enumerate() {
-                guest.moves = !matches!(guest.link, Link::Open { at: host, .. } if host == preferred(at));
+            for (home, guest) in board.homes.iter().zip(&mut self.guests) {
+                guest.home = *home;
+                guest.moves = !matches!(guest.link, Link::Open { at, .. } if at == *home);
             }
             board.go_home = false;
         }
@@ -433,24 +468,26 @@ impl Guests {
         })
     }
 
-    /// Looks for a path: over this host, else over the other, until there is one.
+    /// Looks for a path: over this host, else over the next, until there is one.
     fn seek(&mut self, guest: usize, first: Part) {
         self.paths_made += 1;
         let path = self.paths_made;
         self.guests[guest].link = Link::Seeking(path);
         let plan = self.volumes[self.guests[guest].volume].plan.clone();
-        let (events, board, servers) = (self.events_in.clone(), Arc::clone(&self.board), self.plan.servers);
+        let (events, board, servers) = (self.events_in.clone(), Arc::clone(&self.board), self.plan.servers.clone());
         let structured = guest.is_multiple_of(4);
+        let begin = servers.iter().position(|(at, _)| *at == first).unwrap_or_default();
         let seek = move || {
-            let mut at = first;
-            while !board.lock().unwrap_or_else(PoisonError::into_inner).ends {
-                let opened = Path::open(servers[usize::from(at == Part::H2)], &plan.name, plan.size_bytes, structured);
+            for (at, server) in servers.into_iter().cycle().skip(begin) {
+                if board.lock().unwrap_or_else(PoisonError::into_inner).ends {
+                    return;
+                }
+                let opened = Path::open(server, &plan.name, plan.size_bytes, structured);
                 if let Ok((stream, receiver)) = opened.and_then(nbd::Client::split) {
                     // Nobody waits for it any more when all is over.
                     let _ = events.send(Event::Made { path, at, stream, receiver });
                     return;
                 }
-                at = if at == Part::H1 { Part::H2 } else { Part::H1 };
                 std::thread::sleep(RETRY_PAUSE);
             }
         };
@@ -460,12 +497,16 @@ impl Guests {
         }
     }
 
-    /// The path is at its end, or left: the other one is tried, and what was not answered is asked again there.
+    /// The path is at its end, or left: the next one is tried, and what was not answered is asked again there.
     fn give_up(&mut self, guest: usize) {
         let Link::Open { at, stream, .. } = &self.guests[guest].link else { return };
         stream.leave();
-        let next = if *at == Part::H1 { Part::H2 } else { Part::H1 };
+        let cut_off = Some(Instant::now()).filter(|_| self.work == Work::Load);
+        let servers = &self.plan.servers;
+        let after = servers.iter().position(|(part, _)| part == at).map_or(0, |place| place + 1);
+        let next = servers[after % servers.len()].0;
         self.seek(guest, next);
+        self.guests[guest].cut_off = cut_off;
     }
 
     fn on_made(&mut self, path: u64, at: Part, stream: Path, receiver: Receiver<Path>) -> Result<()> {
@@ -486,6 +527,10 @@ impl Guests {
         let heard = Instant::now();
         self.guests[guest].link = Link::Open { number: path, at, stream, sender, heard };
         self.guests[guest].moves = false;
+        if let Some(since) = self.guests[guest].cut_off.take() {
+            let longest = &mut self.seen.longest[guest];
+            *longest = (*longest).max(heard.saturating_duration_since(since));
+        }
         for slot in self.guests[guest].in_flight.clone() {
             self.seen.repeated += 1;
             self.transmit(slot);
@@ -600,7 +645,7 @@ impl Guests {
         if guest.moves {
             if guest.in_flight.is_empty() {
                 let _ = sender.send(nbd::encode(Command::Disconnect, false, 0, 0, 0, &[]));
-                self.seek(at, preferred(at));
+                self.seek(at, self.guests[at].home);
             }
             return;
         }
@@ -634,7 +679,7 @@ impl Guests {
                 guest.next_at = (guest.next_at + pause).max(now.checked_sub(pause).unwrap_or(now));
                 Some(volume.workload.draw())
             }
-            Work::Sweep(host) if preferred(at) != host => None,
+            Work::Sweep(reader) if at % GUESTS_PER_VOLUME != reader => None,
             Work::Sweep(_) => {
                 let left = volume.plan.size_bytes - guest.swept_to;
                 let drawn = Drawn { kind: Kind::Read, offset: guest.swept_to, len: left.min(REQUEST_BYTES_MAX / 2) };

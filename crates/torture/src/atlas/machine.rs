@@ -1,4 +1,4 @@
-//! One machine of the six: its processes, and what can be done to all of them at once.
+//! One machine: its processes, and what can be done to all of them at once.
 //!
 //! Role: starts real processes in the machine's namespace, by the command line as an operator would, and signals them. Everything of
 //! a machine is hit together: the host, the node and the member of etcd that it has.
@@ -11,13 +11,17 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Where NBD is served over TCP.
 const NBD_PORT: u16 = 10809;
 const ETCD_CLIENT_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
+
+/// What the configuration that `grid etcd member` makes names on a member's machine.
+const MEMBER_FILES: &str = "/etc/holdfast-etcd";
+const MEMBER_DATA: &str = "/var/lib/etcd";
 
 /// How long a command may take, whatever it waits for.
 const COMMAND_MAX: Duration = Duration::from_secs(100);
@@ -34,10 +38,16 @@ pub enum Part {
     N3,
     /// The witness: nothing but a member of etcd.
     W,
+    /// Machines of which each has everything: a host, a node, and perhaps a member of etcd.
+    A,
+    B,
+    C,
+    D,
 }
 
 impl Part {
-    pub const ALL: [Part; 6] = [Part::H1, Part::H2, Part::N1, Part::N2, Part::N3, Part::W];
+    pub const SIX: [Part; 6] = [Part::H1, Part::H2, Part::N1, Part::N2, Part::N3, Part::W];
+    pub const FOUR: [Part; 4] = [Part::A, Part::B, Part::C, Part::D];
     pub const HOSTS: [Part; 2] = [Part::H1, Part::H2];
 
     pub fn name(self) -> &'static str {
@@ -48,11 +58,19 @@ impl Part {
             Part::N2 => "n2",
             Part::N3 => "n3",
             Part::W => "w",
+            Part::A => "a",
+            Part::B => "b",
+            Part::C => "c",
+            Part::D => "d",
         }
     }
 
+    pub fn all() -> impl Iterator<Item = Part> {
+        Part::SIX.into_iter().chain(Part::FOUR)
+    }
+
     pub fn parse(text: &str) -> Option<Part> {
-        Part::ALL.into_iter().find(|part| part.name() == text)
+        Part::all().find(|part| part.name() == text)
     }
 
     pub fn address(self) -> Ipv4Addr {
@@ -63,6 +81,10 @@ impl Part {
             Part::N2 => 12,
             Part::N3 => 13,
             Part::W => 21,
+            Part::A => 31,
+            Part::B => 32,
+            Part::C => 33,
+            Part::D => 34,
         })
     }
 
@@ -96,6 +118,9 @@ impl Shape {
         &Shape { nodes: &[Part::N1, Part::N2, Part::N3], voters: [Part::N1, Part::N2, Part::W] };
     /// Two machines, each a host and a node, and a witness; the others are not used.
     pub const TWO: &'static Shape = &Shape { nodes: &[Part::H1, Part::H2], voters: [Part::H1, Part::H2, Part::W] };
+
+    /// Machines that each have a host, a node and a member of etcd; the fourth comes in the first one's place.
+    pub const FOUR: &'static Shape = &Shape { nodes: &Part::FOUR, voters: [Part::A, Part::B, Part::C] };
 
     /// The machines that are used: those with nodes first.
     pub fn parts(&self) -> Vec<Part> {
@@ -149,6 +174,16 @@ impl Machine {
 
     /// Runs a command of Holdfast on this machine; its standard output.
     pub fn holdfast(&self, arguments: &[&str]) -> Result<String> {
+        let shown = format!("`holdfast {}` on {}", arguments.join(" "), self.part);
+        let output = self.told(arguments)?;
+        if !output.status.success() {
+            bail!("{shown} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The same, however it ends.
+    pub fn told(&self, arguments: &[&str]) -> Result<Output> {
         let mut command = self.inside(&self.binary);
         command.args(arguments).arg("--dir").arg(&self.dir).stdout(Stdio::piped()).stderr(Stdio::piped());
         let shown = format!("`holdfast {}` on {}", arguments.join(" "), self.part);
@@ -163,11 +198,7 @@ impl Machine {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let output = child.wait_with_output()?;
-        if !output.status.success() {
-            bail!("{shown} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        child.wait_with_output().with_context(|| format!("cannot hear {shown}"))
     }
 
     pub fn json(&self, arguments: &[&str]) -> Result<Value> {
@@ -194,9 +225,55 @@ impl Machine {
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.stdout(log.try_clone()?).stderr(log);
+        self.spawn_etcd(command)
+    }
+
+    fn spawn_etcd(&mut self, mut command: Command) -> Result<()> {
         // Ctrl-C on the terminal is this program's to act on.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         self.etcd = Some(command.spawn().context("cannot start etcd")?);
+        Ok(())
+    }
+
+    /// Starts a member by the files that the grid has made for it, which lie here in the place of what they name.
+    pub fn start_member(&mut self) -> Result<()> {
+        let program = etcd_program().context("there is no program `etcd`; `./x setup` fetches it")?;
+        let files = self.member_dir();
+        let text = std::fs::read_to_string(files.join("etcd.env")).context("a member has no configuration")?;
+        let text = text.replace(MEMBER_FILES, &files.display().to_string());
+        let text = text.replace(MEMBER_DATA, &self.member_data().display().to_string());
+        let log = std::fs::File::options().create(true).append(true).open(files.join("etcd.log"))?;
+        let mut command = self.inside(&program);
+        command.envs(text.lines().filter_map(|line| line.split_once('=')));
+        command.stdout(log.try_clone()?).stderr(log);
+        self.spawn_etcd(command)?;
+        let end = Instant::now() + ETCD_MAX;
+        while TcpStream::connect((self.part.address(), ETCD_CLIENT_PORT)).is_err() {
+            ensure!(Instant::now() < end, "etcd on {} takes no connections; see its etcd.log", self.part);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Where files of the machine's member of etcd are, and no others of the machine.
+    pub fn member_dir(&self) -> PathBuf {
+        self.dir.with_extension("etcd")
+    }
+
+    pub fn member_data(&self) -> PathBuf {
+        self.member_dir().join("data")
+    }
+
+    pub fn kill_etcd(&mut self) -> Result<()> {
+        let Some(mut child) = self.etcd.take() else { return Ok(()) };
+        child.kill().and_then(|()| child.wait()).map(drop).context("etcd can't be killed")
+    }
+
+    /// All of the machine's directories are gone.
+    pub fn remove(&self) -> Result<()> {
+        for dir in [self.dir.clone(), self.member_dir()] {
+            std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+        }
         Ok(())
     }
 

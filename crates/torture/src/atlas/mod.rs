@@ -9,8 +9,10 @@
 //! certificates that machines have got by tokens. [`guests`] are clients of both hosts. One fault after the other: commit, wait,
 //! heal, wait until all is redundant again. In the end every block is read through both hosts.
 //!
-//! Another shape has two machines, each a host and a node, and the witness: [`order`]s of losing and regaining them.
+//! Another shape has two machines, each a host and a node, and the witness: [`order`]s of losing and regaining them. A third has
+//! machines that are alike: the first [`burn`]s, another one comes, and then all of etcd is lost.
 
+pub mod burn;
 pub mod fault;
 pub mod guests;
 pub mod launch;
@@ -92,6 +94,8 @@ pub struct Options {
 pub enum Happens {
     Faults(Vec<Fault>),
     Orders(Vec<Order>),
+    /// A machine burns, and all of etcd is lost.
+    Burn,
 }
 
 impl Happens {
@@ -99,6 +103,7 @@ impl Happens {
         match self {
             Happens::Faults(_) => Shape::SIX,
             Happens::Orders(_) => Shape::TWO,
+            Happens::Burn => Shape::FOUR,
         }
     }
 
@@ -106,6 +111,7 @@ impl Happens {
         match self {
             Happens::Faults(_) => &VOLUMES,
             Happens::Orders(_) => &VOLUMES_OF_TWO,
+            Happens::Burn => &[],
         }
     }
 
@@ -117,6 +123,9 @@ impl Happens {
 /// Makes the grid, commits all faults, and reads everything back. What guests saw is in the report, whatever happened.
 pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
     let begun = Instant::now();
+    if let Happens::Burn = options.happens {
+        return burn::run(options, stopped);
+    }
     let (shape, volumes) = (options.happens.shape(), options.happens.volumes());
     let sizes = (options.device_mib, options.volume_mib);
     let mut site = Site::build(shape, (&options.binary, &options.dir), sizes, volumes)?;
@@ -129,18 +138,23 @@ pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
         name: volume.name.to_string(),
         layout: volume.layout.to_string(),
         size_bytes: options.volume_mib << 20,
+        homes: Part::HOSTS,
     });
-    let volumes: Vec<VolumePlan> = planned.collect();
-    let plan = Plan {
-        seed: options.seed,
-        servers: Part::HOSTS.map(Part::nbd),
-        volumes: volumes.clone(),
-        depth: options.depth,
-        rate: options.rate,
-        silence: options.silence,
-        patience: options.patience,
-    };
-    let (guests, control) = Guests::new(plan);
+    let mut report = under_guests(options, &Part::HOSTS, planned.collect(), |control, report| {
+        Atlas { options, site: &mut site, control: control.clone(), stopped, lacked: None }.all(report)
+    });
+    report.failures.extend(site.complaints()?);
+    report.took = begun.elapsed();
+    Ok(report)
+}
+
+/// Has guests of these volumes at work while something is done to the grid; what they saw.
+fn under_guests(
+    options: &Options,
+    hosts: &[Part],
+    volumes: Vec<VolumePlan>,
+    act: impl FnOnce(&Control, &mut Report) -> Result<()>,
+) -> Report {
     let mut report = Report {
         seed: options.seed,
         volumes: volumes.iter().map(|v| (v.name.clone(), v.layout.clone())).collect(),
@@ -150,6 +164,16 @@ pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
         failures: Vec::new(),
         took: Duration::ZERO,
     };
+    let plan = Plan {
+        seed: options.seed,
+        servers: hosts.iter().map(|host| (*host, host.nbd())).collect(),
+        volumes,
+        depth: options.depth,
+        rate: options.rate,
+        silence: options.silence,
+        patience: options.patience,
+    };
+    let (guests, control) = Guests::new(plan);
     std::thread::scope(|scope| {
         let ended = control.clone();
         let running = scope.spawn(move || {
@@ -157,8 +181,7 @@ pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
             ended.end();
             outcome
         });
-        let mut atlas = Atlas { options, site: &mut site, control: control.clone(), stopped, lacked: None };
-        if let Err(error) = atlas.all(&mut report) {
+        if let Err(error) = act(&control, &mut report) {
             report.failures.push(format!("{error:#}"));
         }
         control.end();
@@ -168,10 +191,8 @@ pub fn run(options: &Options, stopped: &Arc<AtomicBool>) -> Result<Report> {
             Err(_) => report.failures.push("the thread of guests panicked".to_string()),
         }
     });
-    report.failures.extend(site.complaints()?);
     report.total = control.total();
-    report.took = begun.elapsed();
-    Ok(report)
+    report
 }
 
 /// The thread that commits faults.
@@ -196,6 +217,7 @@ impl Atlas<'_> {
                     self.check_bytes()?;
                 }
             }
+            Happens::Burn => {}
             Happens::Orders(orders) => {
                 for (at, order) in orders.iter().enumerate() {
                     say(&format!("{}/{}: {order}", at + 1, orders.len()));
@@ -205,8 +227,8 @@ impl Atlas<'_> {
             }
         }
         say("everything is read back through both hosts");
-        for host in Part::HOSTS {
-            self.sweep(host).with_context(|| format!("while everything was read through {host}"))?;
+        for (reader, host) in Part::HOSTS.into_iter().enumerate() {
+            self.sweep(reader).with_context(|| format!("while everything was read through {host}"))?;
             report.verified_bytes += report.volumes.len() as u64 * (self.options.volume_mib << 20);
         }
         Ok(())
@@ -326,37 +348,50 @@ impl Atlas<'_> {
         }
     }
 
-    fn sweep(&mut self, host: Part) -> Result<()> {
-        let since = Instant::now();
-        self.control.set_work(Work::Rest);
-        while !self.control.is_idle() {
-            ensure!(since.elapsed() < SWEEP_MAX, "requests are unanswered after {SWEEP_MAX:?}");
-            self.check_going()?;
-            std::thread::sleep(LOOK_PACE);
-        }
-        self.control.set_work(Work::Sweep(host));
-        while !self.control.swept() {
-            ensure!(since.elapsed() < SWEEP_MAX, "not everything was read after {SWEEP_MAX:?}");
-            self.check_going()?;
-            std::thread::sleep(LOOK_PACE);
-        }
-        Ok(())
+    fn sweep(&self, reader: usize) -> Result<()> {
+        sweep(&self.control, reader, || self.check_going())
     }
 
     fn check_going(&self) -> Result<()> {
-        ensure!(!self.stopped.load(Ordering::Relaxed), "interrupted");
-        ensure!(!self.control.ended(), "guests have given up; what they said stands with the failures");
-        Ok(())
+        check_going(&self.control, self.stopped)
     }
 
     fn rest(&self, time: Duration) -> Result<()> {
-        let end = Instant::now() + time;
-        while Instant::now() < end {
-            self.check_going()?;
-            std::thread::sleep(LOOK_PACE.min(end.saturating_duration_since(Instant::now())));
-        }
-        Ok(())
+        rest(time, || self.check_going())
     }
+}
+
+/// Has this guest of each volume read all of it.
+fn sweep(control: &Control, reader: usize, is_going: impl Fn() -> Result<()>) -> Result<()> {
+    let since = Instant::now();
+    control.set_work(Work::Rest);
+    while !control.is_idle() {
+        ensure!(since.elapsed() < SWEEP_MAX, "requests are unanswered after {SWEEP_MAX:?}");
+        is_going()?;
+        std::thread::sleep(LOOK_PACE);
+    }
+    control.set_work(Work::Sweep(reader));
+    while !control.swept() {
+        ensure!(since.elapsed() < SWEEP_MAX, "not everything was read after {SWEEP_MAX:?}");
+        is_going()?;
+        std::thread::sleep(LOOK_PACE);
+    }
+    Ok(())
+}
+
+fn check_going(control: &Control, stopped: &AtomicBool) -> Result<()> {
+    ensure!(!stopped.load(Ordering::Relaxed), "interrupted");
+    ensure!(!control.ended(), "guests have given up; what they said stands with the failures");
+    Ok(())
+}
+
+fn rest(time: Duration, is_going: impl Fn() -> Result<()>) -> Result<()> {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        is_going()?;
+        std::thread::sleep(LOOK_PACE.min(end.saturating_duration_since(Instant::now())));
+    }
+    Ok(())
 }
 
 /// A run takes half an hour: each line says what it is at.

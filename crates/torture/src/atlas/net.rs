@@ -79,7 +79,7 @@ pub fn remove() -> Result<()> {
 
 /// Makes the namespaces, from outside of all of them.
 pub fn make() -> Result<()> {
-    for name in Part::ALL.map(Part::name).iter().chain([&HUB]) {
+    for name in Part::all().map(Part::name).chain([HUB]) {
         ip(&["netns", "add", &namespace(name)])
             .context("network namespaces can't be made: this has to run as root, on a kernel that has them")?;
     }
@@ -101,7 +101,7 @@ impl Net {
         ip(&["link", "add", "br0", "address", "02:00:00:00:00:fe", "type", "bridge"])?;
         ip(&["addr", "add", HUB_ADDRESS, "dev", "br0"])?;
         ip(&["link", "set", "br0", "up"])?;
-        for part in Part::ALL {
+        for part in Part::all() {
             let (port, space) = (port(part), namespace(part.name()));
             let address = format!("{}/24", part.address());
             ip(&["link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &space])?;

@@ -87,7 +87,7 @@ impl Site {
     }
 
     fn make_volumes(&mut self, volume_mib: u64) -> Result<()> {
-        self.make_key()?;
+        make_key(&self.key)?;
         let (size, key) = (format!("{volume_mib}MiB"), self.key.to_string_lossy().into_owned());
         for VolumeSpec { name, layout, is_encrypted } in self.volumes.clone() {
             say(&format!("volume {name}: {layout}{}", if is_encrypted { ", encrypted" } else { "" }));
@@ -101,13 +101,6 @@ impl Site {
             self.machine(Part::H2).holdfast(&export)?;
         }
         self.balance(0)
-    }
-
-    /// Which key it is makes no difference here.
-    fn make_key(&self) -> Result<()> {
-        let file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(&self.key);
-        let written = file.and_then(|mut file| file.write_all(&[0x5a; 32]));
-        written.with_context(|| format!("cannot write {}", self.key.display()))
     }
 
     /// Hands volumes over until each host has every second one in service, counted from `turn` on.
@@ -169,21 +162,20 @@ impl Site {
     }
 }
 
+/// A key for an encrypted volume: which one makes no difference here.
+pub fn make_key(path: &Path) -> Result<PathBuf> {
+    let file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(&[0x5a; 32]));
+    written.map(|()| path.into()).with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// What one host lacks; counts the volumes that it has in service.
 fn lacks_at(status: &Value, node_count: usize, wanted: &[VolumeSpec], owners: &mut [usize]) -> Option<String> {
-    let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
-    if status["host"]["state"] != "up" {
-        return Some(format!("it is {}", status["host"]["state"]));
+    if let Some(what) = lacks_of_nodes(status, node_count) {
+        return Some(what);
     }
-    let nodes = list("nodes");
-    if nodes.len() != node_count {
-        return Some(format!("it knows of {} nodes", nodes.len()));
-    }
-    if let Some(node) = nodes.iter().find(|node| node["state"] != "up") {
-        return Some(format!("node {} is {}", node["id"], node["state"]));
-    }
+    let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
     for (at, VolumeSpec { name, .. }) in wanted.iter().enumerate() {
-        let volumes = list("volumes");
         let Some(volume) = volumes.iter().find(|volume| volume["name"] == *name) else {
             return Some(format!("it knows of no volume {name}"));
         };
@@ -194,13 +186,32 @@ fn lacks_at(status: &Value, node_count: usize, wanted: &[VolumeSpec], owners: &m
             return Some(format!("volume {name} is {}", volume["state"]));
         }
         owners[at] += 1;
-        let live = &volume["live"];
-        let number = |key: &str| live[key].as_u64();
-        let suspects = live["suspect_nodes"].as_array().map(Vec::len);
-        let redundant = (number("degraded_segments"), number("at_risk_entries"), suspects);
-        if redundant != (Some(0), Some(0), Some(0)) {
-            return Some(format!("volume {name}: degraded segments, entries at risk, suspect nodes: {redundant:?}"));
+        if let Some(what) = lacks_of_volume(volume) {
+            return Some(what);
         }
     }
     None
+}
+
+/// What a host lacks, by its status, to be up and to reach all nodes.
+pub fn lacks_of_nodes(status: &Value, node_count: usize) -> Option<String> {
+    if status["host"]["state"] != "up" {
+        return Some(format!("it is {}", status["host"]["state"]));
+    }
+    let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+    if nodes.len() != node_count {
+        return Some(format!("it knows of {} nodes", nodes.len()));
+    }
+    let node = nodes.iter().find(|node| node["state"] != "up")?;
+    Some(format!("node {} is {}", node["id"], node["state"]))
+}
+
+/// What an open volume lacks to be redundant.
+pub fn lacks_of_volume(volume: &Value) -> Option<String> {
+    let live = &volume["live"];
+    let number = |key: &str| live[key].as_u64();
+    let suspects = live["suspect_nodes"].as_array().map(Vec::len);
+    let redundant = (number("degraded_segments"), number("at_risk_entries"), suspects);
+    (redundant != (Some(0), Some(0), Some(0)))
+        .then(|| format!("volume {}: degraded segments, entries at risk, suspect nodes: {redundant:?}", volume["name"]))
 }

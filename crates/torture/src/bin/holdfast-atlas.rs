@@ -28,6 +28,10 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["only", "short"])]
     two_nodes: bool,
 
+    /// Machines that are alike: the first burns, another one comes in its place, and then all of etcd is emptied
+    #[arg(long, conflicts_with_all = ["only", "short", "two_nodes"])]
+    burn: bool,
+
     /// Orders that are drawn
     #[arg(long, default_value_t = 12, requires = "two_nodes")]
     orders: usize,
@@ -116,6 +120,9 @@ fn seed(arguments: &Arguments) -> u64 {
 }
 
 fn happens(arguments: &Arguments, seed: u64) -> Result<Happens> {
+    if arguments.burn {
+        return Ok(Happens::Burn);
+    }
     if !arguments.two_nodes {
         return Ok(Happens::Faults(faults(arguments)?));
     }
@@ -138,6 +145,7 @@ fn list(arguments: &Arguments) -> Result<()> {
             faults.iter().for_each(|fault| println!("{:<18} {}", fault.to_string(), fault.expectation()));
         }
         Happens::Orders(orders) => orders.iter().for_each(|order| println!("{order}")),
+        Happens::Burn => atlas::burn::PHASES.iter().for_each(|phase| println!("{phase}")),
     }
     Ok(())
 }
