@@ -204,7 +204,7 @@ fn lose_by_drill(ok: &impl Fn(&str) -> String, asked: &impl Fn() -> String) {
         eprintln!("skipped: no fio here; ./x setup brings it");
         return;
     }
-    ok("drill node-loss --fault kill --node 3 --layout mirror:2 --seconds 4 --volume-size 32MiB");
+    ok("drill node-loss --fault kill --node 3 --layout mirror:2 --seconds 4 --volume-size 128MiB");
     assert!(asked().ends_with("stop holdfast-node@3.service\nstart holdfast-node@3.service\n"), "{}", asked());
 }
 
