@@ -162,6 +162,7 @@ fn other_machines_are_served_with_tls_or_where_that_is_said() {
     make_rsa(&odd, 2432);
     let why = grid.fails(&format!("{up} --tls-dir {}", odd.display()));
     assert!(why.contains("RSA key of 2432 bits") && why.contains("openssl req"), "{why}");
+    assert!(why.contains("--tls-dir can't be used") && !why.contains("holdfast.toml"), "there is no file: {why}");
     assert!(!grid.path("run/node1.pid").exists(), "nothing is started");
 
     let told = grid.ok(&format!("{up} --nbd-open"));

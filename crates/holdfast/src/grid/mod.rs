@@ -27,13 +27,13 @@ pub mod units;
 
 use crate::client;
 use crate::config::keys::Value;
-use crate::config::{Exposure, HostSettings};
+use crate::config::{ConfigError, Exposure, HostSettings};
 use crate::daemon::outwait;
 use crate::host::catalog::Catalog;
 use crate::host::machines;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use certs::Certificates;
 use holdfast_base::{DeviceId, GridId, MetaVersion, NodeId};
 use holdfast_runtime::device::create_file;
@@ -497,9 +497,18 @@ fn write_settings(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Re
     layout::write_durably(&path, crate::config::template(&chosen).as_bytes())?;
     if let Err(error) = dir.settings(config) {
         fs::remove_file(&path)?;
-        return Err(error);
+        return Err(of_options(error));
     }
     Ok(true)
+}
+
+/// What is wrong with settings that were given as options: there is no file that it could be put right in.
+fn of_options(error: anyhow::Error) -> anyhow::Error {
+    let Some(wrong) = error.downcast_ref::<ConfigError>() else { return error };
+    let told: Vec<String> = wrong.complaints.iter().map(|wrong| format!("{}; {}", wrong.what, wrong.next)).collect();
+    let as_options = [("nbd.tls_dir", "--tls-dir"), ("nbd.tcp", "--nbd-tcp"), ("nbd.open", "--nbd-open")];
+    let told = as_options.iter().fold(told.join("\n"), |told, (key, option)| told.replace(key, option));
+    anyhow!("{told}")
 }
 
 /// As whom a process takes part in its grid.
