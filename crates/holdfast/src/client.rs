@@ -5,6 +5,7 @@ use crate::grid::metadata::MetadataFile;
 use crate::grid::processes::Role;
 use crate::protocol::{HostStatus, MachineInfo, Request, Response, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
 use anyhow::{Context, Result, anyhow, bail};
+use holdfast_api::Error;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -54,7 +55,7 @@ pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Respo
         bail!("the host stopped before it answered; look into {}", dir.logs_dir().join("host.log").display());
     }
     match serde_json::from_str(&answer).context("the host's answer makes no sense: is it another release?")? {
-        Response::Error { message } => bail!("{message}"),
+        Response::Error { message, code } => Err(Error::new(code, message).into()),
         response => Ok(response),
     }
 }

@@ -5,6 +5,7 @@
 use crate::cli::space::full_soon;
 use crate::cli::status::{GridStatus, NodeView};
 use crate::protocol::{DeviceInfo, SnapshotInfo, VolumeInfo, VolumeLive, free_of, takers};
+use holdfast_api::VolumeState;
 use holdfast_format::geometry::Layout;
 use holdfast_volume::claims::writable_beside;
 use holdfast_volume::protect::lacks;
@@ -190,7 +191,7 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
                 volume.name
             );
             found.critical(Concern::Service, what, &next);
-        } else if volume.state == "locked" {
+        } else if volume.state == VolumeState::Locked {
             let what = format!("volume {} is locked: its key could not be had", volume.name);
             let next = format!("`holdfast volume export {} --key-file FILE`", volume.name);
             found.critical(Concern::Service, what, &next);

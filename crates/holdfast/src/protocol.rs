@@ -6,6 +6,7 @@ use crate::anatomy::Parts;
 use crate::grid::layout::DeviceConfig;
 use crate::grid::metadata::MetadataFile;
 use crate::size::Size;
+use holdfast_api::{Code, Error, VolumeState};
 use holdfast_base::MediaClass;
 use holdfast_format::drive::DriveReport;
 use holdfast_format::schedule::ScheduleRecord;
@@ -13,6 +14,7 @@ use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::CacheStat;
 use holdfast_layer::Edge;
+use holdfast_runtime::meta::MetaError;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -508,7 +510,29 @@ pub enum Response {
     /// What, why, and the next command.
     Error {
         message: String,
+        /// What kind of thing stood in the way; older hosts say none.
+        #[serde(default)]
+        code: Code,
     },
+}
+
+impl Response {
+    pub fn failure(error: &anyhow::Error) -> Response {
+        Response::Error { message: format!("{error:#}"), code: code_of(error) }
+    }
+}
+
+/// What kind of thing stood in the way.
+pub fn code_of(error: &anyhow::Error) -> Code {
+    let of = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<MetaError>() {
+        Some(MetaError::Unknown { .. } | MetaError::Unwritable { .. }) => Some(Code::Unavailable),
+        Some(MetaError::Refused) => Some(Code::NotPermitted),
+        Some(MetaError::LeaseGone | MetaError::Compacted { .. } | MetaError::TooLarge) => None,
+        None => cause.downcast_ref::<Error>().map(|error| error.code),
+    };
+    // What was found last is the deepest.
+    let deepest = error.chain().filter_map(of).last();
+    deepest.unwrap_or_default()
 }
 
 impl From<VolumeInfo> for Response {
@@ -880,10 +904,7 @@ pub struct VolumeInfo {
     /// How much clients may have of it, in the words of the layer `limit`.
     #[serde(default)]
     pub limit: Option<String>,
-    /// `open`, `opening`, `closing`, `deposed`; `warming` where another host is about to hand it over to this one; at other hosts than the one that has it in service `portal` where they offer it,
-    /// else `elsewhere`; of one that none has `closed`, or `in care` while the steward has it open; `locked` where its key could not
-    /// be had.
-    pub state: String,
+    pub state: VolumeState,
     /// What opening waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,

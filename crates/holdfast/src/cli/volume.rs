@@ -10,6 +10,7 @@ use crate::protocol::{ClientsChange, KeySource, Request, Unreadable, VolumeInfo,
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use holdfast_api::VolumeState;
 use holdfast_format::geometry::Layout;
 use holdfast_format::tier::Tiers;
 use holdfast_volume::protect::Protect;
@@ -557,8 +558,8 @@ fn what_becomes_of_the_key(volume: &VolumeInfo) -> &'static str {
 }
 
 fn how_to_use(volume: &VolumeInfo) -> String {
-    match (volume.state.as_str(), volume.uris.first()) {
-        ("open" | "portal", Some(uri)) => format!("; connect to {uri}"),
+    match (volume.state, volume.uris.first()) {
+        (VolumeState::Open | VolumeState::Portal, Some(uri)) => format!("; connect to {uri}"),
         (_, Some(uri)) => {
             let why = volume.waits.as_deref().unwrap_or("its log is being read");
             format!("; it is still opening ({why}), at {uri}")
@@ -585,7 +586,7 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
         let live = |f: &dyn Fn(&crate::protocol::VolumeLive) -> String| own.map_or("-".to_string(), f);
         rows.add_row([
             volume.clone_of.as_ref().map_or(volume.name.clone(), |of| format!("{} (clone in {of})", volume.name)),
-            volume.state.clone(),
+            volume.state.to_string(),
             Size(volume.size_bytes).to_string(),
             volume.layout.clone(),
             live(&|l| Size(l.mapped_bytes).to_string()),
@@ -641,7 +642,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     if !volume.needed_by.is_empty() {
         row("holds data for", volume.needed_by.join(", "));
     }
-    row("state", volume.state.clone());
+    row("state", volume.state.to_string());
     if let Some(why) = &volume.waits {
         row("waits", why.clone());
     }

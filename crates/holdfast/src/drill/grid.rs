@@ -12,6 +12,7 @@ use crate::grid::units::Units;
 use crate::protocol::{HostStatus, LinkState, NodeInfo, Request, Response};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use holdfast_api::VolumeState;
 use rustix::process::Signal;
 use serde::Serialize;
 use std::fmt;
@@ -192,7 +193,7 @@ impl Grid for LocalGrid {
         };
         let mut volume = client::volume(&self.dir, &request)?;
         let deadline = Instant::now() + OPEN_TIME_MAX;
-        while volume.state != "open" {
+        while volume.state != VolumeState::Open {
             if Instant::now() >= deadline {
                 bail!(
                     "volume {name} is {} after {} s (it waits for {}); see `holdfast status`",

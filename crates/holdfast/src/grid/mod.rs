@@ -35,6 +35,7 @@ use crate::node_shell::fresh_device_id;
 use crate::size::Size;
 use anyhow::{Context, Result, anyhow, bail};
 use certs::Certificates;
+use holdfast_api::VolumeState;
 use holdfast_base::{DeviceId, GridId, MetaVersion, NodeId};
 use holdfast_runtime::device::create_file;
 use holdfast_runtime::pki;
@@ -835,7 +836,7 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
                 let is_here = |n: &&crate::protocol::NodeInfo| config.nodes.iter().any(|own| own.id == n.id);
                 let late = status.nodes.iter().filter(is_here).filter(is_late);
                 let late: Vec<String> = late.map(|n| n.id.to_string()).collect();
-                let opening = status.volumes.iter().filter(|v| v.state == "opening");
+                let opening = status.volumes.iter().filter(|v| v.state == VolumeState::Opening);
                 let waits: Vec<String> = opening
                     .map(|v| format!("volume {}: {}", v.name, v.waits.as_deref().unwrap_or("opening")))
                     .collect();

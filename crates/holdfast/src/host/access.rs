@@ -17,7 +17,8 @@ use super::control::ControlPlane;
 use super::nbd::Offered;
 use crate::logger;
 use crate::protocol::{ClientsChange, VolumeInfo};
-use anyhow::{Result, bail};
+use anyhow::Result;
+use holdfast_api::{Code, refuse};
 use holdfast_base::{GridId, Instant, VolumeId};
 use holdfast_runtime::pki::{Identity, Role};
 use holdfast_runtime::reactor::Io;
@@ -193,13 +194,15 @@ fn changed(volume: &str, change: &ClientsChange, list: Option<BTreeSet<String>>)
         }
         ClientsChange::Deny { clients } => {
             let Some(mut list) = list else {
-                bail!(
+                refuse!(
+                    Code::Invalid,
                     "volume {volume} is for every client, so that one alone can't be taken out; say who may have it instead \
                      (`holdfast volume allow {volume} CLIENT...`), or that nobody may (`holdfast volume deny {volume} --all`)"
                 );
             };
             if let Some(missing) = clients.iter().find(|client| !list.contains(*client)) {
-                bail!(
+                refuse!(
+                    Code::NotFound,
                     "client {missing} is not one of those that may have volume {volume}; `holdfast volume show {volume}` \
                      names them"
                 );
@@ -209,7 +212,10 @@ fn changed(volume: &str, change: &ClientsChange, list: Option<BTreeSet<String>>)
         }
     };
     if list.len() > CLIENTS_MAX {
-        bail!("a volume names at most {CLIENTS_MAX} clients; give machines that share it a certificate of one name");
+        refuse!(
+            Code::Invalid,
+            "a volume names at most {CLIENTS_MAX} clients; give machines that share it a certificate of one name"
+        );
     }
     Ok(Some(list))
 }

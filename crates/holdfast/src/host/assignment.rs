@@ -15,7 +15,8 @@ use super::presence::{TTL, address_of};
 use super::records::{News, Records};
 use super::volumes::OpenSpec;
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{Effects, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::{
     Action, ActionId, Changes, Cluster, Config, Effect, Event, Local, Outcome, Reading, SILENT_FOR, View,
@@ -102,7 +103,8 @@ impl Assignment {
         // From here on it is let go of whatever comes of it.
         let hold = Hold(volume, self.clone());
         if is_granted.recv_timeout(HOLD_MAX).is_err() {
-            bail!(
+            refuse!(
+                Code::Unavailable,
                 "the volume is being moved between hosts, and that takes long; `holdfast volume list` shows where it is"
             );
         }

@@ -17,9 +17,10 @@ use super::control::ControlPlane;
 use super::errands::Errand;
 use super::signer::Kept;
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use holdfast_api::{Code, refuse};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::tls::TlsStream;
 use serde_json::Value;
@@ -63,11 +64,11 @@ impl ControlPlane {
         let kept = Kept::read(certificates)?;
         let there = self.hosts_there();
         if to == self.catalog.host() {
-            bail!("this machine has the key of the grid's authority already");
+            refuse!(Code::State, "this machine has the key of the grid's authority already");
         }
         if !there.contains(to) {
             let up: Vec<&str> = there.iter().map(String::as_str).collect();
-            bail!("there is no host {to} that is up; those are: {}", up.join(", "));
+            refuse!(Code::NotFound, "there is no host {to} that is up; those are: {}", up.join(", "));
         }
         let mut stream = self.revocations.load_host(self.catalog.host())?.connect(Role::Host(to.to_string()))?;
         let (session, mut heard, mut is_told) = (uuid::Uuid::new_v4().to_string(), Vec::new(), false);
@@ -86,7 +87,7 @@ impl ControlPlane {
                 stream.send(&message);
             }
         }
-        bail!("host {to} has not answered whether it has the key")
+        refuse!(Code::NotPermitted, "host {to} has not answered whether it has the key")
     }
 
     /// The other side of that: what a host says that may be about to give the key, and what it is answered.
@@ -97,7 +98,7 @@ impl ControlPlane {
         sessions.0.retain(|_, (.., since)| now.duration_since(*since) < SESSION_LIFE);
         if !sessions.0.contains_key(session) {
             if sessions.0.len() >= SESSIONS_MAX {
-                bail!("too many hosts are about to give it a key; try again in a minute");
+                refuse!(Code::Unavailable, "too many hosts are about to give it a key; try again in a minute");
             }
             let door = certificates.load_host_server(self.catalog.host())?;
             if let Some(revoked) = self.revocations.known() {

@@ -40,6 +40,7 @@ use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
 use crate::protocol::Unreadable;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, Error, refuse};
 use holdfast_base::{DeviceId, GridId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::FormatError;
@@ -262,13 +263,18 @@ pub fn check_name(name: &str) -> Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if name.len() > NAME_BYTES_MAX || !starts_well || !name.chars().all(is_plain) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "`{name}` can't be a name: use up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, \
              beginning \
              with a letter or digit, for example vm1-disk"
         );
     }
     Ok(())
+}
+
+pub(super) fn no_volume(name: &str) -> Error {
+    Error::new(Code::NotFound, format!("there is no volume {name}; `holdfast volume list` shows what there is"))
 }
 
 impl Catalog {
@@ -310,7 +316,7 @@ impl Catalog {
                 return Ok(());
             }
         }
-        bail!("metadata record {key} could not be changed: others change it all the time; try again")
+        refuse!(Code::Changed, "metadata record {key} could not be changed: others change it all the time; try again")
     }
 
     fn set(&self, key: &str, value: Option<Vec<u8>>) -> Result<()> {
@@ -361,11 +367,16 @@ impl Catalog {
             let is_ours = record.host.is_empty() || record.host == self.host;
             let is_there = self.live_root(chosen)?.is_some() || Self::clone_in(&self.meta, chosen)?.is_some();
             if !is_there && !is_ours && live_hosts(&self.meta)?.contains(&record.host) {
-                bail!("a volume {name} is being made at host {}; choose another name, or try again later", record.host);
+                refuse!(
+                    Code::Exists,
+                    "a volume {name} is being made at host {}; choose another name, or try again later",
+                    record.host
+                );
             }
             // What an attempt has left that was cut short is given up before its name is taken.
             if is_there || !self.is_gone(chosen)? {
-                bail!(
+                refuse!(
+                    Code::Exists,
                     "there is a volume {name} already; choose another name, or look at it with `holdfast volume show \
                      {name}`"
                 );
@@ -420,7 +431,7 @@ impl Catalog {
             Commit::Done(_) => {}
             Commit::Conflict(found) if found[0].is_none() => return Ok(None),
             Commit::Conflict(_) => {
-                bail!("a volume {name} is being made by somebody else; see `holdfast volume list`")
+                refuse!(Code::Exists, "a volume {name} is being made by somebody else; see `holdfast volume list`")
             }
         }
         let (served_by, handed_from, portals, clone) = (None, None, BTreeSet::new(), None);
@@ -477,7 +488,7 @@ impl Catalog {
         let root = Root { deleted: true, ..Root::new(self.grid, volume, name, 0, layout) };
         match self.meta.swap(&root_key(volume), MetaVersion::ABSENT, Some(&root.encode()), None)? {
             Swap::Done(version) => Ok(Begun { volume, version }),
-            _ => bail!("a volume {name} is being made by somebody else; see `holdfast volume list`"),
+            _ => refuse!(Code::Exists, "a volume {name} is being made by somebody else; see `holdfast volume list`"),
         }
     }
 
@@ -485,7 +496,7 @@ impl Catalog {
     pub fn finish_separate(&self, begun: &Begun, root: &Root) -> Result<()> {
         match self.meta.swap(&root_key(begun.volume), begun.version, Some(&root.encode()), None)? {
             Swap::Done(_) => Ok(()),
-            _ => bail!("the making of {} was given up meanwhile; try again", root.name),
+            _ => refuse!(Code::Changed, "the making of {} was given up meanwhile; try again", root.name),
         }
     }
 
@@ -717,9 +728,9 @@ impl Catalog {
     pub fn find(&self, name: &str) -> Result<Entry> {
         let key = name_key(name);
         let (_, value) = self.get(&key)?;
-        let missing = || format!("there is no volume {name}; `holdfast volume list` shows what there is");
-        let record: NameRecord = decode(&key, &value.with_context(missing)?)?;
-        self.entry(record.volume.parse()?)?.with_context(missing)
+        let missing = || no_volume(name);
+        let record: NameRecord = decode(&key, &value.ok_or_else(missing)?)?;
+        Ok(self.entry(record.volume.parse()?)?.ok_or_else(missing)?)
     }
 
     /// All volumes whose records this release can read: a record of a newer one, or a damaged one, is one volume's trouble.
@@ -732,7 +743,9 @@ impl Catalog {
         let (entries, unreadable) = self.survey()?;
         match unreadable.first() {
             None => Ok(entries),
-            Some(Unreadable { name, why }) => bail!("volume {name} is not known well enough for that: {why}"),
+            Some(Unreadable { name, why }) => {
+                refuse!(Code::State, "volume {name} is not known well enough for that: {why}")
+            }
         }
     }
 
@@ -779,12 +792,14 @@ impl Catalog {
     /// Refuses what only the host that has the volume in service can do.
     pub fn check_not_elsewhere(&self, entry: &Entry) -> Result<()> {
         match &entry.served_by {
-            Some(host) if *host != self.host && !self.is_there(host)? => bail!(
+            Some(host) if *host != self.host && !self.is_there(host)? => refuse!(
+                Code::State,
                 "volume {0} is in service at host {host}, which is gone; `holdfast volume export {0}` has this host \
                  serve it",
                 entry.name()
             ),
-            Some(host) if *host != self.host => bail!(
+            Some(host) if *host != self.host => refuse!(
+                Code::State,
                 "volume {0} is in service at host {host}; ask there, or have it served here with `holdfast volume export {0} \
                  --takeover`, which ends the service there",
                 entry.name()
@@ -806,7 +821,8 @@ impl Catalog {
             if let Some(host) = other.filter(|_| !takeover)
                 && live_hosts(&self.meta)?.contains(host)
             {
-                bail!(
+                refuse!(
+                    Code::State,
                     "volume {name} is in service at host {host}, which is up; have it handed over there (`holdfast volume handover \
                      {name} --to {0}`), offer it here as well (--portal), or add --takeover: clients of that host then get errors",
                     self.host
@@ -821,12 +837,15 @@ impl Catalog {
             match self.meta.commit(&compares, &[put(&key, next)])? {
                 Commit::Done(_) => return Ok(is_taken_over),
                 Commit::Conflict(found) if found[1..].iter().any(Option::is_some) => {
-                    bail!("volume {name} was deleted meanwhile; `holdfast volume list` shows what there is")
+                    refuse!(
+                        Code::Changed,
+                        "volume {name} was deleted meanwhile; `holdfast volume list` shows what there is"
+                    )
                 }
                 Commit::Conflict(_) => {}
             }
         }
-        bail!("volume {name} is not in service: others change who serves it all the time; try again")
+        refuse!(Code::Changed, "volume {name} is not in service: others change who serves it all the time; try again")
     }
 
     pub(super) fn change_export(&self, volume: VolumeId, change: impl Fn(&mut ExportRecord)) -> Result<bool> {
@@ -1003,7 +1022,12 @@ impl Catalog {
             self.update(&key, |found| {
                 let found: Option<NodeRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
                 if let Some(other) = found.as_ref().filter(|found| found.machine != self.host) {
-                    bail!("node {} is on machine {}; two nodes can't have one number", node.id, other.machine);
+                    refuse!(
+                        Code::Invalid,
+                        "node {} is on machine {}; two nodes can't have one number",
+                        node.id,
+                        other.machine
+                    );
                 }
                 Ok((found.as_ref() != Some(&record)).then(|| Some(encode(&record))))
             })?;
@@ -1039,7 +1063,7 @@ impl Catalog {
                 return Ok(node);
             }
         }
-        bail!("no number could be taken for a node: others take them all the time; try again")
+        refuse!(Code::Changed, "no number could be taken for a node: others take them all the time; try again")
     }
 
     /// Snapshots by schedule, by the id of a volume or clone.

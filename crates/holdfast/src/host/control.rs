@@ -36,6 +36,7 @@ use crate::protocol::{
 };
 use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
+use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
@@ -81,7 +82,7 @@ pub fn ask<T>(
 ) -> Result<T> {
     let (answer, answered) = sync_channel(1);
     if reactor.post(command(answer)).is_err() {
-        bail!("the host is too busy to take commands; try again");
+        refuse!(Code::Unavailable, "the host is too busy to take commands; try again");
     }
     answered.recv_timeout(patience).context("the host did not answer in time; `holdfast status` shows what it does")
 }
@@ -214,14 +215,17 @@ fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
         if !line.ends_with('\n') {
             // Cut off on its way, or without end: nothing of it is done, and what follows makes no sense.
             let message = format!("a request is one line of at most {LINE_BYTES_MAX} bytes, and this one has no end");
-            return say(stream, &Response::Error { message });
+            return say(stream, &Response::Error { message, code: Code::Invalid });
         }
         let response = match serde_json::from_str::<Request>(&line) {
             Ok(request) => match rank.check(&request) {
                 Ok(()) => plane.respond(request),
-                Err(error) => Response::Error { message: error.to_string() },
+                Err(error) => Response::failure(&error),
             },
-            Err(error) => Response::Error { message: format!("the host does not understand the request: {error}") },
+            Err(error) => Response::Error {
+                message: format!("the host does not understand the request: {error}"),
+                code: Code::Unsupported,
+            },
         };
         say(stream, &response)?;
     }
@@ -235,10 +239,16 @@ fn say(mut stream: &UnixStream, response: &Response) -> Result<()> {
 
 pub(super) fn check_size(size_bytes: u64) -> Result<()> {
     if !(SIZE_BYTES_MIN..=SIZE_BYTES_MAX).contains(&size_bytes) {
-        bail!("a volume has from {} to {}; choose a size between", Size(SIZE_BYTES_MIN), Size(SIZE_BYTES_MAX));
+        refuse!(
+            Code::Invalid,
+            "a volume has from {} to {}; choose a size between",
+            Size(SIZE_BYTES_MIN),
+            Size(SIZE_BYTES_MAX)
+        );
     }
     if !size_bytes.is_multiple_of(BLOCK_BYTES as u64) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "a volume has whole blocks of {BLOCK_BYTES} bytes, and {size_bytes} is no multiple; choose a rounder size"
         );
     }
@@ -251,12 +261,12 @@ impl ControlPlane {
         if let Request::VolumeHandover { name, to } = &request
             && let Some(handed) = self.pass_handover_on(name, to)
         {
-            return handed.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") });
+            return handed.unwrap_or_else(|error| Response::failure(&error));
         }
         if let Request::MachineRemove { name, dead, accept_loss } = &request
             && let Some(removed) = self.pass_removal_on(name, *dead, *accept_loss)
         {
-            return removed.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") });
+            return removed.unwrap_or_else(|error| Response::failure(&error));
         }
         if let Some(response) = self.pass_on(&request) {
             return response;
@@ -273,7 +283,7 @@ impl ControlPlane {
         });
         let _hold = match ready {
             Ok(hold) => hold,
-            Err(error) => return Response::Error { message: format!("{error:#}") },
+            Err(error) => return Response::failure(&error),
         };
         let result = match request {
             Request::Status => self.status().map(|status| Response::Status(Box::new(status))),
@@ -369,7 +379,7 @@ impl ControlPlane {
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
-        result.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") })
+        result.unwrap_or_else(|error| Response::failure(&error))
     }
 
     /// What others have written by now is known, for who asks for more than a look at how things stand.
@@ -566,11 +576,12 @@ impl ControlPlane {
         let by_node: Vec<usize> = self.config().nodes.iter().map(|node| node.devices.len()).collect();
         let Some((wants, has)) = protect::lacks(layout, &by_node) else { return Ok(layout) };
         match protect::choose(Protect::Node, &by_node).or_else(|_| protect::choose(Protect::Device, &by_node)) {
-            Ok(fits) => bail!(
+            Ok(fits) => refuse!(
+                Code::Redundancy,
                 "layout {layout} wants {wants} and this grid has {has}; choose another, for example {fits} \
                  (`holdfast volume plan` shows what there is)"
             ),
-            Err(why) => bail!("layout {layout} wants {wants} and this grid has {has}; {why}"),
+            Err(why) => refuse!(Code::Redundancy, "layout {layout} wants {wants} and this grid has {has}; {why}"),
         }
     }
 
@@ -585,7 +596,11 @@ impl ControlPlane {
         let limit = limit.map(limits::parse).transpose()?;
         let is_its_own = layout.is_none() && tiers.is_none() && fixed.is_none() && checked_reads.is_none();
         if entry.clone.is_some() && !is_its_own {
-            bail!("{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both", entry.root.name);
+            refuse!(
+                Code::State,
+                "{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both",
+                entry.root.name
+            );
         }
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
         let root = &entry.root;
@@ -624,8 +639,11 @@ impl ControlPlane {
             let is_of = |d: &&DeviceInfo| media.is_none() || d.class == media;
             let by_node: Vec<usize> = live.nodes.iter().map(|n| n.devices.iter().filter(is_of).count()).collect();
             if let Some((wants, has)) = protect::lacks(layout, &by_node) {
-                let Some(media) = media else { bail!("layout {layout} wants {wants}, and this grid has {has}") };
-                bail!(
+                let Some(media) = media else {
+                    refuse!(Code::Redundancy, "layout {layout} wants {wants}, and this grid has {has}")
+                };
+                refuse!(
+                    Code::Redundancy,
                     "layout {layout} on {media} wants {wants}, and this grid has {has} of that class; `holdfast device list` \
                      shows the classes of devices, and `holdfast device class` sets them"
                 );
@@ -638,7 +656,9 @@ impl ControlPlane {
         let command = |answer| Command::SetPolicy { name: name.to_string(), policy, answer };
         match ask(&self.reactor, RESIZE_MAX, command) {
             Ok(true) => Ok(()),
-            Ok(false) => bail!("volume {name} is not in service; `holdfast volume export {name}`, then try again"),
+            Ok(false) => {
+                refuse!(Code::State, "volume {name} is not in service; `holdfast volume export {name}`, then try again")
+            }
             Err(error) => {
                 Err(error.context(format!("the policy of volume {name} is not changed yet; it may still be")))
             }
@@ -661,16 +681,19 @@ impl ControlPlane {
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
             // Another opening was faster, the steward's say: while this command holds the volume nobody else tries again.
-            let is_over = info.as_ref().is_none_or(|info| info.state == "deposed");
+            let is_over = info.as_ref().is_none_or(|info| info.state == VolumeState::Deposed);
             if is_over && Instant::now() >= again && self.catalog.is_here(&self.catalog.find(name)?) {
                 open(spec.clone())?;
                 again = Instant::now() + OPEN_AGAIN;
             }
             match info {
-                Some(info) if info.state == "open" || Instant::now() >= patience => return Ok(info),
+                Some(info) if info.state == VolumeState::Open || Instant::now() >= patience => return Ok(info),
                 // A clone is known when its volume is open.
                 None if Instant::now() >= patience => {
-                    bail!("volume {name} is not served: the host is stopping, or has as many volumes open as it can");
+                    refuse!(
+                        Code::State,
+                        "volume {name} is not served: the host is stopping, or has as many volumes open as it can"
+                    );
                 }
                 _ => {}
             }
@@ -691,7 +714,10 @@ impl ControlPlane {
             CloseOutcome::Closed | CloseOutcome::NotOpen => Ok(()),
             CloseOutcome::InUse(count) => {
                 let clients = if count == 1 { "one client is" } else { "clients are" };
-                bail!("{why_not}: {clients} connected ({count}); disconnect first, or add --force to cut them off")
+                refuse!(
+                    Code::InUse,
+                    "{why_not}: {clients} connected ({count}); disconnect first, or add --force to cut them off"
+                )
             }
         }
     }
@@ -703,7 +729,8 @@ impl ControlPlane {
         }
         self.catalog.check_not_elsewhere(&entry)?;
         if entry.clone.is_some() {
-            bail!(
+            refuse!(
+                Code::State,
                 "{name} is a clone, a part of volume {0}, and in service with it; `holdfast volume unexport {0}` takes \
                  both out",
                 entry.root.name
@@ -720,7 +747,8 @@ impl ControlPlane {
         check_size(size_bytes)?;
         let entry = self.catalog.find(name)?;
         if size_bytes < entry.size_bytes() && !shrink {
-            bail!(
+            refuse!(
+                Code::Invalid,
                 "volume {name} has {} and would lose its end; shrink the file system on it first, then add --shrink",
                 Size(entry.size_bytes())
             );
@@ -744,7 +772,7 @@ impl ControlPlane {
         match self.become_fixed(&entry, size_bytes, entry.root.layout, become_so)? {
             Ok(ResizeOutcome::Done) => self.show(name),
             Ok(ResizeOutcome::InUse) => Err(self.larger_in_use(name)),
-            Ok(ResizeOutcome::NotOpen) => bail!("volume {name} was closed meanwhile; try again"),
+            Ok(ResizeOutcome::NotOpen) => refuse!(Code::Changed, "volume {name} was closed meanwhile; try again"),
             Err(error) => Err(error.context(format!("volume {name} is not resized yet; it will be once it is open"))),
         }
     }
@@ -795,14 +823,19 @@ impl ControlPlane {
             ChangeOutcome::Done => Ok(()),
             ChangeOutcome::NotOpen => {
                 let origin = &entry.root.name;
-                bail!("volume {volume} is not in service; `holdfast volume export {origin}`, then try again")
+                refuse!(
+                    Code::State,
+                    "volume {volume} is not in service; `holdfast volume export {origin}`, then try again"
+                )
             }
             ChangeOutcome::InUse(_) if is_resize => Err(self.larger_in_use(volume)),
             ChangeOutcome::InUse(count) => {
                 let clients = if count == 1 { "one client is" } else { "clients are" };
-                bail!("nothing is changed: {clients} connected ({count}); disconnect first")
+                refuse!(Code::InUse, "nothing is changed: {clients} connected ({count}); disconnect first")
             }
-            ChangeOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
+            ChangeOutcome::Refused(why) => {
+                refuse!(Code::NotFound, "{why}; `holdfast snapshot list {volume}` shows what there is")
+            }
         }
     }
 
@@ -824,7 +857,8 @@ impl ControlPlane {
     /// A clone that a crash left without its record is dropped by the next attempt, which may be for another one.
     fn clone_snapshot(&self, source: &str, name: &str, size_bytes: Option<u64>) -> Result<VolumeInfo> {
         let (volume, Some(snapshot)) = split_export(source) else {
-            bail!(
+            refuse!(
+                Code::State,
                 "{source} is a volume, and clones are made of snapshots; `holdfast snapshot create {source} NAME`, then \
                  `holdfast volume clone {source}@NAME {name}`"
             );
@@ -832,7 +866,8 @@ impl ControlPlane {
         size_bytes.map_or(Ok(()), check_size)?;
         let entry = self.catalog.find(volume)?;
         if entry.settings.fixed.is_some() {
-            bail!(
+            refuse!(
+                Code::State,
                 "volume {volume} is fixed, and a clone would write to what is set aside for it; `holdfast volume set \
                  {volume} --provisioning thin`, then try again"
             );
@@ -852,13 +887,17 @@ impl ControlPlane {
     fn delete(&self, name: &str, (force, now): (bool, bool)) -> Result<()> {
         let entry = self.catalog.find(name)?;
         if entry.protected {
-            bail!("{name} is protected, and is not deleted; `holdfast volume protect {name} off`, then try again");
+            refuse!(
+                Code::Protected,
+                "{name} is protected, and is not deleted; `holdfast volume protect {name} off`, then try again"
+            );
         }
         if let Some((id, record)) = &entry.clone {
             let origin = self.ask(|answer| Command::Volume { name: entry.root.name.clone(), answer })?;
             let clone = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
             // Where its volume is open and has it no more an earlier deletion was cut short.
-            let is_gone = origin.is_some_and(|v| v.state == "open") && clone.is_none_or(|c| c.id != id.to_string());
+            let is_gone =
+                origin.is_some_and(|v| v.state == VolumeState::Open) && clone.is_none_or(|c| c.id != id.to_string());
             if !is_gone {
                 self.change(name, Wanted::DropClone { force })?;
             }
@@ -866,7 +905,7 @@ impl ControlPlane {
         }
         let clones = self.catalog.clones_of(entry.root.volume)?;
         if !clones.is_empty() {
-            bail!("volume {name} has clones ({}); delete them first", clones.join(", "));
+            refuse!(Code::InUse, "volume {name} has clones ({}); delete them first", clones.join(", "));
         }
         let by = self.catalog.needed_by(&entry.root)?;
         if !by.is_empty() {
@@ -890,7 +929,10 @@ impl ControlPlane {
         self.config().node(node)?;
         match self.ask(|answer| Command::Cut { node: NodeId(node), cut, answer })? {
             true => Ok(()),
-            false => bail!("the host knows no node {node}; restart the grid with `holdfast grid down` and `grid up`"),
+            false => refuse!(
+                Code::NotFound,
+                "the host knows no node {node}; restart the grid with `holdfast grid down` and `grid up`"
+            ),
         }
     }
 
@@ -933,10 +975,10 @@ impl ControlPlane {
         let elsewhere = entry.served_by.is_some() && !self.catalog.is_here(entry);
         let trouble = self.keys.trouble(entry.root.volume).filter(|_| !elsewhere);
         let state = match trouble {
-            _ if elsewhere && self.catalog.is_offered(entry) => "portal",
-            _ if elsewhere => "elsewhere",
-            Some(_) => "locked",
-            None => "closed",
+            _ if elsewhere && self.catalog.is_offered(entry) => VolumeState::Portal,
+            _ if elsewhere => VolumeState::Elsewhere,
+            Some(_) => VolumeState::Locked,
+            None => VolumeState::Closed,
         };
         let fixed = entry.settings.fixed.filter(|_| entry.clone.is_none());
         let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
@@ -964,7 +1006,7 @@ impl ControlPlane {
             portals: entry.portals.iter().cloned().collect(),
             only_for: None,
             limit: None,
-            state: state.to_string(),
+            state,
             waits: trouble.or_else(|| self.fails_over_when(entry)),
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),

@@ -10,7 +10,8 @@ use super::control::ControlPlane;
 use crate::grid::copies::{self, Way};
 use crate::grid::metadata::{self, Held, MetadataFile};
 use crate::logger;
-use anyhow::{Result, bail};
+use anyhow::Result;
+use holdfast_api::{Code, refuse};
 use holdfast_format::meta::VOLUME_PREFIX;
 use std::sync::PoisonError;
 
@@ -30,7 +31,7 @@ impl ControlPlane {
         let held = metadata::held(&self.meta)?;
         // It may have turned out meanwhile that the store is not the one that it was.
         if !self.store_is_right() {
-            bail!("the store does not answer, or is not the one that it was");
+            refuse!(Code::Unavailable, "the store does not answer, or is not the one that it was");
         }
         let config = self.config();
         let grid = config.grid_id()?;

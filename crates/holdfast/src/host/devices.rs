@@ -14,6 +14,7 @@ use crate::logger;
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, VolumeInfo, VolumeSpace};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{DeviceId, MediaClass, NodeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
@@ -123,7 +124,7 @@ impl ControlPlane {
         let wanted: BTreeSet<DeviceId> = devices.iter().map(|d| d.parse()).collect::<Result<_, _>>()?;
         let known = self.config().devices();
         if let Some(device) = wanted.iter().find(|device| !known.iter().any(|(_, d)| d == *device)) {
-            bail!("this grid has no device {device}; `holdfast device list` shows them");
+            refuse!(Code::NotFound, "this grid has no device {device}; `holdfast device list` shows them");
         }
         if !cancel {
             self.empty(&wanted, force)?;
@@ -157,7 +158,7 @@ impl ControlPlane {
     pub(super) fn set_class(&self, name: &str, class: Option<MediaClass>) -> Result<()> {
         let device: DeviceId = name.parse()?;
         let Some((node, _)) = self.config().devices().into_iter().find(|(_, known)| *known == device) else {
-            bail!("this grid has no device {name}; `holdfast device list` shows them");
+            refuse!(Code::NotFound, "this grid has no device {name}; `holdfast device list` shows them");
         };
         let patience = Instant::now() + CLASS_MAX;
         loop {
@@ -193,7 +194,8 @@ impl ControlPlane {
             let layout: Layout = entry.root.layout;
             let by_node: Vec<usize> = live.nodes.iter().map(|node| node.devices.iter().filter(stays).count()).collect();
             if let Some((wants, left)) = protect::lacks(layout, &by_node) {
-                bail!(
+                refuse!(
+                    Code::Redundancy,
                     "volume {} ({layout}) needs {wants} that take data, and {left} would be left; `holdfast device replace` puts \
                      another one in its place; or add a node or device first, or choose another layout (`holdfast volume set`)",
                     entry.name()
@@ -204,7 +206,8 @@ impl ControlPlane {
         let leaves: u64 = devices().filter(|d| !stays(d)).map(|d| d.capacity_bytes - d.free_bytes).sum();
         let free: u64 = devices().filter(stays).map(|d| d.free_bytes).sum();
         if leaves > free / 1000 * FILL_PER_MILLE {
-            bail!(
+            refuse!(
+                Code::NoSpace,
                 "{} would have to move, and the other devices have {} free; add a device first, or free space",
                 Size(leaves),
                 Size(free)
@@ -231,7 +234,7 @@ impl ControlPlane {
         for name in devices {
             let device: DeviceId = name.parse()?;
             if !draining.contains(&device) {
-                bail!("device {name} is in use; `holdfast device drain {name}` empties it first");
+                refuse!(Code::InUse, "device {name} is in use; `holdfast device drain {name}` empties it first");
             }
             // Its link may just be made anew, as it is when another device comes.
             let shards = (0..LOOKS_MAX).find_map(|look| {
@@ -241,7 +244,8 @@ impl ControlPlane {
             match (shards, left_of.get(&device).copied().unwrap_or(0)) {
                 (Some(0), 0) => {}
                 _ if force => logger::warn(format_args!("device {name} is removed although it is not empty")),
-                (Some(shards), left) => bail!(
+                (Some(shards), left) => refuse!(
+                    Code::InUse,
                     "device {name} still holds {shards} shards, and {left} are still to be moved or made again; `holdfast task \
                      watch` shows how it gets on{}",
                     self.closed_volumes()?
@@ -249,13 +253,15 @@ impl ControlPlane {
                 // What nobody needs may be gone with its node.
                 (None, 0) => {
                     if let Some(why) = self.who_may_need(name)? {
-                        bail!(
+                        refuse!(
+                            Code::Unavailable,
                             "device {name} can't be looked at: its node does not answer, and {why}. Bring the node \
                              back (`holdfast node start`), or do that and try again"
                         );
                     }
                 }
-                (None, left) => bail!(
+                (None, left) => refuse!(
+                    Code::Unavailable,
                     "device {name} can't be looked at: its node does not answer, and {left} of what lay there are still to be \
                      made again; `holdfast task watch` shows how it gets on. Bring the node back (`holdfast node start`), or wait"
                 ),
@@ -265,7 +271,8 @@ impl ControlPlane {
         let entries = if force { self.catalog.all_kept()? } else { self.catalog.all_kept_strictly()? };
         for entry in entries.iter().filter(|entry| entry.clone.is_none() && !force) {
             if entry.root.ledgers.iter().flat_map(|ledger| &ledger.legs).any(|leg| is_leaving(leg.device)) {
-                bail!(
+                refuse!(
+                    Code::InUse,
                     "the log of volume {} still has a leg there; `holdfast task watch` shows how it gets on{}",
                     entry.name(),
                     self.closed_volumes()?
@@ -274,7 +281,8 @@ impl ControlPlane {
         }
         let weak = |v: &&VolumeInfo| v.live.as_ref().is_some_and(|l| l.degraded_segments + l.at_risk_entries > 0);
         match live.volumes.iter().find(weak).filter(|_| !force) {
-            Some(volume) => bail!(
+            Some(volume) => refuse!(
+                Code::Redundancy,
                 "volume {} is not fully redundant now; wait until `holdfast status` shows no degraded segments",
                 volume.name
             ),

@@ -10,7 +10,8 @@
 use crate::daemon::outwait;
 use crate::grid::layout::GridDir;
 use crate::protocol::{Kind, Request};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -34,7 +35,8 @@ impl Rank {
     pub fn check(self, request: &Request) -> Result<()> {
         match (self, request.kind()) {
             (Rank::Admin, _) | (Rank::Reader, Kind::Look) => Ok(()),
-            (Rank::Reader, Kind::Check | Kind::Change | Kind::Act) => bail!(
+            (Rank::Reader, Kind::Check | Kind::Change | Kind::Act) => refuse!(
+                Code::NotPermitted,
                 "you may look at this grid and change nothing: your group is the one that control.readers names; run this command as \
                  the user that runs the host (`sudo holdfast ...`)"
             ),
@@ -53,7 +55,8 @@ pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Vec<(UnixListener, R
     };
     let groups = fs::read_to_string(GROUPS).with_context(|| format!("cannot read {GROUPS}"))?;
     let Some(number) = number_of(group, &groups) else {
-        bail!(
+        refuse!(
+            Code::NotFound,
             "control.readers is {group}, and {GROUPS} has no such group; make it (`groupadd {group}`), or write the number of one \
              that is elsewhere"
         );
@@ -87,7 +90,7 @@ fn remove(path: &Path) -> Result<()> {
 fn open_one(path: &Path, mode: u32, group: Option<u32>) -> Result<UnixListener> {
     let is_taken = || if UnixStream::connect(path).is_ok() { Err(()) } else { Ok(()) };
     if outwait(is_taken, |()| true).is_err() {
-        bail!("another host serves {}; stop it with `holdfast grid down`", path.display());
+        refuse!(Code::InUse, "another host serves {}; stop it with `holdfast grid down`", path.display());
     }
     remove(path)?;
     let open = || -> std::io::Result<UnixListener> {

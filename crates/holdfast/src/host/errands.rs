@@ -16,7 +16,8 @@ use super::meta::Meta;
 use super::volumes::split_export;
 use crate::logger;
 use crate::protocol::{Kind, LinkState, Request, Response, TaskInfo, VolumeSpace};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
+use holdfast_api::{Code, refuse};
 use holdfast_base::NodeId;
 use holdfast_cluster::View;
 use holdfast_format::geometry::Layout;
@@ -111,7 +112,8 @@ impl ControlPlane {
                 return serde_json::from_slice(&done).with_context(|| format!("record {key} is damaged"));
             }
             if Instant::now() >= end {
-                bail!(
+                refuse!(
+                    Code::Unavailable,
                     "host {host} was asked, and does not answer within {} s; see whether it hangs",
                     patience.as_secs()
                 );
@@ -119,7 +121,7 @@ impl ControlPlane {
             if looked.elapsed() >= PAUSE {
                 looked = Instant::now();
                 if !self.records.view(|view| view.has_host(host)) {
-                    bail!("host {host} was asked, and is gone");
+                    refuse!(Code::Unavailable, "host {host} was asked, and is gone");
                 }
             }
             std::thread::sleep(LOOK_PACE);
@@ -180,7 +182,7 @@ impl ControlPlane {
         let done = self.send_errand(&owner, &errand, patience).and_then(|done| done);
         let response =
             done.and_then(|told| serde_json::from_value(told).context("the answer of that host makes no sense"));
-        Some(response.unwrap_or_else(|error| Response::Error { message: format!("{error:#}") }))
+        Some(response.unwrap_or_else(|error| Response::failure(&error)))
     }
 
     /// What all other hosts tell, and those that don't.
@@ -216,7 +218,8 @@ impl ControlPlane {
         };
         if !nodes.is_empty() && is_missed {
             let (host, few) = (self.catalog.host(), allowed(layout));
-            bail!(
+            refuse!(
+                Code::Redundancy,
                 "{host} does not reach node {}, which the host does that serves it, and its layout bears {few}; see `holdfast \
                  status` there",
                 missed.join(", ")
@@ -234,7 +237,9 @@ impl ControlPlane {
                 };
                 match is_passed(&request) {
                     true => value(serde_json::to_value(self.respond_here(*request))),
-                    false => bail!("this is none of the commands that a host carries out for another"),
+                    false => {
+                        refuse!(Code::NotPermitted, "this is none of the commands that a host carries out for another")
+                    }
                 }
             }
             Errand::Tell => {

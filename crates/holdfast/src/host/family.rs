@@ -18,6 +18,7 @@ use super::{Host, control::check_size};
 use crate::logger;
 use crate::protocol::VolumeInfo;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, Error, refuse};
 use holdfast_base::{Epoch, Instant, VolumeId};
 use holdfast_format::family::SegmentRanges;
 use holdfast_format::record::SegmentNo;
@@ -145,7 +146,8 @@ impl ControlPlane {
         export: bool,
     ) -> Result<VolumeInfo> {
         let (volume, Some(snapshot)) = split_export(source) else {
-            bail!(
+            refuse!(
+                Code::State,
                 "{source} is a volume, and clones are made of snapshots; `holdfast snapshot create {source} NAME`, then \
                  `holdfast volume clone {source}@NAME {name} --separate`"
             );
@@ -155,7 +157,10 @@ impl ControlPlane {
         self.catalog.check_not_elsewhere(&origin)?;
         let shown_bytes = self.snapshot_bytes(volume, snapshot)?;
         if size_bytes.is_some_and(|size| size < shown_bytes) {
-            bail!("a clone is at least as large as its snapshot; make it smaller later (`holdfast volume resize`)");
+            refuse!(
+                Code::Invalid,
+                "a clone is at least as large as its snapshot; make it smaller later (`holdfast volume resize`)"
+            );
         }
         let layout = origin.root.layout;
         let key = self.keys.for_dependent(&origin)?;
@@ -191,7 +196,10 @@ impl ControlPlane {
         })? {
             ForkOutcome::Made(root) => Ok(root),
             ForkOutcome::NotOpen => {
-                bail!("volume {volume} is not in service any more; `holdfast volume list` says where it is")
+                refuse!(
+                    Code::State,
+                    "volume {volume} is not in service any more; `holdfast volume list` says where it is"
+                )
             }
             ForkOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
         }
@@ -200,11 +208,17 @@ impl ControlPlane {
     fn snapshot_bytes(&self, volume: &str, snapshot: &str) -> Result<u64> {
         let info = self.show(volume)?;
         let Some(live) = &info.live else {
-            bail!("volume {volume} is not in service; `holdfast volume export {volume}`, then try again");
+            refuse!(
+                Code::State,
+                "volume {volume} is not in service; `holdfast volume export {volume}`, then try again"
+            );
         };
         let found = live.snapshots.iter().find(|s| s.name == snapshot).map(|s| s.size_bytes);
-        found.with_context(|| {
-            format!("volume {volume} has no snapshot {snapshot}; `holdfast snapshot list {volume}` shows what there is")
+        found.ok_or_else(|| {
+            let why = format!(
+                "volume {volume} has no snapshot {snapshot}; `holdfast snapshot list {volume}` shows what there is"
+            );
+            Error::new(Code::NotFound, why).into()
         })
     }
 

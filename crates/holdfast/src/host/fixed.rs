@@ -19,7 +19,8 @@ use super::{DEVICES_SHOWN_WITHIN, Host};
 use crate::logger;
 use crate::protocol::{LinkState, VolumeInfo, free_of};
 use crate::size::Size;
-use anyhow::{Result, bail};
+use anyhow::Result;
+use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{Instant, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_runtime::reactor::Io;
@@ -237,7 +238,7 @@ impl ControlPlane {
             }
             std::thread::sleep(Duration::from_millis(5 + u64::from(uuid::Uuid::new_v4().as_bytes()[0] % 46)));
         }
-        bail!("{what}: others set space aside all the time; try again")
+        refuse!(Code::Changed, "{what}: others set space aside all the time; try again")
     }
 
     /// Refuses what would own more than there is.
@@ -256,7 +257,8 @@ impl ControlPlane {
         }
         if bytes > free {
             let trash = if self.catalog.trash()?.is_empty() { "" } else { " (`holdfast volume trash empty`)" };
-            bail!(
+            refuse!(
+                Code::NoSpace,
                 "{what} needs {} set aside in layout {layout}, a sixteenth for what is overwritten included, and {} is free \
                  beside what other fixed volumes own (`holdfast space why`); free space{trash}, add a device \
                  (`holdfast device add NODE`), choose a smaller size, or --provisioning thin",
@@ -318,11 +320,15 @@ impl ControlPlane {
         }
         let clones = self.catalog.clones_of(entry.root.volume)?;
         if !clones.is_empty() {
-            bail!("volume {name} has clones ({}), which would write to what is set aside for it", clones.join(", "));
+            refuse!(
+                Code::InUse,
+                "volume {name} has clones ({}), which would write to what is set aside for it",
+                clones.join(", ")
+            );
         }
         let live = self.show(name)?;
-        let Some(figures) = live.live.as_ref().filter(|_| live.state == "open") else {
-            bail!("volume {name} is not in service; `holdfast volume export {name}`, then try again");
+        let Some(figures) = live.live.as_ref().filter(|_| live.state == VolumeState::Open) else {
+            refuse!(Code::State, "volume {name} is not in service; `holdfast volume export {name}`, then try again");
         };
         let base_bytes = if figures.snapshots.is_empty() { 0 } else { held_bytes(&live) };
         let taken = figures.space.data_bytes + figures.space.dead_bytes;

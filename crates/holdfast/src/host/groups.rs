@@ -9,6 +9,7 @@ use super::commands::{Answer, Command, tell};
 use super::control::{CHANGE_MAX, ControlPlane, ask};
 use crate::protocol::VolumeInfo;
 use anyhow::{Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::time::earliest;
 use holdfast_base::{Effects, HeadId, HoldId, Instant, Slab, Token};
 use holdfast_runtime::reactor::Io;
@@ -172,7 +173,10 @@ impl ControlPlane {
         check_name(name)?;
         let twice = volumes.iter().enumerate().find(|(i, volume)| volumes[..*i].contains(volume));
         if let Some((_, volume)) = twice {
-            bail!("volume {volume} is named twice, and a group has one snapshot of each; name it once");
+            refuse!(
+                Code::Invalid,
+                "volume {volume} is named twice, and a group has one snapshot of each; name it once"
+            );
         }
         let entries: Vec<Entry> = volumes.iter().map(|volume| self.catalog.find(volume)).collect::<Result<_>>()?;
         self.snapshot_fixed_all(&entries, &|| self.take_group(&entries, name))?;
@@ -193,17 +197,22 @@ impl ControlPlane {
             GroupOutcome::Done => Ok(()),
             GroupOutcome::NotOpen(volume) => {
                 let origin = entries.iter().find(|entry| entry.name() == volume).map_or(&volume, |e| &e.root.name);
-                bail!(
+                refuse!(
+                    Code::State,
                     "nothing is taken: volume {volume} is not in service; `holdfast volume export {origin}`, then try \
                      again"
                 )
             }
-            GroupOutcome::NameTaken(volume) => bail!(
+            GroupOutcome::NameTaken(volume) => refuse!(
+                Code::Invalid,
                 "nothing is taken: volume {volume} has a snapshot of that name; choose another one, or `holdfast \
                  snapshot delete {volume} {name}`"
             ),
             GroupOutcome::Busy => {
-                bail!("nothing is taken: earlier groups are still being undone; `holdfast status` shows what waits")
+                refuse!(
+                    Code::Unavailable,
+                    "nothing is taken: earlier groups are still being undone; `holdfast status` shows what waits"
+                )
             }
             GroupOutcome::Failed { volume, why, left } => bail!("{}", failure_text(&volume, why, &left, name)),
         }

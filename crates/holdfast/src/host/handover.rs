@@ -4,7 +4,8 @@ use super::catalog::Entry;
 use super::commands::Command;
 use super::control::{ControlPlane, ask};
 use crate::protocol::VolumeInfo;
-use anyhow::{Result, bail};
+use anyhow::Result;
+use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::VolumeId;
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,8 @@ impl ControlPlane {
         let hosts = self.presence.hosts()?;
         for name in [host, self.catalog.host().as_str()] {
             if matches!(hosts.get(name), Some(None)) {
-                bail!(
+                refuse!(
+                    Code::Unavailable,
                     "volume {} can't be offered by several hosts: host {name} can't be reached by others; its machine needs a node, or \
                      to have been given an --address when it joined, and the grid has to be one with etcd",
                     entry.root.name
@@ -52,7 +54,8 @@ impl ControlPlane {
     pub(super) fn end_portal(&self, entry: &Entry, force: bool) -> Result<VolumeInfo> {
         let count = self.clients_through(entry);
         if count > 0 && !force {
-            bail!(
+            refuse!(
+                Code::InUse,
                 "volume {} stays offered here: clients are connected ({count}); disconnect first, or add --force to cut them off",
                 entry.name()
             );
@@ -66,11 +69,19 @@ impl ControlPlane {
     pub(super) fn hand_over(&self, name: &str, to: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if let Some((_, clone)) = &entry.clone {
-            bail!("{} is a clone, a part of volume {1}, and goes with it: hand over {1}", clone.name, entry.root.name);
+            refuse!(
+                Code::State,
+                "{} is a clone, a part of volume {1}, and goes with it: hand over {1}",
+                clone.name,
+                entry.root.name
+            );
         }
         if !self.catalog.is_here(&entry) {
             self.catalog.check_not_elsewhere(&entry)?;
-            bail!("volume {name} is not in service; `holdfast volume export {name}` on host {to} has it served there");
+            refuse!(
+                Code::State,
+                "volume {name} is not in service; `holdfast volume export {name}` on host {to} has it served there"
+            );
         }
         if to == self.catalog.host() {
             return self.show(name);
@@ -78,7 +89,7 @@ impl ControlPlane {
         self.check_no_stream(name)?;
         if !self.presence.hosts()?.contains_key(to) {
             let up: Vec<String> = self.presence.hosts()?.into_keys().collect();
-            bail!("there is no host {to}, or it is down; these are up: {}", up.join(", "));
+            refuse!(Code::NotFound, "there is no host {to}, or it is down; these are up: {}", up.join(", "));
         }
         self.check_can_reach(&entry, to)?;
         self.check_could_serve(name, to)?;
@@ -104,7 +115,8 @@ impl ControlPlane {
                 self.publish_offers()?;
                 let host = entry.served_by.unwrap_or_default();
                 if host != to {
-                    bail!(
+                    refuse!(
+                        Code::Unavailable,
                         "host {to} did not take volume {name} over, which is in service at host {host}; is {to} well?"
                     );
                 }
@@ -117,7 +129,7 @@ impl ControlPlane {
                 }
                 let asked = name.to_string();
                 let info = self.ask(|answer| Command::Volume { name: asked, answer })?;
-                let serves = info.is_some_and(|info| info.state == "open");
+                let serves = info.is_some_and(|info| info.state == VolumeState::Open);
                 unserved = if serves { None } else { unserved.or(Some(looked)) };
             }
             if unserved.is_some_and(|since: Instant| since.elapsed() >= UNSERVED_MAX) {
@@ -130,7 +142,8 @@ impl ControlPlane {
         };
         self.catalog.take_back(volume, to)?;
         self.publish_offers()?;
-        bail!(
+        refuse!(
+            Code::Unavailable,
             "host {to} could not take volume {name} over ({why}), and this one goes on; does {to} reach all nodes, and the key \
              of an encrypted volume? Its log tells"
         )

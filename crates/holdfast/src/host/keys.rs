@@ -24,6 +24,7 @@ use crate::protocol::{KeySource, VolumeInfo};
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use holdfast_api::{Code, refuse};
 use holdfast_base::VolumeId;
 use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
 use holdfast_runtime::pki::random;
@@ -79,7 +80,11 @@ impl KeyRecord {
     fn open(&self, kek: &Secret, volume: VolumeId) -> Result<Option<Secret>> {
         let damaged = || format!("metadata record volume/{volume}/key is damaged");
         if self.version != VERSION {
-            bail!("metadata record volume/{volume}/key has version {}, which this host does not know", self.version);
+            refuse!(
+                Code::Unsupported,
+                "metadata record volume/{volume}/key has version {}, which this host does not know",
+                self.version
+            );
         }
         let nonce = BASE64.decode(&self.nonce).ok().and_then(|nonce| nonce.try_into().ok()).with_context(damaged)?;
         let wrapped = BASE64.decode(&self.wrapped).with_context(damaged)?;
@@ -175,7 +180,8 @@ impl Keys {
         let Some(key_id) = entry.root.key_id else { return Ok(None) };
         let (volume, name) = (entry.root.volume, &entry.root.name);
         let Some(record) = self.catalog.key(volume)? else {
-            bail!(
+            refuse!(
+                Code::State,
                 "volume {name} is encrypted, and its key is not in the metadata store: where the metadata were recovered, have it \
                  back from a file of `holdfast meta export` that has it (`holdfast meta recover --replace --from FILE`, with all hosts \
                  stopped). Where a deletion of the volume was cut short, `holdfast volume delete {name} --now` ends that"
@@ -201,7 +207,8 @@ impl Keys {
             (Some(local), _) if local.nonce == record.nonce => Ok(local.source),
             (_, KeySource::File(_)) => Ok(record.source.clone()),
             (Some(local), command) if local.source == *command => Ok(local.source),
-            (_, KeySource::Command(command)) => bail!(
+            (_, KeySource::Command(command)) => refuse!(
+                Code::State,
                 "volume {name} is encrypted and stays closed: its key comes from a command that nobody has named at this host, and \
                  which is not run for that reason; `holdfast volume export {name} --key-command '{command}'` here names it"
             ),
@@ -249,7 +256,11 @@ impl Keys {
     /// From here on this host gets the key from there, if it is to be had there.
     pub fn name_source(&self, entry: &Entry, source: &KeySource) -> Result<()> {
         if self.secret_of(entry, Some(source))?.is_none() {
-            bail!("volume {} is not encrypted, and needs no key; try again without one", entry.root.name);
+            refuse!(
+                Code::State,
+                "volume {} is not encrypted, and needs no key; try again without one",
+                entry.root.name
+            );
         }
         self.use_here(entry.root.volume, source)
     }
@@ -264,7 +275,8 @@ impl Keys {
         let (volume, name) = (entry.root.volume, &entry.root.name);
         let new_kek = fetch_new(source)?;
         let Some((secret, _)) = self.secret_of(entry, None)? else {
-            bail!(
+            refuse!(
+                Code::State,
                 "volume {name} is not encrypted; make an encrypted one (`holdfast volume create NEW --encrypt`) and copy it there"
             );
         };
@@ -285,7 +297,11 @@ impl ControlPlane {
     pub(super) fn rekey(&self, name: &str, source: &KeySource) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if entry.clone.is_some() {
-            bail!("{name} is a clone, a part of volume {0}; `holdfast volume rekey {0}` is for both", entry.root.name);
+            refuse!(
+                Code::State,
+                "{name} is a clone, a part of volume {0}; `holdfast volume rekey {0}` is for both",
+                entry.root.name
+            );
         }
         self.keys.wrap_anew(&entry, source)?;
         logger::info(format_args!("the key of volume {name} is wrapped anew, with that of the {source}"));
@@ -339,10 +355,11 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     let file = std::fs::File::open(path).with_context(missing)?;
     let found = file.metadata().with_context(missing)?;
     if !found.is_file() {
-        bail!("key file {} is no regular file; name one that holds a key", path.display());
+        refuse!(Code::Invalid, "key file {} is no regular file; name one that holds a key", path.display());
     }
     if found.mode() & 0o077 != 0 {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "key file {0} can be read by others (mode {1:03o}), so its key is no secret; `chmod 600 {0}`, or better make a new \
              key",
             path.display(),
@@ -368,7 +385,8 @@ fn parse(text: &[u8]) -> Result<Secret> {
             bytes.copy_from_slice(&values);
             Ok(Secret::new(bytes))
         }
-        _ => bail!(
+        _ => refuse!(
+            Code::Invalid,
             "a key is 32 bytes, or 64 hexadecimal digits, and this is neither ({} bytes); `openssl rand -hex 32` gives one",
             text.len()
         ),

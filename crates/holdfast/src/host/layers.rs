@@ -17,7 +17,8 @@ use super::control::ControlPlane;
 use super::volumes::{Asker, Volume, Who};
 use crate::logger;
 use crate::protocol::{LayerInfo, LayersInfo, VolumeInfo};
-use anyhow::{Result, bail};
+use anyhow::Result;
+use holdfast_api::{Code, refuse};
 use holdfast_base::{BlockRequest, Effects, HeadId, Instant, Token};
 use holdfast_layer::{Effect, LAYERS_MAX, Layer, LayerId, LayerView, OWN_MAX, Stack, StackEvent, build};
 use holdfast_runtime::reactor::Io;
@@ -196,7 +197,10 @@ impl ControlPlane {
     pub(super) fn add_layer(&self, name: &str, spec: &str) -> Result<VolumeInfo> {
         let layer = match build(spec) {
             Ok(layer) => layer,
-            Err(error) => bail!("`{spec}` makes no layer: {error}; `holdfast volume layer kinds` tells what there is"),
+            Err(error) => refuse!(
+                Code::Invalid,
+                "`{spec}` makes no layer: {error}; `holdfast volume layer kinds` tells what there is"
+            ),
         };
         self.change_layers(name, LayerChange::Add(layer), None)
     }
@@ -210,18 +214,24 @@ impl ControlPlane {
         match self.ask(|answer| Command::Layers { volume: name.to_string(), change, answer })? {
             LayerOutcome::Done => self.show(name),
             LayerOutcome::NotOpen => {
-                bail!("volume {name} is not in service here; `holdfast volume export {name}`, then try again")
+                refuse!(
+                    Code::State,
+                    "volume {name} is not in service here; `holdfast volume export {name}`, then try again"
+                )
             }
-            LayerOutcome::TooMany => bail!(
+            LayerOutcome::TooMany => refuse!(
+                Code::Invalid,
                 "volume {name} has as many layers as it can have ({LAYERS_MAX}), or as many requests under way; \
                  `holdfast volume layer list {name}`, and remove one first"
             ),
-            LayerOutcome::Kept => bail!(
+            LayerOutcome::Kept => refuse!(
+                Code::State,
                 "layer {} is the limit of volume {name}, which it keeps wherever it is served; `holdfast volume set {name} --limit \
                  none` takes it away",
                 layer.map_or_else(String::new, |layer| layer.to_string())
             ),
-            LayerOutcome::NoSuch => bail!(
+            LayerOutcome::NoSuch => refuse!(
+                Code::NotFound,
                 "volume {name} has no layer {}; `holdfast volume layer list {name}` tells their numbers",
                 layer.map_or_else(String::new, |layer| layer.to_string())
             ),

@@ -13,7 +13,8 @@ use super::Host;
 use super::catalog::Entry;
 use super::control::ControlPlane;
 use crate::logger;
-use anyhow::{Result, bail};
+use anyhow::Result;
+use holdfast_api::{Code, refuse};
 use holdfast_base::{HeadId, Instant, Token, VolumeId};
 use holdfast_layer::{Layer, LayerId, SpecError, StackEvent, build};
 use holdfast_runtime::reactor::Io;
@@ -52,7 +53,9 @@ pub fn parse(words: &str) -> Result<Option<String>> {
     }
     match layer_of(words) {
         Ok(_) => Ok(Some(words.to_string())),
-        Err(error) => bail!("`{words}` is no limit: {error}; write it like iops=500,bytes=50MiB, or `{NONE}`"),
+        Err(error) => {
+            refuse!(Code::Invalid, "`{words}` is no limit: {error}; write it like iops=500,bytes=50MiB, or `{NONE}`")
+        }
     }
 }
 

@@ -27,6 +27,7 @@ use crate::grid::revoked;
 use crate::logger;
 use crate::protocol::{LinkState, MachineInfo, MachineNode, Response};
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{DeviceId, MetaVersion, NodeId};
 use holdfast_format::meta::{
     MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key,
@@ -354,7 +355,7 @@ impl ControlPlane {
             // What follows from its removal may have been cut short.
             let removed = self.catalog.removed()?.into_iter().map(|(_, record)| record).filter(|r| r.name == name);
             let Some(record) = removed.max_by_key(|record| record.removed_s) else {
-                bail!("this grid has no machine {name}; its machines are {names}");
+                refuse!(Code::NotFound, "this grid has no machine {name}; its machines are {names}");
             };
             return Ok(Response::Leaving { waits: None, notes: self.follow_removal(&record)? });
         };
@@ -387,7 +388,8 @@ impl ControlPlane {
         // Another that has it, and is there, signs from then on.
         let is_signed_elsewhere = signs_here && *name != config.host.name;
         if config.tls && !is_signed_elsewhere && (signs || signs_here) {
-            bail!(
+            refuse!(
+                Code::State,
                 "machine {name} has the key of the grid's authority, and this one has not: without it no machine could \
                  join any more, and no certificate be revoked. Bring a copy of it to another machine, and remove {name} \
                  there: `holdfast grid tls authority export FILE` on {name}, or a copy that was taken while it lived, and \
@@ -395,13 +397,17 @@ impl ControlPlane {
             );
         }
         if config.tls && !signs_here {
-            bail!(
+            refuse!(
+                Code::State,
                 "machine {name} stays in the grid: its certificates are to be revoked, and no machine has said that \
                  it has the key of the grid's authority; run this command on the grid's first machine"
             );
         }
         if !is_another_up {
-            bail!("machine {name} is the only one that is up: nothing would be left; `holdfast grid down` stops it");
+            refuse!(
+                Code::Unavailable,
+                "machine {name} is the only one that is up: nothing would be left; `holdfast grid down` stops it"
+            );
         }
         Ok(())
     }
@@ -410,7 +416,8 @@ impl ControlPlane {
     fn check_dead(&self, facts: &Facts) -> Result<()> {
         let name = &facts.name;
         if facts.is_up {
-            bail!(
+            refuse!(
+                Code::State,
                 "machine {name} is not dead: its host says that it is there. `holdfast machine remove {name}` \
                  without --dead empties it first"
             );
@@ -421,7 +428,8 @@ impl ControlPlane {
             .iter()
             .find(|node| node.link != LinkState::Down && facts.nodes.iter().any(|(_, own)| own.id == node.id));
         if let Some(node) = answers {
-            bail!(
+            refuse!(
+                Code::State,
                 "machine {name} is not dead: its node {} answers. Start its host (`holdfast grid up` there), then \
                  `holdfast machine remove {name}` without --dead empties it; or stop what runs there",
                 node.id
@@ -454,7 +462,8 @@ impl ControlPlane {
         if told.is_empty() {
             return Ok(());
         }
-        bail!(
+        refuse!(
+            Code::Redundancy,
             "machine {0} stays in the grid, since its devices may have what nothing else has: {1}. Bring the \
              machine back, or what else is away; or, if it is lost, add --accept-loss: what only it has can't be \
              read any more, ever",
@@ -496,7 +505,8 @@ impl ControlPlane {
     fn empty_machine(&self, facts: &Facts) -> Result<Option<String>> {
         let name = &facts.name;
         if !facts.is_up {
-            bail!(
+            refuse!(
+                Code::State,
                 "machine {name} does not say that it is there: start its host (`holdfast grid up` there), so that \
                  it can be emptied; if it is dead for good, add --dead"
             );
@@ -508,7 +518,8 @@ impl ControlPlane {
             .map(|e| e.name())
             .collect();
         if let Some(volume) = served.first() {
-            bail!(
+            refuse!(
+                Code::State,
                 "machine {name} stays in the grid: its host has {} in service; `holdfast volume handover {volume} \
                  --to HOST` moves a volume to another host, `holdfast volume unexport {volume}` takes it out of \
                  service",
@@ -563,7 +574,7 @@ impl ControlPlane {
                 self.check_dead(&facts)?;
             }
         }
-        bail!("machine {name} stays in the grid: its records change all the time; try again")
+        refuse!(Code::State, "machine {name} stays in the grid: its records change all the time; try again")
     }
 
     /// The list of revoked certificates with those of the machine on it, and the version of the record that it

@@ -9,6 +9,7 @@ use crate::grid::layout::{EtcdMeta, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::logger;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{MetaReply, MetaVersion};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::{
@@ -47,7 +48,8 @@ pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
 /// As [`open`], by what a token gives to show etcd, if it does.
 pub fn open_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Meta> {
     if config.meta == MetaConfig::Embedded && !dir.meta_path().exists() {
-        bail!(
+        refuse!(
+            Code::Unavailable,
             "the grid's metadata, {}, are gone. Restore the file if it is somewhere; else `holdfast meta recover` makes it anew from \
              what the nodes hold",
             dir.meta_path().display()
@@ -75,7 +77,8 @@ pub fn open_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) ->
         );
     }
     if meta.get(IMPORTING_KEY)?.is_some() {
-        bail!(
+        refuse!(
+            Code::Unavailable,
             "the metadata in {} are not the grid's: an import was cut short, or the grid has moved to another store. Repeat \
              `holdfast meta import`, or correct `meta` in {}",
             config.meta,
@@ -182,7 +185,11 @@ fn load_tls(dir: &Path) -> Result<EtcdTls> {
     let shows = dir.join(certificate).exists();
     let identity = shows.then(|| anyhow::Ok((read(certificate)?, read(key)?))).transpose()?;
     if let Some(why) = identity.as_ref().and_then(|(certificate, key)| why_unusable_pem(certificate, key)) {
-        bail!("the key in {}, which the metadata store needs, can't be used: {why}", dir.join(key).display());
+        refuse!(
+            Code::Unavailable,
+            "the key in {}, which the metadata store needs, can't be used: {why}",
+            dir.join(key).display()
+        );
     }
     Ok(EtcdTls { ca: read("ca-cert.pem")?, identity })
 }

@@ -387,7 +387,7 @@ impl Host {
                 self.waiters.on_changes_lost(at);
             }
             Notice::StateChanged(state) => {
-                logger::info(format_args!("volume {name} is {}", volumes::state_text(*state)));
+                logger::info(format_args!("volume {name} is {}", volumes::state_of(*state)));
                 match state {
                     State::Closed => self.closed.push_back(at),
                     State::Open => {

@@ -3,12 +3,13 @@
 //! The name is in the root record and in `name/NAME`; one transaction changes both. The root's epoch rises with it, as by
 //! an opening: whoever had the volume open under the former name has it no more. Whether it is protected stands with the name.
 
-use super::catalog::{Catalog, Entry, SWAPS_MAX, check_name, decode, put};
+use super::catalog::{Catalog, Entry, SWAPS_MAX, check_name, decode, no_volume, put};
 use super::control::ControlPlane;
 use super::trash::renamed;
 use crate::logger;
 use crate::protocol::VolumeInfo;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::MetaVersion;
 use holdfast_format::meta::{NameRecord, encode, name_key};
 use holdfast_format::root::{Root, root_key};
@@ -25,7 +26,7 @@ impl Catalog {
     pub fn set_protected(&self, name: &str, protected: bool) -> Result<()> {
         let key = name_key(name);
         self.update(&key, |found| {
-            let found = found.with_context(|| format!("there is no volume {name}; `holdfast volume list`"))?;
+            let found = found.ok_or_else(|| no_volume(name))?;
             let before: NameRecord = decode(&key, found)?;
             let after = NameRecord { protected, ..before.clone() };
             Ok((after != before).then(|| Some(encode(&after))))
@@ -42,7 +43,7 @@ impl Catalog {
             let (name_version, named) = self.get_now(&name_key(old))?;
             let named: NameRecord = decode(&name_key(old), &named.with_context(lost)?)?;
             if root.deleted || root.name != *old || named.volume != id.to_string() {
-                bail!(lost());
+                refuse!(Code::Changed, "{}", lost());
             }
             let compares = [
                 Compare { key: name_key(name), version: MetaVersion::ABSENT },
@@ -57,12 +58,12 @@ impl Catalog {
             match self.meta.commit(&compares, &writes)? {
                 Commit::Done(_) => return Ok(()),
                 Commit::Conflict(found) if found[0].is_some() => {
-                    bail!("there is a volume {name} already, or one is being made; choose another name")
+                    refuse!(Code::Exists, "there is a volume {name} already, or one is being made; choose another name")
                 }
                 Commit::Conflict(_) => {}
             }
         }
-        bail!("volume {old} could not be renamed: others change it all the time; try again")
+        refuse!(Code::Changed, "volume {old} could not be renamed: others change it all the time; try again")
     }
 }
 
@@ -74,7 +75,8 @@ impl ControlPlane {
         self.check_no_stream(old)?;
         let entry = self.catalog.find(old)?;
         if entry.clone.is_some() {
-            bail!(
+            refuse!(
+                Code::State,
                 "{old} is a clone, a part of volume {}, and keeps its name; one that was made with --separate can be renamed",
                 entry.root.name
             );
@@ -83,7 +85,7 @@ impl ControlPlane {
             return self.show(old);
         }
         if self.catalog.find(new).is_ok() {
-            bail!("there is a volume {new} already; choose another name");
+            refuse!(Code::Exists, "there is a volume {new} already; choose another name");
         }
         self.drop_orphan(new)?;
         self.close(old, false, false, &format!("volume {old} keeps its name"))?;

@@ -13,6 +13,7 @@ use super::meta::Meta;
 use crate::grid::layout::GridDir;
 use crate::logger;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::MetaVersion;
 use holdfast_cluster::View;
 use holdfast_format::meta::{HOST_PREFIX, HostRecord, Other, STEWARD_KEY, decode, encode, host_key};
@@ -117,7 +118,8 @@ impl Presence {
         let end = Instant::now() + PREDECESSOR_MAX;
         while let Some(other) = presence.renew()? {
             if Instant::now() >= end {
-                bail!(
+                refuse!(
+                    Code::Exists,
                     "a host named {host} is at work already, on {other}; give this one another `name` in {}",
                     dir.config_path().display()
                 );

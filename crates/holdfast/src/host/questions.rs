@@ -15,7 +15,8 @@
 use super::commands::{Command, Weakness};
 use super::control::ControlPlane;
 use super::meta::Meta;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::NodeId;
 use holdfast_runtime::meta::Change;
 use serde::{Deserialize, Serialize};
@@ -89,7 +90,10 @@ impl ControlPlane {
                 // Of those that have gone meanwhile nobody knows more than of those that were gone before.
                 let there = self.presence.hosts()?;
                 let Some(host) = silent.iter().find(|host| there.contains_key(*host)) else { return Ok(weak) };
-                bail!("host {host} does not say how the volumes are that it has in service; see whether it hangs");
+                refuse!(
+                    Code::Unavailable,
+                    "host {host} does not say how the volumes are that it has in service; see whether it hangs"
+                );
             }
             std::thread::sleep(LOOK_PACE);
         }

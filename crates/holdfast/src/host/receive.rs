@@ -13,7 +13,8 @@ use super::control::{CLOSE_MAX, ControlPlane, ask, check_size};
 use super::volumes::receiving_export;
 use crate::nbd_client::Client;
 use crate::protocol::{Response, SnapshotInfo, VolumeInfo};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
+use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
 use holdfast_format::tier::Tiers;
@@ -85,11 +86,15 @@ impl ControlPlane {
         };
         let (found, of) = id(snapshot)?;
         if start > found.size_bytes {
-            bail!("{volume}@{snapshot} has {} bytes, and {start} lies behind its end", found.size_bytes);
+            refuse!(
+                Code::Invalid,
+                "{volume}@{snapshot} has {} bytes, and {start} lies behind its end",
+                found.size_bytes
+            );
         }
         let from = from.map(|name| id(name).map(|(_, id)| (name.to_string(), id))).transpose()?;
         if from.as_ref().is_some_and(|(_, id)| *id == of) {
-            bail!("a stream from a snapshot to itself has nothing to tell; choose an earlier one");
+            refuse!(Code::Invalid, "a stream from a snapshot to itself has nothing to tell; choose an earlier one");
         }
         Ok(Begin {
             version: STREAM_VERSION,
@@ -111,9 +116,10 @@ impl ControlPlane {
         let existing = self.catalog.all()?.into_iter().find(|entry| entry.name() == name);
         let volume = match &existing {
             Some(entry) if entry.clone.is_some() => {
-                bail!("{name} is a clone, a part of volume {}; receive into a volume", entry.root.name)
+                refuse!(Code::State, "{name} is a clone, a part of volume {}; receive into a volume", entry.root.name)
             }
-            Some(entry) if entry.served_by.is_some() => bail!(
+            Some(entry) if entry.served_by.is_some() => refuse!(
+                Code::State,
                 "volume {name} is in service, and what clients see would change under them; `holdfast volume unexport \
                  {name}`, then again"
             ),
@@ -134,7 +140,8 @@ impl ControlPlane {
 
     fn make_for(&self, name: &str, begin: &Begin, layout: Option<&str>) -> Result<VolumeId> {
         if let Some((from, _)) = &begin.from {
-            bail!(
+            refuse!(
+                Code::NotFound,
                 "the stream builds on {0}@{from}, and there is no volume {name} that has it; receive the whole of it first: \
                  `holdfast send {0}@{from}`",
                 begin.volume
@@ -154,19 +161,21 @@ impl ControlPlane {
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
             match info {
-                Some(info) if info.state == "in care" && info.live.is_some() => break,
+                Some(info) if info.state == VolumeState::InCare && info.live.is_some() => break,
                 Some(info) if Instant::now() >= patience => {
                     let why = info.waits.unwrap_or_else(|| "it is still opening".to_string());
-                    bail!("volume {name} can't be opened: {why}; try again later");
+                    refuse!(Code::Unavailable, "volume {name} can't be opened: {why}; try again later");
                 }
-                None if Instant::now() >= patience => bail!("volume {name} was closed meanwhile; try again"),
+                None if Instant::now() >= patience => {
+                    refuse!(Code::Changed, "volume {name} was closed meanwhile; try again")
+                }
                 _ => std::thread::sleep(Duration::from_millis(5)),
             }
         }
         let ticket = Some(ticket.to_string());
         match self.ask(|answer| Command::Receive { name: name.to_string(), ticket, answer })? {
             true => Ok(()),
-            false => bail!("volume {name} was closed or exported meanwhile; try again"),
+            false => refuse!(Code::Changed, "volume {name} was closed or exported meanwhile; try again"),
         }
     }
 
@@ -185,30 +194,37 @@ impl ControlPlane {
         let of_that_name = snapshots.iter().find(|s| s.name == begin.snapshot);
         match (&mut received.partial, of_that_name) {
             (Some(partial), _) if !partial.is_of(begin) => {
-                bail!("volume {name} holds a part of another stream; {}", partial.how_to_go_on(name));
+                refuse!(Code::State, "volume {name} holds a part of another stream; {}", partial.how_to_go_on(name));
             }
-            (Some(partial), _) if begin.start > partial.offset => bail!(
+            (Some(partial), _) if begin.start > partial.offset => refuse!(
+                Code::Invalid,
                 "the stream begins at {}, and volume {name} has only what lies before {}; {}",
                 begin.start,
                 partial.offset,
                 partial.how_to_go_on(name)
             ),
-            (Some(partial), Some(_)) if !partial.is_ending => bail!(
+            (Some(partial), Some(_)) if !partial.is_ending => refuse!(
+                Code::State,
                 "volume {name} has a snapshot {} that is not of this stream; `holdfast receive --abandon {name}`, then delete it",
                 begin.snapshot
             ),
-            (Some(partial), None) if partial.offset > 0 && info.size_bytes != begin.size_bytes => bail!(
+            (Some(partial), None) if partial.offset > 0 && info.size_bytes != begin.size_bytes => refuse!(
+                Code::State,
                 "volume {name} has {} bytes and had {} when the stream came; `holdfast receive --abandon {name}`, then begin anew",
                 info.size_bytes,
                 begin.size_bytes
             ),
             (Some(_), Some(_)) => {
                 self.finish_stream(volume, name, received)?;
-                bail!("volume {name} has received {} already", begin.snapshot);
+                refuse!(Code::Exists, "volume {name} has received {} already", begin.snapshot);
             }
             (Some(partial), None) => (partial.ticket, partial.is_ending) = (ticket.to_string(), false),
             (None, Some(_)) => {
-                bail!("volume {name} has a snapshot {} already; receive into another volume", begin.snapshot)
+                refuse!(
+                    Code::Exists,
+                    "volume {name} has a snapshot {} already; receive into another volume",
+                    begin.snapshot
+                )
             }
             (None, None) => {
                 check_start(name, begin)?;
@@ -234,10 +250,14 @@ impl ControlPlane {
             if snapshots.is_empty() && self.is_unwritten(name, ticket, "base:allocation", 3)? {
                 return Ok(());
             }
-            bail!("volume {name} is there, and a whole stream makes a new one; give another name, or delete it first");
+            refuse!(
+                Code::Exists,
+                "volume {name} is there, and a whole stream makes a new one; give another name, or delete it first"
+            );
         };
         let Some(base) = snapshots.iter().find(|s| id_of(volume, received, s) == *id) else {
-            bail!(
+            refuse!(
+                Code::NotFound,
                 "the stream builds on {0}@{from}, and volume {name} has no copy of that; `holdfast snapshot list` on both \
                  grids shows what they have in common, or send the whole: `holdfast send {0}@{1}`",
                 begin.volume,
@@ -247,7 +267,8 @@ impl ControlPlane {
         // What was cut off of it is changed, too.
         let is_cut = info.size_bytes < base.size_bytes;
         if is_cut || !self.is_unwritten(name, ticket, &format!("holdfast:changed:{}", base.name), 0)? {
-            bail!(
+            refuse!(
+                Code::State,
                 "volume {name} was written to, or cut off, since its snapshot {0}, which the stream builds on; to give up what was \
                  written: `holdfast volume export {name}`, `holdfast snapshot rollback {name} {0}`, `holdfast volume \
                  unexport {name}`, then again",
@@ -298,7 +319,10 @@ impl ControlPlane {
             partial.is_ending = true;
             let info = self.show(name)?;
             if info.size_bytes != size_bytes || snapshots(&info)?.iter().any(|s| s.name == snapshot) {
-                bail!("volume {name} was changed meanwhile; `holdfast receive --abandon {name}`, then begin anew");
+                refuse!(
+                    Code::Changed,
+                    "volume {name} was changed meanwhile; `holdfast receive --abandon {name}`, then begin anew"
+                );
             }
             self.catalog.set_received(volume, Some(&received))?;
             self.change(name, Wanted::Snapshot { name: snapshot })?;
@@ -323,10 +347,10 @@ impl ControlPlane {
         let volume = self.catalog.find(name)?.root.volume;
         let mut received = self.catalog.received(volume)?;
         let Some(partial) = &received.partial else {
-            bail!("volume {name} holds no part of a stream; there is nothing to give up")
+            refuse!(Code::NotFound, "volume {name} holds no part of a stream; there is nothing to give up")
         };
         let Some((_, id)) = &partial.begin.from else {
-            bail!("volume {name} holds nothing but a part of a stream; `holdfast volume delete {name}`");
+            refuse!(Code::State, "volume {name} holds nothing but a part of a stream; `holdfast volume delete {name}`");
         };
         self.open_for_stream(name, &uuid::Uuid::new_v4().simple().to_string())?;
         let info = self.show(name)?;
@@ -348,7 +372,9 @@ impl ControlPlane {
         // One that is not there is missed by who looks for it.
         let Ok(entry) = self.catalog.find(name) else { return Ok(()) };
         match self.catalog.received(entry.root.volume)?.partial {
-            Some(partial) => bail!("volume {name} holds a part of a stream; {}", partial.how_to_go_on(name)),
+            Some(partial) => {
+                refuse!(Code::State, "volume {name} holds a part of a stream; {}", partial.how_to_go_on(name))
+            }
             None => Ok(()),
         }
     }
@@ -374,7 +400,8 @@ fn id_of(volume: VolumeId, received: &Received, snapshot: &SnapshotInfo) -> Snap
 
 fn check_start(name: &str, begin: &Begin) -> Result<()> {
     if begin.start > 0 {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "the stream begins at {}, and volume {name} has nothing of what lies before; send it from its start: \
              `holdfast send {}@{}`",
             begin.start,
@@ -393,6 +420,10 @@ fn partial_of<'a>(name: &str, received: &'a mut Received, ticket: &str) -> Resul
 fn snapshots(info: &VolumeInfo) -> Result<&[SnapshotInfo]> {
     match &info.live {
         Some(live) => Ok(&live.snapshots),
-        None => bail!("volume {0} is not in service; `holdfast volume export {0}`, then try again", info.name),
+        None => refuse!(
+            Code::State,
+            "volume {0} is not in service; `holdfast volume export {0}`, then try again",
+            info.name
+        ),
     }
 }

@@ -9,7 +9,8 @@
 
 use super::meta::{GRID_KEY, Meta};
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::MetaVersion;
 use holdfast_cluster::view::{self, Doubt};
 use holdfast_cluster::{Changes, View};
@@ -169,7 +170,7 @@ impl Records {
                 doubt_text(doubt)
             ));
         }
-        bail!("the metadata store is not believed: {}", doubt_text(doubt))
+        refuse!(Code::Unavailable, "the metadata store is not believed: {}", doubt_text(doubt))
     }
 
     /// From here on told of news, of all that there is first.
@@ -201,7 +202,8 @@ impl Records {
     /// Everything that was written by now, by whomever, is in the view.
     pub fn sync(&self) -> Result<()> {
         if let Some(doubt) = self.doubt() {
-            bail!(
+            refuse!(
+                Code::Unavailable,
                 "the metadata store is not believed: {}. Bring the right one back, or have the metadata back from the \
                  nodes (`holdfast meta recover --help`)",
                 doubt_text(doubt)

@@ -14,7 +14,8 @@ use crate::grid::certs::Certificates;
 use crate::grid::revoked;
 use crate::link_tls::REVOKED;
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::Instant;
 use holdfast_runtime::reactor::Io;
 use holdfast_runtime::revoked::{Revoked, RevokedNow};
@@ -100,14 +101,14 @@ impl ControlPlane {
     /// A newer list. To be called alone.
     pub(super) fn revoke(&self, text: &str) -> Result<()> {
         if self.revocations.lists.is_empty() {
-            bail!("the grid has no TLS, and so no certificates to revoke");
+            refuse!(Code::State, "the grid has no TLS, and so no certificates to revoke");
         }
         let list = self.revocations.verify(text.as_bytes()).context("this list can't be used")?;
         self.catalog.set_revoked(|found| {
             // One that can't be read is none.
             let found = found.and_then(|found| self.revocations.verify(found).ok());
             if found.is_some_and(|found| found.version() >= list.version()) {
-                bail!("somebody else has revoked certificates meanwhile; try again");
+                refuse!(Code::Changed, "somebody else has revoked certificates meanwhile; try again");
             }
             Ok(text.as_bytes().to_vec())
         })?;

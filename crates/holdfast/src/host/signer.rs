@@ -29,6 +29,7 @@ use crate::grid::token::{
 };
 use crate::logger;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{GridId, MetaVersion};
 use holdfast_runtime::meta::{MetaError, Record, Swap};
 use serde::{Deserialize, Serialize};
@@ -84,16 +85,23 @@ pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<Joi
     let grid = config.grid_id()?;
     let certificates = Certificates::of(dir, grid);
     if !config.tls {
-        bail!("grid {grid} has no TLS: other machines join it with its id (`holdfast grid up --join {grid}`)");
+        refuse!(
+            Code::State,
+            "grid {grid} has no TLS: other machines join it with its id (`holdfast grid up --join {grid}`)"
+        );
     }
     if !certificates.has_authority() {
-        bail!(
+        refuse!(
+            Code::State,
             "{} has no key of the grid's authority: make tokens on the machine that has it, which is the grid's first",
             certificates.root().display()
         );
     }
     if config.meta == MetaConfig::Embedded {
-        bail!("only a grid whose metadata are in etcd has room for other machines; see `holdfast meta --help`");
+        refuse!(
+            Code::State,
+            "only a grid whose metadata are in etcd has room for other machines; see `holdfast meta --help`"
+        );
     }
     let token = JoinToken::new(grid, certificates.fingerprint()?, secret());
     let made_at = now_s();
@@ -351,29 +359,37 @@ impl Signer {
         let (machine, another) = (&wanted.machine, "make another one with `holdfast grid token`");
         check_name(machine)?;
         if let Some(by) = &given.used_by {
-            bail!("the token was used already, for machine {by}; {another}");
+            refuse!(Code::NotPermitted, "the token was used already, for machine {by}; {another}");
         }
         if given.valid_until <= now_s() {
-            bail!("the token has expired; {another}, or one that is good for longer (--valid 4h)");
+            refuse!(
+                Code::NotPermitted,
+                "the token has expired; {another}, or one that is good for longer (--valid 4h)"
+            );
         }
         if given.made_at > now_s().saturating_add(LATE_S) {
-            bail!(
+            refuse!(
+                Code::NotPermitted,
                 "the token was made while the clock of machine {} was ahead, and would be good for too long; {another}",
                 self.name
             );
         }
         if wanted.nodes.len() > NODES_MAX {
-            bail!("a machine has at most {NODES_MAX} nodes; choose fewer --nodes");
+            refuse!(Code::Invalid, "a machine has at most {NODES_MAX} nodes; choose fewer --nodes");
         }
         if *machine == self.name {
-            bail!("machine {machine} is the one that signs: `holdfast grid tls rotate` on it needs no token");
+            refuse!(
+                Code::State,
+                "machine {machine} is the one that signs: `holdfast grid tls rotate` on it needs no token"
+            );
         }
         match &given.renews {
             Some(renews) if renews != machine => {
-                bail!("the token is for machine {renews}, and {machine} has asked; {another}");
+                refuse!(Code::NotPermitted, "the token is for machine {renews}, and {machine} has asked; {another}");
             }
             Some(_) => {}
-            None if self.is_known(machine)? || live_hosts(&self.meta)?.contains(machine) => bail!(
+            None if self.is_known(machine)? || live_hosts(&self.meta)?.contains(machine) => refuse!(
+                Code::Exists,
                 "there is a machine {machine} already; choose another --name, or, if it is that one, use a token of `holdfast \
                  grid token --for {machine}`"
             ),
@@ -387,13 +403,16 @@ impl Signer {
             None => given.renews.is_none(),
         };
         if let Some(node) = wanted.nodes.keys().find(is_foreign) {
-            bail!("node {node} is another machine's, or nobody's yet; see `holdfast status` for who has which number");
+            refuse!(
+                Code::NotFound,
+                "node {node} is another machine's, or nobody's yet; see `holdfast status` for who has which number"
+            );
         }
         if given.renews.is_none()
             && let Some((node, _)) =
                 owners.iter().find(|(id, owner)| *owner == machine && !wanted.nodes.contains_key(id))
         {
-            bail!("there is a machine {machine} already, with node {node}; choose another --name");
+            refuse!(Code::Exists, "there is a machine {machine} already, with node {node}; choose another --name");
         }
         Ok(())
     }

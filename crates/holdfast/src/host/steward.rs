@@ -17,6 +17,7 @@ use crate::findings::is_short;
 use crate::logger;
 use crate::protocol::VolumeInfo;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{DeviceId, Effects, NodeId, VolumeId};
 use holdfast_cluster::deletion::{self, Step};
 use holdfast_cluster::steward::{self, Action, ActionId, Change, Compares, Config, Event, Outcome, Writes};
@@ -187,7 +188,7 @@ impl ControlPlane {
                 let name = self.records.view(|view| name_of(view, *volume));
                 let Some(name) = name else { return Ok(Outcome::Care { is_busy: None }) };
                 let info = self.ask(|answer| Command::Volume { name, answer })?;
-                let info = info.filter(|info| !info.exported && info.state != "deposed");
+                let info = info.filter(|info| !info.exported && info.state != VolumeState::Deposed);
                 Ok(Outcome::Care { is_busy: info.as_ref().map(is_busy) })
             }
             Action::EndCare { volume } => {
@@ -271,7 +272,7 @@ impl ControlPlane {
                 }
             }
         }
-        bail!("the volume's records are changed by others all the time; try again")
+        refuse!(Code::Changed, "the volume's records are changed by others all the time; try again")
     }
 
     /// It may have been exported or deleted since it was planned, or its key can't be had: then it has had its turn.

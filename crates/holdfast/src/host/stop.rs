@@ -7,7 +7,8 @@ use super::catalog::Entry;
 use super::commands::{Command, LiveStatus, Weakness};
 use super::control::{ControlPlane, ask};
 use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Response, TaskInfo};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::NodeId;
 use holdfast_format::wire::{Reply, Request};
 use std::fmt::Write as _;
@@ -50,7 +51,8 @@ impl ControlPlane {
             let layout = entry.root.layout;
             let (lost, what) = if layout.is_on_devices() { (devices, "devices") } else { (nodes.len(), "nodes") };
             if lost > usize::from(layout.failures()) {
-                bail!(
+                refuse!(
+                    Code::Redundancy,
                     "the nodes here are not stopped: volume {} ({layout}) bears the loss of {}, and {lost} {what} would go at \
                      once. Stop them one after the other (`holdfast node stop`), or choose another layout for it (`holdfast \
                      volume set`), or move what lies here elsewhere (`holdfast node drain`)",
@@ -77,7 +79,7 @@ impl ControlPlane {
         }
         self.check_devices_left(live, node, together, (&volumes, false))?;
         if let Some(missing) = self.silent_besides(live, node, together) {
-            bail!(without_both(node, missing, &volumes));
+            refuse!(Code::Redundancy, "{}", without_both(node, missing, &volumes));
         }
         let weak = self.ask(|answer| Command::Weak { node: NodeId(node), answer })?;
         let elsewhere = self.weak_elsewhere(node).with_context(|| format!("node {node} is not stopped"))?;
@@ -87,7 +89,7 @@ impl ControlPlane {
         if !(is_well && is_all_told)
             && let Some(missing) = self.missing_besides(live, node, together)?
         {
-            bail!(without_both(node, missing, &volumes));
+            refuse!(Code::Redundancy, "{}", without_both(node, missing, &volumes));
         }
         self.check_devices_left(live, node, together, (&volumes, true))?;
         if is_well {
@@ -101,7 +103,10 @@ impl ControlPlane {
         for (host, weakness) in &elsewhere {
             let _ = write!(text, "at host {host}, {}; ", describe(weakness, &[]));
         }
-        bail!("{text}without this node they would lack more. `holdfast status` shows when they are whole");
+        refuse!(
+            Code::Redundancy,
+            "{text}without this node they would lack more. `holdfast status` shows when they are whole"
+        );
     }
 
     /// Refuses where nothing could be acknowledged without these nodes: as the grid is, or as it is just `now`.
@@ -134,7 +139,8 @@ impl ControlPlane {
             .into());
         }
         if now {
-            bail!(
+            refuse!(
+                Code::Redundancy,
                 "{why}Bring back what is away first (`holdfast status` shows it), or add a node (`holdfast node add`)"
             );
         }

@@ -22,7 +22,8 @@ use super::fixed::FixedVolume;
 use super::presence::without_trash;
 use crate::logger;
 use crate::protocol::{TrashInfo, Unreadable, VolumeInfo};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{InstanceId, MetaVersion, VolumeId};
 use holdfast_cluster::steward::KEPT_MINUTES;
 use holdfast_format::meta::{
@@ -102,7 +103,7 @@ impl Catalog {
     pub fn all_kept_strictly(&self) -> Result<Vec<Entry>> {
         let (trash, unreadable) = self.survey_trash()?;
         if let Some(Unreadable { name, why }) = unreadable.first() {
-            bail!("the volume of record {name} is not known well enough for that: {why}");
+            refuse!(Code::State, "the volume of record {name} is not known well enough for that: {why}");
         }
         Ok(self.all_strictly()?.into_iter().chain(trash.into_iter().map(|trashed| trashed.entry)).collect())
     }
@@ -130,11 +131,11 @@ impl Catalog {
             let export: Option<ExportRecord> = export.map(|bytes| decode(&export_key(id), &bytes)).transpose()?;
             let is_ours = |export: &ExportRecord| export.host.is_empty() || export.host == *self.host();
             if root.deleted || named.volume != id.to_string() || !export.as_ref().is_none_or(is_ours) {
-                bail!(lost());
+                refuse!(Code::Changed, "{}", lost());
             }
             let by = self.needed_by(&root)?;
             if named.protected || !by.is_empty() {
-                bail!(lost());
+                refuse!(Code::Changed, "{}", lost());
             }
             let record = TrashRecord { name: name.clone(), taken_bytes, minutes: 0, other: Other::new() };
             let compares = [
@@ -149,7 +150,10 @@ impl Catalog {
                 return Ok(());
             }
         }
-        bail!("volume {name} could not be put into the trash: others change it all the time; try again")
+        refuse!(
+            Code::Changed,
+            "volume {name} could not be put into the trash: others change it all the time; try again"
+        )
     }
 
     /// A volume out of the trash has this name from here on.
@@ -176,20 +180,25 @@ impl Catalog {
                 Commit::Conflict(found) => found,
             };
             match &found[0] {
-                None => bail!(
+                None => refuse!(
+                    Code::NotFound,
                     "{} is not in the trash any more; `holdfast volume list` shows what there is",
                     trashed.record.name
                 ),
                 Some(record) if record.version != trashed.version => {
-                    bail!("the trash was changed meanwhile; try again")
+                    refuse!(Code::Changed, "the trash was changed meanwhile; try again")
                 }
                 Some(_) => {}
             }
             if found[1].is_some() {
-                bail!("there is a volume {name} by now; give this one another name with --as NEW");
+                refuse!(Code::Exists, "there is a volume {name} by now; give this one another name with --as NEW");
             }
         }
-        bail!("{} could not be had back: others change it all the time; try again", trashed.record.name)
+        refuse!(
+            Code::Changed,
+            "{} could not be had back: others change it all the time; try again",
+            trashed.record.name
+        )
     }
 
     /// From here on its space is returned; false where it is not in the trash any more, or its record was changed.
@@ -216,7 +225,8 @@ impl ControlPlane {
         let name = entry.name();
         let old = self.records.view(without_trash);
         if !old.is_empty() {
-            bail!(
+            refuse!(
+                Code::Unsupported,
                 "volume {name} is not deleted: hosts of an earlier release know no trash, and would not look after it there ({}). \
                  Bring them to this release, or delete it for good with --now",
                 old.join(", ")
@@ -264,10 +274,17 @@ impl ControlPlane {
         let found: Vec<&Trashed> = trash.iter().filter(is_it).collect();
         match found[..] {
             [one] => Ok(one.clone()),
-            [] => bail!("there is no {which} in the trash; `holdfast volume trash list` shows what there is"),
+            [] => refuse!(
+                Code::NotFound,
+                "there is no {which} in the trash; `holdfast volume trash list` shows what there is"
+            ),
             _ => {
                 let ids: Vec<String> = found.iter().map(|trashed| trashed.id().to_string()).collect();
-                bail!("several volumes named {which} are in the trash; say which by its id: {}", ids.join(", "))
+                refuse!(
+                    Code::Invalid,
+                    "several volumes named {which} are in the trash; say which by its id: {}",
+                    ids.join(", ")
+                )
             }
         }
     }
@@ -296,7 +313,7 @@ impl ControlPlane {
             if self.finish_off(&trashed)? {
                 names.push(trashed.record.name.clone());
             } else if which.is_some() {
-                bail!("the trash was changed meanwhile; try again");
+                refuse!(Code::Changed, "the trash was changed meanwhile; try again");
             }
         }
         Ok(names)

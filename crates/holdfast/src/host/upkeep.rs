@@ -18,6 +18,7 @@ use crate::grid::token::Answer;
 use crate::logger;
 use crate::protocol::{SnapshotInfo, VolumeLive};
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{DeviceId, Effects, VolumeId};
 use holdfast_cluster::Upkeep;
 use holdfast_cluster::schedule::{self, Snapshot};
@@ -162,7 +163,7 @@ impl ControlPlane {
             // A volume in the trash has left its name to others.
             let live = live.filter(|live| live.id == volume.to_string());
             let is_closed = live.is_none();
-            let open = live.filter(|live| live.state == "open");
+            let open = live.filter(|live| live.state == VolumeState::Open);
             let base_bytes = open.as_ref().map_or(noted.base_bytes, |live| base_now(live, noted.base_bytes));
             let noted = (noted.base_bytes, noted.left_bytes);
             let now = (base_bytes, seen.fixed.left_bytes);
@@ -294,7 +295,7 @@ impl ControlPlane {
         let renewal: Renewal = serde_json::from_value(renewal).context("it is no request for certificates")?;
         let certificates = &self.revocations.certificates;
         if !certificates.has_authority() {
-            bail!("it has no key of the grid's authority");
+            refuse!(Code::State, "it has no key of the grid's authority");
         }
         let revoked = self.revocations.lists.first().context("the grid has no TLS")?;
         let mut answer = renewal::answer(certificates, (&renewal, revoked), &self.catalog.node_machines()?)?;

@@ -13,6 +13,7 @@ use crate::logger;
 use crate::nbd_uri::Place;
 use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
 use crate::size::Size;
+use holdfast_api::VolumeState;
 use holdfast_base::Instant;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -552,11 +553,10 @@ impl Volume {
             only_for: None,
             limit: None,
             state: match self.exported || status.state == State::Deposed {
-                true => state_text(status.state),
-                false if self.controller.is_warming() => WARMING,
-                false => "in care",
-            }
-            .to_string(),
+                true => state_of(status.state),
+                false if self.controller.is_warming() => VolumeState::Warming,
+                false => VolumeState::InCare,
+            },
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
             epoch: status.epoch.0,
             uris: if self.exported { uris_of(name) } else { Vec::new() },
@@ -594,16 +594,14 @@ pub fn integrity_text(checked_reads: bool) -> &'static str {
     if checked_reads { "on" } else { "off" }
 }
 
-/// Of a volume that another host is about to hand over to this one.
-pub const WARMING: &str = "warming";
-
-pub fn state_text(state: State) -> &'static str {
+/// Of a volume that clients may have here.
+pub fn state_of(state: State) -> VolumeState {
     match state {
-        State::Opening => "opening",
-        State::Open => "open",
-        State::Deposed => "deposed",
-        State::Closing => "closing",
-        State::Closed => "closed",
+        State::Opening => VolumeState::Opening,
+        State::Open => VolumeState::Open,
+        State::Deposed => VolumeState::Deposed,
+        State::Closing => VolumeState::Closing,
+        State::Closed => VolumeState::Closed,
     }
 }
 

@@ -29,6 +29,7 @@ use crate::findings::{self, Concern, Finding};
 use crate::grid::layout::GridDir;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use holdfast_api::VolumeState;
 use holdfast_format::geometry::Layout;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -246,14 +247,14 @@ struct Known {
     id: String,
     size_bytes: u64,
     exported: bool,
-    state: String,
+    state: VolumeState,
 }
 
 fn volumes_of(dir: &GridDir) -> Result<BTreeMap<String, Known>> {
     let known = |volume: crate::protocol::VolumeInfo| {
         let (id, size_bytes, exported, state) = (volume.id, volume.size_bytes, volume.exported, volume.state);
         // Which of the two it is changes by itself.
-        let state = if state == "in care" { "closed".to_string() } else { state };
+        let state = if state == VolumeState::InCare { VolumeState::Closed } else { state };
         (volume.name, Known { id, size_bytes, exported, state })
     };
     Ok(client::volumes(dir)?.into_iter().map(known).collect())
