@@ -4,8 +4,8 @@ use crate::grid::layout::GridDir;
 use crate::grid::metadata::MetadataFile;
 use crate::grid::processes::Role;
 use crate::protocol::{HostStatus, MachineInfo, Request, Response, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
-use anyhow::{Context, Result, anyhow, bail};
-use holdfast_api::Error;
+use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, Error, refuse};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -30,7 +30,8 @@ pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Respo
     let as_reader = |e| if is_denied(&e) { UnixStream::connect(dir.reader_socket()).map_err(|_| e) } else { Err(e) };
     let stream = match UnixStream::connect(&path).or_else(as_reader) {
         Ok(stream) => stream,
-        Err(e) if is_denied(&e) => bail!(
+        Err(e) if is_denied(&e) => refuse!(
+            Code::NotPermitted,
             "cannot reach the host at {}: {e}; run this command as the user that runs the host, or, to look only, be of the group \
              that its setting control.readers names (`holdfast config explain control.readers`)",
             path.display()
@@ -38,9 +39,16 @@ pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Respo
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             dir.load()?;
             if let Some(why) = Role::Host.waits_for(dir) {
-                bail!("the host serves nothing yet: it waits for the grid's metadata ({why}), and goes on by itself");
+                refuse!(
+                    Code::Unavailable,
+                    "the host serves nothing yet: it waits for the grid's metadata ({why}), and goes on by itself"
+                );
             }
-            bail!("the grid in {} is not running; start it with `holdfast grid up`", dir.root().display());
+            refuse!(
+                Code::Unavailable,
+                "the grid in {} is not running; start it with `holdfast grid up`",
+                dir.root().display()
+            );
         }
         Err(e) => return Err(e).with_context(|| format!("cannot reach the host at {}", path.display())),
     };
@@ -52,7 +60,11 @@ pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Respo
     let mut answer = String::new();
     BufReader::new(&stream).read_line(&mut answer).map_err(|e| silent(&e, patience))?;
     if answer.is_empty() {
-        bail!("the host stopped before it answered; look into {}", dir.logs_dir().join("host.log").display());
+        refuse!(
+            Code::Unavailable,
+            "the host stopped before it answered; look into {}",
+            dir.logs_dir().join("host.log").display()
+        );
     }
     match serde_json::from_str(&answer).context("the host's answer makes no sense: is it another release?")? {
         Response::Error { message, code } => Err(Error::new(code, message).into()),
@@ -60,14 +72,15 @@ pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Respo
     }
 }
 
-fn silent(error: &std::io::Error, patience: Duration) -> anyhow::Error {
-    match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => anyhow!(
+fn silent(error: &std::io::Error, patience: Duration) -> Error {
+    let why = match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
             "the host does not answer within {:.1} s; `holdfast grid status` shows whether its process is stopped",
             patience.as_secs_f64()
         ),
-        _ => anyhow!("the connection to the host broke: {error}; `holdfast grid status` shows its process"),
-    }
+        _ => format!("the connection to the host broke: {error}; `holdfast grid status` shows its process"),
+    };
+    Error::new(Code::Unavailable, why)
 }
 
 pub fn status(dir: &GridDir) -> Result<HostStatus> {

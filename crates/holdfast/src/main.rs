@@ -27,6 +27,8 @@ mod size;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use grid::layout::GridDir;
+use protocol::code_of;
+use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
     // anew two megabytes at a time, zeroed: more memory, and writes cost more. A kernel that knows of none refuses.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let cli = Cli::parse();
+    let is_json = cli.json;
     let (done, failure) = match &cli.command {
         Command::Status(args) => {
             let dir = GridDir::choose(cli.dir.as_deref());
@@ -118,7 +121,10 @@ fn main() -> ExitCode {
         _ => (run(cli).map(|()| ExitCode::SUCCESS), ExitCode::FAILURE),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("holdfast: {error:#}");
+        match is_json {
+            true => eprintln!("{}", json!({ "error": { "code": code_of(&error), "message": format!("{error:#}") } })),
+            false => eprintln!("holdfast: {error:#}"),
+        }
         failure
     })
 }

@@ -121,6 +121,34 @@ fn a_grid_comes_up_beside_a_node_that_hangs() {
     grid.wait_for_node(1, "up");
 }
 
+/// What kind of thing stands in the way of a command, for programs.
+fn code(grid: &Grid, line: &str) -> String {
+    let told: Value = serde_json::from_str(&grid.fails(&format!("{line} --json"))).unwrap();
+    assert!(told["error"]["message"].as_str().is_some_and(|message| message.len() > 20), "{told}");
+    told["error"]["code"].as_str().unwrap().to_string()
+}
+
+fn refusals_have_codes(grid: &Grid) {
+    grid.ok("volume create v1 --size 32MiB --layout mirror:2 --no-export");
+    for (line, expected) in [
+        ("volume show v2", "not-found"),
+        ("snapshot create v2 monday", "not-found"),
+        ("volume create v1 --size 32MiB", "exists"),
+        ("volume create v2 --size 32000000TiB", "invalid"),
+        ("volume create v2 --size 32MiB --layout mirror:3", "redundancy"),
+        ("snapshot create v1 monday", "state"),
+        ("device drain 2/0", "redundancy"),
+        ("volume rename v1 .", "invalid"),
+    ] {
+        assert_eq!(code(grid, line), expected, "{line}");
+    }
+    grid.ok("volume protect v1");
+    assert_eq!(code(grid, "volume delete v1"), "protected");
+    grid.ok("volume protect v1 off");
+    grid.ok("volume delete v1 --now");
+    grid.ok("task watch");
+}
+
 #[test]
 fn what_cannot_work_is_refused_and_nothing_is_lost() {
     let grid = Grid::new(3);
@@ -138,7 +166,9 @@ fn what_cannot_work_is_refused_and_nothing_is_lost() {
     give_back(squatter);
 
     grid.up("--nodes 2 --devices 1");
+    refusals_have_codes(&grid);
     grid.ok("grid down");
+    assert_eq!(code(&grid, "volume list"), "unavailable");
     let error = grid.fails("grid up --nodes 3");
     assert!(error.contains("--nodes") && error.contains("2 nodes"), "{error}");
     let squatter = TcpListener::bind(("127.0.0.1", port)).unwrap();

@@ -143,6 +143,8 @@ fn revoke(a: &Grid, b: &Grid, cluster: &Cluster) {
     until("b is told", || trouble(b).contains("it was revoked"));
     let refused = b.fails("volume create v9 --size 32MiB --layout mirror:2 --no-export");
     assert!(refused.contains("refuses this") && refused.contains("grid token --for"), "{refused}");
+    let refused = b.fails("volume create v9 --size 32MiB --layout mirror:2 --no-export --json");
+    assert!(refused.contains("\"code\":\"not-permitted\""), "{refused}");
     a.ok("volume create v2 --size 32MiB --layout mirror:2 --no-export");
     // What it is advised to do lets it in again, and not by what was revoked.
     for end in ["pem", "key"] {
