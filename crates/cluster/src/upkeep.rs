@@ -16,7 +16,7 @@
 use crate::schedule::{self, Snapshot};
 use crate::view::View;
 use holdfast_base::{DeviceId, Effects, Instant, VolumeId};
-use holdfast_format::meta::{KEPT_PREFIX, MACHINE_PREFIX, MachineRecord, SCHEDULE_PREFIX, decode};
+use holdfast_format::meta::{KEPT_PREFIX, MACHINE_PREFIX, MachineRecord, SCHEDULE_PREFIX, decode, machine_key};
 use holdfast_format::schedule::ScheduleRecord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -94,6 +94,7 @@ pub enum Chore {
     Device(DeviceId),
     Certificates,
     Authority,
+    Machine,
 }
 
 /// A snapshot by schedule.
@@ -131,6 +132,8 @@ pub enum Action {
     GiveAuthority {
         to: Vec<String>,
     },
+    /// The record of this machine is to say what it has: whoever wants something signed goes by it.
+    NoteMachine,
 }
 
 impl Action {
@@ -141,6 +144,7 @@ impl Action {
             Action::Drain { device } => Chore::Device(*device),
             Action::Renew => Chore::Certificates,
             Action::GiveAuthority { .. } => Chore::Authority,
+            Action::NoteMachine => Chore::Machine,
         }
     }
 }
@@ -269,7 +273,8 @@ pub fn plan(view: &View, facts: &Facts, config: &Config) -> Vec<Action> {
     let drains = facts.devices.iter().filter(|seen| is_to_be_emptied(view, seen, config));
     let drains = drains.map(|seen| Action::Drain { device: seen.device });
     let renew = facts.certificates_are_due.then_some(Action::Renew);
-    snapshots.chain(fixed).chain(drains).chain(renew).chain(of_authority(view, facts, config)).collect()
+    let authority = of_authority(view, facts, config);
+    snapshots.chain(fixed).chain(drains).chain(renew).chain(authority).chain(of_machine(view, facts, config)).collect()
 }
 
 fn of_schedule(view: &View, seen: &Scheduled, wall_ms: u64, config: &Config) -> Option<Action> {
@@ -302,6 +307,12 @@ fn is_to_be_emptied(view: &View, seen: &DeviceNow, config: &Config) -> bool {
     !seen.is_draining && (seen.is_failing || is_bypassed) && !is_kept()
 }
 
+/// The key came or went otherwise than from another host: by hand.
+fn of_machine(view: &View, facts: &Facts, config: &Config) -> Option<Action> {
+    let record: MachineRecord = decode(&view.get(&machine_key(&config.host))?.value).ok()?;
+    (record.signs != facts.has_authority).then_some(Action::NoteMachine)
+}
+
 /// Where no other machine has the key that this one has: whoever is up may get it, in order of names.
 fn of_authority(view: &View, facts: &Facts, config: &Config) -> Option<Action> {
     if !config.spreads_authority || !facts.has_authority {
@@ -325,7 +336,7 @@ mod tests {
     use crate::view::Record;
     use holdfast_base::{GridId, MetaVersion};
     use holdfast_format::geometry::Layout;
-    use holdfast_format::meta::{ExportRecord, Other, encode, export_key, host_key, machine_key};
+    use holdfast_format::meta::{ExportRecord, Other, encode, export_key, host_key};
     use holdfast_format::root::{Root, root_key};
 
     const VOLUME: VolumeId = VolumeId(7);
@@ -470,7 +481,10 @@ mod tests {
         let facts = |has_authority| Facts { has_authority, ..Facts::default() };
         let to = vec!["c".to_string(), "d".to_string()];
         assert_eq!(plan(&with(false), &facts(true), &config()), [Action::GiveAuthority { to }]);
-        assert_eq!(plan(&with(false), &facts(false), &config()), []);
+        assert_eq!(plan(&with(false), &facts(false), &config()), [Action::NoteMachine], "a file was deleted");
+        let at_c = Config { host: "c".to_string(), ..config() };
+        assert_eq!(plan(&with(false), &facts(true), &at_c), [Action::NoteMachine], "its operator had the words");
+        assert_eq!(plan(&with(false), &facts(false), &at_c), []);
         assert_eq!(plan(&with(true), &facts(true), &config()), [], "b has it, up or not");
         let alone = Config { spreads_authority: false, ..config() };
         assert_eq!(plan(&with(false), &facts(true), &alone), []);

@@ -207,6 +207,9 @@ impl ControlPlane {
             Action::Renew => self
                 .renew_certificates()
                 .context("this machine's certificates could not be made anew, which is tried again"),
+            Action::NoteMachine => self
+                .note_certificates(&self.dir.load()?)
+                .context("whether this machine signs is not noted, which is tried again"),
             Action::GiveAuthority { to } => self
                 .give_to_one_of(&to)
                 .context("no second machine has the key of the grid's authority, which is tried again"),
