@@ -8,7 +8,8 @@
 //! command to any. The metadata store, which carries the bytes, reads and changes none of them.
 //!
 //! Invariants
-//! 1. The key leaves only to the very host that was meant, which has shown its certificate.
+//! 1. The key leaves only to the very host that was meant, which has shown its certificate, and after a look whether that was
+//!    revoked.
 //! 2. Only a host of the grid can give a key, and only the authority's own is taken.
 //!
 //! Limits: [`SESSIONS_MAX`] under way at a host, each for [`SESSION_LIFE`].
@@ -82,6 +83,11 @@ impl ControlPlane {
                 return answer.map_err(|why| anyhow::anyhow!("host {to} did not take it: {why}"));
             }
             if !stream.is_handshaking() && !std::mem::replace(&mut is_told, true) {
+                // The handshake took a while, and what was given can't be taken back.
+                self.look_who_is_revoked().context("whether it was revoked can't be told now")?;
+                if self.revocations.lists.iter().any(|list| list.covers_peer(&stream)) {
+                    bail!("the certificate of host {to} was revoked meanwhile");
+                }
                 let mut message = serde_json::to_vec(&kept).expect("our records always encode");
                 message.push(b'\n');
                 stream.send(&message);
