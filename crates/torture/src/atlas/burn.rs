@@ -211,8 +211,9 @@ impl Town {
         }
     }
 
-    /// What of the grid is not whole, seen from these machines.
-    fn lacks(&mut self, there: &[Part]) -> Option<String> {
+    /// What of the grid is not whole, seen from these machines. A volume counts as whole once it was: where there is
+    /// much to do a node is late now and then, is done without for a moment, and what it lacks is made up for.
+    fn lacks(&mut self, there: &[Part], were_whole: &mut [bool; VOLUMES.len()]) -> Option<String> {
         let mut owners = VOLUMES.map(|_| 0);
         for part in there {
             if let Some(what) = self.machine(*part).missing() {
@@ -225,15 +226,16 @@ impl Town {
             if let Some(what) = site::lacks_of_nodes(&status, there.len()) {
                 return Some(format!("host {part}: {what}"));
             }
-            for (volume, owners) in VOLUMES.iter().zip(&mut owners) {
+            for ((volume, owners), was_whole) in VOLUMES.iter().zip(&mut owners).zip(&mut *were_whole) {
                 let volumes = status["volumes"].as_array().into_iter().flatten();
                 let Some(found) = volumes.into_iter().find(|found| found["name"] == volume.0.name) else { continue };
                 if found["state"] != "open" {
                     continue;
                 }
                 *owners += 1;
-                if let Some(what) = site::lacks_of_volume(found) {
-                    return Some(format!("host {part}: {what}"));
+                match site::lacks_of_volume(found) {
+                    Some(what) if !*was_whole => return Some(format!("host {part}: {what}")),
+                    _ => *was_whole = true,
                 }
             }
         }
@@ -493,9 +495,9 @@ impl Burn<'_> {
     /// Waits until all is redundant, and every guest at home.
     fn wait_whole(&mut self, there: &[Part]) -> Result<()> {
         let since = Instant::now();
-        let mut asked_at: Option<Instant> = None;
+        let (mut asked_at, mut were_whole): (Option<Instant>, _) = (None, [false; VOLUMES.len()]);
         loop {
-            let mut lacks = self.town.lacks(there);
+            let mut lacks = self.town.lacks(there, &mut were_whole);
             if lacks.is_none() {
                 if asked_at.is_none_or(|at| at.elapsed() > ASK_AGAIN) {
                     self.control.go_home();
