@@ -403,6 +403,8 @@ fn left_and_replaced(book: &mut Book, [a, b, c]: [&Machine; 3], etcd: &Etcd, dat
     row.done(a, &[("FILE", file)]);
     let to = [("URLS", &etcd.urls[..]), ("NAME", "c"), ("IP", "127.0.0.1"), ("PATH", &disk), ("FILE", file)];
     row.done(&new, &to);
+    row.done(&new, &[("VOLUME", "vc")]);
+    data.is_at(&new.grid.uri("vc"));
     [a, b, &new].iter().for_each(|m| m.is_well());
     data.is_there(a, "vc");
     drop(row);
