@@ -5,6 +5,7 @@ use std::fmt;
 
 texts! {
     /// What kind of thing stood in the way: what a program does next depends on that.
+    #[derive(Default)]
     pub enum Code {
         /// What was asked for makes no sense: a name, a size, options that don't go together.
         Invalid = "invalid",
@@ -31,13 +32,8 @@ texts! {
         /// Who asks may not do that.
         NotPermitted = "not-permitted",
         /// Something else.
+        #[default]
         Failed = "failed",
-    }
-}
-
-impl Default for Code {
-    fn default() -> Code {
-        Code::Failed
     }
 }
 

@@ -134,7 +134,7 @@ fn refusals_have_codes(grid: &Grid) {
         ("volume show v2", "not-found"),
         ("snapshot create v2 monday", "not-found"),
         ("volume create v1 --size 32MiB", "exists"),
-        ("volume create v2 --size 32000000TiB", "invalid"),
+        ("volume create v2 --size 100000TiB", "invalid"),
         ("volume create v2 --size 32MiB --layout mirror:3", "redundancy"),
         ("snapshot create v1 monday", "state"),
         ("device drain 2/0", "redundancy"),

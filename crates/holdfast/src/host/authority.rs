@@ -86,7 +86,7 @@ impl ControlPlane {
                 // The handshake took a while, and what was given can't be taken back.
                 self.look_who_is_revoked().context("whether it was revoked can't be told now")?;
                 if self.revocations.lists.iter().any(|list| list.covers_peer(&stream)) {
-                    bail!("the certificate of host {to} was revoked meanwhile");
+                    refuse!(Code::NotPermitted, "the certificate of host {to} was revoked meanwhile");
                 }
                 let mut message = serde_json::to_vec(&kept).expect("our records always encode");
                 message.push(b'\n');

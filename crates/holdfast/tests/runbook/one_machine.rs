@@ -114,9 +114,9 @@ impl Site {
     fn is_copied(&self) -> bool {
         let volume = self.m.grid.json("volume show v");
         let key = format!("{VOLUME_PREFIX}{}{EXPORT_SUFFIX}", volume["id"].as_str().unwrap());
-        let devices = fs::read_dir(self.m.grid.path("devices")).unwrap().map(|device| device.unwrap().path());
+        let mut devices = fs::read_dir(self.m.grid.path("devices")).unwrap().map(|device| device.unwrap().path());
         let has_it = |device: PathBuf| self.m.gives(&format!("grep -aqF {key} {}", device.display())).status.success();
-        devices.map(has_it).all(|has_it| has_it)
+        devices.all(has_it)
     }
 
     fn lose_metadata(&self, book: &mut Book) {
