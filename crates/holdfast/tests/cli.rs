@@ -142,7 +142,7 @@ fn refusals_have_codes(grid: &Grid) {
     ] {
         assert_eq!(code(grid, line), expected, "{line}");
     }
-    grid.ok("volume protect v1");
+    grid.ok("volume protect v1 on");
     assert_eq!(code(grid, "volume delete v1"), "protected");
     grid.ok("volume protect v1 off");
     grid.ok("volume delete v1 --now");

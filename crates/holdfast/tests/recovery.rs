@@ -36,11 +36,10 @@ fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
     export.args(["meta", "export", "running.json", "--dir"]).arg(grid.dir.path()).current_dir(grid.dir.path());
     let output = export.output().unwrap();
     assert!(output.status.success() && exported.exists(), "{}", text(&output.stderr));
-    until("the records are on the devices", || {
-        let host = fs::read_to_string(grid.path("logs/host.log")).unwrap_or_default();
-        host.contains("a copy of the metadata is on all 6 devices")
-    });
-    // The first copy does not know of what came after it.
+    // So that a copy is told from one of when it was being made.
+    grid.ok("volume protect apart on");
+    until("the records are on the devices", || has_copies(&[&grid], "name/apart", "\"protected\":true"));
+    // Copies need not know of what came just now.
     grid.ok("volume create late --size 16MiB");
     assert!(grid.json("status")["volumes"].as_array().unwrap().iter().all(|v| v["live"]["recoverable"] != false));
     kill_host(&grid);
@@ -102,12 +101,6 @@ fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
     assert_volume_holds(&grid.uri("v1"), &file, &scratch);
 }
 
-/// Whether this machine has written a copy to so many devices, which are all.
-fn copied_to(grid: &Grid, devices: usize) -> bool {
-    let host = fs::read_to_string(grid.path("logs/host.log")).unwrap_or_default();
-    host.contains(&format!("a copy of the metadata is on all {devices} devices"))
-}
-
 #[test]
 fn all_of_etcd_is_emptied_under_load_and_every_acknowledged_byte_is_there() {
     let store = tempfile::tempdir().unwrap();
@@ -125,7 +118,7 @@ fn all_of_etcd_is_emptied_under_load_and_every_acknowledged_byte_is_there() {
     let uris = [a.uri("v1"), b.uri("v2")];
     nbdcopy(first.to_str().unwrap(), &uris[0]);
     b.ok("volume protect v2 on");
-    until("the records are on the devices of both", || copied_to(&a, 2) || copied_to(&b, 2));
+    until("the records are on the devices of both", || has_copies(&[&a, &b], "name/v2", "\"protected\":true"));
     let config = member.kill();
     fs::remove_dir_all(config.dir.join("data")).unwrap();
     let mut member = holdfast_runtime::meta::member::Member::start(config).unwrap();

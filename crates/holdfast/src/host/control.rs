@@ -102,7 +102,7 @@ pub(super) struct ControlPlane {
     pub(super) reactor: Sender<Command>,
     pub(super) stewardship: Stewardship,
     /// Which devices had no copy of the records when that was told last.
-    pub(super) copies_told: Mutex<Option<String>>,
+    pub(super) copies_told: Mutex<Option<(usize, String)>>,
     pub(super) dir: GridDir,
     config: Mutex<GridConfig>,
     /// As they were when the host started.

@@ -45,14 +45,14 @@ impl ControlPlane {
         let written = copies::write(&way, &self.catalog.nodes()?, &bytes, must_go);
         let (devices, failed) = (written.devices, written.failed.join("; "));
         let mut told = self.copies_told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.as_ref() != Some(&failed) {
+        if told.as_ref().is_none_or(|(of, why)| (*of, why) != (devices, &failed)) {
             match failed.is_empty() {
                 true => logger::info(format_args!("a copy of the metadata is on all {devices} devices")),
                 false => {
                     logger::info(format_args!("a copy of the metadata is on {devices} devices, not on all: {failed}"))
                 }
             }
-            *told = Some(failed);
+            *told = Some((devices, failed));
         }
         Ok(written.failed.is_empty())
     }

@@ -2,7 +2,9 @@
 
 use crate::page::{Book, Machine, pid};
 use crate::support::guest::{Guest, TRIM, WRITE};
-use crate::support::{assert_volume_holds, free_ports, has_nbdcopy, is_whole, nbdcopy, pattern, program, until};
+use crate::support::{
+    assert_volume_holds, free_ports, has_copies, has_nbdcopy, is_whole, nbdcopy, pattern, program, until,
+};
 use holdfast_base::stream::Inbound;
 use holdfast_format::meta::{EXPORT_SUFFIX, VOLUME_PREFIX};
 use holdfast_format::versions::Versions;
@@ -114,9 +116,7 @@ impl Site {
     fn is_copied(&self) -> bool {
         let volume = self.m.grid.json("volume show v");
         let key = format!("{VOLUME_PREFIX}{}{EXPORT_SUFFIX}", volume["id"].as_str().unwrap());
-        let mut devices = fs::read_dir(self.m.grid.path("devices")).unwrap().map(|device| device.unwrap().path());
-        let has_it = |device: PathBuf| self.m.gives(&format!("grep -aqF {key} {}", device.display())).status.success();
-        devices.all(has_it)
+        has_copies(&[&self.m.grid], &key, "")
     }
 
     fn lose_metadata(&self, book: &mut Book) {

@@ -176,6 +176,18 @@ impl Drop for Loop {
     }
 }
 
+/// Whether every device of these machines has a copy of the metadata in which the record `key` has `part` in its value.
+pub fn has_copies(grids: &[&Grid], key: &str, part: &str) -> bool {
+    let hex: String = part.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let record = format!("\"{key}\":\"[0-9a-f]*{hex}");
+    let devices = grids.iter().flat_map(|grid| fs::read_dir(grid.path("devices")).unwrap());
+    let has_it = |device: PathBuf| {
+        let mut grep = Command::new("grep");
+        grep.args(["-aqE", &record]).arg(device).status().unwrap().success()
+    };
+    devices.map(|device| device.unwrap().path()).all(has_it)
+}
+
 /// Waits for what takes a moment on a machine that has other things to do.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
