@@ -15,9 +15,9 @@ use super::control::ControlPlane;
 use super::meta::Meta;
 use super::volumes::split_export;
 use crate::logger;
-use crate::protocol::{Kind, LinkState, Request, Response, TaskInfo, VolumeSpace};
+use crate::protocol::{Kind, LinkState, Request, Response, TaskInfo, VolumeSpace, code_of};
 use anyhow::{Context, Result, anyhow};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, Error, refuse};
 use holdfast_base::NodeId;
 use holdfast_cluster::View;
 use holdfast_format::geometry::Layout;
@@ -83,6 +83,9 @@ struct Done {
     /// Why it was not done.
     #[serde(default)]
     error: Option<String>,
+    /// What kind of thing stood in the way; older hosts say none.
+    #[serde(default)]
+    code: Code,
     /// What was asked for.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     told: Value,
@@ -101,7 +104,8 @@ impl ControlPlane {
         let _ = self.presence.keep(&key, None);
         let _ = self.presence.keep(&done_key, None);
         let done = done?;
-        Ok(done.error.map_or(Ok(done.told), |error| Err(anyhow!(error))))
+        let (told, code) = (done.told, done.code);
+        Ok(done.error.map_or(Ok(told), |error| Err(Error::new(code, error).into())))
     }
 
     fn await_done(&self, host: &str, key: &str, patience: Duration) -> Result<Done> {
@@ -282,8 +286,8 @@ impl ControlPlane {
                 Err(_) => Err(anyhow!("host {} is of a release that knows no such errand", plane.catalog.host())),
             };
             let done = match done {
-                Ok(told) => Done { error: None, told },
-                Err(error) => Done { error: Some(format!("{error:#}")), told: Value::Null },
+                Ok(told) => Done { error: None, code: Code::default(), told },
+                Err(error) => Done { error: Some(format!("{error:#}")), code: code_of(&error), told: Value::Null },
             };
             let done = serde_json::to_vec(&done).expect("our records always encode");
             // Where that fails the asker hears nothing, and says so.
