@@ -271,7 +271,7 @@ fn revoke(who: &str, dir: &GridDir, json: bool) -> Result<()> {
     if let Some(door) = Door::of(dir, &config)? {
         door.sync(&list, |_| false).context("nodes and hosts go by it; etcd is told later, by the host that signs")?;
     }
-    // Who asks for another certificate when this has returned is to get one that counts.
+    // Who asks for another certificate when this has returned is to get one that counts, at whichever machine.
     revoked::outlast(until_s);
     if json {
         return print_json(&json!({ "revoked": who, "version": list.version() }));

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// Longest wait for the end of a second; a clock may be set back meanwhile.
 const SECOND_MAX: Duration = Duration::from_secs(2);
 
-/// Waits until a second is over: a certificate that is issued in it counts as one of those that were revoked in it.
+/// Waits until a second is over in which certificates were revoked. Who knows of that dates others later
+/// (`Authority::issue_s`); another machine that signs may not have heard of it yet.
 pub fn outlast(second_s: u64) {
     let end = Instant::now() + SECOND_MAX;
     while now_s() <= second_s && Instant::now() < end {

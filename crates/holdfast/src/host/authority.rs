@@ -93,7 +93,7 @@ impl ControlPlane {
                 stream.send(&message);
             }
         }
-        refuse!(Code::NotPermitted, "host {to} has not answered whether it has the key")
+        refuse!(Code::Unavailable, "host {to} has not answered whether it has the key")
     }
 
     /// The other side of that: what a host says that may be about to give the key, and what it is answered.

@@ -374,7 +374,8 @@ impl ControlPlane {
         let mut notes = self.follow_removal(&record)?;
         if has_key {
             notes.push(format!(
-                "machine {name} has a copy of the key of the grid's authority still, and who has that lets anybody in: delete                  tls/ca.key of its grid's directory before others get that machine or its disks"
+                "machine {name} has a copy of the key of the grid's authority still, and who has that lets anybody in: \
+                 delete tls/ca.key of its grid's directory before others get that machine or its disks"
             ));
         }
         Ok(Response::Leaving { waits: None, notes })
