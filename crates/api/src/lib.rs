@@ -1,13 +1,32 @@
-//! What a host answers, typed: states and error codes that programs can go by.
+//! What a host is asked and what it answers, typed: requests, resources, states, and error codes that programs go by.
 //!
 //! Role: between hosts and whatever asks them. Texts of errors are for people, and may change with any release; codes
 //! and states stay, and come through a host that passes a request on.
 //!
-//! Invariant: what a newer release calls otherwise is read as [`Code::Failed`] and [`VolumeState::Other`], never refused.
+//! Invariant: what a newer release calls otherwise is read as [`Code::Failed`], or as a state's `Other`, never refused;
+//! what an older one does not say has a default.
 
 mod error;
+mod host;
+mod layer;
+mod node;
+mod parts;
+mod request;
+mod response;
 mod texts;
 mod volume;
 
 pub use error::{Code, Error};
-pub use volume::VolumeState;
+pub use host::{HostState, HostStatus, MachineInfo, MachineNode, TaskInfo, TaskKind, TaskUnit, TrashInfo, Unreadable};
+pub use layer::{EdgeInfo, LayerInfo, LayersInfo};
+pub use node::{
+    ConfiguredDevice, DeviceHealth, DeviceInfo, DeviceState, LinkState, NodeInfo, NodeState, OutageInfo, ReadCacheInfo,
+    free_of, promised_of, takers,
+};
+pub use parts::{DeviceParts, LedgerParts, LegParts, LegState, LogParts, Parts, SegmentKind, SegmentParts};
+pub use request::{ClientsChange, KeySource, Kind, Request};
+pub use response::Response;
+pub use volume::{
+    Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, VolumeInfo, VolumeLive,
+    VolumeSpace, VolumeState,
+};

@@ -1,6 +1,36 @@
 //! What a host says of a volume.
 
+use crate::LayersInfo;
 use crate::texts::texts;
+use holdfast_format::tier::Tiers;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+texts! {
+    /// Whether capacity is set aside for a volume.
+    #[derive(Default)]
+    pub enum Provisioning {
+        /// As it is written.
+        Thin = "thin",
+        /// For all of it.
+        Fixed = "fixed",
+        /// Not told, or what only newer releases know.
+        #[default]
+        Other = "other",
+    }
+}
+
+texts! {
+    /// Whether what guests read is checked against checksums.
+    #[derive(Default)]
+    pub enum Integrity {
+        On = "on",
+        Off = "off",
+        /// Not told, or what only newer releases know.
+        #[default]
+        Other = "other",
+    }
+}
 
 texts! {
     /// How a volume stands, as the host sees it that is asked.
@@ -30,23 +60,229 @@ texts! {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Code;
+/// A volume, or a clone in one.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct VolumeInfo {
+    pub name: String,
+    pub id: String,
+    /// Of a clone: the volume that it is a part of, and whose figures it shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clone_of: Option<String>,
+    pub size_bytes: u64,
+    pub layout: String,
+    #[serde(default)]
+    pub tiers: Tiers,
+    #[serde(default)]
+    pub provisioning: Provisioning,
+    /// Of all devices: what a fixed volume owns and has not used yet.
+    #[serde(default)]
+    pub set_aside_bytes: u64,
+    #[serde(default)]
+    pub integrity: Integrity,
+    /// What guests write is encrypted wherever it is kept.
+    #[serde(default)]
+    pub encrypted: bool,
+    pub exported: bool,
+    /// It is not deleted until that is taken back.
+    #[serde(default)]
+    pub protected: bool,
+    /// Several clients may write to it at a time.
+    #[serde(default)]
+    pub shared: bool,
+    /// Any host takes it over when its own is gone, and nodes hear no more of that.
+    #[serde(default)]
+    pub failover: bool,
+    /// The client that has the right to write, as its host sees it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writer: Option<String>,
+    /// One that was refused of late, since another one writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_writer: Option<String>,
+    /// Of a separate clone: the volume that it was made of. Told by `volume show`, like the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares_with: Option<String>,
+    /// Separate clones that may need what the volume holds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needed_by: Vec<String>,
+    /// The host that has it in service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// That host is gone, and no other is about to take the volume over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub orphaned: bool,
+    /// Hosts that offer it, wherever it is served; empty where only its host does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub portals: Vec<String>,
+    /// The clients that may have it over TCP; `None` where all may that reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only_for: Option<BTreeSet<String>>,
+    /// How much clients may have of it, in the words of the layer `limit`.
+    #[serde(default)]
+    pub limit: Option<String>,
+    pub state: VolumeState,
+    /// What opening waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
+    pub epoch: u64,
+    /// Where clients connect.
+    pub uris: Vec<String>,
+    pub sessions: usize,
+    /// Where layers stand between its clients and its controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Box<LayersInfo>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live: Option<VolumeLive>,
+}
 
-    fn read<T: From<String>>(text: &str) -> T {
-        T::from(text.to_string())
-    }
+fn yes() -> bool {
+    true
+}
 
-    #[test]
-    fn each_text_is_of_one_value_and_unknown_ones_are_of_the_last() {
-        for state in VolumeState::ALL {
-            assert_eq!(read::<VolumeState>(state.text()), *state);
-        }
-        for code in Code::ALL {
-            assert_eq!(read::<Code>(code.text()), *code);
-        }
-        assert_eq!((read::<VolumeState>("frozen"), read::<Code>("cursed")), (VolumeState::Other, Code::Failed));
+/// What only an open volume can tell.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct VolumeLive {
+    pub log_bytes: u64,
+    /// Written by guests, and in no segment yet.
+    #[serde(default)]
+    pub unplaced_bytes: u64,
+    pub mapped_bytes: u64,
+    pub segments: u64,
+    pub degraded_segments: u64,
+    pub at_risk_entries: u64,
+    /// Copies of its root are where a recovery without the metadata store finds them. Older releases don't say.
+    #[serde(default = "yes")]
+    pub recoverable: bool,
+    pub suspect_nodes: Vec<u32>,
+    /// Shards and logs on devices that are being emptied.
+    #[serde(default)]
+    pub left_to_drain: u64,
+    #[serde(default)]
+    pub left_to_balance_bytes: u64,
+    #[serde(default)]
+    pub space: SpaceUse,
+    /// Of the volume itself, or of the clone; `None` until it was counted, in the background.
+    #[serde(default)]
+    pub shares: Option<Shares>,
+    /// Of `space.data_bytes`, what neither the volume nor a clone of it shows, when that was counted last.
+    #[serde(default)]
+    pub held_by_snapshots_bytes: u64,
+    /// States of the volume that nobody needs any more, on their way to be merged or dropped.
+    #[serde(default)]
+    pub layers_going: u64,
+    /// Where there is a first tier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_tier: Option<FirstTierUse>,
+    /// Segments on media that the policy does not name.
+    #[serde(default)]
+    pub astray_segments: u64,
+    /// Oldest first.
+    #[serde(default)]
+    pub snapshots: Vec<SnapshotInfo>,
+    pub counters: Counters,
+}
+
+/// What a first tier holds, and what it did since the volume was opened; bytes of guests' data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FirstTierUse {
+    pub bytes: u64,
+    pub bytes_max: u64,
+    pub born_bytes: u64,
+    pub passed_bytes: u64,
+    pub rotated_bytes: u64,
+    pub read_bytes: u64,
+    pub read_first_bytes: u64,
+}
+
+/// Bytes of devices that a volume's segments take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SpaceUse {
+    pub data_bytes: u64,
+    pub dead_bytes: u64,
+    /// Needed by separate clones, perhaps, and by nobody else.
+    #[serde(default)]
+    pub kept_bytes: u64,
+    pub redundancy_bytes: u64,
+    pub metadata_bytes: u64,
+}
+
+impl SpaceUse {
+    pub fn taken_bytes(&self) -> u64 {
+        self.data_bytes + self.dead_bytes + self.kept_bytes + self.redundancy_bytes + self.metadata_bytes
     }
+}
+
+/// What an open volume holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VolumeSpace {
+    pub name: String,
+    pub space: SpaceUse,
+    pub held_by_snapshots_bytes: u64,
+    pub reclaimable_bytes: u64,
+}
+
+/// A state of a volume that was kept.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SnapshotInfo {
+    pub name: String,
+    /// Its number in the volume: no other ever has it.
+    #[serde(default)]
+    pub layer: u32,
+    /// Milliseconds since 1970.
+    pub created_ms: u64,
+    pub size_bytes: u64,
+    /// Where clients read it.
+    pub uris: Vec<String>,
+    /// `None` until it was counted, in the background.
+    #[serde(default)]
+    pub shares: Option<Shares>,
+}
+
+/// Data that a snapshot, a clone or a volume shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Shares {
+    pub referenced_bytes: u64,
+    /// Of it, what neither another snapshot nor a clone nor the volume shows.
+    pub exclusive_bytes: u64,
+}
+
+/// Counts since the volume was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Counters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub append_hedges: u64,
+    pub read_hedges: u64,
+    #[serde(default)]
+    pub shard_reads: u64,
+    /// Of these, from nodes of the host's own machine.
+    #[serde(default)]
+    pub near_reads: u64,
+    pub reconstructed_reads: u64,
+    /// What reads took of what had come with other blocks.
+    #[serde(default)]
+    pub ahead_bytes: u64,
+    pub rolls: u64,
+    pub segments_written: u64,
+    pub segment_bytes_written: u64,
+    pub bypass_bytes: u64,
+    /// Guests' data that left the log for segments.
+    #[serde(default)]
+    pub destaged_bytes: u64,
+    pub segments_cleaned: u64,
+    pub cleaned_bytes: u64,
+    pub segments_freed: u64,
+    pub shards_deleted: u64,
+    pub shards_rebuilt: u64,
+    #[serde(default)]
+    pub shards_moved: u64,
+    /// Of the rebuilt and the moved ones, by nodes themselves.
+    #[serde(default)]
+    pub shards_made_by_nodes: u64,
+    pub checkpoints: u64,
+    pub checkpoint_bytes: u64,
+    pub folds: u64,
+    pub checksum_errors: u64,
+    pub shards_scrubbed: u64,
 }

@@ -322,3 +322,23 @@ pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     serde_json::from_slice(bytes)
 }
+
+/// A file of `holdfast meta export`, and a copy of the records on devices: JSON. Files of other versions are refused.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetadataFile {
+    pub version: u32,
+    /// The grid's id.
+    pub grid: String,
+    /// It was taken while hosts were at work: roots in it may be older than the data. The first release did not have it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub while_running: bool,
+    /// Over all keys and values, in order.
+    pub crc32c: u32,
+    /// By key, in hexadecimal.
+    pub records: BTreeMap<String, String>,
+}
+
+impl MetadataFile {
+    pub const VERSION: u32 = 1;
+}

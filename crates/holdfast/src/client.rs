@@ -1,11 +1,12 @@
 //! The command line's end of the control socket.
 
 use crate::grid::layout::GridDir;
-use crate::grid::metadata::MetadataFile;
 use crate::grid::processes::Role;
-use crate::protocol::{HostStatus, MachineInfo, Request, Response, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, Error, refuse};
+use holdfast_api::{
+    Code, Error, HostStatus, MachineInfo, Request, Response, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace, refuse,
+};
+use holdfast_format::meta::MetadataFile;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;

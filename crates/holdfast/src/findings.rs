@@ -4,8 +4,9 @@
 
 use crate::cli::space::full_soon;
 use crate::cli::status::{GridStatus, NodeView};
-use crate::protocol::{DeviceInfo, SnapshotInfo, VolumeInfo, VolumeLive, free_of, takers};
-use holdfast_api::VolumeState;
+use holdfast_api::{
+    DeviceInfo, DeviceState, HostState, NodeState, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState, free_of, takers,
+};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::claims::writable_beside;
 use holdfast_volume::protect::lacks;
@@ -106,7 +107,7 @@ impl Found {
 pub fn of(status: &GridStatus) -> Vec<Finding> {
     let mut found = Found(Vec::new());
     about_host(status, &mut found);
-    if status.host.state == "removed" {
+    if status.host.state == HostState::Removed {
         // What runs here, or does not, is nothing to anybody.
         return found.0;
     }
@@ -127,15 +128,17 @@ fn about_host(status: &GridStatus, found: &mut Found) {
     let host = &status.host;
     let why = host.trouble.as_ref().map_or(String::new(), |why| format!(" ({why})"));
     match host.state {
-        "up" => {}
-        "down" => found.critical(Concern::Service, "the host is down, and serves no volume", "`holdfast grid up`"),
-        "removed" => found.critical(Concern::Service, host.trouble.clone().unwrap_or_default(), ""),
-        "starting" => found.critical(
+        HostState::Up => {}
+        HostState::Down => {
+            found.critical(Concern::Service, "the host is down, and serves no volume", "`holdfast grid up`")
+        }
+        HostState::Removed => found.critical(Concern::Service, host.trouble.clone().unwrap_or_default(), ""),
+        HostState::Starting => found.critical(
             Concern::Service,
             format!("the host serves no volume yet{why}"),
             "see whether the metadata store runs; the host goes on by itself",
         ),
-        _ => {
+        HostState::Hung | HostState::Other => {
             let next =
                 host.pid.map_or(String::new(), |pid| format!("`kill -CONT {pid}`, where a signal has stopped it"));
             found.critical(Concern::Service, format!("the host hangs{why}"), &next);
@@ -239,7 +242,7 @@ fn names(names: &[&str]) -> String {
 }
 
 fn is_away(node: &NodeView) -> bool {
-    matches!(node.state, "down" | "hung" | "cut")
+    matches!(node.state, NodeState::Down | NodeState::Hung | NodeState::Cut)
 }
 
 /// What has the first of these nodes come back.
@@ -248,15 +251,17 @@ fn bring_back(away: &[&NodeView]) -> String {
 }
 
 fn how_back(node: &NodeView) -> String {
-    if let Some(machine) = node.machine.as_ref().filter(|_| node.machine_gone && !node.is_own && node.state == "down") {
+    if let Some(machine) =
+        node.machine.as_ref().filter(|_| node.machine_gone && !node.is_own && node.state == NodeState::Down)
+    {
         return format!(
             "on machine {machine}: `holdfast grid up`; if that machine will not be back, `holdfast machine remove \
              {machine} --dead`"
         );
     }
     let (id, command) = match node.state {
-        "cut" => return format!("`holdfast node mend {}`", node.id),
-        "hung" => (node.id, "resume"),
+        NodeState::Cut => return format!("`holdfast node mend {}`", node.id),
+        NodeState::Hung => (node.id, "resume"),
         _ => (node.id, "start"),
     };
     on_its_machine(node, format!("`holdfast node {command} {id}`"))
@@ -275,16 +280,16 @@ fn about_node(node: &NodeView, found: &mut Found) {
     let id = node.id;
     let why = node.trouble.as_ref().map_or(String::new(), |why| format!(": {why}"));
     match node.state {
-        "up" => {}
-        "suspect" => {
+        NodeState::Up => {}
+        NodeState::Suspect => {
             found.warning(
                 Concern::Redundancy,
                 format!("node {id} is late, and avoided{why}"),
                 "`holdfast device list`",
             );
         }
-        "hung" => found.warning(Concern::Redundancy, format!("node {id} hangs{why}"), &how_back(node)),
-        "cut" => found.warning(Concern::Redundancy, format!("node {id} is cut off{why}"), &how_back(node)),
+        NodeState::Hung => found.warning(Concern::Redundancy, format!("node {id} hangs{why}"), &how_back(node)),
+        NodeState::Cut => found.warning(Concern::Redundancy, format!("node {id} is cut off{why}"), &how_back(node)),
         state => found.warning(Concern::Redundancy, format!("node {id} is {state}{why}"), &how_back(node)),
     }
     node.devices.iter().for_each(|device| about_device(node, device, found));
@@ -308,16 +313,16 @@ pub fn device_trouble(node: &NodeView, device: &DeviceInfo) -> Option<(String, S
     let (name, path) = node.name_of(device);
     let replace = on_its_machine(node, format!("`holdfast device replace {name} NEW`"));
     let (is_so, next) = match (device.state(), &device.outage) {
-        (state @ ("missing" | "failed"), Some(outage)) => {
+        (state @ (DeviceState::Missing | DeviceState::Failed), Some(outage)) => {
             let then = if outage.tried { "it is used again when it is back" } else { "it stays out" };
             (format!("is {state} for {} s: {}; {then}", outage.seconds, outage.why), replace)
         }
-        ("failed", None) => ("has failed; its node's log says why".to_string(), replace),
-        ("failing", _) => {
+        (DeviceState::Failed, None) => ("has failed; its node's log says why".to_string(), replace),
+        (DeviceState::Failing, _) => {
             let (errors, ago) = (device.io_errors, device.errors_within_s.unwrap_or(0));
             (format!("is failing: {errors} errors, the last {ago} s ago"), replace)
         }
-        ("slow", _) => {
+        (DeviceState::Slow, _) => {
             let and = if device.bypassed { "bypassed" } else { "still needed" };
             let next = format!("`holdfast device list`; where that lasts {replace}");
             (format!("has been slow for {} s, and is {and}", device.slow_s.unwrap_or(0)), next)
@@ -429,8 +434,9 @@ fn about_clock(status: &GridStatus, found: &mut Found) {
 mod tests {
     use super::*;
     use crate::cli::status::{HostView, MetadataView};
+    use holdfast_api::DeviceHealth;
 
-    fn node(id: u32, state: &'static str, is_own: bool) -> NodeView {
+    fn node(id: u32, state: NodeState, is_own: bool) -> NodeView {
         NodeView {
             id,
             state,
@@ -457,7 +463,7 @@ mod tests {
     }
 
     fn volume(layout: &str) -> VolumeInfo {
-        let zero = serde_json::to_value(crate::protocol::Counters::from(holdfast_volume::Counters::default())).unwrap();
+        let zero = serde_json::to_value(holdfast_api::Counters::default()).unwrap();
         let json = serde_json::json!({
             "name": "v", "id": "1", "size_bytes": 1, "layout": layout, "exported": true, "state": "open", "epoch": 1,
             "uris": [], "sessions": 0,
@@ -474,7 +480,7 @@ mod tests {
             nbd_warning: None,
             grid: String::new(),
             dir: String::new(),
-            host: HostView { state: "up", pid: Some(7), cpu_ms: 0, resident_bytes: 0, trouble: None },
+            host: HostView { state: HostState::Up, pid: Some(7), cpu_ms: 0, resident_bytes: 0, trouble: None },
             metadata: MetadataView { store: "embedded".to_string(), trouble: None },
             tls: false,
             certificate_warnings: Vec::new(),
@@ -495,12 +501,13 @@ mod tests {
 
     #[test]
     fn of_a_grid_that_is_well_there_is_nothing_to_say() {
-        assert_eq!(of(&status(vec![node(1, "up", true), node(2, "up", false)])), []);
+        assert_eq!(of(&status(vec![node(1, NodeState::Up, true), node(2, NodeState::Up, false)])), []);
     }
 
     #[test]
     fn a_node_that_is_away_is_a_warning_and_more_than_the_layout_bears_are_worse() {
-        let mut one = status(vec![node(1, "up", true), node(2, "down", true), node(3, "up", true)]);
+        let mut one =
+            status(vec![node(1, NodeState::Up, true), node(2, NodeState::Down, true), node(3, NodeState::Up, true)]);
         one.volumes[0].live.as_mut().unwrap().degraded_segments = 5;
         assert_eq!(
             told(&one),
@@ -509,8 +516,8 @@ mod tests {
                 "WARNING (redundancy): node 2 is down; next: `holdfast node start 2`",
             ]
         );
-        one.nodes[1] = node(2, "hung", false);
-        one.nodes[2] = node(3, "cut", true);
+        one.nodes[1] = node(2, NodeState::Hung, false);
+        one.nodes[2] = node(3, NodeState::Cut, true);
         let found = of(&one);
         assert_eq!((found[0].severity, found[0].concern), (Severity::Critical, Concern::Service));
         assert!(found[0].what.contains("2 nodes are away"), "{}", found[0]);
@@ -520,24 +527,24 @@ mod tests {
 
     #[test]
     fn what_a_machine_that_is_gone_has_left_behind_is_told_with_what_to_do() {
-        let mut gone = status(vec![node(1, "up", true), node(2, "down", false)]);
+        let mut gone = status(vec![node(1, NodeState::Up, true), node(2, NodeState::Down, false)]);
         (gone.nodes[1].machine, gone.nodes[1].machine_gone) = (Some("b".to_string()), true);
         (gone.volumes[0].orphaned, gone.volumes[0].host, gone.volumes[0].live) = (true, Some("b".to_string()), None);
         let [volume, node] = &told(&gone)[..] else { panic!("{:?}", told(&gone)) };
         assert!(volume.contains("served by nobody: its host, b, is gone"), "{volume}");
         assert!(volume.contains("`holdfast volume export v`"), "{volume}");
         assert!(node.contains("`holdfast machine remove b --dead`"), "{node}");
-        (gone.host.state, gone.host.trouble) = ("removed", Some("it was taken out".to_string()));
+        (gone.host.state, gone.host.trouble) = (HostState::Removed, Some("it was taken out".to_string()));
         assert_eq!(told(&gone), ["CRITICAL (service): it was taken out"]);
     }
 
     #[test]
     fn what_is_critical_comes_first_whatever_it_is_about() {
-        let mut all = status(vec![node(1, "up", true)]);
+        let mut all = status(vec![node(1, NodeState::Up, true)]);
         all.volumes[0].layout = "mirror:2@device".to_string();
         all.certificate_warnings.push("the certificate of node 1 expires in 3 days".to_string());
         all.days_to_full = Some(3.0);
-        all.nodes[0].devices[0].health = "failed".to_string();
+        all.nodes[0].devices[0].health = DeviceHealth::Failed;
         all.volumes[0].live.as_mut().unwrap().at_risk_entries = 1;
         all.volumes[0].live.as_mut().unwrap().snapshots.push(SnapshotInfo {
             name: "s".to_string(),
@@ -560,13 +567,13 @@ mod tests {
                 Concern::Time
             ]
         );
-        all.host.state = "down";
+        all.host.state = HostState::Down;
         assert!(told(&all)[0].starts_with("CRITICAL (service): the host is down"), "{:?}", told(&all));
     }
 
     #[test]
     fn what_is_left_of_devices_is_told_before_there_is_nothing() {
-        let mut low = status(vec![node(1, "up", true)]);
+        let mut low = status(vec![node(1, NodeState::Up, true)]);
         low.volumes.clear();
         low.nodes[0].devices[0].free_bytes = 101;
         assert!(told(&low)[0].starts_with("WARNING (capacity): less than 5 %"), "{:?}", told(&low));
@@ -576,7 +583,7 @@ mod tests {
 
     #[test]
     fn room_on_one_node_is_none_for_a_layout_that_takes_three() {
-        let mut uneven = status((1..=3).map(|id| node(id, "up", true)).collect());
+        let mut uneven = status((1..=3).map(|id| node(id, NodeState::Up, true)).collect());
         uneven.nodes[1].devices[0].free_bytes = 130;
         assert_eq!(
             told(&uneven),
@@ -593,7 +600,7 @@ mod tests {
         assert!(is_short(&by_node, &["parity:2+1".parse().unwrap()]));
         assert!(!is_short(&by_node, &["mirror:2".parse().unwrap()]), "the two others have room for it");
         // Two nodes are left, and what is written is mirrored there.
-        uneven.nodes[1] = node(2, "down", true);
+        uneven.nodes[1] = node(2, NodeState::Down, true);
         uneven.nodes[1].devices.clear();
         assert!(told(&uneven).iter().all(|line| !line.contains("capacity")), "{:?}", told(&uneven));
     }

@@ -4,7 +4,6 @@
 //! that says what, why, and what to do next.
 
 mod admission;
-mod anatomy;
 mod cli;
 mod client;
 mod config;
@@ -22,6 +21,7 @@ mod neighbours;
 mod node_devices;
 mod node_shell;
 mod protocol;
+mod resources;
 mod size;
 
 use anyhow::Result;

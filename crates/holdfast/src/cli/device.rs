@@ -7,13 +7,13 @@ use crate::client;
 use crate::drives;
 use crate::findings::device_trouble;
 use crate::grid::grow::{self, Source};
-use crate::grid::layout::{GridDir, NodeConfig};
+use crate::grid::layout::{DeviceConfig, GridDir, NodeConfig};
 use crate::grid::survey::{self, Asker, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
-use crate::protocol::{DeviceInfo, HostStatus, Request};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use holdfast_api::{DeviceInfo, HostStatus, ReadCacheInfo, Request};
 use holdfast_base::MediaClass;
 use holdfast_format::drive::DriveReport;
 use serde_json::json;
@@ -327,7 +327,11 @@ fn nodes_of_grid(dir: &GridDir) -> Result<Vec<NodeConfig>> {
     let Ok(told) = client::status(dir) else { return Ok(own) };
     let is_own = |id: u32| own.iter().any(|node| node.id == id);
     let others = told.nodes.into_iter().filter(|node| !is_own(node.id)).filter_map(|node| {
-        Some(NodeConfig { id: node.id, address: node.address.parse().ok()?, devices: node.configured })
+        Some(NodeConfig {
+            id: node.id,
+            address: node.address.parse().ok()?,
+            devices: node.configured.into_iter().map(DeviceConfig::from).collect(),
+        })
     });
     let mut nodes: Vec<NodeConfig> = others.collect();
     nodes.extend(own.iter().cloned());
@@ -504,9 +508,15 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
         for (place, device) in node.configured.iter().enumerate() {
             let found = node.devices.iter().find(|d| d.device == device.device);
             if let Some(cache) = found.and_then(|d| d.read_cache) {
-                print(format_args!("read cache on {}/{place}: {cache}", node.id))?;
+                print(format_args!("read cache on {}/{place}: {}", node.id, cache_text(cache)))?;
             }
         }
     }
     Ok(())
+}
+
+fn cache_text(cache: ReadCacheInfo) -> String {
+    let (held, limit, reads) = (Size(cache.held_bytes), Size(cache.limit_bytes), cache.hits + cache.misses);
+    let percent = (cache.hits * 100).checked_div(reads).unwrap_or(0);
+    format!("{held} of at most {limit}, which served {percent} % of {reads} reads of slower devices")
 }

@@ -2,12 +2,11 @@
 
 use super::format::{print, print_json};
 use super::layer;
-use crate::anatomy::{LegParts, Parts};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Request, Response, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use anyhow::{Result, bail};
+use holdfast_api::{DeviceInfo, LegParts, NodeInfo, Parts, Request, Response, VolumeInfo, VolumeLive};
 use serde_json::json;
 
 /// Width of the names of parts.
@@ -254,14 +253,8 @@ fn draw_nodes(drawing: &mut Drawing, parts: &Parts, nodes: &[NodeInfo]) {
         drawing.part("nodes", "none holds anything of it");
     }
     for (n, node) in nodes.iter().enumerate() {
-        let state = match (node.link, node.suspect, node.cut) {
-            (_, _, true) => "cut",
-            (LinkState::Down, ..) => "down",
-            (LinkState::Silent, ..) => "silent",
-            (LinkState::Up, true, _) => "suspect",
-            (LinkState::Up, ..) => "up",
-        };
-        drawing.part(if n == 0 { "nodes" } else { "" }, &format!("node {} at {}: {state}", node.id, node.address));
+        let text = format!("node {} at {}: {}", node.id, node.address, node.state());
+        drawing.part(if n == 0 { "nodes" } else { "" }, &text);
         let held: Vec<_> = parts.devices.iter().filter(|part| part.node == node.id).collect();
         for (i, part) in held.iter().enumerate() {
             let branch = if i + 1 == held.len() { "└─" } else { "├─" };
@@ -279,7 +272,7 @@ fn device_text(told: Option<&DeviceInfo>) -> String {
     let millis = |us: Option<u32>| us.map_or("-".to_string(), |us| format!("{:.2} ms", f64::from(us) / 1000.0));
     format!(
         "{}, {} free of {}, reads {}, writes {}, {}",
-        if device.slow_s.is_some() { "slow" } else { &device.health },
+        device.state(),
         Size(device.free_bytes),
         Size(device.capacity_bytes),
         millis(device.read_p99_us),

@@ -4,9 +4,9 @@ use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::logger::{date, moment};
-use crate::protocol::{LinkState, MachineInfo, MachineNode, Request, Response};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
+use holdfast_api::{LinkState, MachineInfo, MachineNode, NodeState, Request, Response};
 use serde_json::json;
 use std::time::Duration;
 
@@ -150,13 +150,6 @@ fn address(machine: &MachineInfo) -> String {
 }
 
 fn nodes(nodes: &[MachineNode]) -> String {
-    let node = |node: &MachineNode| {
-        let state = match node.link {
-            LinkState::Up => "up",
-            LinkState::Silent => "hung",
-            LinkState::Down => "down",
-        };
-        format!("{} {state}", node.id)
-    };
+    let node = |node: &MachineNode| format!("{} {}", node.id, NodeState::from(node.link));
     if nodes.is_empty() { "-".to_string() } else { nodes.iter().map(node).collect::<Vec<_>>().join(", ") }
 }

@@ -5,10 +5,10 @@ use super::format::{print, print_json, print_table, table};
 use super::space::{efficiency, writable_now};
 use super::status::{GridStatus, gather};
 use crate::grid::layout::GridDir;
-use crate::protocol::takers;
 use crate::size::Size;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
+use holdfast_api::{HostState, takers};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::protect::{Protect, bears, choose, lacks};
 use serde::Serialize;
@@ -34,7 +34,7 @@ impl Redundancy {
     /// bears the loss of most here.
     pub fn settle_new(&self, dir: &GridDir) -> Result<Option<(Layout, Option<String>)>> {
         let is_open = self.layout.is_none() && self.protect.is_none();
-        let found = is_open.then(|| gather(dir)).transpose()?.filter(|status| status.host.state == "up");
+        let found = is_open.then(|| gather(dir)).transpose()?.filter(|status| status.host.state == HostState::Up);
         let Some(plan) = found.and_then(|status| Plan::for_few(&status)) else { return self.settle(dir) };
         Ok(Some((plan.layout.parse()?, Some(plan.sentence(None)))))
     }
@@ -85,7 +85,7 @@ impl Plan {
     /// On a grid that has too few nodes for the usual layout: by the rule that bears most there, if any can be followed. One
     /// that has nodes which are away is not to get less than it could bear when they are back.
     fn for_few(status: &GridStatus) -> Option<Plan> {
-        if status.nodes.iter().any(|node| !matches!(node.state, "up" | "suspect")) {
+        if status.nodes.iter().any(|node| !node.state.serves()) {
             return None;
         }
         lacks(Layout::DEFAULT, &devices_of(status))?;

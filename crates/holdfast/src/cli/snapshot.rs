@@ -3,10 +3,10 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{Request, Shares, SnapshotInfo, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use holdfast_api::{Request, Shares, SnapshotInfo, VolumeInfo};
 use holdfast_format::schedule::{Keep, ScheduleRecord, Span};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

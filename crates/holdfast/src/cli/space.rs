@@ -6,10 +6,11 @@ use super::trash::volumes;
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
-use crate::protocol::{VolumeSpace, promised_of, takers};
+use crate::resources;
 use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
+use holdfast_api::{HostState, VolumeSpace, promised_of, takers};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::Claim;
 use holdfast_volume::claims::writable_beside;
@@ -143,7 +144,7 @@ pub struct Used {
 
 pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
     let state = gather(dir)?.host.state;
-    if state != "up" {
+    if state != HostState::Up {
         bail!("the host is {state}, and only it knows; `holdfast grid up`");
     }
     // What nodes told of their devices until now may be older than what volumes tell.
@@ -152,7 +153,7 @@ pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
     let (held, silent) = match client::space(dir) {
         // A host of an older release knows its own volumes alone.
         Err(error) if format!("{error:#}").contains("unknown variant") => {
-            (status.volumes.iter().filter_map(VolumeSpace::of).collect(), Vec::new())
+            (status.volumes.iter().filter_map(resources::space_of).collect(), Vec::new())
         }
         told => told?,
     };
@@ -175,7 +176,7 @@ fn account(status: &GridStatus, held: &[VolumeSpace]) -> Space {
     let is_told = |id: &String| devices().any(|device| device.device == *id && device.capacity_bytes > 0);
     let configured = status.nodes.iter().flat_map(|node| &node.configured).filter(|device| is_told(&device.device));
     let raw_bytes: u64 = configured.map(|device| device.size_bytes).sum();
-    let sum = |f: fn(&crate::protocol::DeviceInfo) -> u64| devices().map(f).sum::<u64>();
+    let sum = |f: fn(&holdfast_api::DeviceInfo) -> u64| devices().map(f).sum::<u64>();
     let (capacity, free) = (sum(|d| d.capacity_bytes), sum(|d| d.free_bytes));
     let (reserve_bytes, mut spare_bytes) = (sum(|d| d.reserve_bytes), sum(|d| d.spare_bytes));
     let mut used = Used::default();

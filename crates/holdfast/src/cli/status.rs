@@ -12,10 +12,13 @@ use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token::{self, Join};
 use crate::grid::{self, UpOptions, UpOutcome};
-use crate::protocol::{Counters, DeviceInfo, LinkState, NodeInfo, TrashInfo, Unreadable, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
+use holdfast_api::{
+    ConfiguredDevice, Counters, DeviceHealth, DeviceInfo, HostState, NodeInfo, NodeState, TrashInfo, Unreadable,
+    VolumeInfo,
+};
 use holdfast_format::wire::WIRE;
 use holdfast_runtime::clock;
 use holdfast_runtime::process::{self, ProcessStats};
@@ -365,7 +368,7 @@ fn rates(before: &Sample, now: &Sample) -> BTreeMap<String, Rates> {
 fn print_status(status: &GridStatus, findings: &[Finding], rates: Option<&BTreeMap<String, Rates>>) -> Result<()> {
     print_findings(findings)?;
     print_grid(status)?;
-    if status.host.state == "up" {
+    if status.host.state == HostState::Up {
         print("")?;
         print_list(&status.volumes)?;
         if let Some(rates) = rates {
@@ -434,8 +437,7 @@ pub struct GridStatus {
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct HostView {
-    /// `up`, `starting`, `hung` or `down`; `removed` where its machine was taken out of the grid.
-    pub state: &'static str,
+    pub state: HostState,
     pub pid: Option<u32>,
     pub cpu_ms: u64,
     pub resident_bytes: u64,
@@ -456,8 +458,7 @@ pub struct MetadataView {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct NodeView {
     pub id: u32,
-    /// `up`, `suspect`, `hung`, `cut` or `down`.
-    pub state: &'static str,
+    pub state: NodeState,
     pub address: String,
     pub pid: Option<u32>,
     pub cpu_ms: u64,
@@ -479,7 +480,7 @@ pub struct NodeView {
     pub is_own: bool,
     /// As its machine's configuration has them, in their places.
     #[serde(skip)]
-    pub configured: Vec<DeviceConfig>,
+    pub configured: Vec<ConfiguredDevice>,
 }
 
 impl NodeView {
@@ -505,11 +506,11 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     let waits_for = Role::Host.waits_for(dir).filter(|_| status.is_none());
     let removed = dir.removed();
     let state = match (&process, &status) {
-        (None, _) if removed.is_some() => "removed",
-        (None, _) => "down",
-        (Some(process), None) if waits_for.is_some() && !process.stopped => "starting",
-        (Some(_), Some(_)) => "up",
-        (Some(_), None) => "hung",
+        (None, _) if removed.is_some() => HostState::Removed,
+        (None, _) => HostState::Down,
+        (Some(process), None) if waits_for.is_some() && !process.stopped => HostState::Starting,
+        (Some(_), Some(_)) => HostState::Up,
+        (Some(_), None) => HostState::Hung,
     };
     let cost = process.map_or_else(ProcessStats::default, |p| process::stats(p.pid).unwrap_or_default());
     let host = HostView {
@@ -523,7 +524,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     let own = config.nodes.iter().map(|node| {
         let told = status.nodes.iter().find(|n| n.id == node.id);
         let view = node_view(Some(dir), node.id, node.address.to_string(), told);
-        NodeView { configured: node.devices.clone(), ..view }
+        NodeView { configured: node.devices.iter().map(ConfiguredDevice::from).collect(), ..view }
     });
     let elsewhere = status.nodes.iter().filter(|told| config.nodes.iter().all(|own| own.id != told.id));
     let elsewhere = elsewhere.map(|told| node_view(None, told.id, told.address.clone(), Some(told)));
@@ -562,17 +563,11 @@ fn nbd_warning(dir: &GridDir, config: &GridConfig) -> Option<String> {
 fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&NodeInfo>) -> NodeView {
     let process = dir.and_then(|dir| Role::Node(id).find(dir));
     let state = match (&process, told) {
-        (None, _) if dir.is_some() => "down",
-        (None, None) => "down",
-        (Some(p), _) if p.stopped => "hung",
-        (_, Some(n)) if n.cut => "cut",
-        (_, Some(n)) => match n.link {
-            LinkState::Down => "down",
-            LinkState::Silent => "hung",
-            LinkState::Up if n.suspect => "suspect",
-            LinkState::Up => "up",
-        },
-        (Some(_), None) => "up",
+        (None, _) if dir.is_some() => NodeState::Down,
+        (None, None) => NodeState::Down,
+        (Some(p), _) if p.stopped => NodeState::Hung,
+        (_, Some(told)) => told.state(),
+        (Some(_), None) => NodeState::Up,
     };
     let cost = process.map_or_else(ProcessStats::default, |p| process::stats(p.pid).unwrap_or_default());
     NodeView {
@@ -602,8 +597,8 @@ fn print_grid(status: &GridStatus) -> Result<()> {
     let host = &status.host;
     print(format_args!("grid {} in {}", status.grid, status.dir))?;
     match (host.state, host.pid) {
-        ("down", _) => print("host down; `holdfast grid up` starts it")?,
-        ("removed", _) => print("host down; this machine is none of the grid's any more")?,
+        (HostState::Down, _) => print("host down; `holdfast grid up` starts it")?,
+        (HostState::Removed, _) => print("host down; this machine is none of the grid's any more")?,
         (state, pid) => print(format_args!(
             "host {state}, process {}, CPU {:.1} s, memory {}",
             pid.unwrap_or(0),
@@ -626,7 +621,7 @@ fn print_nodes(nodes: &[NodeView]) -> Result<()> {
         &[4, 5, 6, 7, 8, 9, 10],
     );
     for node in nodes {
-        let serving = node.devices.iter().filter(|d| d.health == "serving").count();
+        let serving = node.devices.iter().filter(|d| d.health == DeviceHealth::Serving).count();
         let sum = |f: fn(&DeviceInfo) -> u64| node.devices.iter().map(f).sum::<u64>();
         let capacity = sum(|d| d.capacity_bytes);
         rows.add_row([

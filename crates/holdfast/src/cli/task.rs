@@ -4,9 +4,9 @@ use super::format::{print, print_json, print_table, table};
 use super::progress::{Bars, Progress, Unit};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::TaskInfo;
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use holdfast_api::TaskInfo;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,8 @@ pub fn run(args: TaskArgs, dir: &GridDir, json: bool) -> Result<()> {
         } else if bars.are_seen() && !tasks.is_empty() {
             for task in &tasks {
                 let bar = shown.entry(task.name.clone());
-                bar.or_insert_with(|| bars.begin(&task.name, unit_of(&task.unit), task.left)).set_left(task.left);
+                bar.or_insert_with(|| bars.begin(&task.name, Unit::Of(task.unit.text()), task.left))
+                    .set_left(task.left);
             }
         } else if !watches || tasks.is_empty() || told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
             told_at = Some(Instant::now());
@@ -56,16 +57,6 @@ pub fn run(args: TaskArgs, dir: &GridDir, json: bool) -> Result<()> {
             return Ok(());
         }
         std::thread::sleep(PACE);
-    }
-}
-
-fn unit_of(unit: &str) -> Unit {
-    match unit {
-        "segments" => Unit::Of("segments"),
-        "shards" => Unit::Of("shards"),
-        "MiB" => Unit::Of("MiB"),
-        "layers" => Unit::Of("layers"),
-        _ => Unit::Of("parts"),
     }
 }
 

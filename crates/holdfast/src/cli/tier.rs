@@ -3,10 +3,10 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{FirstTierUse, Request, VolumeInfo};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use holdfast_api::{FirstTierUse, Request, VolumeInfo};
 use holdfast_base::MediaClass;
 use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use serde::Serialize;

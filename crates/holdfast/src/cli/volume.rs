@@ -6,11 +6,10 @@ use super::snapshot::share;
 use super::tier::TierFlags;
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::protocol::{ClientsChange, KeySource, Request, Unreadable, VolumeInfo, VolumeLive};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use holdfast_api::VolumeState;
+use holdfast_api::{ClientsChange, KeySource, Request, Unreadable, VolumeInfo, VolumeLive, VolumeState};
 use holdfast_format::geometry::Layout;
 use holdfast_format::tier::Tiers;
 use holdfast_volume::protect::Protect;
@@ -583,7 +582,7 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
     for volume in volumes {
         // A clone's figures are its volume's.
         let own = volume.live.as_ref().filter(|_| volume.clone_of.is_none());
-        let live = |f: &dyn Fn(&crate::protocol::VolumeLive) -> String| own.map_or("-".to_string(), f);
+        let live = |f: &dyn Fn(&holdfast_api::VolumeLive) -> String| own.map_or("-".to_string(), f);
         rows.add_row([
             volume.clone_of.as_ref().map_or(volume.name.clone(), |of| format!("{} (clone in {of})", volume.name)),
             volume.state.to_string(),
@@ -651,12 +650,14 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     super::tier::rows(volume, &mut row);
     row(
         "provisioning",
-        match volume.provisioning.as_str() {
-            "fixed" => format!("fixed ({} of devices are set aside)", Size(volume.set_aside_bytes)),
+        match volume.provisioning {
+            holdfast_api::Provisioning::Fixed => {
+                format!("fixed ({} of devices are set aside)", Size(volume.set_aside_bytes))
+            }
             other => other.to_string(),
         },
     );
-    row("integrity", volume.integrity.clone());
+    row("integrity", volume.integrity.to_string());
     row("encrypted", if volume.encrypted { "yes" } else { "no" }.to_string());
     if volume.protected {
         row("protected", format!("yes, until `holdfast volume protect {} off`", volume.name));
@@ -689,7 +690,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
 }
 
 /// Where holders of copies are on several machines it tells how local reads are.
-fn near_text(c: &crate::protocol::Counters) -> String {
+fn near_text(c: &holdfast_api::Counters) -> String {
     format!("{} of {} shard reads from this machine's nodes", c.near_reads, c.shard_reads)
 }
 

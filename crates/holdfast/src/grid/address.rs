@@ -10,8 +10,8 @@ use super::processes::Role;
 use super::{Lock, check_port, units};
 use crate::client;
 use crate::host::{catalog::Catalog, presence};
-use crate::protocol::{LinkState, Request};
 use anyhow::{Context, Result, bail};
+use holdfast_api::{DeviceHealth, LinkState, Request};
 use holdfast_runtime::meta::MetaStore;
 use std::fs;
 use std::io::ErrorKind;
@@ -216,7 +216,7 @@ fn move_node(
     // Of devices that were out before nobody knows when they are back.
     let devices = config.node(id)?.devices.iter().map(|device| device.device.clone());
     let used: Vec<String> =
-        devices.filter(|device| health_of(dir, id, device).is_some_and(|health| health == "serving")).collect();
+        devices.filter(|device| health_of(dir, id, device) == Some(DeviceHealth::Serving)).collect();
     grow::restart(dir, config, id)?;
     if is_served {
         client::done(dir, &Request::GridReload)?;

@@ -20,9 +20,9 @@ use super::{
 use crate::client;
 use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
-use crate::protocol::Request;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{DeviceHealth, Request};
 use holdfast_base::{BLOCK_BYTES, GridId, NodeId};
 use holdfast_runtime::device::{DeviceError, create_file};
 use holdfast_runtime::pki;
@@ -85,7 +85,7 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceCon
 /// Waits until the node has taken a device in that grid.json names. A node that systemd runs may not see the device, and one of
 /// an older release does not look: these are restarted, if the grid can do without them just now.
 fn take_in(dir: &GridDir, config: &GridConfig, node: u32, device: &String) -> Result<()> {
-    if wait(NOTICED_MAX, || health_of(dir, node, device).is_some_and(|health| health == "serving")) {
+    if wait(NOTICED_MAX, || health_of(dir, node, device) == Some(DeviceHealth::Serving)) {
         return Ok(());
     }
     restart_checked(dir, config, node)
@@ -104,7 +104,7 @@ fn let_go(dir: &GridDir, config: &GridConfig, node: u32, devices: &[String]) -> 
 }
 
 /// How a device of a node is, as the host was told.
-pub(super) fn health_of(dir: &GridDir, node: u32, device: &String) -> Option<String> {
+pub(super) fn health_of(dir: &GridDir, node: u32, device: &String) -> Option<DeviceHealth> {
     let status = client::status(dir).ok()?;
     let found = status.nodes.into_iter().find(|n| n.id == node)?;
     found.devices.into_iter().find(|d| d.device == *device).map(|d| d.health)
@@ -254,7 +254,7 @@ fn left_as_it_is(dir: &GridDir, device: &DeviceConfig, why: &anyhow::Error) -> S
 
 /// Until the host uses the device.
 pub(super) fn wait_until_used(dir: &GridDir, node: u32, device: &String) -> Result<()> {
-    if !wait(UP_MAX, || health_of(dir, node, device).is_some_and(|health| health == "serving")) {
+    if !wait(UP_MAX, || health_of(dir, node, device) == Some(DeviceHealth::Serving)) {
         bail!("node {node} is up, and the host does not use device {device} yet; `holdfast device list` says why");
     }
     Ok(())

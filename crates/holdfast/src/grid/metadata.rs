@@ -12,28 +12,12 @@ use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use crate::host::presence;
 use anyhow::{Context, Result, bail};
 use holdfast_base::{MetaVersion, crc32c};
+use holdfast_format::meta::MetadataFile;
 use holdfast_runtime::meta::{Record, Swap};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
-
-const FILE_VERSION: u32 = 1;
-
-/// A file of `holdfast meta export`.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MetadataFile {
-    version: u32,
-    grid: String,
-    /// It was taken while hosts were at work: roots in it may be older than the data. The first release did not have it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    while_running: bool,
-    /// Over all keys and values, in order.
-    crc32c: u32,
-    /// Values in hexadecimal.
-    records: BTreeMap<String, String>,
-}
 
 /// By key.
 pub type Held = BTreeMap<String, Vec<u8>>;
@@ -54,46 +38,37 @@ pub struct Imported {
     pub store: String,
 }
 
-impl MetadataFile {
-    pub fn new(grid: &str, records: &Held, while_running: bool) -> MetadataFile {
-        MetadataFile {
-            version: FILE_VERSION,
-            grid: grid.to_string(),
-            while_running,
-            crc32c: checksum(records),
-            records: records.iter().map(|(key, value)| (key.clone(), to_hex(value))).collect(),
-        }
+/// As a file of `holdfast meta export`.
+pub fn file_of(grid: &str, records: &Held, while_running: bool) -> MetadataFile {
+    MetadataFile {
+        version: MetadataFile::VERSION,
+        grid: grid.to_string(),
+        while_running,
+        crc32c: checksum(records),
+        records: records.iter().map(|(key, value)| (key.clone(), to_hex(value))).collect(),
     }
+}
 
-    pub fn records(&self) -> Result<Held> {
-        let value = |(key, hex): (&String, &String)| {
-            Ok((key.clone(), from_hex(hex).with_context(|| format!("record {key} is damaged"))?))
-        };
-        let records = self.records.iter().map(value).collect::<Result<_>>()?;
-        if checksum(&records) != self.crc32c {
-            bail!("its checksum is wrong: it was changed or damaged");
-        }
-        Ok(records)
+/// What a file holds.
+pub fn records_of(file: &MetadataFile) -> Result<Held> {
+    let value = |(key, hex): (&String, &String)| {
+        Ok((key.clone(), from_hex(hex).with_context(|| format!("record {key} is damaged"))?))
+    };
+    let records = file.records.iter().map(value).collect::<Result<_>>()?;
+    if checksum(&records) != file.crc32c {
+        bail!("its checksum is wrong: it was changed or damaged");
     }
+    Ok(records)
+}
 
-    /// How many records it has.
-    pub fn len(&self) -> usize {
-        self.records.len()
+pub fn read_file(mut from: impl Read) -> Result<MetadataFile> {
+    let mut text = String::new();
+    from.read_to_string(&mut text)?;
+    let file: MetadataFile = serde_json::from_str(&text).context("it is no file of `holdfast meta export`")?;
+    if file.version != MetadataFile::VERSION {
+        bail!("it has version {}, and this release knows {}", file.version, MetadataFile::VERSION);
     }
-
-    pub fn grid(&self) -> &str {
-        &self.grid
-    }
-
-    pub fn read(mut from: impl Read) -> Result<MetadataFile> {
-        let mut text = String::new();
-        from.read_to_string(&mut text)?;
-        let file: MetadataFile = serde_json::from_str(&text).context("it is no file of `holdfast meta export`")?;
-        if file.version != FILE_VERSION {
-            bail!("it has version {}, and this release knows {FILE_VERSION}", file.version);
-        }
-        Ok(file)
-    }
+    Ok(file)
 }
 
 fn checksum(records: &BTreeMap<String, Vec<u8>>) -> u32 {
@@ -138,9 +113,9 @@ pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
     } else {
         let meta = meta::open(dir, &config)?;
         let is_at_work = check_no_hosts(&meta, &config.meta).is_err();
-        MetadataFile::new(&config.grid, &held(&meta)?, is_at_work)
+        file_of(&config.grid, &held(&meta)?, is_at_work)
     };
-    let records = file.records()?;
+    let records = records_of(&file)?;
     let mut text = serde_json::to_string_pretty(&file).expect("it encodes");
     text.push('\n');
     match to {
@@ -155,7 +130,7 @@ pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
 pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool) -> Result<Imported> {
     let config = dir.load()?;
     check_stopped(dir)?;
-    let file = std::fs::File::open(from).map_err(anyhow::Error::from).and_then(MetadataFile::read);
+    let file = std::fs::File::open(from).map_err(anyhow::Error::from).and_then(read_file);
     let file = file.with_context(|| format!("cannot use {}", from.display()))?;
     if file.grid != config.grid {
         bail!(
@@ -174,7 +149,7 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
             from.display()
         );
     }
-    let records = file.records().with_context(|| format!("cannot use {}", from.display()))?;
+    let records = records_of(&file).with_context(|| format!("cannot use {}", from.display()))?;
     let next = GridConfig { meta: to.unwrap_or_else(|| config.meta.clone()), ..config.clone() };
     let is_moving = next.meta != config.meta;
     if is_moving && !replace {
@@ -273,14 +248,14 @@ mod tests {
     #[test]
     fn a_file_reads_back_and_a_changed_one_is_refused() {
         let held = records(&[("a", &[0, 255, 7]), ("b/c", b"")]);
-        let file = MetadataFile::new("g", &held, false);
+        let file = file_of("g", &held, false);
         let text = serde_json::to_string(&file).unwrap();
-        assert_eq!(MetadataFile::read(text.as_bytes()).unwrap().records().unwrap(), held);
+        assert_eq!(records_of(&read_file(text.as_bytes()).unwrap()).unwrap(), held);
         for (from, to) in [("00ff07", "00ff08"), ("00ff07", "00ff0"), ("\"a\"", "\"x\""), ("00ff07", "00fg07")] {
-            let file = MetadataFile::read(text.replace(from, to).as_bytes()).unwrap();
-            assert!(file.records().is_err(), "{from} -> {to}");
+            let file = read_file(text.replace(from, to).as_bytes()).unwrap();
+            assert!(records_of(&file).is_err(), "{from} -> {to}");
         }
-        assert!(MetadataFile::read("{}".as_bytes()).is_err());
+        assert!(read_file("{}".as_bytes()).is_err());
     }
 
     #[test]

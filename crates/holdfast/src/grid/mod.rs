@@ -199,7 +199,7 @@ pub fn roles(config: &GridConfig) -> Vec<Role> {
 fn tell_host(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let Ok(status) = client::status(dir) else { return Ok(()) };
     let is_known = |node: &NodeConfig| status.nodes.iter().any(|told| told.id == node.id);
-    if config.nodes.iter().all(is_known) { Ok(()) } else { client::done(dir, &crate::protocol::Request::GridReload) }
+    if config.nodes.iter().all(is_known) { Ok(()) } else { client::done(dir, &holdfast_api::Request::GridReload) }
 }
 
 /// Starts one process of a grid that is up; its blank devices are made the node's before, where that is asked for. False where it
@@ -227,7 +227,7 @@ pub fn start_node(dir: &GridDir, id: u32, format_blank: bool) -> Result<bool> {
     role.start(dir)?;
     wait_until_serves(dir, &config, id)?;
     if is_changed && Role::Host.find(dir).is_some() {
-        client::done(dir, &crate::protocol::Request::GridReload)?;
+        client::done(dir, &holdfast_api::Request::GridReload)?;
     }
     tell_host(dir, &config)?;
     Ok(true)
@@ -289,7 +289,7 @@ pub fn stop_node(dir: &GridDir, id: u32, force: bool) -> Result<bool> {
     let _lock = Lock::take(dir)?;
     // Without its host no volume is in service, and what lies on devices stays there.
     if !force && Role::Host.find(dir).is_some() {
-        client::done(dir, &crate::protocol::Request::CheckStop { node: id })?;
+        client::done(dir, &holdfast_api::Request::CheckStop { node: id })?;
     }
     grow::stop(dir, id)?;
     Ok(true)
@@ -376,7 +376,7 @@ fn check_spared(dir: &GridDir, config: &GridConfig) -> Result<()> {
     if nodes.is_empty() || !is_up {
         return Ok(());
     }
-    match client::done(dir, &crate::protocol::Request::CheckDown { nodes }) {
+    match client::done(dir, &holdfast_api::Request::CheckDown { nodes }) {
         // A host of an older release doesn't know the question.
         Err(error) if format!("{error:#}").contains("unknown variant") => Ok(()),
         checked => checked.context("the grid's part on this machine is not stopped"),
@@ -828,12 +828,13 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
         }
         match client::status(dir) {
             Ok(status) => {
-                let is_up = |n: &crate::protocol::NodeInfo| {
-                    n.link != crate::protocol::LinkState::Down && n.devices.iter().all(|d| d.health != "opening")
+                let is_up = |n: &holdfast_api::NodeInfo| {
+                    n.link != holdfast_api::LinkState::Down
+                        && n.devices.iter().all(|d| d.health != holdfast_api::DeviceHealth::Opening)
                 };
                 let hung = hung_nodes(dir, config);
-                let is_late = |n: &&crate::protocol::NodeInfo| !is_up(n) && !hung.contains(&n.id);
-                let is_here = |n: &&crate::protocol::NodeInfo| config.nodes.iter().any(|own| own.id == n.id);
+                let is_late = |n: &&holdfast_api::NodeInfo| !is_up(n) && !hung.contains(&n.id);
+                let is_here = |n: &&holdfast_api::NodeInfo| config.nodes.iter().any(|own| own.id == n.id);
                 let late = status.nodes.iter().filter(is_here).filter(is_late);
                 let late: Vec<String> = late.map(|n| n.id.to_string()).collect();
                 let opening = status.volumes.iter().filter(|v| v.state == VolumeState::Opening);

@@ -10,7 +10,7 @@
 use super::certs::{Certificates, now_s};
 use super::copies::{self, Way};
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
-use super::metadata::{Held as Records, MetadataFile, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
+use super::metadata::{self, Held as Records, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
 use super::node_client::NodeClient;
 use super::revoked;
 use crate::host::catalog::{NODE_PREFIX, NodeRecord, key_key};
@@ -20,6 +20,7 @@ use holdfast_base::{DeviceId, VolumeId};
 use holdfast_cluster::recover::{Evidence, Held, HeldRoot, Mutations, Recovered, recover};
 use holdfast_format::copy;
 use holdfast_format::ledger::Leg;
+use holdfast_format::meta::MetadataFile;
 use holdfast_format::meta::{
     DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, ROOT_SUFFIX, TRASH_PREFIX, TrashRecord,
     VOLUME_PREFIX, decode, encode, export_key, found_key, name_key, trash_key,
@@ -91,7 +92,7 @@ pub fn newest_copy(dir: &GridDir) -> Result<Option<Records>> {
     let config = dir.load()?;
     let mut survey = Survey::of(dir, &config)?;
     survey.ask(&config.nodes, &[]);
-    survey.choose(None)?.map(|(_, file)| file.records()).transpose()
+    survey.choose(None)?.map(|(_, file)| metadata::records_of(&file)).transpose()
 }
 
 /// Asks all nodes, says what there is, and fills the store with it if that is wanted.
@@ -109,14 +110,14 @@ pub fn run(dir: &GridDir, wanted: &Wanted) -> Result<Report> {
     }
     survey.ask(&config.nodes, &wanted.nodes);
     if let Some(path) = &wanted.from {
-        let records = read_file(path, &config)?.records()?;
+        let records = metadata::records_of(&read_file(path, &config)?)?;
         survey.ask(&nodes_of(&records), &[]);
         return recover_from(dir, &config, wanted, survey, (Some(path.display().to_string()), records));
     }
     // Nodes that a copy names may have newer ones.
     let mut chosen = survey.choose(wanted.copy)?;
     while let Some((number, file)) = chosen {
-        let records = file.records()?;
+        let records = metadata::records_of(&file)?;
         survey.ask(&nodes_of(&records), &[]);
         chosen = survey.choose(wanted.copy)?;
         if chosen.as_ref().is_none_or(|(newest, _)| *newest == number) {
@@ -142,7 +143,7 @@ fn recover_from(
     let volumes = put_volumes(&mut records, all, &wanted.accept)?;
     let mut report = Report {
         copy: origin,
-        copies: survey.copies.iter().map(|(number, file)| (*number, file.len())).collect(),
+        copies: survey.copies.iter().map(|(number, file)| (*number, file.records.len())).collect(),
         records: records.len(),
         nodes: survey.nodes(),
         devices: survey.clients.values().map(|client| client.devices.len()).sum(),
@@ -195,10 +196,10 @@ fn store(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<Option<M
 }
 
 fn read_file(path: &Path, config: &GridConfig) -> Result<MetadataFile> {
-    let file = File::open(path).map_err(anyhow::Error::from).and_then(MetadataFile::read);
+    let file = File::open(path).map_err(anyhow::Error::from).and_then(metadata::read_file);
     let file = file.with_context(|| format!("cannot use {}", path.display()))?;
-    if file.grid() != config.grid {
-        bail!("{} is of grid {}, and this is grid {}; nothing was changed", path.display(), file.grid(), config.grid);
+    if file.grid != config.grid {
+        bail!("{} is of grid {}, and this is grid {}; nothing was changed", path.display(), file.grid, config.grid);
     }
     Ok(file)
 }
@@ -262,7 +263,7 @@ impl Survey {
     fn take(&mut self, node: u32, mut client: NodeClient) -> Result<()> {
         self.devices.extend(client.devices.iter().map(|stat| stat.device));
         for (number, bytes) in copies::all(&mut client)? {
-            if let Ok(file) = MetadataFile::read(&bytes[..]) {
+            if let Ok(file) = metadata::read_file(&bytes[..]) {
                 self.copies.entry(number).or_insert(file);
             }
         }

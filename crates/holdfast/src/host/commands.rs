@@ -12,15 +12,15 @@ use super::layers::{LayerChange, LayerOutcome};
 use super::limits::Limits;
 use super::portals::Offer;
 use super::volumes::{OpenSpec, Volume};
-use crate::anatomy::Parts;
 use crate::logger;
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, OutageInfo, ReadCacheInfo, VolumeInfo};
+use crate::resources;
+use holdfast_api::{DeviceHealth, DeviceInfo, LinkState, NodeInfo, OutageInfo, Parts, VolumeInfo};
 use holdfast_base::{DeviceId, HeadId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
 use holdfast_format::portal as wire;
 use holdfast_format::tier::Tiers;
-use holdfast_format::wire::{DeviceHealth, DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
+use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
 use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::{Change, Claim, Event as VolumeEvent, Notice, State, Target, Warming};
 use serde::{Deserialize, Serialize};
@@ -440,7 +440,7 @@ impl Host {
     /// The parts of a volume that is open; a clone's are those of the volume that it is in.
     fn parts_of(&self, name: &str) -> Option<Box<Parts>> {
         let (at, _) = self.volumes.find_open(name)?;
-        self.volumes.table.get(at).map(|volume| Box::new(volume.controller.anatomy().into()))
+        self.volumes.table.get(at).map(|volume| Box::new(resources::parts(volume.controller.anatomy())))
     }
 
     pub(super) fn on_command(&mut self, now: Instant, command: Command, io: &mut Io) {
@@ -833,16 +833,11 @@ impl Host {
         slow: Option<(Duration, bool)>,
     ) -> DeviceInfo {
         let told = |times: OpTimes| (times.samples > 0).then_some(times.p99_us);
-        let health = match stat.health {
-            DeviceHealth::Opening => "opening",
-            DeviceHealth::Serving => "serving",
-            DeviceHealth::Failed => "failed",
-        };
         let (reserve_bytes, spare_bytes) = self.volumes.reserve_and_spare_bytes(stat.capacity_bytes);
         let reserve_bytes = reserve_bytes.min(stat.free_bytes);
         DeviceInfo {
             device: stat.device.to_string(),
-            health: health.to_string(),
+            health: resources::device_health(stat.health),
             capacity_bytes: stat.capacity_bytes,
             free_bytes: stat.free_bytes,
             reserve_bytes,
@@ -852,7 +847,7 @@ impl Host {
             shards: stat.shard_count,
             class: stat.media,
             class_set: stat.media_is_set,
-            read_cache: stat.read_cache.map(ReadCacheInfo::from),
+            read_cache: stat.read_cache.map(resources::read_cache),
             drive,
             draining: left.is_some(),
             left,
@@ -874,7 +869,7 @@ fn with_trouble(info: DeviceInfo, trouble: Option<&DeviceTrouble>) -> DeviceInfo
     DeviceInfo {
         errors_within_s: trouble.last_error_ms.map(|ms| ms / 1000),
         retries: trouble.retries,
-        outage: trouble.outage.as_ref().filter(|_| info.health == "failed").map(|outage| OutageInfo {
+        outage: trouble.outage.as_ref().filter(|_| info.health == DeviceHealth::Failed).map(|outage| OutageInfo {
             seconds: outage.ms / 1000,
             why: outage.why.clone(),
             missing: outage.is_missing,

@@ -24,19 +24,19 @@ use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
 use super::trend::{self, Trend};
 use super::upkeep;
-use super::volumes::{OpenSpec, integrity_text, provisioning_text, split_export};
+use super::volumes::{OpenSpec, integrity_of, provisioning_of, split_export};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
-use crate::grid::metadata::{self, MetadataFile};
+use crate::grid::metadata;
 use crate::logger;
-use crate::protocol::{
-    DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, TrashInfo, Unreadable, VolumeInfo,
-};
+use crate::protocol::{self, LINE_BYTES_MAX};
 use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
-use holdfast_api::{Code, VolumeState, refuse};
+use holdfast_api::{
+    Code, DeviceInfo, HostStatus, KeySource, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState, refuse,
+};
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
@@ -220,7 +220,7 @@ fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
         let response = match serde_json::from_str::<Request>(&line) {
             Ok(request) => match rank.check(&request) {
                 Ok(()) => plane.respond(request),
-                Err(error) => Response::failure(&error),
+                Err(error) => protocol::failure(&error),
             },
             Err(error) => Response::Error {
                 message: format!("the host does not understand the request: {error}"),
@@ -261,12 +261,12 @@ impl ControlPlane {
         if let Request::VolumeHandover { name, to } = &request
             && let Some(handed) = self.pass_handover_on(name, to)
         {
-            return handed.unwrap_or_else(|error| Response::failure(&error));
+            return handed.unwrap_or_else(|error| protocol::failure(&error));
         }
         if let Request::MachineRemove { name, dead, accept_loss } = &request
             && let Some(removed) = self.pass_removal_on(name, *dead, *accept_loss)
         {
-            return removed.unwrap_or_else(|error| Response::failure(&error));
+            return removed.unwrap_or_else(|error| protocol::failure(&error));
         }
         if let Some(response) = self.pass_on(&request) {
             return response;
@@ -283,7 +283,7 @@ impl ControlPlane {
         });
         let _hold = match ready {
             Ok(hold) => hold,
-            Err(error) => return Response::failure(&error),
+            Err(error) => return protocol::failure(&error),
         };
         let result = match request {
             Request::Status => self.status().map(|status| Response::Status(Box::new(status))),
@@ -369,7 +369,7 @@ impl ControlPlane {
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
             Request::Metadata => {
-                let file = metadata::held(&self.meta).map(|held| MetadataFile::new(&self.config().grid, &held, true));
+                let file = metadata::held(&self.meta).map(|held| metadata::file_of(&self.config().grid, &held, true));
                 file.map(|file| Response::Metadata { file: Box::new(file) })
             }
             Request::Tasks => self.all_tasks(),
@@ -379,7 +379,7 @@ impl ControlPlane {
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
         };
-        result.unwrap_or_else(|error| Response::failure(&error))
+        result.unwrap_or_else(|error| protocol::failure(&error))
     }
 
     /// What others have written by now is known, for who asks for more than a look at how things stand.
@@ -989,9 +989,9 @@ impl ControlPlane {
             size_bytes: entry.size_bytes(),
             layout: entry.root.layout.to_string(),
             tiers: entry.root.tiers,
-            provisioning: provisioning_text(fixed.is_some()).to_string(),
+            provisioning: provisioning_of(fixed.is_some()),
             set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
-            integrity: integrity_text(!entry.settings.unchecked_reads).to_string(),
+            integrity: integrity_of(!entry.settings.unchecked_reads),
             encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),
             protected: entry.protected,

@@ -8,7 +8,7 @@
 
 use super::control::ControlPlane;
 use crate::grid::copies::{self, Way};
-use crate::grid::metadata::{self, Held, MetadataFile};
+use crate::grid::metadata::{self, Held};
 use crate::logger;
 use anyhow::Result;
 use holdfast_api::{Code, refuse};
@@ -37,10 +37,12 @@ impl ControlPlane {
         let grid = config.grid_id()?;
         let load_tls = || self.revocations.load_host(&config.host.name);
         let way = Way { grid, host: config.host.name.clone(), tls: config.tls.then(load_tls).transpose()? };
-        let file = MetadataFile::new(&config.grid, &held, true);
+        let file = metadata::file_of(&config.grid, &held, true);
         let bytes = serde_json::to_vec(&file).expect("it encodes");
         let must_go = |older: &[u8]| {
-            MetadataFile::read(older).and_then(|file| file.records()).is_ok_and(|older| has_former_key(&older, &held))
+            metadata::read_file(older)
+                .and_then(|file| metadata::records_of(&file))
+                .is_ok_and(|older| has_former_key(&older, &held))
         };
         let written = copies::write(&way, &self.catalog.nodes()?, &bytes, must_go);
         let (devices, failed) = (written.devices, written.failed.join("; "));

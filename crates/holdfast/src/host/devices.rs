@@ -11,10 +11,13 @@ use super::commands::{Command, LiveStatus};
 use super::control::ControlPlane;
 use crate::grid::layout::{GridConfig, NodeConfig};
 use crate::logger;
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, VolumeInfo, VolumeSpace};
+use crate::resources;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{
+    Code, DeviceHealth, DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, TaskKind, TaskUnit, VolumeInfo,
+    VolumeSpace, refuse,
+};
 use holdfast_base::{DeviceId, MediaClass, NodeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
@@ -185,10 +188,10 @@ impl ControlPlane {
         let live = self.live()?;
         let stays = |d: &&DeviceInfo| {
             let is_drained = d.device.parse().is_ok_and(|id: DeviceId| draining.contains(&id));
-            d.health == "serving" && !is_drained
+            d.health == DeviceHealth::Serving && !is_drained
         };
         // Of a device that does not serve nothing new is taken away.
-        let is_new = |d: &DeviceInfo| d.health == "serving" && !d.draining && !stays(&d);
+        let is_new = |d: &DeviceInfo| d.health == DeviceHealth::Serving && !d.draining && !stays(&d);
         let takes_any = live.nodes.iter().flat_map(|node| &node.devices).any(is_new);
         for entry in self.catalog.all_kept_strictly()?.iter().filter(|entry| entry.clone.is_none() && takes_any) {
             let layout: Layout = entry.root.layout;
@@ -363,7 +366,7 @@ impl ControlPlane {
 
     /// What open volumes hold, at any host.
     pub(super) fn space_of_all(&self) -> Result<Response> {
-        let mut volumes: Vec<VolumeSpace> = self.live()?.volumes.iter().filter_map(VolumeSpace::of).collect();
+        let mut volumes: Vec<VolumeSpace> = self.live()?.volumes.iter().filter_map(resources::space_of).collect();
         let (told, silent) = self.told_elsewhere()?;
         volumes.extend(told.into_values().flat_map(|told| told.volumes));
         Ok(Response::Space { volumes, silent })
@@ -373,8 +376,8 @@ impl ControlPlane {
     pub(super) fn tasks(&self) -> Result<Vec<TaskInfo>> {
         let live = self.live()?;
         let mut tasks: Vec<TaskInfo> = Vec::new();
-        let mut add = |name: String, left: u64, unit: &str| {
-            tasks.push(TaskInfo { name, left, unit: unit.to_string(), per_second: 0.0, seconds_left: None });
+        let mut add = |kind: TaskKind, name: String, left: u64, unit: TaskUnit| {
+            tasks.push(TaskInfo { name, kind, left, unit, per_second: 0.0, seconds_left: None });
         };
         for NodeInfo { id, devices, link, .. } in &live.nodes {
             for device in devices.iter().filter(|d| d.draining) {
@@ -384,24 +387,25 @@ impl ControlPlane {
                 if left == 0 {
                     continue;
                 }
-                add(format!("drain device {} of node {id}", device.device), left, "shards");
+                add(TaskKind::Drain, format!("drain device {} of node {id}", device.device), left, TaskUnit::Shards);
             }
         }
         for volume in live.volumes.iter().filter(|v| v.clone_of.is_none()) {
             let Some(figures) = &volume.live else { continue };
             if figures.degraded_segments > 0 {
-                add(repair_task(&volume.name), figures.degraded_segments, "segments");
+                add(TaskKind::Repair, repair_task(&volume.name), figures.degraded_segments, TaskUnit::Segments);
             }
             if figures.left_to_balance_bytes > 0 {
                 let mib = figures.left_to_balance_bytes.div_ceil(1 << 20);
-                add(format!("even devices out with volume {}", volume.name), mib, "MiB");
+                add(TaskKind::Balance, format!("even devices out with volume {}", volume.name), mib, TaskUnit::MiB);
             }
             if figures.layers_going > 0 {
-                add(format!("merge deleted snapshots of volume {}", volume.name), figures.layers_going, "layers");
+                let name = format!("merge deleted snapshots of volume {}", volume.name);
+                add(TaskKind::Merge, name, figures.layers_going, TaskUnit::Layers);
             }
         }
         for record in self.catalog.deleting()? {
-            add(format!("return the space of volume {}", record.name), 1, "volume");
+            add(TaskKind::Return, format!("return the space of volume {}", record.name), 1, TaskUnit::Volumes);
         }
         let mut history = self.history();
         let now = Instant::now();

@@ -9,9 +9,8 @@
 
 use crate::daemon::outwait;
 use crate::grid::layout::GridDir;
-use crate::protocol::{Kind, Request};
 use anyhow::{Context, Result};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, Kind, Request, refuse};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

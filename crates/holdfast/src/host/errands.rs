@@ -15,9 +15,10 @@ use super::control::ControlPlane;
 use super::meta::Meta;
 use super::volumes::split_export;
 use crate::logger;
-use crate::protocol::{Kind, LinkState, Request, Response, TaskInfo, VolumeSpace, code_of};
+use crate::protocol::{self, code_of};
+use crate::resources;
 use anyhow::{Context, Result, anyhow};
-use holdfast_api::{Code, Error, refuse};
+use holdfast_api::{Code, Error, Kind, LinkState, Request, Response, TaskInfo, VolumeSpace, refuse};
 use holdfast_base::NodeId;
 use holdfast_cluster::View;
 use holdfast_format::geometry::Layout;
@@ -186,7 +187,7 @@ impl ControlPlane {
         let done = self.send_errand(&owner, &errand, patience).and_then(|done| done);
         let response =
             done.and_then(|told| serde_json::from_value(told).context("the answer of that host makes no sense"));
-        Some(response.unwrap_or_else(|error| Response::failure(&error)))
+        Some(response.unwrap_or_else(|error| protocol::failure(&error)))
     }
 
     /// What all other hosts tell, and those that don't.
@@ -248,7 +249,7 @@ impl ControlPlane {
             }
             Errand::Tell => {
                 let volumes = self.live()?.volumes;
-                let volumes = volumes.iter().filter_map(VolumeSpace::of).collect();
+                let volumes = volumes.iter().filter_map(resources::space_of).collect();
                 value(serde_json::to_value(Told { tasks: self.tasks()?, volumes }))
             }
             Errand::Losses { nodes } => {

@@ -3,9 +3,8 @@
 use super::catalog::Entry;
 use super::commands::Command;
 use super::control::{ControlPlane, ask};
-use crate::protocol::VolumeInfo;
 use anyhow::Result;
-use holdfast_api::{Code, VolumeState, refuse};
+use holdfast_api::{Code, VolumeInfo, VolumeState, refuse};
 use holdfast_base::VolumeId;
 use std::time::{Duration, Instant};
 

@@ -20,17 +20,15 @@ use super::control::ControlPlane;
 use super::volumes::OpenSpec;
 use crate::grid::layout::{GridDir, write_secret};
 use crate::logger;
-use crate::protocol::{KeySource, VolumeInfo};
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, KeySource, VolumeInfo, refuse};
 use holdfast_base::VolumeId;
 use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
 use holdfast_runtime::pki::random;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -49,15 +47,6 @@ const COMMAND_PACE: Duration = Duration::from_secs(30);
 const KEY_TEXT_MAX: u64 = 4096;
 
 const VERSION: u32 = 1;
-
-impl fmt::Display for KeySource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeySource::File(path) => write!(f, "key file {}", path.display()),
-            KeySource::Command(command) => write!(f, "key command `{command}`"),
-        }
-    }
-}
 
 /// A volume's key as the metadata store has it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

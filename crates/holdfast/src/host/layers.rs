@@ -16,9 +16,9 @@ use super::commands::{ChangeOutcome, Command};
 use super::control::ControlPlane;
 use super::volumes::{Asker, Volume, Who};
 use crate::logger;
-use crate::protocol::{LayerInfo, LayersInfo, VolumeInfo};
+use crate::resources;
 use anyhow::Result;
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, LayerInfo, LayersInfo, VolumeInfo, refuse};
 use holdfast_base::{BlockRequest, Effects, HeadId, Instant, Token};
 use holdfast_layer::{Effect, LAYERS_MAX, Layer, LayerId, LayerView, OWN_MAX, Stack, StackEvent, build};
 use holdfast_runtime::reactor::Io;
@@ -70,11 +70,11 @@ impl Volume {
             tool: view.nature.is_tool,
             leaving: view.is_leaving,
             kept: self.is_kept(head, view.id),
-            above: view.above.into(),
+            above: resources::edge(view.above),
             counters: view.counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect(),
         };
         let layers = stack.layers().into_iter().map(info).collect();
-        Some(Box::new(LayersInfo { layers, below: stack.below().into() }))
+        Some(Box::new(LayersInfo { layers, below: resources::edge(stack.below()) }))
     }
 }
 

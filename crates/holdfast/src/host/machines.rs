@@ -25,9 +25,8 @@ use crate::grid::etcd::Door;
 use crate::grid::layout::{GridConfig, GridDir, NodeConfig, write_durably};
 use crate::grid::revoked;
 use crate::logger;
-use crate::protocol::{LinkState, MachineInfo, MachineNode, Response};
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, ConfiguredDevice, LinkState, MachineInfo, MachineNode, Response, refuse};
 use holdfast_base::{DeviceId, MetaVersion, NodeId};
 use holdfast_format::meta::{
     MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key,
@@ -476,7 +475,7 @@ impl ControlPlane {
     /// Volumes that nobody has open, as far as their layouts alone don't say that they can do without the machine.
     fn doubtful_volumes(&self, facts: &Facts) -> Result<Vec<String>> {
         let (live, hosts) = (self.live()?, self.hosts_there());
-        let away = |node: &&crate::protocol::NodeInfo| {
+        let away = |node: &&holdfast_api::NodeInfo| {
             node.link == LinkState::Down && !facts.nodes.iter().any(|(_, own)| own.id == node.id)
         };
         let others_away: Vec<_> = live.nodes.iter().filter(away).collect();
@@ -723,8 +722,8 @@ impl ControlPlane {
         for node in &mut live.nodes {
             node.machine = machines.get(&node.id).cloned();
             node.machine_gone = node.machine.as_ref().is_some_and(|machine| !hosts.contains(machine));
-            node.configured =
-                config.nodes.iter().find(|known| known.id == node.id).map_or(Vec::new(), |n| n.devices.clone());
+            let own = config.nodes.iter().find(|known| known.id == node.id);
+            node.configured = own.iter().flat_map(|own| &own.devices).map(ConfiguredDevice::from).collect();
         }
         Ok(())
     }

@@ -7,9 +7,8 @@ use super::catalog::{Catalog, Entry, SWAPS_MAX, check_name, decode, no_volume, p
 use super::control::ControlPlane;
 use super::trash::renamed;
 use crate::logger;
-use crate::protocol::VolumeInfo;
 use anyhow::{Context, Result};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, VolumeInfo, refuse};
 use holdfast_base::MetaVersion;
 use holdfast_format::meta::{NameRecord, encode, name_key};
 use holdfast_format::root::{Root, root_key};

@@ -6,9 +6,8 @@
 use super::catalog::Entry;
 use super::commands::{Command, LiveStatus, Weakness};
 use super::control::{ControlPlane, ask};
-use crate::protocol::{DeviceInfo, LinkState, NodeInfo, Response, TaskInfo};
 use anyhow::{Context, Result};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, DeviceHealth, DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, refuse};
 use holdfast_base::NodeId;
 use holdfast_format::wire::{Reply, Request};
 use std::fmt::Write as _;
@@ -46,7 +45,7 @@ impl ControlPlane {
     fn check_spread(&self, live: &LiveStatus, nodes: &[u32]) -> Result<()> {
         let [_, _, ..] = nodes else { return Ok(()) };
         let gone = live.nodes.iter().filter(|n| nodes.contains(&n.id));
-        let devices: usize = gone.map(|n| n.devices.iter().filter(|d| d.health == "serving").count()).sum();
+        let devices: usize = gone.map(|n| n.devices.iter().filter(|d| d.health == DeviceHealth::Serving).count()).sum();
         for entry in self.catalog.all_kept_strictly()?.iter().filter(|entry| entry.clone.is_none()) {
             let layout = entry.root.layout;
             let (lost, what) = if layout.is_on_devices() { (devices, "devices") } else { (nodes.len(), "nodes") };
@@ -119,7 +118,7 @@ impl ControlPlane {
     ) -> Result<()> {
         let others = || live.nodes.iter().filter(|other| !together.contains(&other.id));
         let up = others().filter(|other| other.link == LinkState::Up);
-        let left = up.flat_map(|other| &other.devices).filter(|device| device.health == "serving").count();
+        let left = up.flat_map(|other| &other.devices).filter(|device| device.health == DeviceHealth::Serving).count();
         if left >= DEVICES_MIN {
             return Ok(());
         }
@@ -173,13 +172,13 @@ impl ControlPlane {
             });
             return Ok(Some((what, format!("{wait}{for_good}"))));
         }
-        let is_out = |d: &&DeviceInfo| d.health != "serving" && !d.draining;
+        let is_out = |d: &&DeviceInfo| d.health != DeviceHealth::Serving && !d.draining;
         let up = || others().filter(|other| other.link == LinkState::Up);
         let found = up().find_map(|other| Some((other, other.devices.iter().find(is_out)?)));
         let Some((other, device)) = found else { return Ok(None) };
         let what = format!("device {} of node {} is {}", device.device, other.id, device.health);
-        let wait = match device.health.as_str() {
-            "opening" => "That takes seconds".to_string(),
+        let wait = match device.health {
+            DeviceHealth::Opening => "That takes seconds".to_string(),
             _ => format!(
                 "`holdfast device replace {}` puts another one in its place; `holdfast device drain` of it has what it held made \
                  again on the others",
@@ -256,10 +255,11 @@ fn describe(weakness: &Weakness, tasks: &[TaskInfo]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use holdfast_api::{TaskKind, TaskUnit};
 
     fn task(seconds_left: Option<u64>) -> TaskInfo {
         let name = super::super::devices::repair_task("vm");
-        TaskInfo { name, left: 40, unit: "segments".to_string(), per_second: 2.0, seconds_left }
+        TaskInfo { name, kind: TaskKind::Repair, left: 40, unit: TaskUnit::Segments, per_second: 2.0, seconds_left }
     }
 
     fn node(link: LinkState, silent_ms: u64, cut: bool) -> NodeInfo {

@@ -21,9 +21,8 @@ use super::control::ControlPlane;
 use super::fixed::FixedVolume;
 use super::presence::without_trash;
 use crate::logger;
-use crate::protocol::{TrashInfo, Unreadable, VolumeInfo};
 use anyhow::{Context, Result};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, TrashInfo, Unreadable, VolumeInfo, refuse};
 use holdfast_base::{InstanceId, MetaVersion, VolumeId};
 use holdfast_cluster::steward::KEPT_MINUTES;
 use holdfast_format::meta::{

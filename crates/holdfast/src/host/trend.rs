@@ -10,8 +10,9 @@
 
 use super::control::ControlPlane;
 use crate::logger;
-use crate::protocol::{LinkState, NodeInfo, VolumeInfo, free_of};
+use crate::resources;
 use anyhow::{Context, Result};
+use holdfast_api::{LinkState, NodeInfo, VolumeInfo, free_of};
 use holdfast_runtime::clock;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -102,7 +103,7 @@ fn bytes_a_day(samples: &[Sample]) -> Option<f64> {
 /// as free: where guests overwrite it comes to take nearly all that is left beside what lives.
 fn free_and_taken(nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> (u64, u64) {
     let set_aside: u64 = volumes.iter().map(|v| v.set_aside_bytes).sum();
-    let dead: u64 = volumes.iter().map(VolumeInfo::reclaimable_bytes).sum();
+    let dead: u64 = volumes.iter().map(resources::reclaimable_bytes).sum();
     let free: u64 = nodes.iter().flat_map(|n| free_of(&n.devices)).sum();
     let devices = nodes.iter().flat_map(|n| &n.devices);
     let used: u64 = devices.map(|d| d.capacity_bytes - d.free_bytes).sum();

@@ -11,9 +11,9 @@ use super::limits::{Kept, Limits};
 use super::writers::{HeldChange, REFUSED_SHOWN};
 use crate::logger;
 use crate::nbd_uri::Place;
-use crate::protocol::{SnapshotInfo, VolumeInfo, VolumeLive};
+use crate::resources;
 use crate::size::Size;
-use holdfast_api::VolumeState;
+use holdfast_api::{Integrity, Provisioning, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState};
 use holdfast_base::Instant;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -327,7 +327,7 @@ impl Volumes {
         info.only_for = id.and_then(|id| self.access.get(&id)).cloned();
         info.limit = id.and_then(|id| self.limits.get(&id)).cloned();
         if let Some(fixed) = self.fixed.get(&volume.id).filter(|_| head == HeadId::VOLUME) {
-            info.provisioning = provisioning_text(true).to_string();
+            info.provisioning = Provisioning::Fixed;
             info.set_aside_bytes = fixed.set_aside_bytes();
         }
         Some(info)
@@ -495,7 +495,7 @@ impl Volume {
     ) -> SnapshotInfo {
         SnapshotInfo {
             layer: layer.0,
-            shares: sharing.and_then(|s| s.snapshots.get(&layer)).map(|s| (*s).into()),
+            shares: sharing.and_then(|s| s.snapshots.get(&layer)).map(|s| resources::shares(*s)),
             uris: uris_of(&export_of(of, &snapshot.name)),
             name: snapshot.name,
             created_ms: snapshot.created_ms,
@@ -535,9 +535,9 @@ impl Volume {
             size_bytes: self.size_bytes(head),
             layout: self.layout().to_string(),
             tiers: status.tiers,
-            provisioning: provisioning_text(false).to_string(),
+            provisioning: Provisioning::Thin,
             set_aside_bytes: 0,
-            integrity: integrity_text(self.controller.checks_reads()).to_string(),
+            integrity: integrity_of(self.controller.checks_reads()),
             encrypted: self.controller.is_encrypted(),
             exported: self.exported,
             protected: false,
@@ -573,25 +573,25 @@ impl Volume {
                 suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
                 left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
                 left_to_balance_bytes: status.left_to_balance_bytes,
-                space: status.space.into(),
-                shares: sharing.and_then(|s| s.heads.get(&head)).map(|s| (*s).into()),
+                space: resources::space(status.space),
+                shares: sharing.and_then(|s| s.heads.get(&head)).map(|s| resources::shares(*s)),
                 held_by_snapshots_bytes: sharing.map_or(0, |s| s.held_by_snapshots_bytes).min(status.space.data_bytes),
                 layers_going: status.layers_going,
-                first_tier: status.first_tier.map(Into::into),
+                first_tier: status.first_tier.map(resources::first_tier),
                 astray_segments: status.astray_segments,
                 snapshots: snapshots.map(|s| Self::snapshot_info(name, s, sharing, &uris_of)).collect(),
-                counters: status.counters.into(),
+                counters: resources::counters(status.counters),
             }),
         }
     }
 }
 
-pub fn provisioning_text(is_fixed: bool) -> &'static str {
-    if is_fixed { "fixed" } else { "thin" }
+pub fn provisioning_of(is_fixed: bool) -> Provisioning {
+    if is_fixed { Provisioning::Fixed } else { Provisioning::Thin }
 }
 
-pub fn integrity_text(checked_reads: bool) -> &'static str {
-    if checked_reads { "on" } else { "off" }
+pub fn integrity_of(checked_reads: bool) -> Integrity {
+    if checked_reads { Integrity::On } else { Integrity::Off }
 }
 
 /// Of a volume that clients may have here.

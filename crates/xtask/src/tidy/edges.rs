@@ -18,7 +18,7 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-erasure", ours: &[], theirs: Some(&["thiserror"]) },
     Allowed { name: "holdfast-cipher", ours: &["holdfast-base"], theirs: Some(&["ring"]) },
     Allowed { name: "holdfast-format", ours: &["holdfast-base"], theirs: Some(&["postcard", "serde", "serde_json"]) },
-    Allowed { name: "holdfast-api", ours: &[], theirs: Some(&["serde"]) },
+    Allowed { name: "holdfast-api", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&["serde"]) },
     Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-volume",

@@ -7,9 +7,9 @@ use crate::client;
 use crate::drill::rejoin::unix_ms;
 use crate::drill::tools::sleep;
 use crate::findings::{Concern, Finding};
-use crate::protocol::Request;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use holdfast_api::{HostState, Request};
 use std::time::{Duration, Instant};
 
 const LOOK_PACE: Duration = Duration::from_millis(100);
@@ -42,9 +42,8 @@ impl MachineLoss {
 
     /// How many of the machine's nodes are there, as far as the host tells.
     fn nodes_up(&self, site: &Site) -> Option<usize> {
-        let status = site.status().ok().filter(|status| status.host.state == "up")?;
-        let is_up =
-            |id: &&u32| status.nodes.iter().any(|node| node.id == **id && matches!(node.state, "up" | "suspect"));
+        let status = site.status().ok().filter(|status| status.host.state == HostState::Up)?;
+        let is_up = |id: &&u32| status.nodes.iter().any(|node| node.id == **id && node.state.serves());
         Some(self.nodes.iter().filter(is_up).count())
     }
 

@@ -134,7 +134,7 @@ fn amiss(dir: &GridDir) -> Result<Vec<String>> {
 
 fn check_well(dir: &GridDir) -> Result<()> {
     dir.load()?;
-    client::ask(dir, &crate::protocol::Request::Status, client::UNHURRIED)?;
+    client::ask(dir, &holdfast_api::Request::Status, client::UNHURRIED)?;
     let end = Instant::now() + WELL_WITHIN;
     loop {
         let amiss = amiss(dir)?;
@@ -251,7 +251,7 @@ struct Known {
 }
 
 fn volumes_of(dir: &GridDir) -> Result<BTreeMap<String, Known>> {
-    let known = |volume: crate::protocol::VolumeInfo| {
+    let known = |volume: holdfast_api::VolumeInfo| {
         let (id, size_bytes, exported, state) = (volume.id, volume.size_bytes, volume.exported, volume.state);
         // Which of the two it is changes by itself.
         let state = if state == VolumeState::InCare { VolumeState::Closed } else { state };

@@ -1,0 +1,162 @@
+//! What a host says of itself, of machines, and of what is done in the background.
+
+use crate::texts::texts;
+use crate::{LinkState, NodeInfo, VolumeInfo};
+use serde::{Deserialize, Serialize};
+
+/// A host, with what it knows of the grid.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct HostStatus {
+    pub grid: String,
+    pub host: String,
+    pub pid: u32,
+    pub uptime_ms: u64,
+    pub cpu_ms: u64,
+    pub resident_bytes: u64,
+    /// Why the metadata store can't be asked; volumes that are not in service are not told of then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata_trouble: Option<String>,
+    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
+    pub days_to_full: Option<f64>,
+    pub nodes: Vec<NodeInfo>,
+    pub volumes: Vec<VolumeInfo>,
+    /// Volumes whose space is still being returned.
+    pub deleting: Vec<String>,
+    /// Volumes that were deleted and can be had back, those first that go first.
+    #[serde(default)]
+    pub trash: Vec<TrashInfo>,
+    /// Volumes whose records this release can't read.
+    #[serde(default)]
+    pub unreadable: Vec<Unreadable>,
+    /// Volumes that a recovery has found, and that nothing opens.
+    #[serde(default)]
+    pub found: Vec<Unreadable>,
+    /// The number that the next node gets.
+    #[serde(default)]
+    pub next_node: u32,
+}
+
+/// A deleted volume that can be had back.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TrashInfo {
+    pub id: String,
+    /// The one that it had.
+    pub name: String,
+    pub size_bytes: u64,
+    pub layout: String,
+    /// Of devices, as far as it is known.
+    pub taken_bytes: u64,
+    /// Of devices: what is set aside for it, if it is fixed.
+    pub set_aside_bytes: u64,
+    /// Then it is deleted for good; sooner where devices are nearly full.
+    pub minutes_left: u64,
+}
+
+/// A volume that can't be told of further.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Unreadable {
+    pub name: String,
+    pub why: String,
+}
+
+/// A machine of the grid. What nobody has said is missing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MachineInfo {
+    /// Its host has the same.
+    pub name: String,
+    /// Its host says that it is there.
+    pub up: bool,
+    /// Since when it is so: seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_s: Option<u64>,
+    /// Where other hosts reach its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Of its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<String>,
+    /// When the first of its certificates ends, in a grid with TLS: seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_end_s: Option<u64>,
+    /// It has the key of the grid's authority.
+    #[serde(default)]
+    pub signs: bool,
+    pub nodes: Vec<MachineNode>,
+    /// That its host has in service.
+    pub volumes: Vec<String>,
+}
+
+/// A node of a machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MachineNode {
+    pub id: u32,
+    pub address: String,
+    pub link: LinkState,
+    /// Of the messages between the host that was asked and the node, while there is a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<u32>,
+}
+
+texts! {
+    /// How the host of a machine does, as that machine sees it.
+    pub enum HostState {
+        Up = "up",
+        /// It is there, and waits for something before it answers.
+        Starting = "starting",
+        /// It is there, and does not answer.
+        Hung = "hung",
+        Down = "down",
+        /// Its machine was taken out of the grid.
+        Removed = "removed",
+        /// What only newer releases know.
+        Other = "other",
+    }
+}
+
+texts! {
+    /// What a task does.
+    #[derive(Default)]
+    pub enum TaskKind {
+        /// Empties a device.
+        Drain = "drain",
+        /// Makes again what was lost.
+        Repair = "repair",
+        /// Evens devices out.
+        Balance = "balance",
+        /// Merges or drops states of a volume that nobody needs any more.
+        Merge = "merge",
+        /// Returns the space of a deleted volume.
+        Return = "return",
+        /// Not told, or what only newer releases know.
+        #[default]
+        Other = "other",
+    }
+}
+
+texts! {
+    /// What is counted of a task.
+    pub enum TaskUnit {
+        Shards = "shards",
+        Segments = "segments",
+        MiB = "MiB",
+        Layers = "layers",
+        Volumes = "volumes",
+        /// What only newer releases know.
+        Other = "parts",
+    }
+}
+
+/// Something that is done in the background.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TaskInfo {
+    pub name: String,
+    pub left: u64,
+    #[serde(default)]
+    pub kind: TaskKind,
+    /// Of `left`.
+    pub unit: TaskUnit,
+    /// Done in the last half minute, on average.
+    pub per_second: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<u64>,
+}
