@@ -138,6 +138,9 @@ fn refusals_have_codes(grid: &Grid) {
         ("volume create v2 --size 32MiB --layout mirror:3", "redundancy"),
         ("snapshot create v1 monday", "state"),
         ("device drain 2/0", "redundancy"),
+        ("device drain 7/0", "not-found"),
+        ("node stop 9", "not-found"),
+        ("grid etcd use 127.0.0.1:1", "state"),
         ("volume rename v1 .", "invalid"),
     ] {
         assert_eq!(code(grid, line), expected, "{line}");
@@ -154,6 +157,9 @@ fn what_cannot_work_is_refused_and_nothing_is_lost() {
     let grid = Grid::new(3);
     assert!(grid.fails("status").contains("holdfast grid up"));
     assert!(grid.fails("volume list").contains("holdfast grid up"));
+    assert_eq!(code(&grid, "volume list"), "not-found");
+    assert_eq!(code(&grid, "grid up --device-size 500TiB"), "no-space");
+    assert_eq!(code(&grid, "grid up --device-size 1MiB"), "invalid");
     let error = grid.fails("grid up --device-size 500TiB");
     assert!(error.contains("too little space") && error.contains("--device-size"), "{error}");
     assert!(grid.fails("grid up --device-size 1MiB").contains("at least"));

@@ -4,8 +4,9 @@ use super::format::{print, print_json, print_table, table};
 use crate::config::keys::{KEYS, Kind, Value};
 use crate::config::{self, Origin, Setting};
 use crate::grid::layout::{GridConfig, GridDir, HostConfig};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use holdfast_api::{Code, Error, refuse};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -63,7 +64,9 @@ fn explain(key: Option<&str>, markdown: bool, json: bool) -> Result<()> {
     }
     let Some(key) = key else { return print(config::explain_keys()) };
     let text = config::explain_key(key);
-    print(text.with_context(|| format!("there is no key {key}; `holdfast config explain` lists all"))?)
+    print(text.ok_or_else(|| {
+        Error::new(Code::NotFound, format!("there is no key {key}; `holdfast config explain` lists all"))
+    })?)
 }
 
 /// A file can be checked before there is a grid: then against none.
@@ -75,13 +78,13 @@ fn check(file: Option<PathBuf>, dir: Option<&Path>, json: bool) -> Result<()> {
     };
     let path = file.unwrap_or_else(|| dir.settings_path());
     if !path.exists() && path != dir.settings_path() {
-        bail!("there is no file {}; name the one to check", path.display());
+        refuse!(Code::Invalid, "there is no file {}; name the one to check", path.display());
     }
     let all = config::load_file(&path, &config)?;
     // The host starts with it, but does not do what it asks for.
     let exposure = config::settings(&all).exposure();
     if let (config::Exposure::Withheld(_), Some(why)) = (exposure, exposure.text()) {
-        bail!("{}: {why}", path.display());
+        refuse!(Code::Invalid, "{}: {why}", path.display());
     }
     let set = all.iter().filter(|setting| matches!(setting.origin, Origin::File(_))).count();
     if json {

@@ -11,9 +11,9 @@ use crate::grid::layout::{DeviceConfig, GridDir, NodeConfig};
 use crate::grid::survey::{self, Asker, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
-use holdfast_api::{DeviceInfo, HostStatus, ReadCacheInfo, Request};
+use holdfast_api::{Code, DeviceInfo, Error, HostStatus, ReadCacheInfo, Request, refuse};
 use holdfast_base::MediaClass;
 use holdfast_format::drive::DriveReport;
 use serde_json::json;
@@ -237,7 +237,9 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
         Source::File(_) => None,
     };
     let new = match taken {
-        Some(taken) if taken.device == old => bail!("{} is the device that is to be replaced", taken.path.display()),
+        Some(taken) if taken.device == old => {
+            refuse!(Code::Invalid, "{} is the device that is to be replaced", taken.path.display())
+        }
         Some(taken) => taken.clone(),
         None => grow::add_device(dir, node.id, source)?,
     };
@@ -344,24 +346,29 @@ pub fn node_of_grid(dir: &GridDir, id: u32) -> Result<NodeConfig> {
     let nodes = nodes_of_grid(dir)?;
     let ids: Vec<String> = nodes.iter().map(|node| node.id.to_string()).collect();
     let found = nodes.into_iter().find(|node| node.id == id);
-    found.with_context(|| format!("this grid has no node {id}; its nodes are {}", ids.join(", ")))
+    let why = format!("this grid has no node {id}; its nodes are {}", ids.join(", "));
+    found.ok_or_else(|| Error::new(Code::NotFound, why).into())
 }
 
 /// The id of a device of the grid that is named by node and place, or by its id.
 fn find(dir: &GridDir, name: &str) -> Result<String> {
     if let Some((node, place)) = name.split_once('/') {
-        let node: u32 = node.parse().with_context(|| format!("`{name}` is no device: write NODE/PLACE, as 2/0"))?;
-        let place: usize = place.parse().with_context(|| format!("`{name}` is no device: write NODE/PLACE, as 2/0"))?;
+        let number = |text: &str| {
+            let why = || format!("`{name}` is no device: write NODE/PLACE, as 2/0");
+            text.parse::<u32>().map_err(|_| Error::new(Code::Invalid, why()))
+        };
+        let (node, place) = (number(node)?, number(place)?);
         let devices = node_of_grid(dir, node)?.devices;
-        let found =
-            devices.get(place).with_context(|| format!("node {node} has {} devices, from 0 on", devices.len()))?;
+        let Some(found) = devices.get(place as usize) else {
+            refuse!(Code::NotFound, "node {node} has {} devices, from 0 on", devices.len());
+        };
         return Ok(found.device.clone());
     }
     let nodes = nodes_of_grid(dir)?;
     let mut ids = nodes.iter().flat_map(|n| &n.devices).map(|d| &d.device);
     match ids.find(|id| *id == name) {
         Some(id) => Ok(id.clone()),
-        None => bail!("this grid has no device {name}; `holdfast device list` shows them"),
+        None => refuse!(Code::NotFound, "this grid has no device {name}; `holdfast device list` shows them"),
     }
 }
 

@@ -7,8 +7,9 @@ use crate::grid::etcd_members::{self, Change, Made, Outcome, Places, Wanted};
 use crate::grid::layout::{GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use holdfast_api::{Code, refuse};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -169,7 +170,7 @@ fn use_members(
     json: bool,
 ) -> Result<()> {
     let Some(MetaConfig::Etcd(wanted)) = etcd.or_endpoints(endpoints).config()? else {
-        bail!("name all members, for example https://10.0.0.1:2379,https://10.0.0.2:2379");
+        refuse!(Code::Invalid, "name all members, for example https://10.0.0.1:2379,https://10.0.0.2:2379");
     };
     let config = etcd::use_members(dir, wanted, token.token()?.as_ref())?;
     if json {

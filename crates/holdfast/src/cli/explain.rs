@@ -5,8 +5,8 @@ use super::layer;
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::size::Size;
-use anyhow::{Result, bail};
-use holdfast_api::{DeviceInfo, LegParts, NodeInfo, Parts, Request, Response, VolumeInfo, VolumeLive};
+use anyhow::Result;
+use holdfast_api::{Code, DeviceInfo, LegParts, NodeInfo, Parts, Request, Response, VolumeInfo, VolumeLive, refuse};
 use serde_json::json;
 
 /// Width of the names of parts.
@@ -44,7 +44,10 @@ impl Drawing {
 pub fn run(name: &str, dir: &GridDir, json: bool) -> Result<()> {
     let answer = client::ask(dir, &Request::VolumeExplain { name: name.to_string() }, client::UNHURRIED)?;
     let Response::Explained { volume, parts } = answer else {
-        bail!("the host gave an answer that this program does not know; it is of another release: restart it");
+        refuse!(
+            Code::Unsupported,
+            "the host gave an answer that this program does not know; it is of another release: restart it"
+        );
     };
     // A node that the volume doesn't use is no part of it.
     let all = client::status(dir)?.nodes;

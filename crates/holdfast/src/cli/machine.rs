@@ -4,9 +4,9 @@ use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::logger::{date, moment};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, Subcommand};
-use holdfast_api::{LinkState, MachineInfo, MachineNode, NodeState, Request, Response};
+use holdfast_api::{Code, LinkState, MachineInfo, MachineNode, NodeState, Request, Response, refuse};
 use serde_json::json;
 use std::time::Duration;
 
@@ -67,7 +67,10 @@ fn remove(dir: &GridDir, name: &str, request: &Request, no_wait: bool, json: boo
     let notes = loop {
         let (waits, notes) = match client::ask(dir, request, client::PATIENT)? {
             Response::Leaving { waits, notes } => (waits, notes),
-            other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
+            other => refuse!(
+                Code::Unsupported,
+                "the host's answer does not fit the request ({other:?}): is it another release?"
+            ),
         };
         let Some(why) = waits else { break notes };
         if no_wait {

@@ -4,8 +4,9 @@ use super::format::{print, print_json};
 use crate::grid::layout::{EtcdMeta, GridDir, MetaConfig};
 use crate::grid::{metadata, recovery};
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use holdfast_api::{Code, refuse};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,7 +32,7 @@ impl EtcdArgs {
     pub fn config(self) -> Result<Option<MetaConfig>> {
         let tls_dir = self.etcd_tls_dir.map(std::path::absolute).transpose()?;
         if tls_dir.is_some() && self.etcd.is_empty() {
-            bail!("--etcd-tls-dir says how members are reached; name them with --etcd");
+            refuse!(Code::Invalid, "--etcd-tls-dir says how members are reached; name them with --etcd");
         }
         let etcd = EtcdMeta { endpoints: self.etcd, tls_dir };
         Ok((!etcd.endpoints.is_empty()).then_some(MetaConfig::Etcd(etcd)))

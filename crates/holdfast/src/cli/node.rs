@@ -15,9 +15,9 @@ use crate::node_devices::{self, NodeDevice};
 use crate::node_shell::{self, NodeOptions};
 use crate::size::Size;
 use crate::{client, daemon, logger};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use holdfast_api::Request;
+use holdfast_api::{Code, Request, refuse};
 use holdfast_base::{GridId, NodeId};
 use holdfast_runtime::pki;
 use rustix::process::Signal;
@@ -222,7 +222,11 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             }
             let running = role.signal(dir, Signal::KILL)?;
             if !role.wait_gone(dir, Duration::from_secs(10)) {
-                bail!("node {node} (process {}) does not die; it waits for its disk (see `dmesg`)", running.pid);
+                refuse!(
+                    Code::Unavailable,
+                    "node {node} (process {}) does not die; it waits for its disk (see `dmesg`)",
+                    running.pid
+                );
             }
             let back = match Units::of(dir) {
                 Some(_) => "systemd starts it again in a second".to_string(),

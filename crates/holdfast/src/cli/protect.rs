@@ -6,9 +6,9 @@ use super::space::{efficiency, writable_now};
 use super::status::{GridStatus, gather};
 use crate::grid::layout::GridDir;
 use crate::size::Size;
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use clap::Args;
-use holdfast_api::{HostState, takers};
+use holdfast_api::{Code, HostState, refuse, takers};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::protect::{Protect, bears, choose, lacks};
 use serde::Serialize;
@@ -160,7 +160,8 @@ pub fn show_one(dir: &GridDir, json: bool, of: &Redundancy, size_bytes: Option<u
         (None, None) => {
             let layout = of.layout.unwrap_or(Layout::DEFAULT);
             if let Some((wants, has)) = lacks(layout, &devices_of(&status)) {
-                bail!(
+                refuse!(
+                    Code::Redundancy,
                     "layout {layout} wants {wants} and this grid has {has} that take data; `holdfast volume plan` shows what \
                      fits"
                 );

@@ -4,9 +4,9 @@ use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use holdfast_api::{Request, Shares, SnapshotInfo, VolumeInfo};
+use holdfast_api::{Code, Request, Shares, SnapshotInfo, VolumeInfo, refuse};
 use holdfast_format::schedule::{Keep, ScheduleRecord, Span};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -137,7 +137,8 @@ fn taken_text(volume: &VolumeInfo, snapshot: &SnapshotInfo) -> String {
 fn snapshots(volume: &VolumeInfo) -> Result<&[SnapshotInfo]> {
     match &volume.live {
         Some(live) => Ok(&live.snapshots),
-        None => bail!(
+        None => refuse!(
+            Code::State,
             "volume {0} is {1}, and its snapshots are not known; `holdfast volume export {0}`",
             volume.name,
             volume.state

@@ -8,9 +8,9 @@ use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::resources;
 use crate::size::Size;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, Subcommand};
-use holdfast_api::{HostState, VolumeSpace, promised_of, takers};
+use holdfast_api::{Code, HostState, VolumeSpace, promised_of, refuse, takers};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::Claim;
 use holdfast_volume::claims::writable_beside;
@@ -145,7 +145,7 @@ pub struct Used {
 pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
     let state = gather(dir)?.host.state;
     if state != HostState::Up {
-        bail!("the host is {state}, and only it knows; `holdfast grid up`");
+        refuse!(Code::Unavailable, "the host is {state}, and only it knows; `holdfast grid up`");
     }
     // What nodes told of their devices until now may be older than what volumes tell.
     std::thread::sleep(DEVICES_SHOWN_WITHIN);

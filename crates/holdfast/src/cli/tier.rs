@@ -4,9 +4,9 @@ use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use holdfast_api::{FirstTierUse, Request, VolumeInfo};
+use holdfast_api::{Code, FirstTierUse, Request, VolumeInfo, refuse};
 use holdfast_base::MediaClass;
 use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use serde::Serialize;
@@ -209,7 +209,10 @@ fn tiered(dir: &GridDir, only: Option<&str>) -> Result<Vec<VolumeInfo>> {
     if let Some(name) = only {
         let volume = client::live_volume(dir, name)?;
         if volume.tiers.first.is_none() {
-            bail!("volume {name} has no first tier; `holdfast volume set {name} --first-tier mirror:2` gives it one");
+            refuse!(
+                Code::State,
+                "volume {name} has no first tier; `holdfast volume set {name} --first-tier mirror:2` gives it one"
+            );
         }
         volume.live.as_ref().with_context(|| {
             format!("volume {name} is not in service here; ask its host, or `holdfast volume export {name}` first")

@@ -12,9 +12,9 @@ use crate::grid::token::{self, Valid};
 use crate::host::catalog::check_name;
 use crate::host::signer;
 use crate::logger::date;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use holdfast_api::Request;
+use holdfast_api::{Code, Request, refuse};
 use holdfast_runtime::pki::{self, Identity};
 use serde_json::json;
 use std::io::Read;
@@ -138,7 +138,11 @@ pub fn token(args: &TokenArgs, dir: &GridDir, json: bool) -> Result<()> {
 fn with_tls(dir: &GridDir) -> Result<(GridConfig, Certificates)> {
     let config = dir.load()?;
     if !config.tls {
-        bail!("the grid in {} has no TLS; it is chosen when a grid is made (`grid up --tls on`)", dir.root().display());
+        refuse!(
+            Code::State,
+            "the grid in {} has no TLS; it is chosen when a grid is made (`grid up --tls on`)",
+            dir.root().display()
+        );
     }
     let certificates = Certificates::of(dir, config.grid_id()?);
     Ok((config, certificates))
@@ -222,7 +226,8 @@ pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
 fn that_sign(dir: &GridDir) -> Result<Certificates> {
     let (_, certificates) = with_tls(dir)?;
     if !certificates.has_authority() {
-        bail!(
+        refuse!(
+            Code::NotPermitted,
             "{} has no key of the grid's authority, so that nothing can be signed here. Do it on a machine that has it \
              (`holdfast machine list`), and copy the files",
             certificates.root().display()
@@ -255,11 +260,15 @@ fn revoke(who: &str, dir: &GridDir, json: bool) -> Result<()> {
     let certificates = that_sign(dir)?;
     let grid = certificates.grid();
     let Ok(identity) = format!("holdfast://{grid}/{who}").parse::<Identity>() else {
-        bail!("`{who}` names nobody who has a certificate; write host/NAME, node/NUMBER or client/NAME");
+        refuse!(
+            Code::Invalid,
+            "`{who}` names nobody who has a certificate; write host/NAME, node/NUMBER or client/NAME"
+        );
     };
     let config = dir.load()?;
     if identity.role == pki::Role::Host(config.host.name.clone()) {
-        bail!(
+        refuse!(
+            Code::State,
             "{who} is this machine's own host, which signs: it would shut itself out. Renew its certificate with `holdfast grid \
              tls rotate` instead"
         );

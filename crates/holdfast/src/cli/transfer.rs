@@ -6,9 +6,9 @@ use crate::client;
 use crate::grid::layout::GridDir;
 use crate::nbd_client::{Client, REQUEST_BYTES_MAX, Run};
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use holdfast_api::{Request, Response};
+use holdfast_api::{Code, Request, Response, refuse};
 use holdfast_format::geometry::Layout;
 use holdfast_format::stream::{Begin, HEAD_BYTES, Part, Receiver, Sender, Totals};
 use serde_json::json;
@@ -120,7 +120,7 @@ impl FromStr for Wanted {
 
 pub fn send(args: SendArgs, dir: &GridDir, json: bool) -> Result<()> {
     if std::io::stdout().is_terminal() {
-        bail!("the stream is not for a terminal; pipe it into `holdfast receive`, or into a file");
+        refuse!(Code::Invalid, "the stream is not for a terminal; pipe it into `holdfast receive`, or into a file");
     }
     let wanted = match (args.snapshot, args.resume) {
         (Some(snapshot), _) => {
@@ -164,7 +164,9 @@ fn ask_begin(dir: &GridDir, wanted: &Wanted) -> Result<Begin> {
     let request = Request::SendBegin { volume, snapshot, from, start };
     match client::ask(dir, &request, client::UNHURRIED)? {
         Response::Begin(begin) => Ok(*begin),
-        other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
+        other => {
+            refuse!(Code::Unsupported, "the host's answer does not fit the request ({other:?}): is it another release?")
+        }
     }
 }
 
@@ -182,7 +184,7 @@ fn write_stream(
     let mut asking = Client::connect_for_status(&dir.nbd_socket(), &export, &contexts)?;
     let mut reading = Client::connect(&dir.nbd_socket(), &export)?;
     if ask_begin(dir, wanted)? != *begin {
-        bail!("a snapshot was deleted and taken anew at this very moment; try again");
+        refuse!(Code::Changed, "a snapshot was deleted and taken anew at this very moment; try again");
     }
     let mut sender = Sender::default();
     out.write_all(&sender.begin(begin))?;
@@ -257,11 +259,15 @@ pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
         let Response::Resume { token } =
             client::ask(dir, &Request::ReceiveState { name: args.name.clone() }, client::UNHURRIED)?
         else {
-            bail!("the host's answer does not fit the request: is it another release?");
+            refuse!(Code::Unsupported, "the host's answer does not fit the request: is it another release?");
         };
         return match token {
             Some(token) => print(token),
-            None => bail!("volume {} holds no part of a stream; there is nothing to go on with", args.name),
+            None => refuse!(
+                Code::NotFound,
+                "volume {} holds no part of a stream; there is nothing to go on with",
+                args.name
+            ),
         };
     }
     if args.abandon {
@@ -270,19 +276,24 @@ pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
         return if json { print_json(&json!({ "name": args.name, "done": true })) } else { print(text) };
     }
     if std::io::stdin().is_terminal() {
-        bail!("there is no stream to receive; pipe one in: `holdfast send vm1@monday | holdfast receive vm1-copy`");
+        refuse!(
+            Code::Invalid,
+            "there is no stream to receive; pipe one in: `holdfast send vm1@monday | holdfast receive vm1-copy`"
+        );
     }
     let begun = Instant::now();
     let mut input = std::io::stdin().lock();
     let mut stream = Frames { input: &mut input, receiver: Receiver::default() };
     let Part::Begin(begin) = stream.next(&mut Vec::new())? else {
-        bail!("the stream does not begin with its beginning")
+        refuse!(Code::Invalid, "the stream does not begin with its beginning")
     };
     let layout = args.layout.map(|layout| layout.to_string());
     let request = Request::ReceiveBegin { name: args.name.clone(), begin: Box::new(begin.clone()), layout };
     let (export, ticket) = match client::ask(dir, &request, client::PATIENT)? {
         Response::Receiving { export, ticket } => (export, ticket),
-        other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
+        other => {
+            refuse!(Code::Unsupported, "the host's answer does not fit the request ({other:?}): is it another release?")
+        }
     };
     let end = |complete| {
         let (name, ticket) = (args.name.clone(), ticket.clone());

@@ -4,8 +4,9 @@ use super::format::{print, print_json};
 use crate::grid::layout::GridDir;
 use crate::grid::roles;
 use crate::grid::units::{OUTPUT_DEFAULT, Units};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
+use holdfast_api::{Code, refuse};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -30,7 +31,7 @@ pub struct UnitsArgs {
 pub fn run(args: UnitsArgs, dir: &GridDir, json: bool) -> Result<()> {
     let UnitsArgs { output, name } = args;
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
-        bail!("`{name}` can't begin the names of units; choose a --name of letters, digits, - and _");
+        refuse!(Code::Invalid, "`{name}` can't begin the names of units; choose a --name of letters, digits, - and _");
     }
     let output =
         std::path::absolute(&output).with_context(|| format!("cannot use {} as --output", output.display()))?;
@@ -38,7 +39,8 @@ pub fn run(args: UnitsArgs, dir: &GridDir, json: bool) -> Result<()> {
     let units = Units { directory: output, name };
     if let Some(others) = Units::of(dir).filter(|others| *others != units && units.is_searched()) {
         let (target, at) = (others.target(), others.directory.display());
-        bail!(
+        refuse!(
+            Code::Exists,
             "{target} in {at} runs this grid already; disable it and delete its files first, or use its --name and --output"
         );
     }
@@ -50,7 +52,7 @@ pub fn run(args: UnitsArgs, dir: &GridDir, json: bool) -> Result<()> {
         .map(|role| role.to_string())
         .collect();
     if !running.is_empty() && units.is_searched() {
-        bail!("{} runs without systemd; stop the grid first: `holdfast grid down`", running.join(", "));
+        refuse!(Code::State, "{} runs without systemd; stop the grid first: `holdfast grid down`", running.join(", "));
     }
     let files: Vec<PathBuf> = units.write(dir, &config)?.into_iter().map(|file| file.path).collect();
     if json {

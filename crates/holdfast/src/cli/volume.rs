@@ -7,9 +7,9 @@ use super::tier::TierFlags;
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
-use holdfast_api::{ClientsChange, KeySource, Request, Unreadable, VolumeInfo, VolumeLive, VolumeState};
+use holdfast_api::{ClientsChange, Code, KeySource, Request, Unreadable, VolumeInfo, VolumeLive, VolumeState, refuse};
 use holdfast_format::geometry::Layout;
 use holdfast_format::tier::Tiers;
 use holdfast_volume::protect::Protect;
@@ -361,7 +361,7 @@ impl Set {
         let redundancy = Redundancy { layout: self.layout, protect: self.protect };
         if self.dry_run {
             if redundancy.layout.is_none() && redundancy.protect.is_none() {
-                bail!("--dry-run shows what a layout means; say which, by --layout or --protect");
+                refuse!(Code::Invalid, "--dry-run shows what a layout means; say which, by --layout or --protect");
             }
             return protect::show_one(dir, json, &redundancy, None);
         }
@@ -507,14 +507,17 @@ fn said(settled: Option<(Layout, Option<String>)>, json: bool) -> Result<Option<
 fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
     let key = key.source()?;
     if key.is_some() && !encrypt {
-        bail!("a key is for an encrypted volume; add --encrypt, or leave the key out");
+        refuse!(Code::Invalid, "a key is for an encrypted volume; add --encrypt, or leave the key out");
     }
     Ok(key)
 }
 
 fn rekey(dir: &GridDir, name: String, key: WrappingKey) -> Result<(VolumeInfo, String)> {
     let Some(key) = key.source()? else {
-        bail!("say which key the volume's own is to be wrapped with: --key-file FILE or --key-command CMD");
+        refuse!(
+            Code::Invalid,
+            "say which key the volume's own is to be wrapped with: --key-file FILE or --key-command CMD"
+        );
     };
     let volume = client::volume(dir, &Request::VolumeRekey { name, key })?;
     let text = format!(

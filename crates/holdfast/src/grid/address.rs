@@ -10,8 +10,8 @@ use super::processes::Role;
 use super::{Lock, check_port, units};
 use crate::client;
 use crate::host::{catalog::Catalog, presence};
-use anyhow::{Context, Result, bail};
-use holdfast_api::{DeviceHealth, LinkState, Request};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, DeviceHealth, LinkState, Request, refuse};
 use holdfast_runtime::meta::MetaStore;
 use std::fs;
 use std::io::ErrorKind;
@@ -73,7 +73,8 @@ fn those_that_do() -> String {
 /// Refuses what nobody can be told to connect to, or what isn't this machine's.
 pub fn check_own(ip: IpAddr) -> Result<()> {
     if ip.is_unspecified() {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{ip} stands for all addresses, and is none that hosts and nodes can be reached at; name one of this machine: {}",
             those_that_do()
         );
@@ -81,7 +82,7 @@ pub fn check_own(ip: IpAddr) -> Result<()> {
     match TcpListener::bind((ip, 0)) {
         Ok(_) => Ok(()),
         Err(e) if e.kind() == ErrorKind::AddrNotAvailable || ip.is_multicast() => {
-            bail!("{ip} is no address of this machine: {}", those_that_do())
+            refuse!(Code::Invalid, "{ip} is no address of this machine: {}", those_that_do())
         }
         Err(e) => Err(e)
             .with_context(|| format!("cannot listen on {ip}; of this machine it is known that {}", those_that_do())),
@@ -92,13 +93,15 @@ pub fn check_own(ip: IpAddr) -> Result<()> {
 pub fn check_among(ip: IpAddr, others: impl IntoIterator<Item = IpAddr>) -> Result<()> {
     let Some(other) = others.into_iter().find(|other| other.is_loopback() != ip.is_loopback()) else { return Ok(()) };
     if ip.is_loopback() {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{ip} can be reached from this machine alone, and another one of the grid is at {other}; name an address of this \
              machine that it can reach: {}",
             those_that_do()
         );
     }
-    bail!(
+    refuse!(
+        Code::Unavailable,
         "another machine of the grid is at {other}, which can't be reached from here; give it one that can first, on that \
          machine: `holdfast grid address ADDRESS`"
     );
@@ -139,7 +142,7 @@ pub fn change(dir: &GridDir, wanted: &Wanted, mut tell: impl FnMut(String)) -> R
     check(dir, &config, wanted.ip, &moved)?;
     let is_served = match Role::Host.find(dir) {
         Some(process) if process.stopped => {
-            bail!("the host hangs (process {}); end that, or let it go on", process.pid)
+            refuse!(Code::Unavailable, "the host hangs (process {}); end that, or let it go on", process.pid)
         }
         found => found.is_some(),
     };
@@ -182,7 +185,12 @@ fn check(dir: &GridDir, config: &GridConfig, ip: Option<IpAddr>, moved: &[(u32, 
     for (id, place) in moved {
         let other = config.nodes.iter().find(|node| node.id != *id && node.address == *place);
         if let Some(other) = other.filter(|other| Role::Node(other.id).find(dir).is_some()) {
-            bail!("port {} is node {}'s: choose ports that none of the nodes has now", place.port(), other.id);
+            refuse!(
+                Code::Invalid,
+                "port {} is node {}'s: choose ports that none of the nodes has now",
+                place.port(),
+                other.id
+            );
         }
         check_port(*place)?;
     }

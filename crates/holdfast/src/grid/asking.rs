@@ -13,6 +13,7 @@ use super::token::{
 use crate::host::meta::Meta;
 use crate::host::presence::live_hosts;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{MetaVersion, NodeId};
 use holdfast_runtime::meta::{Record, Swap};
 use holdfast_runtime::pki::etcd::{User, user_of_pem};
@@ -43,7 +44,7 @@ impl Signed {
                 let host = host.map(|pem| (Role::Host(machine.to_string()), pem));
                 Ok(Signed { ca, certificates: nodes.chain(host).collect(), etcd })
             }
-            Answer::Refused { why } => bail!("{why}"),
+            Answer::Refused { why } => refuse!(Code::NotPermitted, "{why}"),
         }
     }
 }
@@ -142,10 +143,15 @@ impl<'a> Asking<'a> {
     /// Finds at once what could be found wrong with a token.
     pub fn begin(meta: Meta, token: &'a JoinToken, config: &GridConfig) -> Result<Asking<'a>> {
         let Some(known) = authority_of(&meta)? else {
-            bail!("grid {} has no TLS, so there is nothing to sign: join it with its id (--join {0})", token.grid);
+            refuse!(
+                Code::Invalid,
+                "grid {} has no TLS, so there is nothing to sign: join it with its id (--join {0})",
+                token.grid
+            );
         };
         if known != TlsRecord::of(&token.authority) {
-            bail!(
+            refuse!(
+                Code::State,
                 "the token is of another authority than the grid's: either it was made before the grid was given its present \
                  one, or the metadata store is not to be trusted. Compare `holdfast grid tls show` on a machine of the grid, then \
                  {ANOTHER} there"
@@ -153,20 +159,29 @@ impl<'a> Asking<'a> {
         }
         let id = token.id();
         let Some(record) = meta.get(&token_key(&id))? else {
-            bail!("grid {} knows no such token: it has expired long ago, or was taken back; {ANOTHER}", token.grid);
+            refuse!(
+                Code::NotFound,
+                "grid {} knows no such token: it has expired long ago, or was taken back; {ANOTHER}",
+                token.grid
+            );
         };
         let record: TokenRecord = serde_json::from_slice(&record.value).context("the token's record is damaged")?;
         if let Some(machine) = &record.used_by {
-            bail!("the token was used already, for machine {machine}; {ANOTHER}: one is good for one machine, once");
+            refuse!(
+                Code::NotPermitted,
+                "the token was used already, for machine {machine}; {ANOTHER}: one is good for one machine, once"
+            );
         }
         if record.valid_until <= now_s() {
-            bail!(
+            refuse!(
+                Code::NotPermitted,
                 "the token has expired, going by this machine's clock; {ANOTHER}, or one that is good for longer (--valid 4h)"
             );
         }
         let signer = record.host;
         if !live_hosts(&meta)?.contains(&signer) {
-            bail!(
+            refuse!(
+                Code::Unavailable,
                 "the host {signer}, which has made the token and signs certificates, is not up; start it (`holdfast grid up` on \
                  its machine), then try again"
             );
@@ -180,7 +195,11 @@ impl<'a> Asking<'a> {
         let asked = Asked::make(&self.machine, roles, self.wants_etcd)?;
         let signed = self.ask(&asked.wanted)?;
         if !is_same(&Facts::of_pem(&signed.ca)?.fingerprint, &self.token.authority) {
-            bail!("host {} answered with another authority's certificate; {ANOTHER}", self.signer);
+            refuse!(
+                Code::NotPermitted,
+                "host {} answered with another authority's certificate; {ANOTHER}",
+                self.signer
+            );
         }
         certificates.put_ca(&signed.ca)?;
         if let Some(grant) = &signed.etcd {
@@ -196,7 +215,7 @@ impl<'a> Asking<'a> {
         let (request_key, answer_key) = (request_key(&id), answer_key(&id));
         let request = self.token.seal_request(wanted);
         let Swap::Done(version) = self.meta.swap(&request_key, MetaVersion::ABSENT, Some(&request), None)? else {
-            bail!("somebody is using this token right now, or was cut short doing so; {ANOTHER}");
+            refuse!(Code::Changed, "somebody is using this token right now, or was cut short doing so; {ANOTHER}");
         };
         let mut answer: Option<Record> = None;
         wait(ANSWER_MAX, || {
@@ -210,7 +229,8 @@ impl<'a> Asking<'a> {
         // Left behind they do no harm: the host that signs tidies up after an expired token.
         let _ = self.meta.swap(&request_key, version, None, None);
         let Some(answer) = answer else {
-            bail!(
+            refuse!(
+                Code::Unavailable,
                 "host {} did not answer within {} s; see its log, then {ANOTHER}: this one may be used up",
                 self.signer,
                 ANSWER_MAX.as_secs()

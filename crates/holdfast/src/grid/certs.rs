@@ -16,8 +16,9 @@
 use super::layout::{GridConfig, GridDir, Replacement, write_durably, write_secret};
 use super::revoked;
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use bip39::{Language, Mnemonic};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{GridId, NodeId};
 use holdfast_runtime::pki::{self, Authority, Facts, Fingerprint, Pair, Role};
 use holdfast_runtime::revoked::Revoked;
@@ -226,7 +227,8 @@ impl Certificates {
     /// The authority's key, in PEM: whoever has it can sign for anybody.
     pub fn authority_key(&self) -> Result<String> {
         if !self.has_authority() {
-            bail!(
+            refuse!(
+                Code::NotPermitted,
                 "{} has no key of the grid's authority; `holdfast machine list` says which machine has it",
                 self.root.display()
             );
@@ -295,7 +297,8 @@ impl Certificates {
     /// Signs new certificates for a machine, where the authority is.
     pub fn sign(&self, roles: &[Role], machine: &str) -> Result<()> {
         if !self.has_authority() {
-            bail!(
+            refuse!(
+                Code::NotPermitted,
                 "{} has no key of the grid's authority, so that nothing can be signed here; make a token on the grid's first \
                  machine (`holdfast grid token --for {machine}`), and give it with --token",
                 self.root.display()

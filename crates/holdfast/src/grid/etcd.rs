@@ -22,7 +22,8 @@ use super::token::{EtcdGrant, JoinToken, Wanted};
 use crate::daemon::outwait;
 use crate::host::meta;
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::GridId;
 use holdfast_runtime::meta::{EtcdConfig, EtcdStore, EtcdTls, Right};
 use holdfast_runtime::pki::etcd::{User, user_of_pem};
@@ -94,10 +95,11 @@ pub fn prepare(dir: &GridDir) -> Result<Certificates> {
 pub fn check_prepared(dir: &GridDir, meta: Option<&MetaConfig>, is_joining: bool) -> Result<Option<GridId>> {
     let (found, has_own_tls) = (prepared(dir)?, meta.is_some_and(MetaConfig::has_own_tls));
     if is_joining && found.is_some() {
-        bail!("a grid was prepared in {}; choose another --dir to join one", dir.root().display());
+        refuse!(Code::Exists, "a grid was prepared in {}; choose another --dir to join one", dir.root().display());
     }
     if has_own_tls && !is_joining && found.is_none() {
-        bail!(
+        refuse!(
+            Code::State,
             "members of etcd that have https:// show certificates, and none are known in {}: make these members' \
              configuration there with `holdfast grid etcd member NAME=ADDRESS …`, or name a directory with others by \
              --etcd-tls-dir",
@@ -317,7 +319,10 @@ pub fn use_members(dir: &GridDir, etcd: EtcdMeta, token: Option<&JoinToken>) -> 
     let _lock = super::Lock::take(dir)?;
     let config = dir.load()?;
     if config.meta == MetaConfig::Embedded {
-        bail!("the grid's metadata are in a file; `holdfast meta export` and `holdfast meta import` move them to etcd");
+        refuse!(
+            Code::State,
+            "the grid's metadata are in a file; `holdfast meta export` and `holdfast meta import` move them to etcd"
+        );
     }
     let next = GridConfig { meta: MetaConfig::Etcd(etcd), ..config.clone() };
     match token {
@@ -340,7 +345,8 @@ pub struct Access {
 pub fn access(dir: &GridDir, to: Option<PathBuf>) -> Result<Access> {
     let config = dir.load()?;
     let (Some(door), MetaConfig::Etcd(etcd)) = (Door::of(dir, &config)?, &config.meta) else {
-        bail!(
+        refuse!(
+            Code::NotPermitted,
             "either the etcd of the grid in {} does not go by its certificates, or this machine has no key of its \
              authority: `holdfast machine list` says which has it",
             dir.root().display()

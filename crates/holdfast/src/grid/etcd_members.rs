@@ -17,6 +17,7 @@ use super::metadata::{from_hex, to_hex};
 use crate::daemon::outwait;
 use crate::host::catalog::check_name;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_runtime::meta::{EtcdMember, MetaError};
 use holdfast_runtime::pki;
 use holdfast_runtime::pki::etcd::{MEMBER, Serial};
@@ -211,7 +212,8 @@ pub fn make(dir: &GridDir, wanted: &[Wanted], change: &Change, places: &Places, 
     }
     let Some(door) = door.filter(|_| !is_anew) else {
         if let Change::Replace(dead) = change {
-            bail!(
+            refuse!(
+                Code::NotFound,
                 "the grid in {} has no etcd that goes by its certificates, and so no member {dead}",
                 dir.root().display()
             );
@@ -229,7 +231,9 @@ pub fn make(dir: &GridDir, wanted: &[Wanted], change: &Change, places: &Places, 
     };
     let given = Given::load(&certificates)?;
     let removed = match (change, wanted) {
-        (Change::Replace(dead), [_, _, ..]) => bail!("one member takes the place of {dead}; name that one"),
+        (Change::Replace(dead), [_, _, ..]) => {
+            refuse!(Code::Invalid, "one member takes the place of {dead}; name that one")
+        }
         (Change::Replace(dead), _) => take_out(&door, &given, dead, wanted)?,
         (Change::Add | Change::Anew, _) => None,
     };
@@ -242,7 +246,8 @@ pub fn make(dir: &GridDir, wanted: &[Wanted], change: &Change, places: &Places, 
 /// A cluster that answers holds something: another one in its place is not what is wanted.
 fn check_silent(door: &Door) -> Result<()> {
     let Ok(members) = door.store().members() else { return Ok(()) };
-    bail!(
+    refuse!(
+        Code::State,
         "the grid's etcd answers, with the members {}: not all of it is lost. Start those that are down (`systemctl \
          start etcd` there), or replace one with --replace; where they hold nothing any more, `holdfast meta recover` \
          is next. Stop them first, if they are to begin anew all the same",
@@ -254,7 +259,7 @@ fn check_apart(wanted: &[Wanted]) -> Result<()> {
     let names: BTreeSet<&String> = wanted.iter().map(|member| &member.name).collect();
     let ports = wanted.iter().flat_map(|member| [member.client_url(), member.peer_url()]);
     if names.len() < wanted.len() || ports.collect::<BTreeSet<_>>().len() < 2 * wanted.len() {
-        bail!("two members have the same name, or the same address and port; give each its own");
+        refuse!(Code::Invalid, "two members have the same name, or the same address and port; give each its own");
     }
     Ok(())
 }
@@ -263,10 +268,15 @@ fn check_apart(wanted: &[Wanted]) -> Result<()> {
 fn signing(dir: &GridDir, config: &GridConfig) -> Result<Certificates> {
     let certificates = Certificates::of(dir, config.grid_id()?);
     if !config.tls {
-        bail!("the grid in {} has no TLS, and so no authority that could sign for its etcd", dir.root().display());
+        refuse!(
+            Code::State,
+            "the grid in {} has no TLS, and so no authority that could sign for its etcd",
+            dir.root().display()
+        );
     }
     if !certificates.has_authority() {
-        bail!(
+        refuse!(
+            Code::NotPermitted,
             "{} has no key of the grid's authority; run this on the machine that `holdfast machine list` names",
             certificates.root().display()
         );
@@ -305,7 +315,8 @@ fn take_out(door: &Door, given: &Given, dead: &str, wanted: &[Wanted]) -> Result
         if members.iter().any(is_waiting) {
             return Ok(None);
         }
-        bail!(
+        refuse!(
+            Code::NotFound,
             "the grid's etcd has no member {dead}; its members are {}. Where it was taken out already, leave \
              --replace out: the new member is added",
             names(&members)
@@ -314,7 +325,8 @@ fn take_out(door: &Door, given: &Given, dead: &str, wanted: &[Wanted]) -> Result
     let addresses = found.peer_urls.iter().filter_map(|url| url.split_once("://")?.1.parse::<SocketAddr>().ok());
     for address in addresses {
         if TcpStream::connect_timeout(&address, ANSWER_MAX).is_ok() {
-            bail!(
+            refuse!(
+                Code::State,
                 "member {dead} is not dead: it takes connections at {address}. Stop it first (`systemctl stop etcd` \
                  there), if it is to be replaced all the same"
             );
@@ -343,7 +355,8 @@ fn add(door: &Door, certificates: &Certificates, out: &Path, wanted: &Wanted, pl
     let is_at = |member: &EtcdMember| member.peer_urls.contains(&wanted.peer_url());
     match members.iter().find(|member| member.name == wanted.name) {
         Some(member) if is_at(member) => return write(certificates, out, wanted, None, places),
-        Some(member) => bail!(
+        Some(member) => refuse!(
+            Code::Exists,
             "the grid's etcd has a member {0} already, at {1}; choose another name, or, if that one is dead, add \
              --replace {0}",
             wanted.name,
@@ -352,7 +365,8 @@ fn add(door: &Door, certificates: &Certificates, out: &Path, wanted: &Wanted, pl
         None => {}
     }
     match members.iter().find(|member| is_at(member)) {
-        Some(member) if !member.name.is_empty() => bail!(
+        Some(member) if !member.name.is_empty() => refuse!(
+            Code::Exists,
             "member {0} of the grid's etcd has that address; choose another one, or, if that member is dead, add \
              --replace {0}",
             member.name

@@ -21,8 +21,8 @@ use crate::client;
 use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
-use anyhow::{Context, Result, bail};
-use holdfast_api::{DeviceHealth, Request};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, DeviceHealth, Request, refuse};
 use holdfast_base::{BLOCK_BYTES, GridId, NodeId};
 use holdfast_runtime::device::{DeviceError, create_file};
 use holdfast_runtime::pki;
@@ -53,7 +53,7 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceCon
     clear_unfinished(dir, &config)?;
     let at = super::own_node(dir, &config, node)?;
     if at.devices.len() as u32 >= DEVICES_MAX {
-        bail!("node {node} has {DEVICES_MAX} devices, which is the bound");
+        refuse!(Code::Invalid, "node {node} has {DEVICES_MAX} devices, which is the bound");
     }
     let default =
         at.devices.iter().find(|d| d.path.is_relative()).map_or(super::DEVICE_SIZE_DEFAULT, |d| Size(d.size_bytes));
@@ -132,7 +132,7 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
         Devices::Paths { paths, .. } => paths.len() as u32,
     };
     if config.nodes.len() as u32 >= NODES_MAX || !(1..=DEVICES_MAX).contains(&count) {
-        bail!("a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each");
+        refuse!(Code::Invalid, "a local grid has 1 to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each");
     }
     let chosen = match devices {
         Devices::Files(_, size) => {
@@ -182,7 +182,12 @@ pub fn obtain(dir: &GridDir, config: &GridConfig, roles: &[pki::Role], token: Op
         return if roles.iter().any(is_host) { etcd::renew(dir, config) } else { Ok(()) };
     };
     if token.grid.to_string() != config.grid {
-        bail!("the token is for grid {}, and this machine is of grid {}; make one there", token.grid, config.grid);
+        refuse!(
+            Code::Invalid,
+            "the token is for grid {}, and this machine is of grid {}; make one there",
+            token.grid,
+            config.grid
+        );
     }
     let meta = crate::host::meta::open_with(dir, config, token.access())?;
     Asking::begin(meta, token, config)?.obtain(&certificates, roles)
@@ -214,7 +219,7 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     let id = node.id;
     let is_last_here = config.nodes.len() == 1 && node.devices.len() == devices.len();
     if is_last_here && client::status(dir)?.nodes.iter().all(|node| node.id == id) {
-        bail!("the last node of a grid can't be removed; `holdfast grid down` stops the grid");
+        refuse!(Code::Invalid, "the last node of a grid can't be removed; `holdfast grid down` stops the grid");
     }
     // Where there is no node left to say it, the host is reached at the same address.
     let address = config.address().filter(|_| config.meta != MetaConfig::Embedded);
@@ -255,14 +260,20 @@ fn left_as_it_is(dir: &GridDir, device: &DeviceConfig, why: &anyhow::Error) -> S
 /// Until the host uses the device.
 pub(super) fn wait_until_used(dir: &GridDir, node: u32, device: &String) -> Result<()> {
     if !wait(UP_MAX, || health_of(dir, node, device) == Some(DeviceHealth::Serving)) {
-        bail!("node {node} is up, and the host does not use device {device} yet; `holdfast device list` says why");
+        refuse!(
+            Code::Unavailable,
+            "node {node} is up, and the host does not use device {device} yet; `holdfast device list` says why"
+        );
     }
     Ok(())
 }
 
 fn check_size(size: Size) -> Result<()> {
     if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
-        bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger size");
+        refuse!(
+            Code::Invalid,
+            "a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger size"
+        );
     }
     Ok(())
 }
@@ -306,7 +317,7 @@ pub(super) fn describe_all(paths: &[PathBuf], asker: &Asker, force: bool) -> Res
     for path in paths {
         let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
         if !seen.insert(real) {
-            bail!("{} is named twice; name each device once", path.display());
+            refuse!(Code::Invalid, "{} is named twice; name each device once", path.display());
         }
     }
     paths.iter().map(|path| describe(path, asker, force)).collect()

@@ -12,7 +12,8 @@ use super::token::{Join, JoinToken};
 use crate::host::catalog::Catalog;
 use crate::host::{meta, presence};
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_runtime::pki::Role;
 use std::net::IpAddr;
 
@@ -27,12 +28,16 @@ impl<'a> Joining<'a> {
     /// The configuration names the grid, its store, and this machine's host.
     pub fn begin(dir: &GridDir, config: &GridConfig, ip: IpAddr, join: &'a Join) -> Result<Joining<'a>> {
         if config.meta == MetaConfig::Embedded {
-            bail!("only a grid whose metadata are in etcd has room for other machines; name its members with --etcd");
+            refuse!(
+                Code::Invalid,
+                "only a grid whose metadata are in etcd has room for other machines; name its members with --etcd"
+            );
         }
         let access = join.token().and_then(JoinToken::access);
         let meta = meta::open_with(dir, config, access).context("the grid that --join names can't be joined")?;
         if join.token().is_none() && authority_of(&meta)?.is_some() {
-            bail!(
+            refuse!(
+                Code::NotPermitted,
                 "grid {} has TLS: its id alone does not show that this machine may join. Make a token on the grid's first \
                  machine (`holdfast grid token`), and give that to --join",
                 config.grid
@@ -41,7 +46,8 @@ impl<'a> Joining<'a> {
         let name = &config.host.name;
         let catalog = Catalog::new(meta.clone(), config.grid_id()?, name);
         if presence::live_hosts(&meta)?.contains(name) || catalog.has_machine(name)? {
-            bail!(
+            refuse!(
+                Code::Exists,
                 "the grid has a machine named {name} already; choose another --name, or, if that one will not be \
                  back, take it out first, on another machine: `holdfast machine remove {name} --dead`"
             );

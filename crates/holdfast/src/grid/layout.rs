@@ -18,7 +18,8 @@
 //! ```
 
 use crate::config::HostSettings;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
@@ -168,7 +169,10 @@ impl GridDir {
             (None, Some(dir)) if !dir.is_empty() => PathBuf::from(dir),
             _ => match std::env::var_os("HOME").filter(|home| !home.is_empty()) {
                 Some(home) => PathBuf::from(home).join(".holdfast/grid"),
-                None => bail!("cannot tell where the grid is: neither HOME nor HOLDFAST_DIR is set; give --dir DIR"),
+                None => refuse!(
+                    Code::Invalid,
+                    "cannot tell where the grid is: neither HOME nor HOLDFAST_DIR is set; give --dir DIR"
+                ),
             },
         };
         let root = std::path::absolute(&root).with_context(|| format!("cannot use {} as --dir", root.display()))?;
@@ -268,7 +272,8 @@ impl GridDir {
         let longest = self.control_socket();
         let len = longest.as_os_str().len();
         if len > SOCKET_PATH_BYTES_MAX {
-            bail!(
+            refuse!(
+                Code::Invalid,
                 "cannot keep a grid in {}: the path of its sockets would have {len} bytes and unix sockets allow \
                  {SOCKET_PATH_BYTES_MAX}; choose a shorter --dir",
                 self.root.display()
@@ -286,7 +291,8 @@ impl GridDir {
         let path = self.config_path();
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!(
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => refuse!(
+                Code::NotFound,
                 "there is no grid in {} (no grid.json); make one with `holdfast grid up`, or name its directory with \
                  --dir or HOLDFAST_DIR",
                 self.root.display()
@@ -296,7 +302,8 @@ impl GridDir {
         let config: GridConfig = serde_json::from_str(&text)
             .with_context(|| format!("cannot use {}: mend it by hand, or restore a copy", path.display()))?;
         if config.version != CONFIG_VERSION {
-            bail!(
+            refuse!(
+                Code::Unsupported,
                 "{} has version {}, and this release knows {CONFIG_VERSION}; use the release that made it",
                 path.display(),
                 config.version
@@ -333,13 +340,16 @@ impl GridConfig {
     }
 
     pub fn node(&self, id: u32) -> Result<&NodeConfig> {
-        self.nodes.iter().find(|n| n.id == id).with_context(|| {
-            let ids: Vec<String> = self.nodes.iter().map(|n| n.id.to_string()).collect();
-            match ids.is_empty() {
-                true => format!("there is no node {id}; none is known here"),
-                false => format!("there is no node {id}; known here are {}", ids.join(", ")),
-            }
-        })
+        if let Some(found) = self.nodes.iter().find(|n| n.id == id) {
+            return Ok(found);
+        }
+        let ids: Vec<String> = self.nodes.iter().map(|n| n.id.to_string()).collect();
+        let known = if ids.is_empty() {
+            "none is known here".to_string()
+        } else {
+            format!("known here are {}", ids.join(", "))
+        };
+        refuse!(Code::NotFound, "there is no node {id}; {known}")
     }
 }
 

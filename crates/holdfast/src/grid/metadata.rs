@@ -10,7 +10,8 @@ use super::processes::Role;
 use crate::client;
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use crate::host::presence;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{MetaVersion, crc32c};
 use holdfast_format::meta::MetadataFile;
 use holdfast_runtime::meta::{Record, Swap};
@@ -56,7 +57,7 @@ pub fn records_of(file: &MetadataFile) -> Result<Held> {
     };
     let records = file.records.iter().map(value).collect::<Result<_>>()?;
     if checksum(&records) != file.crc32c {
-        bail!("its checksum is wrong: it was changed or damaged");
+        refuse!(Code::Invalid, "its checksum is wrong: it was changed or damaged");
     }
     Ok(records)
 }
@@ -66,7 +67,7 @@ pub fn read_file(mut from: impl Read) -> Result<MetadataFile> {
     from.read_to_string(&mut text)?;
     let file: MetadataFile = serde_json::from_str(&text).context("it is no file of `holdfast meta export`")?;
     if file.version != MetadataFile::VERSION {
-        bail!("it has version {}, and this release knows {}", file.version, MetadataFile::VERSION);
+        refuse!(Code::Unsupported, "it has version {}, and this release knows {}", file.version, MetadataFile::VERSION);
     }
     Ok(file)
 }
@@ -82,7 +83,8 @@ fn checksum(records: &BTreeMap<String, Vec<u8>>) -> u32 {
 /// While a host runs its records change under the reader's hands, and it goes on with the store that it knows.
 pub fn check_stopped(dir: &GridDir) -> Result<()> {
     if let Some(host) = Role::Host.find(dir) {
-        bail!(
+        refuse!(
+            Code::State,
             "the grid's host is running (process {}); stop it with `holdfast grid down --host`, which leaves the nodes as they \
              are, then try again",
             host.pid
@@ -133,7 +135,8 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
     let file = std::fs::File::open(from).map_err(anyhow::Error::from).and_then(read_file);
     let file = file.with_context(|| format!("cannot use {}", from.display()))?;
     if file.grid != config.grid {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{} is of grid {}, and the grid in {} is {}; nothing was changed",
             from.display(),
             file.grid,
@@ -142,7 +145,8 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
         );
     }
     if file.while_running {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{0} was taken while the grid was running, and volumes have gone on since: their data begin where it does not say. \
              Nothing was changed. `holdfast meta recover --from {0}` takes from it what is not in the data itself, and the rest \
              from the nodes; to move to another store, export with all hosts stopped",
@@ -161,7 +165,8 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
     fill(&meta, &records, replace).with_context(|| format!("metadata store {}", next.meta))?;
     let held: BTreeMap<String, Vec<u8>> = list(&meta)?.into_iter().map(|(key, r)| (key, r.value)).collect();
     if held != records {
-        bail!(
+        refuse!(
+            Code::Changed,
             "{} changed while it was being filled: does another host use it? The grid still has its old store",
             next.meta
         );
@@ -183,7 +188,7 @@ pub fn check_no_hosts(meta: &Meta, store: &MetaConfig) -> Result<()> {
     }
     let hosts: Vec<String> = presence::live_hosts(meta)?.into_iter().collect();
     if !hosts.is_empty() {
-        bail!("hosts are at work with {store}: {}; stop all hosts of the grid first", hosts.join(", "));
+        refuse!(Code::State, "hosts are at work with {store}: {}; stop all hosts of the grid first", hosts.join(", "));
     }
     Ok(())
 }
@@ -195,7 +200,11 @@ fn check_newest(dir: &GridDir, config: &GridConfig, records: &BTreeMap<String, V
     check_no_hosts(&present, &config.meta)?;
     let held: BTreeMap<String, Vec<u8>> = list(&present)?.into_iter().map(|(key, r)| (key, r.value)).collect();
     if held != *records {
-        bail!("the grid's store ({}) holds other metadata than the file: export them anew; {advice}", config.meta);
+        refuse!(
+            Code::State,
+            "the grid's store ({}) holds other metadata than the file: export them anew; {advice}",
+            config.meta
+        );
     }
     Ok(())
 }
@@ -204,7 +213,8 @@ pub fn fill(meta: &Meta, records: &BTreeMap<String, Vec<u8>>, replace: bool) -> 
     let held = list(meta)?;
     let other = held.values().find(|r| records.get(&r.key) != Some(&r.value));
     if let Some(other) = other.filter(|_| !replace) {
-        bail!(
+        refuse!(
+            Code::State,
             "it holds other metadata of this grid already, for example {}; nothing was changed. If what it holds is old, add \
              --replace",
             other.key
@@ -226,7 +236,9 @@ pub fn fill(meta: &Meta, records: &BTreeMap<String, Vec<u8>>, replace: bool) -> 
 fn set(meta: &Meta, key: &str, expect: MetaVersion, value: Option<&[u8]>) -> Result<()> {
     match meta.swap(key, expect, value, None)? {
         Swap::Done(_) => Ok(()),
-        Swap::Conflict(_) => bail!("record {key} was changed meanwhile: does another host use this store?"),
+        Swap::Conflict(_) => {
+            refuse!(Code::Changed, "record {key} was changed meanwhile: does another host use this store?")
+        }
     }
 }
 

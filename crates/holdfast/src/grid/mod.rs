@@ -35,7 +35,7 @@ use crate::node_shell::fresh_device_id;
 use crate::size::Size;
 use anyhow::{Context, Result, anyhow, bail};
 use certs::Certificates;
-use holdfast_api::VolumeState;
+use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{DeviceId, GridId, MetaVersion, NodeId};
 use holdfast_runtime::device::create_file;
 use holdfast_runtime::pki;
@@ -124,7 +124,11 @@ impl Lock {
         let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = file.with_context(|| format!("cannot write {}; check permissions", path.display()))?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            bail!("another `holdfast grid up` or `down` is at work in {}; wait for it", dir.root().display());
+            refuse!(
+                Code::Changed,
+                "another `holdfast grid up` or `down` is at work in {}; wait for it",
+                dir.root().display()
+            );
         }
         Ok(Lock { _file: file })
     }
@@ -146,7 +150,11 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     check_metadata(dir, &config)?;
     let missing: Vec<Role> = roles(&config).into_iter().filter(|role| role.find(dir).is_none()).collect();
     if let Some(host) = Role::Host.find(dir).filter(|host| host.stopped) {
-        bail!("the host hangs (process {}): a signal has stopped it; `kill -CONT {0}` lets it go on", host.pid);
+        refuse!(
+            Code::Unavailable,
+            "the host hangs (process {}): a signal has stopped it; `kill -CONT {0}` lets it go on",
+            host.pid
+        );
     }
     // What can't be used is told by what does not start with it.
     let _: Result<()> = renew_due(dir, &config);
@@ -180,15 +188,18 @@ pub fn own_node<'c>(dir: &GridDir, config: &'c GridConfig, id: u32) -> Result<&'
     let Ok(told) = client::status(dir) else { return Err(unknown) };
     let found = told.nodes.iter().find(|node| node.id == id);
     if let Some(machine) = found.and_then(|node| node.machine.as_ref()) {
-        bail!("node {id} is on machine {machine}, and this is done there: run the command on that machine");
+        refuse!(
+            Code::State,
+            "node {id} is on machine {machine}, and this is done there: run the command on that machine"
+        );
     }
     let ids: Vec<String> = told.nodes.iter().map(|node| node.id.to_string()).collect();
-    bail!("this grid has no node {id}; its nodes are {}", ids.join(", "));
+    refuse!(Code::NotFound, "this grid has no node {id}; its nodes are {}", ids.join(", "));
 }
 
 /// Refuses what would start something of a machine that was taken out of its grid.
 fn check_member(dir: &GridDir) -> Result<()> {
-    dir.removed().map_or(Ok(()), |why| bail!(why))
+    dir.removed().map_or(Ok(()), |why| refuse!(Code::NotPermitted, "{why}"))
 }
 
 pub fn roles(config: &GridConfig) -> Vec<Role> {
@@ -210,11 +221,13 @@ pub fn start_node(dir: &GridDir, id: u32, format_blank: bool) -> Result<bool> {
     own_node(dir, &config, id)?;
     let role = Role::Node(id);
     match role.find(dir) {
-        Some(running) if running.stopped => bail!(
+        Some(running) if running.stopped => refuse!(
+            Code::State,
             "node {id} is running already (process {}), and hangs: `holdfast node resume {id}` lets it go on",
             running.pid
         ),
-        Some(running) if format_blank => bail!(
+        Some(running) if format_blank => refuse!(
+            Code::Invalid,
             "node {id} is running already (process {}), and --format-blank counts for a start: `holdfast node stop {id}` first",
             running.pid
         ),
@@ -303,7 +316,7 @@ fn wait_until_serves(dir: &GridDir, config: &GridConfig, id: u32) -> Result<()> 
         died || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
     });
     if died || !serves {
-        bail!("{} did not come up; the end of its log:\n{}", role, role.log_tail(dir));
+        refuse!(Code::Unavailable, "{} did not come up; the end of its log:\n{}", role, role.log_tail(dir));
     }
     Ok(())
 }
@@ -399,7 +412,8 @@ fn check_unused(dir: &GridDir, part: Part) -> Result<()> {
     };
     if !used.is_empty() {
         let (what, host) = if part == Part::All { ("grid", "") } else { ("host", " --host") };
-        bail!(
+        refuse!(
+            Code::InUse,
             "the {what} is not stopped: clients are connected to {}, and would get errors. Disconnect them first; or \
              `holdfast grid down{host} --force`, which loses nothing that was acknowledged",
             used.join(", ")
@@ -434,14 +448,16 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
         ("--tls", options.tls.is_some_and(|tls| tls != config.tls)),
     ];
     if let Some((name @ ("--port" | "--address"), _)) = changed.iter().find(|(_, is)| *is) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{name} differs from the grid in {}; leave the option out to bring that grid up, or change it first with `holdfast \
              grid address`",
             dir.root().display()
         );
     }
     if let Some(("--etcd", _)) = changed.iter().find(|(_, is)| *is) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "--etcd differs from the grid in {}, whose metadata are: {}; leave the option out to bring that grid up, \
              or have it use other members first with `holdfast grid etcd use`",
             dir.root().display(),
@@ -449,7 +465,8 @@ fn check_unchanged(dir: &GridDir, (config, settings): (&GridConfig, &HostSetting
         );
     }
     if let Some((name, _)) = changed.iter().find(|(_, is)| *is) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{name} differs from the grid in {}, which has {nodes} nodes with {devices} devices of {size}; leave the \
              option out to bring that grid up, or make another grid with --dir",
             dir.root().display()
@@ -466,7 +483,8 @@ fn check_chosen(dir: &GridDir, settings: &HostSettings, options: &UpOptions) -> 
         ("--tls-dir", "nbd.tls_dir", options.tls_dir.is_some() && options.tls_dir != settings.tls_dir),
     ];
     if let Some((name, key, _)) = changed.iter().find(|(_, _, is)| *is) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{name} differs from what is set for the grid in {}; leave the option out, and set {key} in {}",
             dir.root().display(),
             dir.settings_path().display()
@@ -484,7 +502,8 @@ fn write_settings(dir: &GridDir, config: &GridConfig, options: &UpOptions) -> Re
     }
     let wanted = HostSettings { nbd_tcp: options.nbd_tcp, tls_dir: options.tls_dir.clone(), ..HostSettings::default() };
     if let (Exposure::Withheld(address), false) = (wanted.exposure(), options.nbd_open) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "--nbd-tcp {address} without TLS would let everybody who reaches that address read, overwrite and discard every \
              volume; add --tls-dir, or --nbd-open where only machines that may do all of that reach it"
         );
@@ -550,7 +569,8 @@ fn check_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     if fs::metadata(&path).is_ok_and(|m| m.len() > 0) {
         return Ok(());
     }
-    bail!(
+    refuse!(
+        Code::State,
         "{} is missing or empty: it says which volumes there are, and their data, which is still on the devices, can't be \
          found without it. Restore that file if a copy is somewhere; else `holdfast meta recover` makes it anew from what the \
          nodes hold; or move the directory away if nothing in it is needed",
@@ -561,7 +581,8 @@ fn check_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
 fn check_port(address: SocketAddr) -> Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
-        Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => bail!(
+        Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => refuse!(
+            Code::Exists,
             "port {} is in use by another process; `ss -lntp 'sport = :{0}'` names it: stop it, or have this grid's nodes use \
              others (`holdfast grid address --port PORT`)",
             address.port()
@@ -652,18 +673,23 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
 fn check_shape(dir: &GridDir, options: &UpOptions, (nodes, devices, size): (u32, u32, Size)) -> Result<()> {
     let fewest = if options.join.is_some() { 0 } else { 1 };
     if !(fewest..=NODES_MAX).contains(&nodes) || !(1..=DEVICES_MAX).contains(&devices) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "a machine has {fewest} to {NODES_MAX} nodes with 1 to {DEVICES_MAX} devices each; choose --nodes and \
              --devices so"
         );
     }
     if size < DEVICE_SIZE_MIN || !size.0.is_multiple_of(4096) {
-        bail!("a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size");
+        refuse!(
+            Code::Invalid,
+            "a device has at least {DEVICE_SIZE_MIN}, in whole blocks of 4 KiB; choose a larger --device-size"
+        );
     }
     if options.paths.is_empty() {
         check_space(dir, u64::from(nodes) * u64::from(devices), size)?;
     } else if nodes != 1 {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "devices that are named by --device are those of one node; leave --nodes out, and add others by `holdfast node add`"
         );
     }
@@ -678,7 +704,10 @@ fn wants_tls(options: &UpOptions) -> Result<bool> {
     let may_grow = matches!(options.meta, Some(MetaConfig::Etcd(_))) && options.address.is_some();
     let has_own_etcd = options.meta.as_ref().is_some_and(MetaConfig::has_own_tls);
     if has_own_etcd && options.tls == Some(false) {
-        bail!("an etcd that goes by the grid's certificates is one of a grid with TLS; leave --tls off out");
+        refuse!(
+            Code::Invalid,
+            "an etcd that goes by the grid's certificates is one of a grid with TLS; leave --tls off out"
+        );
     }
     Ok(options.tls.unwrap_or(may_grow || has_own_etcd))
 }
@@ -717,7 +746,8 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
     let is_occupied = fs::read_dir(&devices).is_ok_and(|mut entries| entries.next().is_some());
     if !dir.creating_path().exists() {
         if is_occupied {
-            bail!(
+            refuse!(
+                Code::State,
                 "{} holds devices, but {} is missing; restore that file, or move the directory away if its data is not \
                  needed",
                 devices.display(),
@@ -760,7 +790,8 @@ fn check_space(dir: &GridDir, devices: u64, size: Size) -> Result<()> {
         } else {
             "choose a --dir with more room, or fewer --nodes or --devices".to_string()
         };
-        bail!(
+        refuse!(
+            Code::NoSpace,
             "too little space in {}: {devices} devices of {size} need {}, and {} is free ({} is left for other \
              things); {advice}",
             dir.root().display(),
@@ -851,7 +882,8 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
         }
     });
     if let Some(why) = waits_for {
-        bail!(
+        refuse!(
+            Code::Unavailable,
             "nodes are started, and the host waits for the grid's metadata: {why}. It goes on by itself when they can be read; \
              `holdfast status` tells"
         );
@@ -868,7 +900,8 @@ fn wait_until_serving(dir: &GridDir, config: &GridConfig) -> Result<()> {
         );
     }
     if !serves {
-        bail!(
+        refuse!(
+            Code::Unavailable,
             "the grid did not come up within {} s: {last}. It goes on trying: see `holdfast status` and the logs in {}",
             UP_MAX.as_secs(),
             dir.logs_dir().display()

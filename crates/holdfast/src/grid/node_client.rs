@@ -1,6 +1,7 @@
 //! One connection to a node, for commands that run while no host does: asks, and waits for the answer.
 
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::stream::Inbound;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, GridId, NodeId, SegmentId, ShardId};
 use holdfast_format::copy;
@@ -109,10 +110,10 @@ impl NodeClient {
     fn receive(&mut self) -> Result<()> {
         let mut bytes = [0; 64 << 10];
         let count = match self.stream.read(&mut bytes) {
-            Ok(0) => bail!("it closed the connection"),
+            Ok(0) => refuse!(Code::Unavailable, "it closed the connection"),
             Ok(count) => count,
             Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
-                bail!("it did not answer within {} s", PATIENCE.as_secs())
+                refuse!(Code::Unavailable, "it did not answer within {} s", PATIENCE.as_secs())
             }
             Err(error) => return Err(error.into()),
         };

@@ -3,6 +3,7 @@
 use super::signatures::{self, Holding, open_unlocked};
 use crate::node_shell::fresh_device_id;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::buf::ALIGN_BYTES;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, GridId, NodeId};
 use holdfast_format::disk::Superblock;
@@ -87,7 +88,8 @@ fn not_ours(path: &Path, holding: &Holding) -> String {
 /// Refuses a device of another grid or node.
 pub fn check_owner(path: &Path, found: &Superblock, grid: GridId, node: NodeId) -> Result<()> {
     if found.grid != grid {
-        bail!(
+        refuse!(
+            Code::State,
             "device {} belongs to grid {}, not to {grid}; nothing was written to it. Start it in its own grid, or name \
              another device",
             path.display(),
@@ -95,7 +97,8 @@ pub fn check_owner(path: &Path, found: &Superblock, grid: GridId, node: NodeId) 
         );
     }
     if found.node != node {
-        bail!(
+        refuse!(
+            Code::State,
             "device {} belongs to node {} of this grid, not to node {node}; nothing was written to it. Give it to \
              node {}",
             path.display(),

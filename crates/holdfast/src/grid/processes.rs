@@ -12,6 +12,7 @@ use crate::daemon::NOTIFY_SOCKET;
 use crate::logger;
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -99,7 +100,8 @@ impl Role {
     pub fn register(self, dir: &GridDir) -> Result<()> {
         let pid = std::process::id();
         if let Some(other) = self.find(dir).filter(|other| other.pid != pid) {
-            bail!(
+            refuse!(
+                Code::Exists,
                 "{self} is running already (process {}); `holdfast grid status` shows it, `holdfast grid down` stops it",
                 other.pid
             );
@@ -182,7 +184,7 @@ impl Role {
     /// Sends a signal to the process, which must run.
     pub fn signal(self, dir: &GridDir, signal: Signal) -> Result<Running> {
         let Some(running) = self.find(dir) else {
-            bail!("{self} is not running; `holdfast grid status` shows what is");
+            refuse!(Code::State, "{self} is not running; `holdfast grid status` shows what is");
         };
         let pid = Pid::from_raw(running.pid as i32).context("a pid file names process 0")?;
         kill_process(pid, signal).with_context(|| format!("cannot signal {self} (process {})", running.pid))?;

@@ -15,7 +15,8 @@ use super::node_client::NodeClient;
 use super::revoked;
 use crate::host::catalog::{NODE_PREFIX, NodeRecord, key_key};
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{DeviceId, VolumeId};
 use holdfast_cluster::recover::{Evidence, Held, HeldRoot, Mutations, Recovered, recover};
 use holdfast_format::copy;
@@ -155,7 +156,8 @@ fn recover_from(
     if let Some(meta) = store(dir, config, wanted)?.filter(|_| wanted.yes) {
         fill(&meta, &records, true).with_context(|| format!("metadata store {}", config.meta))?;
         if held(&meta)? != records {
-            bail!(
+            refuse!(
+                Code::Changed,
                 "{} changed while it was being filled: does a host use it? Stop all hosts, then try again",
                 config.meta
             );
@@ -186,7 +188,8 @@ fn store(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<Option<M
     check_no_hosts(&meta, &config.meta)?;
     let is_whole = meta.get(IMPORTING_KEY)?.is_none() && !held(&meta)?.is_empty();
     if is_whole && (is_file || meta.get(GRID_KEY)?.is_some()) && !wanted.replace {
-        bail!(
+        refuse!(
+            Code::State,
             "the metadata store ({}) holds metadata of this grid, so nothing has to be recovered. If it was set back to an older \
              state, add --replace: what it holds is deleted then, and taken from the nodes",
             config.meta
@@ -199,7 +202,13 @@ fn read_file(path: &Path, config: &GridConfig) -> Result<MetadataFile> {
     let file = File::open(path).map_err(anyhow::Error::from).and_then(metadata::read_file);
     let file = file.with_context(|| format!("cannot use {}", path.display()))?;
     if file.grid != config.grid {
-        bail!("{} is of grid {}, and this is grid {}; nothing was changed", path.display(), file.grid, config.grid);
+        refuse!(
+            Code::Invalid,
+            "{} is of grid {}, and this is grid {}; nothing was changed",
+            path.display(),
+            file.grid,
+            config.grid
+        );
     }
     Ok(file)
 }
@@ -365,7 +374,7 @@ fn put_volumes(
         }
     }
     if let Some(name) = unknown.first() {
-        bail!("no volume {name} was found; nothing was changed");
+        refuse!(Code::NotFound, "no volume {name} was found; nothing was changed");
     }
     renew_trash(records);
     let names = settle_names(records);
@@ -501,9 +510,14 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
         let root_of = |record: &FoundRecord| from_hex(&record.root).and_then(|bytes| Root::decode(&bytes).ok());
         let roots = found.iter().filter_map(|record| Some((record, root_of(record)?)));
         let mut fitting = roots.filter(|(record, root)| record.name == *name || root.volume.to_string() == *name);
-        let Some((record, root)) = fitting.next() else { bail!("no volume {name} was found; nothing was changed") };
+        let Some((record, root)) = fitting.next() else {
+            refuse!(Code::NotFound, "no volume {name} was found; nothing was changed")
+        };
         if fitting.next().is_some() {
-            bail!("several volumes named {name} were found: name the one that is meant by its id; nothing was changed");
+            refuse!(
+                Code::NotFound,
+                "several volumes named {name} were found: name the one that is meant by its id; nothing was changed"
+            );
         }
         put_volume(&mut records, &root);
         volumes.push(VolumeReport {

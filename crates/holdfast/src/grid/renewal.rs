@@ -16,9 +16,10 @@ use super::layout::{GridConfig, GridDir};
 use super::token::{Answer, Wanted};
 use super::{Lock, certs, etcd};
 use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use holdfast_api::{Code, refuse};
 use holdfast_base::GridId;
 use holdfast_runtime::pki::{self, Role};
 use holdfast_runtime::revoked::RevokedNow;
@@ -94,12 +95,13 @@ pub fn answer(
     if holder != Role::Host(machine.clone())
         || !pki::is_signed_by(certificate, &signed_bytes(grid, wanted), &signature)?
     {
-        bail!(
+        refuse!(
+            Code::NotPermitted,
             "a request for new certificates of machine {machine} was not made by its host; look who writes to the metadata store"
         );
     }
     if let Some(node) = wanted.nodes.keys().find(|node| nodes.get(node) != Some(machine)) {
-        bail!("machine {machine} asks for a certificate of node {node}, which is not its own");
+        refuse!(Code::NotPermitted, "machine {machine} asks for a certificate of node {node}, which is not its own");
     }
     wanted.sign(certificates)
 }

@@ -8,7 +8,8 @@ use super::{start_node, stop_node};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
+use holdfast_api::{Code, Error, refuse};
 use std::time::{Duration, Instant};
 
 /// The host is asked this often whether a node may go.
@@ -53,10 +54,11 @@ fn wait_until_spare(dir: &GridDir, node: u32, patience: Duration, tell: &mut imp
     loop {
         let Some((why, never)) = client::why_not_stopped(dir, node)? else { return Ok(()) };
         if never {
-            bail!(why);
+            refuse!(Code::Redundancy, "{why}");
         }
         if Instant::now() >= end {
-            return Err(anyhow!(why).context(format!("after {} s of waiting", patience.as_secs())));
+            let waited = format!("after {} s of waiting", patience.as_secs());
+            return Err(anyhow!(Error::new(Code::Redundancy, why)).context(waited));
         }
         if told.as_ref().is_none_or(|(before, at)| *before != why && at.elapsed() >= TELL_EVERY) {
             tell(format!("waiting, for {} s at most: {why}", end.saturating_duration_since(Instant::now()).as_secs()));

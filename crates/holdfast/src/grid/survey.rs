@@ -5,6 +5,7 @@ use super::layout::{GridConfig, GridDir};
 use super::signatures::{self, Holding};
 use crate::size::Size;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use holdfast_base::{BLOCK_BYTES, GridId};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -110,11 +111,13 @@ pub fn check(path: &Path, asker: &Asker, force: bool) -> Result<Candidate> {
     let candidate = examine(path, asker);
     let shown = path.display();
     match &candidate.verdict {
-        Verdict::Impossible(why) => bail!(
+        Verdict::Impossible(why) => refuse!(
+            Code::Unsupported,
             "{shown} is not taken, and nothing was written to it: it {why}; `holdfast device list --eligible` shows what \
              can be taken"
         ),
-        Verdict::NotEmpty(why) if !force => bail!(
+        Verdict::NotEmpty(why) if !force => refuse!(
+            Code::InUse,
             "{shown} is not taken, and nothing was written to it: it {why}. Choose another device; or, if what it holds \
              is not needed, add --force, which destroys it"
         ),

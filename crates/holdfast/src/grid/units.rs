@@ -14,6 +14,7 @@ use super::processes::Role;
 use super::{HOST_DOWN_MAX, NODE_DOWN_MAX};
 use crate::drives;
 use anyhow::{Context, Result, bail};
+use holdfast_api::{Code, refuse};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -116,7 +117,8 @@ impl Units {
         for file in &files {
             let other = fs::read_to_string(&file.path).is_ok_and(|text| !text.starts_with(&own));
             if other {
-                bail!(
+                refuse!(
+                    Code::Exists,
                     "{} is there already, and not of the grid in {}; choose another --name, or remove that file",
                     file.path.display(),
                     dir.root().display()
@@ -330,7 +332,8 @@ fn plain(path: &Path) -> Result<String> {
     let text = path.to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._+@:,=~-".contains(c);
     if let Some(odd) = text.chars().find(|c| !is_plain(*c)) {
-        bail!(
+        refuse!(
+            Code::Invalid,
             "{text} can't stand in a unit of systemd, since it holds `{odd}`; choose a path of letters, digits and /._-, for \
              example by a symbolic link, and name that with --dir"
         );

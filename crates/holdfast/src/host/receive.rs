@@ -13,7 +13,7 @@ use super::control::{CLOSE_MAX, ControlPlane, ask, check_size};
 use super::volumes::receiving_export;
 use crate::nbd_client::Client;
 use anyhow::{Context, Result, anyhow};
-use holdfast_api::{Code, Response, SnapshotInfo, VolumeInfo, VolumeState, refuse};
+use holdfast_api::{Code, Error, Response, SnapshotInfo, VolumeInfo, VolumeState, refuse};
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
 use holdfast_format::tier::Tiers;
@@ -79,8 +79,9 @@ impl ControlPlane {
         let received = self.catalog.received(entry.root.volume)?;
         let id = |name: &str| {
             let found = snapshots.iter().find(|s| s.name == name);
-            let found =
-                found.with_context(|| format!("there is no {volume}@{name}; `holdfast snapshot list {volume}`"));
+            let found = found.ok_or_else(|| {
+                Error::new(Code::NotFound, format!("there is no {volume}@{name}; `holdfast snapshot list {volume}`"))
+            });
             found.map(|snapshot| (snapshot, id_of(entry.root.volume, &received, snapshot)))
         };
         let (found, of) = id(snapshot)?;

@@ -251,18 +251,19 @@ impl Filler {
 }
 
 impl Site {
-    /// A snapshot that holds what the volume has not any more, and a volume in the trash.
-    fn waste(&self, filler: &mut Filler, snapshot: &str) {
+    /// A snapshot that holds what the volume has not any more, and a volume in the trash: so many MiB in each, and as
+    /// many that stay.
+    fn waste(&self, filler: &mut Filler, snapshot: &str, mib: usize) {
         let m = &self.m;
         m.ok("holdfast volume create old --size 16MiB");
         let mut old = Filler { guest: Guest::connect(&m.grid, "old"), written: 0 };
-        (0..8).for_each(|_| assert_eq!(old.write(), 0));
+        (0..mib).for_each(|_| assert_eq!(old.write(), 0));
         drop(old);
         m.ok("holdfast volume delete old");
-        (0..4).for_each(|_| assert_eq!(filler.write(), 0));
+        (0..mib).for_each(|_| assert_eq!(filler.write(), 0));
         m.ok(&format!("holdfast snapshot create full {snapshot}"));
-        filler.written -= 4;
-        (0..4).for_each(|_| assert_eq!(filler.write(), 0));
+        filler.written -= mib;
+        (0..mib).for_each(|_| assert_eq!(filler.write(), 0));
     }
 
     fn is_short(&self) -> bool {
@@ -283,7 +284,7 @@ impl Site {
         m.ok("holdfast volume create full --size 1GiB");
         let mut filler = Filler { guest: Guest::connect(&m.grid, "full"), written: 0 };
         let mut row = book.open("95 %");
-        self.waste(&mut filler, "s1");
+        self.waste(&mut filler, "s1", 6);
         while !self.is_short() {
             assert_eq!(filler.write(), 0, "there is room yet");
             // Nodes are asked what they have left once a second.
@@ -301,7 +302,8 @@ impl Site {
         drop(row);
 
         let mut row = book.open("100 %");
-        self.waste(&mut filler, "s2");
+        // Little room is left, but for the new device.
+        self.waste(&mut filler, "s2", 2);
         let error = std::iter::repeat_with(|| filler.write()).find(|error| *error != 0);
         assert_eq!(error, Some(ENOSPC));
         row.seen(m, &[]);
