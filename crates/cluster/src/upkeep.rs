@@ -1,5 +1,6 @@
-//! What a host does as time goes by for what it has. It sees to snapshots by schedule, what fixed volumes have left, devices that are to be
-//! emptied unasked, its machine's certificates, and the key that signs them.
+//! What a host does as time goes by for what it has. It sees to snapshots by schedule, what fixed volumes have left, word between
+//! separate clones and their origins, devices that are to be emptied unasked, how much space is taken, its machine's certificates,
+//! and the key that signs them.
 //!
 //! Role: the shell looks at what there is when it is told to ([`Effect::Look`]), and tells what it saw; from that and the records
 //! follows what is done ([`plan`]). Nothing is remembered but what is under way.
@@ -15,8 +16,10 @@
 
 use crate::schedule::{self, Snapshot};
 use crate::view::View;
-use holdfast_base::{DeviceId, Effects, Instant, VolumeId};
+use holdfast_base::{DeviceId, Effects, Epoch, Instant, VolumeId};
+use holdfast_format::family::SegmentRanges;
 use holdfast_format::meta::{KEPT_PREFIX, MACHINE_PREFIX, MachineRecord, SCHEDULE_PREFIX, decode, machine_key};
+use holdfast_format::root::{Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -61,6 +64,18 @@ impl FixedNow {
     }
 }
 
+/// A volume that is open here and shares segments with others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KinNow {
+    pub volume: VolumeId,
+    /// Separate clones that may need what it holds.
+    pub dependents: Vec<VolumeId>,
+    /// Of a separate clone: its origin, and what it names of that, where its record is of another generation.
+    pub names: Option<(VolumeId, SegmentRanges)>,
+    /// Another one when what it names may have become less, or another opening tells: epoch, and a count.
+    pub generation: (Epoch, u64),
+}
+
 /// A device that this host reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceNow {
@@ -79,7 +94,10 @@ pub struct Facts {
     pub wall_ms: u64,
     pub scheduled: Vec<Scheduled>,
     pub fixed: Vec<FixedNow>,
+    pub kin: Vec<KinNow>,
     pub devices: Vec<DeviceNow>,
+    /// How much is taken was noted some time ago.
+    pub space_is_due: bool,
     /// Of this machine's certificates most of their time is used up.
     pub certificates_are_due: bool,
     /// This machine has the key of the grid's authority.
@@ -91,7 +109,12 @@ pub struct Facts {
 pub enum Chore {
     Snapshots(VolumeId),
     Fixed(VolumeId),
+    /// What a separate clone names.
+    Names(VolumeId),
+    /// What the origin of a separate clone knows of it.
+    Dependent(VolumeId),
     Device(DeviceId),
+    Space,
     Certificates,
     Authority,
     Machine,
@@ -123,10 +146,30 @@ pub enum Action {
         left_bytes: u64,
         has_new_base: bool,
     },
+    /// The record of a separate clone is to say what it names of its origin.
+    NoteNames {
+        origin: VolumeId,
+        dependent: VolumeId,
+        names: SegmentRanges,
+        generation: (Epoch, u64),
+    },
+    /// An origin that is open here hears what the record of a separate clone says.
+    TellNames {
+        origin: VolumeId,
+        dependent: VolumeId,
+    },
+    /// There seems to be no such clone. Where that is so, and nobody at this host is at work on it, it is given up, so that nobody
+    /// else finishes it; then its origin hears that it names nothing.
+    GiveUp {
+        origin: VolumeId,
+        dependent: VolumeId,
+    },
     /// A device is to be emptied though nobody asked.
     Drain {
         device: DeviceId,
     },
+    /// How much is taken is noted.
+    NoteSpace,
     Renew,
     /// One of these hosts is to have the key of the grid's authority, the first that takes it.
     GiveAuthority {
@@ -141,7 +184,10 @@ impl Action {
         match self {
             Action::Snapshots { volume, .. } => Chore::Snapshots(*volume),
             Action::NoteFixed { volume, .. } => Chore::Fixed(*volume),
+            Action::NoteNames { dependent, .. } => Chore::Names(*dependent),
+            Action::TellNames { dependent, .. } | Action::GiveUp { dependent, .. } => Chore::Dependent(*dependent),
             Action::Drain { device } => Chore::Device(*device),
+            Action::NoteSpace => Chore::Space,
             Action::Renew => Chore::Certificates,
             Action::GiveAuthority { .. } => Chore::Authority,
             Action::NoteMachine => Chore::Machine,
@@ -273,8 +319,30 @@ pub fn plan(view: &View, facts: &Facts, config: &Config) -> Vec<Action> {
     let drains = facts.devices.iter().filter(|seen| is_to_be_emptied(view, seen, config));
     let drains = drains.map(|seen| Action::Drain { device: seen.device });
     let renew = facts.certificates_are_due.then_some(Action::Renew);
+    let space = facts.space_is_due.then_some(Action::NoteSpace);
     let authority = of_authority(view, facts, config);
-    snapshots.chain(fixed).chain(drains).chain(renew).chain(authority).chain(of_machine(view, facts, config)).collect()
+    let words = facts.kin.iter().flat_map(|seen| of_kin(view, seen));
+    let of_volumes = snapshots.chain(fixed).chain(words);
+    of_volumes.chain(drains).chain(space).chain(renew).chain(authority).chain(of_machine(view, facts, config)).collect()
+}
+
+/// A clone whose root stands in the view names what its record says. One without may be new: whoever carries that out looks again.
+fn of_kin(view: &View, seen: &KinNow) -> Vec<Action> {
+    let own = seen.names.iter().map(|(origin, names)| Action::NoteNames {
+        origin: *origin,
+        dependent: seen.volume,
+        names: names.clone(),
+        generation: seen.generation,
+    });
+    let of_others = seen.dependents.iter().map(|dependent| {
+        let (origin, dependent) = (seen.volume, *dependent);
+        let root = view.get(&root_key(dependent)).and_then(|record| Root::decode(&record.value).ok());
+        match root {
+            Some(root) if !root.deleted => Action::TellNames { origin, dependent },
+            _ => Action::GiveUp { origin, dependent },
+        }
+    });
+    own.chain(of_others).collect()
 }
 
 fn of_schedule(view: &View, seen: &Scheduled, wall_ms: u64, config: &Config) -> Option<Action> {
@@ -337,7 +405,6 @@ mod tests {
     use holdfast_base::{GridId, MetaVersion};
     use holdfast_format::geometry::Layout;
     use holdfast_format::meta::{ExportRecord, Other, encode, export_key, host_key};
-    use holdfast_format::root::{Root, root_key};
 
     const VOLUME: VolumeId = VolumeId(7);
     const HOUR_MS: u64 = 3_600_000;
@@ -395,6 +462,40 @@ mod tests {
 
     fn at(s: u64) -> Instant {
         Instant::ZERO + Duration::from_secs(s)
+    }
+
+    #[test]
+    fn a_clone_that_stands_has_its_word_told_and_one_that_does_not_is_given_up() {
+        let root = |volume: VolumeId| Root::new(GridId(1), volume, "vm", 1 << 30, Layout::DEFAULT);
+        let (stands, deleted, begun) = (VolumeId(8), VolumeId(9), VolumeId(10));
+        let gone = Root { deleted: true, epoch: Epoch(3), ..root(deleted) };
+        let placeholder = Root { deleted: true, ..root(begun) };
+        let roots = [root(VOLUME), root(stands), gone, placeholder];
+        let view = view(&roots.map(|root| (root_key(root.volume), root.encode())));
+        let names = (VOLUME, SegmentRanges::default());
+        let origin = KinNow {
+            volume: VOLUME,
+            dependents: vec![stands, deleted, begun, VolumeId(11)],
+            names: None,
+            generation: (Epoch(1), 0),
+        };
+        let clone = KinNow { volume: stands, dependents: vec![], names: Some(names), generation: (Epoch(2), 5) };
+        let facts = Facts { kin: vec![origin, clone], ..Facts::default() };
+        let give_up = |dependent| Action::GiveUp { origin: VOLUME, dependent };
+        let note = Action::NoteNames {
+            origin: VOLUME,
+            dependent: stands,
+            names: SegmentRanges::default(),
+            generation: (Epoch(2), 5),
+        };
+        let told = Action::TellNames { origin: VOLUME, dependent: stands };
+        let planned = plan(&view, &facts, &config());
+        assert_eq!(planned, [told, give_up(deleted), give_up(begun), give_up(VolumeId(11)), note.clone()]);
+        assert_ne!(
+            note.chore(),
+            planned[0].chore(),
+            "a clone's record and its origin's word don't wait for each other"
+        );
     }
 
     #[test]

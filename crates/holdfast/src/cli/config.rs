@@ -4,7 +4,7 @@ use super::format::{print, print_json, print_table, table};
 use crate::config::keys::{KEYS, Kind, Value};
 use crate::config::{self, Origin, Setting};
 use crate::grid::layout::{GridConfig, GridDir, HostConfig};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use holdfast_api::{Code, Error, refuse};
 use serde_json::json;

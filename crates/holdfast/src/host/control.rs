@@ -9,10 +9,11 @@ use super::assignment::{self, Assignment, Hold, Input, Offered};
 use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
 use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, ResizeOutcome, Wanted};
-use super::devices::{TaskHistory, watch_tasks};
+use super::devices::TaskHistory;
 use super::doors::{self, Rank};
 use super::errands;
-use super::family;
+
+use super::family::Published;
 use super::fixed::{Fixed, FixedVolume, owned_bytes};
 use super::keys::{Keys, NewKey};
 use super::limits;
@@ -22,7 +23,7 @@ use super::questions;
 use super::records::{Records, doubt_text};
 use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
-use super::trend::{self, Trend};
+use super::trend::Trend;
 use super::upkeep;
 use super::volumes::{OpenSpec, integrity_of, provisioning_of, split_export};
 use super::watcher;
@@ -109,6 +110,7 @@ pub(super) struct ControlPlane {
     pub(super) settings: HostSettings,
     history: Mutex<TaskHistory>,
     trend: Mutex<Trend>,
+    pub(super) published: Mutex<Published>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
     changes: Mutex<()>,
     /// Held while lists of clients and of revoked certificates are read and taken in: what was read first counts first. Nobody
@@ -162,20 +164,18 @@ pub fn start(
         config: Mutex::new(config.clone()),
         settings,
         history: Mutex::default(),
+        published: Mutex::default(),
         changes: Mutex::new(()),
         doors: Mutex::new(()),
         questions: Mutex::new(()),
         sessions: Mutex::default(),
     });
-    watch_tasks(Arc::clone(&plane))?;
     upkeep::start(&plane)?;
-    trend::start(Arc::clone(&plane))?;
     questions::start(Arc::clone(&plane), meta.clone())?;
     errands::start(Arc::clone(&plane), meta)?;
     watcher::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
-    family::start(Arc::clone(&plane))?;
     for (listener, rank) in doors {
         let plane = Arc::clone(&plane);
         let serve = move || accept(&listener, rank, &plane);

@@ -374,7 +374,10 @@ impl ControlPlane {
 
     /// What is done in the background here, with what is left of it.
     pub(super) fn tasks(&self) -> Result<Vec<TaskInfo>> {
-        let live = self.live()?;
+        self.tasks_in(&self.live()?)
+    }
+
+    pub(super) fn tasks_in(&self, live: &LiveStatus) -> Result<Vec<TaskInfo>> {
         let mut tasks: Vec<TaskInfo> = Vec::new();
         let mut add = |kind: TaskKind, name: String, left: u64, unit: TaskUnit| {
             tasks.push(TaskInfo { name, kind, left, unit, per_second: 0.0, seconds_left: None });
@@ -423,17 +426,4 @@ impl GridConfig {
         let devices = self.nodes.iter().flat_map(|n| n.devices.iter().map(move |d| (NodeId(n.id), d.device.parse())));
         devices.filter_map(|(node, device)| Some((node, device.ok()?))).collect()
     }
-}
-
-/// Keeps rates of tasks up to date while nobody asks.
-pub fn watch_tasks(plane: std::sync::Arc<ControlPlane>) -> Result<()> {
-    let look = move || {
-        loop {
-            std::thread::sleep(Duration::from_secs(2));
-            // While the reactor is busy or stops it answers later, or never.
-            let _ = plane.tasks();
-        }
-    };
-    std::thread::Builder::new().name("tasks".to_string()).spawn(look).context("no thread for the list of tasks")?;
-    Ok(())
 }

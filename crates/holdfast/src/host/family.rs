@@ -5,8 +5,9 @@
 //! in the origin's root; then the placeholder becomes the root that the owner has given. That is one compare-and-swap: where
 //! the making was given up meanwhile, because another host has the origin now, the placeholder is gone, and it fails.
 //!
-//! **Word of what is named.** A thread of each host asks every volume that it has open what of its origin it still names,
-//! and writes that into a record when it has changed; and tells each volume that it has open what its dependents wrote.
+//! **Word of what is named.** Each host looks what the volumes that it has open still name of their origins, and writes
+//! that into a record when it has changed; and tells each volume that it has open what its dependents wrote
+//! ([`holdfast_cluster::Upkeep`] decides when).
 //! A dependent whose root is gone, or is being deleted, names nothing. A placeholder that nobody is at work on is given up first, by
 //! a swap of that record: whoever may still be about to finish it does not come to that.
 
@@ -15,21 +16,20 @@ use super::commands::{Answer, Command, tell};
 use super::control::{CHANGE_MAX, ControlPlane, ask};
 use super::volumes::split_export;
 use super::{Host, control::check_size};
-use crate::logger;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use holdfast_api::{Code, Error, VolumeInfo, refuse};
 use holdfast_base::{Epoch, Instant, VolumeId};
+use holdfast_cluster::upkeep::KinNow;
 use holdfast_format::family::SegmentRanges;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::{Event as VolumeEvent, State};
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{MutexGuard, PoisonError};
 
-/// Between two rounds of word.
-const PACE: Duration = Duration::from_secs(3);
+/// By separate clone that is open here: of which generation its record of what it names is.
+pub type Published = BTreeMap<VolumeId, (Epoch, u64)>;
 
 /// A volume that is open here, as far as its family goes.
 #[derive(Clone, Debug)]
@@ -69,23 +69,6 @@ pub enum ForkOutcome {
     Made(Box<Root>),
     NotOpen,
     Refused(&'static str),
-}
-
-pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
-    let look = move || {
-        let mut published = BTreeMap::new();
-        loop {
-            std::thread::sleep(PACE);
-            if !plane.store_is_right() {
-                continue;
-            }
-            if let Err(error) = plane.carry_word(&mut published) {
-                logger::warn(format_args!("what separate clones need of each other is told later: {error:#}"));
-            }
-        }
-    };
-    std::thread::Builder::new().name("families".to_string()).spawn(look).context("no thread for families")?;
-    Ok(())
 }
 
 impl Host {
@@ -221,42 +204,49 @@ impl ControlPlane {
         })
     }
 
-    fn carry_word(&self, published: &mut BTreeMap<VolumeId, (Epoch, u64)>) -> Result<()> {
-        let known = published.clone();
-        let mut result = Ok(());
-        for kin in self.ask(|answer| Command::Family(FamilyCommand::Kin { known, answer }))? {
-            // One damaged record does not keep others from being told.
-            if let Err(error) = self.carry_word_of(&kin, published) {
-                result = Err(error);
-            }
-        }
-        result
+    /// Volumes that are open here and share segments with others.
+    pub(super) fn kin_here(&self) -> Result<Vec<KinNow>> {
+        let known = self.published().clone();
+        let kin = self.ask(|answer| Command::Family(FamilyCommand::Kin { known, answer }))?;
+        let seen =
+            |Kin { id, dependents, named, generation }| KinNow { volume: id, dependents, names: named, generation };
+        Ok(kin.into_iter().map(seen).collect())
     }
 
-    fn carry_word_of(&self, kin: &Kin, published: &mut BTreeMap<VolumeId, (Epoch, u64)>) -> Result<()> {
-        if let Some((origin, names)) = &kin.named {
-            self.catalog.set_named(*origin, kin.id, names)?;
-            published.insert(kin.id, kin.generation);
-        }
-        for dependent in &kin.dependents {
-            let names = self.word_of(kin.id, *dependent)?;
-            let event = VolumeEvent::Dependent { volume: *dependent, names };
-            self.ask(|answer| Command::Family(FamilyCommand::Tell { of: kin.id, event, answer }))?;
-        }
+    pub(super) fn note_names(
+        &self,
+        (origin, dependent): (VolumeId, VolumeId),
+        names: &SegmentRanges,
+        generation: (Epoch, u64),
+    ) -> Result<()> {
+        self.catalog.set_named(origin, dependent, names)?;
+        self.published().insert(dependent, generation);
         Ok(())
     }
 
-    /// What a dependent names, by its records; `None` where it is gone.
-    fn word_of(&self, origin: VolumeId, dependent: VolumeId) -> Result<Option<SegmentRanges>> {
-        if self.catalog.live_root(dependent)?.is_none() {
-            // What is being made at this host is being made by whoever is alone.
-            let _alone = self.alone();
-            if self.catalog.is_gone(dependent)? {
-                self.catalog.forget_named(origin, dependent)?;
-                return Ok(None);
-            }
-        }
+    fn published(&self) -> MutexGuard<'_, Published> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tell_names(&self, origin: VolumeId, dependent: VolumeId) -> Result<()> {
         let everything = SegmentNo { epoch: Epoch(u64::MAX), counter: u64::MAX };
-        Ok(Some(self.catalog.named(origin, dependent)?.unwrap_or(SegmentRanges::upto(everything))))
+        let names = self.catalog.named(origin, dependent)?.unwrap_or(SegmentRanges::upto(everything));
+        self.tell_of_dependent(origin, dependent, Some(names))
+    }
+
+    pub(super) fn give_up_dependent(&self, origin: VolumeId, dependent: VolumeId) -> Result<()> {
+        // What is being made at this host is being made by whoever is alone.
+        let _alone = self.alone();
+        if !self.catalog.is_gone(dependent)? {
+            // Its word comes with the next look.
+            return Ok(());
+        }
+        self.catalog.forget_named(origin, dependent)?;
+        self.tell_of_dependent(origin, dependent, None)
+    }
+
+    fn tell_of_dependent(&self, of: VolumeId, volume: VolumeId, names: Option<SegmentRanges>) -> Result<()> {
+        let event = VolumeEvent::Dependent { volume, names };
+        self.ask(|answer| Command::Family(FamilyCommand::Tell { of, event, answer }))
     }
 }

@@ -3,23 +3,17 @@
 //! ```text
 //! trend                  (metadata) what was taken of the devices in each hour of the last week
 //! ```
-//! Role: a thread of its own looks now and then. What is taken is what is in use, but for what is dead and can be cleaned (of
+//! Role: figures only; when a sample is due [`holdfast_cluster::Upkeep`] has it taken. What is taken is what is in use, but for what is dead and can be cleaned (of
 //! volumes that this host serves), and what is set aside for fixed volumes: unlike what is free it doesn't jump when a
 //! device is added. The rate is the median of the rates over spans of a day, one from each sample on: what happens every
 //! night counts once in each, and one large copy or deletion is in few of them.
 
 use super::control::ControlPlane;
-use crate::logger;
 use crate::resources;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use holdfast_api::{LinkState, NodeInfo, VolumeInfo, free_of};
 use holdfast_runtime::clock;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
-use std::time::Duration;
-
-/// Pace of looking.
-const PACE: Duration = Duration::from_secs(10);
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
@@ -56,7 +50,7 @@ impl Trend {
     }
 
     /// By a clock that was set back, too.
-    fn is_due(&self, now_ms: u64) -> bool {
+    pub fn is_due(&self, now_ms: u64) -> bool {
         let recent = |last: &Sample| last.at_ms <= now_ms && now_ms - last.at_ms < EVERY_MS;
         !self.samples.last().is_some_and(recent)
     }
@@ -110,25 +104,9 @@ fn free_and_taken(nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> (u64, u64) {
     ((free + dead).saturating_sub(set_aside), used.saturating_sub(dead) + set_aside)
 }
 
-pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
-    let look = move || {
-        loop {
-            std::thread::sleep(PACE);
-            if let Err(error) = plane.sample_space() {
-                logger::warn(format_args!("noting how much space is taken: {error:#}"));
-            }
-        }
-    };
-    std::thread::Builder::new().name("trend".to_string()).spawn(look).context("no thread for the use of space")?;
-    Ok(())
-}
-
 impl ControlPlane {
-    fn sample_space(&self) -> Result<()> {
+    pub(super) fn sample_space(&self) -> Result<()> {
         let at_ms = clock::wall().as_millis() as u64;
-        if !self.trend().is_due(at_ms) {
-            return Ok(());
-        }
         // While the reactor is busy or stops it answers later, or never.
         let Ok(status) = self.status() else { return Ok(()) };
         // What a node holds that is away is not known.
@@ -154,6 +132,7 @@ mod tests {
     use holdfast_base::GridId;
     use holdfast_runtime::clock;
     use holdfast_runtime::meta::LocalStore;
+    use std::sync::Arc;
 
     const GIB: u64 = 1 << 30;
     /// Some time in 2026.

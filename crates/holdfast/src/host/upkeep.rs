@@ -17,7 +17,7 @@ use crate::grid::renewal::{self, Renewal};
 use crate::grid::token::Answer;
 use crate::logger;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, SnapshotInfo, VolumeLive, VolumeState, refuse};
+use holdfast_api::{Code, DeviceInfo, LinkState, NodeInfo, SnapshotInfo, VolumeLive, VolumeState, refuse};
 use holdfast_base::{DeviceId, Effects, VolumeId};
 use holdfast_cluster::Upkeep;
 use holdfast_cluster::schedule::{self, Snapshot};
@@ -117,6 +117,18 @@ fn run(
     }
 }
 
+fn devices_of(nodes: Vec<NodeInfo>) -> Vec<DeviceNow> {
+    let seen = |seen: DeviceInfo| {
+        Some(DeviceNow {
+            device: seen.device.parse().ok()?,
+            is_draining: seen.draining,
+            is_failing: seen.drive.as_ref().is_some_and(|drive| drive.is_failing()),
+            bypassed_for: seen.slow_s.filter(|_| seen.bypassed).map(Duration::from_secs),
+        })
+    };
+    nodes.into_iter().flat_map(|node| node.devices).filter_map(seen).collect()
+}
+
 impl ControlPlane {
     /// What this host has, as far as anything of it may follow.
     fn look_around(&self) -> Result<Facts> {
@@ -127,8 +139,21 @@ impl ControlPlane {
         let certificates_are_due = has_tls && is_due().unwrap_or(false);
         let has_authority = has_tls && certificates.has_authority();
         let wall_ms = clock::wall().as_millis() as u64;
-        let (scheduled, fixed, devices) = (self.scheduled_here()?, self.fixed_here()?, self.devices_here()?);
-        Ok(Facts { wall_ms, scheduled, fixed, devices, certificates_are_due, has_authority })
+        let live = self.live()?;
+        // Rates of tasks follow from what was left at each look.
+        self.tasks_in(&live)?;
+        // What a node holds that is away is not known.
+        let all_are_up = !live.nodes.is_empty() && live.nodes.iter().all(|node| node.link != LinkState::Down);
+        Ok(Facts {
+            wall_ms,
+            scheduled: self.scheduled_here()?,
+            fixed: self.fixed_here()?,
+            kin: self.kin_here()?,
+            devices: devices_of(live.nodes),
+            space_is_due: all_are_up && self.trend().is_due(wall_ms),
+            certificates_are_due,
+            has_authority,
+        })
     }
 
     fn scheduled_here(&self) -> Result<Vec<Scheduled>> {
@@ -181,19 +206,6 @@ impl ControlPlane {
         Ok(())
     }
 
-    fn devices_here(&self) -> Result<Vec<DeviceNow>> {
-        let devices = self.live()?.nodes.into_iter().flat_map(|node| node.devices);
-        let seen = devices.filter_map(|seen| {
-            Some(DeviceNow {
-                device: seen.device.parse().ok()?,
-                is_draining: seen.draining,
-                is_failing: seen.drive.as_ref().is_some_and(|drive| drive.is_failing()),
-                bypassed_for: seen.slow_s.filter(|_| seen.bypassed).map(Duration::from_secs),
-            })
-        });
-        Ok(seen.collect())
-    }
-
     fn do_chore(&self, action: Action) -> Result<()> {
         match action {
             Action::Snapshots { volume, take, drops } => self.follow_schedule(volume, take, drops),
@@ -202,7 +214,17 @@ impl ControlPlane {
                 let fixed = Fixed { base_bytes, left_bytes };
                 self.note_fixed(volume, fixed, has_new_base).context("noting what is set aside for fixed volumes")
             }
+            Action::NoteNames { origin, dependent, names, generation } => self
+                .note_names((origin, dependent), &names, generation)
+                .context("what a separate clone needs of its origin is noted later"),
+            Action::TellNames { origin, dependent } => {
+                self.tell_names(origin, dependent).context("what separate clones need is told later")
+            }
+            Action::GiveUp { origin, dependent } => {
+                self.give_up_dependent(origin, dependent).context("that a separate clone is gone is told later")
+            }
             Action::Drain { device } => self.drain_unasked(device),
+            Action::NoteSpace => self.sample_space().context("noting how much space is taken"),
             Action::Renew => self
                 .renew_certificates()
                 .context("this machine's certificates could not be made anew, which is tried again"),
