@@ -76,6 +76,10 @@ pub struct Disk {
     pub silent_from: u64,
     /// Latencies are multiplied by this.
     pub slowness: u32,
+    /// What passes in a second, one operation after the other: who asks for little waits behind who asks for much.
+    pub bytes_per_second: Option<u64>,
+    /// By what was asked for so far.
+    busy_until: Instant,
     pub stuck_until: Instant,
     /// Until then everything fails: a path is switched, a bus is reset.
     pub failing_until: Instant,
@@ -103,6 +107,8 @@ impl Disk {
             faults: DiskFaults::default(),
             silent_from: 0,
             slowness: 1,
+            bytes_per_second: None,
+            busy_until: Instant::ZERO,
             stuck_until: Instant::ZERO,
             failing_until: Instant::ZERO,
             straggle_until: None,
@@ -133,6 +139,10 @@ impl Disk {
         // One byte a nanosecond, and a jitter as large as the base, so that completions overtake each other.
         let nanos = (base_us * 1000 + self.prng.below(base_us * 1000) + len) * u64::from(self.slowness);
         let mut due = now + Duration::from_nanos(nanos);
+        if let Some(rate) = self.bytes_per_second {
+            self.busy_until = self.busy_until.max(now) + Duration::from_nanos(len * 1_000_000_000 / rate);
+            due = due.max(self.busy_until);
+        }
         if self.stuck_until > now {
             due = due.max(self.stuck_until + Duration::from_nanos(self.prng.below(200_000)));
         }

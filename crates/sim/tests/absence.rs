@@ -1,10 +1,110 @@
 //! Nodes that are silent, slow or gone: who is done without and when, and how what they held is made again.
 
+use holdfast_base::{Instant, Prng, RequestToken};
 use holdfast_format::ledger::AckRule;
 use holdfast_sim::disk::DiskFaults;
 use holdfast_sim::stage::{Scenery, Stage};
 use holdfast_sim::workload::What;
 use std::time::Duration;
+
+/// Guests that always have eight requests under way, and how long each took.
+struct Press {
+    prng: Prng,
+    blocks: u64,
+    asked: Vec<(RequestToken, Instant)>,
+    took: Vec<Duration>,
+}
+
+impl Press {
+    fn new(blocks: u64) -> Press {
+        Press { prng: Prng::new(8), blocks, asked: Vec::new(), took: Vec::new() }
+    }
+
+    /// Keeps on until something is so, which is looked at twenty times a second. How long that was.
+    fn until(&mut self, stage: &mut Stage, most: Duration, is_so: impl Fn(&Stage) -> bool) -> Duration {
+        let begun = stage.now();
+        let mut looked_at = begun;
+        loop {
+            while self.asked.len() < 8 {
+                let what = if self.prng.chance(500) { What::Read } else { What::Write(0) };
+                let token = stage.ask(stage.owner(), what, self.prng.below(self.blocks), 1);
+                self.asked.push((token, stage.now()));
+            }
+            let asked = &self.asked;
+            stage.until("a guest is answered", |s| asked.iter().any(|(token, _)| s.is_answered(*token)));
+            let now = stage.now();
+            let took = &mut self.took;
+            self.asked.retain(|(token, at)| {
+                let is_answered = stage.is_answered(*token);
+                took.extend(is_answered.then(|| now.since(*at)));
+                !is_answered
+            });
+            if now.since(looked_at) >= Duration::from_millis(50) {
+                looked_at = now;
+                if is_so(stage) {
+                    return now.since(begun);
+                }
+                assert!(now.since(begun) < most, "not so after {most:?}: {:?}", stage.status());
+            }
+        }
+    }
+
+    fn go_on_for(&mut self, stage: &mut Stage, span: Duration) {
+        let end = stage.now() + span;
+        self.until(stage, span * 2, |s| s.now() >= end);
+    }
+
+    /// Mean and 99th percentile since this was asked last.
+    fn latency(&mut self) -> (Duration, Duration) {
+        let mut took = std::mem::take(&mut self.took);
+        took.sort_unstable();
+        (took.iter().sum::<Duration>() / took.len() as u32, took[took.len() * 99 / 100])
+    }
+}
+
+/// Guests feel every shard that passes through their disks. A drain gives way to them; what one more loss would take is made
+/// again all the same.
+#[test]
+fn what_one_more_loss_would_take_is_made_again_however_guests_press() {
+    let mib = 96;
+    let mut stage = Scenery::new(207)
+        .nodes(6)
+        .with(|plan| {
+            (plan.volume_bytes, plan.segment_bytes) = (mib << 20, 512 << 10);
+            (plan.disk_bytes, plan.sizing.journal_bytes) = (128 << 20, 16 << 20);
+            (plan.writeback_bytes, plan.map_cache_bytes) = (4 << 20, 4 << 20);
+            plan.rebuild_after = Duration::from_secs(1);
+        })
+        .raise();
+    for at in 0..mib * 2 {
+        stage.write(at * 128, 128);
+    }
+    for disk in stage.world().nodes.iter_mut().flat_map(|node| &mut node.disks) {
+        (disk.slowness, disk.bytes_per_second) = (20, Some(20_000_000));
+    }
+    let mut guests = Press::new(mib << 8);
+    guests.go_on_for(&mut stage, Duration::from_secs(5));
+    let calm = guests.latency();
+    stage.drain(Some((0, 0)));
+    guests.go_on_for(&mut stage, Duration::from_secs(10));
+    let drained = stage.status().counters.shards_moved;
+    assert!((20..120).contains(&drained), "{drained} shards left the device, which guests feel");
+    let draining = guests.latency();
+    stage.crash_node(1);
+    guests.go_on_for(&mut stage, Duration::from_millis(1100));
+    guests.latency();
+    let took = guests.until(&mut stage, Duration::from_secs(60), Stage::is_whole);
+    let rebuilt = stage.status().counters.shards_rebuilt;
+    println!(
+        "mean and p99: calm {calm:?}, draining {draining:?}, making {rebuilt} again {:?}, {took:?}",
+        guests.latency()
+    );
+    // About 60 MiB: at the rate that a drain is left with it takes 13 s.
+    assert!(rebuilt > 80 && took < Duration::from_secs(7), "{rebuilt} shards were made again in {took:?}");
+    stage.drain(None);
+    stage.start_node(1);
+    stage.finish();
+}
 
 /// With as many nodes as copies none is to spare: one that is silent is done without as long as two are left, by another rule
 /// of the log, and used again when it is back.

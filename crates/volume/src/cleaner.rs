@@ -10,6 +10,7 @@ use crate::api::{Lane, State};
 use crate::call::{Purpose, Wants};
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
+use crate::governor::Need;
 use crate::job::{JobKind, Work};
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Crcs, Leaf, LeafNo, Place};
@@ -101,8 +102,9 @@ struct Search {
     next: SegmentNo,
     /// Data segments before that one.
     rank: u64,
-    /// To be written in another layout or elsewhere, what cleaning it gains, which, and its blocks that can be read.
-    candidates: Vec<(bool, u64, SegmentNo, u64)>,
+    /// How much it is to be written in another layout or elsewhere, if it is, what cleaning it gains, which, and its blocks that
+    /// can be read.
+    candidates: Vec<(Option<Need>, u64, SegmentNo, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -115,8 +117,8 @@ pub(crate) struct Cleaner {
     found_in_steps: bool,
     found_at: Instant,
     has_passed_since_fold: bool,
-    /// Some of them are to be written in another layout, or elsewhere.
-    recodes: bool,
+    /// Some of them are to be written in another layout, or elsewhere; those for which that is needed most come first.
+    recodes: Option<Need>,
     /// The last pass moved what leaves the first tier.
     rotated: bool,
     searched_at: Instant,
@@ -208,7 +210,7 @@ impl Controller {
 
     /// Room is short, or much is to be written anew.
     fn is_cleaning_pressed(&self) -> bool {
-        self.wants_room() || self.cleaner.recodes
+        self.wants_room() || self.cleaner.recodes.is_some()
     }
 
     /// The next step of a search is not put off to the next tick. What nobody waits for takes two steps a second: on a volume
@@ -250,7 +252,7 @@ impl Controller {
             // Begun when there was more room.
             self.cleaner.search = None;
         }
-        if self.cleaner.recodes && !is_short && !self.may_move_data() {
+        if !is_short && self.cleaner.recodes.is_some_and(|need| !self.may_move_data(need)) {
             return Vec::new();
         }
         self.take_victims()
@@ -317,6 +319,7 @@ impl Controller {
                 // Segments are in the order in which they were begun.
                 let age = (count + 1).saturating_sub(search.rank);
                 let benefit = info.dead_blocks() * age * 1000 / (info.capacity_blocks() + info.visible());
+                let recode = recode.then(|| self.need_of(no, None));
                 search.candidates.push((recode, benefit, no, info.visible()));
             }
         }
@@ -338,7 +341,7 @@ impl Controller {
     }
 
     /// Of candidates that are still to be cleaned, so many that gain most.
-    fn keep_best(&self, candidates: &mut Vec<(bool, u64, SegmentNo, u64)>, count: usize) {
+    fn keep_best(&self, candidates: &mut Vec<(Option<Need>, u64, SegmentNo, u64)>, count: usize) {
         candidates.retain(|(_, _, no, _)| {
             let left_alone = self.cleaner.is_unreadable(*no) || self.cleaner.is_emptied(*no);
             !left_alone && self.segments.get(*no).is_some_and(|info| info.visible() > 0)
@@ -349,11 +352,11 @@ impl Controller {
         }
     }
 
-    fn choose(&mut self, mut candidates: Vec<(bool, u64, SegmentNo, u64)>, room: u64) {
+    fn choose(&mut self, mut candidates: Vec<(Option<Need>, u64, SegmentNo, u64)>, room: u64) {
         candidates.sort_unstable_by(|a, b| b.cmp(a));
         let mut total = 0;
         self.cleaner.found.clear();
-        self.cleaner.recodes = candidates.first().is_some_and(|(recode, ..)| *recode);
+        self.cleaner.recodes = candidates.first().and_then(|(recode, ..)| *recode);
         for (_, _, no, live) in candidates {
             total += live;
             self.cleaner.found.push_back(no);
@@ -395,7 +398,7 @@ impl Controller {
     /// Puts the ones first that lie near to the first one, so that what they hold lies close together when it is moved
     /// ([`crate::readahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that are best.
     fn sort_by_nearness(&self, ordered: &mut [SegmentNo]) {
-        if self.cleaner.recodes {
+        if self.cleaner.recodes.is_some() {
             // Some of them have to go first.
             return;
         }
@@ -598,8 +601,9 @@ impl Controller {
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
         self.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
-        if pass.rotates || self.cleaner.recodes {
-            self.charge_moved(blocks * BLOCK_BYTES as u64);
+        let need = if pass.rotates { Some(Need::Choice) } else { self.cleaner.recodes };
+        if let Some(need) = need {
+            self.charge_moved(blocks * BLOCK_BYTES as u64, need);
         }
         if pass.rotates {
             let victims: Vec<SegmentNo> = pass.victims.iter().map(|v| v.no).collect();
@@ -607,7 +611,7 @@ impl Controller {
         }
         self.checkpointer.free_wanted = true;
         self.checkpointer.fold_wanted |= !self.hidden.is_known();
-        if pass.rotates || self.cleaner.recodes && !self.cleaner.found.is_empty() {
+        if pass.rotates || self.cleaner.recodes.is_some() && !self.cleaner.found.is_empty() {
             // The next is not put off to the next tick.
             self.drive_cleaner(out);
         }

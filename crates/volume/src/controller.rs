@@ -30,7 +30,7 @@ use crate::copies::RootCopies;
 use crate::directory::Directory;
 use crate::family::Family;
 use crate::fetch::Fetch;
-use crate::governor::{GUESTS_REST, Governor};
+use crate::governor::{GUESTS_REST, Governor, Need};
 use crate::handover::Handover;
 use crate::heat::Heat;
 use crate::hidden::Hidden;
@@ -374,13 +374,13 @@ impl Controller {
     }
 
     /// Whether a shard may be made again, moved or re-coded now.
-    pub(crate) fn may_move_data(&self) -> bool {
-        !self.guests_are_at_work() || self.repairer.has_few_at_work() && self.governor.admits(self.now)
+    pub(crate) fn may_move_data(&self, need: Need) -> bool {
+        !self.guests_are_at_work() || self.repairer.has_few_at_work(need) && self.governor.admits(self.now, need)
     }
 
-    pub(crate) fn charge_moved(&mut self, bytes: u64) {
+    pub(crate) fn charge_moved(&mut self, bytes: u64, need: Need) {
         if self.guests_are_at_work() {
-            self.governor.charge(self.now, bytes);
+            self.governor.charge(self.now, bytes, need);
         }
     }
 
@@ -627,9 +627,10 @@ impl Controller {
     /// Everything inside, for a person who looks into a simulation that failed.
     pub fn dump(&self) -> String {
         format!(
-            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\nlog {} bytes, {} entries, completed {}",
+            "segments {:#?} repair {:?} {} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\nlog {} bytes, {} entries, completed {}",
             self.segments,
             self.repairer,
+            self.governor.summary(self.now),
             self.cleaner,
             self.reads,
             self.fetches,

@@ -69,9 +69,10 @@ impl Controller {
             self.list_moves();
         }
         while self.repairer.may_move()
-            && self.may_move_data()
-            && let Some((segment, index, home, target)) = self.mover.list.pop()
+            && let Some((segment, index, home, target)) = self.mover.list.last().copied()
+            && self.may_move_data(self.need_of(segment, None))
         {
+            self.mover.list.pop();
             self.start_move(segment, index, home, target, out);
         }
     }

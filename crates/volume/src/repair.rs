@@ -7,6 +7,7 @@
 use crate::api::{Lane, Notice, State};
 use crate::call::Purpose;
 use crate::controller::{Controller, Out};
+use crate::governor::Need;
 use crate::log::Done;
 use crate::nodes::Node;
 use crate::segments::{Kind, SegmentInfo};
@@ -24,9 +25,11 @@ use std::time::Duration;
 /// Shards listed by one request.
 const LIST_COUNT: u32 = 4096;
 
-/// Shards being made again at a time, and while guests are at work.
+/// Shards being made again at a time; fewer while guests are at work ([`Need::shards_beside_guests`]).
 const REPAIRS_MAX: usize = 8;
-const REPAIRS_BESIDE_GUESTS: usize = 2;
+
+/// Shards of the queue that are looked at, in one round, for one that is needed enough to be made again now.
+const LOOKED_AT_MAX: usize = 64;
 
 /// What was sent over a connection that broke has been acted on, or never will be, after this long.
 const RECHECK_AFTER: Duration = Duration::from_secs(3);
@@ -34,9 +37,11 @@ const RECHECK_AFTER: Duration = Duration::from_secs(3);
 /// A node that has just started greets before it has read which devices it has.
 pub(crate) const DEVICES_APPEAR_WITHIN: Duration = Duration::from_secs(3);
 
-/// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever.
+/// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever. Where one more
+/// loss would take data, and no damage has been found, not for as long.
 const REPAIR_PAUSE_MIN: Duration = Duration::from_millis(200);
 const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(60);
+const REPAIR_PAUSE_AT_RISK: Duration = Duration::from_secs(2);
 
 /// How often the table is searched for shards of lost nodes.
 const REBUILD_EVERY: Duration = Duration::from_secs(1);
@@ -131,8 +136,13 @@ impl Repairer {
         !self.running.is_full() && self.rebuild.is_empty()
     }
 
-    pub(crate) fn has_few_at_work(&self) -> bool {
-        self.running.len() < REPAIRS_BESIDE_GUESTS
+    pub(crate) fn has_few_at_work(&self, need: Need) -> bool {
+        self.running.len() < need.shards_beside_guests()
+    }
+
+    /// The shard is missing or damaged where it lies.
+    pub(crate) fn wants(&self, segment: SegmentNo, index: u8) -> bool {
+        self.queue.contains(&(segment, index))
     }
 
     pub(crate) fn is_at_work(&self) -> bool {
@@ -511,27 +521,51 @@ impl Controller {
     // ---- making shards again ----
 
     fn start_repairs(&mut self, out: Out) {
-        // Each is tried once a tick: one that can't be read now is queued again by itself.
-        let waiting: Vec<(SegmentNo, u8)> = self.repairer.queue.iter().copied().collect();
+        self.list_rebuild();
+        self.start_queued(out);
+        while let Some((segment, index)) = self.repairer.rebuild.last().copied() {
+            let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
+            let is_wanted = !self.repairer.wants(segment, index) && home.is_some_and(|home| self.is_given_up(home));
+            // What is needed no more makes nothing wait that is.
+            if is_wanted {
+                let need = self.need_of(segment, Some(index));
+                if self.repairer.running.is_full() || !self.may_move_data(need) {
+                    return;
+                }
+            }
+            self.repairer.rebuild.pop();
+            if is_wanted {
+                self.start_repair(segment, index, out);
+            }
+        }
+    }
+
+    /// Those first that one more loss would take. Each is tried once a tick: one that can't be read now is queued again by itself.
+    fn start_queued(&mut self, out: Out) {
+        if self.repairer.running.is_full() || !self.may_move_data(Need::AtRisk) {
+            return;
+        }
+        let all_of = |no: &SegmentNo| self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).copied();
+        let survey = self.survey();
+        let mut waiting: Vec<(SegmentNo, u8)> = survey.at_risk().iter().flat_map(all_of).take(LOOKED_AT_MAX).collect();
+        drop(survey);
+        waiting.extend(self.repairer.queue.iter().copied());
+        let mut refused = 0;
         for (segment, index) in waiting {
-            if self.repairer.running.is_full() || !self.may_move_data() {
+            if self.repairer.running.is_full() || refused == LOOKED_AT_MAX {
                 return;
             }
-            if self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.now) {
+            let is_paused = self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.now);
+            if is_paused || !self.repairer.wants(segment, index) {
+                continue;
+            }
+            if !self.may_move_data(self.need_of(segment, Some(index))) {
+                refused += 1;
                 continue;
             }
             self.repairer.queue.remove(&(segment, index));
             if !self.start_repair(segment, index, out) {
                 self.repairer.queue.insert((segment, index));
-            }
-        }
-        self.list_rebuild();
-        while !self.repairer.running.is_full() && self.may_move_data() {
-            let Some((segment, index)) = self.repairer.rebuild.pop() else { return };
-            let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
-            let is_queued = self.repairer.queue.contains(&(segment, index));
-            if !is_queued && home.is_some_and(|home| self.is_given_up(home)) {
-                self.start_repair(segment, index, out);
             }
         }
     }
@@ -551,24 +585,24 @@ impl Controller {
         self.is_lost(home.node) || self.nodes.draining.contains(&home.device) && !self.nodes.leg_usable(home)
     }
 
-    /// Shards of lost nodes, those of the segments that lack most last.
+    /// Shards of lost nodes, those of the segments that one more loss would take last, and of these those that lack most.
     fn list_rebuild(&mut self) {
         let pace = REBUILD_EVERY.min(self.config.rebuild_after / 4);
         if !self.repairer.rebuild.is_empty() || self.now.since(self.repairer.rebuild_listed_at) < pace {
             return;
         }
         self.repairer.rebuild_listed_at = self.now;
-        let mut found: Vec<(usize, SegmentNo, u8)> = Vec::new();
+        let mut found: Vec<(bool, usize, SegmentNo, u8)> = Vec::new();
         // What is given up can't be used: its segments are weak.
         for no in self.own_weak_segments() {
             let info = self.segments.get(no).filter(|info| info.is_needed() || info.kind == Kind::Run);
             let Some(info) = info else { continue };
             let missing = info.homes.iter().enumerate().filter(|(_, home)| self.is_given_up(**home));
-            let count = missing.clone().count();
-            found.extend(missing.map(|(index, _)| (count, no, index as u8)));
+            let (is_at_risk, count) = (self.survey().at_risk().contains(&no), missing.clone().count());
+            found.extend(missing.map(|(index, _)| (is_at_risk, count, no, index as u8)));
         }
         found.sort_unstable();
-        self.repairer.rebuild = found.into_iter().map(|(_, no, index)| (no, index)).collect();
+        self.repairer.rebuild = found.into_iter().map(|(_, _, no, index)| (no, index)).collect();
         self.repairer.degraded |= !self.repairer.rebuild.is_empty();
     }
 
@@ -577,6 +611,10 @@ impl Controller {
         let Some(info) = self.segments.get(segment) else { return true };
         if self.repairer.running.iter().any(|(_, r)| r.segment == segment) {
             // Both might choose the same node.
+            return false;
+        }
+        if !self.has_sources(info, index) {
+            // Nodes that have them are silent: when they are not, it is not put off as one that failed.
             return false;
         }
         let (geometry, homes) = (info.geometry, info.homes.clone());
@@ -603,6 +641,16 @@ impl Controller {
         true
     }
 
+    /// Whether shards that can be read now may give this one.
+    fn has_sources(&self, info: &SegmentInfo, index: u8) -> bool {
+        let geometry = &info.geometry;
+        let others =
+            info.homes.iter().enumerate().filter(|(i, home)| *i != usize::from(index) && self.nodes.leg_usable(**home));
+        let positions: Vec<u8> = others.map(|(i, _)| geometry.position(i as u8)).collect();
+        let distinct = positions.iter().fold(0_u64, |all, position| all | 1 << position).count_ones();
+        distinct >= u32::from(geometry.data) || positions.contains(&geometry.position(index))
+    }
+
     /// Copies a shard that is where it belongs to a device where it shall be.
     pub(crate) fn begin_move(&mut self, segment: SegmentNo, index: u8, target: Leg, out: Out) {
         self.run_repair(segment, index, target, true, out);
@@ -610,7 +658,8 @@ impl Controller {
 
     fn run_repair(&mut self, segment: SegmentNo, index: u8, target: Leg, is_move: bool, out: Out) {
         let blocks = self.segments.get(segment).map_or(0, |info| info.geometry.shard_blocks());
-        self.charge_moved(u64::from(blocks) * BLOCK_BYTES as u64);
+        let need = self.need_of(segment, (!is_move).then_some(index));
+        self.charge_moved(u64::from(blocks) * BLOCK_BYTES as u64, need);
         let token = self.repairer.running.insert(Repair {
             segment,
             index,
@@ -928,7 +977,7 @@ impl Controller {
 
     fn end_repair(&mut self, token: Token, again: bool) {
         let Some(repair) = self.repairer.running.remove(token) else { return };
-        let Repair { segment, index, target, is_move, .. } = repair;
+        let Repair { segment, index, target, is_move, damaged, .. } = repair;
         let home = self.segments.get(segment).map(|info| info.homes[usize::from(index)]);
         if (repair.cleared || repair.by_target) && repair.putting && home != Some(target) {
             // Lost on the way, or the segment died meanwhile: it may lie there, or arrive yet.
@@ -937,7 +986,8 @@ impl Controller {
         if again && !is_move && home.is_some() {
             self.repairer.queue.insert((segment, index));
             let waited = self.repairer.paused.get(&(segment, index)).map_or(REPAIR_PAUSE_MIN / 2, |(_, span)| *span);
-            let pause = (waited * 2).min(REPAIR_PAUSE_MAX);
+            let is_urgent = damaged == 0 && self.need_of(segment, Some(index)) == Need::AtRisk;
+            let pause = (waited * 2).min(if is_urgent { REPAIR_PAUSE_AT_RISK } else { REPAIR_PAUSE_MAX });
             self.repairer.paused.insert((segment, index), (self.now + pause, pause));
         } else {
             self.repairer.paused.remove(&(segment, index));

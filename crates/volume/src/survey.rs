@@ -7,6 +7,7 @@
 //! Invariant: a survey says what a walk over the whole table would ([`Controller::check_survey`] walks).
 
 use crate::controller::Controller;
+use crate::governor::Need;
 use crate::segments::{Kind, SegmentInfo};
 use holdfast_base::MediaClass;
 use holdfast_format::geometry::Layout;
@@ -32,6 +33,8 @@ pub(crate) struct Survey {
     /// Own ones with a shard on a device that is out or missing, of another shape than the policy's, or with shards too close
     /// together; and those of others whose shards are too close.
     weak: BTreeSet<SegmentNo>,
+    /// Own ones of these that somebody needs, and one more loss would take.
+    at_risk: BTreeSet<SegmentNo>,
     /// Own ones that somebody needs, with shards too close together, which can be moved apart.
     crowded: BTreeSet<SegmentNo>,
     /// Of the right shape, on media where the policy does not say.
@@ -43,6 +46,10 @@ pub(crate) struct Survey {
 impl Survey {
     pub(crate) fn weak(&self) -> &BTreeSet<SegmentNo> {
         &self.weak
+    }
+
+    pub(crate) fn at_risk(&self) -> &BTreeSet<SegmentNo> {
+        &self.at_risk
     }
 
     pub(crate) fn crowded(&self) -> &BTreeSet<SegmentNo> {
@@ -106,7 +113,10 @@ impl Controller {
 
     fn judge(&self, survey: &mut Survey, no: SegmentNo, info: Option<&SegmentInfo>) {
         let own = info.filter(|_| !self.is_foreign(no));
-        set(&mut survey.weak, no, info.is_some_and(|info| self.is_weak(no, info)));
+        let is_weak = info.is_some_and(|info| self.is_weak(no, info));
+        set(&mut survey.weak, no, is_weak);
+        let needed = own.filter(|info| is_weak && info.is_needed());
+        set(&mut survey.at_risk, no, needed.is_some_and(|info| self.bears_nothing(info, |_| false)));
         let moved = own.filter(|info| info.kind != Kind::Run && info.is_needed());
         set(&mut survey.crowded, no, moved.is_some_and(|info| self.crowded(&info.geometry, &info.homes).is_some()));
         let data = own.filter(|info| info.kind == Kind::Data && !info.kept);
@@ -119,12 +129,51 @@ impl Controller {
         if self.is_foreign(no) {
             return info.kind == Kind::Data && self.is_crowded_foreign(no, info);
         }
+        if info.is_over() {
+            return false;
+        }
         let is_narrow = match info.kind {
             Kind::Data => !self.is_of_policy(&info.geometry),
             _ => self.is_narrow_metadata(&info.geometry),
         };
         info.homes.iter().any(|home| !self.nodes.leg_usable(*home))
             || info.live > 0 && (is_narrow || self.crowded(&info.geometry, &info.homes).is_some())
+    }
+
+    /// Whether one more loss would take the segment, with shards missing where they can't be used, and where `lacks` says so.
+    pub(crate) fn bears_nothing(&self, info: &SegmentInfo, lacks: impl Fn(u8) -> bool) -> bool {
+        let is_on_devices = self.is_on_devices();
+        let is_beside = |one: &Leg, other: &Leg| {
+            if is_on_devices { one.device == other.device } else { one.node == other.node }
+        };
+        let there: Vec<(u8, Leg)> = info
+            .homes
+            .iter()
+            .enumerate()
+            .map(|(index, home)| (index as u8, *home))
+            .filter(|(index, home)| self.nodes.leg_usable(*home) && !lacks(*index))
+            .collect();
+        let is_lost_without = |gone: Option<&Leg>| {
+            let left = there.iter().filter(|(_, home)| gone.is_none_or(|gone| !is_beside(gone, home)));
+            let positions = left.fold(0_u64, |positions, (index, _)| positions | 1 << info.geometry.position(*index));
+            positions.count_ones() < u32::from(info.geometry.data)
+        };
+        is_lost_without(None) || there.iter().any(|(_, home)| is_lost_without(Some(home)))
+    }
+
+    /// How much it is needed that the segment's data are moved, or its shard made again which is missing or damaged.
+    pub(crate) fn need_of(&self, no: SegmentNo, shard: Option<u8>) -> Need {
+        let Some(info) = self.segments.get(no) else { return Need::Choice };
+        let lacks = |index| shard == Some(index) || self.repairer.wants(no, index);
+        let is_out = |(index, home): (usize, &Leg)| lacks(index as u8) || !self.nodes.leg_usable(*home);
+        if self.bears_nothing(info, lacks) {
+            Need::AtRisk
+        } else if info.homes.iter().enumerate().any(is_out) || info.geometry.failures() < self.root().layout.failures()
+        {
+            Need::Lacking
+        } else {
+            Need::Choice
+        }
     }
 
     /// For tests: walks over the whole table, and panics where the survey, or a total that is kept, says anything else.

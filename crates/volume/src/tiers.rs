@@ -13,6 +13,7 @@
 //! Invariant: a place that is named has devices for the whole layout; where neither tier has, segments go where they bear most.
 
 use crate::controller::Controller;
+use crate::governor::Need;
 use crate::job::JobKind;
 use crate::placement::is_of;
 use crate::segments::{Kind, SegmentInfo};
@@ -290,7 +291,7 @@ impl Controller {
 
     /// Whether guests bear it now.
     pub(crate) fn may_rotate(&self) -> bool {
-        self.first_tier_is_full() || self.may_move_data()
+        self.first_tier_is_full() || self.may_move_data(Need::Choice)
     }
 
     pub(crate) fn first_tier_is_full(&self) -> bool {
