@@ -80,7 +80,7 @@ pub(crate) struct Governor {
     /// Something was moved, or under way, in this window.
     moved: bool,
     calm_p99_us: Option<u64>,
-    /// Calm was measured since it was last given up, whatever came of it.
+    /// Calm was measured at least once, whatever came of it.
     has_measured: bool,
     rate: u64,
     /// By need.

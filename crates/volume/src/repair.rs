@@ -592,13 +592,14 @@ impl Controller {
             return;
         }
         self.repairer.rebuild_listed_at = self.now;
+        let at_risk = self.survey().at_risk().clone();
         let mut found: Vec<(bool, usize, SegmentNo, u8)> = Vec::new();
         // What is given up can't be used: its segments are weak.
         for no in self.own_weak_segments() {
             let info = self.segments.get(no).filter(|info| info.is_needed() || info.kind == Kind::Run);
             let Some(info) = info else { continue };
             let missing = info.homes.iter().enumerate().filter(|(_, home)| self.is_given_up(**home));
-            let (is_at_risk, count) = (self.survey().at_risk().contains(&no), missing.clone().count());
+            let (is_at_risk, count) = (at_risk.contains(&no), missing.clone().count());
             found.extend(missing.map(|(index, _)| (is_at_risk, count, no, index as u8)));
         }
         found.sort_unstable();
@@ -613,7 +614,7 @@ impl Controller {
             // Both might choose the same node.
             return false;
         }
-        if !self.has_sources(info, index) {
+        if info.kind != Kind::Run && !self.has_sources(info, index) {
             // Nodes that have them are silent: when they are not, it is not put off as one that failed.
             return false;
         }
