@@ -12,6 +12,7 @@
 //! machine/NAME           a machine, whether it is there or not: [`MachineRecord`]
 //! removed/ID             a machine that was taken out of the grid, for ever: [`RemovedRecord`]
 //! numbers                the highest number that a node ever had: [`NumbersRecord`]
+//! copies                 the number of the last copy of all this on devices: [`CopiesRecord`]
 //! reserved               compared by whoever sets space aside: [`ReservedRecord`]
 //! ```
 //! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
@@ -40,6 +41,7 @@ pub const MACHINE_PREFIX: &str = "machine/";
 pub const REMOVED_PREFIX: &str = "removed/";
 pub const NUMBERS_KEY: &str = "numbers";
 pub const RESERVED_KEY: &str = "reserved";
+pub const COPIES_KEY: &str = "copies";
 /// Which host is the steward, on that host's lease.
 pub const STEWARD_KEY: &str = "caretaker";
 pub const DRAINING_PREFIX: &str = "draining/";
@@ -53,7 +55,8 @@ pub const LIMITS_PREFIX: &str = "limits/";
 pub const SETTINGS_PREFIX: &str = "settings/";
 
 /// Beginnings of keys of records that change all the time, and that nobody misses.
-pub const FLEETING: [&str; 6] = ["trend", "errand-done/", "question/", "answer/", "reserved", STEWARD_KEY];
+pub const FLEETING: [&str; 7] =
+    ["trend", "errand-done/", "question/", "answer/", RESERVED_KEY, STEWARD_KEY, COPIES_KEY];
 
 /// Where the records of a volume are: under a prefix, root and export among them, and at keys of their own.
 pub fn records_of(volume: VolumeId) -> (String, [String; 5]) {
@@ -286,6 +289,15 @@ pub struct ReservedRecord {
     /// By volume: what it is about to own, until its own records say so.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pending: BTreeMap<String, PendingRecord>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Each copy of the records has a number of its own, given before they are read: whoever has a higher one has read
+/// later. Hosts of earlier releases take the next one that devices have not.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CopiesRecord {
+    pub number: u64,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -3,9 +3,9 @@
 
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    CloneRecord, DeletingRecord, ExportRecord, HostRecord, MachineRecord, NameRecord, NumbersRecord, RemovedRecord,
-    ReservedRecord, TrashRecord, clone_key, decode, deleting_key, encode, export_key, host_key, machine_key, name_key,
-    removed_key, trash_key,
+    CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, HostRecord, MachineRecord, NameRecord, NumbersRecord,
+    RemovedRecord, ReservedRecord, TrashRecord, clone_key, decode, deleting_key, encode, export_key, host_key,
+    machine_key, name_key, removed_key, trash_key,
 };
 use holdfast_format::schedule::ScheduleRecord;
 use serde::Serialize;
@@ -62,6 +62,7 @@ fn records_are_written_as_ever() {
     );
     assert_eq!((removed.nodes[0].node, removed.nodes[0].devices.len(), removed.made_good), (3, 2, true));
     let _: NumbersRecord = stays(r#"{"highest":3}"#);
+    let _: CopiesRecord = stays(r#"{"number":3}"#);
     let host: HostRecord = stays(
         r#"{"home":"m:/d","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"knows_trash":true}"#,
     );

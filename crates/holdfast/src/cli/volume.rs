@@ -387,6 +387,9 @@ impl Set {
 }
 
 fn show(volume: &VolumeInfo, text: String, json: bool) -> Result<()> {
+    if let Some(warning) = &volume.warning {
+        eprintln!("warning: {warning}");
+    }
     if json { print_json(volume) } else { print(text) }
 }
 

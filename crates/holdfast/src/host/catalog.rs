@@ -47,10 +47,10 @@ use holdfast_format::FormatError;
 use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
-    CLIENTS_PREFIX, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord, KEPT_PREFIX, LIMITS_PREFIX, NAME_PREFIX,
-    NUMBERS_KEY, NameRecord, NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY,
-    RemovedRecord, ReservedRecord, SCHEDULE_PREFIX, SETTINGS_PREFIX, clone_key, deleting_key, encode, export_key,
-    host_key, machine_key, name_key, trash_key,
+    CLIENTS_PREFIX, COPIES_KEY, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord, KEPT_PREFIX,
+    LIMITS_PREFIX, NAME_PREFIX, NUMBERS_KEY, NameRecord, NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX,
+    REMOVED_PREFIX, RESERVED_KEY, RemovedRecord, ReservedRecord, SCHEDULE_PREFIX, SETTINGS_PREFIX, clone_key,
+    deleting_key, encode, export_key, host_key, machine_key, name_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
@@ -584,6 +584,17 @@ impl Catalog {
             found.context("the volume's key is gone: it is being deleted")?;
             Ok(Some(Some(encode(record))))
         })
+    }
+
+    /// A number for a copy of the records, that nobody else has and no device: it is above `above`.
+    pub fn number_copy(&self, above: u64) -> Result<u64> {
+        let mut number = 0;
+        self.update(COPIES_KEY, |found| {
+            let last = found.map_or(Ok(CopiesRecord::default()), |bytes| decode(COPIES_KEY, bytes))?;
+            number = last.number.max(above) + 1;
+            Ok(Some(Some(encode(&CopiesRecord { number, ..last }))))
+        })?;
+        Ok(number)
     }
 
     /// The signed list of revoked certificates, as it stands there.

@@ -562,13 +562,16 @@ impl ControlPlane {
         } else {
             make(None)?.expect("nothing is set aside for it")
         };
+        let mut warning = None;
         if let Some(key) = &key {
             self.keys.on_made(entry.root.volume, key)?;
+            warning = self.key_warning(name, layout);
         }
         if is_fixed {
             self.set_fixed_anew(&entry)?;
         }
-        if export { self.export(name, false) } else { Ok(VolumeInfo { limit, ..self.closed_info(&entry) }) }
+        let made = if export { self.export(name, false)? } else { VolumeInfo { limit, ..self.closed_info(&entry) } };
+        Ok(VolumeInfo { warning, ..made })
     }
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
@@ -1008,6 +1011,7 @@ impl ControlPlane {
             limit: None,
             state,
             waits: trouble.or_else(|| self.fails_over_when(entry)),
+            warning: None,
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),
             layers: None,

@@ -305,7 +305,8 @@ impl ControlPlane {
         }
         self.keys.wrap_anew(&entry, source)?;
         logger::info(format_args!("the key of volume {name} is wrapped anew, with that of the {source}"));
-        self.show(name)
+        let warning = self.key_warning(name, entry.root.layout);
+        Ok(VolumeInfo { warning, ..self.show(name)? })
     }
 }
 
