@@ -5,6 +5,10 @@
 //! volume/ID/root         the root record ([`crate::root`])
 //! volume/ID/export       which host serves the volume, and which offer it: [`ExportRecord`]
 //! volume/ID/clone        of a clone: which volume it is a part of: [`CloneRecord`]
+//! volume/ID/key          of an encrypted volume: its key, wrapped: [`KeyRecord`]
+//! settings/ID            what an operator has chosen for a volume: [`SettingsRecord`]
+//! clients/ID             the clients that may have a volume or clone: [`ClientsRecord`]
+//! limits/ID              how much clients may have of a volume or clone: [`LimitRecord`]
 //! trash/ID               a deleted volume that can be had back for a while: [`TrashRecord`]
 //! deleting/ID            a volume whose space is being returned: [`DeletingRecord`]
 //! host/NAME              (leased) a host that is there: [`HostRecord`]
@@ -24,6 +28,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 /// Fields of newer releases.
 pub type Other = Map<String, Value>;
@@ -33,6 +38,7 @@ pub const VOLUME_PREFIX: &str = "volume/";
 pub const EXPORT_SUFFIX: &str = "/export";
 pub const CLONE_SUFFIX: &str = "/clone";
 pub const ROOT_SUFFIX: &str = "/root";
+pub const KEY_SUFFIX: &str = "/key";
 pub const TRASH_PREFIX: &str = "trash/";
 pub const DELETING_PREFIX: &str = "deleting/";
 pub const HOST_PREFIX: &str = "host/";
@@ -74,6 +80,22 @@ pub fn export_key(volume: VolumeId) -> String {
 
 pub fn clone_key(clone: VolumeId) -> String {
     format!("{VOLUME_PREFIX}{clone}{CLONE_SUFFIX}")
+}
+
+pub fn key_key(volume: VolumeId) -> String {
+    format!("{VOLUME_PREFIX}{volume}{KEY_SUFFIX}")
+}
+
+pub fn settings_key(volume: VolumeId) -> String {
+    format!("{SETTINGS_PREFIX}{volume}")
+}
+
+pub fn clients_key(volume: VolumeId) -> String {
+    format!("{CLIENTS_PREFIX}{volume}")
+}
+
+pub fn limit_key(volume: VolumeId) -> String {
+    format!("{LIMITS_PREFIX}{volume}")
 }
 
 pub fn trash_key(volume: VolumeId) -> String {
@@ -154,6 +176,71 @@ impl CloneRecord {
     pub fn new(name: &str, origin: VolumeId, size_bytes: u64) -> CloneRecord {
         CloneRecord { name: name.to_string(), origin: origin.to_string(), size_bytes, other: Other::new() }
     }
+}
+
+/// What an operator has chosen for a volume, besides size and layout; what is not there is as by default.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SettingsRecord {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed: Option<FixedRecord>,
+    /// Guests' reads are not checked against checksums.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchecked_reads: bool,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Capacity is set aside for all of the volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FixedRecord {
+    /// Bytes in segments that the volume has not written since its last snapshot; all that there are while one is
+    /// taken.
+    pub base_bytes: u64,
+    /// What was left to write when it was last noted, with the sixteenth.
+    pub left_bytes: u64,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// The clients that may have a volume or clone over TCP; where there is none all may.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClientsRecord {
+    pub allowed: BTreeSet<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// How much the clients of a volume or clone may have of it, in the words of the layer `limit`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LimitRecord {
+    pub limit: String,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// The version of a [`KeyRecord`]: of another one nobody knows what opens it.
+pub const KEY_VERSION: u32 = 1;
+
+/// A volume's own key, wrapped with a key-encrypting key (docs/FORMAT.md).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeyRecord {
+    pub version: u32,
+    /// Of the wrapping; base64, like the key.
+    pub nonce: String,
+    pub wrapped: String,
+    /// Where the key-encrypting key was when it was wrapped.
+    pub source: KeyPlace,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeyPlace {
+    /// Absolute.
+    File(PathBuf),
+    /// For a shell.
+    Command(String),
 }
 
 /// A deleted volume that can be had back for a while: it has no name, nobody serves it, and its data are cared for.

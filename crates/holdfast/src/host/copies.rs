@@ -13,11 +13,8 @@ use crate::logger;
 use anyhow::Result;
 use holdfast_api::{Code, refuse};
 use holdfast_format::geometry::Layout;
-use holdfast_format::meta::VOLUME_PREFIX;
+use holdfast_format::meta::{KEY_SUFFIX, VOLUME_PREFIX};
 use std::sync::PoisonError;
-
-/// Of the records of volumes' wrapped keys.
-const KEY_SUFFIX: &str = "/key";
 
 /// Whether a key of a volume is there as it was wrapped before it was wrapped anew: whoever has the former key could still open
 /// it.

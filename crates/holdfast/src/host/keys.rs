@@ -27,6 +27,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use holdfast_api::{Code, refuse};
 use holdfast_base::VolumeId;
 use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
+use holdfast_format::meta::{KEY_VERSION, KeyPlace, KeyRecord, Other};
 use holdfast_runtime::pki::random;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -48,8 +49,6 @@ const COMMAND_PACE: Duration = Duration::from_secs(30);
 /// More than any key, with a line's end.
 const KEY_TEXT_MAX: u64 = 4096;
 
-const VERSION: u32 = 1;
-
 impl fmt::Display for KeySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -59,37 +58,44 @@ impl fmt::Display for KeySource {
     }
 }
 
-/// A volume's key as the metadata store has it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct KeyRecord {
-    version: u32,
-    /// Of the wrapping; base64, like the key.
-    nonce: String,
-    wrapped: String,
-    source: KeySource,
+impl From<&KeySource> for KeyPlace {
+    fn from(source: &KeySource) -> KeyPlace {
+        match source {
+            KeySource::File(path) => KeyPlace::File(path.clone()),
+            KeySource::Command(command) => KeyPlace::Command(command.clone()),
+        }
+    }
 }
 
-impl KeyRecord {
-    fn new(kek: &Secret, volume: VolumeId, key: &Secret, source: &KeySource) -> KeyRecord {
-        let nonce: [u8; NONCE_BYTES] = random();
-        let wrapped = BASE64.encode(wrap(kek, volume, nonce, key));
-        KeyRecord { version: VERSION, nonce: BASE64.encode(nonce), wrapped, source: source.clone() }
-    }
-
-    /// `None` where the key-encrypting key is another.
-    fn open(&self, kek: &Secret, volume: VolumeId) -> Result<Option<Secret>> {
-        let damaged = || format!("metadata record volume/{volume}/key is damaged");
-        if self.version != VERSION {
-            refuse!(
-                Code::Unsupported,
-                "metadata record volume/{volume}/key has version {}, which this host does not know",
-                self.version
-            );
+impl From<&KeyPlace> for KeySource {
+    fn from(place: &KeyPlace) -> KeySource {
+        match place {
+            KeyPlace::File(path) => KeySource::File(path.clone()),
+            KeyPlace::Command(command) => KeySource::Command(command.clone()),
         }
-        let nonce = BASE64.decode(&self.nonce).ok().and_then(|nonce| nonce.try_into().ok()).with_context(damaged)?;
-        let wrapped = BASE64.decode(&self.wrapped).with_context(damaged)?;
-        Ok(unwrap(kek, volume, nonce, &wrapped))
     }
+}
+
+fn wrapping(kek: &Secret, volume: VolumeId, key: &Secret, source: &KeySource) -> KeyRecord {
+    let nonce: [u8; NONCE_BYTES] = random();
+    let wrapped = BASE64.encode(wrap(kek, volume, nonce, key));
+    let (nonce, source) = (BASE64.encode(nonce), source.into());
+    KeyRecord { version: KEY_VERSION, nonce, wrapped, source, other: Other::new() }
+}
+
+/// `None` where the key-encrypting key is another.
+fn unwrapped(record: &KeyRecord, kek: &Secret, volume: VolumeId) -> Result<Option<Secret>> {
+    let damaged = || format!("metadata record volume/{volume}/key is damaged");
+    if record.version != KEY_VERSION {
+        refuse!(
+            Code::Unsupported,
+            "metadata record volume/{volume}/key has version {}, which this host does not know",
+            record.version
+        );
+    }
+    let nonce = BASE64.decode(&record.nonce).ok().and_then(|nonce| nonce.try_into().ok()).with_context(damaged)?;
+    let wrapped = BASE64.decode(&record.wrapped).with_context(damaged)?;
+    Ok(unwrap(kek, volume, nonce, &wrapped))
 }
 
 /// What a new volume is to be encrypted with.
@@ -110,7 +116,7 @@ impl NewKey {
     }
 
     pub fn record(&self, volume: VolumeId) -> KeyRecord {
-        KeyRecord::new(&self.kek, volume, &self.secret, &self.source)
+        wrapping(&self.kek, volume, &self.secret, &self.source)
     }
 }
 
@@ -192,7 +198,7 @@ impl Keys {
             None => self.source_of(name, volume, &record)?,
         };
         let found = fetch(&source).and_then(|kek| {
-            let secret = record.open(&kek, volume)?.filter(|secret| VolumeKey::new(secret).id() == key_id);
+            let secret = unwrapped(&record, &kek, volume)?.filter(|secret| VolumeKey::new(secret).id() == key_id);
             let wrong = || format!("what the {source} gives is not the key that the volume's key was wrapped with");
             Ok((secret.with_context(wrong)?, kek))
         });
@@ -203,10 +209,10 @@ impl Keys {
     /// Where the key-encrypting key is to be had at this host.
     fn source_of(&self, name: &str, volume: VolumeId, record: &KeyRecord) -> Result<KeySource> {
         let local = self.local()?.remove(&volume.to_string());
-        match (local, &record.source) {
+        match (local, KeySource::from(&record.source)) {
             (Some(local), _) if local.nonce == record.nonce => Ok(local.source),
-            (_, KeySource::File(_)) => Ok(record.source.clone()),
-            (Some(local), command) if local.source == *command => Ok(local.source),
+            (_, file @ KeySource::File(_)) => Ok(file),
+            (Some(local), command) if local.source == command => Ok(local.source),
             (_, KeySource::Command(command)) => refuse!(
                 Code::State,
                 "volume {name} is encrypted and stays closed: its key comes from a command that nobody has named at this host, and \
@@ -280,7 +286,7 @@ impl Keys {
                 "volume {name} is not encrypted; make an encrypted one (`holdfast volume create NEW --encrypt`) and copy it there"
             );
         };
-        let record = KeyRecord::new(&new_kek, volume, &secret, source);
+        let record = wrapping(&new_kek, volume, &secret, source);
         self.catalog.replace_key(volume, &record)?;
         self.use_here(volume, source)
     }
@@ -485,10 +491,10 @@ mod tests {
         let (kek, other) = (Secret::new([1; 32]), Secret::new([2; 32]));
         let key = NewKey { secret: Secret::new([3; 32]), kek: kek.clone(), source };
         let record = key.record(VolumeId(5));
-        assert_eq!(record.open(&kek, VolumeId(5)).unwrap(), Some(Secret::new([3; 32])));
-        assert_eq!(record.open(&other, VolumeId(5)).unwrap(), None);
-        assert_eq!(record.open(&kek, VolumeId(6)).unwrap(), None);
+        assert_eq!(unwrapped(&record, &kek, VolumeId(5)).unwrap(), Some(Secret::new([3; 32])));
+        assert_eq!(unwrapped(&record, &other, VolumeId(5)).unwrap(), None);
+        assert_eq!(unwrapped(&record, &kek, VolumeId(6)).unwrap(), None);
         let later = KeyRecord { version: 9, ..record };
-        assert!(later.open(&kek, VolumeId(5)).unwrap_err().to_string().contains("version 9"));
+        assert!(unwrapped(&later, &kek, VolumeId(5)).unwrap_err().to_string().contains("version 9"));
     }
 }
