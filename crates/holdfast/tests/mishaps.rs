@@ -206,7 +206,8 @@ fn asking_for_what_is_so_succeeds_and_what_a_killed_command_has_left_is_cleared(
     grid.ok("node stop 3 --force");
     cut_short(&config()["nodes"][2]["devices"]);
     assert!(grid.ok("node add").contains("node 3 is added"));
-    assert_eq!((config()["nodes"].as_array().unwrap().len(), grid.node_state(3).as_str()), (3, "up"));
+    assert_eq!(config()["nodes"].as_array().unwrap().len(), 3);
+    grid.wait_for_node(3, "up");
     grid.ok("device add 3");
     let added = config()["nodes"][2]["devices"][1].clone();
     cut_short(&Value::Array(vec![added.clone()]));

@@ -450,6 +450,7 @@ fn millis(us: Option<u32>) -> String {
 
 fn list(dir: &GridDir, json: bool) -> Result<()> {
     let status = gather(dir)?;
+    super::volume::warn_of_store(status.metadata.trouble.as_ref());
     if json {
         let devices: Vec<_> = status.nodes.iter().flat_map(|n| n.devices.iter().map(|d| (n.id, d))).collect();
         let rows: Vec<_> = devices.iter().map(|(node, d)| json!({ "node": node, "device": d })).collect();

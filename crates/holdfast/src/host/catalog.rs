@@ -529,9 +529,13 @@ impl Catalog {
 
     /// Names of the volumes that need what this one holds.
     pub fn needed_by(&self, root: &Root) -> Result<Vec<String>> {
+        self.needed_by_in(root, |volume| self.live_root(volume))
+    }
+
+    fn needed_by_in(&self, root: &Root, live_root: impl Fn(VolumeId) -> Result<Option<Root>>) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for of in &root.dependents {
-            let Some(root) = self.live_root(of.volume)? else { continue };
+            let Some(root) = live_root(of.volume)? else { continue };
             let is_trash = self.known.get(&trash_key(of.volume))?.is_some();
             names.push(if is_trash { name_in_trash(&root.name, of.volume) } else { root.name });
         }
@@ -541,6 +545,14 @@ impl Catalog {
     /// Of a volume that is neither being made nor being deleted.
     pub fn live_root(&self, volume: VolumeId) -> Result<Option<Root>> {
         Ok(self.root(volume)?.filter(|root| !root.deleted))
+    }
+
+    /// The name of the volume that a separate clone was made of, and names of those that need what it holds, as they
+    /// are known.
+    pub fn kin_known(&self, root: &Root) -> Result<(Option<String>, Vec<String>)> {
+        let root_of = |volume| Ok(Self::root_in(&self.known, volume)?.filter(|root| !root.deleted));
+        let origin = root.origins.last().map(|origin| root_of(origin.volume)).transpose()?.flatten();
+        Ok((origin.map(|root| root.name), self.needed_by_in(root, root_of)?))
     }
 
     pub fn set_named(&self, origin: VolumeId, dependent: VolumeId, names: &SegmentRanges) -> Result<()> {

@@ -32,7 +32,7 @@ use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::metadata::{self, MetadataFile};
 use crate::logger;
 use crate::protocol::{
-    DeviceInfo, HostStatus, KeySource, LINE_BYTES_MAX, Request, Response, TrashInfo, Unreadable, VolumeInfo,
+    DeviceInfo, HostStatus, KeySource, Kind, LINE_BYTES_MAX, Request, Response, TrashInfo, Unreadable, VolumeInfo,
 };
 use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -268,7 +268,9 @@ impl ControlPlane {
         {
             return removed.unwrap_or_else(|error| Response::failure(&error));
         }
-        if let Some(response) = self.pass_on(&request) {
+        // Of others nobody hears without the store; what this host knows it tells.
+        let is_told_here = request.kind() == Kind::Look && self.sync_if_right().is_err();
+        if let Some(response) = (!is_told_here).then(|| self.pass_on(&request)).flatten() {
             return response;
         }
         self.respond_here(request)
@@ -387,8 +389,29 @@ impl ControlPlane {
         match request {
             // What is known is told at once, whatever the store is like.
             Request::Status | Request::Tasks => Ok(()),
+            // It is told that the store could not be asked, beside what is known.
+            _ if request.kind() == Kind::Look => {
+                let _ = self.sync_if_right();
+                Ok(())
+            }
             _ => self.records.sync(),
         }
+    }
+
+    /// A store that is known to be silent is not waited for.
+    fn sync_if_right(&self) -> Result<()> {
+        match self.store_trouble() {
+            None => self.records.sync(),
+            Some(trouble) => refuse!(Code::Unavailable, "the metadata store is out of reach {trouble}"),
+        }
+    }
+
+    /// Why the store is not asked, or not believed.
+    fn store_trouble(&self) -> Option<String> {
+        let doubt = self.records.doubt().map(|doubt| {
+            format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt_text(doubt))
+        });
+        self.health.trouble().or(doubt)
     }
 
     /// Nothing else is begun about the volume until this is dropped.
@@ -458,14 +481,10 @@ impl ControlPlane {
         let config = self.config();
         let own = process::own_stats().unwrap_or_default();
         let mut volumes = live.volumes;
-        // Who only wants to know how things stand does not wait for a store that is known to be silent.
-        let doubt = self.records.doubt().map(|doubt| {
-            format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt_text(doubt))
-        });
-        let metadata_trouble = self.health.trouble().or(doubt);
-        let told = metadata_trouble.is_none().then(|| self.told_by_catalog(&mut volumes)).transpose();
-        let metadata_trouble = metadata_trouble.or(told.as_ref().err().map(|error| format!("now: {error:#}")));
-        let Told { deleting, unreadable, trash } = told.ok().flatten().unwrap_or_default();
+        // Who only wants to know how things stand does not wait for the store: records are told as they are known.
+        let told = self.told_by_catalog(&mut volumes);
+        let metadata_trouble = self.store_trouble().or(told.as_ref().err().map(|error| format!("now: {error:#}")));
+        let Told { deleting, unreadable, trash } = told.unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
             grid: config.grid,
@@ -529,10 +548,11 @@ impl ControlPlane {
         info.only_for = self.catalog.clients()?.remove(&entry.id());
         info.limit = self.catalog.limits()?.remove(&entry.id());
         if entry.clone.is_none() {
-            let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
-            info.shares_with = origin.flatten().map(|root| root.name);
-            info.needed_by = self.catalog.needed_by(&entry.root)?;
+            (info.shares_with, info.needed_by) = self.catalog.kin_known(&entry.root)?;
         }
+        info.warning = self.store_trouble().map(|trouble| {
+            format!("the metadata store is out of reach {trouble}. This is what the host of this machine knows")
+        });
         Ok(info)
     }
 
