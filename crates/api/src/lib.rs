@@ -17,6 +17,7 @@ mod texts;
 mod volume;
 
 pub use error::{Code, Error};
+pub use holdfast_format::meta::KeySource;
 pub use host::{HostState, HostStatus, MachineInfo, MachineNode, TaskInfo, TaskKind, TaskUnit, TrashInfo, Unreadable};
 pub use layer::{EdgeInfo, LayerInfo, LayersInfo};
 pub use node::{
@@ -24,7 +25,7 @@ pub use node::{
     free_of, promised_of, takers,
 };
 pub use parts::{DeviceParts, LedgerParts, LegParts, LegState, LogParts, Parts, SegmentKind, SegmentParts};
-pub use request::{ClientsChange, KeySource, Kind, Request};
+pub use request::{ClientsChange, Kind, Request};
 pub use response::Response;
 pub use volume::{
     Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, VolumeInfo, VolumeLive,

@@ -1,31 +1,11 @@
 //! What a host can be asked for.
 
 use holdfast_base::MediaClass;
+use holdfast_format::meta::KeySource;
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::path::PathBuf;
-
-/// Where a key-encrypting key is to be had.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum KeySource {
-    /// Absolute.
-    File(PathBuf),
-    /// For a shell; it prints the key.
-    Command(String),
-}
-
-impl fmt::Display for KeySource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeySource::File(path) => write!(f, "key file {}", path.display()),
-            KeySource::Command(command) => write!(f, "key command `{command}`"),
-        }
-    }
-}
 
 /// What becomes of the list of clients that may have a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

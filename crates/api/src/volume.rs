@@ -123,6 +123,9 @@ pub struct VolumeInfo {
     /// What opening waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
+    /// What a command could not see to that was about the volume; told by that command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     pub epoch: u64,
     /// Where clients connect.
     pub uris: Vec<String>,

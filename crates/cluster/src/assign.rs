@@ -121,7 +121,7 @@ pub struct Situation<'a> {
     pub local: Option<Local>,
     pub progress: &'a Progress,
     /// Nodes that this host can't reach.
-    pub nodes_away: usize,
+    pub nodes_away: &'a BTreeSet<NodeId>,
     /// Since when the store has answered without a pause, and was the right one.
     pub right_since: Option<Instant>,
     /// Since when the host that serves the volume is gone.
@@ -162,7 +162,7 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
     };
     if export.host == *me {
         return match (s.local, export.from.as_ref().filter(|from| *from != me)) {
-            (None | Some(Local::Reading), Some(from)) => arrive(volume, from, usize::from(known.failures), s),
+            (None | Some(Local::Reading), Some(from)) => arrive(volume, known, from, s),
             (None | Some(Local::Reading | Local::InCare), None) => open(volume, s),
             (Some(Local::Open), Some(_)) => note(volume, *version, ExportRecord { from: None, ..export.clone() }, None),
             _ => Step::Nothing,
@@ -188,15 +188,16 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
 }
 
 /// The volume is handed over to this host: the map is read while the other one serves, then that is asked to stop.
-fn arrive(volume: VolumeId, from: &str, failures: usize, s: &Situation) -> Step {
+fn arrive(volume: VolumeId, known: &Volume, from: &str, s: &Situation) -> Step {
     let progress = s.progress;
     // After a silence it may be there without a lease: it is asked.
     let is_gone = !s.view.has_host(from) && s.right_since.is_some_and(|since| s.now >= lease_over(since, s));
     if is_gone || progress.has_yielded {
         return open(volume, s);
     }
-    // Until it could be served here the other host goes on.
-    if s.nodes_away > failures {
+    // Until it could be served here the other host goes on. Whether segments lie on what is away, who reads the map
+    // finds.
+    if s.nodes_away.len() > usize::from(known.failures) && !known.log_needs_none_of(s.nodes_away) {
         return Step::Until(s.now + LOOK_AGAIN);
     }
     if !progress.is_read {
@@ -244,7 +245,7 @@ fn fail_over(volume: VolumeId, known: &Volume, version: MetaVersion, export: &Ex
         }
     }
     // The nodes that have answered suffice for its log. Of the others some may be out for long, and none of them needed.
-    let lacks_many = s.nodes_away > usize::from(known.failures);
+    let lacks_many = s.nodes_away.len() > usize::from(known.failures);
     let due = s.lost_since.unwrap_or(s.now) + FEWER_NODES_LATER;
     if lacks_many && due > s.now {
         return Step::Until(due.min(s.now + LOOK_AGAIN));

@@ -122,8 +122,8 @@ pub enum Event {
         volume: VolumeId,
         local: Option<Local>,
     },
-    /// So many nodes are out of reach.
-    NodesAway(usize),
+    /// These nodes are out of reach.
+    NodesAway(BTreeSet<NodeId>),
     /// What nodes say of a host that is gone by the records: these have heard nothing of it for [`SILENT_FOR`].
     Silent {
         host: String,
@@ -177,7 +177,7 @@ pub struct Cluster {
     dirty: BTreeSet<VolumeId>,
     /// When volumes are to be planned again, the earliest for each.
     due: BTreeMap<VolumeId, Instant>,
-    nodes_away: usize,
+    nodes_away: BTreeSet<NodeId>,
     right_since: Option<Instant>,
     /// Hosts that are named by records and not there, and since when.
     lost: BTreeMap<String, Instant>,
@@ -201,7 +201,7 @@ impl Cluster {
             waiting: Vec::new(),
             dirty: BTreeSet::new(),
             due: BTreeMap::new(),
-            nodes_away: 0,
+            nodes_away: BTreeSet::new(),
             right_since: None,
             lost: BTreeMap::new(),
             silent: BTreeMap::new(),
@@ -222,8 +222,9 @@ impl Cluster {
                 };
                 self.dirty.insert(volume);
             }
-            Event::NodesAway(count) => {
-                if std::mem::replace(&mut self.nodes_away, count) != count {
+            Event::NodesAway(nodes) => {
+                if self.nodes_away != nodes {
+                    self.nodes_away = nodes;
                     self.plan_all(view);
                 }
             }
@@ -398,7 +399,7 @@ impl Cluster {
             view,
             local,
             progress,
-            nodes_away: self.nodes_away,
+            nodes_away: &self.nodes_away,
             right_since: self.right_since,
             lost_since,
             silent: &self.silent,

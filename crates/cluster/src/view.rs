@@ -76,6 +76,16 @@ impl Volume {
             rule.is_fence_set(legs, mask.fold(0, |mask, (i, _)| mask | 1 << i))
         })
     }
+
+    /// Whether the volume's log can be recovered, and read and written, without these nodes, whatever else they hold.
+    /// Of one whose log is not known that is not known.
+    pub fn log_needs_none_of(&self, away: &BTreeSet<NodeId>) -> bool {
+        self.log.as_ref().is_some_and(|(legs, rule)| {
+            let there = legs.iter().enumerate().filter(|(_, leg)| !away.contains(&leg.node));
+            let there = there.fold(0, |mask, (i, _)| mask | 1 << i);
+            rule.is_fence_set(legs, there) && rule.is_ack_set(legs, there)
+        })
+    }
 }
 
 /// Which volumes' records have changed, and whether hosts have come or gone, since it was asked last.

@@ -24,6 +24,8 @@ struct Host {
     /// Nodes that answer.
     nodes: BTreeSet<NodeId>,
     asked: Vec<String>,
+    /// How often its map was to be read.
+    reads: usize,
     taken: Option<ExportRecord>,
 }
 
@@ -46,6 +48,7 @@ impl Host {
             hearing: BTreeSet::new(),
             nodes: (1..=3).map(NodeId).collect(),
             asked: Vec::new(),
+            reads: 0,
             taken: None,
         };
         host.put(&root_key(VOLUME), Some(root.encode()));
@@ -86,6 +89,7 @@ impl Host {
                     let value = writes.first().and_then(|(_, value)| value.clone()).expect("a record is written");
                     self.taken = Some(decode(&value).unwrap());
                 }
+                Effect::Act { action: Action::Read { .. }, .. } => self.reads += 1,
                 Effect::Act { .. } | Effect::Held { .. } => {}
             }
         }
@@ -108,7 +112,7 @@ fn served_by(host: &str) -> ExportRecord {
 fn a_volume_is_taken_over_though_nodes_that_its_log_does_not_need_are_away() {
     for away in 0..5 {
         let mut host = Host::new("b", Some(served_by("a")));
-        host.tell(Event::NodesAway(away));
+        host.tell(Event::NodesAway((0..away).map(|n| NodeId(10 + n)).collect()));
         host.lose("a");
         host.run_for(Duration::from_secs(9));
         assert_eq!(host.taken.is_some(), away <= 1, "one that lacks fewer of {away} comes first");
@@ -121,7 +125,7 @@ fn a_volume_is_taken_over_though_nodes_that_its_log_does_not_need_are_away() {
 fn a_volume_is_not_taken_over_by_whoever_reaches_too_little_of_its_log() {
     let mut host = Host::new("b", Some(served_by("a")));
     host.nodes = BTreeSet::from([NodeId(1)]);
-    host.tell(Event::NodesAway(2));
+    host.tell(Event::NodesAway(BTreeSet::from([NodeId(2), NodeId(3)])));
     host.lose("a");
     host.run_for(Duration::from_secs(60));
     assert_eq!(host.taken, None);
@@ -153,4 +157,21 @@ fn in_a_hand_over_both_hosts_must_be_silent() {
     host.hearing.clear();
     host.run_for(Duration::from_secs(30));
     assert_eq!(host.taken.map(|record| (record.host, record.from)), Some(("c".to_string(), None)));
+}
+
+#[test]
+fn a_hand_over_waits_for_what_the_log_needs_and_for_nothing_else() {
+    let handed = ExportRecord { from: Some("a".to_string()), ..served_by("b") };
+    for (away, begins) in
+        [(&[][..], true), (&[7, 8, 9], true), (&[3, 7, 8], true), (&[2, 3], false), (&[1, 2, 3], false)]
+    {
+        let mut host = Host::new("b", None);
+        host.tell(Event::NodesAway(away.iter().copied().map(NodeId).collect()));
+        host.put(&export_key(VOLUME), Some(encode(&handed)));
+        host.run_for(Duration::from_secs(3));
+        assert_eq!(host.reads > 0, begins, "without nodes {away:?}");
+        host.tell(Event::NodesAway(BTreeSet::new()));
+        host.run_for(Duration::from_secs(3));
+        assert!(host.reads > 0, "they are back");
+    }
 }

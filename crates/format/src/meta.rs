@@ -5,6 +5,10 @@
 //! volume/ID/root         the root record ([`crate::root`])
 //! volume/ID/export       which host serves the volume, and which offer it: [`ExportRecord`]
 //! volume/ID/clone        of a clone: which volume it is a part of: [`CloneRecord`]
+//! volume/ID/key          of an encrypted volume: its key, wrapped: [`KeyRecord`]
+//! settings/ID            what an operator has chosen for a volume: [`SettingsRecord`]
+//! clients/ID             the clients that may have a volume or clone: [`ClientsRecord`]
+//! limits/ID              how much clients may have of a volume or clone: [`LimitRecord`]
 //! trash/ID               a deleted volume that can be had back for a while: [`TrashRecord`]
 //! deleting/ID            a volume whose space is being returned: [`DeletingRecord`]
 //! host/NAME              (leased) a host that is there: [`HostRecord`]
@@ -12,6 +16,7 @@
 //! machine/NAME           a machine, whether it is there or not: [`MachineRecord`]
 //! removed/ID             a machine that was taken out of the grid, for ever: [`RemovedRecord`]
 //! numbers                the highest number that a node ever had: [`NumbersRecord`]
+//! copies                 the number of the last copy of all this on devices: [`CopiesRecord`]
 //! reserved               compared by whoever sets space aside: [`ReservedRecord`]
 //! ```
 //! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
@@ -23,6 +28,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
 
 /// Fields of newer releases.
 pub type Other = Map<String, Value>;
@@ -32,6 +39,7 @@ pub const VOLUME_PREFIX: &str = "volume/";
 pub const EXPORT_SUFFIX: &str = "/export";
 pub const CLONE_SUFFIX: &str = "/clone";
 pub const ROOT_SUFFIX: &str = "/root";
+pub const KEY_SUFFIX: &str = "/key";
 pub const TRASH_PREFIX: &str = "trash/";
 pub const DELETING_PREFIX: &str = "deleting/";
 pub const HOST_PREFIX: &str = "host/";
@@ -40,6 +48,7 @@ pub const MACHINE_PREFIX: &str = "machine/";
 pub const REMOVED_PREFIX: &str = "removed/";
 pub const NUMBERS_KEY: &str = "numbers";
 pub const RESERVED_KEY: &str = "reserved";
+pub const COPIES_KEY: &str = "copies";
 /// Which host is the steward, on that host's lease.
 pub const STEWARD_KEY: &str = "caretaker";
 pub const DRAINING_PREFIX: &str = "draining/";
@@ -53,7 +62,8 @@ pub const LIMITS_PREFIX: &str = "limits/";
 pub const SETTINGS_PREFIX: &str = "settings/";
 
 /// Beginnings of keys of records that change all the time, and that nobody misses.
-pub const FLEETING: [&str; 6] = ["trend", "errand-done/", "question/", "answer/", "reserved", STEWARD_KEY];
+pub const FLEETING: [&str; 7] =
+    ["trend", "errand-done/", "question/", "answer/", RESERVED_KEY, STEWARD_KEY, COPIES_KEY];
 
 /// Where the records of a volume are: under a prefix, root and export among them, and at keys of their own.
 pub fn records_of(volume: VolumeId) -> (String, [String; 5]) {
@@ -71,6 +81,22 @@ pub fn export_key(volume: VolumeId) -> String {
 
 pub fn clone_key(clone: VolumeId) -> String {
     format!("{VOLUME_PREFIX}{clone}{CLONE_SUFFIX}")
+}
+
+pub fn key_key(volume: VolumeId) -> String {
+    format!("{VOLUME_PREFIX}{volume}{KEY_SUFFIX}")
+}
+
+pub fn settings_key(volume: VolumeId) -> String {
+    format!("{SETTINGS_PREFIX}{volume}")
+}
+
+pub fn clients_key(volume: VolumeId) -> String {
+    format!("{CLIENTS_PREFIX}{volume}")
+}
+
+pub fn limit_key(volume: VolumeId) -> String {
+    format!("{LIMITS_PREFIX}{volume}")
 }
 
 pub fn trash_key(volume: VolumeId) -> String {
@@ -150,6 +176,80 @@ pub struct CloneRecord {
 impl CloneRecord {
     pub fn new(name: &str, origin: VolumeId, size_bytes: u64) -> CloneRecord {
         CloneRecord { name: name.to_string(), origin: origin.to_string(), size_bytes, other: Other::new() }
+    }
+}
+
+/// What an operator has chosen for a volume, besides size and layout; what is not there is as by default.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SettingsRecord {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed: Option<FixedRecord>,
+    /// Guests' reads are not checked against checksums.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchecked_reads: bool,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Capacity is set aside for all of the volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FixedRecord {
+    /// Bytes in segments that the volume has not written since its last snapshot; all that there are while one is
+    /// taken.
+    pub base_bytes: u64,
+    /// What was left to write when it was last noted, with the sixteenth.
+    pub left_bytes: u64,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// The clients that may have a volume or clone over TCP; where there is none all may.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClientsRecord {
+    pub allowed: BTreeSet<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// How much the clients of a volume or clone may have of it, in the words of the layer `limit`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LimitRecord {
+    pub limit: String,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// The version of a [`KeyRecord`]: of another one nobody knows what opens it.
+pub const KEY_VERSION: u32 = 1;
+
+/// A volume's own key, wrapped with a key-encrypting key (docs/FORMAT.md).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeyRecord {
+    pub version: u32,
+    /// Of the wrapping; base64, like the key.
+    pub nonce: String,
+    pub wrapped: String,
+    /// Where the key-encrypting key was when it was wrapped.
+    pub source: KeySource,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeySource {
+    /// Absolute.
+    File(PathBuf),
+    /// For a shell.
+    Command(String),
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeySource::File(path) => write!(f, "key file {}", path.display()),
+            KeySource::Command(command) => write!(f, "key command `{command}`"),
+        }
     }
 }
 
@@ -286,6 +386,15 @@ pub struct ReservedRecord {
     /// By volume: what it is about to own, until its own records say so.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pending: BTreeMap<String, PendingRecord>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Each copy of the records has a number of its own, given before they are read: whoever has a higher one has read
+/// later. Hosts of earlier releases take the next one that devices have not.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CopiesRecord {
+    pub number: u64,
     #[serde(flatten)]
     pub other: Other,
 }

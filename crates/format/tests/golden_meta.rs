@@ -3,9 +3,10 @@
 
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    CloneRecord, DeletingRecord, ExportRecord, HostRecord, MachineRecord, NameRecord, NumbersRecord, RemovedRecord,
-    ReservedRecord, TrashRecord, clone_key, decode, deleting_key, encode, export_key, host_key, machine_key, name_key,
-    removed_key, trash_key,
+    ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, FixedRecord, HostRecord, KEY_VERSION,
+    KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NumbersRecord, RemovedRecord, ReservedRecord,
+    SettingsRecord, TrashRecord, clients_key, clone_key, decode, deleting_key, encode, export_key, host_key, key_key,
+    limit_key, machine_key, name_key, removed_key, settings_key, trash_key,
 };
 use holdfast_format::schedule::ScheduleRecord;
 use serde::Serialize;
@@ -61,7 +62,23 @@ fn records_are_written_as_ever() {
         r#"{"name":"b","id":"7","home":"m","nodes":[{"node":3,"devices":["x","y"]}],"removed_s":9,"by":"a","made_good":true}"#,
     );
     assert_eq!((removed.nodes[0].node, removed.nodes[0].devices.len(), removed.made_good), (3, 2, true));
+    assert_eq!(encode(&SettingsRecord::default()), b"{}");
+    assert_eq!(decode::<SettingsRecord>(b"{}").unwrap(), SettingsRecord::default());
+    let settings: SettingsRecord = stays(r#"{"fixed":{"base_bytes":1,"left_bytes":2},"unchecked_reads":true}"#);
+    assert!(
+        settings.unchecked_reads && settings.fixed.is_some_and(|fixed| (fixed.base_bytes, fixed.left_bytes) == (1, 2))
+    );
+    let _: FixedRecord = stays(r#"{"base_bytes":1,"left_bytes":2}"#);
+    let clients: ClientsRecord = stays(r#"{"allowed":["a","b"]}"#);
+    assert_eq!(clients.allowed.len(), 2);
+    let limit: LimitRecord = stays(r#"{"limit":"iops=500"}"#);
+    assert_eq!(limit.limit, "iops=500");
+    let key: KeyRecord = stays(r#"{"version":1,"nonce":"AA==","wrapped":"AQ==","source":{"file":"/k"}}"#);
+    assert_eq!((key.version, key.source), (KEY_VERSION, KeySource::File("/k".into())));
+    let key: KeyRecord = stays(r#"{"version":1,"nonce":"AA==","wrapped":"AQ==","source":{"command":"give k"}}"#);
+    assert_eq!(key.source, KeySource::Command("give k".to_string()));
     let _: NumbersRecord = stays(r#"{"highest":3}"#);
+    let _: CopiesRecord = stays(r#"{"number":3}"#);
     let host: HostRecord = stays(
         r#"{"home":"m:/d","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"knows_trash":true}"#,
     );
@@ -90,5 +107,9 @@ fn keys_are_as_ever() {
     let trash = "trash/00000000-0000-0000-0000-000000000007";
     let golden = ["name/vm", &format!("{volume}/export"), &format!("{volume}/clone"), "deleting/7", "host/a", trash];
     assert_eq!(keys, golden.map(str::to_string));
+    let key = "volume/00000000-0000-0000-0000-000000000007/key";
+    let others = ["settings", "clients", "limits"].map(|kind| format!("{kind}/00000000-0000-0000-0000-000000000007"));
+    assert_eq!(key_key(id), key);
+    assert_eq!([settings_key(id), clients_key(id), limit_key(id)], others);
     assert_eq!([machine_key("a"), removed_key("7")], ["machine/a", "removed/7"].map(str::to_string));
 }

@@ -20,7 +20,8 @@ use std::fmt;
 pub enum Severity {
     /// Somebody should act; everything is served, and bears a failure as it is to, or soon will again by itself.
     Warning,
-    /// Something is not served, can't be changed, or may be lost with the next failure.
+    /// Something is not served, can't be changed, or may be lost with the next failure; or there is little time until
+    /// it is so.
     Critical,
 }
 
@@ -80,7 +81,8 @@ impl fmt::Display for Finding {
 /// Clocks of machines that are kept right differ by less.
 const SKEW_MS: u64 = 60_000;
 
-/// Of what devices hold for guests: with less than that left somebody should act.
+/// Of what devices hold for guests: with less than that left somebody should act, with less than the latter at once.
+const WARN_PER_CENT: u64 = 20;
 const LOW_PER_CENT: u64 = 5;
 
 /// Named in one sentence; of more their number is told.
@@ -337,8 +339,10 @@ pub fn device_trouble(node: &NodeView, device: &DeviceInfo) -> Option<(String, S
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Room {
     Nothing,
-    /// Less than somebody should act on.
+    /// Less than somebody must act on.
     Little,
+    /// Less than somebody should think about.
+    Less,
     Enough,
 }
 
@@ -348,6 +352,7 @@ impl Room {
             _ if whole == 0 => Room::Enough,
             0 => Room::Nothing,
             _ if free < whole / 100 * LOW_PER_CENT => Room::Little,
+            _ if free < whole / 100 * WARN_PER_CENT => Room::Less,
             _ => Room::Enough,
         }
     }
@@ -377,9 +382,9 @@ fn room_for(by_node: &[&[DeviceInfo]], layout: Layout) -> Room {
     Room::of(writable(free_of), writable(whole_of))
 }
 
-/// Less is left than somebody should act on, for all or for one of these layouts.
+/// Less is left than somebody must act on, for all or for one of these layouts.
 pub fn is_short(by_node: &[&[DeviceInfo]], layouts: &[Layout]) -> bool {
-    room(by_node) < Room::Enough || layouts.iter().any(|layout| room_for(by_node, *layout) < Room::Enough)
+    room(by_node) <= Room::Little || layouts.iter().any(|layout| room_for(by_node, *layout) <= Room::Little)
 }
 
 /// The layouts of volumes, each once.
@@ -406,6 +411,10 @@ fn about_capacity(status: &GridStatus, found: &mut Found) {
         }
         Room::Little => {
             let what = format!("less than {LOW_PER_CENT} % of devices is free{whom}");
+            found.critical(Concern::Capacity, what, &next);
+        }
+        Room::Less => {
+            let what = format!("less than {WARN_PER_CENT} % of devices is free{whom}");
             found.warning(Concern::Capacity, what, &next);
         }
         Room::Enough => {}
@@ -575,8 +584,16 @@ mod tests {
     fn what_is_left_of_devices_is_told_before_there_is_nothing() {
         let mut low = status(vec![node(1, NodeState::Up, true)]);
         low.volumes.clear();
-        low.nodes[0].devices[0].free_bytes = 101;
-        assert!(told(&low)[0].starts_with("WARNING (capacity): less than 5 %"), "{:?}", told(&low));
+        low.nodes[0].devices[0].free_bytes = 280;
+        assert!(told(&low).is_empty(), "{:?}", told(&low));
+        low.nodes[0].devices[0].free_bytes = 279;
+        assert!(told(&low)[0].starts_with("WARNING (capacity): less than 20 %"), "{:?}", told(&low));
+        low.nodes[0].devices[0].free_bytes = 145;
+        assert!(told(&low)[0].starts_with("WARNING (capacity): less than 20 %"), "{:?}", told(&low));
+        assert!(!is_short(&[&low.nodes[0].devices], &[]), "the trash stays");
+        low.nodes[0].devices[0].free_bytes = 139;
+        assert!(told(&low)[0].starts_with("CRITICAL (capacity): less than 5 %"), "{:?}", told(&low));
+        assert!(is_short(&[&low.nodes[0].devices], &[]));
         low.nodes[0].devices[0].free_bytes = 100;
         assert!(told(&low)[0].starts_with("CRITICAL (capacity): devices are full"), "{:?}", told(&low));
     }
@@ -587,10 +604,8 @@ mod tests {
         uneven.nodes[1].devices[0].free_bytes = 130;
         assert_eq!(
             told(&uneven),
-            [
-                "WARNING (capacity): less than 5 % of devices is free for volumes of parity:2+1; next: `holdfast space`; \
-                 then free space, or `holdfast device add 2`"
-            ]
+            ["CRITICAL (capacity): less than 5 % of devices is free for volumes of parity:2+1; next: `holdfast \
+                 space`; then free space, or `holdfast device add 2`"]
         );
         uneven.nodes[1].devices[0].free_bytes = 100;
         assert!(

@@ -59,7 +59,13 @@ fn a_disk_that_is_gone_is_told_left_out_and_replaced_by_one_command() {
     holds();
     // A planned one: the device that is left of the first two.
     let planned = devices[0]["device"].as_str().unwrap().to_string();
-    grid.ok("device replace 1/0");
+    // Whoever gave it before, or was cut off from it, goes on with the same new one.
+    let added = |said: &str| said.split_whitespace().nth(1).unwrap().to_string();
+    let begun = added(&grid.ok("device replace 1/0 --no-wait"));
+    assert_eq!(added(&grid.ok("device replace 1/0 --size 256MiB --no-wait")), begun);
+    assert_eq!(config(&grid)["nodes"][0]["devices"].as_array().unwrap().len(), 3);
+    assert_eq!(added(&grid.ok("device replace 1/0")), begun);
+    assert_eq!(config(&grid)["nodes"][0]["devices"].as_array().unwrap().len(), 2);
     assert_eq!(pid(&grid), node);
     assert!(config(&grid)["nodes"][0]["devices"].as_array().unwrap().iter().all(|d| d["device"] != planned.as_str()));
     holds();

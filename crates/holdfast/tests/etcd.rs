@@ -6,7 +6,7 @@ mod support;
 
 use holdfast_runtime::meta::member::Member;
 use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern, text};
 
 /// Waits until the metadata store is, or is not, in trouble.
 fn wait_for_trouble(grid: &Grid, expected: bool) {
@@ -74,6 +74,27 @@ fn metadata_move_to_etcd_and_back() {
     }
 }
 
+/// While the store is silent, with the word that it is.
+fn what_the_host_knows_is_told(grid: &Grid) {
+    for (command, part) in [
+        ("volume show v1", "open"),
+        ("volume show idle", "closed"),
+        ("volume list", "idle"),
+        ("volume explain v1", "v1"),
+        ("snapshot list v1", "first"),
+        ("device list", "1/0"),
+        ("machine list", "local"),
+        ("task list", ""),
+    ] {
+        let output = grid.run(command);
+        let (told, warning) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && told.contains(part), "{command}: {told} {warning}");
+        assert!(warning.contains("the metadata store is out of reach for"), "{command}: {warning}");
+    }
+    grid.ok("volume trash list");
+    grid.ok("space why");
+}
+
 #[test]
 fn data_are_served_while_etcd_is_away() {
     let store = tempfile::tempdir().expect("a directory");
@@ -81,15 +102,18 @@ fn data_are_served_while_etcd_is_away() {
     let grid = Grid::new(26);
     grid.up(&format!("--nodes 3 --devices 1 --etcd {}", member.config().endpoint()));
     grid.ok("volume create v1 --size 64MiB");
+    grid.ok("volume create idle --size 16MiB --no-export");
+    grid.ok("snapshot create v1 first");
     let (data, scratch) = (grid.path("data"), grid.path("scratch"));
     pattern(&data, 8 << 20);
     member.hang().expect("a signal");
     wait_for_trouble(&grid, true);
     let status = grid.json("status");
-    assert_eq!(status["volumes"][0]["state"], "open", "{status}");
+    assert_eq!(status["volumes"][1]["state"], "open", "{status}");
     let told = grid.ok("status");
     assert!(told.contains("out of reach"), "{told}");
-    let uri = status["volumes"][0]["uris"][0].as_str().expect("an address").to_string();
+    what_the_host_knows_is_told(&grid);
+    let uri = status["volumes"][1]["uris"][0].as_str().expect("an address").to_string();
     if has_nbdcopy() {
         nbdcopy(data.to_str().expect("text"), &uri);
         assert_volume_holds(&uri, &data, &scratch);

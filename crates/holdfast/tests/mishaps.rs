@@ -2,6 +2,7 @@
 
 mod support;
 
+use serde_json::Value;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -198,4 +199,20 @@ fn asking_for_what_is_so_succeeds_and_what_a_killed_command_has_left_is_cleared(
     assert!(!grid.path("grid.adding").exists());
     assert_eq!(fs::metadata(grid.path("devices/node3-0.img")).unwrap().len(), 256 << 20, "it is a whole device");
     assert_eq!(fs::read_dir(grid.path("devices")).unwrap().count(), 3);
+
+    // One that is killed when they are named, and before anybody has heard of them, is completed by the next.
+    let config = || -> Value { serde_json::from_slice(&fs::read(grid.path("grid.json")).unwrap()).unwrap() };
+    let cut_short = |devices: &Value| fs::write(grid.path("grid.adding"), devices.to_string()).unwrap();
+    grid.ok("node stop 3 --force");
+    cut_short(&config()["nodes"][2]["devices"]);
+    assert!(grid.ok("node add").contains("node 3 is added"));
+    assert_eq!(config()["nodes"].as_array().unwrap().len(), 3);
+    grid.wait_for_node(3, "up");
+    grid.ok("device add 3");
+    let added = config()["nodes"][2]["devices"][1].clone();
+    cut_short(&Value::Array(vec![added.clone()]));
+    assert!(grid.ok("device add 3").contains(added["device"].as_str().unwrap()));
+    assert_eq!(config()["nodes"][2]["devices"].as_array().unwrap().len(), 2);
+    grid.ok("device add 3");
+    assert_eq!(config()["nodes"][2]["devices"].as_array().unwrap().len(), 3, "that one was complete");
 }

@@ -4,6 +4,7 @@ mod support;
 
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use support::*;
 
 fn kill_host(grid: &Grid) {
@@ -99,6 +100,63 @@ fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
     grid.ok("grid up");
     grid.ok("volume export v1");
     assert_volume_holds(&grid.uri("v1"), &file, &scratch);
+}
+
+/// With 32 bytes of its own.
+fn key_file(grid: &Grid, name: &str) -> String {
+    let path = grid.path(name);
+    fs::write(&path, format!("{name:x<64}").bytes().map(|byte| format!("{:x}", byte % 16)).collect::<String>())
+        .unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_string()
+}
+
+#[test]
+fn a_key_is_on_devices_before_anybody_is_told_that_its_volume_is_there() {
+    let grid = Grid::new(1);
+    grid.up("--nodes 3 --devices 1");
+    let (first, second) = (key_file(&grid, "first"), key_file(&grid, "second"));
+    // The steward has just written a copy after each, and waits for its next turn.
+    for name in ["v0", "v1", "v2"] {
+        let made = grid.json(&format!("volume create {name} --size 32MiB --encrypt --key-file {first}"));
+        assert_eq!(made["warning"], Value::Null, "{made}");
+        let key = format!("volume/{}/key", made["id"].as_str().unwrap());
+        assert!(has_copies(&[&grid], &key, &first), "{name}");
+    }
+    let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
+    pattern(&file, 32 << 20);
+    nbdcopy(file.to_str().unwrap(), &grid.uri("v0"));
+    grid.ok("snapshot create v0 s");
+    let copy = grid.json("volume clone v0@s apart --separate");
+    assert!(has_copies(&[&grid], &format!("volume/{}/key", copy["id"].as_str().unwrap()), &first));
+    let changed = grid.json(&format!("volume rekey v0 --key-file {second}"));
+    assert!(has_copies(&[&grid], &format!("volume/{}/key", changed["id"].as_str().unwrap()), &second));
+    kill_host(&grid);
+    fs::remove_file(grid.path("meta.redb")).unwrap();
+    fs::remove_file(grid.path("keys.json")).unwrap();
+    grid.ok("meta recover --yes");
+    grid.ok("grid up");
+    for (name, key) in [("v0", &second), ("apart", &first)] {
+        grid.ok(&format!("volume export {name} --key-file {key}"));
+        assert_volume_holds(&grid.uri(name), &file, &scratch);
+    }
+
+    // Where no device can take it, that is said, and what helps does.
+    for node in 1..=3 {
+        grid.ok(&format!("node stop {node} --force"));
+    }
+    let told = grid.run(&format!("volume create late --size 16MiB --no-export --encrypt --key-file {first}"));
+    let warning = text(&told.stderr);
+    assert!(told.status.success(), "{warning}");
+    for part in ["warning: volume late", "0 of the 2 nodes", "node 3 at", "holdfast volume rekey late"] {
+        assert!(warning.contains(part), "{part}: {warning}");
+    }
+    for node in 1..=3 {
+        grid.ok(&format!("node start {node}"));
+    }
+    until("all nodes are up", || (1..=3).all(|node| grid.node_state(node) == "up"));
+    let told = grid.run(&format!("volume rekey late --key-file {first}"));
+    assert!(told.status.success() && !text(&told.stderr).contains("warning"), "{}", text(&told.stderr));
 }
 
 #[test]

@@ -161,7 +161,7 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
                 Some(path) => Source::Path { path: std::path::absolute(path)?, force },
                 None => Source::File(size),
             };
-            let device = grow::add_device(dir, node, &source)?;
+            let device = grow::add_device(dir, node, &source, None)?;
             let text = format!("device {} ({}) is added to node {node}", device.device, Size(device.size_bytes));
             if json { print_json(&device) } else { print(text) }
         }
@@ -175,6 +175,10 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
         DeviceAction::Drain { device, cancel, force, wait } => {
             let device = find(dir, &device)?;
             drain(dir, std::slice::from_ref(&device), cancel, force)?;
+            if cancel {
+                // Another one takes its place no more.
+                grow::forget_replacing(dir, std::slice::from_ref(&device))?;
+            }
             if wait {
                 wait_until_empty(dir, &device, json)?;
             }
@@ -231,18 +235,7 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
              has which node)"
         )
     })?;
-    // It was interrupted, and is given again.
-    let taken = match source {
-        Source::Path { path, .. } => node.devices.iter().find(|d| dir.device_path(d) == *path),
-        Source::File(_) => None,
-    };
-    let new = match taken {
-        Some(taken) if taken.device == old => {
-            refuse!(Code::Invalid, "{} is the device that is to be replaced", taken.path.display())
-        }
-        Some(taken) => taken.clone(),
-        None => grow::add_device(dir, node.id, source)?,
-    };
+    let new = grow::add_device(dir, node.id, source, Some(&old))?;
     say(format!("device {} ({}) is in node {}", new.device, Size(new.size_bytes), node.id))?;
     drain(dir, std::slice::from_ref(&old), false, false)?;
     say(format!("device {old} is being emptied; `holdfast task watch` shows how it gets on"))?;
@@ -466,6 +459,7 @@ fn millis(us: Option<u32>) -> String {
 
 fn list(dir: &GridDir, json: bool) -> Result<()> {
     let status = gather(dir)?;
+    super::volume::warn_of_store(status.metadata.trouble.as_ref());
     if json {
         let devices: Vec<_> = status.nodes.iter().flat_map(|n| n.devices.iter().map(|d| (n.id, d))).collect();
         let rows: Vec<_> = devices.iter().map(|(node, d)| json!({ "node": node, "device": d })).collect();

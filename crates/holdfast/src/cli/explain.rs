@@ -49,6 +49,7 @@ pub fn run(name: &str, dir: &GridDir, json: bool) -> Result<()> {
             "the host gave an answer that this program does not know; it is of another release: restart it"
         );
     };
+    super::volume::warn_of(&volume);
     // A node that the volume doesn't use is no part of it.
     let all = client::status(dir)?.nodes;
     let uses = |node: &NodeInfo| parts.as_ref().is_some_and(|parts| uses(parts, node.id));

@@ -106,6 +106,7 @@ fn remove(dir: &GridDir, name: &str, request: &Request, no_wait: bool, json: boo
 
 fn list(dir: &GridDir, json: bool) -> Result<()> {
     let machines = client::machines(dir)?;
+    super::volume::warn_of_store(client::status(dir)?.metadata_trouble.as_ref());
     if json {
         return print_json(&machines);
     }

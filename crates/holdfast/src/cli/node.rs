@@ -196,7 +196,11 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node.id, format!("node {} is added, and up at {}; data is moved there by itself", node.id, node.address))
         }
         NodeAction::Drain { node, cancel, force } => {
-            drain(dir, &devices_of(&device::node_of_grid(dir, node)?), cancel, force)?;
+            let devices = devices_of(&device::node_of_grid(dir, node)?);
+            drain(dir, &devices, cancel, force)?;
+            if cancel {
+                grow::forget_replacing(dir, &devices)?;
+            }
             let text = match cancel {
                 true => format!("node {node} takes data again"),
                 false => format!("node {node} is being emptied; `holdfast task watch` shows how it gets on"),

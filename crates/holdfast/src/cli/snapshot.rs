@@ -70,6 +70,7 @@ pub fn run(args: SnapshotArgs, dir: &GridDir, json: bool) -> Result<()> {
         SnapshotAction::Create { volume, name, with } => create_group(dir, volume, with, &name, json),
         SnapshotAction::List { volume } => {
             let volume = client::live_volume(dir, &volume)?;
+            super::volume::warn_of(&volume);
             let snapshots = snapshots(&volume)?;
             if json { print_json(&snapshots) } else { print_list(&volume.name, snapshots) }
         }

@@ -39,6 +39,9 @@ pub fn run(args: TaskArgs, dir: &GridDir, json: bool) -> Result<()> {
     let mut told_at: Option<Instant> = None;
     loop {
         let (tasks, silent) = client::tasks(dir)?;
+        if !watches {
+            super::volume::warn_of_store(client::status(dir)?.metadata_trouble.as_ref());
+        }
         shown.retain(|name, _| tasks.iter().any(|task| task.name == *name));
         if json {
             print_json(&tasks)?

@@ -385,7 +385,22 @@ impl Set {
     }
 }
 
+/// What is to be said beside an answer goes where it is in nobody's way.
+pub fn warn_of(volume: &VolumeInfo) {
+    if let Some(warning) = &volume.warning {
+        eprintln!("warning: {warning}");
+    }
+}
+
+/// What is shown may be of before.
+pub fn warn_of_store(trouble: Option<&String>) {
+    if let Some(trouble) = trouble {
+        eprintln!("warning: the metadata store is out of reach {trouble}. This is what the host of this machine knows");
+    }
+}
+
 fn show(volume: &VolumeInfo, text: String, json: bool) -> Result<()> {
+    warn_of(volume);
     if json { print_json(volume) } else { print(text) }
 }
 
@@ -402,6 +417,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         VolumeAction::List => {
             let status = client::status(dir)?;
+            warn_of_store(status.metadata_trouble.as_ref());
             if json {
                 return print_json(&status.volumes);
             }
@@ -411,6 +427,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         VolumeAction::Show { name } => {
             let volume = client::volume(dir, &Request::VolumeShow { name })?;
+            warn_of(&volume);
             if json { print_json(&volume) } else { print_one(&volume) }
         }
         VolumeAction::Explain { name } => super::explain::run(&name, dir, json),

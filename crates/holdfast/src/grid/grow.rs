@@ -1,7 +1,9 @@
 //! Nodes and devices of a local grid that come and go while it serves.
 //!
-//! Faults: a device is made before grid.json names it; `grid.adding` says which, so that the next command removes what a crash in
-//! between has left. grid.json forgets a device before its file is removed; then the file stays. Nothing else is
+//! Faults: a device is made before grid.json names it; `grid.adding` says which, so that the next command removes what
+//! a crash in between has left. It says so until all know of the device: the same command, given again, goes on with
+//! what grid.json names of it, and adds no other. `grid.replacing` says which device is to take the place of which one,
+//! until that is out. grid.json forgets a device before its file is removed; then the file stays. Nothing else is
 //! removed that the host has not found empty. What is there already is taken only where it is empty, or where that is
 //! forced.
 
@@ -27,7 +29,8 @@ use holdfast_base::{BLOCK_BYTES, GridId, NodeId};
 use holdfast_runtime::device::{DeviceError, create_file};
 use holdfast_runtime::pki;
 use rustix::process::Signal;
-use std::collections::BTreeSet;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,12 +49,66 @@ pub enum Source {
     Path { path: PathBuf, force: bool },
 }
 
-/// Adds a device to a node, which takes it in while it serves; or when it is started, where it is down.
-pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceConfig> {
+/// Adds a device to a node, which takes it in while it serves; or when it is started, where it is down. One that was
+/// begun before, perhaps to replace the same device, is completed.
+pub fn add_device(dir: &GridDir, node: u32, source: &Source, replaces: Option<&String>) -> Result<DeviceConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
-    clear_unfinished(dir, &config)?;
+    let begun = unfinished(dir, &config)?;
     let at = super::own_node(dir, &config, node)?;
+    // The host is to use it.
+    client::status(dir)?;
+    let device = match begun_before(dir, at, &begun, source, replaces)? {
+        Some(device) => device,
+        None => make_device(dir, &mut config, node, source, replaces)?,
+    };
+    units::refresh(dir, &config)?;
+    client::done(dir, &Request::GridReload)?;
+    if Role::Node(node).find(dir).is_some() {
+        take_in(dir, &config, node, &device.device)?;
+    }
+    finish_adding(dir)?;
+    Ok(device)
+}
+
+/// The device that the same command has made already.
+fn begun_before(
+    dir: &GridDir,
+    at: &NodeConfig,
+    begun: &[DeviceConfig],
+    source: &Source,
+    replaces: Option<&String>,
+) -> Result<Option<DeviceConfig>> {
+    let replacing = Replacing::load(dir)?;
+    let is_at = |d: &&DeviceConfig, path: &Path| dir.device_path(d) == *path;
+    let found = match (source, replaces) {
+        (Source::Path { path, .. }, Some(_)) => at.devices.iter().find(|d| is_at(d, path)),
+        (Source::File(_), Some(old)) => at.devices.iter().find(|d| replacing.0.get(old) == Some(&d.device)),
+        // All devices of a node are one that was added.
+        (_, None) if begun == at.devices => None,
+        (source, None) => at.devices.iter().filter(|d| begun.contains(d)).find(|d| match source {
+            _ if replacing.0.values().any(|new| *new == d.device) => false,
+            Source::Path { path, .. } => is_at(d, path),
+            Source::File(size) => d.path.is_relative() && size.is_none_or(|size| size.0 == d.size_bytes),
+        }),
+    };
+    match found {
+        Some(found) if replaces == Some(&found.device) => {
+            refuse!(Code::Invalid, "{} is the device that is to be replaced; name another one", found.path.display())
+        }
+        found => Ok(found.cloned()),
+    }
+}
+
+/// Makes a device that grid.json names then.
+fn make_device(
+    dir: &GridDir,
+    config: &mut GridConfig,
+    node: u32,
+    source: &Source,
+    replaces: Option<&String>,
+) -> Result<DeviceConfig> {
+    let at = super::own_node(dir, config, node)?;
     if at.devices.len() as u32 >= DEVICES_MAX {
         refuse!(Code::Invalid, "node {node} has {DEVICES_MAX} devices, which is the bound");
     }
@@ -62,24 +119,51 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source) -> Result<DeviceCon
             check_size(size.unwrap_or(default))?;
             check_space(dir, 1, size.unwrap_or(default))?;
         }
-        Source::Path { path, force } => drop(survey::check(path, &Asker::of(dir, &config)?, *force)?),
+        Source::Path { path, force } => drop(survey::check(path, &Asker::of(dir, config)?, *force)?),
     }
-    // The host is to use it.
-    client::status(dir)?;
     let device = match source {
-        Source::File(size) => describe_files(dir, &config, node, 1, size.unwrap_or(default)).remove(0),
-        Source::Path { path, force } => describe(path, &Asker::of(dir, &config)?, *force)?,
+        Source::File(size) => describe_files(dir, config, node, 1, size.unwrap_or(default)).remove(0),
+        Source::Path { path, force } => describe(path, &Asker::of(dir, config)?, *force)?,
     };
-    make_named(dir, &mut config, (node, std::slice::from_ref(&device)), |config| {
+    if let Some(old) = replaces {
+        let mut replacing = Replacing::load(dir)?;
+        replacing.0.insert(old.clone(), device.device.clone());
+        replacing.save(dir)?;
+    }
+    make_named(dir, config, (node, std::slice::from_ref(&device)), |config| {
         let entry = config.nodes.iter_mut().find(|n| n.id == node).expect("just seen");
         entry.devices.push(device.clone());
     })?;
-    units::refresh(dir, &config)?;
-    client::done(dir, &Request::GridReload)?;
-    if Role::Node(node).find(dir).is_some() {
-        take_in(dir, &config, node, &device.device)?;
-    }
     Ok(device)
+}
+
+/// Which device takes the place of which one, as long as that is under way.
+#[derive(Default, Serialize, Deserialize)]
+struct Replacing(BTreeMap<String, String>);
+
+impl Replacing {
+    fn load(dir: &GridDir) -> Result<Replacing> {
+        let path = dir.replacing_path();
+        match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .with_context(|| format!("{} is damaged; remove it, and give the command again", path.display())),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Replacing::default()),
+            Err(e) => Err(e).with_context(|| format!("cannot read {}; check its permissions", path.display())),
+        }
+    }
+
+    fn save(&self, dir: &GridDir) -> Result<()> {
+        let text = serde_json::to_vec(&self.0).expect("our configuration always encodes");
+        write_durably(&dir.replacing_path(), &text)
+    }
+}
+
+/// These devices are not being replaced, or not any more.
+pub fn forget_replacing(dir: &GridDir, devices: &[String]) -> Result<()> {
+    let mut replacing = Replacing::load(dir)?;
+    let before = replacing.0.len();
+    replacing.0.retain(|old, _| !devices.contains(old));
+    if replacing.0.len() == before { Ok(()) } else { replacing.save(dir) }
 }
 
 /// Waits until the node has taken a device in that grid.json names. A node that systemd runs may not see the device, and one of
@@ -118,11 +202,50 @@ pub enum Devices {
     Paths { paths: Vec<PathBuf>, force: bool },
 }
 
-/// Adds a node and starts it; with a token, where the grid has TLS and this machine can't sign.
+/// Adds a node and starts it; with a token, where the grid has TLS and this machine can't sign. One that was begun
+/// before is completed.
 pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> Result<NodeConfig> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
-    clear_unfinished(dir, &config)?;
+    let begun = unfinished(dir, &config)?;
+    let is_it = |node: &&NodeConfig| !begun.is_empty() && node.devices == begun && devices.are(dir, &begun);
+    let node = match config.nodes.iter().find(is_it) {
+        Some(node) => node.clone(),
+        None => make_node(dir, &mut config, devices, token)?,
+    };
+    let id = node.id;
+    units::refresh(dir, &config)?;
+    if Role::Node(id).find(dir).is_none() {
+        check_startable(dir, &config, Role::Node(id))?;
+        Role::Node(id).start(dir)?;
+    }
+    wait_until_serves(dir, &config, id)?;
+    client::done(dir, &Request::GridReload)?;
+    node.devices.iter().try_for_each(|device| wait_until_used(dir, id, &device.device))?;
+    finish_adding(dir)?;
+    Ok(node)
+}
+
+impl Devices {
+    /// Whether these are what is asked for.
+    fn are(&self, dir: &GridDir, made: &[DeviceConfig]) -> bool {
+        match self {
+            Devices::Files(count, size) => {
+                let is_it = |d: &DeviceConfig| d.path.is_relative() && size.is_none_or(|size| size.0 == d.size_bytes);
+                count.is_none_or(|count| count as usize == made.len()) && made.iter().all(is_it)
+            }
+            Devices::Paths { paths, .. } => made.iter().map(|d| dir.device_path(d)).eq(paths.iter().cloned()),
+        }
+    }
+}
+
+/// Makes a node that grid.json names then.
+fn make_node(
+    dir: &GridDir,
+    config: &mut GridConfig,
+    devices: &Devices,
+    token: Option<&JoinToken>,
+) -> Result<NodeConfig> {
     let last = config.nodes.iter().max_by_key(|n| n.id);
     let default = last.and_then(|last| last.devices.first()).map_or(super::DEVICE_SIZE_DEFAULT, |d| Size(d.size_bytes));
     let count = match devices {
@@ -140,7 +263,7 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
             check_space(dir, u64::from(count), size.unwrap_or(default))?;
             Vec::new()
         }
-        Devices::Paths { paths, force } => describe_all(paths, &Asker::of(dir, &config)?, *force)?,
+        Devices::Paths { paths, force } => describe_all(paths, &Asker::of(dir, config)?, *force)?,
     };
     // Nodes of other machines have numbers, too, and those that were taken out had.
     let told = client::status(dir)?;
@@ -156,20 +279,14 @@ pub fn add_node(dir: &GridDir, devices: &Devices, token: Option<&JoinToken>) -> 
         |address: &SocketAddr| config.nodes.iter().all(|n| n.address != *address) && check_port(*address).is_ok();
     let address = addresses.find(is_free).context("no free port was found for the node")?;
     if config.tls {
-        obtain(dir, &config, &[pki::Role::Node(NodeId(id))], token)?;
+        obtain(dir, config, &[pki::Role::Node(NodeId(id))], token)?;
     }
     let devices = match devices {
-        Devices::Files(_, size) => describe_files(dir, &config, id, count, size.unwrap_or(default)),
+        Devices::Files(_, size) => describe_files(dir, config, id, count, size.unwrap_or(default)),
         Devices::Paths { .. } => chosen,
     };
     let node = NodeConfig { id, address, devices };
-    make_named(dir, &mut config, (id, &node.devices), |config| config.nodes.push(node.clone()))?;
-    units::refresh(dir, &config)?;
-    check_startable(dir, &config, Role::Node(id))?;
-    Role::Node(id).start(dir)?;
-    wait_until_serves(dir, &config, id)?;
-    client::done(dir, &Request::GridReload)?;
-    node.devices.iter().try_for_each(|device| wait_until_used(dir, id, &device.device))?;
+    make_named(dir, config, (id, &node.devices), |config| config.nodes.push(node.clone()))?;
     Ok(node)
 }
 
@@ -243,6 +360,7 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     if is_node_gone && config.tls {
         Certificates::of(dir, config.grid_id()?).forget(&pki::Role::Node(NodeId(id)));
     }
+    forget_replacing(dir, devices)?;
     let notes = gone.iter().filter_map(|device| Some(left_as_it_is(dir, device, &discard(dir, device).err()?)));
     Ok(Removed { node: id, notes: notes.collect() })
 }
@@ -371,27 +489,45 @@ fn make_named(
         dir.save(config)
     });
     // What is named stays; of an attempt that failed nothing is.
-    let cleared = dir.load().and_then(|config| clear_unfinished(dir, &config));
+    let cleared = if made.is_ok() { Ok(()) } else { dir.load().and_then(|config| clear_unfinished(dir, &config)) };
     made.and(cleared)
 }
 
 /// Removes devices that a command was making which did not get to the point where grid.json names them.
 pub(super) fn clear_unfinished(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    unfinished(dir, config)?;
+    finish_adding(dir)
+}
+
+/// All know of the devices that were added.
+fn finish_adding(dir: &GridDir) -> Result<()> {
+    let path = dir.adding_path();
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}; check permissions", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes devices as [`clear_unfinished`] does, and gives those that a command was adding and that grid.json names.
+fn unfinished(dir: &GridDir, config: &GridConfig) -> Result<Vec<DeviceConfig>> {
     let path = dir.adding_path();
     let text = match std::fs::read(&path) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(e).with_context(|| format!("cannot read {}; check its permissions", path.display())),
     };
     let begun: Vec<DeviceConfig> = serde_json::from_slice(&text)
         .with_context(|| format!("{} is damaged: look which devices nothing names, then remove it", path.display()))?;
     let is_named =
         |device: &DeviceConfig| config.nodes.iter().any(|n| n.devices.iter().any(|d| d.device == device.device));
-    for device in begun.iter().filter(|device| !is_named(device)) {
+    let (named, unnamed): (Vec<_>, Vec<_>) = begun.into_iter().partition(is_named);
+    for device in &unnamed {
         let what = dir.device_path(device);
         discard(dir, device).with_context(|| format!("cannot remove {}, which was not completed", what.display()))?;
     }
-    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}; check permissions", path.display()))
+    Ok(named)
 }
 
 /// Ends the node's process in good order, or by force if that takes too long.

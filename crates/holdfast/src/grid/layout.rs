@@ -202,9 +202,14 @@ impl GridDir {
         self.root.join("grid.prepared")
     }
 
-    /// There while devices are being made for a grid that is there.
+    /// There while devices are being made for a grid that is there, and until all know of them.
     pub fn adding_path(&self) -> PathBuf {
         self.root.join("grid.adding")
+    }
+
+    /// There while devices are being replaced by others.
+    pub fn replacing_path(&self) -> PathBuf {
+        self.root.join("grid.replacing")
     }
 
     pub fn machine_path(&self) -> PathBuf {

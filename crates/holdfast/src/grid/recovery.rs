@@ -13,7 +13,7 @@ use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use super::metadata::{self, Held as Records, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
 use super::node_client::NodeClient;
 use super::revoked;
-use crate::host::catalog::{NODE_PREFIX, NodeRecord, key_key};
+use crate::host::catalog::{NODE_PREFIX, NodeRecord};
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
@@ -24,7 +24,7 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::meta::MetadataFile;
 use holdfast_format::meta::{
     DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, ROOT_SUFFIX, TRASH_PREFIX, TrashRecord,
-    VOLUME_PREFIX, decode, encode, export_key, found_key, name_key, trash_key,
+    VOLUME_PREFIX, decode, encode, export_key, found_key, key_key, name_key, trash_key,
 };
 use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::pki;

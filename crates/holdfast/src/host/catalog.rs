@@ -28,7 +28,7 @@
 
 use super::access::Lists;
 use super::fixed::{Fixed, FixedVolume};
-use super::keys::{KeyRecord, NewKey};
+use super::keys::NewKey;
 use super::limits::{self, Limits};
 use super::meta::Meta;
 use super::presence::{check_can_serve, live_hosts};
@@ -46,10 +46,11 @@ use holdfast_format::FormatError;
 use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
-    CLIENTS_PREFIX, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord, KEPT_PREFIX, LIMITS_PREFIX, NAME_PREFIX,
-    NUMBERS_KEY, NameRecord, NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY,
-    RemovedRecord, ReservedRecord, SCHEDULE_PREFIX, SETTINGS_PREFIX, clone_key, deleting_key, encode, export_key,
-    host_key, machine_key, name_key, trash_key,
+    CLIENTS_PREFIX, COPIES_KEY, ClientsRecord, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FixedRecord,
+    FoundRecord, KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX, NUMBERS_KEY, NameRecord,
+    NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY, RemovedRecord, ReservedRecord,
+    SCHEDULE_PREFIX, SettingsRecord, clients_key, clone_key, deleting_key, encode, export_key, host_key, key_key,
+    limit_key, machine_key, name_key, settings_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
@@ -81,26 +82,32 @@ pub struct NodeRecord {
     pub node: NodeConfig,
 }
 
-/// The clients that may have a volume or clone over TCP; where there is none all may.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct ClientsRecord {
-    allowed: BTreeSet<String>,
-}
-
-/// How much the clients of a volume or clone may have of it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct LimitRecord {
-    limit: String,
-}
-
-/// What an operator has chosen for a volume, besides size and layout.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+/// What an operator has chosen for a volume, besides size and layout, as far as this release knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Settings {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<Fixed>,
     /// Guests' reads are not checked against checksums.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchecked_reads: bool,
+}
+
+impl Settings {
+    fn of(record: &SettingsRecord) -> Settings {
+        let fixed = record.fixed.as_ref();
+        let fixed = fixed.map(|fixed| Fixed { base_bytes: fixed.base_bytes, left_bytes: fixed.left_bytes });
+        Settings { fixed, unchecked_reads: record.unchecked_reads }
+    }
+
+    /// In the place of what was there before, of which stays what this release does not know.
+    fn put_into(self, before: SettingsRecord) -> SettingsRecord {
+        let known = before.fixed.map(|fixed| fixed.other).unwrap_or_default();
+        let fixed =
+            self.fixed.map(|Fixed { base_bytes, left_bytes }| FixedRecord { base_bytes, left_bytes, other: known });
+        SettingsRecord { fixed, unchecked_reads: self.unchecked_reads, other: before.other }
+    }
+}
+
+fn limit_record(limit: &str) -> LimitRecord {
+    LimitRecord { limit: limit.to_string(), other: Other::new() }
 }
 
 /// Whether what is made under a name has the id of an earlier attempt that was cut short.
@@ -220,22 +227,6 @@ pub struct Catalog {
     grid: GridId,
     /// This host's name.
     host: String,
-}
-
-pub fn key_key(volume: VolumeId) -> String {
-    format!("volume/{volume}/key")
-}
-
-fn clients_key(volume: VolumeId) -> String {
-    format!("{CLIENTS_PREFIX}{volume}")
-}
-
-fn limit_key(volume: VolumeId) -> String {
-    format!("{LIMITS_PREFIX}{volume}")
-}
-
-fn settings_key(volume: VolumeId) -> String {
-    format!("{SETTINGS_PREFIX}{volume}")
 }
 
 pub(super) fn node_key(node: u32) -> String {
@@ -416,12 +407,12 @@ impl Catalog {
         let root = Root { volume: chosen, ..root };
         let absent = Compare { key: root_key(chosen), version: MetaVersion::ABSENT };
         let compares: Vec<Compare> = std::iter::once(absent).chain(reserving.map(Reserving::compare)).collect();
-        let limit = limit.map(|limit| encode(&LimitRecord { limit: limit.to_string() }));
+        let limit = limit.map(|limit| encode(&limit_record(limit)));
         // Also what an earlier attempt has left is replaced.
         let set = |key: String, value: Option<Vec<u8>>| Write { key, value, lease: None };
         let mut writes = vec![
             put(&root_key(chosen), root.encode()),
-            put(&settings_key(chosen), encode(&settings)),
+            put(&settings_key(chosen), encode(&settings.put_into(SettingsRecord::default()))),
             set(limit_key(chosen), limit),
             set(key_key(chosen), key.map(|new| encode(&new.record(chosen)))),
         ];
@@ -450,8 +441,9 @@ impl Catalog {
     pub fn set_fixed_reserving(&self, volume: VolumeId, fixed: Fixed, reserving: &Reserving) -> Result<bool> {
         let key = settings_key(volume);
         let (version, value) = self.get_now(&key)?;
-        let settings: Settings = value.map_or(Ok(Settings::default()), |bytes| decode(&key, &bytes))?;
-        let next = put(&key, encode(&Settings { fixed: Some(fixed), ..settings }));
+        let before: SettingsRecord = value.map_or(Ok(SettingsRecord::default()), |bytes| decode(&key, &bytes))?;
+        let settings = Settings { fixed: Some(fixed), ..Settings::of(&before) };
+        let next = put(&key, encode(&settings.put_into(before)));
         let compares = [Compare { key, version }, reserving.compare()];
         Ok(matches!(self.meta.commit(&compares, &[next, reserving.passed()])?, Commit::Done(_)))
     }
@@ -536,9 +528,13 @@ impl Catalog {
 
     /// Names of the volumes that need what this one holds.
     pub fn needed_by(&self, root: &Root) -> Result<Vec<String>> {
+        self.needed_by_in(root, |volume| self.live_root(volume))
+    }
+
+    fn needed_by_in(&self, root: &Root, live_root: impl Fn(VolumeId) -> Result<Option<Root>>) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for of in &root.dependents {
-            let Some(root) = self.live_root(of.volume)? else { continue };
+            let Some(root) = live_root(of.volume)? else { continue };
             let is_trash = self.known.get(&trash_key(of.volume))?.is_some();
             names.push(if is_trash { name_in_trash(&root.name, of.volume) } else { root.name });
         }
@@ -548,6 +544,14 @@ impl Catalog {
     /// Of a volume that is neither being made nor being deleted.
     pub fn live_root(&self, volume: VolumeId) -> Result<Option<Root>> {
         Ok(self.root(volume)?.filter(|root| !root.deleted))
+    }
+
+    /// The name of the volume that a separate clone was made of, and names of those that need what it holds, as they
+    /// are known.
+    pub fn kin_known(&self, root: &Root) -> Result<(Option<String>, Vec<String>)> {
+        let root_of = |volume| Ok(Self::root_in(&self.known, volume)?.filter(|root| !root.deleted));
+        let origin = root.origins.last().map(|origin| root_of(origin.volume)).transpose()?.flatten();
+        Ok((origin.map(|root| root.name), self.needed_by_in(root, root_of)?))
     }
 
     pub fn set_named(&self, origin: VolumeId, dependent: VolumeId, names: &SegmentRanges) -> Result<()> {
@@ -580,9 +584,21 @@ impl Catalog {
     /// Puts another wrapping of the same key in the place of the one that is there; one that is gone does not come back.
     pub fn replace_key(&self, volume: VolumeId, record: &KeyRecord) -> Result<()> {
         self.update(&key_key(volume), |found| {
-            found.context("the volume's key is gone: it is being deleted")?;
-            Ok(Some(Some(encode(record))))
+            let found = found.context("the volume's key is gone: it is being deleted")?;
+            let other = decode::<KeyRecord>(&key_key(volume), found)?.other;
+            Ok(Some(Some(encode(&KeyRecord { other, ..record.clone() }))))
         })
+    }
+
+    /// A number for a copy of the records, that nobody else has and no device: it is above `above`.
+    pub fn number_copy(&self, above: u64) -> Result<u64> {
+        let mut number = 0;
+        self.update(COPIES_KEY, |found| {
+            let last = found.map_or(Ok(CopiesRecord::default()), |bytes| decode(COPIES_KEY, bytes))?;
+            number = last.number.max(above) + 1;
+            Ok(Some(Some(encode(&CopiesRecord { number, ..last }))))
+        })?;
+        Ok(number)
     }
 
     /// The signed list of revoked certificates, as it stands there.
@@ -617,9 +633,11 @@ impl Catalog {
     ) -> Result<()> {
         let key = clients_key(volume);
         self.update(&key, |found| {
-            let before = found.map(|bytes| decode::<ClientsRecord>(&key, bytes)).transpose()?.map(|c| c.allowed);
+            let found = found.map(|bytes| decode::<ClientsRecord>(&key, bytes)).transpose()?;
+            let (before, other) = found.map(|found| (found.allowed, found.other)).unzip();
             let after = change(before.clone())?;
-            Ok((after != before).then(|| after.map(|allowed| encode(&ClientsRecord { allowed }))))
+            let other = other.unwrap_or_default();
+            Ok((after != before).then(|| after.map(|allowed| encode(&ClientsRecord { allowed, other }))))
         })
     }
 
@@ -635,7 +653,13 @@ impl Catalog {
     }
 
     pub fn set_limit(&self, volume: VolumeId, limit: Option<&str>) -> Result<()> {
-        self.set(&limit_key(volume), limit.map(|limit| encode(&LimitRecord { limit: limit.to_string() })))
+        self.update(&limit_key(volume), |found| {
+            // One that can't be read is replaced: so a limit of a later release can be had away.
+            let before = found.and_then(|bytes| holdfast_format::meta::decode::<LimitRecord>(bytes).ok());
+            let other = before.map(|before| before.other).unwrap_or_default();
+            let next = limit.map(|limit| encode(&LimitRecord { other, ..limit_record(limit) }));
+            Ok((found != next.as_deref()).then_some(next))
+        })
     }
 
     /// A clone has that of its origin, also where this release can't read it.
@@ -653,17 +677,18 @@ impl Catalog {
     pub fn change_settings(&self, volume: VolumeId, change: impl Fn(&mut Settings)) -> Result<()> {
         let key = settings_key(volume);
         self.update(&key, |found| {
-            let before: Settings = found.map_or(Ok(Settings::default()), |bytes| decode(&key, bytes))?;
+            let record: SettingsRecord = found.map_or(Ok(SettingsRecord::default()), |bytes| decode(&key, bytes))?;
+            let before = Settings::of(&record);
             let mut after = before;
             change(&mut after);
-            Ok((after != before).then(|| Some(encode(&after))))
+            Ok((after != before).then(|| Some(encode(&after.put_into(record)))))
         })
     }
 
     fn settings(&self, volume: VolumeId) -> Result<Settings> {
         let key = settings_key(volume);
         let (_, value) = self.get(&key)?;
-        value.map_or(Ok(Settings::default()), |bytes| decode(&key, &bytes))
+        value.map_or(Ok(Settings::default()), |bytes| Ok(Settings::of(&decode(&key, &bytes)?)))
     }
 
     pub fn fixed(&self) -> Result<BTreeMap<VolumeId, FixedVolume>> {
@@ -1196,6 +1221,37 @@ mod tests {
         let limits = catalog.limits().unwrap();
         assert_eq!(catalog.get(&limit_key(VolumeId(7))).unwrap().1, catalog.get(&limit_key(v1)).unwrap().1);
         assert_eq!((limits[&v2].as_str(), limits[&v1].as_str()), ("iops=500", ""));
+    }
+
+    #[test]
+    fn what_a_newer_release_has_written_beside_stays_when_a_record_is_changed() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let (catalog, id) = (Catalog::new(meta.clone(), GridId(1), "a"), VolumeId(7));
+        let put = |key: String, text: &str| meta.swap(&key, MetaVersion::ABSENT, Some(text.as_bytes()), None).unwrap();
+        let text = |key: String| String::from_utf8(meta.get(&key).unwrap().unwrap().value).unwrap();
+        put(settings_key(id), r#"{"fixed":{"base_bytes":1,"left_bytes":2,"zz":3},"zz":4}"#);
+        catalog.change_settings(id, |settings| settings.unchecked_reads = true).unwrap();
+        let expected = r#"{"fixed":{"base_bytes":1,"left_bytes":2,"zz":3},"unchecked_reads":true,"zz":4}"#;
+        assert_eq!(text(settings_key(id)), expected);
+        put(clients_key(id), r#"{"allowed":["a"],"zz":1}"#);
+        catalog.change_clients(id, |_| Ok(Some(BTreeSet::from(["b".to_string()])))).unwrap();
+        assert_eq!(text(clients_key(id)), r#"{"allowed":["b"],"zz":1}"#);
+        put(limit_key(id), r#"{"limit":"iops=1","zz":1}"#);
+        catalog.set_limit(id, Some("iops=2")).unwrap();
+        assert_eq!(text(limit_key(id)), r#"{"limit":"iops=2","zz":1}"#);
+        let key = r#"{"version":1,"nonce":"AA==","wrapped":"AQ==","source":{"file":"/k"},"zz":1}"#;
+        put(key_key(id), key);
+        let next = KeyRecord { nonce: "Ag==".to_string(), ..catalog.key(id).unwrap().unwrap() };
+        catalog.replace_key(id, &KeyRecord { other: Other::new(), ..next }).unwrap();
+        assert_eq!(text(key_key(id)), key.replace("AA==", "Ag=="));
+    }
+
+    #[test]
+    fn copies_have_rising_numbers_above_those_of_devices() {
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let (a, b) = (Catalog::new(meta.clone(), GridId(1), "a"), Catalog::new(meta, GridId(1), "b"));
+        let numbers = [a.number_copy(0), b.number_copy(0), a.number_copy(7), b.number_copy(7), a.number_copy(1)];
+        assert_eq!(numbers.map(Result::unwrap), [1, 2, 8, 9, 10]);
     }
 
     #[test]

@@ -36,7 +36,8 @@ use crate::protocol::{self, LINE_BYTES_MAX};
 use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, KeySource, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState, refuse,
+    Code, DeviceInfo, HostStatus, KeySource, Kind, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState,
+    refuse,
 };
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
 use holdfast_format::geometry::Layout;
@@ -268,7 +269,9 @@ impl ControlPlane {
         {
             return removed.unwrap_or_else(|error| protocol::failure(&error));
         }
-        if let Some(response) = self.pass_on(&request) {
+        // Of others nobody hears without the store; what this host knows it tells.
+        let is_told_here = request.kind() == Kind::Look && self.sync_if_right().is_err();
+        if let Some(response) = (!is_told_here).then(|| self.pass_on(&request)).flatten() {
             return response;
         }
         self.respond_here(request)
@@ -387,8 +390,29 @@ impl ControlPlane {
         match request {
             // What is known is told at once, whatever the store is like.
             Request::Status | Request::Tasks => Ok(()),
+            // It is told that the store could not be asked, beside what is known.
+            _ if request.kind() == Kind::Look => {
+                let _ = self.sync_if_right();
+                Ok(())
+            }
             _ => self.records.sync(),
         }
+    }
+
+    /// A store that is known to be silent is not waited for.
+    fn sync_if_right(&self) -> Result<()> {
+        match self.store_trouble() {
+            None => self.records.sync(),
+            Some(trouble) => refuse!(Code::Unavailable, "the metadata store is out of reach {trouble}"),
+        }
+    }
+
+    /// Why the store is not asked, or not believed.
+    fn store_trouble(&self) -> Option<String> {
+        let doubt = self.records.doubt().map(|doubt| {
+            format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt_text(doubt))
+        });
+        self.health.trouble().or(doubt)
     }
 
     /// Nothing else is begun about the volume until this is dropped.
@@ -458,14 +482,10 @@ impl ControlPlane {
         let config = self.config();
         let own = process::own_stats().unwrap_or_default();
         let mut volumes = live.volumes;
-        // Who only wants to know how things stand does not wait for a store that is known to be silent.
-        let doubt = self.records.doubt().map(|doubt| {
-            format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt_text(doubt))
-        });
-        let metadata_trouble = self.health.trouble().or(doubt);
-        let told = metadata_trouble.is_none().then(|| self.told_by_catalog(&mut volumes)).transpose();
-        let metadata_trouble = metadata_trouble.or(told.as_ref().err().map(|error| format!("now: {error:#}")));
-        let Told { deleting, unreadable, trash } = told.ok().flatten().unwrap_or_default();
+        // Who only wants to know how things stand does not wait for the store: records are told as they are known.
+        let told = self.told_by_catalog(&mut volumes);
+        let metadata_trouble = self.store_trouble().or(told.as_ref().err().map(|error| format!("now: {error:#}")));
+        let Told { deleting, unreadable, trash } = told.unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
             grid: config.grid,
@@ -529,10 +549,11 @@ impl ControlPlane {
         info.only_for = self.catalog.clients()?.remove(&entry.id());
         info.limit = self.catalog.limits()?.remove(&entry.id());
         if entry.clone.is_none() {
-            let origin = entry.root.origins.last().map(|origin| self.catalog.live_root(origin.volume)).transpose()?;
-            info.shares_with = origin.flatten().map(|root| root.name);
-            info.needed_by = self.catalog.needed_by(&entry.root)?;
+            (info.shares_with, info.needed_by) = self.catalog.kin_known(&entry.root)?;
         }
+        info.warning = self.store_trouble().map(|trouble| {
+            format!("the metadata store is out of reach {trouble}. This is what the host of this machine knows")
+        });
         Ok(info)
     }
 
@@ -562,13 +583,16 @@ impl ControlPlane {
         } else {
             make(None)?.expect("nothing is set aside for it")
         };
+        let mut warning = None;
         if let Some(key) = &key {
             self.keys.on_made(entry.root.volume, key)?;
+            warning = self.key_warning(name, layout);
         }
         if is_fixed {
             self.set_fixed_anew(&entry)?;
         }
-        if export { self.export(name, false) } else { Ok(VolumeInfo { limit, ..self.closed_info(&entry) }) }
+        let made = if export { self.export(name, false)? } else { VolumeInfo { limit, ..self.closed_info(&entry) } };
+        Ok(VolumeInfo { warning, ..made })
     }
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
@@ -1008,6 +1032,7 @@ impl ControlPlane {
             limit: None,
             state,
             waits: trouble.or_else(|| self.fails_over_when(entry)),
+            warning: None,
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),
             layers: None,

@@ -190,9 +190,15 @@ impl ControlPlane {
         Some(response.unwrap_or_else(|error| protocol::failure(&error)))
     }
 
-    /// What all other hosts tell, and those that don't.
-    pub(super) fn told_elsewhere(&self) -> Result<(BTreeMap<String, Told>, Vec<String>)> {
-        let hosts = self.presence.hosts_that_run_errands()?;
+    /// What all other hosts tell, and those that don't: all, where the store is silent by which they would.
+    pub(super) fn told_elsewhere(&self) -> (BTreeMap<String, Told>, Vec<String>) {
+        let hosts = match self.store_is_right().then(|| self.presence.hosts_that_run_errands()) {
+            Some(Ok(hosts)) => hosts,
+            Some(Err(_)) | None => {
+                let others = self.hosts_there().into_iter().filter(|host| host != self.catalog.host());
+                return (BTreeMap::new(), others.collect());
+            }
+        };
         let tell = |host: &String| -> Result<Told> {
             Ok(serde_json::from_value(self.send_errand(host, &Errand::Tell, QUESTION_MAX)??)?)
         };
@@ -205,7 +211,7 @@ impl ControlPlane {
             asked.into_iter().map(heard).collect()
         });
         let silent = heard.iter().filter(|(_, told)| told.is_err()).map(|(host, _)| host.clone()).collect();
-        Ok((heard.into_iter().filter_map(|(host, told)| Some((host, told.ok()?))).collect(), silent))
+        (heard.into_iter().filter_map(|(host, told)| Some((host, told.ok()?))).collect(), silent)
     }
 
     fn could_serve(&self, volume: &str, nodes: &BTreeSet<u32>) -> Result<()> {

@@ -155,13 +155,15 @@ impl ControlPlane {
                 return Err(error);
             }
         }
+        let mut warning = None;
         if let Some(key) = &key {
             self.keys.on_made(begun.volume, key)?;
+            warning = self.key_warning(name, layout);
         }
         if export {
             self.export(name, false)?;
         }
-        self.show(name)
+        Ok(VolumeInfo { warning, ..self.show(name)? })
     }
 
     fn fork(

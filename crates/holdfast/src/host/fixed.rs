@@ -25,7 +25,6 @@ use holdfast_format::geometry::Layout;
 use holdfast_runtime::reactor::Io;
 use holdfast_volume::claims::writable_beside;
 use holdfast_volume::{Claim, Event as VolumeEvent, State};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -38,7 +37,7 @@ const LOOKS: usize = 3;
 /// How often it is looked again when others have set space aside meanwhile.
 const RESERVE_TRIES: u32 = 50;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fixed {
     /// Bytes in segments that the volume has not written since its last snapshot; all that there are while one is taken.
     pub base_bytes: u64,

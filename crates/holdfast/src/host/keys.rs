@@ -26,6 +26,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use holdfast_api::{Code, KeySource, VolumeInfo, refuse};
 use holdfast_base::VolumeId;
 use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
+use holdfast_format::meta::{KEY_VERSION, KeyRecord, Other};
 use holdfast_runtime::pki::random;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -46,39 +47,26 @@ const COMMAND_PACE: Duration = Duration::from_secs(30);
 /// More than any key, with a line's end.
 const KEY_TEXT_MAX: u64 = 4096;
 
-const VERSION: u32 = 1;
-
-/// A volume's key as the metadata store has it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct KeyRecord {
-    version: u32,
-    /// Of the wrapping; base64, like the key.
-    nonce: String,
-    wrapped: String,
-    source: KeySource,
+fn wrapping(kek: &Secret, volume: VolumeId, key: &Secret, source: &KeySource) -> KeyRecord {
+    let nonce: [u8; NONCE_BYTES] = random();
+    let wrapped = BASE64.encode(wrap(kek, volume, nonce, key));
+    let (nonce, source) = (BASE64.encode(nonce), source.clone());
+    KeyRecord { version: KEY_VERSION, nonce, wrapped, source, other: Other::new() }
 }
 
-impl KeyRecord {
-    fn new(kek: &Secret, volume: VolumeId, key: &Secret, source: &KeySource) -> KeyRecord {
-        let nonce: [u8; NONCE_BYTES] = random();
-        let wrapped = BASE64.encode(wrap(kek, volume, nonce, key));
-        KeyRecord { version: VERSION, nonce: BASE64.encode(nonce), wrapped, source: source.clone() }
+/// `None` where the key-encrypting key is another.
+fn unwrapped(record: &KeyRecord, kek: &Secret, volume: VolumeId) -> Result<Option<Secret>> {
+    let damaged = || format!("metadata record volume/{volume}/key is damaged");
+    if record.version != KEY_VERSION {
+        refuse!(
+            Code::Unsupported,
+            "metadata record volume/{volume}/key has version {}, which this host does not know",
+            record.version
+        );
     }
-
-    /// `None` where the key-encrypting key is another.
-    fn open(&self, kek: &Secret, volume: VolumeId) -> Result<Option<Secret>> {
-        let damaged = || format!("metadata record volume/{volume}/key is damaged");
-        if self.version != VERSION {
-            refuse!(
-                Code::Unsupported,
-                "metadata record volume/{volume}/key has version {}, which this host does not know",
-                self.version
-            );
-        }
-        let nonce = BASE64.decode(&self.nonce).ok().and_then(|nonce| nonce.try_into().ok()).with_context(damaged)?;
-        let wrapped = BASE64.decode(&self.wrapped).with_context(damaged)?;
-        Ok(unwrap(kek, volume, nonce, &wrapped))
-    }
+    let nonce = BASE64.decode(&record.nonce).ok().and_then(|nonce| nonce.try_into().ok()).with_context(damaged)?;
+    let wrapped = BASE64.decode(&record.wrapped).with_context(damaged)?;
+    Ok(unwrap(kek, volume, nonce, &wrapped))
 }
 
 /// What a new volume is to be encrypted with.
@@ -99,7 +87,7 @@ impl NewKey {
     }
 
     pub fn record(&self, volume: VolumeId) -> KeyRecord {
-        KeyRecord::new(&self.kek, volume, &self.secret, &self.source)
+        wrapping(&self.kek, volume, &self.secret, &self.source)
     }
 }
 
@@ -181,7 +169,7 @@ impl Keys {
             None => self.source_of(name, volume, &record)?,
         };
         let found = fetch(&source).and_then(|kek| {
-            let secret = record.open(&kek, volume)?.filter(|secret| VolumeKey::new(secret).id() == key_id);
+            let secret = unwrapped(&record, &kek, volume)?.filter(|secret| VolumeKey::new(secret).id() == key_id);
             let wrong = || format!("what the {source} gives is not the key that the volume's key was wrapped with");
             Ok((secret.with_context(wrong)?, kek))
         });
@@ -192,10 +180,10 @@ impl Keys {
     /// Where the key-encrypting key is to be had at this host.
     fn source_of(&self, name: &str, volume: VolumeId, record: &KeyRecord) -> Result<KeySource> {
         let local = self.local()?.remove(&volume.to_string());
-        match (local, &record.source) {
+        match (local, record.source.clone()) {
             (Some(local), _) if local.nonce == record.nonce => Ok(local.source),
-            (_, KeySource::File(_)) => Ok(record.source.clone()),
-            (Some(local), command) if local.source == *command => Ok(local.source),
+            (_, file @ KeySource::File(_)) => Ok(file),
+            (Some(local), command) if local.source == command => Ok(local.source),
             (_, KeySource::Command(command)) => refuse!(
                 Code::State,
                 "volume {name} is encrypted and stays closed: its key comes from a command that nobody has named at this host, and \
@@ -269,7 +257,7 @@ impl Keys {
                 "volume {name} is not encrypted; make an encrypted one (`holdfast volume create NEW --encrypt`) and copy it there"
             );
         };
-        let record = KeyRecord::new(&new_kek, volume, &secret, source);
+        let record = wrapping(&new_kek, volume, &secret, source);
         self.catalog.replace_key(volume, &record)?;
         self.use_here(volume, source)
     }
@@ -294,7 +282,8 @@ impl ControlPlane {
         }
         self.keys.wrap_anew(&entry, source)?;
         logger::info(format_args!("the key of volume {name} is wrapped anew, with that of the {source}"));
-        self.show(name)
+        let warning = self.key_warning(name, entry.root.layout);
+        Ok(VolumeInfo { warning, ..self.show(name)? })
     }
 }
 
@@ -473,10 +462,10 @@ mod tests {
         let (kek, other) = (Secret::new([1; 32]), Secret::new([2; 32]));
         let key = NewKey { secret: Secret::new([3; 32]), kek: kek.clone(), source };
         let record = key.record(VolumeId(5));
-        assert_eq!(record.open(&kek, VolumeId(5)).unwrap(), Some(Secret::new([3; 32])));
-        assert_eq!(record.open(&other, VolumeId(5)).unwrap(), None);
-        assert_eq!(record.open(&kek, VolumeId(6)).unwrap(), None);
+        assert_eq!(unwrapped(&record, &kek, VolumeId(5)).unwrap(), Some(Secret::new([3; 32])));
+        assert_eq!(unwrapped(&record, &other, VolumeId(5)).unwrap(), None);
+        assert_eq!(unwrapped(&record, &kek, VolumeId(6)).unwrap(), None);
         let later = KeyRecord { version: 9, ..record };
-        assert!(later.open(&kek, VolumeId(5)).unwrap_err().to_string().contains("version 9"));
+        assert!(unwrapped(&later, &kek, VolumeId(5)).unwrap_err().to_string().contains("version 9"));
     }
 }

@@ -134,7 +134,7 @@ pub struct Host {
     assignment: assignment::Assignment,
     locals: BTreeMap<VolumeId, Local>,
     locals_changed: Vec<VolumeId>,
-    nodes_away: usize,
+    nodes_away: BTreeSet<NodeId>,
     life: Life,
 }
 
@@ -234,7 +234,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         assignment: assignment.clone(),
         locals: BTreeMap::new(),
         locals_changed: Vec::new(),
-        nodes_away: 0,
+        nodes_away: BTreeSet::new(),
         life: Life::Running,
     };
     let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
@@ -553,9 +553,10 @@ impl Host {
     }
 
     fn tell_nodes_away(&mut self) {
-        let count = self.links.views().filter(|link| !link.up || link.polls_missed > 1).count();
-        if std::mem::replace(&mut self.nodes_away, count) != count {
-            self.assignment.tell(AssignmentEvent::NodesAway(count));
+        let away = self.links.views().filter(|link| !link.up || link.polls_missed > 1).map(|link| link.node).collect();
+        if self.nodes_away != away {
+            self.nodes_away = away;
+            self.assignment.tell(AssignmentEvent::NodesAway(self.nodes_away.clone()));
         }
     }
 

@@ -9,7 +9,7 @@ use super::Host;
 use super::commands::{Answer, tell};
 use super::nbd::Held;
 use super::peers::{PeerEvent, Peers};
-use super::volumes::{Asker, Behind, OpenSpec, SESSIONS_MAX, Who, split_export};
+use super::volumes::{Asker, Behind, OpenSpec, SESSIONS_MAX, Volume, Who, split_export};
 use crate::logger;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -537,7 +537,16 @@ impl Host {
         let volume = spec.volume;
         self.open_if_closed(now, spec, (false, VolumeEvent::Warm), io);
         let found = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at));
-        tell(&answer, found.map(|volume| volume.controller.warming()));
+        // With more nodes away than its layout bears, the log's being there is not all that it takes.
+        let lacks = |volume: &Volume| {
+            let away = &self.nodes_away;
+            away.len() > usize::from(volume.layout().failures()) && volume.controller.lost_without(away) > 0
+        };
+        let warming = |volume: &Volume| match volume.controller.warming() {
+            Some(Warming::Warm) if lacks(volume) => Some(Warming::Unreadable),
+            warming => warming,
+        };
+        tell(&answer, found.map(warming));
     }
 
     /// Asks another host to yield a volume; `None` where it can't be asked.

@@ -199,7 +199,7 @@ impl ControlPlane {
                 }
                 Ok(Outcome::Done)
             }
-            Action::CopyRecords => Ok(Outcome::Copied { is_everywhere: self.copy_records()? }),
+            Action::CopyRecords => Ok(Outcome::Copied { is_everywhere: self.copy_records()?.is_everywhere() }),
             Action::SettleRemoved => {
                 // Where somebody does not answer it is not known yet.
                 let _ = self.settle_removed();

@@ -558,6 +558,7 @@ impl Volume {
                 false => VolumeState::InCare,
             },
             waits: self.waits.filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
+            warning: None,
             epoch: status.epoch.0,
             uris: if self.exported { uris_of(name) } else { Vec::new() },
             sessions: self.sessions_of(head),

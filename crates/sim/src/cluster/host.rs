@@ -283,8 +283,8 @@ impl Grid {
             }
             HostEvent::Task { task } => self.on_task(host, task),
             HostEvent::Nodes => {
-                let count = self.hosts[host].nodes_away(self.now);
-                self.tell(host, ClusterEvent::NodesAway(count));
+                let away = (0..self.hosts[host].nodes_away(self.now)).map(|node| NodeId(node as u32)).collect();
+                self.tell(host, ClusterEvent::NodesAway(away));
             }
             HostEvent::Silent { host: other, nodes } => self.tell(host, ClusterEvent::Silent { host: other, nodes }),
             HostEvent::Duty { id, action } => self.do_duty(host, id, action),
