@@ -78,11 +78,6 @@ impl SegmentInfo {
         SpaceUse { data_bytes, dead_bytes, kept_bytes, redundancy_bytes: shards - payload, metadata_bytes: 0 }
     }
 
-    /// Whether leaves name it, and nobody can read anything of it any more: it is as good as gone.
-    pub fn is_over(&self) -> bool {
-        self.kind == Kind::Data && self.live > 0 && self.visible() == 0 && !self.kept
-    }
-
     /// Whether anybody names it.
     pub fn is_needed(&self) -> bool {
         self.live > 0 || self.kept

@@ -129,9 +129,6 @@ impl Controller {
         if self.is_foreign(no) {
             return info.kind == Kind::Data && self.is_crowded_foreign(no, info);
         }
-        if info.is_over() {
-            return false;
-        }
         let is_narrow = match info.kind {
             Kind::Data => !self.is_of_policy(&info.geometry),
             _ => self.is_narrow_metadata(&info.geometry),
