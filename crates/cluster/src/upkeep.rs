@@ -18,7 +18,9 @@ use crate::schedule::{self, Snapshot};
 use crate::view::View;
 use holdfast_base::{DeviceId, Effects, Epoch, Instant, VolumeId};
 use holdfast_format::family::SegmentRanges;
-use holdfast_format::meta::{KEPT_PREFIX, MACHINE_PREFIX, MachineRecord, SCHEDULE_PREFIX, decode, machine_key};
+use holdfast_format::meta::{
+    KEPT_PREFIX, MACHINE_PREFIX, MachineRecord, SCHEDULE_PREFIX, decode, found_key, machine_key,
+};
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
 use std::collections::{BTreeMap, BTreeSet};
@@ -326,7 +328,8 @@ pub fn plan(view: &View, facts: &Facts, config: &Config) -> Vec<Action> {
     of_volumes.chain(drains).chain(space).chain(renew).chain(authority).chain(of_machine(view, facts, config)).collect()
 }
 
-/// A clone whose root stands in the view names what its record says. One without may be new: whoever carries that out looks again.
+/// A clone whose root stands in the view, or that a recovery has found, names what its record says. One without may be new: whoever
+/// carries that out looks again.
 fn of_kin(view: &View, seen: &KinNow) -> Vec<Action> {
     let own = seen.names.iter().map(|(origin, names)| Action::NoteNames {
         origin: *origin,
@@ -337,8 +340,10 @@ fn of_kin(view: &View, seen: &KinNow) -> Vec<Action> {
     let of_others = seen.dependents.iter().map(|dependent| {
         let (origin, dependent) = (seen.volume, *dependent);
         let root = view.get(&root_key(dependent)).and_then(|record| Root::decode(&record.value).ok());
+        let is_found = view.get(&found_key(dependent)).is_some();
         match root {
             Some(root) if !root.deleted => Action::TellNames { origin, dependent },
+            _ if is_found => Action::TellNames { origin, dependent },
             _ => Action::GiveUp { origin, dependent },
         }
     });
@@ -471,11 +476,14 @@ mod tests {
         let gone = Root { deleted: true, epoch: Epoch(3), ..root(deleted) };
         let placeholder = Root { deleted: true, ..root(begun) };
         let roots = [root(VOLUME), root(stands), gone, placeholder];
-        let view = view(&roots.map(|root| (root_key(root.volume), root.encode())));
+        let found = VolumeId(12);
+        let mut records = roots.map(|root| (root_key(root.volume), root.encode())).to_vec();
+        records.push((found_key(found), b"{}".to_vec()));
+        let view = view(&records);
         let names = (VOLUME, SegmentRanges::default());
         let origin = KinNow {
             volume: VOLUME,
-            dependents: vec![stands, deleted, begun, VolumeId(11)],
+            dependents: vec![stands, deleted, begun, VolumeId(11), found],
             names: None,
             generation: (Epoch(1), 0),
         };
@@ -488,9 +496,10 @@ mod tests {
             names: SegmentRanges::default(),
             generation: (Epoch(2), 5),
         };
-        let told = Action::TellNames { origin: VOLUME, dependent: stands };
+        let tell = |dependent| Action::TellNames { origin: VOLUME, dependent };
         let planned = plan(&view, &facts, &config());
-        assert_eq!(planned, [told, give_up(deleted), give_up(begun), give_up(VolumeId(11)), note.clone()]);
+        let gone = [deleted, begun, VolumeId(11)].map(give_up).to_vec();
+        assert_eq!(planned, [vec![tell(stands)], gone, vec![tell(found), note.clone()]].concat());
         assert_ne!(
             note.chore(),
             planned[0].chore(),

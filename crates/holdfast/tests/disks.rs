@@ -69,6 +69,15 @@ fn a_disk_that_is_gone_is_told_left_out_and_replaced_by_one_command() {
     assert_eq!(pid(&grid), node);
     assert!(config(&grid)["nodes"][0]["devices"].as_array().unwrap().iter().all(|d| d["device"] != planned.as_str()));
     holds();
+    // Given once more when it is done, it takes out none that has moved to the place.
+    let disk = grid.path("disk.img");
+    fs::File::create(&disk).unwrap().set_len(256 << 20).unwrap();
+    let replace = format!("device replace 1/0 {}", disk.display());
+    grid.ok(&replace);
+    let after = config(&grid);
+    let refused = grid.fails(&replace);
+    assert!(refused.contains("is not taken") && config(&grid) == after, "{refused}");
+    holds();
 }
 
 #[test]

@@ -82,8 +82,13 @@ fn begun_before(
     let replacing = Replacing::load(dir)?;
     let is_at = |d: &&DeviceConfig, path: &Path| dir.device_path(d) == *path;
     let found = match (source, replaces) {
-        (Source::Path { path, .. }, Some(_)) => at.devices.iter().find(|d| is_at(d, path)),
-        (Source::File(_), Some(old)) => at.devices.iter().find(|d| replacing.0.get(old) == Some(&d.device)),
+        // Given once more when it is done, its old place is another device's, and it would take that out, too.
+        (source, Some(old)) => {
+            at.devices.iter().filter(|d| replacing.0.get(old) == Some(&d.device)).find(|d| match source {
+                Source::Path { path, .. } => is_at(d, path),
+                Source::File(_) => true,
+            })
+        }
         // All devices of a node are one that was added.
         (_, None) if begun == at.devices => None,
         (source, None) => at.devices.iter().filter(|d| begun.contains(d)).find(|d| match source {

@@ -49,8 +49,8 @@ use holdfast_format::meta::{
     CLIENTS_PREFIX, COPIES_KEY, ClientsRecord, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FixedRecord,
     FoundRecord, KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX, NUMBERS_KEY, NameRecord,
     NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY, RemovedRecord, ReservedRecord,
-    SCHEDULE_PREFIX, SettingsRecord, clients_key, clone_key, deleting_key, encode, export_key, host_key, key_key,
-    limit_key, machine_key, name_key, settings_key, trash_key,
+    SCHEDULE_PREFIX, SettingsRecord, clients_key, clone_key, deleting_key, encode, export_key, found_key, host_key,
+    key_key, limit_key, machine_key, name_key, settings_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
@@ -511,6 +511,10 @@ impl Catalog {
     /// Whether there is no such volume, and never will be: one that is being made is not finished by whoever makes it. What
     /// nodes have of such a one is returned like that of a volume that is deleted.
     pub fn is_gone(&self, volume: VolumeId) -> Result<bool> {
+        // One that a recovery has found is there, although it has no root until it is accepted.
+        if self.get_now(&found_key(volume))?.1.is_some() {
+            return Ok(false);
+        }
         let (mut is_gone, mut was_begun) = (true, None);
         self.update(&root_key(volume), |found| {
             let root = found.map(Root::decode).transpose().context("the volume's root record is damaged")?;

@@ -112,6 +112,8 @@ pub(super) struct ControlPlane {
     history: Mutex<TaskHistory>,
     trend: Mutex<Trend>,
     pub(super) published: Mutex<Published>,
+    /// What could not be looked after, and why, so that it is told once.
+    pub(super) unseen: Mutex<BTreeMap<String, String>>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
     changes: Mutex<()>,
     /// Held while lists of clients and of revoked certificates are read and taken in: what was read first counts first. Nobody
@@ -166,6 +168,7 @@ pub fn start(
         settings,
         history: Mutex::default(),
         published: Mutex::default(),
+        unseen: Mutex::default(),
         changes: Mutex::new(()),
         doors: Mutex::new(()),
         questions: Mutex::new(()),
@@ -270,7 +273,7 @@ impl ControlPlane {
             return removed.unwrap_or_else(|error| protocol::failure(&error));
         }
         // Of others nobody hears without the store; what this host knows it tells.
-        let is_told_here = request.kind() == Kind::Look && self.sync_if_right().is_err();
+        let is_told_here = request.kind() == Kind::Look && self.store_trouble().is_some();
         if let Some(response) = (!is_told_here).then(|| self.pass_on(&request)).flatten() {
             return response;
         }

@@ -6,6 +6,7 @@
 //! Executors choose nothing and repeat nothing. What a chore needs that has changed since it was planned is refused where it is
 //! carried out: a volume that is another host's by then is snapshotted by nobody here.
 
+use super::catalog::Entry;
 use super::commands::{Command, Wanted};
 use super::control::ControlPlane;
 use super::errands::Errand;
@@ -141,14 +142,14 @@ impl ControlPlane {
         let wall_ms = clock::wall().as_millis() as u64;
         let live = self.live()?;
         // Rates of tasks follow from what was left at each look.
-        self.tasks_in(&live)?;
+        self.seen("tasks", self.tasks_in(&live));
         // What a node holds that is away is not known.
         let all_are_up = !live.nodes.is_empty() && live.nodes.iter().all(|node| node.link != LinkState::Down);
         Ok(Facts {
             wall_ms,
-            scheduled: self.scheduled_here()?,
-            fixed: self.fixed_here()?,
-            kin: self.kin_here()?,
+            scheduled: self.seen("snapshots by schedule", self.scheduled_here()),
+            fixed: self.seen("fixed volumes", self.fixed_here()),
+            kin: self.seen("separate clones", self.kin_here()),
             devices: devices_of(live.nodes),
             space_is_due: all_are_up && self.trend().is_due(wall_ms),
             certificates_are_due,
@@ -156,10 +157,36 @@ impl ControlPlane {
         })
     }
 
+    /// One damaged record keeps nothing else from being looked after: what could not be seen is told once.
+    fn seen<T: Default>(&self, what: &str, found: Result<T>) -> T {
+        let mut unseen = self.unseen.lock().unwrap_or_else(PoisonError::into_inner);
+        match found {
+            Ok(found) => {
+                unseen.remove(what);
+                found
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                // Of the store others tell.
+                if error.downcast_ref::<MetaError>().is_none() && unseen.get(what) != Some(&why) {
+                    logger::warn(format_args!("{what} are not looked after: {why}"));
+                }
+                unseen.insert(what.to_string(), why);
+                T::default()
+            }
+        }
+    }
+
+    /// Nothing of a volume whose records can't be read.
+    fn entry_here(&self, volume: VolumeId) -> Option<Entry> {
+        let entry = self.seen(&format!("schedule and space of volume {volume}"), self.catalog.entry(volume));
+        entry.filter(|entry| !entry.root.deleted)
+    }
+
     fn scheduled_here(&self) -> Result<Vec<Scheduled>> {
         let mut scheduled = Vec::new();
         for (volume, _) in self.catalog.schedules()? {
-            let entry = self.catalog.entry(volume)?.filter(|entry| !entry.root.deleted);
+            let entry = self.entry_here(volume);
             let Some(entry) = entry.filter(|entry| self.catalog.is_here(entry)) else { continue };
             // What is open for care or a stream is nobody's to look at.
             if let Some(snapshots) = self.snapshots_of(entry.name(), volume)? {
@@ -181,7 +208,7 @@ impl ControlPlane {
     fn fixed_here(&self) -> Result<Vec<FixedNow>> {
         let mut fixed = Vec::new();
         for (volume, seen) in self.ask(|answer| Command::Fixed { answer })? {
-            let Some(entry) = self.catalog.entry(volume)?.filter(|entry| !entry.root.deleted) else { continue };
+            let Some(entry) = self.entry_here(volume) else { continue };
             let Some(noted) = entry.settings.fixed.filter(|_| self.has_care_of(&entry)) else { continue };
             let live = self.ask(|answer| Command::Volume { name: entry.name().to_string(), answer })?;
             // A volume in the trash has left its name to others.
