@@ -100,6 +100,23 @@ fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
     grid.ok("grid up");
     grid.ok("volume export v1");
     assert_volume_holds(&grid.uri("v1"), &file, &scratch);
+
+    // What was made of it is only found, and holds its segments all the same.
+    let refused = grid.fails("volume export apart");
+    assert!(refused.contains("--accept apart"), "{refused}");
+    let other = grid.path("other");
+    fs::write(&other, fs::read(&file).unwrap().iter().map(|byte| !byte).collect::<Vec<u8>>()).unwrap();
+    for _ in 0..2 {
+        nbdcopy(other.to_str().unwrap(), &grid.uri("v1"));
+    }
+    let freed = || grid.json("volume show v1")["live"]["counters"]["segments_freed"].as_u64();
+    until("its former segments are freed", || freed() > Some(8));
+    grid.ok("grid down --host");
+    grid.ok("meta recover --accept apart --yes");
+    grid.ok("grid up");
+    grid.ok("volume export apart");
+    assert_volume_holds(&grid.uri("apart"), &file, &scratch);
+    assert_volume_holds(&grid.uri("v1"), &other, &scratch);
 }
 
 /// With 32 bytes of its own.

@@ -756,9 +756,19 @@ impl Catalog {
     pub fn find(&self, name: &str) -> Result<Entry> {
         let key = name_key(name);
         let (_, value) = self.get(&key)?;
-        let missing = || no_volume(name);
-        let record: NameRecord = decode(&key, &value.ok_or_else(missing)?)?;
-        Ok(self.entry(record.volume.parse()?)?.ok_or_else(missing)?)
+        let entry = match value {
+            Some(value) => self.entry(decode::<NameRecord>(&key, &value)?.volume.parse()?)?,
+            None => None,
+        };
+        if entry.is_none() && self.found()?.iter().any(|found| found.name == name) {
+            refuse!(
+                Code::State,
+                "volume {name} was found when the metadata were lost, perhaps not as it was last: nothing opens it. \
+                 `holdfast status` says why, and what has it back; it is taken as it is, with all hosts stopped, by \
+                 `holdfast meta recover --accept {name}`"
+            );
+        }
+        Ok(entry.ok_or_else(|| no_volume(name))?)
     }
 
     /// All volumes whose records this release can read: a record of a newer one, or a damaged one, is one volume's trouble.
