@@ -582,7 +582,7 @@ fn check_port(address: SocketAddr) -> Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => refuse!(
-            Code::Exists,
+            Code::InUse,
             "port {} is in use by another process; `ss -lntp 'sport = :{0}'` names it: stop it, or have this grid's nodes use \
              others (`holdfast grid address --port PORT`)",
             address.port()

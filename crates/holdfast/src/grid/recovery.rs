@@ -515,7 +515,7 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
         };
         if fitting.next().is_some() {
             refuse!(
-                Code::NotFound,
+                Code::Invalid,
                 "several volumes named {name} were found: name the one that is meant by its id; nothing was changed"
             );
         }

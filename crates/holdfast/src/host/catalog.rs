@@ -358,7 +358,7 @@ impl Catalog {
             let is_there = self.live_root(chosen)?.is_some() || Self::clone_in(&self.meta, chosen)?.is_some();
             if !is_there && !is_ours && live_hosts(&self.meta)?.contains(&record.host) {
                 refuse!(
-                    Code::Exists,
+                    Code::Changed,
                     "a volume {name} is being made at host {}; choose another name, or try again later",
                     record.host
                 );
@@ -421,7 +421,7 @@ impl Catalog {
             Commit::Done(_) => {}
             Commit::Conflict(found) if found[0].is_none() => return Ok(None),
             Commit::Conflict(_) => {
-                refuse!(Code::Exists, "a volume {name} is being made by somebody else; see `holdfast volume list`")
+                refuse!(Code::Changed, "a volume {name} is being made by somebody else; see `holdfast volume list`")
             }
         }
         let (served_by, handed_from, portals, clone) = (None, None, BTreeSet::new(), None);
@@ -479,7 +479,7 @@ impl Catalog {
         let root = Root { deleted: true, ..Root::new(self.grid, volume, name, 0, layout) };
         match self.meta.swap(&root_key(volume), MetaVersion::ABSENT, Some(&root.encode()), None)? {
             Swap::Done(version) => Ok(Begun { volume, version }),
-            _ => refuse!(Code::Exists, "a volume {name} is being made by somebody else; see `holdfast volume list`"),
+            _ => refuse!(Code::Changed, "a volume {name} is being made by somebody else; see `holdfast volume list`"),
         }
     }
 
