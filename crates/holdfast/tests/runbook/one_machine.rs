@@ -266,10 +266,12 @@ impl Site {
         (0..mib).for_each(|_| assert_eq!(filler.write(), 0));
     }
 
+    fn findings(&self) -> Vec<serde_json::Value> {
+        self.m.grid.json("status")["findings"].as_array().unwrap().clone()
+    }
+
     fn is_short(&self) -> bool {
-        let status = self.m.grid.json("status");
-        let is_it = |f: &serde_json::Value| f["concern"] == "capacity" && f["severity"] == "critical";
-        status["findings"].as_array().unwrap().iter().any(is_it)
+        self.findings().iter().any(|finding| finding["concern"] == "capacity" && finding["severity"] == "critical")
     }
 
     fn has_room(&self) {
@@ -293,11 +295,15 @@ impl Site {
         let mut filler = Filler { guest: Guest::connect(&m.grid, "full"), written: 0 };
         let mut row = book.open("95 %");
         self.waste(&mut filler, "s1", 6);
-        while !self.is_short() {
-            assert_eq!(filler.write(), 0, "there is room yet");
+        loop {
             // Nodes are asked what they have left once a second.
-            if self.free_bytes() < 40 << 20 {
-                std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(Duration::from_millis(1500));
+            if self.is_short() {
+                break;
+            }
+            // With the parity three eighths of what is left.
+            for _ in 0..(self.free_bytes() >> 22).max(1) {
+                assert_eq!(filler.write(), 0, "there is room yet");
             }
         }
         row.seen(m, &[]);
@@ -312,8 +318,12 @@ impl Site {
         let mut row = book.open("100 %");
         // Little room is left, but for the new device.
         self.waste(&mut filler, "s2", 2);
-        let error = std::iter::repeat_with(|| filler.write()).find(|error| *error != 0);
-        assert_eq!(error, Some(ENOSPC));
+        // What the trash gives back of itself is written full, too.
+        until("there is nothing left", || {
+            let error = std::iter::repeat_with(|| filler.write()).find(|error| *error != 0);
+            assert_eq!(error, Some(ENOSPC));
+            self.findings().iter().any(|finding| finding["what"].as_str().unwrap().contains("devices are full"))
+        });
         row.seen(m, &[]);
         row.checked(m, &[]);
         filler.holds_all(0);
