@@ -90,7 +90,7 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         now: bool,
     },
-    /// What was deleted and can be had back; answered by [`Response::Trash`].
+    /// What was deleted and can be had back; answered by [`crate::Response::Trash`].
     TrashList,
     /// By its name or its id.
     TrashRestore {
@@ -99,7 +99,7 @@ pub enum Request {
         #[serde(default)]
         name: Option<String>,
     },
-    /// One, or all; answered by [`Response::Names`].
+    /// One, or all; answered by [`crate::Response::Names`].
     TrashEmpty {
         volume: Option<String>,
     },
@@ -163,7 +163,7 @@ pub enum Request {
         volume: String,
         name: String,
     },
-    /// Consistent snapshots of several volumes, of all or of none; answered by [`Response::Volumes`].
+    /// Consistent snapshots of several volumes, of all or of none; answered by [`crate::Response::Volumes`].
     SnapshotGroup {
         volumes: Vec<String>,
         name: String,
@@ -197,7 +197,7 @@ pub enum Request {
         /// What lies before it the receiver has, too.
         start: u64,
     },
-    /// A volume is to take in a stream that begins so; answered by [`Response::Receiving`].
+    /// A volume is to take in a stream that begins so; answered by [`crate::Response::Receiving`].
     ReceiveBegin {
         name: String,
         begin: Box<Begin>,
@@ -248,7 +248,7 @@ pub enum Request {
     CheckDown {
         nodes: Vec<u32>,
     },
-    /// The same; answered by [`Response::MayStop`], also where the answer is no.
+    /// The same; answered by [`crate::Response::MayStop`], also where the answer is no.
     MayStop {
         node: u32,
     },
@@ -259,9 +259,9 @@ pub enum Request {
     Metadata,
     /// What open volumes hold, at all hosts.
     GridSpace,
-    /// Answered by [`Response::Machines`].
+    /// Answered by [`crate::Response::Machines`].
     Machines,
-    /// A machine leaves the grid for good; answered by [`Response::Leaving`].
+    /// A machine leaves the grid for good; answered by [`crate::Response::Leaving`].
     MachineRemove {
         name: String,
         /// It is dead: at once, without its help.

@@ -4,7 +4,7 @@
 //! Each device has the last [`KEPT`] copies, each whole or none; their numbers rise, and are given by the store. A copy
 //! is a [`MetadataFile`]. Roots in it are as old as it is: the newest are on the legs of each volume's log.
 //!
-//! [`MetadataFile`]: super::metadata::MetadataFile
+//! [`MetadataFile`]: holdfast_format::meta::MetadataFile
 
 use super::layout::NodeConfig;
 use super::node_client::NodeClient;
