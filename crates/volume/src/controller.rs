@@ -627,10 +627,9 @@ impl Controller {
     /// Everything inside, for a person who looks into a simulation that failed.
     pub fn dump(&self) -> String {
         format!(
-            "segments {:#?} repair {:?} {} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\nlog {} bytes, {} entries, completed {}",
+            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\nlog {} bytes, {} entries, completed {}",
             self.segments,
             self.repairer,
-            self.governor.summary(self.now),
             self.cleaner,
             self.reads,
             self.fetches,

@@ -104,14 +104,6 @@ impl Default for Governor {
 }
 
 impl Governor {
-    pub(crate) fn summary(&self, now: Instant) -> String {
-        let Governor { calm_p99_us, rate, is_measuring, windows_left, not_before, .. } = self;
-        let waits = not_before.map(|at| at.since(now));
-        format!(
-            "governor calm {calm_p99_us:?} us rate {rate} measuring {is_measuring}, {windows_left} windows left, waits {waits:?}"
-        )
-    }
-
     /// A guest's request was answered after so long.
     pub(crate) fn on_answered(&mut self, took: Duration) {
         if self.samples_us.len() < SAMPLES_MAX {

@@ -3,9 +3,10 @@
 //! ```text
 //! trend                  (metadata) what was taken of the devices in each hour of the last week
 //! ```
-//! Role: figures only; when a sample is due [`holdfast_cluster::Upkeep`] has it taken. What is taken is what is in use, but for what is dead and can be cleaned (of
-//! volumes that this host serves), and what is set aside for fixed volumes: unlike what is free it doesn't jump when a
-//! device is added. The rate is the median of the rates over spans of a day, one from each sample on: what happens every
+//! Role: figures only; when a sample is due [`holdfast_cluster::Upkeep`] has it taken. What is taken is what is in use,
+//! but for what is dead and can be cleaned (of volumes that this host serves), and what is set aside for fixed volumes.
+//! Unlike what is free it doesn't jump when a device is added.
+//! The rate is the median of the rates over spans of a day, one from each sample on: what happens every
 //! night counts once in each, and one large copy or deletion is in few of them.
 
 use super::control::ControlPlane;
