@@ -127,7 +127,7 @@ mod tests {
 
     /// Records, each at the version of its place.
     fn view(records: &[(String, Vec<u8>)]) -> View {
-        let mut view = View::new(None);
+        let mut view = View::new(None, None);
         for (at, (key, value)) in records.iter().enumerate() {
             let version = MetaVersion(at as u64 + 1);
             view.note(Record { key: key.clone(), version, value: value.as_slice().into() });

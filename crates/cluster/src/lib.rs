@@ -18,6 +18,7 @@
 //! each host does as time goes by for what it has.
 
 pub mod assign;
+pub mod beat;
 pub mod deletion;
 pub mod machine;
 pub mod recover;

@@ -4,7 +4,7 @@
 //! caretaker              (metadata, leased) the host that is the steward
 //! ```
 //! Role: it returns the space of deleted volumes ([`crate::deletion`]), empties the trash in time, has volumes that nobody serves
-//! cared for, one at a time, and has the records copied to the grid's devices. The shell tells it of changes in the
+//! cared for, one at a time, has the records copied to the grid's devices, and counts the store's minutes ([`crate::beat`]). The shell tells it of changes in the
 //! [`View`] and of what came of actions, and carries them out; it chooses nothing, waits for nothing, and repeats nothing.
 //!
 //! Invariants
@@ -16,12 +16,14 @@
 //!
 //! Faults: all that it remembers may be lost with the process; dropping twice, or caring twice, is harmless.
 
+use crate::beat;
 use crate::deletion;
 use crate::view::{Changes, Record, View};
+use holdfast_base::prng::Prng;
 use holdfast_base::{DeviceId, Effects, Epoch, Instant, MetaVersion, NodeId, VolumeId, crc32c};
 use holdfast_format::meta::{
-    DELETING_PREFIX, DRAINING_PREFIX, DeletingRecord, FLEETING, Other, REMOVED_PREFIX, ROOT_SUFFIX, RemovedRecord,
-    STEWARD_KEY, TRASH_PREFIX, TrashRecord, decode, deleting_key, encode, export_key,
+    BEAT_KEY, BeatRecord, DELETING_PREFIX, DRAINING_PREFIX, DeletingRecord, FLEETING, Other, REMOVED_PREFIX,
+    ROOT_SUFFIX, RemovedRecord, STEWARD_KEY, TRASH_PREFIX, TrashRecord, decode, deleting_key, encode, export_key,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -75,13 +77,15 @@ pub struct Config {
     pub kept_minutes: u64,
     /// How long a minute is.
     pub minute: Duration,
+    /// Another one in each process: what it makes of the store's beat nobody else makes.
+    pub random: u64,
     pub mutations: Mutations,
 }
 
 impl Config {
-    pub fn new(host: &str) -> Config {
+    pub fn new(host: &str, random: u64) -> Config {
         let (kept_minutes, minute) = (KEPT_MINUTES, Duration::from_secs(60));
-        Config { host: host.to_string(), kept_minutes, minute, mutations: Mutations::default() }
+        Config { host: host.to_string(), kept_minutes, minute, random, mutations: Mutations::default() }
     }
 }
 
@@ -125,6 +129,8 @@ pub enum Action {
     LookAtCare { volume: VolumeId },
     /// Close it, unless it is in service by then.
     EndCare { volume: VolumeId },
+    /// One transaction: the store's beat goes on.
+    Beat { compares: Compares, writes: Writes },
     /// Write the records to the grid's devices.
     CopyRecords,
     /// Ask hosts whether anything is missing of what removed machines had.
@@ -196,6 +202,7 @@ enum Matter {
     Place(VolumeId, Place),
     Space,
     Care,
+    Beat,
     Copy,
     Removed,
 }
@@ -207,6 +214,7 @@ fn matter(action: &Action) -> Matter {
         Action::Drop { volume, place, .. } => Matter::Place(*volume, *place),
         Action::LookAtSpace => Matter::Space,
         Action::OpenForCare { .. } | Action::LookAtCare { .. } | Action::EndCare { .. } => Matter::Care,
+        Action::Beat { .. } => Matter::Beat,
         Action::CopyRecords => Matter::Copy,
         Action::SettleRemoved => Matter::Removed,
     }
@@ -233,6 +241,7 @@ struct Copy {
 
 pub struct Steward {
     config: Config,
+    prng: Prng,
     now: Instant,
     /// When it last looked at everything, and whether something has happened since.
     looked_at: Option<Instant>,
@@ -257,6 +266,8 @@ pub struct Steward {
     /// When volumes were last opened here until they had nothing left to do.
     rested: BTreeMap<VolumeId, Instant>,
     copied: Option<Copy>,
+    /// Since when the store's beat stands as it is.
+    beaten: Option<(MetaVersion, Instant)>,
     /// Records have changed since the last look at them.
     is_changed: bool,
     /// When a machine was first found to be removed.
@@ -267,6 +278,7 @@ pub struct Steward {
 impl Steward {
     pub fn new(now: Instant, config: Config) -> Steward {
         Steward {
+            prng: Prng::new(config.random),
             config,
             now,
             looked_at: None,
@@ -285,6 +297,7 @@ impl Steward {
             cared: BTreeMap::new(),
             rested: BTreeMap::new(),
             copied: None,
+            beaten: None,
             is_changed: true,
             removed_since: BTreeMap::new(),
             next_id: 0,
@@ -418,6 +431,7 @@ impl Steward {
             self.taken = None;
             // What was seen meanwhile is not known.
             self.aging.clear();
+            self.beaten = None;
             self.copied = None;
             let record = view.get(STEWARD_KEY);
             if record.is_none_or(|record| *record.value == *self.config.host.as_bytes()) {
@@ -429,6 +443,7 @@ impl Steward {
         self.look_after_deletions(view, out);
         self.look_after_trash(view, out);
         self.look_after_volumes(view, out);
+        self.look_after_beat(view, out);
         self.look_after_copies(view, out);
         self.look_after_removed(view, out);
     }
@@ -446,11 +461,16 @@ impl Steward {
 
     /// A transaction of the steward's: it compares that this host still is.
     fn commit(&mut self, volume: VolumeId, change: Change, records: (Compares, Writes), out: Out) {
-        let (mut compares, writes) = records;
+        let (compares, writes) = records;
+        let compares = self.as_steward(compares);
+        self.begin(Action::Commit { volume, change, compares, writes }, out);
+    }
+
+    fn as_steward(&self, mut compares: Compares) -> Compares {
         if let Some(version) = self.taken.filter(|_| !self.config.mutations.all_are_stewards) {
             compares.push((STEWARD_KEY.to_string(), version));
         }
-        self.begin(Action::Commit { volume, change, compares, writes }, out);
+        compares
     }
 
     // ---- deletions ----
@@ -558,6 +578,24 @@ impl Steward {
         }
     }
 
+    // ---- the store's beat ----
+
+    fn look_after_beat(&mut self, view: &View, out: Out) {
+        let record = view.get(BEAT_KEY);
+        let version = record.map_or(MetaVersion::ABSENT, |record| record.version);
+        let since = self.beaten.filter(|(seen, _)| *seen == version).map_or(self.now, |(_, since)| since);
+        self.beaten = Some((version, since));
+        let next = match record.map(|record| decode::<BeatRecord>(&record.value)) {
+            // Of a store that an earlier release has made.
+            None => beat::begin(None, 0, self.prng.next_u64()),
+            Some(Ok(beat)) if self.now.since(since) >= self.config.minute => beat::next(&beat, self.prng.next_u64()),
+            // It is not time yet; or it is of a release whose beat this one does not know.
+            Some(_) => return,
+        };
+        let compares = self.as_steward(vec![(BEAT_KEY.to_string(), version)]);
+        self.begin(Action::Beat { compares, writes: vec![(BEAT_KEY.to_string(), Some(encode(&next)))] }, out);
+    }
+
     // ---- copies of the records ----
 
     fn look_after_copies(&mut self, view: &View, out: Out) {
@@ -636,13 +674,16 @@ mod tests {
         steward: Steward,
         version: u64,
         wanted: Vec<(ActionId, Action)>,
+        /// What is wanted every minute.
+        beats: Vec<(ActionId, Action)>,
     }
 
     impl Scene {
         fn new() -> Scene {
             let now = Instant::ZERO + Duration::from_secs(1);
-            let steward = Steward::new(now, Config::new("a"));
-            let mut scene = Scene { now, view: View::new(None), steward, version: 0, wanted: Vec::new() };
+            let steward = Steward::new(now, Config::new("a", 7));
+            let mut scene =
+                Scene { now, view: View::new(None, None), steward, version: 0, wanted: Vec::new(), beats: Vec::new() };
             scene.put(&root_key(VM), &Root::new(GridId(1), VM, "vm", 1 << 30, Layout::DEFAULT).encode());
             scene.tell(Event::Store { is_right: true });
             let id = scene.take(|action| matches!(action, Action::BeSteward { .. })).expect("nobody is");
@@ -663,7 +704,10 @@ mod tests {
             self.now = self.now + LOOK_PACE;
             self.steward.handle(self.now, &self.view, event, &mut out);
             self.steward.verify();
-            self.wanted.extend(out.take());
+            let (beats, wanted): (Vec<_>, Vec<_>) =
+                out.take().into_iter().partition(|(_, action)| matches!(action, Action::Beat { .. }));
+            self.beats.extend(beats);
+            self.wanted.extend(wanted);
         }
 
         fn pass(&mut self, span: Duration) {
@@ -681,6 +725,26 @@ mod tests {
             let id = self.take(is_it).unwrap_or_else(|| panic!("it wants {:?}", self.wanted));
             self.tell(Event::Outcome { id, outcome });
         }
+    }
+
+    #[test]
+    fn the_beat_goes_on_once_a_minute() {
+        let mut scene = Scene::new();
+        let beats = |scene: &mut Scene| {
+            let (id, Action::Beat { compares, writes }) = scene.beats.pop()? else { panic!("it is one") };
+            assert!(compares.iter().any(|(key, _)| key == STEWARD_KEY), "{compares:?}");
+            let (key, value) = &writes[0];
+            scene.put(key, value.as_deref().expect("it is written"));
+            scene.tell(Event::Outcome { id, outcome: Outcome::Done });
+            decode::<BeatRecord>(value.as_deref().unwrap()).ok()
+        };
+        let first = beats(&mut scene).expect("the store has none");
+        assert_eq!(first.count, 0);
+        scene.pass(Duration::from_secs(50));
+        assert_eq!(beats(&mut scene), None);
+        scene.pass(Duration::from_secs(10));
+        let second = beats(&mut scene).expect("a minute is over");
+        assert_eq!((second.count, &second.lineage, second.marks.len()), (1, &first.lineage, 2));
     }
 
     fn is_copying(action: &Action) -> bool {

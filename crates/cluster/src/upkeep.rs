@@ -420,7 +420,7 @@ mod tests {
     }
 
     fn view(records: &[(String, Vec<u8>)]) -> View {
-        let mut view = View::new(None);
+        let mut view = View::new(None, None);
         let record = |(n, (key, value)): (usize, &(String, Vec<u8>))| Record {
             key: key.clone(),
             version: MetaVersion(n as u64 + 1),

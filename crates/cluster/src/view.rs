@@ -3,17 +3,21 @@
 //! Invariants
 //! 1. A key's record never goes back to an older state, in whatever order a listing, the watch and the host's own writes tell
 //!    of it: each comes with a revision, and only a newer one counts.
-//! 2. Of a store that was emptied, set back, or made anew nothing is taken in: all stays as it was ([`Doubt`]).
+//! 2. Of a store that was emptied, set back, or made anew nothing is taken in: all stays as it was ([`Doubt`]). What was seen of
+//!    it in an earlier life counts too, as far as that was remembered ([`crate::beat`]).
 //!
 //! Limits: some kilobytes a volume; deleted keys are remembered until a listing or the watch has passed their deletion.
 
+use crate::beat;
 use holdfast_base::{Epoch, MetaVersion, NodeId, VolumeId};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::meta::{
-    CLONE_SUFFIX, CloneRecord, EXPORT_SUFFIX, ExportRecord, HOST_PREFIX, HostRecord, ROOT_SUFFIX, VOLUME_PREFIX, decode,
+    BEAT_KEY, BeatRecord, CLONE_SUFFIX, CloneRecord, EXPORT_SUFFIX, ExportRecord, HOST_PREFIX, HostRecord, ROOT_SUFFIX,
+    VOLUME_PREFIX, decode,
 };
 use holdfast_format::root::Root;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -41,8 +45,18 @@ pub enum Doubt {
     Emptied,
     /// That record is another one: the store was made anew, or filled from a copy.
     Another,
-    /// Its revision lies before what was seen, or a record is not what it was by then: it was set back to an older state.
+    /// Its revision or beat lies before what was seen, or a record is not what it was by then: it was set back to an older state.
     Older,
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Doubt::Emptied => "it was emptied: it lacks what every store of this grid has",
+            Doubt::Another => "it is not the one that it was: it was filled from a copy, or set back and gone on with",
+            Doubt::Older => "it was set back to an older state",
+        })
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -118,6 +132,10 @@ pub struct View {
     mark: Option<String>,
     /// What it was when it was first seen.
     mark_value: Option<Arc<[u8]>>,
+    /// How far the store had come when it was seen last, in an earlier life at first.
+    beat: Option<BeatRecord>,
+    /// A listing was taken in.
+    is_filled: bool,
     /// The store is not the one that it was: nothing is taken in until a listing shows that it is again.
     doubt: Option<Doubt>,
     changes: Changes,
@@ -125,8 +143,14 @@ pub struct View {
 
 impl View {
     /// `mark`: the key of a record that every listing of the grid's store has.
-    pub fn new(mark: Option<&str>) -> View {
-        View { mark: mark.map(str::to_string), ..View::default() }
+    /// `remembered`: how far the store had come, by what an earlier process saw of it.
+    pub fn new(mark: Option<&str>, remembered: Option<BeatRecord>) -> View {
+        View { mark: mark.map(str::to_string), beat: remembered, ..View::default() }
+    }
+
+    /// How far the store has come, for a later process to remember.
+    pub fn beat(&self) -> Option<&BeatRecord> {
+        self.beat.as_ref()
     }
 
     /// Everything up to this revision was seen.
@@ -149,6 +173,10 @@ impl View {
         if was_in_doubt {
             self.forget_notes();
         }
+        if let Some(beat) = beat_of(records.iter().find(|record| record.key == BEAT_KEY)) {
+            self.beat = Some(beat);
+        }
+        self.is_filled = true;
         let there: BTreeSet<String> = records.iter().map(|record| record.key.clone()).collect();
         for record in records {
             let key = record.key.clone();
@@ -172,6 +200,10 @@ impl View {
             if *self.mark_value.get_or_insert_with(|| found.value.clone()) != found.value {
                 return Some(Doubt::Another);
             }
+        }
+        let found = beat_of(records.iter().find(|record| record.key == BEAT_KEY));
+        if let Some(doubt) = beat::doubt(self.beat.as_ref(), found.as_ref(), !self.is_filled) {
+            return Some(doubt);
         }
         let is_older = revision < self.upto || records.iter().any(|record| self.is_not_as_it_was(record));
         is_older.then_some(Doubt::Older)
@@ -213,6 +245,14 @@ impl View {
             && change.record.as_ref().map(|record| &record.value) != self.mark_value.as_ref()
         {
             self.doubt = Some(if change.record.is_some() { Doubt::Another } else { Doubt::Emptied });
+        }
+        // A listing may have gone past what the watch tells.
+        for change in changes.iter().filter(|change| change.key == BEAT_KEY && change.revision > self.upto) {
+            let found = beat_of(change.record.as_ref());
+            self.doubt = self.doubt.or(beat::doubt(self.beat.as_ref(), found.as_ref(), false));
+            if self.doubt.is_none() {
+                self.beat = found;
+            }
         }
         if let Some(doubt) = self.doubt {
             return Err(doubt);
@@ -373,6 +413,10 @@ impl View {
     }
 }
 
+fn beat_of(record: Option<&Record>) -> Option<BeatRecord> {
+    decode(&record?.value).ok()
+}
+
 /// The volume of a key like `volume/ID/…`, and what follows its id.
 fn volume_of(key: &str) -> Option<(VolumeId, &str)> {
     let rest = key.strip_prefix(VOLUME_PREFIX)?;
@@ -405,8 +449,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_remembered_counts_and_a_watch_may_lag_behind_a_listing() {
+        let first = beat::begin(None, 9, 1);
+        let [second, third] = [2, 3].map(|n| (1..n).fold(first.clone(), |beat, step| beat::next(&beat, step)));
+        let at = |version, beat| record(BEAT_KEY, version, &encode(beat));
+        let mut view = View::new(None, Some(second.clone()));
+        assert_eq!(view.replace(5, vec![at(3, &first)]), Err(Doubt::Older));
+        assert_eq!(view.replace(5, vec![]), Err(Doubt::Older));
+        view.replace(9, vec![at(8, &third)]).unwrap();
+        view.apply(vec![put(BEAT_KEY, 7, &encode(&second)), put(BEAT_KEY, 8, &encode(&third))]).unwrap();
+        assert_eq!(view.beat(), Some(&third));
+        assert_eq!(view.apply(vec![put(BEAT_KEY, 10, &encode(&second))]), Err(Doubt::Older));
+        assert_eq!(view.apply(vec![deleted(BEAT_KEY, 10)]), Err(Doubt::Older));
+    }
+
+    #[test]
     fn a_record_never_goes_back_whoever_tells_of_it_first() {
-        let mut view = View::new(None);
+        let mut view = View::new(None, None);
         view.replace(5, vec![record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
         // Written here, and told by the watch later, together with what was before.
         view.note(record("a", 9, b"9"));
@@ -433,7 +492,7 @@ mod tests {
 
     #[test]
     fn an_emptied_store_and_one_that_was_set_back_are_not_believed() {
-        let mut view = View::new(Some("grid"));
+        let mut view = View::new(Some("grid"), None);
         view.replace(5, vec![record("grid", 1, b"{}"), record("a", 3, b"3")]).unwrap();
         assert_eq!(view.replace(9, vec![]), Err(Doubt::Emptied));
         assert_eq!(view.replace(9, vec![record("a", 4, b"4")]), Err(Doubt::Emptied));
@@ -453,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_store_that_was_set_back_and_goes_past_what_was_seen_is_not_believed() {
-        let mut view = View::new(Some("grid"));
+        let mut view = View::new(Some("grid"), None);
         let mark = || record("grid", 1, b"{}");
         view.replace(5, vec![mark(), record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
         view.apply(vec![deleted("b", 6)]).unwrap();
@@ -467,7 +526,7 @@ mod tests {
 
     #[test]
     fn what_was_noted_of_another_store_goes_with_the_next_listing_of_the_right_one() {
-        let mut view = View::new(Some("grid"));
+        let mut view = View::new(Some("grid"), None);
         let mark = || record("grid", 1, b"{}");
         view.replace(5, vec![mark(), record("a", 3, b"3")]).unwrap();
         view.note(record("a", 12, b"12"));
@@ -492,7 +551,7 @@ mod tests {
 
     #[test]
     fn what_has_changed_is_told_once_and_by_kind() {
-        let mut view = View::new(None);
+        let mut view = View::new(None, None);
         let (id, other) = (VolumeId(7), VolumeId(8));
         let root = Root::new(GridId(1), id, "vm", 1 << 30, Layout::DEFAULT);
         let export = ExportRecord { host: "a".to_string(), ..ExportRecord::default() };

@@ -41,7 +41,7 @@ impl Host {
             ..Root::new(GridId(1), VOLUME, "v", 1 << 30, Layout::DEFAULT)
         };
         let mut host = Host {
-            view: View::new(None),
+            view: View::new(None, None),
             cluster: Cluster::new(Config::new(me, LEASE)),
             now: Instant::ZERO,
             revision: 0,

@@ -16,20 +16,29 @@
 //! machine/NAME           a machine, whether it is there or not: [`MachineRecord`]
 //! removed/ID             a machine that was taken out of the grid, for ever: [`RemovedRecord`]
 //! numbers                the highest number that a node ever had: [`NumbersRecord`]
+//! node/NUMBER            a storage node and its devices, as its machine's host knows them: [`NodeRecord`]
+//! received/ID            of a volume: which snapshots came in streams, and what is coming: [`ReceivedRecord`]
+//! trend                  how much space was taken in the last week: a list of [`TrendSample`]
+//! tls                    by which authority the grid's machines go: [`TlsRecord`]
+//! token/ID               a token to join by, without its secret: [`TokenRecord`]
+//! draining/DEVICE, kept/DEVICE  a device that is to be emptied, or is not although it would be: `{}`
 //! copies                 the number of the last copy of all this on devices: [`CopiesRecord`]
 //! reserved               compared by whoever sets space aside: [`ReservedRecord`]
+//! beat                   which store this is, and how far it has come: [`BeatRecord`]
 //! ```
 //! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
 //! releases must not ignore needs a new key, or a host's word that it knows it ([`HostRecord`]). Fields are never given another
 //! meaning. What each release wrote stands in `tests/golden.rs`.
 
+use crate::stream::{Begin, SnapshotId};
 use holdfast_base::VolumeId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 /// Fields of newer releases.
 pub type Other = Map<String, Value>;
@@ -49,6 +58,8 @@ pub const REMOVED_PREFIX: &str = "removed/";
 pub const NUMBERS_KEY: &str = "numbers";
 pub const RESERVED_KEY: &str = "reserved";
 pub const COPIES_KEY: &str = "copies";
+/// Of the store itself: no copy of the records has it.
+pub const BEAT_KEY: &str = "beat";
 /// Which host is the steward, on that host's lease.
 pub const STEWARD_KEY: &str = "caretaker";
 pub const DRAINING_PREFIX: &str = "draining/";
@@ -57,13 +68,17 @@ pub const KEPT_PREFIX: &str = "kept/";
 /// Of volumes, by their ids.
 pub const SCHEDULE_PREFIX: &str = "schedule/";
 pub const RECEIVED_PREFIX: &str = "received/";
+pub const NODE_PREFIX: &str = "node/";
+pub const TREND_KEY: &str = "trend";
+pub const TLS_KEY: &str = "tls";
+pub const TOKEN_PREFIX: &str = "token/";
 pub const CLIENTS_PREFIX: &str = "clients/";
 pub const LIMITS_PREFIX: &str = "limits/";
 pub const SETTINGS_PREFIX: &str = "settings/";
 
 /// Beginnings of keys of records that change all the time, and that nobody misses.
-pub const FLEETING: [&str; 7] =
-    ["trend", "errand-done/", "question/", "answer/", RESERVED_KEY, STEWARD_KEY, COPIES_KEY];
+pub const FLEETING: [&str; 8] =
+    [TREND_KEY, "errand-done/", "question/", "answer/", RESERVED_KEY, STEWARD_KEY, COPIES_KEY, BEAT_KEY];
 
 /// Where the records of a volume are: under a prefix, root and export among them, and at keys of their own.
 pub fn records_of(volume: VolumeId) -> (String, [String; 5]) {
@@ -85,6 +100,20 @@ pub fn clone_key(clone: VolumeId) -> String {
 
 pub fn key_key(volume: VolumeId) -> String {
     format!("{VOLUME_PREFIX}{volume}{KEY_SUFFIX}")
+}
+
+/// In order of numbers.
+pub fn node_key(node: u32) -> String {
+    format!("{NODE_PREFIX}{node:05}")
+}
+
+pub fn received_key(volume: VolumeId) -> String {
+    format!("{RECEIVED_PREFIX}{volume}")
+}
+
+/// Of a token, by what of it is no secret.
+pub fn token_key(id: &str) -> String {
+    format!("{TOKEN_PREFIX}{id}")
 }
 
 pub fn settings_key(volume: VolumeId) -> String {
@@ -251,6 +280,119 @@ impl fmt::Display for KeySource {
             KeySource::Command(command) => write!(f, "key command `{command}`"),
         }
     }
+}
+
+/// A storage node as all hosts know it. What later releases add stands beside `node`, which older ones read strictly.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// The host that runs beside it, and keeps this record.
+    pub machine: String,
+    pub node: NodeConfig,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A storage node, as in a machine's configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    pub id: u32,
+    pub address: SocketAddr,
+    pub devices: Vec<DeviceConfig>,
+}
+
+impl NodeConfig {
+    pub fn has(&self, path: &Path) -> bool {
+        self.devices.iter().any(|device| device.path == path)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// Relative to the grid's directory, or absolute.
+    pub path: PathBuf,
+    pub device: String,
+    pub size_bytes: u64,
+}
+
+/// Which snapshots of a volume are copies of which, and what is being received.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ReceivedRecord {
+    pub copies: Vec<SnapshotCopy>,
+    pub partial: Option<PartialStream>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SnapshotCopy {
+    pub layer: u32,
+    pub of: SnapshotId,
+}
+
+/// A part of a stream.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PartialStream {
+    pub begin: Begin,
+    /// Everything before it has been received.
+    pub offset: u64,
+    /// Of who brings it.
+    pub ticket: String,
+    /// All of it has come; its snapshot is being taken.
+    #[serde(default)]
+    pub is_ending: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TrendSample {
+    /// Since 1970, by the host's clock.
+    pub at_ms: u64,
+    /// Of all devices.
+    pub taken_bytes: u64,
+}
+
+/// That a grid has TLS: which authority its machines go by.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TlsRecord {
+    /// SHA-256 of its certificate, in hexadecimal.
+    pub authority: String,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// What all may know of a token.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TokenRecord {
+    /// Who signs.
+    pub host: String,
+    /// Seconds since 1970, by that host's clock.
+    pub valid_until: u64,
+    /// The machine that it was used for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// How many marks a store keeps: hosts that were away for longer go by the count alone.
+pub const BEAT_MARKS_MAX: usize = 120;
+
+/// Which of all stores that the grid ever had this one is, and how far it has come: changed once a minute, and remembered by
+/// hosts, so that one which was set back to an older state is known as that by whoever has seen more.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BeatRecord {
+    /// New whenever the store is filled from elsewhere, or believed by command.
+    pub lineage: String,
+    /// When that was: seconds since 1970, and later than of the lineage before.
+    pub since_s: u64,
+    /// How many times it was changed.
+    pub count: u64,
+    /// Random, of the last changes, the newest last: after the same count two stores that went apart have different ones.
+    #[serde(default)]
+    pub marks: Vec<String>,
+    #[serde(flatten)]
+    pub other: Other,
 }
 
 /// A deleted volume that can be had back for a while: it has no name, nobody serves it, and its data are cared for.

@@ -3,14 +3,18 @@
 
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, FixedRecord, HostRecord, KEY_VERSION,
-    KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NumbersRecord, RemovedRecord, ReservedRecord,
-    SettingsRecord, TrashRecord, clients_key, clone_key, decode, deleting_key, encode, export_key, host_key, key_key,
-    limit_key, machine_key, name_key, removed_key, settings_key, trash_key,
+    BeatRecord, ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, FixedRecord, HostRecord,
+    KEY_VERSION, KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NodeRecord, NumbersRecord,
+    ReceivedRecord, RemovedRecord, ReservedRecord, SettingsRecord, TlsRecord, TokenRecord, TrashRecord, TrendSample,
+    clients_key, clone_key, decode, deleting_key, encode, export_key, host_key, key_key, limit_key, machine_key,
+    name_key, node_key, removed_key, settings_key, trash_key,
 };
 use holdfast_format::schedule::ScheduleRecord;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// Where snapshots of a volume come from, and what is coming.
+const RECEIVED: &str = r#"{"copies":[{"layer":2,"of":"00000000-0000-0000-0000-000000000007/1"}],"partial":{"begin":{"version":1,"volume":"v","snapshot":"s2","id":"00000000-0000-0000-0000-000000000007/3","from":["s1","00000000-0000-0000-0000-000000000007/1"],"size_bytes":4096,"layout":{"Mirror":{"copies":2}},"start":0},"offset":9,"ticket":"t","is_ending":false}}"#;
 
 /// Read and written again it is the same, also with a field that nobody knows yet.
 fn stays<T: Serialize + DeserializeOwned>(golden: &str) -> T {
@@ -79,6 +83,26 @@ fn records_are_written_as_ever() {
     assert_eq!(key.source, KeySource::Command("give k".to_string()));
     let _: NumbersRecord = stays(r#"{"highest":3}"#);
     let _: CopiesRecord = stays(r#"{"number":3}"#);
+    let node: NodeRecord = stays(
+        r#"{"machine":"a","node":{"id":3,"address":"10.0.0.3:7420","devices":[{"path":"devices/node3-0.img","device":"x","size_bytes":9}]}}"#,
+    );
+    assert_eq!((node.node.id, node.node.devices.len()), (3, 1));
+    assert_eq!(node_key(3), "node/00003");
+    let received: ReceivedRecord = stays(RECEIVED);
+    assert_eq!((received.copies.len(), received.partial.is_some()), (1, true));
+    let tls: TlsRecord = stays(r#"{"authority":"ab"}"#);
+    assert_eq!(tls.authority, "ab");
+    let token: TokenRecord = stays(r#"{"host":"a","valid_until":9}"#);
+    assert_eq!(token.used_by, None);
+    let token: TokenRecord = stays(r#"{"host":"a","valid_until":9,"used_by":"b"}"#);
+    assert_eq!(token.used_by.as_deref(), Some("b"));
+    let trend = r#"[{"at_ms":1,"taken_bytes":2}]"#;
+    let samples: Vec<TrendSample> = decode(trend.as_bytes()).unwrap();
+    assert_eq!((samples.len(), encode(&samples)), (1, trend.as_bytes().to_vec()));
+    let beat: BeatRecord = stays(
+        r#"{"lineage":"00000000000000a1","since_s":9,"count":1,"marks":["00000000000000a1","00000000000000b2"]}"#,
+    );
+    assert_eq!((beat.count, beat.marks.len()), (1, 2));
     let host: HostRecord = stays(
         r#"{"home":"m:/d","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"knows_trash":true}"#,
     );

@@ -17,18 +17,15 @@ pub fn device_health(health: wire::DeviceHealth) -> DeviceHealth {
     }
 }
 
-impl From<&DeviceConfig> for ConfiguredDevice {
-    fn from(device: &DeviceConfig) -> ConfiguredDevice {
-        let DeviceConfig { path, device, size_bytes } = device.clone();
-        ConfiguredDevice { path, device, size_bytes }
-    }
+pub fn configured(device: &DeviceConfig) -> ConfiguredDevice {
+    let DeviceConfig { path, device, size_bytes } = device.clone();
+    ConfiguredDevice { path, device, size_bytes }
 }
 
-impl From<ConfiguredDevice> for DeviceConfig {
-    fn from(device: ConfiguredDevice) -> DeviceConfig {
-        let ConfiguredDevice { path, device, size_bytes } = device;
-        DeviceConfig { path, device, size_bytes }
-    }
+/// What [`configured`] tells of.
+pub fn device_config(device: ConfiguredDevice) -> DeviceConfig {
+    let ConfiguredDevice { path, device, size_bytes } = device;
+    DeviceConfig { path, device, size_bytes }
 }
 
 pub fn read_cache(stat: CacheStat) -> ReadCacheInfo {

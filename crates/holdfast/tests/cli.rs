@@ -215,6 +215,35 @@ fn a_grid_without_its_metadata_is_not_taken_for_an_empty_one() {
     fs::rename(&kept, &meta).unwrap();
     grid.ok("grid up");
     assert_eq!(grid.json("volume show v1")["state"], "open");
+
+    // One that was set back, while nobody looked, is not believed.
+    let remembered = || fs::read_to_string(grid.path("beat.json")).unwrap_or_default();
+    until("the machine remembers its store", || !remembered().is_empty());
+    grid.ok("grid down --host");
+    assert!(grid.ok("meta believe").contains("is believed"));
+    fs::copy(&meta, &kept).unwrap();
+    let before = remembered();
+    grid.ok("meta recover --replace --yes");
+    grid.ok("grid up");
+    until("the machine remembers the store that it has now", || remembered() != before);
+    grid.ok("volume export v1");
+    until("it is open", || grid.json("volume show v1")["state"] == "open");
+    grid.ok("grid down --host");
+    fs::copy(&kept, &meta).unwrap();
+    let error = grid.fails("grid up");
+    assert!(error.contains("not the one that it was") && error.contains("meta believe"), "{error}");
+    let shown = grid.json("meta believe");
+    assert!(shown["doubt"].is_string() && shown["done"] == false, "{shown}");
+    assert!(grid.fails("grid up").contains("not the one that it was"), "nothing was changed");
+    assert_eq!(grid.json("meta believe --yes")["done"], true);
+    grid.ok("grid up");
+    // Its volume's log has gone on, which nodes know.
+    until("what is older than the data is not opened", || grid.json("volume show v1")["state"] != "open");
+    grid.ok("grid down --host");
+    grid.ok("meta recover --replace --yes");
+    grid.ok("grid up");
+    grid.ok("volume export v1");
+    until("it is back", || grid.json("volume show v1")["state"] == "open");
 }
 
 #[test]

@@ -84,6 +84,7 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(cluster: mistakes.conflict_deposes, "rule 5"),
     mutation!(cluster: mistakes.leaves_compares_out, "decision 0014"),
     mutation!(cluster: mistakes.believes_any_listing, "view, invariant 2"),
+    mutation!(cluster: mistakes.forgets_the_beat, "beat"),
     mutation!(cluster: mistakes.claims_whatever, "decision 0014"),
     mutation!(cluster: mistakes.carries_out_late, "decision 0014"),
 ];

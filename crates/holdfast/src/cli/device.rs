@@ -7,9 +7,10 @@ use crate::client;
 use crate::drives;
 use crate::findings::device_trouble;
 use crate::grid::grow::{self, Source};
-use crate::grid::layout::{DeviceConfig, GridDir, NodeConfig};
+use crate::grid::layout::{GridDir, NodeConfig};
 use crate::grid::survey::{self, Asker, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
+use crate::resources;
 use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
@@ -325,7 +326,7 @@ fn nodes_of_grid(dir: &GridDir) -> Result<Vec<NodeConfig>> {
         Some(NodeConfig {
             id: node.id,
             address: node.address.parse().ok()?,
-            devices: node.configured.into_iter().map(DeviceConfig::from).collect(),
+            devices: node.configured.into_iter().map(resources::device_config).collect(),
         })
     });
     let mut nodes: Vec<NodeConfig> = others.collect();

@@ -2,7 +2,7 @@
 
 use super::format::{print, print_json};
 use crate::grid::layout::{EtcdMeta, GridDir, MetaConfig};
-use crate::grid::{metadata, recovery};
+use crate::grid::{beat, metadata, recovery};
 use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -83,6 +83,12 @@ enum MetaAction {
         #[arg(long)]
         yes: bool,
     },
+    /// Go on with a metadata store that this machine does not believe, as it is; with all hosts stopped
+    Believe {
+        /// Do it; without this it is only shown
+        #[arg(long)]
+        yes: bool,
+    },
     /// Put exported metadata into a store, and use that from then on
     Import {
         file: PathBuf,
@@ -112,6 +118,10 @@ pub fn run(args: MetaArgs, dir: &GridDir, json: bool) -> Result<()> {
             let report = recovery::run(dir, &wanted)?;
             if json { print_json(&report) } else { print_recovery(&report) }
         }
+        MetaAction::Believe { yes } => {
+            let believed = beat::believe(dir, yes)?;
+            if json { print_json(&believed) } else { print_believed(&believed) }
+        }
         MetaAction::Import { file, etcd, embedded, replace } => {
             let to = etcd.config()?.or(embedded.then_some(MetaConfig::Embedded));
             let imported = metadata::import(dir, &file, to, replace)?;
@@ -130,6 +140,21 @@ fn node_at(text: &str) -> Result<(u32, SocketAddr)> {
     let parts = text.split_once('=').context("write the node's number and address, for example 4=10.0.0.4:7420")?;
     let number = parts.0.parse().with_context(|| format!("{} is no number of a node", parts.0))?;
     Ok((number, parts.1.parse().with_context(|| format!("{} is no address with a port", parts.1))?))
+}
+
+fn print_believed(believed: &beat::Believed) -> Result<()> {
+    let store = &believed.store;
+    match (&believed.doubt, believed.done) {
+        (None, _) => print(format_args!("the metadata store ({store}) is believed; there is nothing to do")),
+        (Some(why), true) => print(format_args!(
+            "the metadata store ({store}) is gone on with as it is, although {why}; `holdfast grid up` on each machine uses it"
+        )),
+        (Some(why), false) => print(format_args!(
+            "the metadata store ({store}) is not believed: {why}. What was changed since then, it does not know: volumes that were \
+             made, names, keys, settings, machines. `holdfast meta recover --replace` has more of that. To go on with it as it is, \
+             add --yes"
+        )),
+    }
 }
 
 fn print_recovery(report: &recovery::Report) -> Result<()> {

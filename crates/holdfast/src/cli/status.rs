@@ -12,6 +12,7 @@ use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token::{self, Join};
 use crate::grid::{self, UpOptions, UpOutcome};
+use crate::resources;
 use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
@@ -524,7 +525,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     let own = config.nodes.iter().map(|node| {
         let told = status.nodes.iter().find(|n| n.id == node.id);
         let view = node_view(Some(dir), node.id, node.address.to_string(), told);
-        NodeView { configured: node.devices.iter().map(ConfiguredDevice::from).collect(), ..view }
+        NodeView { configured: node.devices.iter().map(resources::configured).collect(), ..view }
     });
     let elsewhere = status.nodes.iter().filter(|told| config.nodes.iter().all(|own| own.id != told.id));
     let elsewhere = elsewhere.map(|told| node_view(None, told.id, told.address.clone(), Some(told)));

@@ -3,18 +3,17 @@
 //! Faults: keys are made here and never leave this machine. A request that is not answered in time is taken back; a token
 //! may be used up by then, and whoever asks is told to get another one.
 
-use super::certs::{self, Certificates, now_s};
+use super::certs::{self, Certificates, fingerprint_text, now_s};
 use super::etcd;
 use super::layout::GridConfig;
 use super::processes::wait;
-use super::token::{
-    Answer, EtcdGrant, JoinToken, TLS_KEY, TlsRecord, TokenRecord, Wanted, answer_key, request_key, token_key,
-};
+use super::token::{Answer, EtcdGrant, JoinToken, Wanted, answer_key, request_key};
 use crate::host::meta::Meta;
 use crate::host::presence::live_hosts;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, refuse};
 use holdfast_base::{MetaVersion, NodeId};
+use holdfast_format::meta::{TLS_KEY, TlsRecord, TokenRecord, decode, token_key};
 use holdfast_runtime::meta::{Record, Swap};
 use holdfast_runtime::pki::etcd::{User, user_of_pem};
 use holdfast_runtime::pki::{self, Facts, Pair, Role, is_same};
@@ -52,7 +51,7 @@ impl Signed {
 /// The authority that a grid's metadata name, if it has TLS.
 pub fn authority_of(meta: &Meta) -> Result<Option<TlsRecord>> {
     let record = meta.get(TLS_KEY)?;
-    record.map(|record| serde_json::from_slice(&record.value).context("metadata record tls is damaged")).transpose()
+    record.map(|record| decode(&record.value).context("metadata record tls is damaged")).transpose()
 }
 
 /// What is asked to be signed, and the keys that never leave this machine.
@@ -149,7 +148,7 @@ impl<'a> Asking<'a> {
                 token.grid
             );
         };
-        if known != TlsRecord::of(&token.authority) {
+        if known.authority != fingerprint_text(&token.authority) {
             refuse!(
                 Code::State,
                 "the token is of another authority than the grid's: either it was made before the grid was given its present \
@@ -165,7 +164,7 @@ impl<'a> Asking<'a> {
                 token.grid
             );
         };
-        let record: TokenRecord = serde_json::from_slice(&record.value).context("the token's record is damaged")?;
+        let record: TokenRecord = decode(&record.value).context("the token's record is damaged")?;
         if let Some(machine) = &record.used_by {
             refuse!(
                 Code::NotPermitted,

@@ -20,6 +20,7 @@
 use crate::config::HostSettings;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
+pub use holdfast_format::meta::{DeviceConfig, NodeConfig};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
@@ -86,29 +87,6 @@ impl fmt::Display for MetaConfig {
             MetaConfig::Etcd(etcd) => write!(f, "etcd at {}", etcd.endpoints.join(", ")),
         }
     }
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NodeConfig {
-    pub id: u32,
-    pub address: SocketAddr,
-    pub devices: Vec<DeviceConfig>,
-}
-
-impl NodeConfig {
-    pub fn has(&self, path: &Path) -> bool {
-        self.devices.iter().any(|device| device.path == path)
-    }
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DeviceConfig {
-    /// Relative to the grid's directory, or absolute.
-    pub path: PathBuf,
-    pub device: String,
-    pub size_bytes: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -240,6 +218,11 @@ impl GridDir {
 
     pub fn meta_path(&self) -> PathBuf {
         self.root.join("meta.redb")
+    }
+
+    /// How far the metadata store had come when this machine's host saw it last.
+    pub fn beat_path(&self) -> PathBuf {
+        self.root.join("beat.json")
     }
 
     pub fn nbd_socket(&self) -> PathBuf {

@@ -13,12 +13,15 @@ use crate::host::presence;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
 use holdfast_base::{MetaVersion, crc32c};
-use holdfast_format::meta::MetadataFile;
+use holdfast_format::meta::{BEAT_KEY, MetadataFile};
 use holdfast_runtime::meta::{Record, Swap};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
+
+/// What a store has for itself, and no copy of what it holds.
+const OF_THE_STORE: [&str; 3] = [GRID_KEY, IMPORTING_KEY, BEAT_KEY];
 
 /// By key.
 pub type Held = BTreeMap<String, Vec<u8>>;
@@ -96,10 +99,7 @@ pub fn check_stopped(dir: &GridDir) -> Result<()> {
 /// All records but those that end with a host's lease.
 fn list(meta: &Meta) -> Result<BTreeMap<String, Record>> {
     let records = meta.list("")?.records.into_iter();
-    Ok(records
-        .filter(|r| r.lease.is_none() && r.key != GRID_KEY && r.key != IMPORTING_KEY)
-        .map(|r| (r.key.clone(), r))
-        .collect())
+    Ok(records.filter(|r| r.lease.is_none() && !OF_THE_STORE.contains(&&*r.key)).map(|r| (r.key.clone(), r)).collect())
 }
 
 /// What the grid's store holds, as of one moment, apart from what ends with a host.
@@ -171,7 +171,7 @@ pub fn import(dir: &GridDir, from: &Path, to: Option<MetaConfig>, replace: bool)
             next.meta
         );
     }
-    meta::complete(&meta, &next)?;
+    meta::complete(dir, &meta, &next)?;
     dir.save(&next)?;
     if is_moving {
         // It holds what is old from here on. Where it can't be reached it is left as it is.

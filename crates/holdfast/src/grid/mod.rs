@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod asking;
+pub mod beat;
 pub mod certs;
 pub mod copies;
 pub mod etcd;
@@ -37,6 +38,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use certs::Certificates;
 use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{DeviceId, GridId, MetaVersion, NodeId};
+use holdfast_format::meta::{TLS_KEY, encode};
 use holdfast_runtime::device::create_file;
 use holdfast_runtime::pki;
 use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, MetaConfig, NodeConfig};
@@ -48,7 +50,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use survey::Asker;
-use token::{Join, TLS_KEY, TlsRecord};
+use token::{Join, tls_record};
 use units::Units;
 
 const NODES_DEFAULT: u32 = 4;
@@ -732,12 +734,11 @@ fn secure(dir: &GridDir, config: &GridConfig, joining: Option<&join::Joining<'_>
 fn make_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let meta = crate::host::meta::connect(dir, config)?;
     if config.tls {
-        let record = TlsRecord::of(&Certificates::of(dir, config.grid_id()?).fingerprint()?);
-        let record = serde_json::to_vec(&record).expect("our records always encode");
+        let record = encode(&tls_record(&Certificates::of(dir, config.grid_id()?).fingerprint()?));
         // Before the grid can be found: who joins it is to see this.
         meta.swap(TLS_KEY, MetaVersion::ABSENT, Some(&record), None)?;
     }
-    crate::host::meta::complete(&meta, config)
+    crate::host::meta::complete(dir, &meta, config)
 }
 
 /// Removes what a `grid up` left that did not get to its end.

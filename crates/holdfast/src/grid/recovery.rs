@@ -13,7 +13,6 @@ use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use super::metadata::{self, Held as Records, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
 use super::node_client::NodeClient;
 use super::revoked;
-use crate::host::catalog::{NODE_PREFIX, NodeRecord};
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
@@ -21,10 +20,10 @@ use holdfast_base::{DeviceId, VolumeId};
 use holdfast_cluster::recover::{Evidence, Held, HeldRoot, Mutations, Recovered, recover};
 use holdfast_format::copy;
 use holdfast_format::ledger::Leg;
-use holdfast_format::meta::MetadataFile;
 use holdfast_format::meta::{
-    DELETING_PREFIX, FOUND_PREFIX, FoundRecord, NAME_PREFIX, NameRecord, Other, ROOT_SUFFIX, TRASH_PREFIX, TrashRecord,
-    VOLUME_PREFIX, decode, encode, export_key, found_key, key_key, name_key, trash_key,
+    DELETING_PREFIX, FOUND_PREFIX, FoundRecord, MetadataFile, NAME_PREFIX, NODE_PREFIX, NameRecord, NodeRecord, Other,
+    ROOT_SUFFIX, TRASH_PREFIX, TrashRecord, VOLUME_PREFIX, decode, encode, export_key, found_key, key_key, name_key,
+    trash_key,
 };
 use holdfast_format::root::{Root, root_key};
 use holdfast_runtime::pki;
@@ -162,7 +161,7 @@ fn recover_from(
                 config.meta
             );
         }
-        meta::complete(&meta, config)?;
+        meta::complete(dir, &meta, config)?;
         report.done = true;
     }
     Ok(report)
@@ -533,7 +532,7 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
     describe(&records, &names, &mut volumes);
     if wanted.yes {
         fill(&meta, &records, true)?;
-        meta::complete(&meta, config)?;
+        meta::complete(dir, &meta, config)?;
     }
     Ok(Some(Report {
         copy: None,

@@ -22,6 +22,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use clap::Args;
 use holdfast_base::{GridId, NodeId, crc32c};
+use holdfast_format::meta::{Other, TlsRecord};
 use holdfast_runtime::meta::EtcdTls;
 use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, Pair, Role, is_same, mac};
 use serde::de::DeserializeOwned;
@@ -47,44 +48,12 @@ const TOKEN_BYTES: usize = GRID_BYTES + 2 * DIGEST_BYTES + CRC_BYTES;
 /// Longest time that a token may be good for: it is a password that others have seen.
 const VALID_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Prefix of [`token_key`].
-pub const TOKEN_PREFIX: &str = "token/";
-
 /// Prefix of requests and answers.
 pub const JOIN_PREFIX: &str = "join/";
 
-/// Key of a grid's [`TlsRecord`].
-pub const TLS_KEY: &str = "tls";
-
-/// That a grid has TLS: which authority its machines go by.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct TlsRecord {
-    /// SHA-256 of its certificate, in hexadecimal.
-    pub authority: String,
-}
-
-impl TlsRecord {
-    /// That of an authority.
-    pub fn of(fingerprint: &Fingerprint) -> TlsRecord {
-        TlsRecord { authority: fingerprint_text(fingerprint) }
-    }
-}
-
-/// What all may know of a token.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct TokenRecord {
-    /// Who signs.
-    pub host: String,
-    /// Seconds since 1970, by that host's clock.
-    pub valid_until: u64,
-    /// The machine that it was used for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub used_by: Option<String>,
-}
-
-/// Key of a [`TokenRecord`].
-pub fn token_key(id: &str) -> String {
-    format!("{TOKEN_PREFIX}{id}")
+/// What says that the grid has that authority.
+pub fn tls_record(authority: &Fingerprint) -> TlsRecord {
+    TlsRecord { authority: fingerprint_text(authority), other: Other::new() }
 }
 
 /// Key of what is asked for with a token.

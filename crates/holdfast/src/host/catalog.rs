@@ -32,10 +32,8 @@ use super::keys::NewKey;
 use super::limits::{self, Limits};
 use super::meta::Meta;
 use super::presence::{check_can_serve, live_hosts};
-use super::receive::Received;
 use super::records::Records;
 use super::trash::name_in_trash;
-use super::trend::Sample;
 use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
@@ -47,10 +45,11 @@ use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
     CLIENTS_PREFIX, COPIES_KEY, ClientsRecord, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FixedRecord,
-    FoundRecord, KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX, NUMBERS_KEY, NameRecord,
-    NumbersRecord, Other, PendingRecord, RECEIVED_PREFIX, REMOVED_PREFIX, RESERVED_KEY, RemovedRecord, ReservedRecord,
-    SCHEDULE_PREFIX, SettingsRecord, clients_key, clone_key, deleting_key, encode, export_key, found_key, host_key,
-    key_key, limit_key, machine_key, name_key, settings_key, trash_key,
+    FoundRecord, KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX, NODE_PREFIX, NUMBERS_KEY, NameRecord,
+    NodeRecord, NumbersRecord, Other, PendingRecord, REMOVED_PREFIX, RESERVED_KEY, ReceivedRecord, RemovedRecord,
+    ReservedRecord, SCHEDULE_PREFIX, SettingsRecord, TREND_KEY, TrendSample, clients_key, clone_key, deleting_key,
+    encode, export_key, found_key, host_key, key_key, limit_key, machine_key, name_key, node_key, received_key,
+    settings_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
@@ -59,7 +58,6 @@ use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::tier::Tiers;
 use holdfast_runtime::meta::{Commit, Compare, Swap, Write};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use thiserror::Error;
@@ -70,17 +68,7 @@ pub(super) const SWAPS_MAX: usize = 64;
 /// Longest name of a volume.
 const NAME_BYTES_MAX: usize = 64;
 
-const TREND_KEY: &str = "trend";
 pub const REVOKED_KEY: &str = "revoked";
-pub const NODE_PREFIX: &str = "node/";
-
-/// A storage node as all hosts know it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NodeRecord {
-    /// The host that runs beside it, and keeps this record.
-    machine: String,
-    pub node: NodeConfig,
-}
 
 /// What an operator has chosen for a volume, besides size and layout, as far as this release knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -227,11 +215,6 @@ pub struct Catalog {
     grid: GridId,
     /// This host's name.
     host: String,
-}
-
-pub(super) fn node_key(node: u32) -> String {
-    // In order of numbers.
-    format!("{NODE_PREFIX}{node:05}")
 }
 
 pub(super) fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
@@ -987,7 +970,7 @@ impl Catalog {
         let removed = self.removed_nodes()?;
         let mut nodes = Vec::new();
         for listed in self.known.list(NODE_PREFIX)?.records {
-            let NodeRecord { machine, node } = decode(&listed.key, &listed.value)?;
+            let NodeRecord { machine, node, .. } = decode(&listed.key, &listed.value)?;
             if !removed.contains(&node.id) {
                 nodes.push((listed.version, machine, node));
             }
@@ -1056,7 +1039,6 @@ impl Catalog {
         }
         for node in own {
             let key = node_key(node.id);
-            let record = NodeRecord { machine: self.host.clone(), node: node.clone() };
             self.update(&key, |found| {
                 let found: Option<NodeRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
                 if let Some(other) = found.as_ref().filter(|found| found.machine != self.host) {
@@ -1067,6 +1049,8 @@ impl Catalog {
                         other.machine
                     );
                 }
+                let other = found.as_ref().map(|found| found.other.clone()).unwrap_or_default();
+                let record = NodeRecord { machine: self.host.clone(), node: node.clone(), other };
                 Ok((found.as_ref() != Some(&record)).then(|| Some(encode(&record))))
             })?;
         }
@@ -1096,7 +1080,7 @@ impl Catalog {
         for _ in 0..SWAPS_MAX {
             let id = self.next_node()?;
             let node = node_of(id);
-            let record = encode(&NodeRecord { machine: self.host.clone(), node: node.clone() });
+            let record = encode(&NodeRecord { machine: self.host.clone(), node: node.clone(), other: Other::new() });
             if let Swap::Done(_) = self.meta.swap(&node_key(id), MetaVersion::ABSENT, Some(&record), None)? {
                 return Ok(node);
             }
@@ -1114,13 +1098,13 @@ impl Catalog {
         self.set(&format!("{SCHEDULE_PREFIX}{volume}"), schedule.map(encode))
     }
 
-    pub fn received(&self, volume: VolumeId) -> Result<Received> {
-        let key = format!("{RECEIVED_PREFIX}{volume}");
-        self.get(&key)?.1.map_or_else(|| Ok(Received::default()), |bytes| decode(&key, &bytes))
+    pub fn received(&self, volume: VolumeId) -> Result<ReceivedRecord> {
+        let key = received_key(volume);
+        self.get(&key)?.1.map_or_else(|| Ok(ReceivedRecord::default()), |bytes| decode(&key, &bytes))
     }
 
-    pub fn set_received(&self, volume: VolumeId, received: Option<&Received>) -> Result<()> {
-        self.set(&format!("{RECEIVED_PREFIX}{volume}"), received.map(encode))
+    pub fn set_received(&self, volume: VolumeId, received: Option<&ReceivedRecord>) -> Result<()> {
+        self.set(&received_key(volume), received.map(encode))
     }
 
     /// Volumes that a recovery has found, and that nothing opens.
@@ -1130,12 +1114,12 @@ impl Catalog {
         found.map(|found| found.map(|found| Unreadable { name: found.name, why: found.why })).collect()
     }
 
-    pub fn trend(&self) -> Result<Vec<Sample>> {
+    pub fn trend(&self) -> Result<Vec<TrendSample>> {
         let (_, value) = self.get(TREND_KEY)?;
         value.map_or(Ok(Vec::new()), |bytes| decode(TREND_KEY, &bytes))
     }
 
-    pub fn set_trend(&self, samples: &[Sample]) -> Result<()> {
+    pub fn set_trend(&self, samples: &[TrendSample]) -> Result<()> {
         self.set(TREND_KEY, Some(encode(&samples)))
     }
 

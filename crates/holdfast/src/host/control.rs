@@ -20,7 +20,7 @@ use super::limits;
 use super::meta::{Health, Meta};
 use super::presence::Presence;
 use super::questions;
-use super::records::{Records, doubt_text};
+use super::records::Records;
 use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
 use super::trend::Trend;
@@ -412,9 +412,10 @@ impl ControlPlane {
 
     /// Why the store is not asked, or not believed.
     fn store_trouble(&self) -> Option<String> {
-        let doubt = self.records.doubt().map(|doubt| {
-            format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt_text(doubt))
-        });
+        let doubt = self
+            .records
+            .doubt()
+            .map(|doubt| format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt));
         self.health.trouble().or(doubt)
     }
 

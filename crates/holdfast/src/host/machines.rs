@@ -14,7 +14,7 @@
 //! Faults: a machine that comes back after it was taken for dead finds itself among those that have left, says so and
 //! ends; the others let its host in no more (its certificates are revoked), and ask none of its nodes anything.
 
-use super::catalog::{Catalog, REVOKED_KEY, node_key};
+use super::catalog::{Catalog, REVOKED_KEY};
 use super::commands::{Command, LiveStatus, Weakness};
 use super::control::ControlPlane;
 use super::errands::Errand;
@@ -25,11 +25,12 @@ use crate::grid::etcd::Door;
 use crate::grid::layout::{GridConfig, GridDir, NodeConfig, write_durably};
 use crate::grid::revoked;
 use crate::logger;
+use crate::resources;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, ConfiguredDevice, LinkState, MachineInfo, MachineNode, Response, refuse};
+use holdfast_api::{Code, LinkState, MachineInfo, MachineNode, Response, refuse};
 use holdfast_base::{DeviceId, MetaVersion, NodeId};
 use holdfast_format::meta::{
-    MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key,
+    MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key, node_key,
     removed_key,
 };
 use holdfast_runtime::meta::{Commit, Compare, Write};
@@ -723,7 +724,7 @@ impl ControlPlane {
             node.machine = machines.get(&node.id).cloned();
             node.machine_gone = node.machine.as_ref().is_some_and(|machine| !hosts.contains(machine));
             let own = config.nodes.iter().find(|known| known.id == node.id);
-            node.configured = own.iter().flat_map(|own| &own.devices).map(ConfiguredDevice::from).collect();
+            node.configured = own.iter().flat_map(|own| &own.devices).map(resources::configured).collect();
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 use super::catalog::Catalog;
 use super::machines;
 use crate::daemon::outwait;
+use crate::grid::beat;
 use crate::grid::etcd;
 use crate::grid::layout::{EtcdMeta, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
@@ -151,7 +152,8 @@ fn connect_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> 
 }
 
 /// From here on the store is this grid's.
-pub fn complete(meta: &Meta, config: &GridConfig) -> Result<()> {
+pub fn complete(dir: &GridDir, meta: &Meta, config: &GridConfig) -> Result<()> {
+    beat::begin(dir, meta)?;
     if matches!(config.meta, MetaConfig::Etcd(_)) {
         // It may be so already.
         meta.swap(GRID_KEY, MetaVersion::ABSENT, Some(b"{}"), None)?;

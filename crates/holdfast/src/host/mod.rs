@@ -147,7 +147,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
     let links_tls = config.tls.then(load_tls).transpose()?;
     let meta = meta::await_open(dir, &config)?;
-    let records = records::Records::start(meta.clone(), matches!(config.meta, MetaConfig::Etcd(_)))?;
+    let is_marked = matches!(config.meta, MetaConfig::Etcd(_));
+    let records = records::Records::start(meta.clone(), is_marked, Some(dir.clone()))?;
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;

@@ -329,7 +329,7 @@ mod tests {
             let refusal = check_can_serve(&meta, &tiered).unwrap_err().to_string();
             assert!(refusal.starts_with("old could not serve volume vm"), "{refusal}");
         }
-        let records = Records::start(meta.clone(), false).unwrap();
+        let records = Records::start(meta.clone(), false, None).unwrap();
         let all_take_spare = || {
             records.sync().unwrap();
             records.view(all_take_spare)

@@ -15,9 +15,9 @@ use crate::nbd_client::Client;
 use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Code, Error, Response, SnapshotInfo, VolumeInfo, VolumeState, refuse};
 use holdfast_base::{ObjectId, VolumeId};
+use holdfast_format::meta::{PartialStream, ReceivedRecord, SnapshotCopy};
 use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
 use holdfast_format::tier::Tiers;
-use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
 /// How long a volume may take to open.
@@ -26,49 +26,23 @@ const OPEN_MAX: Duration = Duration::from_secs(30);
 /// Bytes of a volume that are asked about at a time.
 const ASKED_BYTES: u64 = 1 << 30;
 
-/// Which snapshots of a volume are copies of which, and what is being received.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Received {
-    copies: Vec<Copy>,
-    pub partial: Option<Partial>,
+fn token(partial: &PartialStream) -> String {
+    let begin = &partial.begin;
+    let from = begin.from.as_ref().map_or(String::new(), |(name, _)| format!("/from={name}"));
+    format!("{}@{}{from}/at={}", begin.volume, begin.snapshot, partial.offset)
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Copy {
-    layer: u32,
-    of: SnapshotId,
+fn how_to_go_on(partial: &PartialStream, name: &str) -> String {
+    let token = token(partial);
+    format!(
+        "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`; `holdfast receive --abandon {name}` gives up what has come"
+    )
 }
 
-/// A part of a stream.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Partial {
-    begin: Begin,
-    /// Everything before it has been received.
-    offset: u64,
-    /// Of who brings it.
-    ticket: String,
-    /// All of it has come; its snapshot is being taken.
-    #[serde(default)]
-    is_ending: bool,
-}
-
-impl Partial {
-    fn token(&self) -> String {
-        let from = self.begin.from.as_ref().map_or(String::new(), |(name, _)| format!("/from={name}"));
-        format!("{}@{}{from}/at={}", self.begin.volume, self.begin.snapshot, self.offset)
-    }
-
-    pub fn how_to_go_on(&self, name: &str) -> String {
-        let token = self.token();
-        format!(
-            "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`; `holdfast receive --abandon {name}` gives up what has come"
-        )
-    }
-
-    fn is_of(&self, begin: &Begin) -> bool {
-        let base = |begin: &Begin| begin.from.as_ref().map(|(_, id)| *id);
-        self.begin.id == begin.id && base(&self.begin) == base(begin)
-    }
+/// Whether two streams are of the same snapshot, from the same one.
+fn is_same(one: &Begin, other: &Begin) -> bool {
+    let base = |begin: &Begin| begin.from.as_ref().map(|(_, id)| *id);
+    one.id == other.id && base(one) == base(other)
 }
 
 impl ControlPlane {
@@ -185,7 +159,7 @@ impl ControlPlane {
         name: &str,
         volume: VolumeId,
         begin: &Begin,
-        received: &mut Received,
+        received: &mut ReceivedRecord,
         ticket: &str,
     ) -> Result<()> {
         let info = self.show(name)?;
@@ -193,15 +167,15 @@ impl ControlPlane {
         received.copies.retain(|copy| snapshots.iter().any(|s| s.layer == copy.layer));
         let of_that_name = snapshots.iter().find(|s| s.name == begin.snapshot);
         match (&mut received.partial, of_that_name) {
-            (Some(partial), _) if !partial.is_of(begin) => {
-                refuse!(Code::State, "volume {name} holds a part of another stream; {}", partial.how_to_go_on(name));
+            (Some(partial), _) if !is_same(&partial.begin, begin) => {
+                refuse!(Code::State, "volume {name} holds a part of another stream; {}", how_to_go_on(partial, name));
             }
             (Some(partial), _) if begin.start > partial.offset => refuse!(
                 Code::Invalid,
                 "the stream begins at {}, and volume {name} has only what lies before {}; {}",
                 begin.start,
                 partial.offset,
-                partial.how_to_go_on(name)
+                how_to_go_on(partial, name)
             ),
             (Some(partial), Some(_)) if !partial.is_ending => refuse!(
                 Code::State,
@@ -230,7 +204,8 @@ impl ControlPlane {
                 check_start(name, begin)?;
                 self.check_base((name, volume), begin, received, &info, ticket)?;
                 let begin = Begin { start: 0, ..begin.clone() };
-                received.partial = Some(Partial { begin, offset: 0, ticket: ticket.to_string(), is_ending: false });
+                received.partial =
+                    Some(PartialStream { begin, offset: 0, ticket: ticket.to_string(), is_ending: false });
             }
         }
         self.catalog.set_received(volume, Some(received))
@@ -241,7 +216,7 @@ impl ControlPlane {
         &self,
         (name, volume): (&str, VolumeId),
         begin: &Begin,
-        received: &Received,
+        received: &ReceivedRecord,
         info: &VolumeInfo,
         ticket: &str,
     ) -> Result<()> {
@@ -332,12 +307,12 @@ impl ControlPlane {
     }
 
     /// The snapshot is there: it is a copy from here on.
-    fn finish_stream(&self, volume: VolumeId, name: &str, received: &mut Received) -> Result<()> {
+    fn finish_stream(&self, volume: VolumeId, name: &str, received: &mut ReceivedRecord) -> Result<()> {
         let info = self.show(name)?;
         if let Some(partial) = received.partial.take() {
             let made = snapshots(&info)?.iter().find(|s| s.name == partial.begin.snapshot);
             let made = made.with_context(|| format!("the snapshot of volume {name} was deleted meanwhile"))?;
-            received.copies.push(Copy { layer: made.layer, of: partial.begin.id });
+            received.copies.push(SnapshotCopy { layer: made.layer, of: partial.begin.id });
         }
         self.catalog.set_received(volume, Some(received))
     }
@@ -373,7 +348,7 @@ impl ControlPlane {
         let Ok(entry) = self.catalog.find(name) else { return Ok(()) };
         match self.catalog.received(entry.root.volume)?.partial {
             Some(partial) => {
-                refuse!(Code::State, "volume {name} holds a part of a stream; {}", partial.how_to_go_on(name))
+                refuse!(Code::State, "volume {name} holds a part of a stream; {}", how_to_go_on(&partial, name))
             }
             None => Ok(()),
         }
@@ -388,12 +363,12 @@ impl ControlPlane {
 
     pub(super) fn receive_state(&self, name: &str) -> Result<Option<String>> {
         let volume = self.catalog.find(name)?.root.volume;
-        Ok(self.catalog.received(volume)?.partial.map(|partial| partial.token()))
+        Ok(self.catalog.received(volume)?.partial.as_ref().map(token))
     }
 }
 
 /// A copy keeps the id of what it is a copy of.
-fn id_of(volume: VolumeId, received: &Received, snapshot: &SnapshotInfo) -> SnapshotId {
+fn id_of(volume: VolumeId, received: &ReceivedRecord, snapshot: &SnapshotInfo) -> SnapshotId {
     let copy = received.copies.iter().find(|copy| copy.layer == snapshot.layer);
     copy.map_or(SnapshotId { volume, layer: ObjectId(snapshot.layer) }, |copy| copy.of)
 }
@@ -412,7 +387,7 @@ fn check_start(name: &str, begin: &Begin) -> Result<()> {
     Ok(())
 }
 
-fn partial_of<'a>(name: &str, received: &'a mut Received, ticket: &str) -> Result<&'a mut Partial> {
+fn partial_of<'a>(name: &str, received: &'a mut ReceivedRecord, ticket: &str) -> Result<&'a mut PartialStream> {
     let ours = received.partial.as_mut().filter(|partial| partial.ticket == ticket);
     ours.with_context(|| format!("somebody else has begun to send to volume {name}, or it was deleted and made anew"))
 }

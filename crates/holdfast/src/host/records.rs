@@ -8,12 +8,15 @@
 //! are told. After a gap everything is listed anew.
 
 use super::meta::{GRID_KEY, Meta};
+use crate::grid::beat;
+use crate::grid::layout::GridDir;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
 use holdfast_base::MetaVersion;
 use holdfast_cluster::view::{self, Doubt};
 use holdfast_cluster::{Changes, View};
+use holdfast_format::meta::BeatRecord;
 use holdfast_runtime::meta::{
     Change, Commit, Compare, LeaseId, Listing, MetaError, MetaStore, Record, Revision, Swap, Watch, WatchEvent, Write,
 };
@@ -29,6 +32,13 @@ const DOUBT_PAUSE: Duration = Duration::from_secs(5);
 
 /// How long the watch may take to tell of what the store has by now, before it is listed.
 const WATCHED_MAX: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether the store has come further.
+const MEMORY_PACE: Duration = Duration::from_secs(2);
+
+/// What to do about a store that is doubted when a host is started.
+const WAYS_OUT: &str = "this machine knows a newer metadata store of the grid. Bring that one back, if it is somewhere; or have the \
+    metadata back from the nodes (`holdfast meta recover --replace`); or go on with the store as it is (`holdfast meta believe`)";
 
 pub enum News {
     Changed(Changes),
@@ -87,22 +97,25 @@ fn change(event: WatchEvent) -> view::Change {
     view::Change { revision: event.revision.0, key: event.key, record }
 }
 
-pub fn doubt_text(doubt: Doubt) -> &'static str {
-    match doubt {
-        Doubt::Emptied => "it was emptied: it lacks what every store of this grid has",
-        Doubt::Another => "it is not the one that it was: it was filled from a copy meanwhile",
-        Doubt::Older => "it was set back to an older state",
-    }
-}
-
 impl Records {
     /// Reads all that there is, and keeps up with it from a thread of its own. `is_marked`: the store has the grid's own
-    /// record, as one that several may share has.
-    pub fn start(store: Meta, is_marked: bool) -> Result<Arc<Records>> {
-        let view = View::new(is_marked.then_some(GRID_KEY));
+    /// record, as one that several may share has. `memory`: where it is kept how far the store had come.
+    pub fn start(store: Meta, is_marked: bool, memory: Option<GridDir>) -> Result<Arc<Records>> {
+        let remembered = memory.as_ref().and_then(beat::remembered);
+        let view = View::new(is_marked.then_some(GRID_KEY), remembered.clone());
         let known = Known { view, is_watched: false, is_healthy: true, was_right: false, listeners: Vec::new() };
         let records = Arc::new(Records { store, known: Mutex::new(known), advanced: Condvar::new() });
-        records.list_anew().context("the grid's records can't be read")?;
+        if let Err(error) = records.list_anew() {
+            return Err(match records.doubt() {
+                Some(_) => error.context(WAYS_OUT),
+                None => error.context("the grid's records can't be read"),
+            });
+        }
+        if let Some(dir) = memory {
+            let own = Arc::clone(&records);
+            let keep = move || own.remember(&dir, remembered);
+            std::thread::Builder::new().name("memory".to_string()).spawn(keep).context("no thread for the memory")?;
+        }
         let own = Arc::clone(&records);
         let follow = move || {
             loop {
@@ -167,10 +180,29 @@ impl Records {
             logger::error(format_args!(
                 "the metadata store is not believed: {}. What is in service is served on, and nothing that the store decides \
                  happens until the right one is back",
-                doubt_text(doubt)
+                doubt
             ));
         }
-        refuse!(Code::Unavailable, "the metadata store is not believed: {}", doubt_text(doubt))
+        refuse!(Code::Unavailable, "the metadata store is not believed: {}", doubt)
+    }
+
+    /// Keeps beside the configuration how far the store has come, for the next process.
+    fn remember(&self, dir: &GridDir, mut kept: Option<BeatRecord>) {
+        let mut failed = false;
+        loop {
+            let seen = self.lock().view.beat().cloned();
+            if let Some(beat) = seen.filter(|beat| kept.as_ref() != Some(beat)) {
+                match beat::remember(dir, &beat) {
+                    Ok(()) => (kept, failed) = (Some(beat), false),
+                    Err(error) if !failed => {
+                        failed = true;
+                        logger::warn(format_args!("how far the metadata store has come can't be kept: {error:#}"));
+                    }
+                    Err(_) => {}
+                }
+            }
+            std::thread::sleep(MEMORY_PACE);
+        }
     }
 
     /// From here on told of news, of all that there is first.
@@ -205,8 +237,8 @@ impl Records {
             refuse!(
                 Code::Unavailable,
                 "the metadata store is not believed: {}. Bring the right one back, or have the metadata back from the \
-                 nodes (`holdfast meta recover --help`)",
-                doubt_text(doubt)
+                 nodes (`holdfast meta recover --help`); where that was done, start this host again",
+                doubt
             );
         }
         let revision = self.store.revision()?;
@@ -388,7 +420,7 @@ mod tests {
     fn what_is_written_here_is_read_at_once_and_what_others_write_after_a_sync() {
         let store = store();
         put(&*store, "a", b"1");
-        let records = Records::start(store.clone(), false).unwrap();
+        let records = Records::start(store.clone(), false, None).unwrap();
         assert_eq!(records.get("a").unwrap().unwrap().value, b"1");
         put(&*records, "b", b"1");
         assert_eq!(records.get("b").unwrap().unwrap().value, b"1");
@@ -409,7 +441,7 @@ mod tests {
         let store = store();
         put(&*store, GRID_KEY, b"{}");
         put(&*store, "a", b"1");
-        let records = Records::start(store.clone(), true).unwrap();
+        let records = Records::start(store.clone(), true, None).unwrap();
         let version = |key| store.get(key).unwrap().unwrap().version;
         store.commit(&[], &[delete("a"), delete(GRID_KEY)]).unwrap();
         while records.doubt().is_none() {

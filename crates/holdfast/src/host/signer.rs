@@ -24,13 +24,12 @@ use crate::grid::etcd::Door;
 use crate::grid::etcd_members::Given as EtcdMembers;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig, write_secret};
 use crate::grid::revoked;
-use crate::grid::token::{
-    Answer, JOIN_PREFIX, JoinToken, TokenRecord, Valid, Wanted, answer_key, request_key, token_key,
-};
+use crate::grid::token::{Answer, JOIN_PREFIX, JoinToken, Valid, Wanted, answer_key, request_key};
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, refuse};
 use holdfast_base::{GridId, MetaVersion};
+use holdfast_format::meta::{Other, TokenRecord, decode, encode, token_key};
 use holdfast_runtime::meta::{MetaError, Record, Swap};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -113,9 +112,8 @@ pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<Joi
     let given = Given { token: token.to_string(), made_at, valid_until, renews, used_by: None };
     make_private_dir(&tokens_dir(&certificates))?;
     write_json(&tokens_dir(&certificates).join(format!("{}.json", token.id())), &given)?;
-    let record = TokenRecord { host: config.host.name, valid_until, used_by: None };
-    let record = serde_json::to_vec(&record).expect("our records always encode");
-    meta.swap(&token_key(&token.id()), MetaVersion::ABSENT, Some(&record), None)?;
+    let record = TokenRecord { host: config.host.name, valid_until, used_by: None, other: Other::new() };
+    meta.swap(&token_key(&token.id()), MetaVersion::ABSENT, Some(&encode(&record)), None)?;
     match access {
         Some((ca, pair)) => token.with_access(&ca, &pair),
         None => Ok(token),
@@ -453,10 +451,9 @@ impl Signer {
     fn note_use(&self, id: &str, machine: &str) {
         let note = || -> Result<()> {
             let Some(record) = self.meta.get(&token_key(id))? else { return Ok(()) };
-            let known: TokenRecord = serde_json::from_slice(&record.value)?;
+            let known: TokenRecord = decode(&record.value)?;
             let used = TokenRecord { used_by: Some(machine.to_string()), ..known };
-            let bytes = serde_json::to_vec(&used)?;
-            let _: Swap = self.meta.swap(&token_key(id), record.version, Some(&bytes), None)?;
+            let _: Swap = self.meta.swap(&token_key(id), record.version, Some(&encode(&used)), None)?;
             Ok(())
         };
         if let Err(error) = note() {

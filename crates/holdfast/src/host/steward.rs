@@ -25,8 +25,8 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{DeletingRecord, decode, deleting_key, trash_key};
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
-use holdfast_runtime::clock;
 use holdfast_runtime::meta::{Commit, Compare, MetaError, MetaStore, Write};
+use holdfast_runtime::{clock, pki};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -66,7 +66,7 @@ type Task = (ActionId, Action);
 
 pub(super) fn start(plane: &Arc<ControlPlane>, events: Receiver<Event>) -> Result<()> {
     let (drops, others) = (start_executors(plane, DROPPERS)?, start_executors(plane, EXECUTORS)?);
-    let config = Config::new(plane.catalog.host());
+    let config = Config::new(plane.catalog.host(), u64::from_le_bytes(pki::random()));
     let records = Arc::clone(&plane.records);
     let drive = move || run(&mut Steward::new(clock::now(), config), &records, &events, &drops, &others);
     std::thread::Builder::new().name("steward".to_string()).spawn(drive).context("no thread for the steward")?;
@@ -125,6 +125,7 @@ fn describe(action: &Action) -> &'static str {
         Action::BeSteward { .. } => "taking the grid's stewardship is tried again",
         Action::Commit { change: Change::Age | Change::GiveUp { .. }, .. } => "looking after the trash",
         Action::Commit { .. } | Action::Drop { .. } => "deleting volumes goes on later",
+        Action::Beat { .. } => "the metadata store's beat",
         Action::LookAtSpace => "looking whether the trash has to be emptied",
         Action::OpenForCare { .. } | Action::LookAtCare { .. } | Action::EndCare { .. } => {
             "looking after volumes that are not in service"
@@ -175,6 +176,9 @@ impl ControlPlane {
                 let reply = ask(&self.reactor, CALL_MAX, |answer| Command::Call { node: *node, request, answer });
                 // One that is away is asked again.
                 Ok(if matches!(reply, Ok(Some(Reply::Done))) { Outcome::Done } else { Outcome::Failed })
+            }
+            Action::Beat { compares, writes } => {
+                Ok(if self.commit_duty(compares, writes)? { Outcome::Done } else { Outcome::Failed })
             }
             Action::LookAtSpace => {
                 let live = self.live()?;

@@ -13,8 +13,8 @@ use super::control::ControlPlane;
 use crate::resources;
 use anyhow::Result;
 use holdfast_api::{LinkState, NodeInfo, VolumeInfo, free_of};
+use holdfast_format::meta::TrendSample;
 use holdfast_runtime::clock;
-use serde::{Deserialize, Serialize};
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
@@ -31,33 +31,26 @@ const APART_MS: u64 = DAY_MS;
 /// Nothing is said of a shorter past.
 const PAST_MS_MIN: u64 = 6 * HOUR_MS;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Sample {
-    /// Since 1970, by the host's clock.
-    pub at_ms: u64,
-    pub taken_bytes: u64,
-}
-
 #[derive(Default, Debug)]
 pub struct Trend {
-    samples: Vec<Sample>,
+    samples: Vec<TrendSample>,
     /// Bytes a day; `None` while the past is too short, or where nothing becomes more.
     rate: Option<f64>,
 }
 
 impl Trend {
-    pub fn new(samples: Vec<Sample>) -> Trend {
+    pub fn new(samples: Vec<TrendSample>) -> Trend {
         Trend { rate: bytes_a_day(&samples), samples }
     }
 
     /// By a clock that was set back, too.
     pub fn is_due(&self, now_ms: u64) -> bool {
-        let recent = |last: &Sample| last.at_ms <= now_ms && now_ms - last.at_ms < EVERY_MS;
+        let recent = |last: &TrendSample| last.at_ms <= now_ms && now_ms - last.at_ms < EVERY_MS;
         !self.samples.last().is_some_and(recent)
     }
 
     /// Takes a sample in, if one is due. Returns all that are to be kept, then.
-    fn note(&mut self, sample: Sample) -> Option<&[Sample]> {
+    fn note(&mut self, sample: TrendSample) -> Option<&[TrendSample]> {
         // A clock that was set back begins anew from what is older.
         self.samples.retain(|s| s.at_ms <= sample.at_ms && sample.at_ms - s.at_ms <= KEPT_MS);
         if self.samples.last().is_some_and(|last| sample.at_ms - last.at_ms < EVERY_MS) {
@@ -75,7 +68,7 @@ impl Trend {
 }
 
 /// Growth, from samples in order of time.
-fn bytes_a_day(samples: &[Sample]) -> Option<f64> {
+fn bytes_a_day(samples: &[TrendSample]) -> Option<f64> {
     let (first, last) = (samples.first()?, samples.last()?);
     let past_ms = last.at_ms - first.at_ms;
     if past_ms < PAST_MS_MIN {
@@ -115,8 +108,8 @@ impl ControlPlane {
             return Ok(());
         }
         let (_, taken_bytes) = free_and_taken(&status.nodes, &status.volumes);
-        let sample = Sample { at_ms, taken_bytes };
-        let kept = self.trend().note(sample).map(<[Sample]>::to_vec);
+        let sample = TrendSample { at_ms, taken_bytes };
+        let kept = self.trend().note(sample).map(<[TrendSample]>::to_vec);
         kept.map_or(Ok(()), |samples| self.catalog.set_trend(&samples))
     }
 
@@ -139,11 +132,11 @@ mod tests {
     /// Some time in 2026.
     const START_MS: u64 = 1_790_000_000_000;
 
-    fn hourly(count: u64, taken: impl Fn(u64) -> u64) -> Vec<Sample> {
-        (0..count).map(|hour| Sample { at_ms: START_MS + hour * HOUR_MS, taken_bytes: taken(hour) }).collect()
+    fn hourly(count: u64, taken: impl Fn(u64) -> u64) -> Vec<TrendSample> {
+        (0..count).map(|hour| TrendSample { at_ms: START_MS + hour * HOUR_MS, taken_bytes: taken(hour) }).collect()
     }
 
-    fn days(samples: &[Sample], free: u64) -> Option<f64> {
+    fn days(samples: &[TrendSample], free: u64) -> Option<f64> {
         Trend::new(samples.to_vec()).days_until(free)
     }
 
@@ -188,12 +181,12 @@ mod tests {
     fn samples_are_an_hour_apart_and_a_week_old_at_most() {
         let mut trend = Trend::default();
         for minute in 0..10 * 24 * 60 {
-            trend.note(Sample { at_ms: START_MS + minute * 60_000, taken_bytes: minute });
+            trend.note(TrendSample { at_ms: START_MS + minute * 60_000, taken_bytes: minute });
         }
         let (first, last) = (trend.samples[0].at_ms, trend.samples[trend.samples.len() - 1].at_ms);
         assert_eq!((trend.samples.len() as u64, last - first), (KEPT_MS / HOUR_MS, KEPT_MS - HOUR_MS));
         // The clock is set back by a year.
-        trend.note(Sample { at_ms: START_MS - 365 * DAY_MS, taken_bytes: 0 });
+        trend.note(TrendSample { at_ms: START_MS - 365 * DAY_MS, taken_bytes: 0 });
         assert_eq!((trend.samples.len(), trend.days_until(GIB)), (1, None));
     }
 

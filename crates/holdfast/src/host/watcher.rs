@@ -4,7 +4,7 @@
 //! Role: a thread of its own, told by [`super::records`] which kinds of records have changed. What could not be taken in is taken
 //! in again a moment later. Who serves what is [`super::assignment`]'s.
 
-use super::catalog::{NODE_PREFIX, REVOKED_KEY, fixed_of};
+use super::catalog::{REVOKED_KEY, fixed_of};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::presence::all_take_spare;
@@ -13,7 +13,8 @@ use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    CLIENTS_PREFIX, DRAINING_PREFIX, HOST_PREFIX, LIMITS_PREFIX, REMOVED_PREFIX, SETTINGS_PREFIX, VOLUME_PREFIX,
+    CLIENTS_PREFIX, DRAINING_PREFIX, HOST_PREFIX, LIMITS_PREFIX, NODE_PREFIX, REMOVED_PREFIX, SETTINGS_PREFIX,
+    VOLUME_PREFIX,
 };
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;

@@ -83,8 +83,7 @@ impl Grid {
         }
     }
 
-    /// A state of the store of which every host that is up has seen more: who hasn't can't tell it from the right one, as little as
-    /// one that starts.
+    /// A state of the store of which every host that is up has seen more: who hasn't can't tell it from the right one.
     fn older_than_seen(&mut self) -> Option<Store> {
         let up = self.hosts.iter().filter(|host| host.is_up);
         let seen = up.map(|host| host.view.upto()).min()?;
@@ -110,13 +109,15 @@ impl Grid {
         older
     }
 
-    /// A store that was set back goes past what hosts have seen when enough is written to it; when whatever differs was written anew
-    /// nobody can tell any more, without a record that counts. So far it does not come.
+    /// A store that was set back goes past what hosts have seen when enough is written to it. When whatever differs was written anew
+    /// nobody can tell any more who does not remember a later beat: so far it does not come.
     pub(super) fn end_older_in_time(&mut self) {
         const MARGIN: u64 = 4;
-        let up = self.hosts.iter().filter(|host| host.is_up);
-        let seen = up.map(|host| host.view.upto()).min().unwrap_or(0);
-        if self.store.which == Which::Older && self.store.revision + MARGIN >= seen {
+        if self.store.which != Which::Older {
+            return;
+        }
+        let up = self.hosts.iter().filter(|host| host.is_up && !host.knows_more_than(&self.store));
+        if up.map(|host| host.view.upto()).min().is_some_and(|seen| self.store.revision + MARGIN >= seen) {
             self.on_store_is(Which::Right, true);
         }
     }

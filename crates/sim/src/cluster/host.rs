@@ -3,7 +3,7 @@
 
 use super::operator::Task;
 use super::steward::duties_of;
-use super::store::{Answer, Compares, Op, Which, Writes};
+use super::store::{Answer, Compares, Op, Store, Which, Writes};
 use super::upkeep::Keeper;
 use super::volume::{Ask, Step, Vol};
 use super::{About, ClusterPlan, Event, Grid, LEASE, ms, number_of};
@@ -14,7 +14,7 @@ use holdfast_cluster::steward::{self as duties, Steward};
 use holdfast_cluster::upkeep as chores;
 use holdfast_cluster::view::Record;
 use holdfast_cluster::{Action, Cluster, Effect, Event as ClusterEvent, Outcome, View};
-use holdfast_format::meta::{HostRecord, Other, encode, host_key};
+use holdfast_format::meta::{BEAT_KEY, BeatRecord, HostRecord, Other, decode, encode, host_key};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -96,6 +96,8 @@ pub(super) struct Host {
     /// What waits in its sockets, and for its timers, while it hangs.
     deferred: VecDeque<HostEvent>,
     pub view: View,
+    /// How far the store had come by what the process before has seen.
+    remembered: Option<BeatRecord>,
     pub cluster: Cluster,
     pub steward: Steward,
     pub(super) keeper: Keeper,
@@ -130,7 +132,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(number: usize, plan: &ClusterPlan, lag: Duration) -> Host {
+    pub(super) fn new(number: usize, plan: &ClusterPlan, lag: Duration, remembered: Option<BeatRecord>) -> Host {
         let name = name_of(number);
         let mut config = Config::new(&name, LEASE);
         config.mutations = plan.mutations;
@@ -142,9 +144,13 @@ impl Host {
             hangs_until: None,
             hangs_for: Duration::ZERO,
             deferred: VecDeque::new(),
-            view: View::new(Some(MARK).filter(|_| !plan.mistakes.believes_any_listing)),
+            view: View::new(
+                Some(MARK).filter(|_| !plan.mistakes.believes_any_listing),
+                remembered.clone().filter(|_| !plan.mistakes.forgets_the_beat),
+            ),
+            remembered,
             cluster: Cluster::new(config),
-            steward: Steward::new(Instant::ZERO, duties_of(number, plan)),
+            steward: Steward::new(Instant::ZERO, duties_of((number, 0), plan)),
             keeper,
             duty_tick_at: None,
             is_right: false,
@@ -176,6 +182,13 @@ impl Host {
         now < self.cut_store_until
     }
 
+    /// Whether it remembers of the store that it had come further than this one.
+    pub(super) fn knows_more_than(&self, store: &Store) -> bool {
+        let count = |beat: BeatRecord| beat.count + 1;
+        let there = store.get(BEAT_KEY).and_then(|record| decode(&record.value).ok()).map_or(0, count);
+        self.view.beat().or(self.remembered.as_ref()).cloned().map_or(0, count) > there
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.is_up && self.hangs_until.is_none()
     }
@@ -196,8 +209,8 @@ impl Grid {
         if self.hosts[host].is_up {
             return;
         }
-        // Without a memory it could not tell.
-        if self.store.which == Which::Older {
+        // What was set back by less than it remembers it can't tell from the right one.
+        if self.store.which == Which::Older && !self.hosts[host].knows_more_than(&self.store) {
             return self.push(self.now + ms(500), Event::Start { host });
         }
         self.trace(&[30, host as u64], || format!("h{host} starts"));
@@ -215,7 +228,8 @@ impl Grid {
 
     pub(super) fn drop_process(&mut self, host: usize) {
         let old = &self.hosts[host];
-        let mut fresh = Host::new(host, &self.plan, old.lag);
+        let remembered = old.view.beat().cloned().or(old.remembered.clone());
+        let mut fresh = Host::new(host, &self.plan, old.lag, remembered);
         fresh.boot = old.boot + 1;
         fresh.nodes_away = old.nodes_away;
         fresh.cut_store_until = old.cut_store_until;

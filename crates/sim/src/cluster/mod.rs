@@ -57,6 +57,8 @@ pub struct Mistakes {
     pub leaves_compares_out: bool,
     /// Any listing is believed.
     pub believes_any_listing: bool,
+    /// A host that starts knows nothing of how far the store had come.
+    pub forgets_the_beat: bool,
     /// An opening does not look whether the volume was claimed since it was planned.
     pub claims_whatever: bool,
     /// Actions are carried out however late, whatever the record says by then.
@@ -276,7 +278,7 @@ impl Grid {
     pub fn new(plan: ClusterPlan, verbose: bool) -> Grid {
         let mut prng = Prng::new(plan.seed);
         let names: Vec<String> = (0..plan.hosts).map(host::name_of).collect();
-        let hosts = (0..plan.hosts).map(|n| Host::new(n, &plan, ms(prng.between(1, 60)))).collect();
+        let hosts = (0..plan.hosts).map(|n| Host::new(n, &plan, ms(prng.between(1, 60)), None)).collect();
         let mut grid = Grid {
             hosts,
             prng,

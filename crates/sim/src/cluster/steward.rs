@@ -4,6 +4,7 @@
 use super::host::{HostEvent, Purpose, name_of};
 use super::store::{Answer, Op, Writes};
 use super::{ClusterPlan, Event, Grid, ms, volume_id};
+use holdfast_base::prng::Prng;
 use holdfast_base::{DeviceId, Effects, Epoch, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::steward::{self as duties, Action, ActionId, Config, Outcome};
 use holdfast_format::meta::{
@@ -21,9 +22,10 @@ pub(super) const DEVICES: usize = 3;
 const KEPT_MINUTES: u64 = 3;
 const MINUTE: Duration = Duration::from_secs(4);
 
-pub(super) fn duties_of(host: usize, plan: &ClusterPlan) -> Config {
+pub(super) fn duties_of((host, boot): (usize, u64), plan: &ClusterPlan) -> Config {
     let (kept_minutes, minute, mutations) = (KEPT_MINUTES, MINUTE, plan.duties);
-    Config { host: name_of(host), kept_minutes, minute, mutations }
+    let random = Prng::new(plan.seed ^ boot << 8 ^ host as u64).next_u64();
+    Config { host: name_of(host), kept_minutes, minute, random, mutations }
 }
 
 fn places() -> BTreeSet<duties::Place> {
@@ -32,7 +34,7 @@ fn places() -> BTreeSet<duties::Place> {
 
 impl Grid {
     pub(super) fn begin_duties(&mut self, host: usize) {
-        self.hosts[host].steward = duties::Steward::new(self.now, duties_of(host, &self.plan));
+        self.hosts[host].steward = duties::Steward::new(self.now, duties_of((host, self.hosts[host].boot), &self.plan));
         self.tell_steward(host, duties::Event::Places(places()));
     }
 
@@ -76,7 +78,7 @@ impl Grid {
                 let op = Op::Commit(compares.clone(), writes.clone(), Some(lease));
                 return self.ask(host, op, Purpose::Duty { id, compares, writes }, None);
             }
-            Action::Commit { compares, writes, .. } => {
+            Action::Commit { compares, writes, .. } | Action::Beat { compares, writes } => {
                 let op = Op::Commit(compares.clone(), writes.clone(), None);
                 return self.ask(host, op, Purpose::Duty { id, compares, writes }, None);
             }
