@@ -88,7 +88,8 @@ fn a_node_without_any_device_comes_up_and_takes_them_when_they_are_there() {
     let (disk, away) = (grid.path("devices/node1-0.img"), grid.path("away"));
     fs::rename(&disk, &away).unwrap();
     grid.ok("grid up");
-    assert_eq!((grid.node_state(1).as_str(), grid.serving_devices(1)), ("up", 0));
+    grid.wait_for_node(1, "up");
+    assert_eq!(grid.serving_devices(1), 0);
     let node = pid(&grid);
     // Two paths that are one device: it serves by one of them.
     fs::rename(&away, &disk).unwrap();

@@ -25,7 +25,7 @@ fn drill(grid: &Grid, line: &str) -> Value {
     assert!(report["whole_s"].is_f64() && report["volumes_changed"].as_array().unwrap().is_empty(), "{report}");
     let testimony = &report["testimony"];
     // What is read back in the end, and what was before.
-    assert!(testimony["reads"].as_u64() > Some(2 * 2048) && testimony["writes"].as_u64() > Some(100), "{report}");
+    assert!(testimony["reads"].as_u64() > Some(2 * 2048) && testimony["writes"].as_u64() > Some(0), "{report}");
     report
 }
 

@@ -46,8 +46,11 @@ fn a_device_whose_drive_fails_is_emptied_unless_somebody_wants_to_keep_it() {
     assert!(grid.ok("device list").contains("FAILING"));
     assert!(grid.ok("grid status").contains("has become unreliable; replace it"));
     let log = |name: &str| fs::read_to_string(grid.path("logs").join(name)).unwrap();
-    assert!(log("host.log").contains("is on a drive that has become unreliable, and is being emptied"));
-    assert!(log("node1.log").contains(&format!("the drive of {} has become unreliable; replace it", disk.path())));
+    let at_node = format!("the drive of {} has become unreliable; replace it", disk.path());
+    until("both logs tell", || {
+        log("host.log").contains("is on a drive that has become unreliable, and is being emptied")
+            && log("node1.log").contains(&at_node)
+    });
 
     let drain = format!("device drain {}", id(&grid));
     grid.ok(&format!("{drain} --cancel"));

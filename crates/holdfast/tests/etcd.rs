@@ -5,16 +5,12 @@
 mod support;
 
 use holdfast_runtime::meta::member::Member;
-use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern, text};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern, text, until};
 
 /// Waits until the metadata store is, or is not, in trouble.
 fn wait_for_trouble(grid: &Grid, expected: bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while grid.json("status")["metadata"]["trouble"].is_string() != expected {
-        assert!(Instant::now() < end, "trouble with the store is {}", !expected);
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let what = format!("trouble with the store is {expected}");
+    until(&what, || grid.json("status")["metadata"]["trouble"].is_string() == expected);
 }
 
 #[test]

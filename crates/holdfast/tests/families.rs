@@ -5,18 +5,9 @@
 mod support;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern};
+use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern, until};
 
 const SIZE: usize = 24 << 20;
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
 
 fn write(grid: &Grid, volume: &str, file: &Path) {
     if has_nbdcopy() {

@@ -6,7 +6,7 @@ mod support;
 
 use holdfast_runtime::meta::member::Member;
 use std::time::Duration;
-use support::{Grid, assert_volume_holds, etcd, etcd_cluster, has_nbdcopy, is_whole, nbdcopy, pattern, until};
+use support::{Grid, assert_volume_holds, etcd, etcd_cluster, has_nbdcopy, is_whole, nbdcopy, pattern, text, until};
 
 fn state(grid: &Grid, volume: &str) -> String {
     grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
@@ -207,6 +207,15 @@ fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
         pattern(&data, 48 << 20);
         nbdcopy(data.to_str().expect("text"), &b.uri("v"));
     }
+    // Where a host is silent for longer than its lease, on a busy machine, nobody asks for what it has.
+    let is_refused = |node: u32, why: &str| {
+        let output = a.run(&format!("node stop {node}"));
+        let refused = text(&output.stderr);
+        if output.status.success() {
+            a.ok(&format!("node start {node}"));
+        }
+        !output.status.success() && refused.contains(why) && !refused.contains("--force")
+    };
     let stops = |node: u32| {
         let stopped = a.run(&format!("node stop {node}")).status.success();
         if stopped {
@@ -220,9 +229,8 @@ fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
         // Out of reach for host b alone.
         b.ok("node cut 4");
         until("host b misses node 4", || live(&b, "v", "degraded_segments") > 0);
-        assert_eq!(a.node_state(4), "up");
-        let refused = a.fails("node stop 2");
-        assert!(refused.contains("at host b, volume v has") && !refused.contains("--force"), "{refused}");
+        a.wait_for_node(4, "up");
+        until("it is refused for what b misses", || is_refused(2, "at host b, volume v has"));
         assert!(a.fails("grid down").contains("is not stopped"), "by another name it is the same");
         b.ok("node mend 4");
         until("nothing speaks against it", || stops(2));
@@ -230,11 +238,12 @@ fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
     until("all is as it was", || (1..=4).all(|node| a.node_state(node) == "up"));
     // Nobody knows what a host that hangs has in service, until its lease has run out.
     let pid = host_pid(&b);
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stopped");
-    let refused = a.run("node stop 1");
-    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("goes on");
-    let why = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && why.contains("host b does not say"), "{why}");
+    until("it is refused for what b does not say", || {
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stopped");
+        let is_so = is_refused(1, "host b does not say");
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("goes on");
+        is_so
+    });
     until("nothing speaks against it", || stops(1));
 }
 
@@ -332,7 +341,7 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     assert_eq!(machine(&a, "c"), None);
     b.ok("volume export v2");
     until("what was there is made again", || is_whole(&a, "v1") && is_whole(&b, "v2"));
-    assert_eq!((nodes_up(&a), nodes_up(&b)), (vec![1, 2], vec![1, 2]));
+    until("the nodes that are left are up", || [&a, &b].iter().all(|machine| nodes_up(machine) == [1, 2]));
     holds(&a, "v1");
     holds(&b, "v2");
     let log = |machine: &Grid| std::fs::read_to_string(machine.path("logs/host.log")).unwrap_or_default();
@@ -347,7 +356,7 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
         assert!(why.contains("was taken out of grid") && why.contains("--join"), "{refused}: {why}");
     }
     assert!(c.ok("status").contains("was taken out of grid"));
-    assert_eq!(nodes_up(&a), [1, 2, 4], "the one that came back is not used");
+    until("the one that came back is not used, and the others are", || nodes_up(&a) == [1, 2, 4]);
     a.ok("node restart --rolling --patience 60");
 
     empty_and_remove(&a, &b, &d);
@@ -364,6 +373,6 @@ fn empty_and_remove(a: &Grid, b: &Grid, c: &Grid) {
     let said = b.ok("machine remove c");
     assert!(said.contains("are being emptied"), "{said}");
     until("its host has ended", || c.json("status")["host"]["state"] == "removed");
-    assert_eq!((nodes_up(a), nodes_up(b)), (vec![1, 2], vec![1, 2]));
+    until("the nodes that are left are up", || [a, b].iter().all(|machine| nodes_up(machine) == [1, 2]));
     until("nothing is missing", || is_whole(a, "v1") && is_whole(b, "v2"));
 }

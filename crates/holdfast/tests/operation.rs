@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{
-    Grid, Loop, assert_volume_holds, free_ports, has_nbdcopy, holdfast, nbdcopy, pattern, program, text, until,
+    Grid, Loop, PATIENCE, assert_volume_holds, free_ports, has_nbdcopy, holdfast, nbdcopy, pattern, program, text,
+    until,
 };
 
 #[test]
@@ -105,7 +106,7 @@ impl Service {
     fn start(unit: &Path, instance: &str, notify: &Path) -> Service {
         let _ = fs::remove_file(notify);
         let ready = UnixDatagram::bind(notify).unwrap();
-        ready.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        ready.set_read_timeout(Some(PATIENCE)).unwrap();
         let line = unit_values(unit, "ExecStart").remove(0).replace("%i", instance);
         let without = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
         let can_try =
@@ -190,10 +191,10 @@ case "$1" in
         rm -f "$pid"
         line=$(sed -n 's/^ExecStart=//p' "$file" | sed "s/%i/$instance/")
         setsid $line </dev/null >/dev/null 2>>"$UNITS/journal" &
-        for i in $(seq 300); do [ -n "$(number)" ] && break; sleep 0.05; done ;;
+        for i in $(seq 2400); do [ -n "$(number)" ] && break; sleep 0.05; done ;;
     stop)
         [ -n "$(number)" ] && kill "$(number)" 2>/dev/null
-        for i in $(seq 600); do kill -0 "$(number)" 2>/dev/null || break; sleep 0.05; done ;;
+        for i in $(seq 2400); do kill -0 "$(number)" 2>/dev/null || break; sleep 0.05; done ;;
 esac
 exit 0
 "#;

@@ -2,13 +2,14 @@
 
 mod support;
 
+use std::io::Write;
 use std::net::SocketAddr;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use support::guest::{BLOCK, FLUSH, Guest, TRIM, ZEROES};
+use support::guest::{BLOCK, FLUSH, Guest, Held, TRIM, ZEROES};
 use support::{Grid, etcd, free_ports, has_nbdcopy, text, until};
 
 /// NBD's number for a write that is not permitted.
@@ -55,6 +56,8 @@ fn a_second_client_may_read_and_writes_when_the_first_has_ended() {
     // One client, over the unix socket and over TCP from its machine.
     let paths = || vec![Guest::connect(&grid, "v1"), Guest::connect_tcp([127, 0, 0, 1], tcp, "v1")];
     let (first, mut second) = (Busy::begin(paths()), other(2));
+    let copy = has_nbdcopy().then(|| begin_copy(&grid));
+    let held = Held::begin(&grid, "v1");
     assert_eq!(second.read(0), Ok(1));
     assert_eq!(second.write(0, 2), EPERM);
     for command in [TRIM, ZEROES] {
@@ -64,11 +67,10 @@ fn a_second_client_may_read_and_writes_when_the_first_has_ended() {
     let cookie = second.ask(FLUSH, 0, 0, &[]);
     assert_eq!(second.answer(), (cookie, 0));
     assert_eq!(second.read(0), Ok(1), "nothing of it was done");
-    if has_nbdcopy() {
-        // Another process of the same machine.
-        let zeroes = grid.path("zeroes");
-        std::fs::write(&zeroes, vec![0; 1 << 20]).unwrap();
-        let copied = Command::new("nbdcopy").arg(&zeroes).arg(grid.uri("v1")).output().unwrap();
+    if let Some(mut copy) = copy {
+        // It may end before it has read all of it.
+        let _ = copy.stdin.take().unwrap().write_all(&vec![0; 1 << 20]);
+        let copied = copy.wait_with_output().unwrap();
         assert!(!copied.status.success() && text(&copied.stderr).contains("not permitted"), "{copied:?}");
         assert_eq!(second.read(0), Ok(1));
     }
@@ -77,10 +79,23 @@ fn a_second_client_may_read_and_writes_when_the_first_has_ended() {
     assert!(grid.ok("volume list").contains("was refused to write") && grid.ok("status").contains("--shared"));
     assert!(std::fs::read_to_string(grid.path("logs/host.log")).unwrap().contains("127.0.0.2"));
 
+    held.end();
     drop(first.end());
     until("the first has ended", || second.write(0, 2) == 0);
     moves(&mut second, &mut other(3));
     shared(&grid, &mut second, &mut other(4));
+}
+
+/// Another process of the same machine, which writes what it is told. It is connected: who comes later waits for what is
+/// under way.
+fn begin_copy(grid: &Grid) -> Child {
+    let sessions = || grid.json("volume show v1")["sessions"].as_u64();
+    let before = sessions();
+    let mut copy = Command::new("nbdcopy");
+    copy.arg("-").arg(grid.uri("v1")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let copy = copy.spawn().unwrap();
+    until("it is connected", || sessions() > before);
+    copy
 }
 
 /// As a machine moves: the target is connected and reads while the source writes; then that stops, and stays connected.
@@ -125,10 +140,14 @@ fn a_client_of_another_host_is_another_one_and_the_right_goes_with_the_volume() 
         (Guest::connect_tcp([127, 0, 0, 2], at_b, "v1"), Guest::connect_tcp([127, 0, 0, 3], at_b, "v1"));
     // Two ways of one client, by two hosts; and another client by each of these.
     let busy = Busy::begin(vec![Guest::connect(&a, "v1"), Guest::connect(&b, "v1")]);
+    let held = Held::begin(&a, "v1");
     assert_eq!((first.read(0), first.write(0, 2)), (Ok(1), EPERM));
     assert!(a.json("volume show v1")["refused_writer"].as_str().unwrap().contains("127.0.0.2"));
     a.ok("volume handover v1 --to b");
+    held.is_done();
+    let held = Held::begin(&b, "v1");
     assert_eq!(second.write(0, 2), EPERM, "who wrote before goes on");
+    held.end();
     let mut former = busy.end();
     assert_eq!(first.write(0, 7), 0, "it is quiet");
     a.ok("volume export v1 --takeover");

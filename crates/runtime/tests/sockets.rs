@@ -7,6 +7,7 @@ use holdfast_base::{BufMut, Prng};
 use holdfast_runtime::mailbox::mailbox;
 use holdfast_runtime::reactor::{Config, ConnError};
 use holdfast_runtime::{ConnId, Event, Io};
+use socket2::{Domain, Socket, Type};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -138,13 +139,16 @@ fn a_reactor_talks_to_itself_and_learns_of_refusals() {
         heard: Vec<u8>,
     }
     let dir = tempfile::tempdir().unwrap();
+    // An address that nobody else can have meanwhile, and where nobody listens.
+    let taken = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    taken.bind(&loopback().into()).unwrap();
+    let dead = taken.local_addr().unwrap().as_socket().unwrap();
     let state = run(
         Config::default(),
         |reactor| {
             let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
             let to_self = reactor.io().connect_tcp(address);
             reactor.io().send(to_self, b"queued before connected");
-            let dead = std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
             let refused = vec![reactor.io().connect_tcp(dead), reactor.io().connect_unix(&dir.path().join("nobody"))];
             State { to_self: Some(to_self), refused, ..State::default() }
         },

@@ -1,6 +1,7 @@
 //! The checker against servers whose faults are known: it must be content with a sound one and find out the others.
 
-use holdfast_torture::engine::{Engine, Plan, VolumePlan};
+use anyhow::ensure;
+use holdfast_torture::engine::{Counts, Engine, Plan, VolumePlan};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::mpsc;
@@ -37,7 +38,7 @@ fn start(socket: &Path, arguments: &[&str]) -> Server {
     let child = spawn_for_good(command);
     let since = Instant::now();
     while !socket.exists() {
-        assert!(since.elapsed() < Duration::from_secs(10), "nbdkit makes its socket");
+        assert!(since.elapsed() < Duration::from_secs(60), "nbdkit makes its socket");
         std::thread::sleep(Duration::from_millis(10));
     }
     Server(child)
@@ -58,12 +59,25 @@ fn has_nbdkit() -> bool {
     found
 }
 
-fn run_for(engine: &mut Engine, seconds: u64) -> anyhow::Result<()> {
+/// Keeps requests in flight until so much was done; all of it is answered then.
+fn run_until(engine: &mut Engine, is_enough: impl Fn(&Counts) -> bool) -> anyhow::Result<()> {
+    let since = Instant::now();
+    while !is_enough(&engine.counts) {
+        ensure!(since.elapsed() < Duration::from_secs(60), "not within a minute: {:?}", engine.counts);
+        run_for(engine, Duration::from_millis(500))?;
+    }
+    Ok(())
+}
+
+fn run_for(engine: &mut Engine, time: Duration) -> anyhow::Result<()> {
     engine.run(|control| {
-        control.rest(Duration::from_secs(seconds));
+        control.rest(time);
         Ok(())
     })
 }
+
+/// Long enough for a fault to show on a machine that has much else to do; the run ends with what is found.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_sound_server_passes() {
@@ -75,9 +89,8 @@ fn a_sound_server_passes() {
     let _server = start(&socket, &["memory", "64M"]);
     let mut engine = Engine::new(plan(&socket)).expect("connects");
     assert_eq!(engine.structured_connections(), 2, "two of three ask for structured replies");
-    run_for(&mut engine, 2).expect("nothing is wrong");
+    run_until(&mut engine, |counts| counts.requests > 1000 && counts.trims > 10).expect("nothing is wrong");
     engine.sweep().expect("nothing is wrong");
-    assert!(engine.counts.requests > 1000 && engine.counts.trims > 10, "{:?}", engine.counts);
 }
 
 #[test]
@@ -89,7 +102,7 @@ fn a_server_that_forgets_writes_is_found_out() {
     let socket = temp.path().join("s");
     let _server = start(&socket, &["null", "64M"]);
     let mut engine = Engine::new(plan(&socket)).expect("connects");
-    let error = run_for(&mut engine, 5).expect_err("all writes are lost").to_string();
+    let error = run_for(&mut engine, PATIENCE).expect_err("all writes are lost").to_string();
     assert!(error.contains("mismatch") && error.contains("zeroes"), "{error}");
 }
 
@@ -102,7 +115,7 @@ fn errors_and_stalls_are_found_out() {
     let socket = temp.path().join("s");
     let _server = start(&socket, &["--filter=error", "memory", "64M", "error-rate=1%", "error=EIO"]);
     let mut engine = Engine::new(plan(&socket)).expect("connects");
-    let error = run_for(&mut engine, 5).expect_err("one request in a hundred fails").to_string();
+    let error = run_for(&mut engine, PATIENCE).expect_err("one request in a hundred fails").to_string();
     assert!(error.contains("failed with error 5"), "{error}");
 }
 
@@ -119,25 +132,38 @@ fn kill_and_restart(arguments: &[&str]) -> anyhow::Result<()> {
     let socket = temp.path().join("s");
     let mut server = start(&socket, &arguments);
     let mut engine = Engine::new(plan(&socket))?;
-    let _second = engine.run(|control| {
-        std::thread::sleep(Duration::from_secs(1));
-        control.host_going();
-        server.0.kill()?;
-        server.0.wait()?;
-        let ordered = Instant::now();
-        let second = start(&socket, &arguments);
-        control.host_back(ordered);
-        std::thread::sleep(Duration::from_secs(1));
-        Ok(second)
-    })?;
-    assert!(engine.counts.lost > 0, "requests were in flight");
+    // There is something to be lost.
+    run_until(&mut engine, |counts| counts.writes > 100)?;
+    let mut kill = || {
+        engine.run(|control| {
+            std::thread::sleep(Duration::from_millis(200));
+            control.host_going();
+            server.0.kill()?;
+            server.0.wait()?;
+            let ordered = Instant::now();
+            server = start(&socket, &arguments);
+            control.host_back(ordered);
+            Ok(())
+        })?;
+        let requests = engine.counts.requests;
+        run_until(&mut engine, |counts| counts.requests > requests + 100)?;
+        Ok::<_, anyhow::Error>(engine.counts.lost)
+    };
+    // On a busy machine all that was asked may just have been answered.
+    let mut lost = kill()?;
+    for _ in 0..9 {
+        lost = if lost > 0 { lost } else { kill()? };
+    }
+    assert!(lost > 0, "requests were in flight");
     engine.sweep()
 }
 
 #[test]
 fn a_server_that_keeps_its_bytes_may_be_killed() {
     if has_nbdkit() {
-        kill_and_restart(&["--filter=noparallel", SLOW[0], "file", "FILE", SLOW[1]])
+        // One request at a time, whosever it is: a read of the page cache sees half of a cell that is just being written,
+        // which no volume does. By itself the filter lets requests of several connections go side by side.
+        kill_and_restart(&["--filter=noparallel", SLOW[0], "file", "FILE", "serialize=all-requests", SLOW[1]])
             .expect("the page cache outlives the process");
     }
 }

@@ -2,6 +2,7 @@
 
 use holdfast_torture::atlas::guests::{Control, Guests, Plan, Seen, VolumePlan, Work};
 use holdfast_torture::atlas::machine::Part;
+use rustix::process::{Pid, Signal};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command};
 use std::sync::mpsc;
@@ -9,6 +10,12 @@ use std::time::{Duration, Instant};
 
 const SIZE_BYTES: u64 = 16 << 20;
 const SIZE: &str = "16M";
+
+/// How long a machine that has much else to do may keep a test waiting.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Of a guest, on a path that says nothing.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// nbdkit on a TCP port, killed with the test.
 struct Server {
@@ -35,17 +42,28 @@ fn spawn_for_good(mut command: Command) -> Child {
     told.recv().expect("nbdkit starts")
 }
 
+/// On a port that was free just now: where somebody else was faster it ends at once, and another one is tried.
 fn start(arguments: &[&str]) -> Server {
-    let address = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
-    let mut command = Command::new("nbdkit");
-    command.args(["-f", "-i", "127.0.0.1", "-p", &address.port().to_string()]).args(arguments);
-    let child = spawn_for_good(command);
     let since = Instant::now();
-    while TcpStream::connect(address).is_err() {
-        assert!(since.elapsed() < Duration::from_secs(10), "nbdkit listens");
-        std::thread::sleep(Duration::from_millis(10));
+    loop {
+        let address = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-i", "127.0.0.1", "-p", &address.port().to_string()]).args(arguments);
+        let mut server = Server { child: spawn_for_good(command), address };
+        while server.child.try_wait().expect("it is our child").is_none() {
+            if listens(address) {
+                return server;
+            }
+            assert!(since.elapsed() < PATIENCE, "nbdkit listens");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(since.elapsed() < PATIENCE, "nbdkit ends at once");
     }
-    Server { child, address }
+}
+
+/// Where nobody listens, a connection may get the very port that it goes to, and then is one with itself.
+fn listens(address: SocketAddr) -> bool {
+    TcpStream::connect(address).is_ok_and(|stream| stream.local_addr().is_ok_and(|own| own != address))
 }
 
 /// False, with a line on the terminal, where nbdkit is missing.
@@ -85,12 +103,12 @@ fn run(servers: &[Server; 2], act: impl FnOnce(&Control)) -> Seen {
         }],
         depth: 4,
         rate: 500.0,
-        silence: Duration::from_secs(1),
-        patience: Duration::from_secs(20),
+        silence: SILENCE,
+        patience: PATIENCE,
     };
     let (guests, control) = Guests::new(plan);
     let running = std::thread::spawn(move || guests.run());
-    std::thread::sleep(Duration::from_secs(1));
+    wait(|| control.failed() || control.total().requests > 300);
     act(&control);
     control.set_work(Work::Rest);
     wait(|| control.is_idle());
@@ -104,9 +122,37 @@ fn run(servers: &[Server; 2], act: impl FnOnce(&Control)) -> Seen {
 fn wait(mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_so() {
-        assert!(since.elapsed() < Duration::from_secs(30), "not within half a minute");
+        assert!(since.elapsed() < PATIENCE, "not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Does something to one of two ways; guests lose nothing by it. Where the machine stands still for a while they may take
+/// the other way for silent, too, which is right of them: then it is tried again.
+fn runs_rightly(act: impl Fn(&Pair, &Control), is_right: impl Fn(&Seen) -> bool) {
+    let mut told = Vec::new();
+    for _ in 0..5 {
+        let disk = pair(&[], &[]);
+        let seen = run(&disk.ways, |control| act(&disk, control));
+        assert_eq!(seen.failed(), 0, "{seen:?}");
+        if is_right(&seen) {
+            return;
+        }
+        told.push(seen);
+    }
+    panic!("{told:?}");
+}
+
+fn signal(server: &Server, signal: Signal) {
+    let process = Pid::from_raw(server.child.id().cast_signed()).expect("a process");
+    rustix::process::kill_process(process, signal).expect("signalled");
+}
+
+/// All guests have this path, and go on there.
+fn go_on_at(control: &Control, part: Part) {
+    wait(|| control.failed() || control.at() == [Some(part); 2]);
+    let before = control.total().requests;
+    wait(|| control.failed() || control.total().requests > before + 100);
 }
 
 #[test]
@@ -114,27 +160,20 @@ fn guests_go_over_to_the_other_path_when_theirs_ends_or_is_silent() {
     if !has_nbdkit() {
         return;
     }
-    let disk = pair(&[], &[]);
-    let first = disk.ways[0].child.id().cast_signed();
-    let seen = run(&disk.ways, |_| {
-        let process = rustix::process::Pid::from_raw(first).expect("a process");
-        rustix::process::kill_process(process, rustix::process::Signal::STOP).expect("stopped");
-        std::thread::sleep(Duration::from_secs(3));
+    let [first, second] = Part::HOSTS;
+    let hang = |disk: &Pair, control: &Control| {
+        signal(&disk.ways[0], Signal::STOP);
+        go_on_at(control, second);
+    };
+    runs_rightly(hang, |seen| {
+        let waited = &seen.longest;
+        seen.left == 1 && seen.repeated > 0 && waited[0] > SILENCE && waited[1] < SILENCE
     });
-    assert_eq!(seen.failed(), 0, "{seen:?}");
-    assert!(seen.left == 1 && seen.repeated > 0 && seen.requests > 500, "{seen:?}");
-    assert!(seen.longest[0] > Duration::from_secs(1) && seen.longest[1] < Duration::from_secs(1), "{seen:?}");
-
-    let disk = pair(&[], &[]);
-    let pid = disk.ways[1].child.id().cast_signed();
-    let seen = run(&disk.ways, |control| {
-        let process = rustix::process::Pid::from_raw(pid).expect("a process");
-        rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("killed");
-        std::thread::sleep(Duration::from_secs(1));
-        assert_eq!(control.at(), [Some(Part::H1), Some(Part::H1)]);
-    });
-    assert_eq!(seen.failed(), 0, "{seen:?}");
-    assert!(seen.left == 0 && seen.ended == 1, "{seen:?}");
+    let kill = |disk: &Pair, control: &Control| {
+        signal(&disk.ways[1], Signal::KILL);
+        go_on_at(control, first);
+    };
+    runs_rightly(kill, |seen| seen.left == 0 && seen.ended == 1);
 }
 
 #[test]

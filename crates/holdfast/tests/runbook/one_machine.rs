@@ -1,7 +1,7 @@
 //! What befalls one machine's grid: its metadata, its releases, its guests, its room.
 
 use crate::page::{Book, Machine, pid};
-use crate::support::guest::{Guest, TRIM, WRITE};
+use crate::support::guest::{Guest, Held, TRIM, WRITE};
 use crate::support::{
     assert_volume_holds, free_ports, has_copies, has_nbdcopy, is_whole, nbdcopy, pattern, program, until,
 };
@@ -201,11 +201,12 @@ impl Site {
 
     fn start_twice(&self, book: &mut Book) {
         let m = &self.m;
-        m.ok("holdfast volume create g --size 8MiB");
+        m.ok("holdfast volume create g --size 16MiB");
         let mut row = book.open("A guest was started twice");
         let (mut first, mut second) = (Guest::connect(&m.grid, "g"), Guest::connect_tcp([127, 0, 0, 2], self.tcp, "g"));
         assert_eq!(first.write(0, 1), 0);
         // The first goes on, so that the second is not taken for one that follows it.
+        let held = Held::begin(&m.grid, "g");
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -218,6 +219,7 @@ impl Site {
             is_over.store(true, Ordering::Relaxed);
             assert_eq!(error, EPERM);
         });
+        held.end();
         row.seen(m, &[]);
         row.checked(m, &[("VOLUME", "g")]);
         drop(second);

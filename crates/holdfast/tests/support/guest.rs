@@ -1,6 +1,6 @@
 //! A small NBD client of a test.
 
-use super::Grid;
+use super::{Grid, until};
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -122,5 +122,36 @@ impl Guest {
         self.stream.read_exact(&mut block).unwrap();
         assert!(block.iter().all(|byte| *byte == block[0]), "a block of one write");
         block[0]
+    }
+}
+
+/// A write of this process that is under way, and stays so: nobody may follow its client as one that is quiet, however long
+/// a busy machine keeps that from writing.
+pub struct Held<'a> {
+    grid: &'a Grid,
+    volume: &'a str,
+    guest: Guest,
+    cookie: u64,
+}
+
+impl Held<'_> {
+    /// Behind the first 8 MiB of a volume that the grid's own host serves.
+    pub fn begin<'a>(grid: &'a Grid, volume: &'a str) -> Held<'a> {
+        grid.ok(&format!("volume layer add {volume} delay:write=3600s,range=8MiB..9MiB"));
+        let mut guest = Guest::connect(grid, volume);
+        let cookie = guest.ask(WRITE, 8 << 20, BLOCK, &[1; BLOCK]);
+        let told = || grid.json(&format!("volume layer list {volume}"));
+        until("a write is under way", || told()["layers"][0]["counters"]["held now"] == 1);
+        Held { grid, volume, guest, cookie }
+    }
+
+    pub fn end(self) {
+        self.grid.ok(&format!("volume layer remove {}", self.volume));
+        self.is_done();
+    }
+
+    /// A hand-over has it done.
+    pub fn is_done(mut self) {
+        assert_eq!(self.guest.answer(), (self.cookie, 0));
     }
 }

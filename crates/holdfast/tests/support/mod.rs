@@ -9,9 +9,10 @@ use serde_json::Value;
 use std::fs;
 
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A grid of one test: brought down, whatever happens.
@@ -41,14 +42,43 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Ports that nobody uses, for the `index`-th grid of these tests: below the range that the kernel hands out. Asked by calling
-/// there: a listener of our own may be held for a moment longer by what another test is just starting.
+/// How long a machine that has much else to do may keep a test waiting.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Ports are handed out in blocks of so many, from these on: below the range that the kernel hands out.
+const BLOCK_PORTS: u16 = 16;
+const PORTS_FROM: u16 = 12_000;
+const BLOCKS: u16 = 1100;
+
+/// Ports that nobody uses, for the `index`-th grid of these tests: the first of a block that is this process's own as long
+/// as it runs, whoever else tests at the same time.
 pub fn free_ports(index: u16, count: u16) -> u16 {
-    let start = 12_000 + (std::process::id() % 110) as u16 * 160 + index * 16;
-    (start..start + 16 - count)
-        .chain(28_000..28_100)
-        .find(|base| (*base..base + count).all(|port| TcpStream::connect(("127.0.0.1", port)).is_err()))
-        .expect("free ports")
+    free_ports_at(Ipv4Addr::LOCALHOST, index, count)
+}
+
+/// The same at another address of this machine.
+pub fn free_ports_at(ip: Ipv4Addr, index: u16, count: u16) -> u16 {
+    assert!(count <= BLOCK_PORTS, "a block has {BLOCK_PORTS} ports");
+    let first = (std::process::id() % 110) as u16 * 10 + index;
+    let blocks = (first..first + BLOCKS).map(|block| block % BLOCKS);
+    // Whoever listens there now was left over. Asked by calling there: a listener of our own may be held for a moment longer
+    // by what another test is just starting.
+    let is_free = |base: &u16| (*base..base + BLOCK_PORTS).all(|port| TcpStream::connect((ip, port)).is_err());
+    let mut bases = blocks.filter(|block| take(*block)).map(|block| PORTS_FROM + block * BLOCK_PORTS);
+    bases.find(is_free).expect("free ports")
+}
+
+/// Takes a block, unless it is that of somebody who runs still.
+fn take(block: u16) -> bool {
+    static OURS: Mutex<Vec<fs::File>> = Mutex::new(Vec::new());
+    let dir = std::env::temp_dir().join(format!("holdfast-test-ports-{}", rustix::process::geteuid().as_raw()));
+    fs::create_dir_all(&dir).expect("a directory for locks");
+    let file = fs::File::create(dir.join(block.to_string())).expect("a file to lock");
+    let is_ours = file.try_lock().is_ok();
+    if is_ours {
+        OURS.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+    }
+    is_ours
 }
 
 /// Writes a program, mode 0700. Another process writes it: a file that this one has open for writing may be inherited
@@ -65,11 +95,30 @@ pub fn program(path: &Path, code: &str) {
 pub fn give_back(listener: TcpListener) {
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let end = Instant::now() + Duration::from_secs(5);
-    while TcpListener::bind(address).is_err() {
-        assert!(Instant::now() < end, "{address} does not come free");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the address comes free", || TcpStream::connect(address).is_err());
+}
+
+/// What only looks begins with one of these.
+const LOOKS: [&str; 13] = [
+    "status",
+    "grid status",
+    "volume show",
+    "volume list",
+    "volume explain",
+    "volume layer list",
+    "volume trash list",
+    "snapshot list",
+    "device list",
+    "machine list",
+    "task list",
+    "tier show",
+    "space",
+];
+
+/// The host had something else to do for longer than commands wait that only look.
+fn is_silent(output: &Output) -> bool {
+    let said = [text(&output.stdout), text(&output.stderr)].concat();
+    ["the host does not answer within", "the host did not answer in time"].iter().any(|part| said.contains(part))
 }
 
 impl Grid {
@@ -81,8 +130,17 @@ impl Grid {
         self.dir.path().join(name)
     }
 
+    /// Runs a command. One that only looks is given again where a busy machine let the host be silent for too long.
     pub fn run(&self, line: &str) -> Output {
-        holdfast().args(line.split_whitespace()).arg("--dir").arg(self.dir.path()).output().unwrap()
+        let is_look = LOOKS.iter().any(|look| line.starts_with(look));
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let mut command = holdfast();
+            let output = command.args(line.split_whitespace()).arg("--dir").arg(self.dir.path()).output().unwrap();
+            if !is_look || !is_silent(&output) || Instant::now() > end {
+                return output;
+            }
+        }
     }
 
     /// Runs a command that must succeed; returns what it says.
@@ -128,11 +186,7 @@ impl Grid {
     }
 
     pub fn wait_for_node(&self, id: u64, state: &str) {
-        let end = Instant::now() + Duration::from_secs(30);
-        while self.node_state(id) != state {
-            assert!(Instant::now() < end, "node {id} is {}, not {state}", self.node_state(id));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        until(&format!("node {id} is {state}"), || self.node_state(id) == state);
     }
 
     pub fn uri(&self, volume: &str) -> String {
@@ -190,9 +244,9 @@ pub fn has_copies(grids: &[&Grid], key: &str, part: &str) -> bool {
 
 /// Waits for what takes a moment on a machine that has other things to do.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + PATIENCE;
     while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within a minute");
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -256,9 +310,9 @@ pub fn etcd_cluster(dir: &Path, first: u8, count: u8) -> Option<Vec<Member>> {
     }
     let addresses: Vec<[SocketAddr; 2]> = (first..first + count)
         .map(|last| {
-            let ip = IpAddr::V4(Ipv4Addr::new(127, 0, 8, last));
-            let held = [(); 2].map(|()| TcpListener::bind((ip, 0)).expect("a free port"));
-            held.each_ref().map(|listener| listener.local_addr().expect("bound"))
+            let ip = Ipv4Addr::new(127, 0, 8, last);
+            let port = free_ports_at(ip, u16::from(last), 2);
+            [port, port + 1].map(|port| SocketAddr::from((ip, port)))
         })
         .collect();
     let name = |n: usize| format!("m{n}");

@@ -11,9 +11,10 @@ use super::{
 };
 use holdfast_base::MetaVersion;
 use patient::Patient;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A store under test.
 pub trait Subject {
@@ -37,7 +38,7 @@ const TTL: Duration = Duration::from_secs(3);
 const TTL_AND_MORE: Duration = Duration::from_secs(6);
 
 /// How long a watch may take to tell of a change that has happened.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn open(subject: &dyn Subject) -> Arc<dyn MetaStore> {
     Arc::new(Patient(subject.open()))
@@ -249,7 +250,7 @@ fn transactions_happen_whole_or_not_at_all(subject: &dyn Subject) {
 fn transactions_test_leases(subject: &dyn Subject) {
     let store = open(subject);
     let (a, b) = (&key("txn-lease/a"), &key("txn-lease/b"));
-    let lease = store.grant(TTL).expect("grant");
+    let lease = store.grant(TTL_AND_MORE * 10).expect("grant");
     let leased = |key: &str| Write { lease: Some(lease), ..sets(key, b"leased") };
     assert!(matches!(store.commit(&[], &[leased(a), sets(b, b"1")]), Ok(Commit::Done(_))));
     assert_eq!(store.get(a).expect("get").expect("there").lease, Some(lease));
@@ -318,18 +319,24 @@ fn records_survive_reopening(subject: &dyn Subject) {
 fn leases_take_their_records_with_them(subject: &dyn Subject) {
     let store = open(subject);
     let (a, b, free) = (key("lease/a"), key("lease/b"), key("lease/free"));
-    let lease = store.grant(TTL).expect("grant");
-    let other = store.grant(TTL_AND_MORE * 4).expect("grant");
-    assert_ne!(lease, other);
-    create_leased(&*store, &a, lease);
+    let other = store.grant(TTL_AND_MORE * 20).expect("grant");
     create_leased(&*store, &b, other);
     put(&*store, &free, MetaVersion::ABSENT, b"free");
-    assert_eq!(store.get(&a).expect("get").expect("there").lease, Some(lease));
-    for _ in 0..4 {
-        subject.advance(TTL * 2 / 3);
-        store.keep_alive(lease).expect("a lease kept alive in time lives");
-    }
-    assert!(store.get(&a).expect("get").is_some(), "a lease kept alive keeps its records");
+    let lease = in_time(&*store, &a, |lease, is_in_time| {
+        assert_ne!(lease, other);
+        assert!(store.get(&a).expect("get").is_none_or(|found| found.lease == Some(lease)));
+        for _ in 0..4 {
+            subject.advance(TTL * 2 / 3);
+            let kept = store.keep_alive(lease);
+            if !is_in_time() {
+                return None;
+            }
+            kept.expect("a lease kept alive in time lives");
+        }
+        let found = store.get(&a).expect("get");
+        is_in_time().then(|| assert!(found.is_some(), "a lease kept alive keeps its records"))?;
+        Some(lease)
+    });
     subject.advance(TTL_AND_MORE);
     assert_eq!(store.get(&a).expect("get"), None, "a lease that is over takes its records along");
     assert_eq!(store.keep_alive(lease), Err(MetaError::LeaseGone));
@@ -340,12 +347,37 @@ fn leases_take_their_records_with_them(subject: &dyn Subject) {
     delete(&*store, &free);
 }
 
+/// Does something while a record is there with a fresh lease, which is not over as long as it is in time. Where the machine
+/// stood still for longer than a lease may last that says nothing, and it is done anew.
+fn in_time<T>(store: &dyn MetaStore, key: &str, act: impl Fn(LeaseId, &dyn Fn() -> bool) -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let at = Cell::new(Instant::now());
+        // Of whatever came before it counts from here on.
+        let is_in_time = || at.replace(Instant::now()).elapsed() < TTL;
+        let lease = store.grant(TTL).expect("grant");
+        let made = store.swap(key, MetaVersion::ABSENT, Some(b"leased"), Some(lease));
+        if is_in_time() {
+            assert!(matches!(made, Ok(Swap::Done(_))), "{key} is absent: {made:?}");
+            if let Some(done) = act(lease, &is_in_time) {
+                return done;
+            }
+        }
+        assert!(Instant::now() < end, "the machine stands still again and again");
+        // Whether the lease is over or not.
+        let _ = store.revoke(lease);
+        delete(store, key);
+    }
+}
+
 fn leases_are_let_go_by_another_swap(subject: &dyn Subject) {
     let store = open(subject);
     let key = key("detach");
-    let lease = store.grant(TTL).expect("grant");
-    let version = create_leased(&*store, &key, lease);
-    put(&*store, &key, version, b"free");
+    in_time(&*store, &key, |_, is_in_time| {
+        let leased = store.get(&key).expect("get").map_or(MetaVersion::ABSENT, |found| found.version);
+        let freed = store.swap(&key, leased, Some(b"free"), None).expect("swap");
+        is_in_time().then(|| assert!(matches!(freed, Swap::Done(_)), "{freed:?}"))
+    });
     subject.advance(TTL_AND_MORE);
     let found = store.get(&key).expect("get").expect("a record swapped without a lease outlives the old one");
     assert_eq!(found.lease, None);
@@ -366,10 +398,10 @@ fn revoked_leases_are_gone(subject: &dyn Subject) {
 /// Collects `count` events, or panics when they don't come.
 fn collect(watch: &mut dyn Watch, count: usize) -> Vec<WatchEvent> {
     let mut events = Vec::new();
-    let end = std::time::Instant::now() + PATIENCE;
+    let end = Instant::now() + PATIENCE;
     while events.len() < count {
         events.extend(watch.next(Duration::from_millis(100)).expect("watch"));
-        assert!(std::time::Instant::now() < end, "{} of {count} events came: {events:?}", events.len());
+        assert!(Instant::now() < end, "{} of {count} events came: {events:?}", events.len());
     }
     assert_eq!(events.len(), count, "no more events than changes: {events:?}");
     assert!(events.is_sorted_by_key(|e| e.revision), "events come in order of revision: {events:?}");
@@ -447,9 +479,11 @@ fn watches_resume_where_they_stopped(subject: &dyn Subject) {
 fn watches_see_leases_end(subject: &dyn Subject) {
     let store = open(subject);
     let (a, prefix) = (key("ending/a"), key("ending/"));
-    let lease = store.grant(TTL).expect("grant");
-    let version = create_leased(&*store, &a, lease);
-    let mut watch = store.watch(&prefix, Revision(version.0).next()).expect("watch");
+    let mut watch = in_time(&*store, &a, |_, is_in_time| {
+        let leased = store.get(&a).expect("get");
+        let from = Revision(leased.filter(|_| is_in_time())?.version.0).next();
+        Some(store.watch(&prefix, from).expect("watch"))
+    });
     subject.advance(TTL_AND_MORE);
     let events = collect(&mut *watch, 1);
     assert_eq!((events[0].key.as_str(), &events[0].change), (a.as_str(), &Change::Deleted));

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a member may take until it listens.
-const START_MAX: Duration = Duration::from_secs(20);
+const START_MAX: Duration = Duration::from_secs(60);
 
 /// What a member is told.
 #[derive(Clone, Debug)]
