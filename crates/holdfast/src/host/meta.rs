@@ -237,12 +237,15 @@ impl Health {
         }
     }
 
-    /// Why the store can't be asked, if that is known.
+    /// That the store is out of reach and why, if that is known: goes on after "is".
     pub fn trouble(&self) -> Option<String> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref().map(|t| {
             let seconds = t.since.elapsed().as_secs();
-            format!("for {seconds} s: {}. Data is served on; changes of ownership and of quorum wait", t.why)
+            format!(
+                "out of reach for {seconds} s: {}. Data is served on; changes of ownership and of quorum wait",
+                t.why
+            )
         })
     }
 }
