@@ -13,7 +13,8 @@ pub struct HostStatus {
     pub uptime_ms: u64,
     pub cpu_ms: u64,
     pub resident_bytes: u64,
-    /// Why the metadata store can't be asked; volumes that are not in service are not told of then.
+    /// That the metadata store is out of reach or not believed, and why; volumes that are not in service are not told
+    /// of then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata_trouble: Option<String>,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.

@@ -406,7 +406,7 @@ fn of_authority(view: &View, facts: &Facts, config: &Config) -> Option<Action> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::Record;
+    use crate::view::{Asked, Record};
     use holdfast_base::{GridId, MetaVersion};
     use holdfast_format::geometry::Layout;
     use holdfast_format::meta::{ExportRecord, Other, encode, export_key, host_key};
@@ -426,7 +426,7 @@ mod tests {
             version: MetaVersion(n as u64 + 1),
             value: value.as_slice().into(),
         };
-        view.replace(records.len() as u64, records.iter().enumerate().map(record).collect()).unwrap();
+        view.replace(Asked::default(), records.len() as u64, records.iter().enumerate().map(record).collect()).unwrap();
         view
     }
 

@@ -65,9 +65,13 @@ struct Known {
     record: Option<Record>,
     /// The revision of what is known: of the change, of the listing that lacks it, or of what was deleted.
     seen: u64,
-    /// It was noted, and neither a listing nor the watch has told of it. Of a deletion the revision isn't known.
-    is_noted: bool,
+    /// It was noted, as that many'th, and neither a listing nor the watch has told of it. Of a deletion the revision isn't known.
+    noted: Option<u64>,
 }
+
+/// What was noted when a listing was asked for: that it has to have, if it is the store's that was written to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Asked(u64);
 
 /// What is needed of a volume to say who serves it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -139,6 +143,8 @@ pub struct View {
     /// The store is not the one that it was: nothing is taken in until a listing shows that it is again.
     doubt: Option<Doubt>,
     changes: Changes,
+    /// How many notes there were.
+    notes: u64,
 }
 
 impl View {
@@ -163,8 +169,13 @@ impl View {
         self.doubt
     }
 
+    /// To be called when a listing is asked for.
+    pub fn asking(&self) -> Asked {
+        Asked(self.notes)
+    }
+
     /// All that there is, as of one revision.
-    pub fn replace(&mut self, revision: u64, records: Vec<Record>) -> Result<(), Doubt> {
+    pub fn replace(&mut self, asked: Asked, revision: u64, records: Vec<Record>) -> Result<(), Doubt> {
         let doubt = self.doubt_of(revision, &records);
         let was_in_doubt = std::mem::replace(&mut self.doubt, doubt).is_some();
         if let Some(doubt) = doubt {
@@ -177,6 +188,7 @@ impl View {
             self.beat = Some(beat);
         }
         self.is_filled = true;
+        self.forget_notes_of_another(asked, revision);
         let there: BTreeSet<String> = records.iter().map(|record| record.key.clone()).collect();
         for record in records {
             let key = record.key.clone();
@@ -184,7 +196,7 @@ impl View {
             self.take_in(&key, record.version.0, Some(record), false);
         }
         let gone = |(key, known): (&String, &Known)| {
-            let is_there = known.record.is_some() || known.is_noted;
+            let is_there = known.record.is_some() || known.noted.is_some();
             (is_there && known.seen <= revision && !there.contains(key)).then(|| key.clone())
         };
         for key in self.records.iter().filter_map(gone).collect::<Vec<_>>() {
@@ -215,7 +227,7 @@ impl View {
         let version = record.version.0;
         match self.records.get(&record.key) {
             // What was noted may have been another store's.
-            Some(known) if known.is_noted => false,
+            Some(known) if known.noted.is_some() => false,
             Some(Known { record: Some(known), seen, .. }) if *seen == version => known.value != record.value,
             _ => version <= self.upto,
         }
@@ -223,14 +235,22 @@ impl View {
 
     /// What was noted may have been done to the other store. Where it was not, and is newer than the listing, the watch tells of it.
     fn forget_notes(&mut self) {
-        self.records.retain(|_, known| known.record.is_some() || !known.is_noted);
-        self.records.values_mut().filter(|known| known.is_noted).for_each(|known| known.seen = 0);
+        self.records.retain(|_, known| known.record.is_some() || known.noted.is_none());
+        self.records.values_mut().filter(|known| known.noted.is_some()).for_each(|known| known.seen = 0);
+    }
+
+    /// Of what was noted before a listing was asked for, that has all, or a later state. What lies behind it was written to another
+    /// store, whose revisions were higher.
+    fn forget_notes_of_another(&mut self, Asked(asked): Asked, revision: u64) {
+        let is_of_another = |known: &Known| known.noted.is_some_and(|number| number <= asked) && known.seen > revision;
+        self.records.retain(|_, known| known.record.is_some() || !is_of_another(known));
+        self.records.values_mut().filter(|known| is_of_another(known)).for_each(|known| known.seen = 0);
     }
 
     /// What was noted as written by a revision that the listing is of, and is not in it, was written to another store.
     fn forget_foreign_note(&mut self, key: &str, revision: u64, version: u64) {
         if let Some(known) = self.records.get_mut(key)
-            && known.is_noted
+            && known.noted.is_some()
             && known.record.is_some()
             && (version + 1..=revision).contains(&known.seen)
         {
@@ -333,7 +353,7 @@ impl View {
     fn advance(&mut self, upto: u64) {
         self.upto = self.upto.max(upto);
         let upto = self.upto;
-        self.records.retain(|_, known| known.record.is_some() || known.is_noted || known.seen > upto);
+        self.records.retain(|_, known| known.record.is_some() || known.noted.is_some() || known.seen > upto);
     }
 
     fn take_in(&mut self, key: &str, revision: u64, record: Option<Record>, is_noted: bool) {
@@ -341,7 +361,7 @@ impl View {
             && (known.seen, known.record.is_some(), is_noted) == (revision, record.is_some(), false)
         {
             // What was noted is told of.
-            known.is_noted = false;
+            known.noted = None;
         }
         let known = self.records.get(key);
         let was_there = known.is_some_and(|known| known.record.is_some());
@@ -349,14 +369,17 @@ impl View {
         let is_deleted_here = is_noted && record.is_none();
         let is_news =
             known.is_none_or(|known| known.seen < revision || known.seen == revision && was_there && is_deleted_here);
-        let is_listed_as_gone = known.is_some_and(|known| known.is_noted && record.is_none() && known.seen <= revision);
+        let is_listed_as_gone =
+            known.is_some_and(|known| known.noted.is_some() && record.is_none() && known.seen <= revision);
         if !is_news && !is_listed_as_gone {
             return;
         }
         if was_there || record.is_some() {
             self.index(key, record.as_ref());
         }
-        self.records.insert(key.to_string(), Known { record, seen: revision, is_noted });
+        self.notes += u64::from(is_noted);
+        let noted = is_noted.then_some(self.notes);
+        self.records.insert(key.to_string(), Known { record, seen: revision, noted });
     }
 
     /// What is looked up often is kept decoded.
@@ -449,14 +472,32 @@ mod tests {
     }
 
     #[test]
+    fn what_was_noted_of_another_store_gives_way_to_a_listing_that_was_asked_for_later() {
+        let mut view = View::new(None, None);
+        view.replace(Asked::default(), 20, vec![record("a", 15, b"15"), record("b", 16, b"16")]).unwrap();
+        // Written before anybody has noticed that the store is an emptied one whose revisions are higher.
+        view.note(record("a", 865, b"865"));
+        view.note(record("c", 866, b"866"));
+        view.note_deleted("b", MetaVersion(867));
+        let asked = view.asking();
+        // Of the right one, and told of by no listing yet.
+        view.note(record("d", 23, b"23"));
+        view.replace(asked, 21, vec![record("a", 15, b"15"), record("b", 16, b"16")]).unwrap();
+        assert_eq!((value(&view, "a"), value(&view, "b")), (Some(b"15".as_slice()), Some(b"16".as_slice())));
+        assert_eq!((value(&view, "c"), value(&view, "d")), (None, Some(b"23".as_slice())));
+        view.apply(vec![put("a", 22, b"22")]).unwrap();
+        assert_eq!(value(&view, "a"), Some(b"22".as_slice()), "nor is what comes next taken for old");
+    }
+
+    #[test]
     fn what_was_remembered_counts_and_a_watch_may_lag_behind_a_listing() {
         let first = beat::begin(None, 9, 1);
         let [second, third] = [2, 3].map(|n| (1..n).fold(first.clone(), |beat, step| beat::next(&beat, step)));
         let at = |version, beat| record(BEAT_KEY, version, &encode(beat));
         let mut view = View::new(None, Some(second.clone()));
-        assert_eq!(view.replace(5, vec![at(3, &first)]), Err(Doubt::Older));
-        assert_eq!(view.replace(5, vec![]), Err(Doubt::Older));
-        view.replace(9, vec![at(8, &third)]).unwrap();
+        assert_eq!(view.replace(Asked::default(), 5, vec![at(3, &first)]), Err(Doubt::Older));
+        assert_eq!(view.replace(Asked::default(), 5, vec![]), Err(Doubt::Older));
+        view.replace(Asked::default(), 9, vec![at(8, &third)]).unwrap();
         view.apply(vec![put(BEAT_KEY, 7, &encode(&second)), put(BEAT_KEY, 8, &encode(&third))]).unwrap();
         assert_eq!(view.beat(), Some(&third));
         assert_eq!(view.apply(vec![put(BEAT_KEY, 10, &encode(&second))]), Err(Doubt::Older));
@@ -466,7 +507,7 @@ mod tests {
     #[test]
     fn a_record_never_goes_back_whoever_tells_of_it_first() {
         let mut view = View::new(None, None);
-        view.replace(5, vec![record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
+        view.replace(Asked::default(), 5, vec![record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
         // Written here, and told by the watch later, together with what was before.
         view.note(record("a", 9, b"9"));
         view.apply(vec![put("a", 7, b"7"), put("c", 8, b"8")]).unwrap();
@@ -475,16 +516,18 @@ mod tests {
         // Deleted here at version 9, and told of 9 once more by a listing that is older than that.
         view.note_deleted("a", MetaVersion(9));
         assert_eq!(value(&view, "a"), None);
-        view.replace(9, vec![record("a", 9, b"9"), record("b", 5, b"5"), record("c", 8, b"8")]).unwrap();
+        view.replace(Asked::default(), 9, vec![record("a", 9, b"9"), record("b", 5, b"5"), record("c", 8, b"8")])
+            .unwrap();
         assert_eq!(value(&view, "a"), None, "the listing is of before the deletion");
         view.apply(vec![put("c", 10, b"10")]).unwrap();
-        view.replace(10, vec![record("a", 9, b"9"), record("b", 5, b"5"), record("c", 10, b"10")]).unwrap();
+        view.replace(Asked::default(), 10, vec![record("a", 9, b"9"), record("b", 5, b"5"), record("c", 10, b"10")])
+            .unwrap();
         assert_eq!(value(&view, "a"), None, "and so is this one");
         view.apply(vec![deleted("a", 11), put("a", 12, b"12")]).unwrap();
         assert_eq!(value(&view, "a"), Some(b"12".as_slice()));
         // A listing tells what is gone, and nothing of what came after it.
         view.note(record("d", 14, b"14"));
-        view.replace(13, vec![record("a", 12, b"12")]).unwrap();
+        view.replace(Asked::default(), 13, vec![record("a", 12, b"12")]).unwrap();
         assert_eq!((value(&view, "b"), value(&view, "c"), value(&view, "d")), (None, None, Some(b"14".as_slice())));
         assert_eq!(view.upto(), 13);
         assert_eq!(view.records.len(), 2, "what is gone is forgotten");
@@ -493,18 +536,21 @@ mod tests {
     #[test]
     fn an_emptied_store_and_one_that_was_set_back_are_not_believed() {
         let mut view = View::new(Some("grid"), None);
-        view.replace(5, vec![record("grid", 1, b"{}"), record("a", 3, b"3")]).unwrap();
-        assert_eq!(view.replace(9, vec![]), Err(Doubt::Emptied));
-        assert_eq!(view.replace(9, vec![record("a", 4, b"4")]), Err(Doubt::Emptied));
-        assert_eq!(view.replace(4, vec![record("grid", 1, b"{}")]), Err(Doubt::Older));
-        assert_eq!(view.replace(9, vec![record("grid", 8, b"{2}"), record("a", 9, b"9")]), Err(Doubt::Another));
+        view.replace(Asked::default(), 5, vec![record("grid", 1, b"{}"), record("a", 3, b"3")]).unwrap();
+        assert_eq!(view.replace(Asked::default(), 9, vec![]), Err(Doubt::Emptied));
+        assert_eq!(view.replace(Asked::default(), 9, vec![record("a", 4, b"4")]), Err(Doubt::Emptied));
+        assert_eq!(view.replace(Asked::default(), 4, vec![record("grid", 1, b"{}")]), Err(Doubt::Older));
+        assert_eq!(
+            view.replace(Asked::default(), 9, vec![record("grid", 8, b"{2}"), record("a", 9, b"9")]),
+            Err(Doubt::Another)
+        );
         assert_eq!((value(&view, "a"), view.upto()), (Some(b"3".as_slice()), 5));
         assert_eq!(
             view.apply(vec![put("a", 9, b"9")]),
             Err(Doubt::Another),
             "nor is what such a store tells after that"
         );
-        view.replace(6, vec![record("grid", 1, b"{}"), record("a", 6, b"6")]).unwrap();
+        view.replace(Asked::default(), 6, vec![record("grid", 1, b"{}"), record("a", 6, b"6")]).unwrap();
         assert_eq!((value(&view, "a"), view.doubt()), (Some(b"6".as_slice()), None), "the right one is back");
         assert_eq!(view.apply(vec![deleted("a", 7), deleted("grid", 8)]), Err(Doubt::Emptied));
         assert_eq!(value(&view, "a"), Some(b"6".as_slice()), "of a store that is being emptied nothing is believed");
@@ -514,13 +560,13 @@ mod tests {
     fn a_store_that_was_set_back_and_goes_past_what_was_seen_is_not_believed() {
         let mut view = View::new(Some("grid"), None);
         let mark = || record("grid", 1, b"{}");
-        view.replace(5, vec![mark(), record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
+        view.replace(Asked::default(), 5, vec![mark(), record("a", 3, b"3"), record("b", 5, b"5")]).unwrap();
         view.apply(vec![deleted("b", 6)]).unwrap();
         // A record that was newer; one that was gone; one of the same revision that was another; one of before that is new.
         for other in [record("a", 2, b"2"), record("b", 5, b"5"), record("a", 3, b"x"), record("c", 4, b"4")] {
-            assert_eq!(view.replace(9, vec![mark(), other]), Err(Doubt::Older));
+            assert_eq!(view.replace(Asked::default(), 9, vec![mark(), other]), Err(Doubt::Older));
         }
-        view.replace(9, vec![mark(), record("a", 8, b"8"), record("c", 7, b"7")]).unwrap();
+        view.replace(Asked::default(), 9, vec![mark(), record("a", 8, b"8"), record("c", 7, b"7")]).unwrap();
         assert_eq!((value(&view, "a"), value(&view, "c")), (Some(b"8".as_slice()), Some(b"7".as_slice())));
     }
 
@@ -528,22 +574,22 @@ mod tests {
     fn what_was_noted_of_another_store_goes_with_the_next_listing_of_the_right_one() {
         let mut view = View::new(Some("grid"), None);
         let mark = || record("grid", 1, b"{}");
-        view.replace(5, vec![mark(), record("a", 3, b"3")]).unwrap();
+        view.replace(Asked::default(), 5, vec![mark(), record("a", 3, b"3")]).unwrap();
         view.note(record("a", 12, b"12"));
-        view.replace(11, vec![mark(), record("a", 3, b"3")]).unwrap();
+        view.replace(Asked::default(), 11, vec![mark(), record("a", 3, b"3")]).unwrap();
         assert_eq!(value(&view, "a"), Some(b"12".as_slice()), "it may be newer than the listing");
-        view.replace(12, vec![mark(), record("a", 3, b"3")]).unwrap();
+        view.replace(Asked::default(), 12, vec![mark(), record("a", 3, b"3")]).unwrap();
         assert_eq!(value(&view, "a"), Some(b"3".as_slice()), "it was written elsewhere");
         // After a doubt nothing of what was noted is kept: a deletion, and what was written by a revision that is still to come.
         view.note_deleted("a", MetaVersion(3));
         view.note(record("b", 40, b"40"));
-        assert_eq!(view.replace(8, vec![mark()]), Err(Doubt::Older));
-        view.replace(13, vec![mark(), record("a", 3, b"3")]).unwrap();
+        assert_eq!(view.replace(Asked::default(), 8, vec![mark()]), Err(Doubt::Older));
+        view.replace(Asked::default(), 13, vec![mark(), record("a", 3, b"3")]).unwrap();
         assert_eq!((value(&view, "a"), value(&view, "b")), (Some(b"3".as_slice()), None));
         view.note(record("a", 14, b"14"));
         view.apply(vec![put("a", 14, b"14")]).unwrap();
         assert_eq!(
-            view.replace(15, vec![mark(), record("a", 3, b"3")]),
+            view.replace(Asked::default(), 15, vec![mark(), record("a", 3, b"3")]),
             Err(Doubt::Older),
             "what was told of is believed"
         );

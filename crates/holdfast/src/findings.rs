@@ -147,7 +147,7 @@ fn about_host(status: &GridStatus, found: &mut Found) {
         }
     }
     if let Some(trouble) = &status.metadata.trouble {
-        found.critical(Concern::Metadata, format!("metadata {}, out of reach {trouble}", status.metadata.store), "");
+        found.critical(Concern::Metadata, format!("metadata {}, {trouble}", status.metadata.store), "");
     }
     for volume in &status.unreadable {
         let what = format!("volume {} can't be read by this release: {}", volume.name, volume.why);
@@ -563,7 +563,7 @@ mod tests {
             uris: Vec::new(),
             shares: None,
         });
-        all.metadata.trouble = Some("for 3 s: no space left".to_string());
+        all.metadata.trouble = Some("out of reach for 3 s: no space left".to_string());
         let concerns: Vec<Concern> = of(&all).iter().map(|finding| finding.concern).collect();
         assert_eq!(
             concerns,

@@ -221,7 +221,7 @@ fn a_grid_without_its_metadata_is_not_taken_for_an_empty_one() {
     fs::copy(&meta, &kept).unwrap();
     let before = remembered();
     let recover = || {
-        let done = grid.json("meta recover --replace --yes");
+        let done = grid.json("meta recover --replace --complete --yes");
         assert_eq!(done["volumes"][0]["doubt"], serde_json::Value::Null, "{done}");
     };
     recover();

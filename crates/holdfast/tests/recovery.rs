@@ -206,7 +206,7 @@ fn all_of_etcd_is_emptied_under_load_and_every_acknowledged_byte_is_there() {
         nbdcopy(second.to_str().unwrap(), uri);
     }
     until("both have seen it", || {
-        [&a, &b].iter().all(|machine| text(&machine.run("status").stdout).contains("it was emptied"))
+        [&a, &b].iter().all(|machine| text(&machine.run("status").stdout).contains(", not believed: it was emptied"))
     });
     assert!(a.fails("volume create v3 --size 16MiB").contains("not believed"));
     a.ok("grid down --host");

@@ -395,7 +395,7 @@ pub fn warn_of(volume: &VolumeInfo) {
 /// What is shown may be of before.
 pub fn warn_of_store(trouble: Option<&String>) {
     if let Some(trouble) = trouble {
-        eprintln!("warning: the metadata store is out of reach {trouble}. This is what the host of this machine knows");
+        eprintln!("warning: the metadata store is {trouble}. This is what the host of this machine knows");
     }
 }
 

@@ -406,16 +406,15 @@ impl ControlPlane {
     fn sync_if_right(&self) -> Result<()> {
         match self.store_trouble() {
             None => self.records.sync(),
-            Some(trouble) => refuse!(Code::Unavailable, "the metadata store is out of reach {trouble}"),
+            Some(trouble) => refuse!(Code::Unavailable, "the metadata store is {trouble}"),
         }
     }
 
-    /// Why the store is not asked, or not believed.
+    /// That the store is out of reach, or not believed, and why: goes on after "is".
     fn store_trouble(&self) -> Option<String> {
-        let doubt = self
-            .records
-            .doubt()
-            .map(|doubt| format!("it is not believed: {}. Data is served on; nothing that it decides happens", doubt));
+        let doubt = self.records.doubt();
+        let doubt =
+            doubt.map(|doubt| format!("not believed: {doubt}. Data is served on; nothing that it decides happens"));
         self.health.trouble().or(doubt)
     }
 
@@ -488,7 +487,8 @@ impl ControlPlane {
         let mut volumes = live.volumes;
         // Who only wants to know how things stand does not wait for the store: records are told as they are known.
         let told = self.told_by_catalog(&mut volumes);
-        let metadata_trouble = self.store_trouble().or(told.as_ref().err().map(|error| format!("now: {error:#}")));
+        let metadata_trouble =
+            self.store_trouble().or(told.as_ref().err().map(|error| format!("out of reach now: {error:#}")));
         let Told { deleting, unreadable, trash } = told.unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
@@ -555,9 +555,9 @@ impl ControlPlane {
         if entry.clone.is_none() {
             (info.shares_with, info.needed_by) = self.catalog.kin_known(&entry.root)?;
         }
-        info.warning = self.store_trouble().map(|trouble| {
-            format!("the metadata store is out of reach {trouble}. This is what the host of this machine knows")
-        });
+        info.warning = self
+            .store_trouble()
+            .map(|trouble| format!("the metadata store is {trouble}. This is what the host of this machine knows"));
         Ok(info)
     }
 

@@ -14,7 +14,7 @@ use holdfast_api::{Code, refuse};
 use holdfast_base::{MetaReply, MetaVersion};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::{
-    EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaError, MetaService, MetaStore, MetaTicket, OpenError,
+    EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaError, MetaService, MetaStore, MetaTicket, OpenError, Swap,
 };
 use holdfast_runtime::tls::why_unusable_pem;
 use holdfast_runtime::{Waker, clock};
@@ -114,6 +114,21 @@ pub fn await_open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
                 return opened;
             }
         }
+    }
+}
+
+/// Writes a record that nobody else writes, whose key was never there before: again while nobody knows whether it is
+/// there, for a while.
+pub fn put_new(meta: &Meta, key: &str, value: &[u8]) -> Result<()> {
+    let swapped = outwait(
+        || meta.swap(key, MetaVersion::ABSENT, Some(value), None),
+        |error| matches!(error, MetaError::Unknown { .. }),
+    )?;
+    match swapped {
+        Swap::Done(_) => Ok(()),
+        // It was there the time before.
+        Swap::Conflict(Some(found)) if found.value == value => Ok(()),
+        Swap::Conflict(_) => refuse!(Code::Changed, "record {key} is there already"),
     }
 }
 
@@ -239,12 +254,15 @@ impl Health {
         }
     }
 
-    /// Why the store can't be asked, if that is known.
+    /// That the store is out of reach and why, if that is known: goes on after "is".
     pub fn trouble(&self) -> Option<String> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref().map(|t| {
             let seconds = t.since.elapsed().as_secs();
-            format!("for {seconds} s: {}. Data is served on; changes of ownership and of quorum wait", t.why)
+            format!(
+                "out of reach for {seconds} s: {}. Data is served on; changes of ownership and of quorum wait",
+                t.why
+            )
         })
     }
 }

@@ -155,7 +155,7 @@ impl Records {
 
     /// Gives where a watch goes on.
     fn list_anew(&self) -> Result<Revision> {
-        let before = self.lock().view.upto();
+        let (before, asked) = self.view(|view| (view.upto(), view.asking()));
         let Listing { revision, records } = self.store.list("")?;
         let taken = {
             let mut known_now = self.lock();
@@ -164,7 +164,7 @@ impl Records {
             if is_outrun && known_now.view.doubt().is_none() {
                 return Ok(revision.next());
             }
-            known_now.view.replace(revision.0, records.into_iter().map(known).collect())
+            known_now.view.replace(asked, revision.0, records.into_iter().map(known).collect())
         };
         self.told(taken)?;
         Ok(revision.next())

@@ -113,7 +113,7 @@ pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<Joi
     make_private_dir(&tokens_dir(&certificates))?;
     write_json(&tokens_dir(&certificates).join(format!("{}.json", token.id())), &given)?;
     let record = TokenRecord { host: config.host.name, valid_until, used_by: None, other: Other::new() };
-    meta.swap(&token_key(&token.id()), MetaVersion::ABSENT, Some(&encode(&record)), None)?;
+    meta::put_new(&meta, &token_key(&token.id()), &encode(&record))?;
     match access {
         Some((ca, pair)) => token.with_access(&ca, &pair),
         None => Ok(token),

@@ -6,8 +6,9 @@
 //! Members are asked one at a time: the one that answered last, until it doesn't. Then all are probed at once, and the
 //! first that can read through the cluster's leader is asked from there on. What only reads is asked again, there. A swap is
 //! sent once: where its answer is missing, nobody knows its outcome (protocol rule 4), and a second copy would find the first one's work.
+//! Whatever a member says that it has not begun, since users or roles were changed meanwhile, is asked again.
 //!
-//! Limits: [`CALL_MAX`] a call, [`AGAIN_MAX`] more where it only reads, one page of [`LIST_PAGE`] records at a time.
+//! Limits: [`CALL_MAX`] a call, [`AGAIN_MAX`] more where it only reads or was not begun, one page of [`LIST_PAGE`] records at a time.
 //!
 //! Faults: a watch whose member died can hang in silence, so one that has been silent for [`SILENCE_MAX`] asks for a
 //! sign of life, and fails without it. Members without a leader are treated like absent ones.
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// How long a call may take: an election of etcd's default timing takes one to two seconds, and callers repeat.
 const CALL_MAX: Duration = Duration::from_secs(2);
@@ -41,6 +42,9 @@ const CALL_MAX: Duration = Duration::from_secs(2);
 /// How long what only reads is asked again and again: a call that met an election, and one after it.
 const AGAIN_MAX: Duration = Duration::from_secs(4);
 const AGAIN_PACE: Duration = Duration::from_millis(100);
+
+/// A member that is behind has taken in by then who may do what.
+const NOT_BEGUN_PACE: Duration = Duration::from_millis(20);
 
 /// How long a member may take to say that it can read through a leader.
 const PROBE_MAX: Duration = Duration::from_secs(1);
@@ -168,15 +172,22 @@ fn connect_options(endpoint: &str, tls: Option<&EtcdTls>) -> Result<ConnectOptio
 }
 
 impl Shared {
-    /// Runs one call at the member that answers.
-    fn call<T, F: Future<Output = Result<T, Error>>>(&self, call: impl FnOnce(Client) -> F) -> Result<T, MetaError> {
+    /// Runs one call at the member that answers. It is carried out once, however often it is not begun.
+    fn call<T, F: Future<Output = Result<T, Error>>>(&self, call: impl Fn(Client) -> F) -> Result<T, MetaError> {
+        let begun = Instant::now();
         self.runtime.block_on(async {
-            let member = self.choose().await?;
-            match self.outwait(member, call(self.members[member].clone())).await {
-                Ok(Ok(value)) => Ok(value),
-                Ok(Err(error)) => Err(self.failed(member, &error)),
-                Err(silent) => {
-                    Err(unknown(&format!("etcd's member {member} was silent for {:.1} s", silent.as_secs_f32())))
+            loop {
+                let member = self.choose().await?;
+                match self.outwait(member, call(self.members[member].clone())).await {
+                    Ok(Ok(value)) => return Ok(value),
+                    Ok(Err(error)) if is_not_begun(&error) && begun.elapsed() < AGAIN_MAX => {
+                        sleep(NOT_BEGUN_PACE).await
+                    }
+                    Ok(Err(error)) => return Err(self.failed(member, &error)),
+                    Err(silent) => {
+                        let silent = silent.as_secs_f32();
+                        return Err(unknown(&format!("etcd's member {member} was silent for {silent:.1} s")));
+                    }
                 }
             }
         })
@@ -331,6 +342,12 @@ fn full() -> MetaError {
     MetaError::Unwritable { why: why.to_string() }
 }
 
+/// Users or roles were changed between the look at who asks and the work: members look at that before they do anything, and
+/// all come to the same. Who asks again is seen as they are now.
+fn is_not_begun(error: &Error) -> bool {
+    matches!(error, Error::GRpcStatus(status) if status.message().contains("revision of auth store is old"))
+}
+
 fn unknown(why: &str) -> MetaError {
     MetaError::Unknown { why: why.to_string() }
 }
@@ -409,7 +426,10 @@ impl MetaStore for EtcdStore {
         };
         let is_expected = EtcdCompare::mod_revision(full.clone(), CompareOp::Equal, expect.0.cast_signed());
         let txn = Txn::new().when([is_expected]).and_then(change).or_else([TxnOp::get(full, None)]);
-        let done = self.0.call(|mut client| async move { client.txn(txn).await })?;
+        let done = self.0.call(|mut client| {
+            let txn = txn.clone();
+            async move { client.txn(txn).await }
+        })?;
         if done.succeeded() {
             let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision);
             let version = if value.is_some() { MetaVersion(revision.cast_unsigned()) } else { MetaVersion::ABSENT };
@@ -439,7 +459,10 @@ impl MetaStore for EtcdStore {
             .collect();
         let looks: Vec<TxnOp> = compares.iter().map(|c| TxnOp::get(full(&c.key), None)).collect();
         let txn = Txn::new().when(are_expected).and_then(changes).or_else(looks);
-        let done = self.0.call(|mut client| async move { client.txn(txn).await })?;
+        let done = self.0.call(|mut client| {
+            let txn = txn.clone();
+            async move { client.txn(txn).await }
+        })?;
         if done.succeeded() {
             let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision).cast_unsigned();
             let version = |write: &Write| write.value.as_ref().map_or(MetaVersion::ABSENT, |_| MetaVersion(revision));
@@ -477,9 +500,13 @@ impl MetaStore for EtcdStore {
     fn watch(&self, prefix: &str, from: Revision) -> Result<Box<dyn Watch>, MetaError> {
         let full = self.0.full_key(prefix);
         let options = WatchOptions::new().with_prefix().with_start_revision(from.0.max(1).cast_signed());
-        let stream = self.0.call(|client| async move {
-            client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX).watch(full, Some(options)).await
-        })?;
+        let stream =
+            self.0.call(|client| {
+                let (full, options) = (full.clone(), options.clone());
+                async move {
+                    client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX).watch(full, Some(options)).await
+                }
+            })?;
         let heard_at = Instant::now();
         let watch = EtcdWatch {
             shared: Arc::clone(&self.0),

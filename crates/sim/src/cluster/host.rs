@@ -12,7 +12,7 @@ use holdfast_base::{Effects, Instant, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::machine::{ActionId, Config};
 use holdfast_cluster::steward::{self as duties, Steward};
 use holdfast_cluster::upkeep as chores;
-use holdfast_cluster::view::Record;
+use holdfast_cluster::view::{Asked, Record};
 use holdfast_cluster::{Action, Cluster, Effect, Event as ClusterEvent, Outcome, View};
 use holdfast_format::meta::{BEAT_KEY, BeatRecord, HostRecord, Other, decode, encode, host_key};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -69,7 +69,7 @@ pub(super) enum HostEvent {
 /// What a request was for.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
-    List,
+    List(Asked),
     Lease,
     Action { id: ActionId, compares: Compares, writes: Writes },
     Volume { volume: VolumeId, run: u64, ask: Ask },
@@ -356,15 +356,16 @@ impl Grid {
         }
         self.hosts[host].lists_at = None;
         if !std::mem::replace(&mut self.hosts[host].is_listing, true) {
-            self.ask(host, Op::List, Purpose::List, None);
+            let asked = self.hosts[host].view.asking();
+            self.ask(host, Op::List, Purpose::List(asked), None);
         }
     }
 
-    fn on_listing(&mut self, host: usize, answer: Answer) {
+    fn on_listing(&mut self, host: usize, asked: Asked, answer: Answer) {
         let own = &mut self.hosts[host];
         own.is_listing = false;
         let Answer::Listing(revision, records, which) = answer else { return self.list_after(host, ms(200)) };
-        match own.view.replace(revision, records) {
+        match own.view.replace(asked, revision, records) {
             Ok(()) => {
                 self.check_belief(host, which);
                 let (id, upto, of) = (self.number(), self.store.revision, which);
@@ -420,7 +421,7 @@ impl Grid {
     fn on_answer(&mut self, host: usize, request: u64, answer: Answer) {
         let Some(purpose) = self.hosts[host].requests.remove(&request) else { return };
         match purpose {
-            Purpose::List => self.on_listing(host, answer),
+            Purpose::List(asked) => self.on_listing(host, asked, answer),
             Purpose::Lease => self.on_lease(host, answer),
             Purpose::Action { id, compares, writes } => {
                 let outcome = if matches!(answer, Answer::Unknown) { Outcome::Failed } else { Outcome::Done };
