@@ -4,12 +4,10 @@
 //! may be used up by then, and whoever asks is told to get another one.
 
 use super::certs::{self, Certificates, now_s};
-use super::etcd;
 use super::layout::GridConfig;
 use super::processes::wait;
-use super::token::{
-    Answer, EtcdGrant, JoinToken, TLS_KEY, TlsRecord, TokenRecord, Wanted, answer_key, request_key, token_key,
-};
+use super::token::{Answer, EtcdGrant, JoinToken, TokenRecord, Wanted, answer_key, request_key, token_key};
+use super::{authority, etcd};
 use crate::host::meta::Meta;
 use crate::host::presence::live_hosts;
 use anyhow::{Context, Result, bail};
@@ -47,12 +45,6 @@ impl Signed {
             Answer::Refused { why } => refuse!(Code::NotPermitted, "{why}"),
         }
     }
-}
-
-/// The authority that a grid's metadata name, if it has TLS.
-pub fn authority_of(meta: &Meta) -> Result<Option<TlsRecord>> {
-    let record = meta.get(TLS_KEY)?;
-    record.map(|record| serde_json::from_slice(&record.value).context("metadata record tls is damaged")).transpose()
 }
 
 /// What is asked to be signed, and the keys that never leave this machine.
@@ -142,14 +134,14 @@ pub struct Asking<'a> {
 impl<'a> Asking<'a> {
     /// Finds at once what could be found wrong with a token.
     pub fn begin(meta: Meta, token: &'a JoinToken, config: &GridConfig) -> Result<Asking<'a>> {
-        let Some(known) = authority_of(&meta)? else {
+        let Some((known, _)) = authority::named_in(&meta)? else {
             refuse!(
                 Code::Invalid,
                 "grid {} has no TLS, so there is nothing to sign: join it with its id (--join {0})",
                 token.grid
             );
         };
-        if known != TlsRecord::of(&token.authority) {
+        if !known.names(&token.authority) {
             refuse!(
                 Code::State,
                 "the token is of another authority than the grid's: either it was made before the grid was given its present \

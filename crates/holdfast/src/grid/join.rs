@@ -4,11 +4,11 @@
 //! A crash in between leaves numbers that no node has: they show as nodes that are down, and the name stays taken, since it
 //! might be that of a machine that is merely off; another attempt needs another name, or `machine remove --dead` first.
 
-use super::address;
-use super::asking::{Asking, authority_of};
+use super::asking::Asking;
 use super::certs::Certificates;
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use super::token::{Join, JoinToken};
+use super::{address, authority};
 use crate::host::catalog::Catalog;
 use crate::host::{meta, presence};
 use crate::logger;
@@ -35,7 +35,7 @@ impl<'a> Joining<'a> {
         }
         let access = join.token().and_then(JoinToken::access);
         let meta = meta::open_with(dir, config, access).context("the grid that --join names can't be joined")?;
-        if join.token().is_none() && authority_of(&meta)?.is_some() {
+        if join.token().is_none() && authority::named_in(&meta)?.is_some() {
             refuse!(
                 Code::NotPermitted,
                 "grid {} has TLS: its id alone does not show that this machine may join. Make a token on the grid's first \

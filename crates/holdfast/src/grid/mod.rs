@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod asking;
+pub mod authority;
 pub mod certs;
 pub mod copies;
 pub mod etcd;
@@ -13,6 +14,7 @@ pub mod grow;
 mod join;
 pub mod layout;
 pub mod metadata;
+pub mod nbd_server;
 mod node_client;
 pub mod ownership;
 pub mod processes;
@@ -732,7 +734,7 @@ fn secure(dir: &GridDir, config: &GridConfig, joining: Option<&join::Joining<'_>
 fn make_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let meta = crate::host::meta::connect(dir, config)?;
     if config.tls {
-        let record = TlsRecord::of(&Certificates::of(dir, config.grid_id()?).fingerprint()?);
+        let record = TlsRecord::with(&Certificates::of(dir, config.grid_id()?).ca_pem()?)?;
         let record = serde_json::to_vec(&record).expect("our records always encode");
         // Before the grid can be found: who joins it is to see this.
         meta.swap(TLS_KEY, MetaVersion::ABSENT, Some(&record), None)?;

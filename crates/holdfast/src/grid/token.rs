@@ -23,7 +23,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use clap::Args;
 use holdfast_base::{GridId, NodeId, crc32c};
 use holdfast_runtime::meta::EtcdTls;
-use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, Pair, Role, is_same, mac};
+use holdfast_runtime::pki::{DIGEST_BYTES, Facts, Fingerprint, Pair, Role, is_same, mac};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -61,12 +61,21 @@ pub const TLS_KEY: &str = "tls";
 pub struct TlsRecord {
     /// SHA-256 of its certificate, in hexadecimal.
     pub authority: String,
+    /// That, in PEM; a grid that an older release has made has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
 }
 
 impl TlsRecord {
-    /// That of an authority.
-    pub fn of(fingerprint: &Fingerprint) -> TlsRecord {
-        TlsRecord { authority: fingerprint_text(fingerprint) }
+    /// That of an authority, by its certificate in PEM.
+    pub fn with(certificate: &str) -> Result<TlsRecord> {
+        let authority = fingerprint_text(&Facts::of_pem(certificate)?.fingerprint);
+        Ok(TlsRecord { authority, certificate: Some(certificate.to_string()) })
+    }
+
+    /// Whether it is the certificate with this fingerprint.
+    pub fn names(&self, fingerprint: &Fingerprint) -> bool {
+        self.authority == fingerprint_text(fingerprint)
     }
 }
 
