@@ -6,6 +6,7 @@ mod support;
 
 use holdfast_base::{GridId, NodeId};
 use holdfast_format::wire::{Request, WIRE, encode_frame};
+use holdfast_runtime::meta::{EtcdConfig, EtcdStore, MetaStore};
 use holdfast_runtime::pki::{Authority, Pair, Role};
 use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::TlsStream;
@@ -22,9 +23,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{
-    Grid, assert_volume_holds, etcd, has_nbdcopy, has_nbdinfo, is_whole, nbdcopy, pattern, text, until,
+    Grid, assert_volume_holds, etcd, has_nbdcopy, has_nbdinfo, holdfast, is_whole, nbdcopy, pattern, text, until,
 };
 
 /// How long a peer that does not answer may keep a test waiting.
@@ -81,6 +82,26 @@ fn until_closed(mut stream: TcpStream) -> Vec<u8> {
 
 fn hello(grid: &Grid) -> Vec<u8> {
     encode_frame(1, &Request::Hello { versions: WIRE, grid: id(grid), host: "stranger".to_string() }, 0)
+}
+
+/// Has a machine join, and kills the command when the grid has a number for its node, long before its part is complete.
+fn join_cut_short(grid: &Grid, line: &str, endpoint: &str, of: &Grid) {
+    let prefix = format!("holdfast/{}/", id(of));
+    let config = EtcdConfig { endpoints: vec![endpoint.to_string()], prefix, tls: None };
+    let store = EtcdStore::connect(&config).expect("etcd");
+    let mut joining = holdfast();
+    joining.args(line.split_whitespace()).arg("--dir").arg(grid.dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut joining = joining.spawn().expect("it starts");
+    let end = Instant::now() + PATIENCE;
+    let has_two = || store.list("node/").expect("etcd answers").records.len() == 2;
+    while !has_two() {
+        assert!(Instant::now() < end, "no number is taken");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    joining.kill().expect("it runs");
+    joining.wait().expect("it ends");
+    assert!(grid.path("grid.creating").exists() && !grid.path("grid.json").exists(), "it was not complete");
+    assert!(has_two(), "the number is taken");
 }
 
 /// Drives a session over a socket until the node has ended it; gives what the node said, or why it could not be heard.
@@ -213,7 +234,12 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
     let refused = b.fails(&join_line(&b, &endpoint, "a", &given));
     assert!(refused.contains("named a already"), "{refused}");
     assert!(!b.path("grid.json").exists() && !b.path("tls").exists(), "nothing is left of it");
+    join_cut_short(&b, &join_line(&b, &endpoint, "b", &given), &endpoint, &a);
+    let refused = c.fails(&join_line(&c, &endpoint, "b", &given));
+    assert!(refused.contains("named b already"), "elsewhere it is another machine's: {refused}");
     b.ok(&join_line(&b, &endpoint, "b", &given));
+    assert_eq!(b.json("status")["nodes"].as_array().map(Vec::len), Some(2), "it has taken no second number");
+    assert!(!b.path("grid.creating").exists());
     assert!(!b.path("tls/ca.key").exists(), "it needs no key of the authority");
     until("both hosts use both nodes", || {
         [&a, &b].iter().all(|grid| grid.node_state(1) == "up" && grid.node_state(2) == "up")
