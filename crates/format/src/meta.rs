@@ -357,6 +357,9 @@ pub struct TrendSample {
 pub struct TlsRecord {
     /// SHA-256 of its certificate, in hexadecimal.
     pub authority: String,
+    /// That, in PEM; a grid that an older release has made has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -91,7 +91,8 @@ fn records_are_written_as_ever() {
     let received: ReceivedRecord = stays(RECEIVED);
     assert_eq!((received.copies.len(), received.partial.is_some()), (1, true));
     let tls: TlsRecord = stays(r#"{"authority":"ab"}"#);
-    assert_eq!(tls.authority, "ab");
+    assert_eq!((tls.authority.as_str(), tls.certificate), ("ab", None));
+    let _: TlsRecord = stays(r#"{"authority":"ab","certificate":"PEM"}"#);
     let token: TokenRecord = stays(r#"{"host":"a","valid_until":9}"#);
     assert_eq!(token.used_by, None);
     let token: TokenRecord = stays(r#"{"host":"a","valid_until":9,"used_by":"b"}"#);

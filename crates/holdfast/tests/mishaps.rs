@@ -215,4 +215,74 @@ fn asking_for_what_is_so_succeeds_and_what_a_killed_command_has_left_is_cleared(
     assert_eq!(config()["nodes"][2]["devices"].as_array().unwrap().len(), 2);
     grid.ok("device add 3");
     assert_eq!(config()["nodes"][2]["devices"].as_array().unwrap().len(), 3, "that one was complete");
+    removals_are_completed(&grid);
+}
+
+/// Commands that are killed when the configuration has forgotten devices, before anybody has heard of it.
+fn removals_are_completed(grid: &Grid) {
+    let config = || -> Value { serde_json::from_slice(&fs::read(grid.path("grid.json")).unwrap()).unwrap() };
+    let cut_short = |devices: Value, next: &Value| {
+        let removing = serde_json::json!({ "node": 3, "devices": devices });
+        fs::write(grid.path("grid.removing"), removing.to_string()).unwrap();
+        fs::write(grid.path("grid.json"), next.to_string()).unwrap();
+    };
+    let is_over = || !grid.path("grid.removing").exists();
+    let mut next = config();
+    let devices = next["nodes"][2]["devices"].as_array_mut().unwrap();
+    // Its place is that of another one by then.
+    let gone = devices.remove(1);
+    let (id, file) = (gone["device"].as_str().unwrap(), grid.path(gone["path"].as_str().unwrap()));
+    grid.ok("device drain 3/1");
+    grid.ok("task watch");
+    // Before the configuration has forgotten it nothing was done.
+    cut_short(serde_json::json!([[1, gone]]), &config());
+    grid.ok("grid up");
+    assert!(is_over() && file.exists() && config()["nodes"][2]["devices"].as_array().unwrap().len() == 3);
+    cut_short(serde_json::json!([[1, gone]]), &next);
+    let told = grid.ok("device remove 3/1");
+    assert!(told.contains(id) && is_over() && !file.exists(), "{told}");
+    assert!(!grid.ok("device list").contains(id) && grid.serving_devices(3) == 2);
+    assert!(grid.fails(&format!("device remove {id}")).contains("no device"));
+
+    let mut next = config();
+    let node = next["nodes"].as_array_mut().unwrap().remove(2);
+    let devices = node["devices"].as_array().unwrap();
+    let placed: Vec<Value> = devices.iter().enumerate().map(|(place, d)| serde_json::json!([place, d])).collect();
+    grid.ok("node drain 3");
+    grid.ok("task watch");
+    for repeated in ["grid up", "node remove 3"] {
+        cut_short(placed.clone().into(), &next);
+        grid.ok(repeated);
+        assert!(is_over() && !grid.path("run/node3.pid").exists(), "{repeated}");
+        assert!(devices.iter().all(|device| !grid.path(device["path"].as_str().unwrap()).exists()));
+        let status = grid.json("status");
+        assert_eq!(status["nodes"].as_array().unwrap().len(), 2, "{repeated}: {status}");
+    }
+    assert!(grid.fails("node remove 3").contains("no node 3"));
+    assert!(grid.ok("node add").contains("node 4 is added"), "nobody gets its number again");
+}
+
+#[test]
+fn a_grid_that_was_being_made_of_devices_that_were_there_is_made_by_the_same_command() {
+    let grid = Grid::new(5);
+    let device = grid.path("disk");
+    fs::File::create(&device).unwrap().set_len(256 << 20).unwrap();
+    let up = format!("grid up --port {} --device {}", grid.port, device.display());
+    grid.ok(&up);
+    let first: Value = serde_json::from_slice(&fs::read(grid.path("grid.json")).unwrap()).unwrap();
+    grid.ok("grid down");
+    // As if it had been killed when the device was made the grid's.
+    let begun = serde_json::json!({ "grid": first["grid"], "devices": first["nodes"][0]["devices"] });
+    fs::remove_file(grid.path("grid.json")).unwrap();
+    let refused = grid.fails(&up);
+    assert!(refused.contains("belongs to") || refused.contains("is not taken"), "it is somebody's: {refused}");
+    fs::write(grid.path("grid.creating"), begun.to_string()).unwrap();
+    grid.ok(&up);
+    assert!(!grid.path("grid.creating").exists());
+    let second: Value = serde_json::from_slice(&fs::read(grid.path("grid.json")).unwrap()).unwrap();
+    assert_ne!(first["grid"], second["grid"]);
+    // What says that a grid is not complete counts for nothing when it is.
+    fs::write(grid.path("grid.creating"), begun.to_string()).unwrap();
+    grid.ok("grid up");
+    assert!(!grid.path("grid.creating").exists());
 }

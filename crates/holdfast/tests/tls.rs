@@ -6,6 +6,7 @@ mod support;
 
 use holdfast_base::{GridId, NodeId};
 use holdfast_format::wire::{Request, WIRE, encode_frame};
+use holdfast_runtime::meta::{EtcdConfig, EtcdStore, MetaStore};
 use holdfast_runtime::pki::{Authority, Pair, Role};
 use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::TlsStream;
@@ -19,13 +20,19 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, has_nbdinfo, is_whole, nbdcopy, pattern, text, until};
+use std::time::{Duration, Instant};
+use support::{
+    Grid, assert_volume_holds, etcd, has_nbdcopy, has_nbdinfo, holdfast, is_whole, nbdcopy, pattern, text, until,
+};
 
 /// How long a peer that does not answer may keep a test waiting.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A certificate for so long is to be renewed at once.
+const SHORT: Duration = Duration::from_secs(3600);
 
 /// The first machine of a grid that others can join: TLS is the default. Two devices a node, so that one node of two can be
 /// away.
@@ -75,6 +82,26 @@ fn until_closed(mut stream: TcpStream) -> Vec<u8> {
 
 fn hello(grid: &Grid) -> Vec<u8> {
     encode_frame(1, &Request::Hello { versions: WIRE, grid: id(grid), host: "stranger".to_string() }, 0)
+}
+
+/// Has a machine join, and kills the command when the grid has a number for its node, long before its part is complete.
+fn join_cut_short(grid: &Grid, line: &str, endpoint: &str, of: &Grid) {
+    let prefix = format!("holdfast/{}/", id(of));
+    let config = EtcdConfig { endpoints: vec![endpoint.to_string()], prefix, tls: None };
+    let store = EtcdStore::connect(&config).expect("etcd");
+    let mut joining = holdfast();
+    joining.args(line.split_whitespace()).arg("--dir").arg(grid.dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut joining = joining.spawn().expect("it starts");
+    let end = Instant::now() + PATIENCE;
+    let has_two = || store.list("node/").expect("etcd answers").records.len() == 2;
+    while !has_two() {
+        assert!(Instant::now() < end, "no number is taken");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    joining.kill().expect("it runs");
+    joining.wait().expect("it ends");
+    assert!(grid.path("grid.creating").exists() && !grid.path("grid.json").exists(), "it was not complete");
+    assert!(has_two(), "the number is taken");
 }
 
 /// Drives a session over a socket until the node has ended it; gives what the node said, or why it could not be heard.
@@ -207,7 +234,12 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
     let refused = b.fails(&join_line(&b, &endpoint, "a", &given));
     assert!(refused.contains("named a already"), "{refused}");
     assert!(!b.path("grid.json").exists() && !b.path("tls").exists(), "nothing is left of it");
+    join_cut_short(&b, &join_line(&b, &endpoint, "b", &given), &endpoint, &a);
+    let refused = c.fails(&join_line(&c, &endpoint, "b", &given));
+    assert!(refused.contains("named b already"), "elsewhere it is another machine's: {refused}");
     b.ok(&join_line(&b, &endpoint, "b", &given));
+    assert_eq!(b.json("status")["nodes"].as_array().map(Vec::len), Some(2), "it has taken no second number");
+    assert!(!b.path("grid.creating").exists());
     assert!(!b.path("tls/ca.key").exists(), "it needs no key of the authority");
     until("both hosts use both nodes", || {
         [&a, &b].iter().all(|grid| grid.node_state(1) == "up" && grid.node_state(2) == "up")
@@ -246,6 +278,14 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
     assert!(refused.contains("no key of the grid's authority"), "{refused}");
     let refused = a.fails("grid tls authority give z");
     assert!(refused.contains("no host z that is up; those are: a, b"), "{refused}");
+    // Its certificate is renewed over that key, and gets to the others.
+    let authority = fs::read(a.path("tls/ca.pem")).expect("it is there");
+    let told = a.ok("grid tls authority renew");
+    assert!(told.contains("ca-cert.pem"), "{told}");
+    assert!(b.fails("grid tls authority renew").contains("no key of the grid's authority"));
+    let renewed = fs::read(a.path("tls/ca.pem")).expect("it is there");
+    assert_ne!(renewed, authority);
+    until("the others have it", || fs::read(b.path("tls/ca.pem")).expect("it is there") == renewed);
     a.ok("grid tls authority give b");
     assert_eq!(fs::read(a.path("tls/ca.key")).expect("a key"), fs::read(b.path("tls/ca.key")).expect("a key"));
     let mode = fs::metadata(b.path("tls/ca.key")).expect("it is there").permissions().mode();
@@ -388,14 +428,25 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
     let text = |name: &str| fs::read_to_string(a.path(name)).expect("it is there");
     let kept = Pair { certificate: text("tls/ca.pem"), key: text("tls/ca.key") };
     let authority = Authority::load(grid, &kept).expect("the authority");
-    let short = authority.issue_for(&Role::Host("b".to_string()), Duration::from_secs(3600)).expect("signed");
+    let short = authority.issue_for(&Role::Host("b".to_string()), SHORT).expect("signed");
     b.ok("grid down --host");
     fs::write(b.path("tls/host.pem"), short.certificate).expect("written");
     fs::write(b.path("tls/host.key"), short.key).expect("written");
     let before = read(&b, "tls/node-2.pem");
+    let (served, server) =
+        (b.path("nbd-tls"), authority.issue_server(&["127.0.0.1".to_string()], SHORT).expect("signed"));
+    fs::create_dir(&served).expect("made");
+    for (name, pem) in
+        [("server-cert.pem", &server.certificate), ("server-key.pem", &server.key), ("ca-cert.pem", &kept.certificate)]
+    {
+        fs::write(served.join(name), pem).expect("written");
+    }
+    serve_nbd(&b, &served);
     b.ok("grid up");
     let days = || b.json("grid tls show")["certificates"][1]["days_left"].as_i64().expect("days");
     until("host b has another certificate", || days() > 700);
+    until("so has its server of NBD", || read(&b, "nbd-tls/server-cert.pem") != server.certificate.as_bytes());
+    until("which uses it", || log(&b, "host.log").contains("there is a new certificate of the NBD server"));
     until("its nodes have others, too", || read(&b, "tls/node-2.pem") != before);
     for name in ["host.log", "node2.log"] {
         until("it is used", || log(&b, name).contains("it counts from the next connection on"));
@@ -469,6 +520,55 @@ fn past_starttls(port: u16) -> u16 {
     at
 }
 
+/// Has a grid's host serve NBD at its fourth port, with what is in that directory, from its next start on.
+fn serve_nbd(grid: &Grid, dir: &Path) {
+    let nbd = grid.port.parse::<u16>().expect("a port") + 3;
+    let settings = format!("[nbd]\ntcp = \"127.0.0.1:{nbd}\"\ntls_dir = \"{}\"\n", dir.display());
+    fs::write(grid.path("holdfast.toml"), settings).expect("written");
+}
+
+/// The server of NBD shows what is put into its directory, whoever has signed it, and asks clients for certificates
+/// still when somebody deletes what says so.
+fn files_that_are_replaced_count(grid: &Grid, nbd: u16) {
+    let (other, _) = Authority::make(id(grid)).expect("made");
+    let names = ["127.0.0.1".to_string()];
+    let file = |name: &str| grid.path("nbd-tls").join(name);
+    let warnings = || grid.json("status")["certificate_warnings"].to_string();
+    assert_eq!(warnings(), "null");
+    let own = other.issue_server(&names, SHORT).expect("signed");
+    fs::write(file("server-key.pem"), &own.key).expect("written");
+    fs::write(file("server-cert.pem"), &own.certificate).expect("written");
+    let uses = |times: usize| {
+        until("it is used", || log(grid, "host.log").matches("/nbd-tls: it counts from the next").count() >= times);
+    };
+    uses(1);
+    let warned = warnings();
+    assert!(warned.contains("server-cert.pem, ends in 0 days") && warned.contains("whoever has signed it"), "{warned}");
+    if let Some((_, said)) = s_client(past_starttls(nbd), &[]) {
+        let line = own.certificate.lines().nth(3).expect("a line of it");
+        assert!(said.contains(line) && said.contains("alert certificate required"), "{said}");
+    }
+    fs::remove_file(file("ca-cert.pem")).expect("removed");
+    until("it is told of", || log(grid, "host.log").contains("that can't be used, and the old one is used on"));
+    if let Some((is_ok, said)) = s_client(past_starttls(nbd), &[]) {
+        assert!(!is_ok && said.contains("alert certificate required"), "{said}");
+    }
+    // What the grid's authority has signed and is used up the host makes anew, for the same names.
+    let read = |name: &str| fs::read_to_string(grid.path(name)).expect("it is there");
+    let kept = Pair { certificate: read("tls/ca.pem"), key: read("tls/ca.key") };
+    let short = Authority::load(id(grid), &kept).expect("sound").issue_server(&names, SHORT).expect("signed");
+    for (name, pem) in
+        [("ca-cert.pem", &kept.certificate), ("server-key.pem", &short.key), ("server-cert.pem", &short.certificate)]
+    {
+        fs::write(file(name), pem).expect("written");
+    }
+    until("it is renewed", || {
+        let now = read("nbd-tls/server-cert.pem");
+        now != short.certificate && warnings() == "null"
+    });
+    uses(2);
+}
+
 #[test]
 fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
     let grid = Grid::new(44);
@@ -477,9 +577,7 @@ fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
     grid.up(&format!("--nodes 2 --devices 2 --tls on --nbd-tcp 127.0.0.1:{nbd}"));
     grid.ok("volume create v1 --size 16MiB --layout mirror:2");
     grid.ok("grid tls server 127.0.0.1");
-    let tls = grid.path("nbd-tls").display().to_string();
-    fs::write(grid.path("holdfast.toml"), format!("[nbd]\ntcp = \"127.0.0.1:{nbd}\"\ntls_dir = \"{tls}\"\n"))
-        .expect("written");
+    serve_nbd(&grid, &grid.path("nbd-tls"));
     grid.ok("grid down");
     grid.ok("grid up");
     let (other, _) = Authority::make(id(&grid)).expect("made");
@@ -525,6 +623,7 @@ fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
         let came = until_closed(plain);
         assert!(!came.starts_with(b"HFW1") && came.len() < 100, "{at}: {} bytes came", came.len());
     }
+    files_that_are_replaced_count(&grid, nbd);
     if has_nbdinfo() {
         let asked = Command::new("nbdinfo").arg(format!("nbd://127.0.0.1:{nbd}/v1")).output().expect("it runs");
         assert!(!asked.status.success(), "{}", text(&asked.stdout));
@@ -583,5 +682,12 @@ fn a_local_grid_has_tls_when_asked() {
     grid.wait_for_node(2, "up");
     assert!(log(&grid, "node2.log").contains("with TLS"));
     assert!(grid.fails("grid token").contains("etcd"));
+    let shown = |grid: &Grid| grid.json("grid tls show")["authority_sha256"].to_string();
+    let before = shown(&grid);
+    grid.ok("grid tls authority renew");
+    grid.ok("grid tls rotate");
+    assert_ne!(shown(&grid), before);
+    grid.ok("node restart 2");
+    grid.wait_for_node(2, "up");
     assert!(grid.fails("grid up --tls off").contains("--tls differs"));
 }

@@ -25,7 +25,7 @@ use holdfast_base::{GridId, NodeId};
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SigningKey, date_time_ymd,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber, SigningKey, date_time_ymd,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
@@ -34,11 +34,12 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, DnsName};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
-use x509_parser::extensions::GeneralName;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
 
 /// How long a grid's authority is good for: longer than its machines.
 pub const AUTHORITY_VALID: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
@@ -191,12 +192,22 @@ fn params_at(common_name: &str, issued: Duration, valid: Duration) -> Certificat
     params
 }
 
+fn authority_params(name: &str, valid: Duration) -> CertificateParams {
+    let mut params = params(name, valid);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
 impl Authority {
     /// A new authority for a grid, with what is to be kept of it.
     pub fn make(grid: GridId) -> Result<(Authority, Pair), PkiError> {
-        let mut params = params(&authority_name(grid), AUTHORITY_VALID);
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        Authority::make_for(grid, AUTHORITY_VALID)
+    }
+
+    /// The same, good for so long from now on.
+    pub fn make_for(grid: GridId, valid: Duration) -> Result<(Authority, Pair), PkiError> {
+        let params = authority_params(&authority_name(grid), valid);
         let key = KeyPair::generate().map_err(PkiError::Make)?;
         let certificate = params.self_signed(&key).map_err(PkiError::Make)?;
         let pair = Pair { certificate: certificate.pem(), key: key.serialize_pem() };
@@ -208,6 +219,20 @@ impl Authority {
         let key = KeyPair::from_pem(&pair.key).map_err(PkiError::Authority)?;
         let issuer = Issuer::from_ca_cert_pem(&pair.certificate, key).map_err(PkiError::Authority)?;
         Ok(Authority { grid, issuer, revoked: BTreeMap::new() })
+    }
+
+    /// Another certificate for the authority's key and name, which is good for longer than `old`: what was signed stays
+    /// signed. It has a number of its own, as two certificates of one issuer have to.
+    pub fn renewed(&self, old: &str) -> Result<String, PkiError> {
+        let der = CertificateDer::from_pem_slice(old.as_bytes()).map_err(|_| PkiError::NoCertificate)?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(&der).map_err(|_| PkiError::NoCertificate)?;
+        let mut params = authority_params(&authority_name(self.grid), AUTHORITY_VALID);
+        params.serial_number = Some(SerialNumber::from_slice(&etcd::serial()));
+        // What it has signed says by this whose key did it.
+        if let Some(id) = key_id(&parsed) {
+            params.key_identifier_method = KeyIdMethod::PreSpecified(id);
+        }
+        Ok(params.self_signed(self.issuer.key()).map_err(PkiError::Make)?.pem())
     }
 
     /// Has certificates that are issued from here on count as issued after those that were revoked: of whom, and up to
@@ -264,8 +289,19 @@ impl Authority {
 
     /// A new key, and a certificate for a server of NBD that clients reach by these names and addresses. It speaks for
     /// nobody of the grid.
-    pub fn issue_server(&self, names: &[String]) -> Result<Pair, PkiError> {
-        let mut params = params(&format!("NBD server of Holdfast grid {}", self.grid), LEAF_VALID);
+    pub fn issue_server(&self, names: &[String], valid: Duration) -> Result<Pair, PkiError> {
+        let key = KeyPair::generate().map_err(PkiError::Make)?;
+        Ok(Pair { certificate: self.sign_server(names, &key, valid)?, key: key.serialize_pem() })
+    }
+
+    /// The same for the key behind a request.
+    pub fn answer_server(&self, names: &[String], request: &str) -> Result<String, PkiError> {
+        let request = CertificateSigningRequestParams::from_pem(request).map_err(PkiError::Request)?;
+        self.sign_server(names, &request.public_key, LEAF_VALID)
+    }
+
+    fn sign_server(&self, names: &[String], key: &impl PublicKeyData, valid: Duration) -> Result<String, PkiError> {
+        let mut params = params(&format!("NBD server of Holdfast grid {}", self.grid), valid);
         let name = |name: &String| match name.parse::<IpAddr>() {
             Ok(address) => Ok(SanType::IpAddress(address)),
             Err(_) => match DnsName::try_from(name.as_str()) {
@@ -278,9 +314,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
-        let key = KeyPair::generate().map_err(PkiError::Make)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(PkiError::Make)?;
-        Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(params.signed_by(key, &self.issuer).map_err(PkiError::Make)?.pem())
     }
 
     /// A certificate for the key behind a request, whatever that calls itself.
@@ -375,6 +409,55 @@ impl Facts {
     }
 }
 
+fn key_id(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
+    certificate.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
+        _ => None,
+    })
+}
+
+/// Whether the authority, whose certificate in PEM is `ca`, has signed a certificate under its own name, ended or not.
+fn is_of(certificate: &X509Certificate<'_>, ca: &str) -> Result<bool, PkiError> {
+    let der = CertificateDer::from_pem_slice(ca.as_bytes()).map_err(|_| PkiError::NoCertificate)?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&der).map_err(|_| PkiError::NoCertificate)?;
+    let signature = certificate.signature_value.data.as_ref();
+    Ok(certificate.issuer().as_raw() == parsed.subject().as_raw()
+        && is_signed_by(ca, certificate.tbs_certificate.as_ref(), signature)?)
+}
+
+/// Whether both certificates in PEM are an authority's for the same name and key, made by itself.
+pub fn is_same_authority(one: &str, other: &str) -> bool {
+    let subject_and_key = |pem: &str| -> Option<(Vec<u8>, Vec<u8>)> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(&der).ok()?;
+        let is_sound = parsed.is_ca() && is_of(&parsed, pem).unwrap_or(false);
+        is_sound.then(|| (parsed.subject().as_raw().to_vec(), parsed.public_key().raw.to_vec()))
+    };
+    subject_and_key(one).is_some_and(|own| subject_and_key(other) == Some(own))
+}
+
+/// By which names and addresses clients know a server of NBD, whose certificate this authority has signed; nothing
+/// where it is another certificate, or another authority's.
+pub fn server_names(certificate: &str, ca: &str) -> Option<Vec<String>> {
+    let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&der).ok()?;
+    if parsed.is_ca() || !is_of(&parsed, ca).unwrap_or(false) {
+        return None;
+    }
+    let names = parsed.subject_alternative_name().ok()??;
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_string()),
+        GeneralName::IPAddress(bytes) => match bytes.len() {
+            4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(*bytes).ok()?).to_string()),
+            _ => Some(Ipv6Addr::from(<[u8; 16]>::try_from(*bytes).ok()?).to_string()),
+        },
+        // Whom of the grid it speaks for is not this one's to say.
+        _ => None,
+    };
+    let names: Option<Vec<String>> = names.value.general_names.iter().map(name).collect();
+    names.filter(|names| !names.is_empty())
+}
+
 /// Whom a certificate speaks for: the only one of its alternative names, where that is of our form.
 pub fn identity_of(der: &[u8]) -> Option<Identity> {
     let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
@@ -462,10 +545,15 @@ Qp3jMddehhgAtwITKSqejBYUPAihRANCAAR++gNcZN58nHPP7bRtmaIXZH9elqEc
 ",
     );
 
+    const OLDER_GRID: &str = "27702159-dc4b-4cdd-9ceb-1b1bc19a01a1";
+
+    fn older() -> Pair {
+        Pair { certificate: OLDER.0.to_string(), key: OLDER.1.to_string() }
+    }
+
     #[test]
     fn an_authority_of_an_older_release_goes_on_signing() {
-        let (certificate, key) = (OLDER.0.to_string(), OLDER.1.to_string());
-        let authority = Authority::load(GRID, &Pair { certificate, key }).unwrap();
+        let authority = Authority::load(GRID, &older()).unwrap();
         let issued = authority.issue(&Role::Node(NodeId(3))).unwrap();
         let facts = Facts::of_pem(&issued.certificate).unwrap();
         assert_eq!(facts.identity, Some(Identity { grid: GRID, role: Role::Node(NodeId(3)) }));
@@ -525,12 +613,54 @@ Qp3jMddehhgAtwITKSqejBYUPAihRANCAAR++gNcZN58nHPP7bRtmaIXZH9elqEc
 
     #[test]
     fn a_server_of_nbd_is_known_by_where_it_is_reached_and_speaks_for_nobody() {
-        let (authority, _) = Authority::make(GRID).unwrap();
+        let (authority, kept) = Authority::make(GRID).unwrap();
         let names = ["10.0.0.1", "fd00::1", "vmhost-1.example.org"].map(str::to_string);
-        let pair = authority.issue_server(&names).unwrap();
+        let pair = authority.issue_server(&names, LEAF_VALID).unwrap();
         assert_eq!(Facts::of_pem(&pair.certificate).unwrap().identity, None);
         for odd in ["", "a b", "holdfast://x", "10.0.0.1:10809"] {
-            assert!(matches!(authority.issue_server(&[odd.to_string()]), Err(PkiError::NoName(_))), "{odd}");
+            let made = authority.issue_server(&[odd.to_string()], LEAF_VALID);
+            assert!(matches!(made, Err(PkiError::NoName(_))), "{odd}");
+        }
+        assert_eq!(server_names(&pair.certificate, &kept.certificate), Some(names.to_vec()));
+        let again = authority.answer_server(&names, &request().unwrap().1).unwrap();
+        assert_eq!(server_names(&again, &kept.certificate), Some(names.to_vec()));
+        let (other, stranger) = Authority::make(GRID).unwrap();
+        let forged = other.issue_server(&names, LEAF_VALID).unwrap().certificate;
+        let member = authority.issue_etcd_member("10.0.0.1".parse().unwrap(), &etcd::serial()).unwrap();
+        let host = authority.issue(&Role::Host("a".to_string())).unwrap();
+        for no_server in [&forged, &member.certificate, &host.certificate, &kept.certificate, &stranger.certificate] {
+            assert_eq!(server_names(no_server, &kept.certificate), None);
+        }
+    }
+
+    #[test]
+    fn an_authority_is_renewed_over_its_key_and_what_it_has_signed_stays_signed() {
+        let short = Duration::from_secs(3600);
+        for kept in [Authority::make_for(GRID, short).unwrap().1, older()] {
+            let grid = if kept.certificate == OLDER.0 { OLDER_GRID.parse().unwrap() } else { GRID };
+            let authority = Authority::load(grid, &kept).unwrap();
+            let server = authority.issue_server(&["10.0.0.1".to_string()], LEAF_VALID).unwrap().certificate;
+            let next = authority.renewed(&kept.certificate).unwrap();
+            assert!(is_same_authority(&kept.certificate, &next) && is_same_authority(&next, &kept.certificate));
+            let [old_facts, new_facts] = [&kept.certificate, &next].map(|pem| Facts::of_pem(pem).unwrap());
+            // The older one ends on a day that is nearer by and by.
+            assert!(grid != GRID || new_facts.not_after > old_facts.not_after);
+            assert_ne!(new_facts.fingerprint, old_facts.fingerprint);
+            assert_eq!(server_names(&server, &next), Some(vec!["10.0.0.1".to_string()]));
+            let renewed = Authority::load(grid, &Pair { certificate: next.clone(), key: kept.key.clone() }).unwrap();
+            let later = renewed.issue_server(&["a".to_string()], LEAF_VALID).unwrap().certificate;
+            assert!(server_names(&later, &kept.certificate).is_some(), "who goes by the old one knows it");
+            let parsed = |pem: &str, what: &dyn Fn(&X509Certificate<'_>) -> Vec<u8>| {
+                let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+                what(&x509_parser::parse_x509_certificate(&der).unwrap().1)
+            };
+            let key_of = |pem: &str| parsed(pem, &|c| key_id(c).unwrap());
+            assert_eq!(key_of(&kept.certificate), key_of(&next));
+            let number_of = |pem: &str| parsed(pem, &|c| c.raw_serial().to_vec());
+            assert_ne!(number_of(&kept.certificate), number_of(&next));
+            let (_, other) = Authority::make(grid).unwrap();
+            assert!(!is_same_authority(&kept.certificate, &other.certificate), "another key");
+            assert!(!is_same_authority(&server, &server), "no authority");
         }
     }
 

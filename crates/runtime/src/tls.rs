@@ -26,7 +26,7 @@ use session::{Session, Stage};
 use std::fmt;
 use std::io::IoSlice;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
 
 /// What a peer may send before its handshake is done: two of the longest messages that TLS has, though real ones have a
@@ -73,9 +73,32 @@ pub struct TlsPaths {
     pub client_ca: Option<PathBuf>,
 }
 
+/// Credentials that may be replaced while they are used: what was begun with the old ones stays as it is.
+struct Current<T>(Arc<RwLock<Arc<T>>>);
+
+impl<T> Clone for Current<T> {
+    fn clone(&self) -> Current<T> {
+        Current(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Current<T> {
+    fn new(first: T) -> Current<T> {
+        Current(Arc::new(RwLock::new(Arc::new(first))))
+    }
+
+    fn get(&self) -> Arc<T> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn replace(&self, next: T) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+    }
+}
+
 /// Loaded credentials; clones share them.
 #[derive(Clone)]
-pub struct TlsServer(Arc<ServerConfig>);
+pub struct TlsServer(Current<ServerConfig>);
 
 impl fmt::Debug for TlsServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,6 +109,16 @@ impl fmt::Debug for TlsServer {
 impl TlsServer {
     /// Reads them, and finds what does not go together.
     pub fn load(paths: &TlsPaths) -> Result<TlsServer, TlsError> {
+        TlsServer::read(paths).map(|config| TlsServer(Current::new(config)))
+    }
+
+    /// Takes what lies there, from the next session on; where that can't be used, all stays as it is.
+    pub fn reload(&self, paths: &TlsPaths) -> Result<(), TlsError> {
+        self.0.replace(TlsServer::read(paths)?);
+        Ok(())
+    }
+
+    fn read(paths: &TlsPaths) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let chain = certificates("a certificate", &paths.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&paths.key).map_err(|e| pem_error("a private key", &paths.key, e))?;
@@ -114,7 +147,7 @@ impl TlsServer {
         // Sessions are not resumed: each connection shows a certificate that is good now.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(TlsServer(Arc::new(config)))
+        Ok(config)
     }
 }
 
@@ -186,7 +219,7 @@ impl fmt::Debug for TlsStream {
 impl TlsStream {
     /// A server's side of a session with any client that its credentials let in.
     pub fn new(server: &TlsServer) -> Result<TlsStream, TlsError> {
-        Ok(TlsStream::over(UnbufferedServerConnection::new(Arc::clone(&server.0))?.into(), false))
+        Ok(TlsStream::over(UnbufferedServerConnection::new(server.0.get())?.into(), false))
     }
 
     fn over(session: Session, is_link: bool) -> TlsStream {

@@ -6,7 +6,7 @@ use holdfast_base::MetaVersion;
 use holdfast_runtime::meta::conformance::{self, Subject};
 use holdfast_runtime::meta::member::{self, Member, MemberConfig, MemberTls};
 use holdfast_runtime::meta::{
-    Change, EtcdConfig, EtcdStore, EtcdTls, LeaseId, MetaError, MetaStore, Revision, Right, Swap,
+    Change, EtcdConfig, EtcdError, EtcdStore, EtcdTls, LeaseId, MetaError, MetaStore, Revision, Right, Swap,
 };
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -314,7 +314,12 @@ fn a_cluster_behind_tls_lets_in_whom_its_authority_knows() {
     };
     let identity = Some((certificate, key));
     let ca = authority.pem().into_bytes();
-    assert_eq!(ask(Some(EtcdTls { ca: ca.clone(), identity: identity.clone() })), Ok(None));
+    let shown = EtcdTls { ca: ca.clone(), identity: identity.clone() };
+    assert_eq!(ask(Some(shown.clone())), Ok(None));
+    shows_another_certificate(
+        &EtcdConfig { endpoints: endpoints.clone(), prefix: "t/".into(), tls: Some(shown) },
+        &authority,
+    );
     ask(Some(EtcdTls { ca: ca.clone(), identity: None })).expect_err("no certificate is shown");
     let other = Authority::new();
     let stranger = Some(other.sign("127.0.9.5"));
@@ -375,6 +380,24 @@ fn who_writes_while_users_are_added_is_not_told_so() {
         done.store(true, Ordering::Relaxed);
         writers.into_iter().for_each(|writer| writer.join().expect("it wrote all the while"));
     });
+}
+
+/// What a store shows is replaced while it is used, by what members let in alone.
+fn shows_another_certificate(config: &EtcdConfig, authority: &Authority) {
+    let store = EtcdStore::connect(config).expect("good endpoints");
+    let mut watch = store.watch("w/", Revision(1)).expect("a watch");
+    let ca = authority.pem().into_bytes();
+    let stranger = Some(Authority::new().sign("127.0.9.5"));
+    let refused = store.show(&EtcdTls { ca: ca.clone(), identity: stranger });
+    assert!(matches!(refused, Err(EtcdError::NotLetIn { .. })), "{refused:?}");
+    let version = swap_in_time(&store, "w/a", MetaVersion::ABSENT, b"1");
+    store.show(&EtcdTls { ca, identity: Some(authority.sign("127.0.9.5")) }).expect("it is let in");
+    swap_in_time(&store, "w/a", version, b"2");
+    let (mut values, end) = (Vec::new(), Instant::now() + Duration::from_secs(30));
+    while values.len() < 2 && Instant::now() < end {
+        values.extend(watch.next(Duration::from_secs(1)).expect("it goes on").into_iter().map(|event| event.change));
+    }
+    assert_eq!(values.len(), 2, "{values:?}");
 }
 
 struct Authority {

@@ -8,6 +8,7 @@ use crate::drives;
 use crate::findings::device_trouble;
 use crate::grid::grow::{self, Source};
 use crate::grid::layout::{GridDir, NodeConfig};
+use crate::grid::removing::Removing;
 use crate::grid::survey::{self, Asker, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::resources;
@@ -229,6 +230,17 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
     let say = |text: String| if json { Ok(()) } else { print(text) };
     let old = find(dir, old)?;
     let config = dir.load()?;
+    // All but the last step was done, and that was cut short.
+    if being_removed(dir)?.is_some_and(|removing| removing.named(&old).is_some()) {
+        let new = grow::replaced_by(dir, &old)?;
+        let removed = grow::remove_devices(dir, std::slice::from_ref(&old), false)?;
+        say(format!("device {old} is not a part of node {} any more; {DISCARDED}", removed.node))?;
+        removed.notes.iter().try_for_each(|note| say(note.clone()))?;
+        return match json {
+            true => print_json(&json!({ "old": old, "new": new, "removed": true, "notes": removed.notes })),
+            false => Ok(()),
+        };
+    }
     let holds = |node: &&NodeConfig| node.devices.iter().any(|d| d.device == old);
     let node = config.nodes.iter().find(holds).with_context(|| {
         format!(
@@ -344,8 +356,16 @@ pub fn node_of_grid(dir: &GridDir, id: u32) -> Result<NodeConfig> {
     found.ok_or_else(|| Error::new(Code::NotFound, why).into())
 }
 
+/// Devices that a command was taking out when it was cut short: what they were called they are called still.
+pub fn being_removed(dir: &GridDir) -> Result<Option<Removing>> {
+    Removing::left(dir, &dir.load()?)
+}
+
 /// The id of a device of the grid that is named by node and place, or by its id.
 fn find(dir: &GridDir, name: &str) -> Result<String> {
+    if let Some(id) = being_removed(dir)?.as_ref().and_then(|removing| removing.named(name)) {
+        return Ok(id.clone());
+    }
     if let Some((node, place)) = name.split_once('/') {
         let number = |text: &str| {
             let why = || format!("`{name}` is no device: write NODE/PLACE, as 2/0");

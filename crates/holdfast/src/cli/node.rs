@@ -208,7 +208,13 @@ fn act(action: &NodeAction, dir: &GridDir, json: bool) -> Result<()> {
             (node, text)
         }
         NodeAction::Remove { node, force } => {
-            let removed = grow::remove_devices(dir, &devices_of(own(node)?), force)?;
+            // One that was cut short may have got to where the configuration knows the node no more.
+            let left = device::being_removed(dir)?.filter(|left| left.node == node && config.node(node).is_err());
+            let devices = match left {
+                Some(left) => left.ids().cloned().collect(),
+                None => devices_of(own(node)?),
+            };
+            let removed = grow::remove_devices(dir, &devices, force)?;
             let notes = removed.notes.iter().map(|note| format!("\n{note}")).collect::<String>();
             (node, format!("node {node} is not a part of the grid any more; {DISCARDED}{notes}"))
         }

@@ -5,9 +5,10 @@ use super::tls::{TlsArgs, TokenArgs};
 use super::trash::print_trash_count;
 use super::volume::print_list;
 use crate::client;
+use crate::config::HostSettings;
 use crate::findings::{self, Finding, Severity};
 use crate::grid::address::Wanted;
-use crate::grid::certs::{Certificates, roles, server_warning};
+use crate::grid::certs::{Certificates, etcd_warning, roles, server_warning};
 use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token::{self, Join};
@@ -534,12 +535,17 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
     let root = dir.root().display().to_string();
     let metadata = MetadataView { store: config.meta.to_string(), trouble: status.metadata_trouble };
     let certificates = config.tls.then(|| config.grid_id().map(|grid| Certificates::of(dir, grid))).transpose()?;
-    let warnings = certificates.map(|certificates| certificates.warnings(&roles(&config)));
-    let server = dir.settings(&config).ok().and_then(|settings| server_warning(&settings.tls_dir?));
+    let warnings = certificates.as_ref().map(|certificates| certificates.warnings(&roles(&config)));
+    let server = |settings: HostSettings| server_warning(&settings.tls_dir?, certificates.as_ref());
+    let server = dir.settings(&config).ok().and_then(server);
+    let etcd = match &config.meta {
+        MetaConfig::Etcd(etcd) => etcd.tls_dir.as_deref().and_then(etcd_warning),
+        MetaConfig::Embedded => None,
+    };
     Ok(GridStatus {
         metadata,
         tls: config.tls,
-        certificate_warnings: warnings.unwrap_or_default().into_iter().chain(server).collect(),
+        certificate_warnings: warnings.unwrap_or_default().into_iter().chain(server).chain(etcd).collect(),
         nbd_warning: nbd_warning(dir, &config),
         grid: config.grid,
         dir: root,

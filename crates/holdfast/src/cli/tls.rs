@@ -2,6 +2,7 @@
 
 use super::format::{print, print_json, print_table, table};
 use crate::client;
+use crate::grid::authority;
 use crate::grid::certs::{Certificates, fingerprint_text, now_s, roles};
 use crate::grid::etcd::Door;
 use crate::grid::grow;
@@ -49,8 +50,9 @@ pub struct TokenArgs {
     holdfast grid tls client vm7                                      its files are for vm7's machine\n  \
     holdfast volume allow db vm7\n  \
     nbdinfo 'nbds://10.0.0.1:10809/db?tls-certificates=/etc/pki/vm7'\n\n\
-    Certificates are good for two years. Hosts make those of their machines anew when a third of that is left; `holdfast status` \
-    warns when one has less than 30 days left. New ones count from the next connection on; servers' from the host's next start."
+    Certificates are good for two years. Hosts make those of their machines anew when a third of that is left, of \
+    their NBD servers, too; `holdfast status` warns when one has less than 30 days left. New ones count from the next \
+    connection on. Clients' are made anew by hand."
 )]
 pub struct TlsArgs {
     #[command(subcommand)]
@@ -116,6 +118,11 @@ enum AuthorityAction {
         /// As `holdfast machine list` has it
         machine: String,
     },
+    /// Make its certificate anew before it ends, over the same key: all that was signed stays good
+    ///
+    /// Machines take it by themselves. Clients of volumes and members of etcd have copies, which are to be replaced
+    /// before the old one ends.
+    Renew,
     /// Print the key as twenty-four words, to be kept on paper: with them any machine of the grid can sign, should all be lost that do
     Phrase,
 }
@@ -183,6 +190,7 @@ fn authority(action: &AuthorityAction, dir: &GridDir, json: bool) -> Result<()> 
             }
             print(format_args!("machine {machine} has the key of the grid's authority, and signs"))
         }
+        AuthorityAction::Renew => renew_authority(dir, &certificates, json),
         AuthorityAction::Phrase => {
             let phrase = certificates.authority_phrase()?;
             if json {
@@ -196,6 +204,25 @@ fn authority(action: &AuthorityAction, dir: &GridDir, json: bool) -> Result<()> 
             Ok(())
         }
     }
+}
+
+fn renew_authority(dir: &GridDir, certificates: &Certificates, json: bool) -> Result<()> {
+    let end = || anyhow::Ok(pki::Facts::of_pem(&certificates.ca_pem()?)?.not_after);
+    let before = end()?;
+    authority::renew(dir, certificates)?;
+    let after = end()?;
+    if json {
+        return print_json(&json!({ "old_expires": before, "expires": after }));
+    }
+    print(format_args!(
+        "the authority's certificate is good until {}, over the same key: what it has signed stays good, and all \
+         machines take it by themselves, while their hosts are up. Before {}, when the old one ends, give clients of \
+         volumes {} as ca-cert.pem, and members of an etcd of the grid's own ca.pem of `holdfast grid etcd member \
+         NAME=ADDRESS`, with a restart",
+        date(after),
+        date(before),
+        certificates.ca().display()
+    ))
 }
 
 /// `holdfast grid tls …`.
@@ -300,7 +327,8 @@ fn server(names: &[String], out: Option<PathBuf>, dir: &GridDir, json: bool) -> 
     }
     print(format_args!(
         "a server's certificate for {} is in {1}. On that host write nbd.tls_dir = \"{1}\" into holdfast.toml, beside nbd.tcp, \
-         and restart the host: clients then need a certificate of `holdfast grid tls client`",
+         and restart the host, unless it says so already: then it uses the certificate from the next connection on, \
+         and makes it anew by itself where it may write there. Clients need one of `holdfast grid tls client`",
         names.join(", "),
         out.display()
     ))

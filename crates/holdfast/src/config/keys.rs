@@ -92,8 +92,10 @@ pub const KEYS: &[Key] = &[
         brief: "Directory with the certificates that secure NBD over TCP.",
         more: "It holds `server-cert.pem` and `server-key.pem`. With a `ca-cert.pem` beside them, clients need a certificate of \
                that authority. `holdfast grid tls server` makes all three by the grid's own authority, and `holdfast grid tls client` \
-               the clients'. It says nothing about the links between hosts and nodes: these have certificates of the grid's \
-               own (`holdfast grid tls show`). Needs `nbd.tcp`.",
+               the clients'. Files that are replaced count from the next connection on. What the grid's authority has \
+               signed for a server the host makes anew itself, where it may write to the directory: under systemd \
+               inside the grid's. It says nothing about the links between hosts and nodes: these have certificates of \
+               the grid's own (`holdfast grid tls show`). Needs `nbd.tcp`.",
         older_name: "tls_dir",
         older: |host| host.tls_dir.clone().map(Value::Directory),
         put: |settings, value| settings.tls_dir = value.directory(),

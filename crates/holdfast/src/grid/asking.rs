@@ -3,17 +3,17 @@
 //! Faults: keys are made here and never leave this machine. A request that is not answered in time is taken back; a token
 //! may be used up by then, and whoever asks is told to get another one.
 
-use super::certs::{self, Certificates, fingerprint_text, now_s};
-use super::etcd;
+use super::certs::{self, Certificates, now_s};
 use super::layout::GridConfig;
 use super::processes::wait;
 use super::token::{Answer, EtcdGrant, JoinToken, Wanted, answer_key, request_key};
+use super::{authority, etcd};
 use crate::host::meta::Meta;
 use crate::host::presence::live_hosts;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, refuse};
 use holdfast_base::{MetaVersion, NodeId};
-use holdfast_format::meta::{TLS_KEY, TlsRecord, TokenRecord, decode, token_key};
+use holdfast_format::meta::{TokenRecord, decode, token_key};
 use holdfast_runtime::meta::{Record, Swap};
 use holdfast_runtime::pki::etcd::{User, user_of_pem};
 use holdfast_runtime::pki::{self, Facts, Pair, Role, is_same};
@@ -46,12 +46,6 @@ impl Signed {
             Answer::Refused { why } => refuse!(Code::NotPermitted, "{why}"),
         }
     }
-}
-
-/// The authority that a grid's metadata name, if it has TLS.
-pub fn authority_of(meta: &Meta) -> Result<Option<TlsRecord>> {
-    let record = meta.get(TLS_KEY)?;
-    record.map(|record| decode(&record.value).context("metadata record tls is damaged")).transpose()
 }
 
 /// What is asked to be signed, and the keys that never leave this machine.
@@ -141,14 +135,14 @@ pub struct Asking<'a> {
 impl<'a> Asking<'a> {
     /// Finds at once what could be found wrong with a token.
     pub fn begin(meta: Meta, token: &'a JoinToken, config: &GridConfig) -> Result<Asking<'a>> {
-        let Some(known) = authority_of(&meta)? else {
+        let Some((known, _)) = authority::named_in(&meta)? else {
             refuse!(
                 Code::Invalid,
                 "grid {} has no TLS, so there is nothing to sign: join it with its id (--join {0})",
                 token.grid
             );
         };
-        if known.authority != fingerprint_text(&token.authority) {
+        if !authority::is_named(&known, &token.authority) {
             refuse!(
                 Code::State,
                 "the token is of another authority than the grid's: either it was made before the grid was given its present \

@@ -20,24 +20,33 @@ use anyhow::{Context, Result};
 use bip39::{Language, Mnemonic};
 use holdfast_api::{Code, refuse};
 use holdfast_base::{GridId, NodeId};
-use holdfast_runtime::pki::{self, Authority, Facts, Fingerprint, Pair, Role};
+use holdfast_runtime::pki::{self, AUTHORITY_VALID, Authority, Facts, Fingerprint, LEAF_VALID, Pair, Role};
 use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
 use serde::Serialize;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What members of etcd are listed as.
 const ETCD_MEMBER: &str = "etcd's member";
 
+/// What the authority's certificate is listed as that a member of etcd goes by.
+const ETCD_AUTHORITY: &str = "etcd's authority";
+
+/// What a host's server of NBD is told of as.
+const SERVER: &str = "this host's NBD server";
+
 const AUTHORITY: &str = "authority";
 
 /// From when on `status` warns of certificates that end.
-const WARN_DAYS: u64 = 30;
+const WARN_DAYS: i64 = 30;
 
-const DAY_S: u64 = 24 * 3600;
+/// The same of an authority's: clients of volumes have copies of it, which are to be replaced by hand.
+const WARN_DAYS_OF_AUTHORITY: i64 = 90;
+
+const DAY_S: i64 = 24 * 3600;
 
 /// Seconds since 1970.
 pub fn now_s() -> u64 {
@@ -74,7 +83,26 @@ impl Leaf {
 
     /// Its host has it made anew by itself.
     pub fn renews(&self) -> bool {
-        !self.is_authority() && !self.role.starts_with(ETCD_MEMBER)
+        !self.is_authority() && !self.role.starts_with(ETCD_MEMBER) && !self.role.starts_with(ETCD_AUTHORITY)
+    }
+
+    fn warn_days(&self) -> i64 {
+        let is_authority = self.is_authority() || self.role.starts_with(ETCD_AUTHORITY);
+        if is_authority { WARN_DAYS_OF_AUTHORITY } else { WARN_DAYS }
+    }
+
+    /// What a certificate says; whom it speaks for before `role`, where it says that.
+    fn read(role: String, file: PathBuf, now: u64) -> Result<Leaf> {
+        let facts = Facts::of_pem(&read(&file)?).with_context(|| file.display().to_string())?;
+        let left_s = i64::try_from(facts.not_after).unwrap_or(i64::MAX) - i64::try_from(now).unwrap_or(i64::MAX);
+        Ok(Leaf {
+            file,
+            subject: facts.subject,
+            role: facts.identity.map_or(role, |identity| identity.role.to_string()),
+            begins: facts.not_before,
+            expires: facts.not_after,
+            days_left: left_s.div_euclid(DAY_S),
+        })
     }
 }
 
@@ -123,6 +151,12 @@ fn read(path: &Path) -> Result<String> {
 fn client_paths(dir: &Path) -> LinkPaths {
     let path = |name: &str| dir.join(name);
     LinkPaths { ca: path("ca-cert.pem"), certificate: path("client-cert.pem"), key: path("client-key.pem") }
+}
+
+/// Of a server of NBD, in a directory as `nbd.tls_dir` names it; the authority is the clients'.
+pub fn server_paths(dir: &Path) -> LinkPaths {
+    let path = |name: &str| dir.join(name);
+    LinkPaths { ca: path("ca-cert.pem"), certificate: path("server-cert.pem"), key: path("server-key.pem") }
 }
 
 /// All that a machine needs certificates for.
@@ -184,11 +218,8 @@ impl Certificates {
 
     /// Signs a certificate for a server of NBD that clients reach by these names, into a directory for `nbd.tls_dir`.
     pub fn issue_server(&self, names: &[String], dir: &Path) -> Result<()> {
-        let pair = self.authority()?.issue_server(names)?;
-        let path = |name: &str| dir.join(name);
-        let paths =
-            LinkPaths { ca: path("ca-cert.pem"), certificate: path("server-cert.pem"), key: path("server-key.pem") };
-        self.put_credentials(dir, &paths, &pair)
+        let pair = self.authority()?.issue_server(names, LEAF_VALID)?;
+        self.put_credentials(dir, &server_paths(dir), &pair)
     }
 
     fn put_credentials(&self, dir: &Path, paths: &LinkPaths, pair: &Pair) -> Result<()> {
@@ -207,8 +238,13 @@ impl Certificates {
 
     /// Makes the grid's authority.
     pub fn make_authority(&self) -> Result<()> {
+        self.make_authority_for(AUTHORITY_VALID)
+    }
+
+    /// The same, good for so long.
+    pub fn make_authority_for(&self, valid: Duration) -> Result<()> {
         make_private_dir(&self.root)?;
-        let (_, pair) = Authority::make(self.grid)?;
+        let (_, pair) = Authority::make_for(self.grid, valid)?;
         write_secret(&self.ca_key(), pair.key.as_bytes())?;
         write_durably(&self.ca(), pair.certificate.as_bytes())
     }
@@ -222,6 +258,32 @@ impl Certificates {
             authority.heed(revoked.entries().map(|(role, until)| (role.clone(), until)));
         }
         Ok(authority)
+    }
+
+    /// Has the authority go on under its name and key, by a certificate that is good for longer.
+    pub fn renew_authority(&self) -> Result<()> {
+        self.authority_key()?;
+        let next = self.authority()?.renewed(&self.ca_pem()?)?;
+        if !self.take_renewed(&next)? {
+            refuse!(
+                Code::State,
+                "another certificate of the authority would end before the one that is there: this machine's clock is \
+                 wrong (`timedatectl` shows whether it is kept right), or was when that was made"
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes another certificate of this very authority, which it has made itself, where that is good for longer; false
+    /// where it is not.
+    pub fn take_renewed(&self, pem: &str) -> Result<bool> {
+        let own = self.ca_pem()?;
+        let is_later =
+            pki::is_same_authority(&own, pem) && Facts::of_pem(pem)?.not_after > Facts::of_pem(&own)?.not_after;
+        if is_later {
+            self.put_ca(pem)?;
+        }
+        Ok(is_later)
     }
 
     /// The authority's key, in PEM: whoever has it can sign for anybody.
@@ -362,21 +424,14 @@ impl Certificates {
         let own = roles.iter().map(|role| (role.to_string(), self.paths(role).certificate));
         let all = [(AUTHORITY.to_string(), self.ca())].into_iter().chain(own).chain(self.of_etcd(roles));
         let now = now_s();
-        all.map(|(role, file)| {
-            let facts = Facts::of_pem(&read(&file)?).with_context(|| file.display().to_string())?;
-            let left_s = i64::try_from(facts.not_after).unwrap_or(i64::MAX) - i64::try_from(now).unwrap_or(i64::MAX);
-            let days_left = left_s.div_euclid(DAY_S as i64);
-            let role = facts.identity.map_or(role, |identity| identity.role.to_string());
-            Ok(Leaf {
-                file,
-                subject: facts.subject,
-                role,
-                begins: facts.not_before,
-                expires: facts.not_after,
-                days_left,
-            })
-        })
-        .collect()
+        all.map(|(role, file)| Leaf::read(role, file, now)).collect()
+    }
+
+    /// That of a server of NBD in the directory that `nbd.tls_dir` names, and the authority's before it.
+    pub fn list_server(&self, dir: &Path) -> Result<[Leaf; 2]> {
+        let now = now_s();
+        let authority = Leaf::read(AUTHORITY.to_string(), self.ca(), now)?;
+        Ok([authority, Leaf::read(SERVER.to_string(), server_paths(dir).certificate, now)?])
     }
 
     /// What an etcd of the grid's own goes by, where it has one: this machine's access, if it is to have any, and
@@ -387,11 +442,13 @@ impl Certificates {
         let access = is_wanted.then(|| ("access to etcd".to_string(), access));
         // A directory that can't be read is one without members.
         let members = fs::read_dir(super::etcd_members::default_dir(self)).into_iter().flatten().flatten();
-        let member = |entry: fs::DirEntry| {
-            let file = entry.path().join(super::etcd_members::CERTIFICATE);
-            file.exists().then(|| (format!("{ETCD_MEMBER} {}", entry.file_name().display()), file))
+        let of_member = |entry: fs::DirEntry| {
+            let member = entry.file_name().display().to_string();
+            let [certificate, ca] = [super::etcd_members::CERTIFICATE, "ca.pem"].map(|name| entry.path().join(name));
+            [(format!("{ETCD_MEMBER} {member}"), certificate), (format!("{ETCD_AUTHORITY} at member {member}"), ca)]
         };
-        access.into_iter().chain(members.filter_map(member)).collect()
+        let of_members = members.flat_map(of_member).filter(|(_, file)| file.exists());
+        access.into_iter().chain(of_members).collect()
     }
 
     /// What `status` has to say of them.
@@ -407,17 +464,47 @@ impl Certificates {
     }
 }
 
-/// What `status` has to say of the certificate in the directory that `nbd.tls_dir` names.
-pub fn server_warning(dir: &Path) -> Option<String> {
-    // Whether it can be used the host finds out when it starts; readers of the grid perhaps can't read it.
-    let facts = Facts::of_pem(&fs::read_to_string(dir.join("server-cert.pem")).ok()?).ok()?;
-    let left_s = facts.not_after.saturating_sub(now_s());
-    (left_s < WARN_DAYS * DAY_S).then(|| {
-        format!(
-            "the certificate of this host's NBD server ends in {} days: `holdfast grid tls server`, or whoever has signed it, makes \
-             another; then restart the host",
-            left_s / DAY_S
-        )
+/// What `status` has to say of the certificate in the directory that `nbd.tls_dir` names: `own` are the grid's, where
+/// it has any.
+pub fn server_warning(dir: &Path, own: Option<&Certificates>) -> Option<String> {
+    let paths = server_paths(dir);
+    let names = own.and_then(|own| {
+        let (certificate, ca) = (fs::read_to_string(&paths.certificate).ok()?, own.ca_pem().ok()?);
+        pki::server_names(&certificate, &ca)
+    });
+    let shown = dir.display();
+    let advice = match names {
+        Some(names) => format!(
+            "the host makes another by itself where it may write to {shown}, while a host is up that has the \
+             authority's key; else, where that is, `holdfast grid tls server {} --out DIR`, and copy the files to \
+             {shown}. The host uses them from the next connection on",
+            names.join(" ")
+        ),
+        None => format!(
+            "have another made by whoever has signed it, and put it and its key, {}, there; the host uses them from \
+             the next connection on",
+            paths.key.display()
+        ),
+    };
+    file_warning(&paths.certificate, SERVER, &advice)
+}
+
+/// The same of the certificate that etcd is shown from a directory that `--etcd-tls-dir` has named.
+pub fn etcd_warning(dir: &Path) -> Option<String> {
+    let advice = format!(
+        "have another made by whoever has signed it, and put it and its key, {}, there; the host uses them by itself",
+        dir.join("client-key.pem").display()
+    );
+    file_warning(&dir.join("client-cert.pem"), "access to etcd", &advice)
+}
+
+/// Whether it can be used is found out by who uses it; readers of the grid perhaps can't read it.
+fn file_warning(file: &Path, what: &str, advice: &str) -> Option<String> {
+    let leaf = Leaf::read(what.to_string(), file.to_path_buf(), now_s()).ok()?;
+    let (shown, days) = (file.display(), leaf.days_left);
+    (days < WARN_DAYS).then(|| match days {
+        ..0 => format!("the certificate of {what}, {shown}, has ended: {advice}"),
+        _ => format!("the certificate of {what}, {shown}, ends in {days} days: {advice}"),
     })
 }
 
@@ -427,12 +514,16 @@ fn is_denied(error: &anyhow::Error) -> bool {
 }
 
 fn warning(leaf: &Leaf, now: u64) -> Option<String> {
-    if leaf.days_left >= WARN_DAYS as i64 && leaf.begins <= now {
+    if leaf.days_left >= leaf.warn_days() && leaf.begins <= now {
         return None;
     }
     let (what, days) = (&leaf.role, leaf.days_left);
     let advice = if what == AUTHORITY {
-        "the grid has to be given another authority"
+        "`holdfast grid tls authority renew` on a machine that has its key (`holdfast machine list` shows which have) \
+         makes another one over the same key, which all machines take by themselves"
+    } else if what.starts_with(ETCD_AUTHORITY) {
+        "make that member's files anew with `holdfast grid etcd member NAME=ADDRESS`, copy ca.pem, member.pem and \
+         member.key to its machine, and restart etcd there, one member after the other"
     } else if what.starts_with(ETCD_MEMBER) {
         "make it anew with `holdfast grid etcd member NAME=ADDRESS`, and copy member.pem and member.key to its machine"
     } else {
@@ -446,6 +537,9 @@ fn warning(leaf: &Leaf, now: u64) -> Option<String> {
         ));
     }
     Some(match days {
+        ..0 if leaf.is_authority() => {
+            format!("the certificate of {what} has expired, and clients of volumes accept it no more: {advice}")
+        }
         ..0 => format!("the certificate of {what} has expired, and nobody accepts it any more: {advice}"),
         _ => format!("the certificate of {what} expires in {days} days: {advice}"),
     })
@@ -608,8 +702,52 @@ mod tests {
         let certificates = Certificates::in_dir(&temp.path().join("tls"), GridId(7));
         certificates.make_authority().unwrap();
         let dir = temp.path().join("nbd");
-        assert_eq!(server_warning(&dir), None, "the host says so when it starts");
+        let told = |own| server_warning(&dir, own);
+        assert_eq!(told(Some(&certificates)), None, "the host says so when it starts");
         certificates.issue_server(&["10.0.0.1".to_string()], &dir).unwrap();
-        assert_eq!(server_warning(&dir), None);
+        assert_eq!(told(Some(&certificates)), None);
+        let days = |days: u64| Duration::from_secs(days * 24 * 3600);
+        let names = ["10.0.0.1", "vmhost-1"].map(str::to_string);
+        let pair = certificates.authority().unwrap().issue_server(&names, days(20)).unwrap();
+        replace_pair(&server_paths(&dir), &pair).unwrap();
+        let own = told(Some(&certificates)).unwrap();
+        let file = server_paths(&dir).certificate.display().to_string();
+        assert!(own.contains(&file) && own.contains("grid tls server 10.0.0.1 vmhost-1"), "{own}");
+        let (other, _) = Authority::make(GridId(7)).unwrap();
+        replace_pair(&server_paths(&dir), &other.issue_server(&names, days(20)).unwrap()).unwrap();
+        for foreign in [told(Some(&certificates)).unwrap(), told(None).unwrap()] {
+            assert!(foreign.contains(&file) && foreign.contains("whoever has signed it"), "{foreign}");
+        }
+        fs::copy(&file, dir.join("client-cert.pem")).unwrap();
+        assert!(etcd_warning(&dir).unwrap().contains("client-key.pem"));
+    }
+
+    #[test]
+    fn an_authority_that_ends_is_told_of_early_and_renewed_over_its_key() {
+        let temp = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| Certificates::in_dir(&temp.path().join(name), GridId(7)));
+        a.make_authority_for(Duration::from_secs(80 * 24 * 3600)).unwrap();
+        let first = a.ca_pem().unwrap();
+        b.put_ca(&first).unwrap();
+        let role = Role::Host("a".to_string());
+        a.issue(std::slice::from_ref(&role)).unwrap();
+        let told = a.warnings(std::slice::from_ref(&role));
+        assert!(
+            told.len() == 1 && told[0].contains("expires in ") && told[0].contains("tls authority renew"),
+            "{told:?}"
+        );
+        assert!(b.renew_authority().is_err(), "who has no key");
+        a.renew_authority().unwrap();
+        assert_eq!(a.warnings(std::slice::from_ref(&role)), Vec::<String>::new());
+        a.check(&role).unwrap();
+        assert!(b.take_renewed(&a.ca_pem().unwrap()).unwrap());
+        assert_eq!(b.ca_pem().unwrap(), a.ca_pem().unwrap());
+        let (_, other) = Authority::make(GridId(7)).unwrap();
+        for older in [&first, &other.certificate, &a.ca_pem().unwrap()] {
+            assert!(!b.take_renewed(older).unwrap());
+        }
+        // What was written down before is the key still.
+        let phrase = a.authority_phrase().unwrap();
+        b.put_authority_phrase(&phrase).unwrap();
     }
 }

@@ -3,15 +3,16 @@
 //! Faults: a device is made before grid.json names it; `grid.adding` says which, so that the next command removes what
 //! a crash in between has left. It says so until all know of the device: the same command, given again, goes on with
 //! what grid.json names of it, and adds no other. `grid.replacing` says which device is to take the place of which one,
-//! until that is out. grid.json forgets a device before its file is removed; then the file stays. Nothing else is
-//! removed that the host has not found empty. What is there already is taken only where it is empty, or where that is
-//! forced.
+//! until that is out. grid.json forgets a device before its file is removed; `grid.removing` says until then which it
+//! was, so that the same command, or `grid up`, goes on with it. Nothing else is removed that the host has not found
+//! empty. What is there already is taken only where it is empty, or where that is forced.
 
 use super::asking::Asking;
 use super::certs::Certificates;
 use super::etcd;
-use super::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig, NodeConfig, write_durably};
+use super::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig, NodeConfig, remove_if_there, write_durably};
 use super::processes::{Role, wait};
+use super::removing::Removing;
 use super::survey::{self, Asker};
 use super::token::JoinToken;
 use super::units::{self, Units};
@@ -169,6 +170,11 @@ pub fn forget_replacing(dir: &GridDir, devices: &[String]) -> Result<()> {
     let before = replacing.0.len();
     replacing.0.retain(|old, _| !devices.contains(old));
     if replacing.0.len() == before { Ok(()) } else { replacing.save(dir) }
+}
+
+/// The device that takes this one's place, while that is under way.
+pub fn replaced_by(dir: &GridDir, device: &str) -> Result<Option<String>> {
+    Ok(Replacing::load(dir)?.0.remove(device))
 }
 
 /// Waits until the node has taken a device in that grid.json names. A node that systemd runs may not see the device, and one of
@@ -333,12 +339,19 @@ pub struct Removed {
 pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<Removed> {
     let _lock = Lock::take(dir)?;
     let mut config = dir.load()?;
-    let holds = |node: &NodeConfig| node.devices.iter().any(|d| devices.contains(&d.device));
-    let node = config.nodes.iter().find(|n| holds(n)).context(
+    if let Some(left) = Removing::left(dir, &config)? {
+        let is_asked_for = left.ids().any(|id| devices.contains(id));
+        let removed = finish(dir, &config, &left)?;
+        if is_asked_for {
+            return Ok(removed);
+        }
+    }
+    let removing = Removing::of(&config, devices).context(
         "no node of this machine has such a device; `holdfast device list` shows all of the grid, and what is \
          another machine's is removed there",
     )?;
-    let id = node.id;
+    let id = removing.node;
+    let node = config.node(id)?;
     let is_last_here = config.nodes.len() == 1 && node.devices.len() == devices.len();
     if is_last_here && client::status(dir)?.nodes.iter().all(|node| node.id == id) {
         refuse!(Code::Invalid, "the last node of a grid can't be removed; `holdfast grid down` stops the grid");
@@ -347,27 +360,48 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
     let address = config.address().filter(|_| config.meta != MetaConfig::Embedded);
     config.host.address = config.host.address.or(address.filter(|_| is_last_here));
     client::done(dir, &Request::CheckRemovable { devices: devices.to_vec(), force })?;
-    let gone: Vec<DeviceConfig> =
-        config.nodes.iter().flat_map(|n| &n.devices).filter(|d| devices.contains(&d.device)).cloned().collect();
+    removing.save(dir)?;
     for node in &mut config.nodes {
         node.devices.retain(|d| !devices.contains(&d.device));
     }
     config.nodes.retain(|n| !n.devices.is_empty());
     dir.save(&config)?;
-    units::refresh(dir, &config)?;
+    finish(dir, &config, &removing)
+}
+
+/// Goes on with what a command was cut short doing.
+pub(super) fn finish_removing(dir: &GridDir, config: &GridConfig) -> Result<()> {
+    let left = Removing::left(dir, config)?;
+    let Some(left) = left else { return Removing::done(dir) };
+    finish(dir, config, &left).with_context(|| {
+        format!("devices that were being taken out of node {} are not out yet; give that command again", left.node)
+    })?;
+    Ok(())
+}
+
+/// Devices that grid.json has forgotten are to be out for everybody.
+fn finish(dir: &GridDir, config: &GridConfig, removing: &Removing) -> Result<Removed> {
+    let (id, devices) = (removing.node, removing.ids().cloned().collect::<Vec<_>>());
+    units::refresh(dir, config)?;
     let is_node_gone = config.nodes.iter().all(|n| n.id != id);
     if is_node_gone {
-        stop(dir, id)?;
+        let stopped = stop(dir, id);
+        // It may be so since the last time: systemd knows nothing of it then.
+        if Role::Node(id).find(dir).is_some() {
+            stopped?;
+        }
     } else if Role::Node(id).find(dir).is_some() {
-        let_go(dir, &config, id, devices)?;
+        let_go(dir, config, id, &devices)?;
     }
     client::done(dir, &Request::GridReload)?;
     if is_node_gone && config.tls {
         Certificates::of(dir, config.grid_id()?).forget(&pki::Role::Node(NodeId(id)));
     }
-    forget_replacing(dir, devices)?;
-    let notes = gone.iter().filter_map(|device| Some(left_as_it_is(dir, device, &discard(dir, device).err()?)));
-    Ok(Removed { node: id, notes: notes.collect() })
+    forget_replacing(dir, &devices)?;
+    let gone = removing.devices.iter().map(|(_, device)| device);
+    let notes = gone.filter_map(|device| Some(left_as_it_is(dir, device, &discard(dir, device).err()?))).collect();
+    Removing::done(dir)?;
+    Ok(Removed { node: id, notes })
 }
 
 /// What is to be said of a device that is removed, and could not be cleared.
@@ -454,10 +488,12 @@ pub(super) fn take(device: &DeviceConfig, grid: GridId, node: NodeId) -> Result<
     ownership::format(&device.path, device.size_bytes, grid, node, device.device.parse()?)
 }
 
-/// Undoes [`take`].
+/// Undoes [`take`], where it was done.
 pub(super) fn give_back(device: &DeviceConfig, grid: GridId) -> Result<()> {
     match ownership::probe(&device.path, device.size_bytes)? {
-        Ok(found) if found.grid == grid => survey::clear_ends(&device.path, device.size_bytes),
+        Ok(found) if found.grid == grid && found.device.to_string() == device.device => {
+            survey::clear_ends(&device.path, device.size_bytes)
+        }
         _ => Ok(()),
     }
 }
@@ -506,13 +542,7 @@ pub(super) fn clear_unfinished(dir: &GridDir, config: &GridConfig) -> Result<()>
 
 /// All know of the devices that were added.
 fn finish_adding(dir: &GridDir) -> Result<()> {
-    let path = dir.adding_path();
-    match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("cannot remove {}; check permissions", path.display()))
-        }
-        _ => Ok(()),
-    }
+    remove_if_there(&dir.adding_path())
 }
 
 /// Removes devices as [`clear_unfinished`] does, and gives those that a command was adding and that grid.json names.

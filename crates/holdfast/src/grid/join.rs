@@ -1,32 +1,42 @@
 //! A machine becomes a part of a grid that others have made.
 //!
 //! Faults: numbers of nodes are taken in the metadata store before devices are made; where that fails they are given back.
-//! A crash in between leaves numbers that no node has: they show as nodes that are down, and the name stays taken, since it
-//! might be that of a machine that is merely off; another attempt needs another name, or `machine remove --dead` first.
+//! A crash in between leaves numbers that no node has, and they show as nodes that are down. The same command, given
+//! again in that directory, takes them for its nodes: it knows them by the devices ([`Begun`]). Elsewhere the name is
+//! taken, since it might be that of a machine that is merely off.
 
-use super::address;
-use super::asking::{Asking, authority_of};
+use super::asking::Asking;
 use super::certs::Certificates;
+use super::creating::Begun;
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use super::token::{Join, JoinToken};
+use super::{address, authority};
 use crate::host::catalog::Catalog;
 use crate::host::{meta, presence};
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
 use holdfast_runtime::pki::Role;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// A machine that is about to be one of the grid's.
 pub struct Joining<'a> {
     catalog: Catalog,
+    /// Numbers that a command that was cut short has taken.
+    taken: BTreeSet<u32>,
     /// Where the grid has TLS.
     asking: Option<Asking<'a>>,
 }
 
 impl<'a> Joining<'a> {
     /// The configuration names the grid, its store, and this machine's host.
-    pub fn begin(dir: &GridDir, config: &GridConfig, ip: IpAddr, join: &'a Join) -> Result<Joining<'a>> {
+    pub fn begin(
+        dir: &GridDir,
+        config: &GridConfig,
+        (ip, begun): (IpAddr, &Begun),
+        join: &'a Join,
+    ) -> Result<Joining<'a>> {
         if config.meta == MetaConfig::Embedded {
             refuse!(
                 Code::Invalid,
@@ -35,7 +45,7 @@ impl<'a> Joining<'a> {
         }
         let access = join.token().and_then(JoinToken::access);
         let meta = meta::open_with(dir, config, access).context("the grid that --join names can't be joined")?;
-        if join.token().is_none() && authority_of(&meta)?.is_some() {
+        if join.token().is_none() && authority::named_in(&meta)?.is_some() {
             refuse!(
                 Code::NotPermitted,
                 "grid {} has TLS: its id alone does not show that this machine may join. Make a token on the grid's first \
@@ -45,7 +55,8 @@ impl<'a> Joining<'a> {
         }
         let name = &config.host.name;
         let catalog = Catalog::new(meta.clone(), config.grid_id()?, name);
-        if presence::live_hosts(&meta)?.contains(name) || catalog.has_machine(name)? {
+        let taken = catalog.numbers_of(|node| begun.is_of(node))?;
+        if presence::live_hosts(&meta)?.contains(name) || catalog.has_machine(name, &taken)? {
             refuse!(
                 Code::Exists,
                 "the grid has a machine named {name} already; choose another --name, or, if that one will not be \
@@ -54,7 +65,7 @@ impl<'a> Joining<'a> {
         }
         address::check_among(ip, address::of_others(&meta, config)?).context("choose another --address")?;
         let begin = |token: &'a JoinToken| Asking::begin(meta.clone(), token, config);
-        Ok(Joining { catalog, asking: join.token().map(begin).transpose()? })
+        Ok(Joining { catalog, taken, asking: join.token().map(begin).transpose()? })
     }
 
     /// Gets certificates for this machine, where the grid has TLS: last of all, since a token works once.
@@ -62,15 +73,25 @@ impl<'a> Joining<'a> {
         self.asking.as_ref().map_or(Ok(()), |asking| asking.obtain(certificates, roles))
     }
 
-    /// Takes a number for a node.
-    pub fn add_node(&self, node_of: impl Fn(u32) -> NodeConfig) -> Result<NodeConfig> {
-        self.catalog.add_node(node_of)
+    /// Takes a number for each of so many nodes: those first that were taken before. What is left of these is given
+    /// back.
+    pub fn add_nodes(&self, count: u32, node_of: impl Fn(u32, u32) -> NodeConfig) -> Result<Vec<NodeConfig>> {
+        let mut taken = self.taken.iter();
+        let add = |index: u32| match taken.next() {
+            Some(id) => self.catalog.retake_node(node_of(index, *id)),
+            None => self.catalog.add_node(|id| node_of(index, id)),
+        };
+        let nodes = (0..count).map(add).collect::<Result<_>>()?;
+        self.catalog.give_back(taken)?;
+        Ok(nodes)
     }
 
-    /// Gives all numbers back.
-    pub fn undo(self) {
-        if let Err(error) = self.catalog.give_back_nodes() {
-            logger::warn(format_args!("numbers of nodes stay taken: {error:#}"));
+    /// Gives all numbers back; false where that was not possible.
+    pub fn undo(self) -> bool {
+        let undone = self.catalog.give_back_nodes().and_then(|()| self.catalog.give_back(self.taken.iter()));
+        if let Err(error) = &undone {
+            logger::warn(format_args!("numbers of nodes stay taken until the command is given again: {error:#}"));
         }
+        undone.is_ok()
     }
 }

@@ -4,7 +4,9 @@
 //! DIR/grid.json      what the program made: id, nodes, devices; written last when a grid is made, so that what it names exists
 //! DIR/holdfast.toml  what the operator sets (see `config`)
 //! DIR/grid.prepared  the id of a grid that is to be made here, whose authority is there already (see `etcd`)
+//! DIR/grid.creating  there while a grid is being made or joined: what of it is there already (see `creating`)
 //! DIR/grid.adding    devices that a command is just making, for the next one if it is cut short
+//! DIR/grid.removing  devices that a command is just taking out, for the same (see `removing`)
 //! DIR/machine.json   this machine's id among all that were ever of the grid (see `host::machines`)
 //! DIR/removed        there where the machine was taken out of the grid: by whom, and what to do
 //! DIR/grid.lock      held by `grid up` and `grid down`
@@ -185,6 +187,11 @@ impl GridDir {
         self.root.join("grid.adding")
     }
 
+    /// There while devices are being taken out, until all know of it.
+    pub fn removing_path(&self) -> PathBuf {
+        self.root.join("grid.removing")
+    }
+
     /// There while devices are being replaced by others.
     pub fn replacing_path(&self) -> PathBuf {
         self.root.join("grid.replacing")
@@ -344,6 +351,16 @@ impl GridConfig {
 /// Replaces a file: what was there stays until all of `bytes` is durable.
 pub fn write_durably(path: &Path, bytes: &[u8]) -> Result<()> {
     Replacement::prepare(path, bytes)?.put()
+}
+
+/// Removes a file, if it is there.
+pub fn remove_if_there(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}; check permissions", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// As [`write_durably`], a file that only its owner may read.

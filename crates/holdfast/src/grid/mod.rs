@@ -5,19 +5,23 @@
 
 pub mod address;
 pub mod asking;
+pub mod authority;
 pub mod beat;
 pub mod certs;
 pub mod copies;
+mod creating;
 pub mod etcd;
 pub mod etcd_members;
 pub mod grow;
 mod join;
 pub mod layout;
 pub mod metadata;
+pub mod nbd_server;
 mod node_client;
 pub mod ownership;
 pub mod processes;
 pub mod recovery;
+pub mod removing;
 pub mod renewal;
 pub mod revoked;
 pub mod rolling;
@@ -32,10 +36,12 @@ use crate::config::{ConfigError, Exposure, HostSettings};
 use crate::daemon::outwait;
 use crate::host::catalog::Catalog;
 use crate::host::machines;
+use crate::logger;
 use crate::node_shell::fresh_device_id;
 use crate::size::Size;
 use anyhow::{Context, Result, anyhow, bail};
 use certs::Certificates;
+use creating::Begun;
 use holdfast_api::{Code, VolumeState, refuse};
 use holdfast_base::{DeviceId, GridId, MetaVersion, NodeId};
 use holdfast_format::meta::{TLS_KEY, encode};
@@ -50,7 +56,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use survey::Asker;
-use token::{Join, tls_record};
+use token::Join;
 use units::Units;
 
 const NODES_DEFAULT: u32 = 4;
@@ -146,6 +152,8 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     let created = !dir.exists();
     check_member(dir)?;
     let config = if created { create(dir, options)? } else { dir.load()? };
+    // A command that was cut short when all was done has left what says that devices hold nothing.
+    Begun::done(dir)?;
     grow::clear_unfinished(dir, &config)?;
     let settings = dir.settings(&config)?;
     check_unchanged(dir, (&config, &settings), options)?;
@@ -168,6 +176,10 @@ pub fn up(dir: &GridDir, options: &UpOptions) -> Result<UpOutcome> {
     }
     wait_until_serving(dir, &config)?;
     tell_host(dir, &config)?;
+    // The grid is up whatever comes of it.
+    if let Err(error) = grow::finish_removing(dir, &config) {
+        logger::warn(format_args!("{error:#}"));
+    }
     let started = missing.iter().map(Role::to_string).collect();
     Ok(UpOutcome { created, started, hung: hung_nodes(dir, &config), config })
 }
@@ -602,7 +614,7 @@ fn check_port(address: SocketAddr) -> Result<()> {
 
 /// Makes a new grid: devices first, its configuration last.
 fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
-    clear_unfinished(dir)?;
+    let before = clear_unfinished(dir)?;
     let given = grow::describe_all(&options.paths, &Asker::default(), options.force)?;
     let nodes = options.nodes.unwrap_or(if given.is_empty() { NODES_DEFAULT } else { 1 });
     let devices = options.devices.unwrap_or(if given.is_empty() { DEVICES_DEFAULT } else { given.len() as u32 });
@@ -617,18 +629,16 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let prepared = etcd::check_prepared(dir, options.meta.as_ref(), options.join.is_some())?;
     let new = || prepared.unwrap_or_else(|| GridId(uuid::Uuid::new_v4().as_u128()));
     let grid = options.join.as_ref().map_or_else(new, Join::grid);
-    let device = |node: u32, index: u32| DeviceConfig {
-        path: PathBuf::from(format!("devices/node{node}-{index}.img")),
-        device: fresh_device_id().to_string(),
-        size_bytes: size.0,
+    let file =
+        |_| DeviceConfig { path: PathBuf::from("devices"), device: fresh_device_id().to_string(), size_bytes: size.0 };
+    let planned: Vec<Vec<DeviceConfig>> = match given.is_empty() {
+        true => (0..nodes).map(|_| (0..devices).map(file).collect()).collect(),
+        false => vec![given.clone()],
     };
     let node = |index: u32, id: u32| NodeConfig {
         id,
         address: SocketAddr::from((ip, ports + index as u16)),
-        devices: match given.is_empty() {
-            true => (0..devices).map(|d| device(id, d)).collect(),
-            false => given.clone(),
-        },
+        devices: creating::named(&planned[index as usize], id),
     };
     let mut host = options.name.clone().map_or_else(HostConfig::default, HostConfig::named);
     host.address = options.address;
@@ -637,14 +647,15 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let tls = wants_tls(options)?;
     let mut config = GridConfig { meta, tls, ..GridConfig::new(grid.to_string(), Vec::new(), host) };
     let mut has_new_settings = false;
-    fs::write(dir.creating_path(), b"this grid is not complete: its devices hold nothing\n")?;
-    let joined = options.join.as_ref().map(|join| join::Joining::begin(dir, &config, ip, join)).transpose()?;
-    let made = (0..nodes)
-        .map(|index| match &joined {
-            Some(joining) => joining.add_node(|id| node(index, id)),
-            None => Ok(node(index, index + 1)),
-        })
-        .collect::<Result<Vec<_>>>()
+    let begun = Begun::new(&config.grid, planned.concat()).after(before);
+    begun.save(dir)?;
+    let join = |join| join::Joining::begin(dir, &config, (ip, &begun), join);
+    let joined = options.join.as_ref().map(join).transpose()?;
+    let made = match &joined {
+        Some(joining) => joining.add_nodes(nodes, node),
+        None => Ok((0..nodes).map(|index| node(index, index + 1)).collect()),
+    };
+    let made = made
         .map(|nodes| config.nodes = nodes)
         .and_then(|()| write_settings(dir, &config, options))
         .map(|is_new| has_new_settings = is_new)
@@ -653,18 +664,19 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
         .and_then(|()| if joined.is_some() { Ok(()) } else { make_metadata(dir, &config) })
         .and_then(|()| dir.save(&config));
     if let Err(error) = made {
-        if let Some(joining) = joined {
-            joining.undo();
-        }
+        let is_undone = joined.is_none_or(join::Joining::undo);
         // What was made ours of them is of no grid.
-        given.iter().for_each(|device| drop(grow::give_back(device, grid)));
         clear_unfinished(dir)?;
         if has_new_settings {
             fs::remove_file(dir.settings_path())?;
         }
+        // Else the next attempt finds by it what is to be undone still.
+        if is_undone {
+            Begun::done(dir)?;
+        }
         return Err(error);
     }
-    fs::remove_file(dir.creating_path())?;
+    Begun::done(dir)?;
     if prepared.is_some() {
         fs::remove_file(dir.prepared_path())?;
     }
@@ -734,18 +746,19 @@ fn secure(dir: &GridDir, config: &GridConfig, joining: Option<&join::Joining<'_>
 fn make_metadata(dir: &GridDir, config: &GridConfig) -> Result<()> {
     let meta = crate::host::meta::connect(dir, config)?;
     if config.tls {
-        let record = encode(&tls_record(&Certificates::of(dir, config.grid_id()?).fingerprint()?));
+        let record = encode(&authority::record_of(&Certificates::of(dir, config.grid_id()?).ca_pem()?)?);
         // Before the grid can be found: who joins it is to see this.
         meta.swap(TLS_KEY, MetaVersion::ABSENT, Some(&record), None)?;
     }
     crate::host::meta::complete(dir, &meta, config)
 }
 
-/// Removes what a `grid up` left that did not get to its end.
-fn clear_unfinished(dir: &GridDir) -> Result<()> {
+/// Removes what a `grid up` left that did not get to its end, and tells what that was. What the grid's metadata have of
+/// it stays, and so does the file that tells of it.
+fn clear_unfinished(dir: &GridDir) -> Result<Option<Begun>> {
     let devices = dir.devices_dir();
     let is_occupied = fs::read_dir(&devices).is_ok_and(|mut entries| entries.next().is_some());
-    if !dir.creating_path().exists() {
+    let Some(begun) = Begun::load(dir)? else {
         if is_occupied {
             refuse!(
                 Code::State,
@@ -755,7 +768,11 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
                 dir.config_path().display()
             );
         }
-        return Ok(());
+        return Ok(None);
+    };
+    for (device, grid) in begun.given() {
+        // One that is broken or gone by now is told of where it is to be taken.
+        let _: Result<()> = grid.parse().map_err(anyhow::Error::from).and_then(|grid| grow::give_back(device, grid));
     }
     if is_occupied {
         fs::remove_dir_all(&devices).with_context(|| format!("cannot remove {}", devices.display()))?;
@@ -764,8 +781,7 @@ fn clear_unfinished(dir: &GridDir) -> Result<()> {
         fs::remove_file(dir.meta_path())?;
     }
     certs::clear(&dir.tls_dir(), dir.prepared_path().exists())?;
-    fs::remove_file(dir.creating_path())?;
-    Ok(())
+    Ok(Some(begun))
 }
 
 /// Room that the file system of a path has for what is not the superuser's.

@@ -63,7 +63,7 @@ pub fn is_due(certificates: &Certificates, config: &GridConfig) -> Result<bool> 
 }
 
 /// Also what is not good yet, though the authority is: it was made while this machine's clock was ahead, and nobody accepts it.
-fn are_due(listed: &[Leaf], now: u64) -> bool {
+pub(super) fn are_due(listed: &[Leaf], now: u64) -> bool {
     let has_begun = |leaf: &Leaf| leaf.begins <= now;
     let is_plausible = listed.iter().filter(|leaf| leaf.is_authority()).all(has_begun);
     let is_used_up = |leaf: &Leaf| leaf.expires.saturating_sub(now) < leaf.expires.saturating_sub(leaf.begins) / PARTS;
@@ -131,40 +131,79 @@ pub fn sign_here(dir: &GridDir, certificates: &Certificates, config: &GridConfig
 /// Has a process use the credentials that lie in its place from then on, whoever puts others there.
 pub fn follow(ways: HostTls, door: ServerTls) -> Result<()> {
     let paths = ways.paths().clone();
-    let stamp = move || -> Option<[(SystemTime, u64); 2]> {
+    let files = Files {
+        what: "certificate".to_string(),
+        paths: vec![paths.key, paths.certificate],
+        advice: "`holdfast grid tls rotate` makes another",
+    };
+    files.follow(move || Ok(ways.reload().and_then(|()| door.reload())?))
+}
+
+/// Credentials in files that may be replaced while they are used.
+pub struct Files {
+    /// What log lines call them.
+    pub what: String,
+    pub paths: Vec<PathBuf>,
+    /// Where others that lie there can't be used.
+    pub advice: &'static str,
+}
+
+impl Files {
+    /// When each was written, and how long it is; nothing of one that is not there.
+    fn stamp(&self) -> Stamp {
         let of = |path: &PathBuf| {
             let found = fs::metadata(path).ok()?;
             Some((found.modified().ok()?, found.len()))
         };
-        Some([of(&paths.key)?, of(&paths.certificate)?])
-    };
-    let (mut used, mut told) = (stamp(), None);
-    let look = move || {
-        loop {
-            std::thread::sleep(FOLLOW_PACE);
-            let found = stamp();
-            if found == used {
-                continue;
+        self.paths.iter().map(of).collect()
+    }
+
+    /// Looks there now and then, from a thread of its own, and has others taken that lie there.
+    pub fn follow(self, take: impl FnMut() -> Result<()> + Send + 'static) -> Result<()> {
+        let mut follower = Follower { used: self.stamp(), told: None, files: self, take };
+        let look = move || {
+            loop {
+                std::thread::sleep(FOLLOW_PACE);
+                follower.look();
             }
-            match ways.reload().and_then(|()| door.reload()) {
-                Ok(()) => {
-                    used = found;
-                    logger::info(format_args!("there is a new certificate: it counts from the next connection on"));
-                }
-                // A key is in its place before its certificate is.
-                Err(error) if told.as_ref() == Some(&found) => {
-                    used = found;
-                    logger::error(format_args!(
-                        "there is a new certificate that can't be used, and the old one is used on: {error}; \
-                         `holdfast grid tls rotate` makes another"
-                    ));
-                }
-                Err(_) => told = Some(found),
-            }
+        };
+        std::thread::Builder::new().name("credentials".to_string()).spawn(look).context("no thread for credentials")?;
+        Ok(())
+    }
+}
+
+type Stamp = Vec<Option<(SystemTime, u64)>>;
+
+struct Follower<F> {
+    files: Files,
+    used: Stamp,
+    /// What could not be taken the last time.
+    told: Option<Stamp>,
+    take: F,
+}
+
+impl<F: FnMut() -> Result<()>> Follower<F> {
+    fn look(&mut self) {
+        let found = self.files.stamp();
+        if found == self.used {
+            return;
         }
-    };
-    std::thread::Builder::new().name("credentials".to_string()).spawn(look).context("no thread for credentials")?;
-    Ok(())
+        let Files { what, advice, .. } = &self.files;
+        match (self.take)() {
+            Ok(()) => {
+                logger::info(format_args!("there is a new {what}: it counts from the next connection on"));
+                self.used = found;
+            }
+            // A key is in its place before its certificate is.
+            Err(error) if self.told.as_ref() == Some(&found) => {
+                logger::error(format_args!(
+                    "there is a new {what} that can't be used, and the old one is used on: {error:#}; {advice}"
+                ));
+                self.used = found;
+            }
+            Err(_) => self.told = Some(found),
+        }
+    }
 }
 
 #[cfg(test)]

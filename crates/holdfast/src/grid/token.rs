@@ -16,13 +16,12 @@
 //! 1. A token's id follows from its secret, and tells nothing of it.
 //! 2. What was sealed as one thing opens as nothing else: purpose, token, and for an answer its request, are part of it.
 
-use super::certs::{Certificates, fingerprint_text};
+use super::certs::Certificates;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use clap::Args;
 use holdfast_base::{GridId, NodeId, crc32c};
-use holdfast_format::meta::{Other, TlsRecord};
 use holdfast_runtime::meta::EtcdTls;
 use holdfast_runtime::pki::{DIGEST_BYTES, Fingerprint, Pair, Role, is_same, mac};
 use serde::de::DeserializeOwned;
@@ -50,11 +49,6 @@ const VALID_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Prefix of requests and answers.
 pub const JOIN_PREFIX: &str = "join/";
-
-/// What says that the grid has that authority.
-pub fn tls_record(authority: &Fingerprint) -> TlsRecord {
-    TlsRecord { authority: fingerprint_text(authority), other: Other::new() }
-}
 
 /// Key of what is asked for with a token.
 pub fn request_key(id: &str) -> String {

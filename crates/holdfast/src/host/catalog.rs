@@ -1023,12 +1023,13 @@ impl Catalog {
 
     /// The numbers that were taken for nodes of this machine are as if they had never been.
     pub fn give_back_nodes(&self) -> Result<()> {
-        for (_, machine, node) in self.node_records()? {
-            if machine == self.host {
-                self.set(&node_key(node.id), None)?;
-            }
-        }
-        Ok(())
+        let own = self.node_records()?.into_iter().filter(|(_, machine, _)| *machine == self.host);
+        self.give_back(own.map(|(.., node)| node.id).collect::<Vec<_>>().iter())
+    }
+
+    /// The same of these numbers, which nobody has used yet.
+    pub fn give_back<'n>(&self, mut nodes: impl Iterator<Item = &'n u32>) -> Result<()> {
+        nodes.try_for_each(|node| self.set(&node_key(*node), None))
     }
 
     /// Tells all hosts which nodes run beside this one.
@@ -1069,10 +1070,32 @@ impl Catalog {
         Ok(self.node_records()?.into_iter().map(|(_, machine, node)| (node.id, machine)).collect())
     }
 
-    /// Whether the grid has a machine of that name.
-    pub fn has_machine(&self, name: &str) -> Result<bool> {
-        let has_nodes = self.node_machines()?.values().any(|machine| machine == name);
+    /// Numbers of such nodes.
+    pub fn numbers_of(&self, is_such: impl Fn(&NodeConfig) -> bool) -> Result<BTreeSet<u32>> {
+        let nodes = self.node_records()?.into_iter().map(|(.., node)| node);
+        Ok(nodes.filter(is_such).map(|node| node.id).collect())
+    }
+
+    /// Whether the grid has a machine of that name, by more than the numbers of these nodes, which it has taken and not
+    /// used.
+    pub fn has_machine(&self, name: &str, taken: &BTreeSet<u32>) -> Result<bool> {
+        let has_nodes = self.node_machines()?.iter().any(|(node, machine)| machine == name && !taken.contains(node));
         Ok(has_nodes || self.known.get(&machine_key(name))?.is_some() || self.is_there(name)?)
+    }
+
+    /// Takes a number for a node beside this host that was taken before, and was not used.
+    pub fn retake_node(&self, node: NodeConfig) -> Result<NodeConfig> {
+        let record = encode(&NodeRecord { machine: self.host.clone(), node: node.clone(), other: Other::new() });
+        self.update(&node_key(node.id), |found| match found {
+            Some(_) => Ok(Some(Some(record.clone()))),
+            None => refuse!(
+                Code::Changed,
+                "number {} of a node, which an attempt that was cut short had taken, was given back meanwhile; try \
+                 again",
+                node.id
+            ),
+        })?;
+        Ok(node)
     }
 
     /// Takes the next number for a node that is being made beside this host.

@@ -68,6 +68,8 @@ pub(super) enum Errand {
     RemoveMachine { name: String, dead: bool, accept_loss: bool },
     /// Sign new certificates for the asker's machine: of a host that signs.
     Renew { renewal: Value },
+    /// The same for its server of NBD.
+    RenewServer { renewal: Value },
     /// Go on with a session of TLS, by which the key of the grid's authority may come; what is said back is what is told.
     Secured { session: String, bytes: String },
 }
@@ -275,6 +277,7 @@ impl ControlPlane {
                 self.hand_over(&volume, &to).map(|_| Value::Null)
             }
             Errand::Renew { renewal } => self.renew(renewal),
+            Errand::RenewServer { renewal } => self.renew_server(renewal),
             Errand::Secured { session, bytes } => self.on_secured(&session, &bytes),
             Errand::CanServe { volume, nodes } => self.could_serve(&volume, &nodes).map(|()| Value::Null),
         }

@@ -5,9 +5,11 @@ use super::catalog::Catalog;
 use super::machines;
 use crate::daemon::outwait;
 use crate::grid::beat;
+use crate::grid::certs::Certificates;
 use crate::grid::etcd;
 use crate::grid::layout::{EtcdMeta, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
+use crate::grid::renewal::Files;
 use crate::logger;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, refuse};
@@ -16,6 +18,7 @@ use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::{
     EtcdConfig, EtcdStore, EtcdTls, LocalStore, MetaError, MetaService, MetaStore, MetaTicket, OpenError, Swap,
 };
+use holdfast_runtime::tls::link::LinkPaths;
 use holdfast_runtime::tls::why_unusable_pem;
 use holdfast_runtime::{Waker, clock};
 use std::os::unix::fs::PermissionsExt;
@@ -38,6 +41,11 @@ pub const GRID_KEY: &str = "grid";
 /// There while a store is being filled, and when the grid has moved to another one.
 pub const IMPORTING_KEY: &str = "importing";
 
+/// What `--etcd-tls-dir` holds.
+const CA: &str = "ca-cert.pem";
+const CERTIFICATE: &str = "client-cert.pem";
+const KEY: &str = "client-key.pem";
+
 /// How often the store is asked whether it answers.
 const LOOK_PACE: Duration = Duration::from_secs(1);
 
@@ -48,6 +56,25 @@ pub fn open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
 
 /// As [`open`], by what a token gives to show etcd, if it does.
 pub fn open_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Meta> {
+    Ok(open_store(dir, config, access)?.meta())
+}
+
+/// A store that was opened.
+enum Store {
+    File(Meta),
+    Etcd(EtcdStore),
+}
+
+impl Store {
+    fn meta(&self) -> Meta {
+        match self {
+            Store::File(meta) => Arc::clone(meta),
+            Store::Etcd(store) => Arc::new(store.clone()),
+        }
+    }
+}
+
+fn open_store(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Store> {
     if config.meta == MetaConfig::Embedded && !dir.meta_path().exists() {
         refuse!(
             Code::Unavailable,
@@ -56,7 +83,8 @@ pub fn open_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) ->
             dir.meta_path().display()
         );
     }
-    let meta = connect_with(dir, config, access)?;
+    let store = connect_with(dir, config, access)?;
+    let meta = store.meta();
     let is_known = match outwait(|| meta.get(GRID_KEY), |_| true) {
         Err(MetaError::Refused) => {
             let catalog = Catalog::new(meta.clone(), config.grid_id()?, &config.host.name);
@@ -86,7 +114,7 @@ pub fn open_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) ->
             dir.config_path().display()
         );
     }
-    Ok(meta)
+    Ok(store)
 }
 
 /// Whether it is the store that doesn't answer, or not to this machine, rather than what it holds.
@@ -95,11 +123,12 @@ pub fn is_away(error: &anyhow::Error) -> bool {
 }
 
 /// As [`open`], and waits for a store of other machines until it answers: data of volumes is out of reach as long, and nobody
-/// gets it back sooner by starting this host again and again.
+/// gets it back sooner by starting this host again and again. What lies later where its certificates are it is shown
+/// then.
 pub fn await_open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
     let mut told = String::new();
     loop {
-        match open(dir, config) {
+        match open_store(dir, config, None) {
             Err(error) if is_away(&error) && config.meta != MetaConfig::Embedded => {
                 let why = format!("{error:#}");
                 if why != told {
@@ -111,7 +140,11 @@ pub fn await_open(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
             }
             opened => {
                 Role::Host.set_waits_for(dir, None);
-                return opened;
+                let store = opened?;
+                if let Store::Etcd(etcd) = &store {
+                    show_later(dir, config, etcd.clone())?;
+                }
+                return Ok(store.meta());
             }
         }
     }
@@ -132,6 +165,25 @@ pub fn put_new(meta: &Meta, key: &str, value: &[u8]) -> Result<()> {
     }
 }
 
+/// Has etcd shown others, when the files are replaced that hold what it is shown.
+fn show_later(dir: &GridDir, config: &GridConfig, store: EtcdStore) -> Result<()> {
+    let MetaConfig::Etcd(etcd) = &config.meta else { return Ok(()) };
+    let (paths, advice) = match &etcd.tls_dir {
+        Some(dir) => ([CA, CERTIFICATE, KEY].map(|name| dir.join(name)), "put the files there that go together"),
+        None if config.meta.has_own_tls() => {
+            let LinkPaths { ca, certificate, key } = etcd::paths(&Certificates::of(dir, config.grid_id()?));
+            ([ca, certificate, key], "`holdfast grid tls rotate` makes another")
+        }
+        None => return Ok(()),
+    };
+    let files = Files { what: "certificate for etcd".to_string(), paths: paths.to_vec(), advice };
+    let (dir, config) = (dir.clone(), config.clone());
+    files.follow(move || {
+        let tls = tls_of(&dir, &config, None)?;
+        Ok(tls.map_or(Ok(()), |tls| store.show(&tls))?)
+    })
+}
+
 /// From here on the store serves no host, until it is complete.
 pub fn begin_import(meta: &Meta) -> Result<()> {
     // It may have been begun before.
@@ -141,7 +193,7 @@ pub fn begin_import(meta: &Meta) -> Result<()> {
 
 /// The store that the configuration names, whatever it holds.
 pub fn connect(dir: &GridDir, config: &GridConfig) -> Result<Meta> {
-    connect_with(dir, config, None)
+    Ok(connect_with(dir, config, None)?.meta())
 }
 
 /// Put before all keys of a grid in etcd.
@@ -149,20 +201,25 @@ pub fn etcd_prefix(grid: &str) -> String {
     format!("holdfast/{grid}/")
 }
 
-fn connect_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Meta> {
+fn connect_with(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Store> {
     match &config.meta {
-        MetaConfig::Embedded => open_file(&dir.meta_path()),
-        MetaConfig::Etcd(etcd) => {
-            let tls = match (&etcd.tls_dir, access) {
-                (Some(dir), _) => Some(load_tls(dir)?),
-                (None, Some(access)) => Some(access),
-                (None, None) if config.meta.has_own_tls() => Some(etcd::load(dir, config)?),
-                (None, None) => None,
-            };
-            let EtcdMeta { endpoints, .. } = etcd.clone();
-            let prefix = etcd_prefix(&config.grid);
-            Ok(Arc::new(EtcdStore::connect(&EtcdConfig { endpoints, prefix, tls })?))
+        MetaConfig::Embedded => open_file(&dir.meta_path()).map(Store::File),
+        MetaConfig::Etcd(EtcdMeta { endpoints, .. }) => {
+            let (endpoints, prefix) = (endpoints.clone(), etcd_prefix(&config.grid));
+            let tls = tls_of(dir, config, access)?;
+            Ok(Store::Etcd(EtcdStore::connect(&EtcdConfig { endpoints, prefix, tls })?))
         }
+    }
+}
+
+/// What etcd is shown.
+fn tls_of(dir: &GridDir, config: &GridConfig, access: Option<EtcdTls>) -> Result<Option<EtcdTls>> {
+    let MetaConfig::Etcd(etcd) = &config.meta else { return Ok(None) };
+    match (&etcd.tls_dir, access) {
+        (Some(dir), _) => load_tls(dir).map(Some),
+        (None, Some(access)) => Ok(Some(access)),
+        (None, None) if config.meta.has_own_tls() => etcd::load(dir, config).map(Some),
+        (None, None) => Ok(None),
     }
 }
 
@@ -198,17 +255,16 @@ fn load_tls(dir: &Path) -> Result<EtcdTls> {
         let path = dir.join(name);
         std::fs::read(&path).with_context(|| format!("cannot read {}, which the metadata store needs", path.display()))
     };
-    let (certificate, key) = ("client-cert.pem", "client-key.pem");
-    let shows = dir.join(certificate).exists();
-    let identity = shows.then(|| anyhow::Ok((read(certificate)?, read(key)?))).transpose()?;
+    let shows = dir.join(CERTIFICATE).exists();
+    let identity = shows.then(|| anyhow::Ok((read(CERTIFICATE)?, read(KEY)?))).transpose()?;
     if let Some(why) = identity.as_ref().and_then(|(certificate, key)| why_unusable_pem(certificate, key)) {
         refuse!(
             Code::Unavailable,
             "the key in {}, which the metadata store needs, can't be used: {why}",
-            dir.join(key).display()
+            dir.join(KEY).display()
         );
     }
-    Ok(EtcdTls { ca: read("ca-cert.pem")?, identity })
+    Ok(EtcdTls { ca: read(CA)?, identity })
 }
 
 /// Whether the store answers, as a thread of its own finds out: who only wants to tell does not wait for it.

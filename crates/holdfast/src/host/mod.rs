@@ -212,7 +212,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         clients: Clients::new(
             places,
             (grid, revoked),
-            settings.tls_dir.as_deref().map(tls::load).transpose()?,
+            settings.tls_dir.as_deref().map(tls::load_and_follow).transpose()?,
             Machine::own(config.address()),
         ),
         meta: MetaClient::start(meta.clone(), reactor.waker())?,

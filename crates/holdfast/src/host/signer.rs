@@ -19,6 +19,7 @@
 use super::catalog::{Catalog, check_name};
 use super::meta::{self, Meta};
 use super::presence::live_hosts;
+use crate::grid::authority;
 use crate::grid::certs::{Certificates, make_private_dir, now_s, secret};
 use crate::grid::etcd::Door;
 use crate::grid::etcd_members::Given as EtcdMembers;
@@ -31,6 +32,7 @@ use holdfast_api::{Code, refuse};
 use holdfast_base::{GridId, MetaVersion};
 use holdfast_format::meta::{Other, TokenRecord, decode, encode, token_key};
 use holdfast_runtime::meta::{MetaError, Record, Swap};
+use holdfast_runtime::pki::is_same_authority;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -102,10 +104,12 @@ pub fn give_out(dir: &GridDir, valid: Valid, renews: Option<&str>) -> Result<Joi
             "only a grid whose metadata are in etcd has room for other machines; see `holdfast meta --help`"
         );
     }
+    let meta = meta::open(dir, &config)?;
+    // Who joins looks whether the token is of the authority that the metadata name.
+    authority::settle(dir, &certificates, &meta)?;
     let token = JoinToken::new(grid, certificates.fingerprint()?, secret());
     let made_at = now_s();
     let valid_until = made_at + valid.0.as_secs();
-    let meta = meta::open(dir, &config)?;
     let renews = renews.map(str::to_string);
     let door = Door::of(dir, &config)?;
     let access = door.map(|door| door.issue_joining(&token.id(), valid_until)).transpose()?;
@@ -151,7 +155,8 @@ impl Kept {
 
     /// Has this machine sign, too.
     pub fn take(self, certificates: &Certificates) -> Result<()> {
-        if self.grid != certificates.grid().to_string() || self.certificate != certificates.ca_pem()? {
+        let is_ours = is_same_authority(&self.certificate, &certificates.ca_pem()?);
+        if self.grid != certificates.grid().to_string() || !is_ours {
             bail!("it is of another grid's authority, or of an older one of this grid; nothing was changed");
         }
         let machines: BTreeSet<String> = read_machines(certificates)?.into_iter().chain(self.machines).collect();
@@ -485,7 +490,7 @@ mod tests {
         fn new() -> Rig {
             let temp = tempfile::tempdir().unwrap();
             let certificates = Certificates::in_dir(&temp.path().join("tls"), GRID);
-            certificates.make_authority().unwrap();
+            certificates.make_authority_for(Duration::from_secs(24 * 3600)).unwrap();
             let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
             let catalog = Catalog::new(meta.clone(), GRID, "a");
             catalog.add_node(node).unwrap();
@@ -612,7 +617,11 @@ mod tests {
         let foreign = Kept { key: pki::request().unwrap().0, ..given() };
         foreign.take(&other).unwrap_err();
         assert!(!other.has_authority());
-        given().take(&other).unwrap();
+        // One that was written down before the authority was renewed is good still.
+        let written_down = given();
+        rig.signer.certificates.renew_authority().unwrap();
+        assert!(other.take_renewed(&rig.signer.certificates.ca_pem().unwrap()).unwrap());
+        written_down.take(&other).unwrap();
         assert!(other.has_authority());
     }
 

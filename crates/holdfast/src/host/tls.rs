@@ -1,22 +1,47 @@
 //! TLS for clients that come over TCP: credentials, and the layer between a session and its connection.
 
 use super::access::Caller;
+use crate::grid::certs::{finish, server_paths};
+use crate::grid::renewal::Files;
 use anyhow::Result;
 use holdfast_base::{Buf, GridId};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
+use holdfast_runtime::tls::link::LinkPaths;
 use holdfast_runtime::tls::{TlsError, TlsPaths, TlsServer, TlsStream};
 use std::path::Path;
 
 /// Loads `server-cert.pem` and `server-key.pem`, and where there is a `ca-cert.pem`, lets in only clients that show a
 /// certificate of that CA.
 pub fn load(dir: &Path) -> Result<TlsServer> {
-    let client_ca = dir.join("ca-cert.pem");
-    Ok(TlsServer::load(&TlsPaths {
-        certificate: dir.join("server-cert.pem"),
-        key: dir.join("server-key.pem"),
-        client_ca: client_ca.exists().then_some(client_ca),
-    })?)
+    Ok(TlsServer::load(&paths_in(dir, false))?)
+}
+
+/// `asks`: clients were asked for certificates before.
+fn paths_in(dir: &Path, asks: bool) -> TlsPaths {
+    let LinkPaths { ca, certificate, key } = server_paths(dir);
+    TlsPaths { certificate, key, client_ca: (asks || ca.exists()).then_some(ca) }
+}
+
+/// As [`load`], of a host that serves: what is put there later it uses from the next connection on. Clients that are
+/// asked for certificates are asked still when the file is gone that says so: until the host's next start.
+pub fn load_and_follow(dir: &Path) -> Result<TlsServer> {
+    let paths = server_paths(dir);
+    finish(&paths);
+    let files = Files {
+        what: format!("certificate of the NBD server in {}", dir.display()),
+        paths: vec![paths.key, paths.certificate, paths.ca],
+        advice: "put the files there that go together",
+    };
+    let (server, dir) = (load(dir)?, dir.to_path_buf());
+    let (followed, mut asks) = (server.clone(), paths_in(&dir, false).client_ca.is_some());
+    files.follow(move || {
+        let paths = paths_in(&dir, asks);
+        followed.reload(&paths)?;
+        asks = paths.client_ca.is_some();
+        Ok(())
+    })?;
+    Ok(server)
 }
 
 /// The secured part of one connection.

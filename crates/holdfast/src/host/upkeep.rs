@@ -13,7 +13,9 @@ use super::errands::Errand;
 use super::executors;
 use super::fixed::{Fixed, base_now};
 use super::records::News;
+use crate::grid::authority;
 use crate::grid::etcd::Door;
+use crate::grid::nbd_server::{self, ServerRenewal};
 use crate::grid::renewal::{self, Renewal};
 use crate::grid::token::Answer;
 use crate::logger;
@@ -28,6 +30,7 @@ use holdfast_cluster::upkeep::{
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::MetaError;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -135,9 +138,8 @@ impl ControlPlane {
     fn look_around(&self) -> Result<Facts> {
         let certificates = &self.revocations.certificates;
         let has_tls = self.revocations.known().is_some();
-        // What the machine itself has: nodes of others are not in it.
-        let is_due = || anyhow::Ok(renewal::is_due(certificates, &self.dir.load()?)?);
-        let certificates_are_due = has_tls && is_due().unwrap_or(false);
+        let certificates_are_due =
+            has_tls && (self.links_are_due() || self.server_is_due() || self.has_other_authority());
         let has_authority = has_tls && certificates.has_authority();
         let wall_ms = clock::wall().as_millis() as u64;
         let live = self.live()?;
@@ -312,33 +314,94 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// What can't be looked at is told of where it is used.
+    fn links_are_due(&self) -> bool {
+        // What the machine itself has: nodes of others are not in it.
+        let is_due = || anyhow::Ok(renewal::is_due(&self.revocations.certificates, &self.dir.load()?)?);
+        is_due().unwrap_or(false)
+    }
+
+    fn server_is_due(&self) -> bool {
+        let is_due = |dir| nbd_server::is_due(&self.revocations.certificates, dir).unwrap_or(false);
+        self.settings.tls_dir.as_deref().is_some_and(is_due)
+    }
+
+    fn has_other_authority(&self) -> bool {
+        authority::is_settled(&self.revocations.certificates, self.catalog.known()).is_ok_and(|is_settled| !is_settled)
+    }
+
+    /// All of it is seen to, whatever of it fails.
     fn renew_certificates(&self) -> Result<()> {
+        let settled = self.settle_authority();
+        let renewed = if self.links_are_due() { self.renew_links() } else { Ok(()) };
+        let served = if self.server_is_due() { self.renew_own_server() } else { Ok(()) };
+        settled.and(renewed).and(served)
+    }
+
+    fn settle_authority(&self) -> Result<()> {
+        if authority::settle(&self.dir, &self.revocations.certificates, self.catalog.store())? {
+            logger::info(format_args!(
+                "the authority's certificate was made anew, and is the same here and for the grid"
+            ));
+            self.note_certificates(&self.dir.load()?)?;
+        }
+        Ok(())
+    }
+
+    fn renew_own_server(&self) -> Result<()> {
+        let Some(dir) = self.settings.tls_dir.as_deref() else { return Ok(()) };
+        let sign = |renewal: &ServerRenewal| {
+            let renewal = serde_json::to_value(renewal).expect("our records always encode");
+            self.have_signed(&Errand::RenewServer { renewal })
+        };
+        let own = (&self.dir, self.catalog.host().as_str());
+        nbd_server::renew(own, &self.revocations.certificates, dir, sign)
+            .with_context(|| format!("the certificate of this host's NBD server, in {}", dir.display()))
+    }
+
+    fn renew_links(&self) -> Result<()> {
         let (certificates, config) = (&self.revocations.certificates, self.dir.load()?);
         if certificates.has_authority() {
             renewal::sign_here(&self.dir, certificates, &config)?;
         } else {
             let (renewal, asked) = renewal::ask(certificates, &config)?;
-            let signed = self.have_signed(&renewal)?;
+            let errand = Errand::Renew { renewal: serde_json::to_value(renewal).expect("our records always encode") };
+            let signed: Answer = self.have_signed(&errand)?;
             renewal::take(&self.dir, certificates, asked, signed)?;
         }
         logger::info(format_args!("this machine's certificates were made anew"));
         self.note_certificates(&config)
     }
 
-    fn have_signed(&self, renewal: &Renewal) -> Result<Answer> {
+    /// Has a host that signs do so.
+    fn have_signed<T: DeserializeOwned>(&self, errand: &Errand) -> Result<T> {
         let signing = self.catalog.machine_records()?.into_iter().filter(|(_, (_, record))| record.signs);
         let there = self.hosts_there();
-        let errand = Errand::Renew { renewal: serde_json::to_value(renewal).expect("our records always encode") };
         let mut why =
             "no host is up that has the key of the grid's authority (`holdfast machine list` shows which have)"
                 .to_string();
         for (signer, _) in signing.filter(|(name, _)| there.contains(name)) {
-            match self.send_errand(&signer, &errand, ANSWER_MAX).and_then(|done| done) {
+            match self.send_errand(&signer, errand, ANSWER_MAX).and_then(|done| done) {
                 Ok(told) => return serde_json::from_value(told).context("the answer makes no sense"),
                 Err(error) => why = format!("host {signer}: {error:#}"),
             }
         }
         bail!("{why}")
+    }
+
+    /// Signs for another machine's server of NBD.
+    pub(super) fn renew_server(&self, renewal: Value) -> Result<Value> {
+        let renewal: ServerRenewal = serde_json::from_value(renewal).context("it is no request for a certificate")?;
+        let certificates = &self.revocations.certificates;
+        if !certificates.has_authority() {
+            refuse!(Code::State, "it has no key of the grid's authority");
+        }
+        let revoked = self.revocations.lists.first().context("the grid has no TLS")?;
+        let signed = nbd_server::answer(certificates, &renewal, revoked)?;
+        // Who was revoked asks those first that have not heard.
+        self.look_who_is_revoked().context("whether it was revoked can't be told now")?;
+        nbd_server::check_host(certificates, &renewal, revoked)?;
+        Ok(Value::from(signed))
     }
 
     /// Signs for another machine.

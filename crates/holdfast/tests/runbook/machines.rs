@@ -19,6 +19,7 @@ pub const ROWS: &[&str] = &[
     "It is replaced",
     "The first machine is lost",
     "A certificate ends",
+    "The authority's certificate ends",
 ];
 
 /// Does what is asked of systemctl here: starts etcd with its settings.
@@ -321,7 +322,10 @@ fn all_of_etcd(book: &mut Book, machines: &[&Machine], etcd: &Etcd, data: &Data)
 
 /// New certificates, where the authority's key is and where it is not.
 fn certificates(book: &mut Book, a: &Machine, b: &Machine, data: &Data) {
-    let Some(library) = library() else { return book.leave_out("A certificate ends") };
+    let Some(library) = library() else {
+        book.leave_out("The authority's certificate ends");
+        return book.leave_out("A certificate ends");
+    };
     let mut row = book.open("A certificate ends");
     let clock = Clock::of(b, &library);
     clock.set("+710d");
@@ -341,6 +345,16 @@ fn certificates(book: &mut Book, a: &Machine, b: &Machine, data: &Data) {
         let is_used = |name: &str| log(name).contains("it counts from the next connection on");
         until("they are used", || is_used("host.log") && is_used(&format!("node{node}.log")));
     }
+    let mut row = book.open("The authority's certificate ends");
+    clock.set("+7250d");
+    row.seen(b, &[]);
+    clock.set("+0");
+    row.checked(b, &[]);
+    let authority = |m: &Machine| fs::read(m.grid.path("tls/ca.pem")).unwrap();
+    let before = authority(a);
+    row.done(a, &[]);
+    assert_ne!(authority(a), before);
+    until("the other machine has it", || authority(b) == authority(a));
     for (m, volume) in [(a, "va"), (b, "vb")] {
         m.is_well();
         data.is_there(m, volume);

@@ -29,7 +29,7 @@ use etcd_client::{
 use holdfast_base::MetaVersion;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::runtime::Runtime;
@@ -104,6 +104,8 @@ pub enum EtcdError {
     BadEndpoint { endpoint: String, why: String },
     #[error("{endpoint} asks for TLS, and no certificate of its authority is given; name one as `ca`")]
     NoAuthority { endpoint: String },
+    #[error("no member of etcd lets it in ({why}), and what was shown before they do let in")]
+    NotLetIn { why: String },
     #[error("the runtime of the etcd client can't be started: {0}")]
     Runtime(#[from] std::io::Error),
 }
@@ -114,9 +116,19 @@ pub struct EtcdStore(Arc<Shared>);
 
 struct Shared {
     runtime: Runtime,
-    members: Vec<Client>,
+    endpoints: Vec<String>,
+    /// One for each endpoint. They are replaced whole when something else is to be shown.
+    members: RwLock<Arc<Vec<Client>>>,
     prefix: String,
     chosen: Mutex<Choice>,
+}
+
+/// Of a member that can read through a leader.
+#[derive(Clone, Copy)]
+enum Heard {
+    Answer,
+    /// Who asks may not.
+    Refusal,
 }
 
 #[derive(Clone, Copy)]
@@ -134,21 +146,41 @@ impl EtcdStore {
         }
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
-        let mut members = Vec::new();
-        for endpoint in &config.endpoints {
-            let options = connect_options(endpoint, config.tls.as_ref())?;
-            let client = runtime.block_on(Client::connect([endpoint], Some(options)));
-            let bad = |e: Error| EtcdError::BadEndpoint { endpoint: endpoint.clone(), why: e.to_string() };
-            members.push(client.map_err(bad)?);
-        }
+        let (endpoints, prefix) = (config.endpoints.clone(), config.prefix.clone());
+        let members = RwLock::new(Arc::new(clients(&runtime, &endpoints, config.tls.as_ref())?));
         let chosen = Mutex::new(Choice { member: 0, answers: false });
-        Ok(EtcdStore(Arc::new(Shared { runtime, members, prefix: config.prefix.clone(), chosen })))
+        Ok(EtcdStore(Arc::new(Shared { runtime, endpoints, members, prefix, chosen })))
+    }
+
+    /// Shows this from the next call on, by connections of its own; calls and watches that are under way end on the old
+    /// ones. Where no member lets it in, and one does by what was shown until now, all stays as it is.
+    pub fn show(&self, tls: &EtcdTls) -> Result<(), EtcdError> {
+        let Shared { runtime, endpoints, members, .. } = &*self.0;
+        let next = clients(runtime, endpoints, Some(tls))?;
+        let lets_in = |clients: &[Client]| runtime.block_on(self.0.lets_in(clients));
+        if let Err(why) = lets_in(&next)
+            && lets_in(&self.0.members()).is_ok()
+        {
+            return Err(EtcdError::NotLetIn { why });
+        }
+        *members.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+        Ok(())
     }
 
     /// Which of the endpoints is asked at present, counted from zero.
     pub fn member(&self) -> usize {
         self.0.choice().member
     }
+}
+
+/// One for each endpoint.
+fn clients(runtime: &Runtime, endpoints: &[String], tls: Option<&EtcdTls>) -> Result<Vec<Client>, EtcdError> {
+    let client = |endpoint: &String| {
+        let options = connect_options(endpoint, tls)?;
+        let client = runtime.block_on(Client::connect([endpoint], Some(options)));
+        client.map_err(|e| EtcdError::BadEndpoint { endpoint: endpoint.clone(), why: e.to_string() })
+    };
+    endpoints.iter().map(client).collect()
 }
 
 fn connect_options(endpoint: &str, tls: Option<&EtcdTls>) -> Result<ConnectOptions, EtcdError> {
@@ -172,13 +204,32 @@ fn connect_options(endpoint: &str, tls: Option<&EtcdTls>) -> Result<ConnectOptio
 }
 
 impl Shared {
+    fn members(&self) -> Arc<Vec<Client>> {
+        Arc::clone(&self.members.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether a member lets in who asks by these clients; else why not.
+    async fn lets_in(&self, clients: &[Client]) -> Result<(), String> {
+        let mut probes = self.probe(clients);
+        let mut why = String::new();
+        while let Some(probe) = probes.join_next().await {
+            match probe {
+                Ok((_, Ok(Heard::Answer))) => return Ok(()),
+                Ok((member, Ok(Heard::Refusal))) => why = format!("etcd's member {member} refuses it"),
+                Ok((_, Err(told))) if why.is_empty() => why = told,
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Err(why)
+    }
+
     /// Runs one call at the member that answers. It is carried out once, however often it is not begun.
     fn call<T, F: Future<Output = Result<T, Error>>>(&self, call: impl Fn(Client) -> F) -> Result<T, MetaError> {
         let begun = Instant::now();
         self.runtime.block_on(async {
             loop {
                 let member = self.choose().await?;
-                match self.outwait(member, call(self.members[member].clone())).await {
+                match self.outwait(member, call(self.members()[member].clone())).await {
                     Ok(Ok(value)) => return Ok(value),
                     Ok(Err(error)) if is_not_begun(&error) && begun.elapsed() < AGAIN_MAX => {
                         sleep(NOT_BEGUN_PACE).await
@@ -222,8 +273,8 @@ impl Shared {
             }
             while let Some(probe) = probes.try_join_next() {
                 match probe {
-                    Ok((by, Ok(()))) if by == member => is_slow = true,
-                    Ok((_, Ok(()))) => answered_at = answered_at.or(Some(Instant::now())),
+                    Ok((by, Ok(_))) if by == member => is_slow = true,
+                    Ok((_, Ok(_))) => answered_at = answered_at.or(Some(Instant::now())),
                     Ok((_, Err(_))) | Err(_) => {}
                 }
             }
@@ -236,15 +287,19 @@ impl Shared {
     }
 
     /// Asks all members to read through a leader.
-    fn probe_all(&self) -> JoinSet<(usize, Result<(), String>)> {
+    fn probe_all(&self) -> JoinSet<(usize, Result<Heard, String>)> {
+        self.probe(&self.members())
+    }
+
+    fn probe(&self, clients: &[Client]) -> JoinSet<(usize, Result<Heard, String>)> {
         let mut probes = JoinSet::new();
-        for (member, client) in self.members.iter().enumerate() {
+        for (member, client) in clients.iter().enumerate() {
             let (mut client, key) = (client.clone(), format!("{}probe", self.prefix));
             probes.spawn(async move {
                 let told = match timeout(PROBE_MAX, client.get(key, None)).await {
-                    Ok(Ok(_)) => Ok(()),
+                    Ok(Ok(_)) => Ok(Heard::Answer),
                     // It has asked the leader by then.
-                    Ok(Err(error)) if is_refused(&error) => Ok(()),
+                    Ok(Err(error)) if is_refused(&error) => Ok(Heard::Refusal),
                     Ok(Err(error)) => Err(format!("etcd's member {member}: {error}")),
                     Err(_) => Err(format!("etcd's member {member} is silent")),
                 };
@@ -290,7 +345,7 @@ impl Shared {
         let mut why = String::new();
         while let Some(probe) = probes.join_next().await {
             match probe {
-                Ok((member, Ok(()))) => {
+                Ok((member, Ok(_))) => {
                     self.set_answers(member, true);
                     return Ok(member);
                 }
@@ -500,16 +555,18 @@ impl MetaStore for EtcdStore {
     fn watch(&self, prefix: &str, from: Revision) -> Result<Box<dyn Watch>, MetaError> {
         let full = self.0.full_key(prefix);
         let options = WatchOptions::new().with_prefix().with_start_revision(from.0.max(1).cast_signed());
-        let stream =
-            self.0.call(|client| {
-                let (full, options) = (full.clone(), options.clone());
-                async move {
-                    client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX).watch(full, Some(options)).await
-                }
-            })?;
+        let (client, stream) = self.0.call(|client| {
+            let (full, options) = (full.clone(), options.clone());
+            async move {
+                let watching =
+                    client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX).watch(full, Some(options)).await;
+                watching.map(|stream| (client, stream))
+            }
+        })?;
         let heard_at = Instant::now();
         let watch = EtcdWatch {
             shared: Arc::clone(&self.0),
+            _client: client,
             stream,
             from,
             heard_at,
@@ -536,6 +593,8 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
 
 struct EtcdWatch {
     shared: Arc<Shared>,
+    /// Its connection stays, whatever calls use by now.
+    _client: Client,
     stream: WatchStream,
     from: Revision,
     heard_at: Instant,

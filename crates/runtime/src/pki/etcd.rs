@@ -19,9 +19,9 @@
 //! 3. Members have a name that no user has, which they ask of each other: no user passes for a member.
 
 use super::{
-    AUTHORITY_VALID, Authority, BasicConstraints, CertificateParams, CertificateSigningRequestParams,
-    ExtendedKeyUsagePurpose, GridId, IsCa, Issuer, KeyPair, KeyUsagePurpose, LEAF_VALID, Pair, PkiError, PublicKeyData,
-    SanType, authority_name, date_time_ymd, now, params, params_at, random,
+    AUTHORITY_VALID, Authority, CertificateParams, CertificateSigningRequestParams, ExtendedKeyUsagePurpose, GridId,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose, LEAF_VALID, Pair, PkiError, PublicKeyData, SanType, authority_name,
+    authority_params, date_time_ymd, now, params, params_at, random,
 };
 use rcgen::{CertificateRevocationListParams, KeyIdMethod, RevokedCertParams, SerialNumber};
 use std::fmt;
@@ -87,10 +87,7 @@ impl FromStr for User {
 }
 
 fn etcd_authority(grid: GridId) -> CertificateParams {
-    let mut params = params(&format!("{}, etcd", authority_name(grid)), AUTHORITY_VALID);
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params
+    authority_params(&format!("{}, etcd", authority_name(grid)), AUTHORITY_VALID)
 }
 
 /// A machine's begins when its name says.

@@ -11,7 +11,7 @@
 //!
 //! Faults: what refuses a peer says what, why and what to do, for the log; the peer itself gets an alert.
 
-use super::{TlsError, TlsStream, certificates, pem_error};
+use super::{Current, TlsError, TlsStream, certificates, pem_error};
 use crate::pki::{Identity, Role, identity_of};
 use crate::revoked::RevokedNow;
 use holdfast_base::{GridId, NodeId};
@@ -29,7 +29,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// Where one process's credentials are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -107,7 +107,7 @@ pub(super) fn text(error: &Error) -> String {
 }
 
 fn certificate_text(why: &CertificateError) -> String {
-    let renew = "`holdfast grid tls rotate` on its machine renews it, then restart what uses it";
+    let renew = "`holdfast grid tls rotate` on its machine renews it";
     match why {
         CertificateError::Other(OtherError(other)) => other.to_string(),
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
@@ -176,29 +176,6 @@ fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
-}
-
-/// Credentials that may be replaced while they are used: what was begun with the old ones stays as it is.
-struct Current<T>(Arc<RwLock<Arc<T>>>);
-
-impl<T> Clone for Current<T> {
-    fn clone(&self) -> Current<T> {
-        Current(Arc::clone(&self.0))
-    }
-}
-
-impl<T> Current<T> {
-    fn new(first: T) -> Current<T> {
-        Current(Arc::new(RwLock::new(Arc::new(first))))
-    }
-
-    fn get(&self) -> Arc<T> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn replace(&self, next: T) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
-    }
 }
 
 /// The serving end of links; clones share it.
