@@ -257,7 +257,7 @@ fn a_node_serves_without_a_blank_device_and_takes_it_when_told() {
     fs::OpenOptions::new().write(true).open(&device).unwrap().set_len(len).unwrap();
     grid.ok("node start 2");
     grid.wait_for_node(2, "up");
-    assert_eq!(grid.serving_devices(2), 1);
+    until("it serves by the other", || grid.serving_devices(2) == 1);
     until("it is told", || grid.ok("device list").contains("--format-blank"));
     let named = || -> serde_json::Value {
         let config: serde_json::Value = serde_json::from_slice(&fs::read(grid.path("grid.json")).unwrap()).unwrap();

@@ -144,7 +144,7 @@ fn a_client_of_another_host_is_another_one_and_the_right_goes_with_the_volume() 
     assert_eq!((first.read(0), first.write(0, 2)), (Ok(1), EPERM));
     assert!(a.json("volume show v1")["refused_writer"].as_str().unwrap().contains("127.0.0.2"));
     a.ok("volume handover v1 --to b");
-    held.is_done();
+    held.answered();
     let held = Held::begin(&b, "v1");
     assert_eq!(second.write(0, 2), EPERM, "who wrote before goes on");
     held.end();

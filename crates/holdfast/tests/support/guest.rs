@@ -147,11 +147,11 @@ impl Held<'_> {
 
     pub fn end(self) {
         self.grid.ok(&format!("volume layer remove {}", self.volume));
-        self.is_done();
+        self.answered();
     }
 
     /// A hand-over has it done.
-    pub fn is_done(mut self) {
+    pub fn answered(mut self) {
         assert_eq!(self.guest.answer(), (self.cookie, 0));
     }
 }

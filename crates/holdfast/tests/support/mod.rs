@@ -143,13 +143,20 @@ impl Grid {
         }
     }
 
-    /// Runs a command that must succeed; returns what it says.
+    /// Runs a command that must succeed; returns what it says. It is given again where the metadata store was silent for too
+    /// long, as it is on a busy machine: what was done all the same is so already.
     pub fn ok(&self, line: &str) -> String {
-        let output = self.run(line);
-        // A state that is not well is told all the same, and which it is by the exit code.
-        let is_told = line.starts_with("status") && output.status.code().is_some_and(|code| code <= 2);
-        assert!(output.status.success() || is_told, "{line}: {}", text(&output.stderr));
-        text(&output.stdout)
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let output = self.run(line);
+            // A state that is not well is told all the same, and which it is by the exit code.
+            let is_told = line.starts_with("status") && output.status.code().is_some_and(|code| code <= 2);
+            if output.status.success() || is_told {
+                return text(&output.stdout);
+            }
+            let why = text(&output.stderr);
+            assert!(why.contains("the metadata store did not answer") && Instant::now() < end, "{line}: {why}");
+        }
     }
 
     pub fn json(&self, line: &str) -> Value {
