@@ -58,10 +58,12 @@ pub fn records_of(file: &MetadataFile) -> Result<Held> {
     let value = |(key, hex): (&String, &String)| {
         Ok((key.clone(), from_hex(hex).with_context(|| format!("record {key} is damaged"))?))
     };
-    let records = file.records.iter().map(value).collect::<Result<_>>()?;
+    let mut records: Held = file.records.iter().map(value).collect::<Result<_>>()?;
     if checksum(&records) != file.crc32c {
         refuse!(Code::Invalid, "its checksum is wrong: it was changed or damaged");
     }
+    // A release that does not know one of them has written it, too.
+    records.retain(|key, _| !OF_THE_STORE.contains(&&**key));
     Ok(records)
 }
 
@@ -268,6 +270,9 @@ mod tests {
             assert!(records_of(&file).is_err(), "{from} -> {to}");
         }
         assert!(read_file("{}".as_bytes()).is_err());
+        let of_an_older_release =
+            file_of("g", &records(&[("a", &[0, 255, 7]), ("b/c", b""), (BEAT_KEY, b"{}")]), false);
+        assert_eq!(records_of(&of_an_older_release).unwrap(), held, "which store it was is no part of what it holds");
     }
 
     #[test]
