@@ -427,8 +427,8 @@ fn readers_look_and_change_nothing() {
     assert_eq!(mode("reader.sock"), 0o660);
     fs::set_permissions(grid.dir.path(), fs::Permissions::from_mode(0o755)).expect("set");
     let program = grid.path("holdfast");
-    // By another process: what this one has open for writing may be inherited by what another test is just starting, and
-    // can't be run meanwhile.
+    // By another process: what this one has open for writing may be inherited by what another test is just starting,
+    // and can't be run meanwhile.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_holdfast")).arg(&program).status().expect("it runs");
     assert!(copied.success());
     let run_as = |group: &str, line: &str| {

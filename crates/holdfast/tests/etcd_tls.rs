@@ -114,7 +114,8 @@ fn up_line(grid: &Grid, name: &str, etcd: &str, options: &str) -> String {
     )
 }
 
-/// Whoever makes the grid keeps its authority's key for itself: hosts give it to each other by themselves, sooner or later.
+/// Whoever makes the grid keeps its authority's key for itself: hosts give it to each other by themselves, sooner or
+/// later.
 fn keeps_authority(first: &Grid) {
     fs::write(first.path("holdfast.toml"), "authority.spread = \"off\"\n").expect("written");
 }

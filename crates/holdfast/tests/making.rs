@@ -12,8 +12,8 @@ fn counters(grid: &Grid) -> (u64, u64) {
     (count("shards_rebuilt") + count("shards_moved"), count("shards_made_by_nodes"))
 }
 
-/// What is lacking when something was done to a node other nodes make. The host makes what they are late with, on a busy
-/// machine: then it is done to the next one, too. What is enough of all, made by nodes?
+/// What is lacking when something was done to a node other nodes make. The host makes what they are late with, on a
+/// busy machine: then it is done to the next one, too. What is enough of all, made by nodes?
 fn nodes_make(grid: &Grid, nodes: &[u64], is_enough: impl Fn(u64, u64) -> bool, lose: impl Fn(u64)) {
     let mut told = Vec::new();
     for node in nodes {

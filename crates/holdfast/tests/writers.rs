@@ -86,8 +86,8 @@ fn a_second_client_may_read_and_writes_when_the_first_has_ended() {
     shared(&grid, &mut second, &mut other(4));
 }
 
-/// Another process of the same machine, which writes what it is told. It is connected: who comes later waits for what is
-/// under way.
+/// Another process of the same machine, which writes what it is told. It is connected: who comes later waits for what
+/// is under way.
 fn begin_copy(grid: &Grid) -> Child {
     let sessions = || grid.json("volume show v1")["sessions"].as_u64();
     let before = sessions();

@@ -161,8 +161,8 @@ fn kill_and_restart(arguments: &[&str]) -> anyhow::Result<()> {
 #[test]
 fn a_server_that_keeps_its_bytes_may_be_killed() {
     if has_nbdkit() {
-        // One request at a time, whosever it is: a read of the page cache sees half of a cell that is just being written,
-        // which no volume does. By itself the filter lets requests of several connections go side by side.
+        // One request at a time, whosever it is: a read of the page cache sees half of a cell that is just being
+        // written, which no volume does. By itself the filter lets requests of several connections go side by side.
         kill_and_restart(&["--filter=noparallel", SLOW[0], "file", "FILE", "serialize=all-requests", SLOW[1]])
             .expect("the page cache outlives the process");
     }

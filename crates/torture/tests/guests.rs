@@ -127,8 +127,8 @@ fn wait(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Does something to one of two ways; guests lose nothing by it. Where the machine stands still for a while they may take
-/// the other way for silent, too, which is right of them: then it is tried again.
+/// Does something to one of two ways; guests lose nothing by it. Where the machine stands still for a while they may
+/// take the other way for silent, too, which is right of them: then it is tried again.
 fn runs_rightly(act: impl Fn(&Pair, &Control), is_right: impl Fn(&Seen) -> bool) {
     let mut told = Vec::new();
     for _ in 0..5 {

@@ -125,8 +125,8 @@ impl Guest {
     }
 }
 
-/// A write of this process that is under way, and stays so: nobody may follow its client as one that is quiet, however long
-/// a busy machine keeps that from writing.
+/// A write of this process that is under way, and stays so: nobody may follow its client as one that is quiet, however
+/// long a busy machine keeps that from writing.
 pub struct Held<'a> {
     grid: &'a Grid,
     volume: &'a str,

@@ -50,8 +50,8 @@ const BLOCK_PORTS: u16 = 16;
 const PORTS_FROM: u16 = 12_000;
 const BLOCKS: u16 = 1100;
 
-/// Ports that nobody uses, for the `index`-th grid of these tests: the first of a block that is this process's own as long
-/// as it runs, whoever else tests at the same time.
+/// Ports that nobody uses, for the `index`-th grid of these tests: the first of a block that is this process's own as
+/// long as it runs, whoever else tests at the same time.
 pub fn free_ports(index: u16, count: u16) -> u16 {
     free_ports_at(Ipv4Addr::LOCALHOST, index, count)
 }
@@ -61,8 +61,8 @@ pub fn free_ports_at(ip: Ipv4Addr, index: u16, count: u16) -> u16 {
     assert!(count <= BLOCK_PORTS, "a block has {BLOCK_PORTS} ports");
     let first = (std::process::id() % 110) as u16 * 10 + index;
     let blocks = (first..first + BLOCKS).map(|block| block % BLOCKS);
-    // Whoever listens there now was left over. Asked by calling there: a listener of our own may be held for a moment longer
-    // by what another test is just starting.
+    // Whoever listens there now was left over. Asked by calling there: a listener of our own may be held for a moment
+    // longer by what another test is just starting.
     let is_free = |base: &u16| (*base..base + BLOCK_PORTS).all(|port| TcpStream::connect((ip, port)).is_err());
     let mut bases = blocks.filter(|block| take(*block)).map(|block| PORTS_FROM + block * BLOCK_PORTS);
     bases.find(is_free).expect("free ports")
@@ -143,8 +143,8 @@ impl Grid {
         }
     }
 
-    /// Runs a command that must succeed; returns what it says. It is given again where the metadata store was silent for too
-    /// long, as it is on a busy machine: what was done all the same is so already.
+    /// Runs a command that must succeed; returns what it says. It is given again where the metadata store was silent
+    /// for too long, as it is on a busy machine: what was done all the same is so already.
     pub fn ok(&self, line: &str) -> String {
         let end = Instant::now() + PATIENCE;
         loop {

@@ -347,8 +347,8 @@ fn leases_take_their_records_with_them(subject: &dyn Subject) {
     delete(&*store, &free);
 }
 
-/// Does something while a record is there with a fresh lease, which is not over as long as it is in time. Where the machine
-/// stood still for longer than a lease may last that says nothing, and it is done anew.
+/// Does something while a record is there with a fresh lease, which is not over as long as it is in time. Where the
+/// machine stood still for longer than a lease may last that says nothing, and it is done anew.
 fn in_time<T>(store: &dyn MetaStore, key: &str, act: impl Fn(LeaseId, &dyn Fn() -> bool) -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
