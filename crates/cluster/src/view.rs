@@ -269,7 +269,9 @@ impl View {
         // A listing may have gone past what the watch tells.
         for change in changes.iter().filter(|change| change.key == BEAT_KEY && change.revision > self.upto) {
             let found = beat_of(change.record.as_ref());
-            self.doubt = self.doubt.or(beat::doubt(self.beat.as_ref(), found.as_ref(), false));
+            let is_deleted = change.record.is_none() && self.beat.is_some();
+            let why = || beat::doubt(self.beat.as_ref(), found.as_ref(), false);
+            self.doubt = self.doubt.or_else(|| if is_deleted { Some(Doubt::Emptied) } else { why() });
             if self.doubt.is_none() {
                 self.beat = found;
             }
@@ -501,7 +503,8 @@ mod tests {
         view.apply(vec![put(BEAT_KEY, 7, &encode(&second)), put(BEAT_KEY, 8, &encode(&third))]).unwrap();
         assert_eq!(view.beat(), Some(&third));
         assert_eq!(view.apply(vec![put(BEAT_KEY, 10, &encode(&second))]), Err(Doubt::Older));
-        assert_eq!(view.apply(vec![deleted(BEAT_KEY, 10)]), Err(Doubt::Older));
+        view.replace(Asked::default(), 10, vec![at(8, &third)]).unwrap();
+        assert_eq!(view.apply(vec![deleted(BEAT_KEY, 11)]), Err(Doubt::Emptied), "all of them are about to go");
     }
 
     #[test]
