@@ -71,6 +71,8 @@ pub enum PkiError {
     KeyForm,
     #[error("what should be a certificate is none, or a damaged one; restore it, or have it made anew")]
     NoCertificate,
+    #[error("there is something beside the one certificate that is expected: whoever reads it would trust all of it")]
+    NotAlone,
     #[error(
         "certificates of {role} were revoked up to a moment that is {ahead_s} s ahead of this machine's clock, so that a new one \
          would be revoked already; set the clocks right, of this machine or of the one that revoked them, and try again"
@@ -425,10 +427,21 @@ fn is_of(certificate: &X509Certificate<'_>, ca: &str) -> Result<bool, PkiError> 
         && is_signed_by(ca, certificate.tbs_certificate.as_ref(), signature)?)
 }
 
-/// Whether both certificates in PEM are an authority's for the same name and key, made by itself.
+/// The one certificate that a text in PEM holds, and nothing that stands around it. What comes from others is looked at by
+/// its first certificate, and trusted with all that it holds: so it may hold no more.
+pub fn only_certificate(pem: &str) -> Result<String, PkiError> {
+    const END: &str = "-----END CERTIFICATE-----";
+    Facts::of_pem(pem)?;
+    let mut sections = pem.match_indices("-----BEGIN");
+    let (Some((begin, _)), None) = (sections.next(), sections.next()) else { return Err(PkiError::NotAlone) };
+    let end = pem[begin..].find(END).ok_or(PkiError::NoCertificate)?;
+    Ok(format!("{}\n", &pem[begin..begin + end + END.len()]))
+}
+
+/// Whether both certificates in PEM are an authority's for the same name and key, made by itself, and nothing beside.
 pub fn is_same_authority(one: &str, other: &str) -> bool {
     let subject_and_key = |pem: &str| -> Option<(Vec<u8>, Vec<u8>)> {
-        let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let der = CertificateDer::from_pem_slice(only_certificate(pem).ok()?.as_bytes()).ok()?;
         let (_, parsed) = x509_parser::parse_x509_certificate(&der).ok()?;
         let is_sound = parsed.is_ca() && is_of(&parsed, pem).unwrap_or(false);
         is_sound.then(|| (parsed.subject().as_raw().to_vec(), parsed.public_key().raw.to_vec()))
@@ -660,6 +673,10 @@ Qp3jMddehhgAtwITKSqejBYUPAihRANCAAR++gNcZN58nHPP7bRtmaIXZH9elqEc
             assert_ne!(number_of(&kept.certificate), number_of(&next));
             let (_, other) = Authority::make(grid).unwrap();
             assert!(!is_same_authority(&kept.certificate, &other.certificate), "another key");
+            let both = format!("{next}{}", other.certificate);
+            assert!(!is_same_authority(&kept.certificate, &both), "another one beside");
+            assert!(matches!(only_certificate(&both), Err(PkiError::NotAlone)));
+            assert_eq!(only_certificate(&format!("around\n{next}it\n")).unwrap().trim_end(), next.trim_end());
             assert!(!is_same_authority(&server, &server), "no authority");
         }
     }

@@ -41,7 +41,9 @@ impl Signed {
             Answer::Signed { ca, host, nodes, etcd } => {
                 let nodes = nodes.into_iter().map(|(node, pem)| (Role::Node(NodeId(node)), pem));
                 let host = host.map(|pem| (Role::Host(machine.to_string()), pem));
-                Ok(Signed { ca, certificates: nodes.chain(host).collect(), etcd })
+                let only = |(role, pem): (Role, String)| Ok((role, pki::only_certificate(&pem)?));
+                let certificates = nodes.chain(host).map(only).collect::<Result<_>>()?;
+                Ok(Signed { ca: pki::only_certificate(&ca)?, certificates, etcd })
             }
             Answer::Refused { why } => refuse!(Code::NotPermitted, "{why}"),
         }

@@ -3,14 +3,14 @@
 //! Role: whoever renews it replaces the file on his own machine, and no more. Each host compares its file with the
 //! record `tls` now and then, and has the one follow the other: the certificate that is good for longer stays.
 //!
-//! Invariant: a machine takes nothing but a certificate that the authority has made itself, for the same name and key.
+//! Invariant: a machine takes nothing but one certificate that the authority has made itself, for the same name and key.
 //! The metadata store, which carries it, can neither pass off another nor bring an older one back.
 //!
 //! Faults: a machine that is away takes it when it is back. One of an older release goes on with what it has: hosts and
 //! nodes go by name and key of the authority alone.
 
 use super::Lock;
-use super::certs::{Certificates, fingerprint_text};
+use super::certs::{self, Certificates, fingerprint_text};
 use super::layout::GridDir;
 use crate::host::meta::Meta;
 use anyhow::{Context, Result};
@@ -19,6 +19,7 @@ use holdfast_base::MetaVersion;
 use holdfast_format::meta::{Other, TLS_KEY, TlsRecord, decode, encode};
 use holdfast_runtime::meta::Swap;
 use holdfast_runtime::pki::{self, Fingerprint};
+use std::cmp::Ordering;
 
 /// What says that the grid has that authority, by its certificate in PEM.
 pub fn record_of(certificate: &str) -> Result<TlsRecord> {
@@ -50,23 +51,21 @@ pub fn named_in(meta: &Meta) -> Result<Option<(TlsRecord, MetaVersion)>> {
 
 fn step(certificates: &Certificates, record: &TlsRecord) -> Result<Step> {
     let own = certificates.ca_pem()?;
-    let is_the_same = TlsRecord { other: Other::new(), ..record.clone() } == record_of(&own)?;
-    let is_unshown = record.certificate.is_none() && is_named(record, &certificates.fingerprint()?);
-    if is_the_same || is_unshown {
+    let is_named = is_named(record, &certificates.fingerprint()?);
+    if record.certificate.is_none() && is_named {
         return Ok(Step::Nothing);
     }
     let is_known = |other: &&String| pki::is_same_authority(&own, other);
     Ok(match record.certificate.as_ref().filter(is_known) {
-        Some(other) if end(other)? > end(&own)? => Step::Take,
-        Some(_) => Step::Tell,
+        Some(other) => match certs::lasts(other)?.cmp(&certs::lasts(&own)?) {
+            Ordering::Greater => Step::Take,
+            Ordering::Equal if is_named => Step::Nothing,
+            Ordering::Equal | Ordering::Less => Step::Tell,
+        },
         // Who has the key knows that this is the authority.
         None if certificates.has_authority() => Step::Tell,
         None => Step::Nothing,
     })
-}
-
-fn end(certificate: &str) -> Result<u64> {
-    Ok(pki::Facts::of_pem(certificate)?.not_after)
 }
 
 /// Whether this machine and the record have one certificate.
@@ -156,5 +155,19 @@ mod tests {
             assert_eq!([a.ca_pem().unwrap(), b.ca_pem().unwrap()], [good.clone(), good.clone()]);
             assert!(is_named(&named_in(&meta).unwrap().unwrap().0, &a.fingerprint().unwrap()));
         }
+        // Nor puts another one beside one of the authority's.
+        renew(&a_dir, &a).unwrap();
+        put(&meta, &record_of(&format!("{}{}", a.ca_pem().unwrap(), other.ca_pem().unwrap())).unwrap());
+        assert!(!settle(&b_dir, &b, &meta).unwrap());
+        assert_eq!(b.ca_pem().unwrap(), good);
+        // Two that are made at once come to one.
+        b.put_authority_key(&a.authority_key().unwrap()).unwrap();
+        renew(&b_dir, &b).unwrap();
+        for _ in 0..3 {
+            settle(&a_dir, &a, &meta).unwrap();
+            settle(&b_dir, &b, &meta).unwrap();
+        }
+        assert_eq!(a.ca_pem().unwrap(), b.ca_pem().unwrap());
+        assert!(is_settled(&a, &meta).unwrap() && is_settled(&b, &meta).unwrap());
     }
 }

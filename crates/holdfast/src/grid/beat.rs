@@ -9,7 +9,7 @@ use super::layout::{GridConfig, GridDir, write_durably};
 use super::metadata::{check_no_hosts, check_stopped};
 use crate::host::meta::{self, Meta};
 use crate::logger;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use holdfast_api::{Code, refuse};
 use holdfast_base::MetaVersion;
 use holdfast_cluster::beat;
@@ -69,8 +69,8 @@ pub fn believe(dir: &GridDir, yes: bool) -> Result<Believed> {
     check_stopped(dir)?;
     let meta = meta::open(dir, &config)?;
     check_no_hosts(&meta, &config.meta)?;
-    let found = meta.get(BEAT_KEY)?.map(|record| decode::<BeatRecord>(&record.value)).transpose();
-    let found = found.context("the store's record `beat` is of another release")?;
+    // One that can't be read counts as none, as at a host's start.
+    let found: Option<BeatRecord> = meta.get(BEAT_KEY)?.and_then(|record| decode(&record.value).ok());
     let doubt: Option<Doubt> = beat::doubt(remembered(dir).as_ref(), found.as_ref(), true);
     let done = yes && doubt.is_some();
     if done {

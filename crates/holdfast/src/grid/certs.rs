@@ -278,10 +278,9 @@ impl Certificates {
     /// where it is not.
     pub fn take_renewed(&self, pem: &str) -> Result<bool> {
         let own = self.ca_pem()?;
-        let is_later =
-            pki::is_same_authority(&own, pem) && Facts::of_pem(pem)?.not_after > Facts::of_pem(&own)?.not_after;
+        let is_later = pki::is_same_authority(&own, pem) && lasts(pem)? > lasts(&own)?;
         if is_later {
-            self.put_ca(pem)?;
+            self.put_ca(&pki::only_certificate(pem)?)?;
         }
         Ok(is_later)
     }
@@ -571,6 +570,12 @@ pub fn clear(root: &Path, keep_authority: bool) -> Result<()> {
 /// A certificate as people compare it.
 pub fn fingerprint_text(fingerprint: &Fingerprint) -> String {
     fingerprint.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// When a certificate ends, and which it is: of two that end in the same second all machines take the same.
+pub fn lasts(certificate: &str) -> Result<(u64, Fingerprint)> {
+    let facts = Facts::of_pem(certificate)?;
+    Ok((facts.not_after, facts.fingerprint))
 }
 
 /// What can't be guessed, for a token.

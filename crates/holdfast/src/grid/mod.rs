@@ -47,7 +47,7 @@ use holdfast_base::{DeviceId, GridId, MetaVersion, NodeId};
 use holdfast_format::meta::{TLS_KEY, encode};
 use holdfast_runtime::device::create_file;
 use holdfast_runtime::pki;
-use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, MetaConfig, NodeConfig};
+use layout::{DeviceConfig, GridConfig, GridDir, HostConfig, MetaConfig, NodeConfig, remove_if_there};
 use processes::{Role, wait};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
@@ -649,6 +649,8 @@ fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let mut has_new_settings = false;
     let begun = Begun::new(&config.grid, planned.concat()).after(before);
     begun.save(dir)?;
+    // What another grid, that was here before, has left.
+    remove_if_there(&dir.beat_path())?;
     let join = |join| join::Joining::begin(dir, &config, (ip, &begun), join);
     let joined = options.join.as_ref().map(join).transpose()?;
     let made = match &joined {

@@ -11,7 +11,7 @@
 //! 2. A certificate that another authority has signed is its owner's to renew, and so is the authority that clients are
 //!    judged by, unless it is the grid's.
 
-use super::certs::{Certificates, go_together, now_s, replace_pair, server_paths};
+use super::certs::{Certificates, go_together, lasts, now_s, replace_pair, server_paths};
 use super::layout::{GridDir, write_durably};
 use super::{Lock, renewal};
 use anyhow::{Context, Result};
@@ -60,8 +60,7 @@ fn names(certificates: &Certificates, paths: &LinkPaths) -> Result<Option<Vec<St
 /// Clients are judged by a certificate of the grid's authority that ends before the one that is there now.
 fn has_old_authority(certificates: &Certificates, paths: &LinkPaths) -> Result<bool> {
     let (own, other) = (certificates.ca_pem()?, fs::read_to_string(&paths.ca).unwrap_or_default());
-    let end = |pem: &str| Facts::of_pem(pem).map(|facts| facts.not_after);
-    Ok(own != other && is_same_authority(&own, &other) && end(&own)? > end(&other)?)
+    Ok(own != other && is_same_authority(&own, &other) && lasts(&own)? > lasts(&other)?)
 }
 
 /// Whether a host is to see to what lies in the directory that `nbd.tls_dir` names: not where it may not write there.
@@ -94,7 +93,7 @@ pub fn renew(
         true => certificates.authority()?.issue_server(&names, LEAF_VALID)?,
         false => {
             let (renewal, key) = ask(certificates, machine, &paths)?;
-            Pair { certificate: sign(&renewal)?, key }
+            Pair { certificate: pki::only_certificate(&sign(&renewal)?)?, key }
         }
     };
     if server_names(&pair.certificate, &certificates.ca_pem()?).as_ref() != Some(&names) {

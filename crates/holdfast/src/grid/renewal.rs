@@ -27,11 +27,15 @@ use holdfast_runtime::tls::link::{HostTls, ServerTls, holder_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Pace of looking whether a process has other credentials.
 const FOLLOW_PACE: Duration = Duration::from_secs(2);
+
+/// What can't be used is tried again after so many looks: whoever is shown it may have to be told of it first.
+const LOOKS_A_TRY: u32 = 30;
 
 /// A certificate is made anew when less than one of so many parts of its time is left.
 const PARTS: u64 = 3;
@@ -149,11 +153,11 @@ pub struct Files {
 }
 
 impl Files {
-    /// When each was written, and how long it is; nothing of one that is not there.
+    /// When each was changed, also in who may read it, and how long it is; nothing of one that is not there.
     fn stamp(&self) -> Stamp {
         let of = |path: &PathBuf| {
             let found = fs::metadata(path).ok()?;
-            Some((found.modified().ok()?, found.len()))
+            Some(((found.ctime(), found.ctime_nsec()), found.len()))
         };
         self.paths.iter().map(of).collect()
     }
@@ -172,13 +176,13 @@ impl Files {
     }
 }
 
-type Stamp = Vec<Option<(SystemTime, u64)>>;
+type Stamp = Vec<Option<((i64, i64), u64)>>;
 
 struct Follower<F> {
     files: Files,
     used: Stamp,
-    /// What could not be taken the last time.
-    told: Option<Stamp>,
+    /// What could not be taken the last time, and how often it was looked at since.
+    told: Option<(Stamp, u32)>,
     take: F,
 }
 
@@ -188,20 +192,26 @@ impl<F: FnMut() -> Result<()>> Follower<F> {
         if found == self.used {
             return;
         }
+        let looks = self.told.as_ref().filter(|(told, _)| *told == found).map_or(0, |(_, looks)| *looks);
+        if looks > 1 && !looks.is_multiple_of(LOOKS_A_TRY) {
+            self.told = Some((found, looks + 1));
+            return;
+        }
         let Files { what, advice, .. } = &self.files;
         match (self.take)() {
             Ok(()) => {
                 logger::info(format_args!("there is a new {what}: it counts from the next connection on"));
                 self.used = found;
             }
-            // A key is in its place before its certificate is.
-            Err(error) if self.told.as_ref() == Some(&found) => {
-                logger::error(format_args!(
-                    "there is a new {what} that can't be used, and the old one is used on: {error:#}; {advice}"
-                ));
-                self.used = found;
+            Err(error) => {
+                // A key is in its place before its certificate is.
+                if looks == 1 {
+                    logger::error(format_args!(
+                        "there is a new {what} that can't be used, and the old one is used on: {error:#}; {advice}"
+                    ));
+                }
+                self.told = Some((found, looks + 1));
             }
-            Err(_) => self.told = Some(found),
         }
     }
 }

@@ -38,7 +38,8 @@ const MEMORY_PACE: Duration = Duration::from_secs(2);
 
 /// What to do about a store that is doubted when a host is started.
 const WAYS_OUT: &str = "this machine knows a newer metadata store of the grid. Bring that one back, if it is somewhere; or have the \
-    metadata back from the nodes (`holdfast meta recover --replace`); or go on with the store as it is (`holdfast meta believe`)";
+    metadata back from the nodes (`holdfast meta recover --replace`); or go on with the store as it is (`holdfast meta believe`), \
+    where it is the right one all the same, filled by an older release";
 
 pub enum News {
     Changed(Changes),
