@@ -75,7 +75,13 @@ impl MetaStore for Patient {
             if again && let Some(swap) = outcome(self.0.get(key)?, expect, value) {
                 return Ok(swap);
             }
-            self.0.swap(key, expect, value, lease)
+            match self.0.swap(key, expect, value, lease)? {
+                // The one before may have won since it was looked for.
+                Swap::Conflict(found) if again => {
+                    Ok(outcome(found.clone(), expect, value).unwrap_or(Swap::Conflict(found)))
+                }
+                known => Ok(known),
+            }
         })
     }
 
@@ -84,7 +90,12 @@ impl MetaStore for Patient {
             if again && let Some(commit) = self.outcome_of(compares, writes)? {
                 return Ok(commit);
             }
-            self.0.commit(compares, writes)
+            match self.0.commit(compares, writes)? {
+                Commit::Conflict(found) if again => {
+                    Ok(self.outcome_of(compares, writes)?.unwrap_or(Commit::Conflict(found)))
+                }
+                known => Ok(known),
+            }
         })
     }
 
