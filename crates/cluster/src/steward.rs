@@ -3,9 +3,10 @@
 //! ```text
 //! caretaker              (metadata, leased) the host that is the steward
 //! ```
-//! Role: it returns the space of deleted volumes ([`crate::deletion`]), empties the trash in time, has volumes that nobody serves
-//! cared for, one at a time, has the records copied to the grid's devices, and counts the store's minutes ([`crate::beat`]). The shell tells it of changes in the
-//! [`View`] and of what came of actions, and carries them out; it chooses nothing, waits for nothing, and repeats nothing.
+//! Role: it returns the space of deleted volumes ([`crate::deletion`]), and empties the trash in time. It has volumes that
+//! nobody serves cared for, one at a time. It has the records copied to the grid's devices, and counts the store's minutes
+//! ([`crate::beat`]). The shell tells it of changes in the [`View`] and of what came of actions, and carries them out; it
+//! chooses nothing, waits for nothing, and repeats nothing.
 //!
 //! Invariants
 //! 1. Nothing begins while the store is silent or not the right one, nor at a host that is not the steward by what it knows.

@@ -176,7 +176,8 @@ impl View {
 
     /// All that there is, as of one revision.
     pub fn replace(&mut self, asked: Asked, revision: u64, records: Vec<Record>) -> Result<(), Doubt> {
-        let doubt = self.doubt_of(revision, &records);
+        let beat = beat_of(records.iter().find(|record| record.key == BEAT_KEY));
+        let doubt = self.doubt_of(revision, &records, beat.as_ref());
         let was_in_doubt = std::mem::replace(&mut self.doubt, doubt).is_some();
         if let Some(doubt) = doubt {
             return Err(doubt);
@@ -184,9 +185,7 @@ impl View {
         if was_in_doubt {
             self.forget_notes();
         }
-        if let Some(beat) = beat_of(records.iter().find(|record| record.key == BEAT_KEY)) {
-            self.beat = Some(beat);
-        }
+        self.beat = beat.or(self.beat.take());
         self.is_filled = true;
         self.forget_notes_of_another(asked, revision);
         let there: BTreeSet<String> = records.iter().map(|record| record.key.clone()).collect();
@@ -206,15 +205,14 @@ impl View {
         Ok(())
     }
 
-    fn doubt_of(&mut self, revision: u64, records: &[Record]) -> Option<Doubt> {
+    fn doubt_of(&mut self, revision: u64, records: &[Record], beat: Option<&BeatRecord>) -> Option<Doubt> {
         if let Some(mark) = &self.mark {
             let Some(found) = records.iter().find(|record| record.key == *mark) else { return Some(Doubt::Emptied) };
             if *self.mark_value.get_or_insert_with(|| found.value.clone()) != found.value {
                 return Some(Doubt::Another);
             }
         }
-        let found = beat_of(records.iter().find(|record| record.key == BEAT_KEY));
-        if let Some(doubt) = beat::doubt(self.beat.as_ref(), found.as_ref(), !self.is_filled) {
+        if let Some(doubt) = beat::doubt(self.beat.as_ref(), beat, !self.is_filled) {
             return Some(doubt);
         }
         let is_older = revision < self.upto || records.iter().any(|record| self.is_not_as_it_was(record));

@@ -381,8 +381,8 @@ pub struct TokenRecord {
 /// How many marks a store keeps: hosts that were away for longer go by the count alone.
 pub const BEAT_MARKS_MAX: usize = 120;
 
-/// Which of all stores that the grid ever had this one is, and how far it has come: changed once a minute, and remembered by
-/// hosts, so that one which was set back to an older state is known as that by whoever has seen more.
+/// Which of all stores that the grid ever had this one is, and how far it has come. It is changed once a minute, and
+/// remembered by hosts: one that was set back to an older state is known as that by whoever has seen more.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BeatRecord {
     /// New whenever the store is filled from elsewhere, or believed by command.

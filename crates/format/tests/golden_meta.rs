@@ -14,7 +14,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Where snapshots of a volume come from, and what is coming.
-const RECEIVED: &str = r#"{"copies":[{"layer":2,"of":"00000000-0000-0000-0000-000000000007/1"}],"partial":{"begin":{"version":1,"volume":"v","snapshot":"s2","id":"00000000-0000-0000-0000-000000000007/3","from":["s1","00000000-0000-0000-0000-000000000007/1"],"size_bytes":4096,"layout":{"Mirror":{"copies":2}},"start":0},"offset":9,"ticket":"t","is_ending":false}}"#;
+const RECEIVED: &str = concat!(
+    r#"{"copies":[{"layer":2,"of":"00000000-0000-0000-0000-000000000007/1"}],"#,
+    r#""partial":{"begin":{"version":1,"volume":"v","snapshot":"s2","id":"00000000-0000-0000-0000-000000000007/3","#,
+    r#""from":["s1","00000000-0000-0000-0000-000000000007/1"],"size_bytes":4096,"layout":{"Mirror":{"copies":2}},"start":0},"#,
+    r#""offset":9,"ticket":"t","is_ending":false}}"#
+);
 
 /// Read and written again it is the same, also with a field that nobody knows yet.
 fn stays<T: Serialize + DeserializeOwned>(golden: &str) -> T {
@@ -84,7 +89,7 @@ fn records_are_written_as_ever() {
     let _: NumbersRecord = stays(r#"{"highest":3}"#);
     let _: CopiesRecord = stays(r#"{"number":3}"#);
     let node: NodeRecord = stays(
-        r#"{"machine":"a","node":{"id":3,"address":"10.0.0.3:7420","devices":[{"path":"devices/node3-0.img","device":"x","size_bytes":9}]}}"#,
+        r#"{"machine":"a","node":{"id":3,"address":"10.0.0.3:7420","devices":[{"path":"d/3.img","device":"x","size_bytes":9}]}}"#,
     );
     assert_eq!((node.node.id, node.node.devices.len()), (3, 1));
     assert_eq!(node_key(3), "node/00003");

@@ -627,7 +627,9 @@ impl Controller {
     /// Everything inside, for a person who looks into a simulation that failed.
     pub fn dump(&self) -> String {
         format!(
-            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\nopen {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\nlog {} bytes, {} entries, completed {}",
+            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\n\
+             open {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\n\
+             log {} bytes, {} entries, completed {}",
             self.segments,
             self.repairer,
             self.cleaner,

@@ -264,7 +264,9 @@ impl Certificates {
     pub fn renew_authority(&self) -> Result<()> {
         self.authority_key()?;
         let next = self.authority()?.renewed(&self.ca_pem()?)?;
-        if !self.take_renewed(&next)? {
+        let ends = lasts(&next)?.0;
+        // One that was made in the same second is as good.
+        if !self.take_renewed(&next)? && ends < lasts(&self.ca_pem()?)?.0 {
             refuse!(
                 Code::State,
                 "another certificate of the authority would end before the one that is there: this machine's clock is \

@@ -6,8 +6,8 @@
 //!             key, and of the host's, whose certificate is there as well
 //! ```
 //! Invariants
-//! 1. Who is given another certificate has the key of one for the very names, which is good still, and is a host of the
-//!    grid whose certificate is good and not revoked.
+//! 1. Who is given another certificate has the key of one for the very names, which is good still. It is a host of the
+//!    grid, whose certificate is good and not revoked.
 //! 2. A certificate that another authority has signed is its owner's to renew, and so is the authority that clients are
 //!    judged by, unless it is the grid's.
 

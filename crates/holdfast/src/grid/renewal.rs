@@ -225,6 +225,29 @@ mod tests {
     const GRID: GridId = GridId(7);
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
+    #[test]
+    fn files_that_cannot_be_used_are_tried_again_now_and_then() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("certificate");
+        let files = Files { what: "certificate".to_string(), paths: vec![path.clone()], advice: "put another there" };
+        let mut tries = 0;
+        let mut follower = Follower {
+            used: files.stamp(),
+            told: None,
+            files,
+            take: || {
+                tries += 1;
+                if tries == 4 { Ok(()) } else { Err(anyhow::anyhow!("it is not let in")) }
+            },
+        };
+        fs::write(&path, "another").unwrap();
+        (0..2 * LOOKS_A_TRY + 1).for_each(|_| follower.look());
+        // Taken by then, and left alone.
+        (0..LOOKS_A_TRY).for_each(|_| follower.look());
+        assert!(follower.told.is_some() && follower.used == follower.files.stamp());
+        assert_eq!(tries, 4);
+    }
+
     /// Machine b, with node 2, whose certificates are good for so long; and machine a, which signs.
     struct Rig {
         temp: tempfile::TempDir,

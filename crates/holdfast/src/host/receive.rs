@@ -35,7 +35,8 @@ fn token(partial: &PartialStream) -> String {
 fn how_to_go_on(partial: &PartialStream, name: &str) -> String {
     let token = token(partial);
     format!(
-        "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`; `holdfast receive --abandon {name}` gives up what has come"
+        "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`; `holdfast receive \
+         --abandon {name}` gives up what has come"
     )
 }
 

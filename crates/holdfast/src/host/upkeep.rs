@@ -14,6 +14,7 @@ use super::executors;
 use super::fixed::{Fixed, base_now};
 use super::records::News;
 use crate::grid::authority;
+use crate::grid::certs::Certificates;
 use crate::grid::etcd::Door;
 use crate::grid::nbd_server::{self, ServerRenewal};
 use crate::grid::renewal::{self, Renewal};
@@ -30,6 +31,7 @@ use holdfast_cluster::upkeep::{
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::MetaError;
+use holdfast_runtime::revoked::RevokedNow;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -389,14 +391,19 @@ impl ControlPlane {
         bail!("{why}")
     }
 
-    /// Signs for another machine's server of NBD.
-    pub(super) fn renew_server(&self, renewal: Value) -> Result<Value> {
-        let renewal: ServerRenewal = serde_json::from_value(renewal).context("it is no request for a certificate")?;
+    /// What this machine signs with for others, and who is given nothing.
+    fn signing(&self) -> Result<(&Certificates, &RevokedNow)> {
         let certificates = &self.revocations.certificates;
         if !certificates.has_authority() {
             refuse!(Code::State, "it has no key of the grid's authority");
         }
-        let revoked = self.revocations.lists.first().context("the grid has no TLS")?;
+        Ok((certificates, self.revocations.lists.first().context("the grid has no TLS")?))
+    }
+
+    /// Signs for another machine's server of NBD.
+    pub(super) fn renew_server(&self, renewal: Value) -> Result<Value> {
+        let renewal: ServerRenewal = serde_json::from_value(renewal).context("it is no request for a certificate")?;
+        let (certificates, revoked) = self.signing()?;
         let signed = nbd_server::answer(certificates, &renewal, revoked)?;
         // Who was revoked asks those first that have not heard.
         self.look_who_is_revoked().context("whether it was revoked can't be told now")?;
@@ -407,11 +414,7 @@ impl ControlPlane {
     /// Signs for another machine.
     pub(super) fn renew(&self, renewal: Value) -> Result<Value> {
         let renewal: Renewal = serde_json::from_value(renewal).context("it is no request for certificates")?;
-        let certificates = &self.revocations.certificates;
-        if !certificates.has_authority() {
-            refuse!(Code::State, "it has no key of the grid's authority");
-        }
-        let revoked = self.revocations.lists.first().context("the grid has no TLS")?;
+        let (certificates, revoked) = self.signing()?;
         let mut answer = renewal::answer(certificates, (&renewal, revoked), &self.catalog.node_machines()?)?;
         // What was signed after its machine was revoked would be good for all. Here it may not have been heard of yet: who
         // was revoked asks those first that have not. One that is revoked after this look has a later time on the list.

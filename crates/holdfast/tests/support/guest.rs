@@ -125,7 +125,7 @@ impl Guest {
     }
 }
 
-/// A write of this process that is under way, and stays so: nobody may follow its client as one that is quiet, however
+/// A write of this process that is under way, and stays so. Nobody may follow its client as one that is quiet, however
 /// long a busy machine keeps that from writing.
 pub struct Held<'a> {
     grid: &'a Grid,

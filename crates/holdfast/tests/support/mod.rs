@@ -50,7 +50,7 @@ const BLOCK_PORTS: u16 = 16;
 const PORTS_FROM: u16 = 12_000;
 const BLOCKS: u16 = 1100;
 
-/// Ports that nobody uses, for the `index`-th grid of these tests: the first of a block that is this process's own as
+/// Ports that nobody uses, for the `index`-th grid of these tests: the first of a block. That is this process's own as
 /// long as it runs, whoever else tests at the same time.
 pub fn free_ports(index: u16, count: u16) -> u16 {
     free_ports_at(Ipv4Addr::LOCALHOST, index, count)
