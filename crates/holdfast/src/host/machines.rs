@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Records of nodes that go in the very transaction in which their machine does. Those of more count for nothing from
 /// then on, and go after it.
@@ -51,6 +51,10 @@ const COMMITS_MAX: usize = 8;
 
 /// How long the host that signs may take to have a machine leave.
 const REMOVAL_MAX: Duration = Duration::from_secs(120);
+
+/// How long volumes that are being opened are waited for, and how often it is looked.
+const OPENING_MAX: Duration = Duration::from_secs(15);
+const LOOK_PACE: Duration = Duration::from_millis(200);
 
 /// How long another host may take to say what its volumes would lose.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
@@ -444,13 +448,9 @@ impl ControlPlane {
         self.ask(|answer| Command::Losses { nodes: nodes.clone(), answer })
     }
 
-    /// Refuses where volumes have data that can be read nowhere else.
-    fn check_losses(&self, facts: &Facts) -> Result<()> {
-        let nodes = facts.node_ids();
-        if nodes.is_empty() {
-            return Ok(());
-        }
-        let mut losses = self.losses_here(&nodes)?;
+    /// What volumes in service anywhere would lose without these nodes.
+    fn losses_everywhere(&self, nodes: &BTreeSet<NodeId>) -> Result<Vec<Weakness>> {
+        let mut losses = self.losses_here(nodes)?;
         for host in self.presence.hosts_that_run_errands()? {
             let errand = Errand::Losses { nodes: nodes.iter().map(|node| node.0).collect() };
             let told = self.send_errand(&host, &errand, QUESTION_MAX).and_then(|done| done).with_context(|| {
@@ -458,6 +458,24 @@ impl ControlPlane {
             })?;
             losses.extend(serde_json::from_value::<Vec<Weakness>>(told).context("a host's answer makes no sense")?);
         }
+        Ok(losses)
+    }
+
+    /// Refuses where volumes have data that can be read nowhere else.
+    fn check_losses(&self, facts: &Facts) -> Result<()> {
+        let nodes = facts.node_ids();
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        // The volumes of a host that has just died may be opening elsewhere.
+        let patience = Instant::now() + OPENING_MAX;
+        let losses = loop {
+            let losses = self.losses_everywhere(&nodes)?;
+            if !losses.iter().any(|loss| loss.unknown) || Instant::now() > patience {
+                break losses;
+            }
+            std::thread::sleep(LOOK_PACE);
+        };
         let mut told: Vec<String> = losses.iter().map(describe_loss).collect();
         told.extend(self.doubtful_volumes(facts)?);
         if told.is_empty() {
