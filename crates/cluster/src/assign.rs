@@ -229,14 +229,14 @@ fn open(volume: VolumeId, s: &Situation) -> Step {
 
 /// While the store was silent no lease was renewed: whoever is there has been for long enough to say so again by then.
 fn lease_over(right_since: Instant, s: &Situation) -> Instant {
-    if s.config.mutations.fails_over_on_lease_alone { s.now } else { right_since + s.config.lease }
+    if s.config.mutations.fails_over_on_lease_alone() { s.now } else { right_since + s.config.lease }
 }
 
 /// The volume is taken over although its clients were at the other host: never where one may be serving it still. That is the
 /// host that the record names, and in a hand-over the one that it is handed over by.
 fn fail_over(volume: VolumeId, known: &Volume, version: MetaVersion, export: &ExportRecord, s: &Situation) -> Step {
     let others = std::iter::once(&export.host).chain(export.from.as_ref().filter(|from| **from != s.config.host));
-    for host in others.filter(|_| !s.config.mutations.takes_from_who_is_heard) {
+    for host in others.filter(|_| !s.config.mutations.takes_from_who_is_heard()) {
         let told = s.silent.get(host).filter(|(at, _)| s.now.since(*at) < SILENCE_COUNTS);
         match told.map(|(_, silent)| known.is_cut_off(silent)) {
             Some(true) => {}
@@ -267,9 +267,9 @@ fn take_from(due: Instant, volume: VolumeId, version: MetaVersion, export: &Expo
 fn take(volume: VolumeId, version: MetaVersion, export: &ExportRecord, s: &Situation) -> Step {
     let gone = host_key(&export.host);
     let next = ExportRecord { host: s.config.host.clone(), from: None, ..export.clone() };
-    let mut step = note(volume, version, next, Some(gone).filter(|_| !s.config.mutations.leaves_absence_out));
+    let mut step = note(volume, version, next, Some(gone).filter(|_| !s.config.mutations.leaves_absence_out()));
     if let Step::Do(Action::Commit { compares, .. }) = &mut step
-        && s.config.mutations.leaves_version_out
+        && s.config.mutations.leaves_version_out()
     {
         compares.retain(|(key, _)| *key != export_key(volume));
     }

@@ -52,25 +52,26 @@ impl Config {
     }
 }
 
-/// Deliberate faults that the simulator must find; all off outside of its check.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// A volume is taken over as soon as its host's lease is over, also just after the store was silent.
-    pub fails_over_on_lease_alone: bool,
-    /// A take-over does not compare that the other host is gone.
-    pub leaves_absence_out: bool,
-    /// Actions begin whatever the store is like.
-    pub believes_any_store: bool,
-    /// Two actions of a volume may be under way.
-    pub forgets_what_is_under_way: bool,
-    /// A command's hold is granted while an action is under way.
-    pub holds_at_once: bool,
-    /// A take-over does not compare the record that it changes.
-    pub leaves_version_out: bool,
-    /// What is planned next does not wait for a command's hold to end.
-    pub forgets_holds: bool,
-    /// A volume is taken over from a host that nodes hear.
-    pub takes_from_who_is_heard: bool,
+holdfast_base::mutations! {
+    /// Deliberate faults that the simulator must find; all off outside of its check.
+    pub struct Mutations {
+        /// A volume is taken over as soon as its host's lease is over, also just after the store was silent.
+        fails_over_on_lease_alone,
+        /// A take-over does not compare that the other host is gone.
+        leaves_absence_out,
+        /// Actions begin whatever the store is like.
+        believes_any_store,
+        /// Two actions of a volume may be under way.
+        forgets_what_is_under_way,
+        /// A command's hold is granted while an action is under way.
+        holds_at_once,
+        /// A take-over does not compare the record that it changes.
+        leaves_version_out,
+        /// What is planned next does not wait for a command's hold to end.
+        forgets_holds,
+        /// A volume is taken over from a host that nodes hear.
+        takes_from_who_is_heard,
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -234,7 +235,7 @@ impl Cluster {
                 self.silent.insert(host, (now, nodes));
             }
             Event::Store { is_right } => {
-                let is_right = is_right || self.config.mutations.believes_any_store;
+                let is_right = is_right || self.config.mutations.believes_any_store();
                 if is_right != self.right_since.is_some() {
                     self.right_since = is_right.then_some(now);
                     self.plan_all(view);
@@ -343,7 +344,7 @@ impl Cluster {
     }
 
     fn grant_holds(&mut self, out: &mut Effects<Effect>) {
-        let (busy, at_once) = (&self.busy, self.config.mutations.holds_at_once);
+        let (busy, at_once) = (&self.busy, self.config.mutations.holds_at_once());
         for (_, ticket) in self.waiting.extract_if(.., |(volume, _)| at_once || !busy.contains_key(volume)) {
             out.push(Effect::Held { ticket });
         }
@@ -353,8 +354,8 @@ impl Cluster {
         let openings = self.local.values().filter(|local| **local == Local::Opening).count();
         let mut begun = 0;
         for volume in std::mem::take(&mut self.dirty) {
-            let is_busy = self.busy.contains_key(&volume) && !self.config.mutations.forgets_what_is_under_way;
-            if is_busy || self.held.contains_key(&volume) && !self.config.mutations.forgets_holds {
+            let is_busy = self.busy.contains_key(&volume) && !self.config.mutations.forgets_what_is_under_way();
+            if is_busy || self.held.contains_key(&volume) && !self.config.mutations.forgets_holds() {
                 // Its end, or the hold's, has it planned.
                 continue;
             }

@@ -50,11 +50,12 @@ pub struct Evidence {
     pub is_partial: bool,
 }
 
-/// Deliberate mistakes, for the simulator.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Mutations {
-    /// Takes any root for the newest.
-    pub accepts_older: bool,
+holdfast_base::mutations! {
+    /// Deliberate mistakes, for the simulator.
+    pub struct Mutations {
+        /// Takes any root for the newest.
+        accepts_older,
+    }
 }
 
 /// Why a root may not be the newest.
@@ -137,7 +138,7 @@ pub fn recover(
         let epoch = root.epoch;
         let promised = held.iter().map(|h| h.promised).max().unwrap_or_default();
         let root = Root { epoch: raised(epoch.max(promised), random), ..root };
-        all.insert(id, Recovered { root, epoch, doubt: doubt.filter(|_| !mutations.accepts_older) });
+        all.insert(id, Recovered { root, epoch, doubt: doubt.filter(|_| !mutations.accepts_older()) });
     }
     name_dependents(&mut all);
     all

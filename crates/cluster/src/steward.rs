@@ -90,21 +90,22 @@ impl Config {
     }
 }
 
-/// Deliberate faults that the simulator must find; all off outside of its check.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// Devices are asked to drop what a deletion was begun of, whether it can be had back or not.
-    pub drops_before_it_is_marked: bool,
-    /// What is given up is not compared: it may have been had back meanwhile.
-    pub gives_up_without_comparing: bool,
-    /// Every look at what is in the trash counts as a minute.
-    pub counts_looks: bool,
-    /// Actions begin whatever the store is like.
-    pub acts_in_doubt: bool,
-    /// A deletion is over when one device has dropped the volume.
-    pub finishes_early: bool,
-    /// Whoever is alive does what the steward does.
-    pub all_are_stewards: bool,
+holdfast_base::mutations! {
+    /// Deliberate faults that the simulator must find; all off outside of its check.
+    pub struct Mutations {
+        /// Devices are asked to drop what a deletion was begun of, whether it can be had back or not.
+        drops_before_it_is_marked,
+        /// What is given up is not compared: it may have been had back meanwhile.
+        gives_up_without_comparing,
+        /// Every look at what is in the trash counts as a minute.
+        counts_looks,
+        /// Actions begin whatever the store is like.
+        acts_in_doubt,
+        /// A deletion is over when one device has dropped the volume.
+        finishes_early,
+        /// Whoever is alive does what the steward does.
+        all_are_stewards,
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -310,7 +311,7 @@ impl Steward {
         self.now = now;
         match event {
             Event::Changed(_) => self.is_changed = true,
-            Event::Store { is_right } => self.is_right = is_right || self.config.mutations.acts_in_doubt,
+            Event::Store { is_right } => self.is_right = is_right || self.config.mutations.acts_in_doubt(),
             Event::Places(places) => self.places = places,
             Event::Outcome { id, outcome } => self.on_outcome(id, outcome),
             Event::Tick => {}
@@ -341,7 +342,7 @@ impl Steward {
 
     pub fn is_steward(&self, view: &View) -> bool {
         let record = view.get(STEWARD_KEY);
-        self.config.mutations.all_are_stewards || self.taken.is_some() && record.map(|r| r.version) == self.taken
+        self.config.mutations.all_are_stewards() || self.taken.is_some() && record.map(|r| r.version) == self.taken
     }
 
     fn on_outcome(&mut self, id: ActionId, outcome: Outcome) {
@@ -468,7 +469,7 @@ impl Steward {
     }
 
     fn as_steward(&self, mut compares: Compares) -> Compares {
-        if let Some(version) = self.taken.filter(|_| !self.config.mutations.all_are_stewards) {
+        if let Some(version) = self.taken.filter(|_| !self.config.mutations.all_are_stewards()) {
             compares.push((STEWARD_KEY.to_string(), version));
         }
         compares
@@ -484,7 +485,7 @@ impl Steward {
             let Ok(volume) = deleting.volume.parse::<VolumeId>() else { continue };
             match deletion::next(view, volume, &deleting, record.version) {
                 deletion::Step::Commit(volume, change, compares, writes) => {
-                    if self.config.mutations.drops_before_it_is_marked {
+                    if self.config.mutations.drops_before_it_is_marked() {
                         self.drop_everywhere(volume, Epoch(u64::MAX >> 1), out);
                     }
                     self.commit(volume, change, (compares, writes), out);
@@ -503,7 +504,7 @@ impl Steward {
     fn drop_everywhere(&mut self, volume: VolumeId, epoch: Epoch, out: Out) -> bool {
         let done = self.dropped.entry(volume).or_default();
         let left: Vec<Place> = self.places.difference(done).copied().collect();
-        let is_done = left.is_empty() || self.config.mutations.finishes_early && !done.is_empty();
+        let is_done = left.is_empty() || self.config.mutations.finishes_early() && !done.is_empty();
         // Of none it is not known yet what the grid has.
         let is_known = !self.places.is_empty();
         for place in left {
@@ -548,13 +549,13 @@ impl Steward {
         if seen.0 != version {
             *seen = (version, self.now);
         }
-        self.now.since(seen.1) >= self.config.minute || self.config.mutations.counts_looks
+        self.now.since(seen.1) >= self.config.minute || self.config.mutations.counts_looks()
     }
 
     fn give_up(&mut self, volume: VolumeId, record: &TrashRecord, version: MetaVersion, for_space: bool, out: Out) {
         let deleting = DeletingRecord { volume: volume.to_string(), name: record.name.clone(), other: Other::new() };
         let (key, next) = (format!("{TRASH_PREFIX}{volume}"), deleting_key(&deleting.volume));
-        let is_compared = !self.config.mutations.gives_up_without_comparing;
+        let is_compared = !self.config.mutations.gives_up_without_comparing();
         // Whoever serves it again has it back.
         let state = [(key.clone(), version), (export_key(volume), MetaVersion::ABSENT)];
         let compares = state.into_iter().filter(|_| is_compared).collect();

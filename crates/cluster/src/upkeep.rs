@@ -234,13 +234,14 @@ pub struct Config {
     pub mutations: Mutations,
 }
 
-/// Deliberate faults that the simulator must find; all off outside of its check.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// What was seen before an action's end counts.
-    pub believes_old_looks: bool,
-    /// Two actions of a chore may be under way.
-    pub begins_twice: bool,
+holdfast_base::mutations! {
+    /// Deliberate faults that the simulator must find; all off outside of its check.
+    pub struct Mutations {
+        /// What was seen before an action's end counts.
+        believes_old_looks,
+        /// Two actions of a chore may be under way.
+        begins_twice,
+    }
 }
 
 pub struct Upkeep {
@@ -304,8 +305,8 @@ impl Upkeep {
         self.fresh_from.retain(|_, (from, at)| *from > look || *at > now);
         for action in plan(view, facts, &self.config) {
             let chore = action.chore();
-            let is_busy = self.under_way.contains(&chore) && !mutations.begins_twice;
-            let is_old = self.fresh_from.contains_key(&chore) && !mutations.believes_old_looks;
+            let is_busy = self.under_way.contains(&chore) && !mutations.begins_twice();
+            let is_old = self.fresh_from.contains_key(&chore) && !mutations.believes_old_looks();
             if !is_busy && !is_old {
                 self.under_way.insert(chore);
                 out.push(Effect::Act(action));

@@ -7,13 +7,13 @@
 //!
 //! Limits: at most [`HANDSHAKES_MAX`] connections at the door, each for [`HANDSHAKE_MAX`] and with what
 //! `tls::HANDSHAKE_BYTES_MAX` lets it send; [`TOLD_MAX`] lines of log in [`TOLD_SPAN`]. Where the door is full the
-//! oldest of the origin that has most at it is pushed out: real hosts are through within milliseconds, and who only
+//! oldest of the source that has most at it is pushed out: real hosts are through within milliseconds, and who only
 //! holds a place is not.
 
-use crate::admission::{Handshakes, Origin, Room, Taken};
 use crate::logger;
 use holdfast_base::buf::total_len;
 use holdfast_base::{Buf, BufMut, Instant, Token};
+use holdfast_host::{Handshakes, Room, Source, Taken};
 use holdfast_runtime::pki::Identity;
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
@@ -139,8 +139,8 @@ impl Door {
     }
 
     /// Somebody has come, and has until then; gives who is pushed out for that.
-    pub fn come(&mut self, who: Token, origin: Origin, until: Instant) -> Option<Token> {
-        self.waiting.come(who, origin, until)
+    pub fn come(&mut self, who: Token, source: Source, until: Instant) -> Option<Token> {
+        self.waiting.come(who, source, until)
     }
 
     /// Somebody is not at the door any more: in, or gone. Whether it was.
@@ -166,11 +166,11 @@ impl Door {
     }
 
     /// Why somebody who has shown what it is finds no room among those that are in.
-    pub fn why_no_room(max: usize, origin: Origin, others: impl Iterator<Item = Origin>) -> Option<String> {
-        let taken = Taken::of(origin, others);
-        Room { max, kept_for_local: 0 }.admits(origin, taken).err()?;
+    pub fn why_no_room(max: usize, source: Source, others: impl Iterator<Item = Source>) -> Option<String> {
+        let taken = Taken::of(source, others);
+        Room { max, kept_for_local: 0 }.admits(source, taken).err()?;
         let Taken { own, all, .. } = taken;
-        Some(format!("{all} connections are open, {own} of them from {origin}, and what is left is kept for others"))
+        Some(format!("{all} connections are open, {own} of them from {source}, and what is left is kept for others"))
     }
 
     /// Tells who was refused, and why; not each time where that happens all the time.
@@ -206,15 +206,15 @@ mod tests {
         certificates.issue(std::slice::from_ref(&role)).unwrap();
         let tls = ServerTls::load(&certificates.paths(&role), GridId(7), role.clone()).unwrap();
         let mut door = Door::new(Some(tls), 2 * HANDSHAKES_MAX);
-        let origin = Origin::of(Some(([10, 0, 0, 1], 9).into()));
+        let source = Source::of(Some(([10, 0, 0, 1], 9).into()));
         let at = |n: u64| Instant::ZERO + Duration::from_millis(n);
         let count = HANDSHAKES_MAX as u64;
         for n in 0..count {
-            assert_eq!(door.come(Token(n), origin, at(1000 + n)), None);
+            assert_eq!(door.come(Token(n), source, at(1000 + n)), None);
         }
         door.let_in(Token(0));
-        assert_eq!(door.come(Token(count), origin, at(1000 + count)), None);
-        assert_eq!(door.come(Token(count + 1), origin, at(1001 + count)), Some(Token(1)));
+        assert_eq!(door.come(Token(count), source, at(1000 + count)), None);
+        assert_eq!(door.come(Token(count + 1), source, at(1001 + count)), Some(Token(1)));
         assert_eq!(door.next_deadline(), Some(at(1002)));
         assert_eq!(door.overdue(at(1001)), None);
         assert_eq!(door.overdue(at(1003)), Some(Token(2)));

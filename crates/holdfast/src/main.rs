@@ -3,7 +3,6 @@
 //! Role: reads the command line and hands over. Everything that can go wrong ends here as one message on standard error
 //! that says what, why, and what to do next.
 
-mod admission;
 mod cli;
 mod client;
 mod config;
@@ -22,7 +21,6 @@ mod node_devices;
 mod node_shell;
 mod protocol;
 mod resources;
-mod size;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};

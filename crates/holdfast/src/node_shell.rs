@@ -12,7 +12,6 @@
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
 //! serves on with the others. A device that can't be opened, or hangs, keeps nobody waiting: see [`crate::node_devices`].
 
-use crate::admission::{Origin, node_peers};
 use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::drives;
 use crate::grid::{certs, renewal, revoked};
@@ -25,6 +24,7 @@ use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::wire::{FrameReader, Request, encode_frame};
+use holdfast_host::{Source, node_peers};
 use holdfast_runtime::device::Device;
 use holdfast_runtime::mailbox::{self, Receiver, Sender};
 use holdfast_runtime::pki::Role;
@@ -74,7 +74,7 @@ struct Peer {
     conn: ConnId,
     /// Where it comes from.
     from: String,
-    origin: Origin,
+    source: Source,
     /// It has shown what it is, and is at the door no more.
     is_in: bool,
     reader: FrameReader<Request>,
@@ -432,7 +432,7 @@ impl NodeShell {
     }
 
     fn on_accepted(&mut self, now: Instant, conn: ConnId, (from, address): (String, Option<SocketAddr>), io: &mut Io) {
-        let origin = Origin::of(address);
+        let source = Source::of(address);
         if self.peers.is_full() {
             self.on_turned_away(now, &from);
             return io.abort(conn);
@@ -445,12 +445,12 @@ impl NodeShell {
             }
         };
         let reader = FrameReader::new();
-        let token = self.peers.insert(Peer { conn, from, origin, is_in: false, reader, secured, is_node: false });
+        let token = self.peers.insert(Peer { conn, from, source, is_in: false, reader, secured, is_node: false });
         self.by_conn.insert(conn, token);
         io.pause_reading(conn, !self.opening.is_empty());
         // Nothing is heard of it before.
         let heard_from = if !self.opening.is_empty() { now.max(self.read_from) } else { now };
-        if let Some(pushed_out) = self.door.come(token, origin, heard_from + HANDSHAKE_MAX) {
+        if let Some(pushed_out) = self.door.come(token, source, heard_from + HANDSHAKE_MAX) {
             self.refuse(now, pushed_out, PUSHED_OUT, io);
         }
     }
@@ -462,10 +462,10 @@ impl NodeShell {
 
     /// It has shown what it is; why it may not stay, where there is no room for it.
     fn let_in(&mut self, token: Token) -> Option<String> {
-        let origin = self.peers.get(token).filter(|peer| !peer.is_in)?.origin;
+        let source = self.peers.get(token).filter(|peer| !peer.is_in)?.source;
         self.door.let_in(token);
-        let others = self.peers.iter().filter(|(_, peer)| peer.is_in).map(|(_, peer)| peer.origin);
-        let why = Door::why_no_room(self.peers_max, origin, others);
+        let others = self.peers.iter().filter(|(_, peer)| peer.is_in).map(|(_, peer)| peer.source);
+        let why = Door::why_no_room(self.peers_max, source, others);
         self.peers.get_mut(token).expect("just seen").is_in = why.is_none();
         why
     }

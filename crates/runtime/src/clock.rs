@@ -14,6 +14,11 @@ pub fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// The same in milliseconds.
+pub fn wall_ms() -> u64 {
+    wall().as_millis() as u64
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

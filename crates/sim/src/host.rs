@@ -5,7 +5,7 @@
 
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward, lane_index};
 use crate::world::{Happening, Machine, MachineAt, Output, World};
-use holdfast_base::{BlockRequest, Buf, InstanceId, Instant, MetaReply, NodeId};
+use holdfast_base::{BlockRequest, Buf, Effects, InstanceId, Instant, MetaReply, NodeId};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE};
 use holdfast_volume::{Effect, Event, Target};
@@ -246,9 +246,18 @@ impl<M: Machine> World<M> {
     }
 
     fn machine_handles(&mut self, at: MachineAt, event: Event) {
-        let Some(slot) = self.hosts[at.host].machines[at.machine].as_mut() else { return };
+        self.with(at, |machine, now, effects| machine.handle(now, event, effects));
+    }
+
+    /// Has a machine do something, and carries out what it wants; nothing where there is no such machine.
+    pub fn with<T>(
+        &mut self,
+        at: MachineAt,
+        act: impl FnOnce(&mut M, Instant, &mut Effects<Effect>) -> T,
+    ) -> Option<T> {
+        let slot = self.hosts[at.host].machines.get_mut(at.machine)?.as_mut()?;
         let mut effects = std::mem::take(&mut self.host_effects);
-        slot.machine.handle(self.now, event, &mut effects);
+        let done = act(&mut slot.machine, self.now, &mut effects);
         for seal in slot.machine.take_seals() {
             self.seals.note(seal);
         }
@@ -258,6 +267,7 @@ impl<M: Machine> World<M> {
             self.machine_effect(at, effect);
         }
         self.arm_host(at);
+        Some(done)
     }
 
     fn machine_effect(&mut self, at: MachineAt, effect: Effect) {

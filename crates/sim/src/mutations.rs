@@ -1,8 +1,8 @@
 //! The deliberate faults of the machines, by name, for the check that the simulator finds each.
 
 use crate::cluster::{ClusterPlan, run_cluster};
+use crate::multi_host::{MultiHostPlan, run_multi_host};
 use crate::plan::Plan;
-use crate::portals::{PortalPlan, run_portals};
 use crate::runner::{Finding, guarded, run_seeds};
 use crate::swarm::run_plan;
 
@@ -18,7 +18,7 @@ pub struct Mutation {
 #[derive(Clone, Copy)]
 enum Apply {
     Swarm(fn(&mut Plan)),
-    Portals(fn(&mut PortalPlan)),
+    Portals(fn(&mut MultiHostPlan)),
     Cluster(fn(&mut ClusterPlan)),
 }
 
@@ -117,11 +117,11 @@ fn run_one(mutation: &Mutation, seed: u64, is_applied: bool) -> Result<(), Strin
             guarded(seed, || run_plan(plan, false)).map(drop)
         }
         Apply::Portals(apply) => {
-            let mut plan = PortalPlan::from_seed(seed);
+            let mut plan = MultiHostPlan::from_seed(seed);
             if is_applied {
                 apply(&mut plan);
             }
-            guarded(seed, || run_portals(plan, false)).map(drop)
+            guarded(seed, || run_multi_host(plan, false)).map(drop)
         }
         Apply::Cluster(apply) => {
             let mut plan = ClusterPlan::from_seed(seed);

@@ -47,25 +47,26 @@ impl fmt::Display for DiskError {
 
 impl std::error::Error for DiskError {}
 
-/// Test-only switches: each breaks one protocol rule, and the simulator must notice. All false in production.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// Appends of epochs below the promise are accepted (rule 6: a fenced owner can't complete a write).
-    pub skip_fence_check: bool,
-    /// Journal batches are acknowledged without having been flushed (DESIGN invariant 1, rule 11).
-    pub ack_before_durable: bool,
-    /// Fences are answered without a promise on this device (rule 6: promises live on the device they protect).
-    pub promise_not_persisted: bool,
-    /// The start-up scan ends at the first missing batch (rule 11: it finds every batch and never stops at a hole).
-    pub scan_stops_at_hole: bool,
-    /// What is unknown or damaged is told as "sound, and I hold nothing" (rule 1: a blank disk proves nothing).
-    pub blank_says_dont_have: bool,
-    /// What a read cache holds is not compared with the shard's checksums (decision 0022).
-    pub cached_read_unverified: bool,
-    /// What a read cache holds of a shard outlives the shard (decision 0022).
-    pub deletion_keeps_cached: bool,
-    /// A device is opened anew while writes of its former life are under way (rule 25).
-    pub reopens_under_writes: bool,
+holdfast_base::mutations! {
+    /// Test-only switches: each breaks one protocol rule, and the simulator must notice. All false in production.
+    pub struct Mutations {
+        /// Appends of epochs below the promise are accepted (rule 6: a fenced owner can't complete a write).
+        skip_fence_check,
+        /// Journal batches are acknowledged without having been flushed (DESIGN invariant 1, rule 11).
+        ack_before_durable,
+        /// Fences are answered without a promise on this device (rule 6: promises live on the device they protect).
+        promise_not_persisted,
+        /// The start-up scan ends at the first missing batch (rule 11: it finds every batch and never stops at a hole).
+        scan_stops_at_hole,
+        /// What is unknown or damaged is told as "sound, and I hold nothing" (rule 1: a blank disk proves nothing).
+        blank_says_dont_have,
+        /// What a read cache holds is not compared with the shard's checksums (decision 0022).
+        cached_read_unverified,
+        /// What a read cache holds of a shard outlives the shard (decision 0022).
+        deletion_keeps_cached,
+        /// A device is opened anew while writes of its former life are under way (rule 25).
+        reopens_under_writes,
+    }
 }
 
 #[derive(Clone, Debug)]

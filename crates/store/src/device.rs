@@ -308,7 +308,7 @@ impl Device {
         for (_, token) in std::mem::take(&mut self.again) {
             self.io.remove(token);
         }
-        if around.config.mutations.reopens_under_writes {
+        if around.config.mutations.reopens_under_writes() {
             self.io.tokens().into_iter().for_each(|token| drop(self.io.remove(token)));
         }
         let mut ctx = ctx(self.slot, self.id, &mut self.io, around);

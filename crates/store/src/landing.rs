@@ -183,7 +183,7 @@ impl Serving {
         let is_told = |life: Life| matches!(life, Life::Live | Life::Deleting);
         let mut ledgers: Vec<LedgerState> =
             state.ledgers.iter().filter(|(_, l)| is_told(l.life)).map(|(id, l)| l.state(*id)).collect();
-        if ctx.config.mutations.blank_says_dont_have {
+        if ctx.config.mutations.blank_says_dont_have() {
             pretend_to_hold(&mut ledgers, epoch);
         }
         let grant_left_ms = state.grants.left_below(epoch, ctx.now);
@@ -208,7 +208,7 @@ impl Serving {
         for (lsn, place) in &done.newly_damaged {
             self.mark_damaged(ctx, key, *lsn, place);
         }
-        let damaged = if ctx.config.mutations.blank_says_dont_have { Vec::new() } else { done.damaged };
+        let damaged = if ctx.config.mutations.blank_says_dont_have() { Vec::new() } else { done.damaged };
         ctx.reply_with(client, Reply::LogEntries { entries: done.entries, damaged, more: done.more }, done.payload);
     }
 

@@ -281,7 +281,7 @@ impl Opening {
     fn finish(&mut self, ctx: &mut Ctx) -> Serving {
         let superblock = *self.chosen();
         let (table, copy) = self.table.take().expect("the table was read");
-        let stops_at_hole = ctx.config.mutations.scan_stops_at_hole;
+        let stops_at_hole = ctx.config.mutations.scan_stops_at_hole();
         let batches = std::mem::take(&mut self.batches);
         let found = recover(superblock.device, superblock.areas, (&table, copy), batches, stops_at_hole);
         let mut shards = self.shards.take().expect("made with the superblock");

@@ -267,7 +267,7 @@ impl Serving {
     fn on_append(&mut self, ctx: &mut Ctx, client: Client, append: Append, payload: Buf) -> Result<(), Refusal> {
         let Append { volume, epoch, ledger, lsn, acked, header, crcs } = append;
         let state = self.volumes.by_id.get_mut(&volume).ok_or(Refusal::UnknownLedger)?;
-        if !ctx.config.mutations.skip_fence_check {
+        if !ctx.config.mutations.skip_fence_check() {
             state.promise.check(epoch)?;
         }
         let held = state.ledgers.get(&ledger).filter(|l| l.is_live()).ok_or(Refusal::UnknownLedger)?;
@@ -330,7 +330,7 @@ impl Serving {
         }
         state.grants.give(claim.epoch, ctx.now);
         state.ledgers.entry(ledger).or_insert_with(|| Ledger::new(rule, legs));
-        if raises && !ctx.config.mutations.promise_not_persisted {
+        if raises && !ctx.config.mutations.promise_not_persisted() {
             let record = Queued::Control { key: ControlKey::Promise(volume), then: Then::Nothing };
             self.journal.push(ctx.now, record);
         }
@@ -351,7 +351,7 @@ impl Serving {
         self.volumes.promise(volume).check_claim(claim)?;
         self.admit_control(1)?;
         self.volumes.by_id.entry(volume).or_default().promise.raise(claim);
-        if ctx.config.mutations.promise_not_persisted {
+        if ctx.config.mutations.promise_not_persisted() {
             self.answer_fence(ctx, client, volume, epoch);
             return Ok(());
         }
@@ -381,7 +381,7 @@ impl Serving {
         bytes_max: u32,
     ) -> Result<(), Refusal> {
         let Some(ledger) = self.volumes.ledger(key).filter(|l| matches!(l.life, Life::Live | Life::Deleting)) else {
-            if ctx.config.mutations.blank_says_dont_have {
+            if ctx.config.mutations.blank_says_dont_have() {
                 let reply = Reply::LogEntries { entries: Vec::new(), damaged: Vec::new(), more: false };
                 ctx.reply(client, reply);
                 return Ok(());

@@ -4,9 +4,9 @@ use super::format::{print, print_json};
 use super::layer;
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::size::Size;
 use anyhow::Result;
 use holdfast_api::{Code, DeviceInfo, LegParts, NodeInfo, Parts, Request, Response, VolumeInfo, VolumeLive, refuse};
+use holdfast_base::size::Size;
 use serde_json::json;
 
 /// Width of the names of parts.

@@ -3,10 +3,10 @@
 use super::format::{print, print_json};
 use crate::grid::layout::{EtcdMeta, GridDir, MetaConfig};
 use crate::grid::{beat, metadata, recovery};
-use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use holdfast_api::{Code, refuse};
+use holdfast_base::size::Size;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::PathBuf;

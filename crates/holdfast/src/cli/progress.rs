@@ -5,7 +5,7 @@
 //!
 //! Limits: elsewhere nothing within [`SHORT`], and then at most a line each [`LINE_EVERY`].
 
-use crate::size::Size;
+use holdfast_base::size::Size;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;

@@ -3,10 +3,10 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use holdfast_api::{Code, Request, Shares, SnapshotInfo, VolumeInfo, refuse};
+use holdfast_base::size::Size;
 use holdfast_format::schedule::{Keep, ScheduleRecord, Span};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -14,13 +14,13 @@ use crate::grid::processes::Role;
 use crate::grid::token::{self, Join};
 use crate::grid::{self, UpOptions, UpOutcome};
 use crate::resources;
-use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::{
     ConfiguredDevice, Counters, DeviceHealth, DeviceInfo, HostState, NodeInfo, NodeState, TrashInfo, Unreadable,
     VolumeInfo,
 };
+use holdfast_base::size::Size;
 use holdfast_format::wire::WIRE;
 use holdfast_runtime::clock;
 use holdfast_runtime::process::{self, ProcessStats};

@@ -3,11 +3,11 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use holdfast_api::{Code, FirstTierUse, Request, VolumeInfo, refuse};
 use holdfast_base::MediaClass;
+use holdfast_base::size::Size;
 use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use serde::Serialize;
 use std::time::{Duration, Instant};

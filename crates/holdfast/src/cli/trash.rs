@@ -3,10 +3,10 @@
 use super::format::{print, print_json, print_table, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::size::Size;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use holdfast_api::{Request, TrashInfo};
+use holdfast_base::size::Size;
 use serde_json::json;
 
 #[derive(Args, Debug)]

@@ -2,7 +2,7 @@
 
 use super::HostSettings;
 use crate::grid::layout::HostConfig;
-use crate::size::Size;
+use holdfast_base::size::Size;
 use holdfast_format::schedule::{NoSpan, Span};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -260,7 +260,7 @@ impl Kind {
         };
         match self {
             Kind::Size(from, to) => {
-                let size: Size = text.parse().map_err(|e: crate::size::ParseSizeError| e.to_string())?;
+                let size: Size = text.parse().map_err(|e: holdfast_base::size::ParseSizeError| e.to_string())?;
                 in_range(size.0, from, to).map(|bytes| Value::Size(Size(bytes)))
             }
             Kind::Span(from, to) => {

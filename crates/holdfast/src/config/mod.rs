@@ -8,11 +8,11 @@ pub mod file;
 pub mod keys;
 
 use crate::grid::layout::{GridConfig, GridDir};
-use crate::size::Size;
 use anyhow::{Context, Result};
 pub use explain::{explain_key, explain_keys, markdown, template};
 pub use file::ConfigError;
 use file::{Complaint, Found};
+use holdfast_base::size::Size;
 use keys::{KEYS, Value};
 use std::fs;
 use std::net::SocketAddr;

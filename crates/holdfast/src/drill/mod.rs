@@ -25,7 +25,6 @@ mod tools;
 mod witness;
 
 use crate::grid::layout::GridDir;
-use crate::size::Size;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use emergency::Calamity;
@@ -35,6 +34,7 @@ use emergency::machines::{MachineLoss, MachineLossArgs};
 use emergency::metadata::{MetadataLoss, MetadataLossArgs};
 use fio::Pattern;
 use grid::{Fault, Grid, LocalGrid};
+use holdfast_base::size::Size;
 use std::fmt;
 use tools::{Tool, WorkDir};
 

@@ -23,9 +23,9 @@ use super::{
 use crate::client;
 use crate::daemon::outwait;
 use crate::node_shell::fresh_device_id;
-use crate::size::Size;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, DeviceHealth, Request, refuse};
+use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, GridId, NodeId};
 use holdfast_runtime::device::{DeviceError, create_file};
 use holdfast_runtime::pki;

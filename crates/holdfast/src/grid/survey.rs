@@ -3,9 +3,9 @@
 use super::DEVICE_SIZE_MIN;
 use super::layout::{GridConfig, GridDir};
 use super::signatures::{self, Holding};
-use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, refuse};
+use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, GridId};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

@@ -10,22 +10,16 @@
 //! Invariant: a list is in the reactor before the volume that it restricts is offered there, and when it has changed those that may
 //! not stay are cut off before the command that changed it is answered (other hosts hear of it by the metadata store).
 
-use super::Host;
 use super::catalog::{Entry, check_name};
-use super::commands::Command;
 use super::control::ControlPlane;
-use super::nbd::Offered;
 use crate::logger;
 use anyhow::Result;
 use holdfast_api::{ClientsChange, Code, VolumeInfo, refuse};
 use holdfast_base::{GridId, Instant, VolumeId};
+use holdfast_host::{Caller, Order};
 use holdfast_runtime::pki::{Identity, Role};
-use holdfast_runtime::reactor::Io;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
-
-/// By volume or clone.
-pub type Lists = BTreeMap<VolumeId, BTreeSet<String>>;
 
 /// Clients that one list may name.
 const CLIENTS_MAX: usize = 1024;
@@ -34,67 +28,12 @@ const CLIENTS_MAX: usize = 1024;
 const TOLD_MAX: u32 = 30;
 const TOLD_SPAN: Duration = Duration::from_secs(60);
 
-/// Who a client is, as far as it has shown.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Caller {
-    /// It came by the unix socket.
-    Local,
-    /// By TCP, without TLS.
-    Plain,
-    /// Over TLS, without a certificate: none is asked for.
-    Unnamed,
-    /// Its certificate is sound, and speaks for another than a client of this grid.
-    Other(Option<Identity>),
-    /// A client of this grid, by its name.
-    Client(String),
-}
-
-impl Caller {
-    /// Of a secured connection.
-    pub fn of(grid: GridId, has_certificate: bool, identity: Option<Identity>) -> Caller {
-        match identity {
-            Some(Identity { grid: of, role: Role::Client(name) }) if of == grid => Caller::Client(name),
-            None if !has_certificate => Caller::Unnamed,
-            other => Caller::Other(other),
-        }
-    }
-
-    pub fn name(&self) -> Option<&str> {
-        match self {
-            Caller::Client(name) => Some(name),
-            Caller::Local | Caller::Plain | Caller::Unnamed | Caller::Other(_) => None,
-        }
-    }
-
-    /// Why it may not have an export with this list, or with none: what, why, and what to do. Who shows a host's or a node's
-    /// certificate may have none: these use volumes in other ways.
-    pub fn refusal(&self, export: &str, list: Option<&BTreeSet<String>>) -> Option<String> {
-        let how = "connect with a client certificate of this grid (`holdfast grid tls client NAME` makes one)";
-        let why = match self {
-            Caller::Local => return None,
-            Caller::Other(Some(identity)) => {
-                return Some(format!(
-                    "export {export} is for clients, and this one's certificate is of {identity}; {how}"
-                ));
-            }
-            _ if list.is_none() => return None,
-            Caller::Client(name) if list.is_some_and(|list| list.contains(name)) => return None,
-            Caller::Client(name) => {
-                return Some(format!(
-                    "export {export} is for certain clients, and client {name} is not one of them; `holdfast volume allow` lets \
-                     it in"
-                ));
-            }
-            Caller::Plain => format!(
-                "this connection has no TLS; set nbd.tls_dir of the host to a directory with server-cert.pem, server-key.pem \
-                 and ca-cert.pem (`holdfast grid tls server`), and {how}"
-            ),
-            Caller::Unnamed => format!(
-                "the host asks clients for no certificates; put the authority's ca-cert.pem into its nbd.tls_dir, and {how}"
-            ),
-            Caller::Other(None) => format!("this client's certificate names no client of this grid; {how}"),
-        };
-        Some(format!("export {export} is for certain clients, and {why}"))
+/// The client of a secured connection.
+pub fn caller_of(grid: GridId, has_certificate: bool, identity: Option<Identity>) -> Caller {
+    match identity {
+        Some(Identity { grid: of, role: Role::Client(name) }) if of == grid => Caller::Client(name),
+        None if !has_certificate => Caller::Unnamed,
+        other => Caller::Other(other.map(|identity| identity.to_string())),
     }
 }
 
@@ -129,36 +68,12 @@ impl Teller {
     }
 }
 
-impl Host {
-    /// These lists count from here on; clients that may not stay are cut off.
-    pub(super) fn set_access(&mut self, now: Instant, lists: Lists, io: &mut Io) {
-        if self.volumes.access == lists {
-            return;
-        }
-        self.volumes.access = lists;
-        for session in self.clients.tokens() {
-            let Some(client) = self.clients.get_mut(session) else { continue };
-            let (caller, peer) = (client.caller.clone(), client.peer.clone());
-            let Some(export) = client.export.clone() else { continue };
-            if let Some(why) = self.refusal_of(&export, &caller) {
-                self.clients.teller.tell(now, &peer, &format!("{why}; it was connected, and is cut off"));
-                self.abort_client(session, io);
-            }
-        }
-    }
-
-    /// Why a client may not have an export.
-    pub(super) fn refusal_of(&self, export: &str, caller: &Caller) -> Option<String> {
-        Offered::to(caller, (&self.volumes, &self.portals)).why_not(export)
-    }
-}
-
 impl ControlPlane {
     /// What the records say counts here from now on.
     pub(super) fn take_in_access(&self) -> Result<()> {
         let _alone = self.alone_at_doors();
         let (lists, limits) = (self.catalog.clients()?, self.catalog.limits()?);
-        self.ask(|answer| Command::Access { lists, limits, answer })
+        self.order(Order::Access { lists, limits }).map(drop)
     }
 
     /// A clone is for whom its origin is for, and has its limit, until it is given others.
@@ -237,16 +152,16 @@ mod tests {
     #[test]
     fn whoever_is_not_on_the_list_is_refused_and_told_what_to_do() {
         let only_a = list(&["a"]);
-        let of = |grid, role| Caller::of(grid, true, Some(Identity { grid, role }));
+        let of = |grid, role| caller_of(grid, true, Some(Identity { grid, role }));
         let refusal = |caller: &Caller| caller.refusal("v1", Some(&only_a));
         assert_eq!(refusal(&Caller::Local), None);
         assert_eq!(refusal(&of(GRID, Role::Client("a".into()))), None);
         assert!(refusal(&of(GRID, Role::Client("b".into()))).unwrap().contains("client b is not one of them"));
-        let of_other = Caller::of(GRID, true, Some(Identity { grid: GridId(8), role: Role::Client("a".into()) }));
+        let of_other = caller_of(GRID, true, Some(Identity { grid: GridId(8), role: Role::Client("a".into()) }));
         assert!(refusal(&of_other).unwrap().contains("client/a"));
         assert!(refusal(&of(GRID, Role::Host("a".into()))).unwrap().contains("host/a"));
-        assert!(refusal(&Caller::of(GRID, true, None)).unwrap().contains("names no client"));
-        assert!(refusal(&Caller::of(GRID, false, None)).unwrap().contains("ca-cert.pem"));
+        assert!(refusal(&caller_of(GRID, true, None)).unwrap().contains("names no client"));
+        assert!(refusal(&caller_of(GRID, false, None)).unwrap().contains("ca-cert.pem"));
         let plain = refusal(&Caller::Plain).unwrap();
         assert!(plain.contains("nbd.tls_dir") && plain.contains("grid tls client"), "{plain}");
         assert!(
@@ -255,7 +170,7 @@ mod tests {
         );
         let without_list = |caller: Caller| caller.refusal("v1", None);
         assert_eq!(without_list(Caller::Plain), None);
-        assert_eq!(without_list(Caller::of(GRID, true, None)), None);
+        assert_eq!(without_list(caller_of(GRID, true, None)), None);
         assert!(without_list(of(GRID, Role::Node(NodeId(3)))).unwrap().contains("node/3"));
     }
 

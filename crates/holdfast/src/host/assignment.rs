@@ -8,12 +8,10 @@
 
 use super::catalog::{Catalog, Entry};
 use super::commands::Command;
-use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane, ask};
+use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane};
 use super::executors;
-use super::portals::{Offer, Place};
 use super::presence::{TTL, address_of};
 use super::records::{News, Records};
-use super::volumes::OpenSpec;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
@@ -24,6 +22,7 @@ use holdfast_cluster::{
 use holdfast_format::meta::{ExportRecord, decode};
 use holdfast_format::portal::Answer;
 use holdfast_format::wire::{Reply, Request};
+use holdfast_host::{Offer, OpenSpec, Order, Outcome as HostOutcome, Place, Volume};
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
 use holdfast_volume::Warming;
@@ -292,12 +291,12 @@ impl ControlPlane {
             Action::Open { volume } => {
                 let Some(spec) = self.spec_for(volume)? else { return Ok(Outcome::Failed) };
                 logger::info(format_args!("volume {} is to be in service here, and is opened", spec.name));
-                self.ask(|answer| Command::Open { spec, exported: true, answer })?;
+                self.order(Order::Open { spec, exported: true })?;
                 Ok(Outcome::Done)
             }
             Action::Read { volume } => {
                 let Some(spec) = self.spec_for(volume)? else { return Ok(Outcome::Failed) };
-                let found = self.ask(|answer| Command::Warm { spec, answer })?;
+                let found = self.order(Order::Warm { spec })?.warming();
                 Ok(Outcome::Reading(match found {
                     None => Reading::NoRoom,
                     Some(None | Some(Warming::Warm)) => Reading::Read,
@@ -306,11 +305,11 @@ impl ControlPlane {
                 }))
             }
             Action::AskToYield { volume, host } => {
-                let asked = ask(&self.reactor, YIELD_MAX, |answer| Command::AskToYield { host, volume, answer });
+                let asked = self.order_within(YIELD_MAX, Order::AskToYield { host, volume }).map(HostOutcome::yielded);
                 Ok(Outcome::Asked(matches!(asked, Ok(Some(Answer::Yielded | Answer::Refused(_))))))
             }
             Action::LetGo { volume } => {
-                ask(&self.reactor, CLOSE_MAX.min(ANSWER_MAX), |answer| Command::LetGo { volume, answer })?;
+                self.order_within(CLOSE_MAX.min(ANSWER_MAX), Order::LetGo { volume })?;
                 Ok(Outcome::Done)
             }
             Action::Commit { volume, compares, writes } => self.commit(volume, compares, writes),
@@ -370,12 +369,12 @@ impl ControlPlane {
 }
 
 /// What a volume's controller says of it, for the machine.
-pub fn local_of(volume: &super::volumes::Volume) -> Local {
+pub fn local_of(volume: &Volume) -> Local {
     use holdfast_volume::State;
-    match volume.controller.state() {
-        State::Opening if volume.controller.is_warming() => Local::Reading,
-        State::Opening if volume.exported => Local::Opening,
-        State::Open if volume.exported => Local::Open,
+    match volume.controller().state() {
+        State::Opening if volume.controller().is_warming() => Local::Reading,
+        State::Opening if volume.is_exported() => Local::Opening,
+        State::Open if volume.is_exported() => Local::Open,
         State::Opening | State::Open => Local::InCare,
         State::Closing | State::Closed | State::Deposed => Local::Ending,
     }

@@ -26,15 +26,12 @@
 //!
 //! Every step can be repeated: a step that a crash cut short is finished by the next attempt.
 
-use super::access::Lists;
-use super::fixed::{Fixed, FixedVolume};
 use super::keys::NewKey;
-use super::limits::{self, Limits};
+use super::limits;
 use super::meta::Meta;
 use super::presence::{check_can_serve, live_hosts};
 use super::records::Records;
 use super::trash::name_in_trash;
-use super::volumes::OpenSpec;
 use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, Error, Unreadable, refuse};
@@ -56,6 +53,8 @@ use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{GIVEN_UP, Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::tier::Tiers;
+use holdfast_host::reservation::{Fixed, FixedVolume};
+use holdfast_host::{Limits, Lists, OpenSpec};
 use holdfast_runtime::meta::{Commit, Compare, Swap, Write};
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,13 +8,13 @@
 use super::assignment::{self, Assignment, Hold, Input, Offered};
 use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
-use super::commands::{ChangeOutcome, CloseOutcome, Command, LiveStatus, Policy, ResizeOutcome, Wanted};
+use super::commands::{Command, LiveStatus};
 use super::devices::TaskHistory;
 use super::doors::{self, Rank};
 use super::errands;
 
 use super::family::Published;
-use super::fixed::{Fixed, FixedVolume, owned_bytes};
+
 use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
@@ -25,7 +25,7 @@ use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
 use super::trend::Trend;
 use super::upkeep;
-use super::volumes::{OpenSpec, integrity_of, provisioning_of, split_export};
+use super::volume_info::{integrity_of, provisioning_of};
 use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
@@ -33,16 +33,21 @@ use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::metadata;
 use crate::logger;
 use crate::protocol::{self, LINE_BYTES_MAX};
-use crate::size::Size;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_api::{
     Code, DeviceInfo, HostStatus, KeySource, Kind, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState,
     refuse,
 };
+use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
+use holdfast_host::reservation::{Fixed, FixedVolume, owned_bytes};
+use holdfast_host::{
+    ChangeOutcome, CloseOutcome, OpenSpec, Order, Outcome, Policy, ResizeOutcome, Wanted, split_export,
+};
+use holdfast_runtime::clock;
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
 use holdfast_volume::protect::{self, Protect};
@@ -478,6 +483,15 @@ impl ControlPlane {
         ask(&self.reactor, ANSWER_MAX, command)
     }
 
+    /// Has the host do something that takes no time of its own.
+    pub(super) fn order(&self, order: Order) -> Result<Outcome> {
+        self.order_within(ANSWER_MAX, order)
+    }
+
+    pub(super) fn order_within(&self, patience: Duration, order: Order) -> Result<Outcome> {
+        ask(&self.reactor, patience, |answer| Command::Order { order, answer })
+    }
+
     pub(super) fn status(&self) -> Result<HostStatus> {
         let mut live: LiveStatus = self.ask(|answer| Command::Status { answer })?;
         // Of records that can't be read whoever needs them tells.
@@ -650,7 +664,7 @@ impl ControlPlane {
         }
         if let Some(checked) = checked_reads {
             self.catalog.change_settings(entry.root.volume, |settings| settings.unchecked_reads = !checked)?;
-            self.ask(|answer| Command::CheckReads { name: name.to_string(), checked, answer })?;
+            self.order(Order::CheckReads { name: name.to_string(), checked })?;
         }
         if let Some(limit) = limit {
             self.set_limit(&entry, limit.as_deref())?;
@@ -681,8 +695,8 @@ impl ControlPlane {
     }
 
     fn set_policy(&self, name: &str, policy: Policy) -> Result<()> {
-        let command = |answer| Command::SetPolicy { name: name.to_string(), policy, answer };
-        match ask(&self.reactor, RESIZE_MAX, command) {
+        let order = Order::SetPolicy { name: name.to_string(), policy };
+        match self.order_within(RESIZE_MAX, order).map(Outcome::was) {
             Ok(true) => Ok(()),
             Ok(false) => {
                 refuse!(Code::State, "volume {name} is not in service; `holdfast volume export {name}`, then try again")
@@ -699,11 +713,10 @@ impl ControlPlane {
         let spec = self.keys.spec_of(&entry)?;
         if self.catalog.claim_export(&entry, takeover)? {
             // What is left here of an earlier service knows nothing of what happened since.
-            let (name, force, discard) = (name.to_string(), true, true);
-            ask(&self.reactor, CLOSE_MAX, |answer| Command::Close { name, force, discard, answer })?;
+            self.close_now(name, (true, true))?;
         }
         self.take_in_access()?;
-        let open = |spec: OpenSpec| self.ask(|answer| Command::Open { spec, exported: true, answer });
+        let open = |spec: OpenSpec| self.order(Order::Open { spec, exported: true }).map(drop);
         open(spec.clone())?;
         let (patience, mut again) = (Instant::now() + OPEN_MAX, Instant::now() + OPEN_AGAIN);
         loop {
@@ -729,14 +742,24 @@ impl ControlPlane {
         }
     }
 
+    fn close_now(&self, name: &str, (force, discard): (bool, bool)) -> Result<CloseOutcome> {
+        let order = Order::Close { name: name.to_string(), force, discard, only_care: false };
+        Ok(self.order_within(CLOSE_MAX, order)?.closed())
+    }
+
+    /// Closes a volume that is open for care only.
+    pub(super) fn end_care(&self, name: &str) -> Result<CloseOutcome> {
+        let order = Order::Close { name: name.to_string(), force: false, discard: false, only_care: true };
+        Ok(self.order_within(CLOSE_MAX, order)?.closed())
+    }
+
     pub(super) fn close(&self, name: &str, force: bool, discard: bool, why_not: &str) -> Result<()> {
-        let command = |answer| Command::Close { name: name.to_string(), force, discard, answer };
-        let mut outcome = ask(&self.reactor, CLOSE_MAX, command)?;
+        let mut outcome = self.close_now(name, (force, discard))?;
         // A client that has just said good-bye is gone in a moment.
         let patience = Instant::now() + HANG_UP_MAX;
         while matches!(outcome, CloseOutcome::InUse(_)) && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(20));
-            outcome = ask(&self.reactor, CLOSE_MAX, command)?;
+            outcome = self.close_now(name, (force, discard))?;
         }
         match outcome {
             CloseOutcome::Closed | CloseOutcome::NotOpen => Ok(()),
@@ -795,8 +818,8 @@ impl ControlPlane {
             resized?;
             return self.show(name);
         }
-        let command = |answer| Command::Resize { name: name.to_string(), size_bytes, force, answer };
-        let become_so = || Ok(ask(&self.reactor, RESIZE_MAX, command));
+        let order = Order::Resize { name: name.to_string(), size_bytes, force };
+        let become_so = || Ok(self.order_within(RESIZE_MAX, order).map(Outcome::resized));
         match self.become_fixed(&entry, size_bytes, entry.root.layout, become_so)? {
             Ok(ResizeOutcome::Done) => self.show(name),
             Ok(ResizeOutcome::InUse) => Err(self.larger_in_use(name)),
@@ -817,7 +840,7 @@ impl ControlPlane {
 
     fn snapshot(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
         check_name(name)?;
-        self.change(volume, Wanted::Snapshot { name: name.to_string() })?;
+        self.change(volume, Wanted::Snapshot { name: name.to_string(), created_ms: clock::wall_ms() })?;
         self.show(volume)
     }
 
@@ -828,8 +851,7 @@ impl ControlPlane {
             return Ok(());
         }
         let wanted = Wanted::DropClone { force: true };
-        let command = |answer| Command::Change { volume: name.to_string(), wanted, answer };
-        match ask(&self.reactor, CHANGE_MAX, command)? {
+        match self.order_within(CHANGE_MAX, Order::Change { volume: name.to_string(), wanted })?.changed() {
             ChangeOutcome::Done => Ok(()),
             other => bail!("what is left of an earlier {name} can't be deleted now ({other:?}); try again"),
         }
@@ -846,8 +868,7 @@ impl ControlPlane {
     fn do_change(&self, entry: &Entry, wanted: Wanted) -> Result<()> {
         let volume = entry.name();
         let is_resize = matches!(wanted, Wanted::ResizeClone { .. });
-        let command = |answer| Command::Change { volume: volume.to_string(), wanted, answer };
-        match ask(&self.reactor, CHANGE_MAX, command)? {
+        match self.order_within(CHANGE_MAX, Order::Change { volume: volume.to_string(), wanted })?.changed() {
             ChangeOutcome::Done => Ok(()),
             ChangeOutcome::NotOpen => {
                 let origin = &entry.root.name;

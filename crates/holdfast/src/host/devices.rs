@@ -12,16 +12,17 @@ use super::control::ControlPlane;
 use crate::grid::layout::{GridConfig, NodeConfig};
 use crate::logger;
 use crate::resources;
-use crate::size::Size;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{
     Code, DeviceHealth, DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, TaskKind, TaskUnit, VolumeInfo,
     VolumeSpace, refuse,
 };
+use holdfast_base::size::Size;
 use holdfast_base::{DeviceId, MediaClass, NodeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{Refusal, Reply, Request};
+use holdfast_host::Order;
 use holdfast_volume::protect;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -142,7 +143,7 @@ impl ControlPlane {
             self.catalog.set_draining(*device, false)?;
         }
         let draining = self.catalog.draining()?;
-        self.ask(|answer| Command::Drain { devices: draining, answer })
+        self.order(Order::Drain(draining)).map(drop)
     }
 
     /// Has everything moved off devices.
@@ -154,7 +155,7 @@ impl ControlPlane {
         for device in devices {
             self.catalog.set_draining(*device, true)?;
         }
-        self.ask(|answer| Command::Drain { devices: draining, answer })
+        self.order(Order::Drain(draining)).map(drop)
     }
 
     /// The device's node notes what it is made of, or is to find out. Returns when it shows.
@@ -327,7 +328,7 @@ impl ControlPlane {
         for device in self.catalog.kept()?.difference(&known) {
             self.catalog.set_kept(*device, false)?;
         }
-        self.ask(|answer| Command::Drain { devices: draining, answer })
+        self.order(Order::Drain(draining)).map(drop)
     }
 
     /// The grid has these nodes from here on.

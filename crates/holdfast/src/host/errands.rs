@@ -13,7 +13,6 @@
 
 use super::control::ControlPlane;
 use super::meta::Meta;
-use super::volumes::split_export;
 use crate::logger;
 use crate::protocol::{self, code_of};
 use crate::resources;
@@ -22,6 +21,7 @@ use holdfast_api::{Code, Error, Kind, LinkState, Request, Response, TaskInfo, Vo
 use holdfast_base::NodeId;
 use holdfast_cluster::View;
 use holdfast_format::geometry::Layout;
+use holdfast_host::split_export;
 use holdfast_runtime::meta::Change;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -12,19 +12,17 @@
 //! a swap of that record: whoever may still be about to finish it does not come to that.
 
 use super::catalog::Begun;
-use super::commands::{Answer, Command, tell};
-use super::control::{CHANGE_MAX, ControlPlane, ask};
-use super::volumes::split_export;
-use super::{Host, control::check_size};
+use super::commands::Command;
+use super::control::{CHANGE_MAX, ControlPlane, check_size};
 use anyhow::{Result, bail};
 use holdfast_api::{Code, Error, VolumeInfo, refuse};
-use holdfast_base::{Epoch, Instant, VolumeId};
+use holdfast_base::{Epoch, VolumeId};
 use holdfast_cluster::upkeep::KinNow;
 use holdfast_format::family::SegmentRanges;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
-use holdfast_runtime::reactor::Io;
-use holdfast_volume::{Event as VolumeEvent, State};
+use holdfast_host::{ForkOutcome, Host, Order, Volume, split_export};
+use holdfast_volume::State;
 use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 
@@ -43,79 +41,17 @@ pub struct Kin {
     pub generation: (Epoch, u64),
 }
 
-/// What the control plane asks of the reactor about families.
-pub enum FamilyCommand {
-    /// Of a volume in service, or a clone, and a snapshot of it: makes what a separate clone begins with.
-    Fork {
-        source: (String, String),
-        dependent: VolumeId,
-        name: String,
-        /// The snapshot's where it is missing.
-        size_bytes: Option<u64>,
-        answer: Answer<ForkOutcome>,
-    },
-    /// Volumes that are open and share segments with others.
-    Kin {
-        /// What is told of a volume in this generation is known already.
-        known: BTreeMap<VolumeId, (Epoch, u64)>,
-        answer: Answer<Vec<Kin>>,
-    },
-    /// What a dependent says, to the volume that it was made of; harmless where that is not open.
-    Tell { of: VolumeId, event: VolumeEvent, answer: Answer<()> },
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ForkOutcome {
-    Made(Box<Root>),
-    NotOpen,
-    Refused(&'static str),
-}
-
-impl Host {
-    pub(super) fn on_family_command(&mut self, now: Instant, command: FamilyCommand, io: &mut Io) {
-        match command {
-            FamilyCommand::Fork { source: (volume, snapshot), dependent, name, size_bytes, answer } => {
-                self.fork(now, (&volume, snapshot), (dependent, name, size_bytes), answer, io);
-            }
-            FamilyCommand::Kin { known, answer } => tell(&answer, self.kin(&known)),
-            FamilyCommand::Tell { of, event, answer } => {
-                self.tell_dependent(now, of, event, io);
-                tell(&answer, ());
-            }
-        }
-    }
-
-    fn kin(&self, known: &BTreeMap<VolumeId, (Epoch, u64)>) -> Vec<Kin> {
-        let open = self.volumes.table.iter().filter(|(_, v)| v.controller.state() == State::Open);
-        let kin = |volume: &super::volumes::Volume| {
-            let (id, generation) = (volume.id, volume.controller.named_generation());
-            let is_known = known.get(&id) == Some(&generation);
-            let named = if is_known { None } else { volume.controller.named_of_origin() };
-            let dependents = volume.controller.dependents().iter().map(|of| of.volume).collect();
-            Kin { id, dependents, named, generation }
-        };
-        open.map(|(_, volume)| kin(volume)).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
-    }
-
-    fn fork(
-        &mut self,
-        now: Instant,
-        (volume, snapshot): (&str, String),
-        (dependent, name, size_bytes): (VolumeId, String, Option<u64>),
-        answer: Answer<ForkOutcome>,
-        io: &mut Io,
-    ) {
-        let Some((at, head)) = self.volumes.find_open(volume) else { return tell(&answer, ForkOutcome::NotOpen) };
-        self.waiters.forks.push((at, dependent, answer));
-        self.drive(now, at, VolumeEvent::Fork { head, snapshot, dependent, name, size_bytes }, io);
-    }
-
-    fn tell_dependent(&mut self, now: Instant, of: VolumeId, event: VolumeEvent, io: &mut Io) {
-        let found = self.volumes.table.iter().find(|(_, volume)| volume.id == of).map(|(at, _)| at);
-        if let Some(at) = found {
-            self.drive(now, at, event, io);
-        }
-    }
+/// Volumes that are open and share segments with others; what is told of one in a known generation is left out.
+pub fn kin(host: &Host, known: &Published) -> Vec<Kin> {
+    let open = host.volumes().filter(|v| v.controller().state() == State::Open);
+    let kin = |volume: &Volume| {
+        let (id, generation) = (volume.id(), volume.controller().named_generation());
+        let is_known = known.get(&id) == Some(&generation);
+        let named = if is_known { None } else { volume.controller().named_of_origin() };
+        let dependents = volume.controller().dependents().iter().map(|of| of.volume).collect();
+        Kin { id, dependents, named, generation }
+    };
+    open.map(kin).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
 }
 
 impl ControlPlane {
@@ -174,10 +110,9 @@ impl ControlPlane {
         size_bytes: Option<u64>,
     ) -> Result<Box<Root>> {
         let (dependent, name) = (begun.volume, name.to_string());
-        let source = (volume.to_string(), snapshot.to_string());
-        match ask(&self.reactor, CHANGE_MAX, |answer| {
-            Command::Family(FamilyCommand::Fork { source, dependent, name, size_bytes, answer })
-        })? {
+        let (of, snapshot) = (volume.to_string(), snapshot.to_string());
+        let order = Order::Fork { volume: of, snapshot, dependent, name, size_bytes };
+        match self.order_within(CHANGE_MAX, order)?.forked() {
             ForkOutcome::Made(root) => Ok(root),
             ForkOutcome::NotOpen => {
                 refuse!(
@@ -209,7 +144,7 @@ impl ControlPlane {
     /// Volumes that are open here and share segments with others.
     pub(super) fn kin_here(&self) -> Result<Vec<KinNow>> {
         let known = self.published().clone();
-        let kin = self.ask(|answer| Command::Family(FamilyCommand::Kin { known, answer }))?;
+        let kin = self.ask(|answer| Command::Kin { known, answer })?;
         let seen =
             |Kin { id, dependents, named, generation }| KinNow { volume: id, dependents, names: named, generation };
         Ok(kin.into_iter().map(seen).collect())
@@ -247,8 +182,7 @@ impl ControlPlane {
         self.tell_of_dependent(origin, dependent, None)
     }
 
-    fn tell_of_dependent(&self, of: VolumeId, volume: VolumeId, names: Option<SegmentRanges>) -> Result<()> {
-        let event = VolumeEvent::Dependent { volume, names };
-        self.ask(|answer| Command::Family(FamilyCommand::Tell { of, event, answer }))
+    fn tell_of_dependent(&self, origin: VolumeId, dependent: VolumeId, names: Option<SegmentRanges>) -> Result<()> {
+        self.order(Order::Dependent { origin, dependent, names }).map(drop)
     }
 }

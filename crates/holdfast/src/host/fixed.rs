@@ -11,168 +11,24 @@
 //! A snapshot keeps what is overwritten after it. So all that is there when one is taken counts no more as written by the
 //! volume, until it has no snapshots.
 
+use super::DEVICES_SHOWN_WITHIN;
 use super::catalog::{Entry, Reserving};
 use super::commands::Command;
 use super::control::ControlPlane;
-use super::volumes::Volumes;
-use super::{DEVICES_SHOWN_WITHIN, Host};
 use crate::logger;
-use crate::size::Size;
 use anyhow::Result;
 use holdfast_api::{Code, LinkState, VolumeInfo, VolumeState, free_of, refuse};
-use holdfast_base::{Instant, Token, VolumeId};
+use holdfast_base::VolumeId;
+use holdfast_base::size::Size;
 use holdfast_format::geometry::Layout;
-use holdfast_runtime::reactor::Io;
+use holdfast_host::Order;
+use holdfast_host::reservation::{Fixed, FixedVolume, left_bytes, owned_bytes};
+use holdfast_volume::Claim;
 use holdfast_volume::claims::writable_beside;
-use holdfast_volume::{Claim, Event as VolumeEvent, State};
-use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// Part of its size that a fixed volume owns besides: more than the dead share that the cleaner leaves alone, and headers.
-const SLACK_PART: u64 = 16;
-
-/// Others are told the most of so many looks: what devices tell is older than what volumes do.
-const LOOKS: usize = 3;
 
 /// How often it is looked again when others have set space aside meanwhile.
 const RESERVE_TRIES: u32 = 50;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fixed {
-    /// Bytes in segments that the volume has not written since its last snapshot; all that there are while one is taken.
-    pub base_bytes: u64,
-    /// What was left to write when it was last noted, with the sixteenth: it stands while the volume is not in service.
-    pub left_bytes: u64,
-}
-
-/// A fixed volume, as the reactor keeps it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FixedVolume {
-    pub layout: Layout,
-    pub fixed: Fixed,
-    recent: [u64; LOOKS],
-}
-
-impl FixedVolume {
-    pub fn new(layout: Layout, fixed: Fixed) -> FixedVolume {
-        FixedVolume { layout, fixed, recent: [fixed.left_bytes; LOOKS] }
-    }
-
-    fn see(&mut self, layout: Layout, left_bytes: u64) {
-        self.layout = layout;
-        self.fixed.left_bytes = left_bytes;
-        self.recent.rotate_right(1);
-        self.recent[0] = left_bytes;
-    }
-
-    /// Goes on from what was known of the volume.
-    pub fn after(mut self, before: &FixedVolume) -> FixedVolume {
-        self.recent = before.recent;
-        self.see(self.layout, self.fixed.left_bytes);
-        self
-    }
-
-    fn claim(&self) -> Claim {
-        Claim::of(self.layout, self.recent.iter().copied().max().unwrap_or_default())
-    }
-
-    /// Of devices.
-    pub fn set_aside_bytes(&self) -> u64 {
-        Claim::of(self.layout, self.fixed.left_bytes).raw_bytes()
-    }
-}
-
-/// What a fixed volume owns, without redundancy.
-pub fn owned_bytes(size_bytes: u64) -> u64 {
-    size_bytes + size_bytes / SLACK_PART
-}
-
-/// What it has not used of that; `taken_bytes` of payload are in its segments.
-fn left_bytes(size_bytes: u64, taken_bytes: u64, base_bytes: u64) -> u64 {
-    owned_bytes(size_bytes).saturating_sub(taken_bytes.saturating_sub(base_bytes))
-}
-
-/// Claims by width.
-#[derive(Clone, Default)]
-struct Sum(BTreeMap<u8, u64>);
-
-impl Sum {
-    fn add(&mut self, claim: Claim) {
-        *self.0.entry(claim.width).or_default() += claim.shard_bytes;
-    }
-
-    fn without(&self, own: Claim) -> Vec<Claim> {
-        let bytes = |width: u8, bytes: u64| if width == own.width { bytes - own.shard_bytes } else { bytes };
-        let claims = self.0.iter().map(|(width, sum)| Claim { width: *width, shard_bytes: bytes(*width, *sum) });
-        claims.filter(|claim| claim.shard_bytes > 0).collect()
-    }
-}
-
-impl Volumes {
-    /// Sees what fixed volumes that are open have left.
-    fn look_at_fixed(&mut self) {
-        for (_, volume) in self.table.iter() {
-            let Some(fixed) = self.fixed.get_mut(&volume.id) else { continue };
-            let (Some(size), Some(layout)) = (volume.controller.size_bytes(), volume.controller.layout()) else {
-                continue;
-            };
-            if matches!(volume.controller.state(), State::Open | State::Closing) {
-                let space = volume.controller.space_use();
-                let taken = space.data_bytes + space.dead_bytes;
-                fixed.see(layout, left_bytes(size, taken, fixed.fixed.base_bytes));
-            }
-        }
-    }
-
-    /// What each volume owns, or has taken on and not placed: by volume, and of all together.
-    fn owned(&self) -> (BTreeMap<VolumeId, Claim>, Sum) {
-        let fixed = self.fixed.iter().map(|(id, fixed)| (*id, fixed.claim()));
-        let logs = self.table.iter().filter(|(_, v)| !self.fixed.contains_key(&v.id));
-        let logs = logs.map(|(_, v)| (v.id, Claim::of(v.layout(), v.controller.unplaced_bytes())));
-        let owned: BTreeMap<VolumeId, Claim> = fixed.chain(logs).collect();
-        let mut sum = Sum::default();
-        owned.values().for_each(|claim| sum.add(*claim));
-        (owned, sum)
-    }
-
-    /// What others own beside this volume, or beside all that there are.
-    pub fn claims_beside(&self, volume: Option<VolumeId>) -> Vec<Claim> {
-        let (owned, sum) = self.owned();
-        let own = volume.and_then(|id| owned.get(&id).copied());
-        sum.without(own.unwrap_or(Claim { width: 0, shard_bytes: 0 }))
-    }
-
-    /// For each open volume that has not heard it yet.
-    fn claims_to_tell(&mut self) -> Vec<(Token, Vec<Claim>)> {
-        let (owned, sum) = self.owned();
-        let mut news = Vec::new();
-        for at in self.table.tokens() {
-            let volume = self.table.get_mut(at).expect("listed");
-            let others = self.fixed.len() - usize::from(self.fixed.contains_key(&volume.id));
-            // Without a fixed volume to be kept from, what is in others' logs is nobody's business.
-            let claims = if others == 0 { Vec::new() } else { sum.without(owned[&volume.id]) };
-            if volume.told_claims != claims {
-                volume.told_claims.clone_from(&claims);
-                news.push((at, claims));
-            }
-        }
-        news
-    }
-}
-
-impl Host {
-    /// Looks what is set aside, and tells the volumes that it is set aside from.
-    pub(super) fn tell_set_aside(&mut self, now: Instant, io: &mut Io) {
-        self.volumes.look_at_fixed();
-        self.tell_claims(now, io);
-    }
-
-    pub(super) fn tell_claims(&mut self, now: Instant, io: &mut Io) {
-        for (at, claims) in self.volumes.claims_to_tell() {
-            self.drive(now, at, VolumeEvent::SetAside { claims }, io);
-        }
-    }
-}
 
 impl ControlPlane {
     /// This host serves the volume, or nobody does.
@@ -198,7 +54,7 @@ impl ControlPlane {
         let id = entry.root.volume;
         self.catalog.change_settings(id, |settings| settings.fixed = fixed)?;
         let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
-        self.ask(|answer| Command::SetFixed { id, fixed, answer })
+        self.order(Order::SetFixed { volume: id, fixed }).map(drop)
     }
 
     /// A volume that is about to be made has its room from the beginning.
@@ -364,46 +220,5 @@ pub(super) fn base_now(live: &VolumeInfo, noted: u64) -> u64 {
         // The host ended while a snapshot was taken.
         (true, u64::MAX) => held_bytes(live),
         (true, noted) => noted,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_left_goes_down_with_what_is_taken_and_not_below_nothing() {
-        let size = 16 << 30;
-        assert_eq!(left_bytes(size, 0, 0), 17 << 30);
-        assert_eq!(left_bytes(size, 10 << 30, 0), 7 << 30);
-        assert_eq!(left_bytes(size, 30 << 30, 0), 0);
-        // After a snapshot of all of it.
-        assert_eq!(left_bytes(size, 16 << 30, 16 << 30), 17 << 30);
-        assert_eq!(left_bytes(size, 20 << 30, 16 << 30), 13 << 30);
-        assert_eq!(left_bytes(size, 4 << 30, 16 << 30), 17 << 30, "never more than it owns");
-        assert_eq!(left_bytes(size, 4 << 30, u64::MAX), 17 << 30);
-    }
-
-    #[test]
-    fn others_are_told_the_most_of_the_last_looks() {
-        let layout: Layout = "mirror:2".parse().unwrap();
-        let mut volume = FixedVolume::new(layout, Fixed { base_bytes: 0, left_bytes: 100 });
-        volume.see(layout, 80);
-        volume.see(layout, 60);
-        assert_eq!(volume.claim(), Claim { width: 2, shard_bytes: 100 }, "devices may have told what they had before");
-        volume.see(layout, 40);
-        assert_eq!(volume.claim(), Claim { width: 2, shard_bytes: 80 });
-        volume.see(layout, 90);
-        assert_eq!(volume.claim(), Claim { width: 2, shard_bytes: 90 }, "more counts at once");
-        assert_eq!(volume.set_aside_bytes(), 180);
-    }
-
-    #[test]
-    fn nobody_is_told_of_his_own() {
-        let mut sum = Sum::default();
-        let (a, b) = (Claim { width: 2, shard_bytes: 10 }, Claim { width: 3, shard_bytes: 7 });
-        [a, b, a].iter().for_each(|claim| sum.add(*claim));
-        assert_eq!(sum.without(a), [a, b]);
-        assert_eq!(sum.without(b), [Claim { width: 2, shard_bytes: 20 }]);
     }
 }

@@ -2,10 +2,11 @@
 
 use super::catalog::Entry;
 use super::commands::Command;
-use super::control::{ControlPlane, ask};
+use super::control::ControlPlane;
 use anyhow::Result;
 use holdfast_api::{Code, VolumeInfo, VolumeState, refuse};
 use holdfast_base::VolumeId;
+use holdfast_host::Order;
 use std::time::{Duration, Instant};
 
 /// How long the log of a volume may take to be emptied, as far as that can be done beside its service, before the volume is
@@ -97,7 +98,7 @@ impl ControlPlane {
         self.publish_offers()?;
         let asked = name.to_string();
         // What is left in the log then is recovered by the other.
-        let _ = ask(&self.reactor, PREPARE_MAX, |answer| Command::Prepare { name: asked, answer });
+        let _ = self.order_within(PREPARE_MAX, Order::Prepare { name: asked });
         self.catalog.hand_over(volume, to)?;
         // The sessions here shall know where they go before they have to.
         self.publish_offers()?;

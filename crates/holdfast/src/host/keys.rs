@@ -17,7 +17,6 @@
 
 use super::catalog::{Catalog, Entry};
 use super::control::ControlPlane;
-use super::volumes::OpenSpec;
 use crate::grid::layout::{GridDir, write_secret};
 use crate::logger;
 use anyhow::{Context, Result, bail};
@@ -27,6 +26,7 @@ use holdfast_api::{Code, KeySource, VolumeInfo, refuse};
 use holdfast_base::VolumeId;
 use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
 use holdfast_format::meta::{KEY_VERSION, KeyRecord, Other};
+use holdfast_host::OpenSpec;
 use holdfast_runtime::pki::random;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -88,6 +88,11 @@ pub enum LinkEvent {
     Down {
         node: NodeId,
     },
+    /// What it says of its devices now.
+    Devices {
+        node: NodeId,
+        devices: Vec<DeviceStat>,
+    },
     Answer {
         node: NodeId,
         volume: Token,
@@ -246,10 +251,6 @@ impl Links {
     }
 
     /// Nodes that are up, for a volume that has just been opened.
-    pub fn up(&self) -> impl Iterator<Item = Event> {
-        self.links.iter().filter(|l| l.state == State::Up).map(Link::up_event)
-    }
-
     pub fn views(&self) -> impl Iterator<Item = LinkView<'_>> {
         self.links.iter().filter(|l| !l.retired).map(|l| LinkView {
             node: l.node,
@@ -409,6 +410,7 @@ impl Links {
                     .iter()
                     .any(|d| serves(d) && !link.devices.iter().any(|k| k.device == d.device && serves(k)));
                 link.devices = devices;
+                self.events.push_back(LinkEvent::Devices { node, devices: link.devices.clone() });
                 if news {
                     // Volumes learn of devices from greetings.
                     logger::info(format_args!("node {node} has another device that serves; connecting anew"));

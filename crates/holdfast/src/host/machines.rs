@@ -33,6 +33,7 @@ use holdfast_format::meta::{
     MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key, node_key,
     removed_key,
 };
+use holdfast_host::Order;
 use holdfast_runtime::meta::{Commit, Compare, Write};
 use holdfast_runtime::pki::Role;
 use rustix::process::{Signal, getpid, kill_process};
@@ -651,7 +652,7 @@ impl ControlPlane {
         }
         self.use_nodes(self.catalog.nodes()?)?;
         let devices = self.catalog.draining()?;
-        self.ask(|answer| Command::Drain { devices, answer })?;
+        self.order(Order::Drain(devices))?;
         if !self.revocations.lists.is_empty() {
             revoked::outlast(record.removed_s);
         }

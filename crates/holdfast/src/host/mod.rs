@@ -1,10 +1,10 @@
 //! The host: one reactor thread with all controllers, their links to the nodes, and the clients of their volumes.
 //!
-//! Role: the shell around [`holdfast_volume::Controller`] and [`holdfast_frontend::nbd::Session`]. It moves events to
-//! machines and effects to sockets and decides nothing about data. The control plane (metadata records, the control
-//! socket, deletions) runs on threads of its own and reaches the reactor by [`commands::Command`].
+//! Role: the shell around [`holdfast_host::Host`] and [`holdfast_frontend::nbd::Session`]. It moves events to machines and
+//! effects to sockets and decides nothing about data. The control plane (metadata records, the control socket, deletions)
+//! runs on threads of its own and reaches the reactor by [`commands::Command`].
 //!
-//! One event is handled to its end: what machines push gathers in queues, and [`Host::settle`] works them off until all
+//! One event is handled to its end: what machines push gathers in queues, and [`Shell::settle`] works them off until all
 //! are empty, so that no machine is ever entered twice.
 //!
 //! Faults: a clean stop closes every volume, which empties its log; a stop that takes longer than [`STOP_MAX`] is as
@@ -14,6 +14,7 @@ mod access;
 mod assignment;
 mod authority;
 pub mod catalog;
+mod client;
 mod commands;
 mod control;
 mod copies;
@@ -35,7 +36,6 @@ mod names;
 mod nbd;
 mod near;
 mod peers;
-pub mod portals;
 pub mod presence;
 mod questions;
 pub mod receive;
@@ -48,11 +48,10 @@ pub mod tls;
 mod trash;
 mod trend;
 mod upkeep;
-mod volumes;
+mod volume_info;
 mod watcher;
 mod writers;
 
-use crate::admission::HostPlaces;
 use crate::config::{Exposure, HostSettings};
 use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::grid::certs::Certificates;
@@ -63,31 +62,30 @@ use crate::link_tls::Door;
 use crate::logger;
 use crate::nbd_uri::Place;
 use anyhow::{Context, Result};
-use commands::{ChangeOutcome, Command, Policy, Waiters};
+use client::Machine;
+use commands::{Command, Waiters};
 use holdfast_base::time::earliest;
-use holdfast_base::{
-    BlockError, BlockReply, BlockRequest, DeviceId, Effects, HeadId, Instant, NodeId, Slab, Token, VolumeId,
-};
+use holdfast_base::{BlockRequest, Effects, InstanceId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_cluster::{Event as AssignmentEvent, Local};
-use holdfast_portal::WriterEvent;
+use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
+use holdfast_host::{
+    Budget, Call, Care, Config, Effect, Event as HostEvent, Host, HostPlaces, Level, Order, PeerEffect, PeerEvent,
+};
 use holdfast_runtime::mailbox::{self, Receiver};
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
 use holdfast_runtime::tls::link::{HostTls, ServerTls};
-use holdfast_volume::{Effect, Event as VolumeEvent, Notice, SlowBecause, State};
+use holdfast_volume::Event as VolumeEvent;
 pub use links::DEVICES_SHOWN_WITHIN;
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
 use peers::Peers;
-use portals::Portals;
 use revocation::Revocations;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use volumes::{Budget, Care, OpenSpec, Volumes, Wait};
-use writers::Machine;
 
 /// Commands that may wait: one a control connection.
 const COMMANDS_MAX: usize = 1024;
@@ -104,36 +102,33 @@ enum Life {
     Stopping { give_up_at: Instant },
 }
 
-pub struct Host {
-    links: Links,
-    volumes: Volumes,
-    clients: Clients,
-    portals: Portals,
-    meta: MetaClient,
-    /// Which volume's controller waits for the answer, and its name for the call.
-    meta_calls: Slab<(Token, u64)>,
-    commands: Receiver<Command>,
-    /// Devices that volumes leave.
-    draining: BTreeSet<DeviceId>,
-    waiters: Waiters,
-    groups: groups::Groups,
-    nbd_listeners: Vec<ListenerId>,
-    /// Where portals of other hosts come, if they may.
-    host_listeners: Vec<ListenerId>,
+pub struct Shell {
+    name: String,
+    host: Host,
+    /// What the host wants, and the tray that is being worked off.
     effects: Effects<Effect>,
-    replies: VecDeque<(Token, BlockReply)>,
+    spare: Effects<Effect>,
+    links: Links,
+    peers: Peers,
+    clients: Clients,
+    /// Where clients connect.
+    served_at: Vec<Place>,
+    meta: MetaClient,
+    /// Calls to the metadata store, by their tickets there.
+    meta_calls: Slab<Call>,
+    commands: Receiver<Command>,
+    waiters: Waiters,
+    nbd_listeners: Vec<ListenerId>,
+    /// Where other hosts come, if they may.
+    host_listeners: Vec<ListenerId>,
+    /// Of clients, by their sessions here.
     requests: VecDeque<(Token, BlockRequest)>,
-    /// About who may write to a volume, or a clone in it.
-    writer_events: VecDeque<(Token, HeadId, WriterEvent)>,
-    reconnects: VecDeque<NodeId>,
-    closed: VecDeque<Token>,
     chores_at: Instant,
     started: Instant,
     near: near::Near,
-    /// Told what this host does with volumes; what it was told last, and which may have changed since.
+    /// Told what this host does with volumes; what it was told last.
     assignment: assignment::Assignment,
     locals: BTreeMap<VolumeId, Local>,
-    locals_changed: Vec<VolumeId>,
     nodes_away: BTreeSet<NodeId>,
     life: Life,
 }
@@ -176,6 +171,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     catalog.set_own_nodes(&config.nodes)?;
     machines::announce(dir, &config, &catalog, address)?;
     let near = near::Near::of(&config.nodes);
+    let near_nodes: BTreeSet<NodeId> = config.nodes.iter().map(|node| NodeId(node.id)).collect();
     signer::start(dir, &config, catalog.clone(), meta.clone())?;
     records.sync()?;
     config.nodes = catalog.nodes()?;
@@ -194,61 +190,66 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
     let started = reactor.io().now();
     let (assignment, inputs) = assignment::Assignment::new();
-    let mut host = Host {
+    let mut shell = Shell {
+        name: config.host.name.clone(),
+        host: Host::new(&Config {
+            grid,
+            name: config.host.name.clone(),
+            instance: InstanceId(uuid::Uuid::new_v4().as_u128()),
+            budget,
+            care,
+            room: places.sessions,
+            expected_volumes: exported.len(),
+            tune: |_| {},
+            mutations: holdfast_host::Mutations::default(),
+            of_controllers: holdfast_volume::Mutations::default(),
+        }),
+        effects: Effects::new(),
+        spare: Effects::new(),
         links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
-        volumes: Volumes::new(
-            grid,
-            &config.host.name,
-            (budget, care),
-            (fixed, access, limits),
-            exported.len(),
-            served_at,
-        ),
-        portals: Portals::new(
-            grid,
-            &config.host.name,
-            Peers::new(links_tls.clone(), Door::new(door, places.links / 2), places.links),
-        ),
+        peers: Peers::new(links_tls.clone(), Door::new(door, places.links / 2), places.links),
         clients: Clients::new(
             places,
             (grid, revoked),
             settings.tls_dir.as_deref().map(tls::load_and_follow).transpose()?,
             Machine::own(config.address()),
         ),
+        served_at,
         meta: MetaClient::start(meta.clone(), reactor.waker())?,
         meta_calls: Slab::new(meta::CALLS_MAX),
         commands,
-        draining,
         waiters: Waiters::default(),
-        groups: groups::Groups::new(),
         nbd_listeners: listeners,
         host_listeners: host_listener.iter().map(|(listener, _)| *listener).collect(),
-        effects: Effects::new(),
-        replies: VecDeque::new(),
         requests: VecDeque::new(),
-        writer_events: VecDeque::new(),
-        reconnects: VecDeque::new(),
-        closed: VecDeque::new(),
         chores_at: started,
         started,
         near,
         assignment: assignment.clone(),
         locals: BTreeMap::new(),
-        locals_changed: Vec::new(),
         nodes_away: BTreeSet::new(),
         life: Life::Running,
     };
+    for (volume, fixed) in fixed {
+        shell.tell_host(started, Order::SetFixed { volume, fixed: Some(fixed) });
+    }
+    shell.tell_host(started, Order::Access { lists: access, limits });
+    shell.tell_host(started, Order::Drain(draining));
+    shell.tell_host(started, Order::Near(near_nodes));
     let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
-    host.set_offers(started, offers, &hosts, reactor.io());
+    let numbers = shell.peers.set_wanted(started, &hosts, reactor.io());
+    let hosts = hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
+    shell.tell_host(started, Order::Offer { offers, hosts });
     // Those whose keys are not there, or take a while, are opened later.
     for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
-        host.open_volume(started, spec, (true, VolumeEvent::Open), reactor.io());
+        shell.tell_host(started, Order::Open { spec, exported: true });
     }
+    shell.settle(started, reactor.io());
     let told = (meta, records, catalog, presence.clone(), keys);
     control::start(dir, (&config, settings), told, revocations, (sender, assignment, inputs))?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
-    reactor.run(&mut host)?;
+    reactor.run(&mut shell)?;
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
     Ok(())
@@ -309,289 +310,162 @@ fn listen(
     Ok((listeners, served_at))
 }
 
-impl Host {
+impl Shell {
     fn is_stopping(&self) -> bool {
         self.life != Life::Running
-    }
-
-    /// Opens a volume, and tells its controller what is up.
-    fn open_volume(
-        &mut self,
-        now: Instant,
-        spec: OpenSpec,
-        (exported, begin): (bool, VolumeEvent),
-        io: &mut Io,
-    ) -> Token {
-        logger::info(format_args!("volume {} ({}) is being opened", spec.name, spec.volume));
-        self.locals_changed.push(spec.volume);
-        let at = self.volumes.insert(now, spec, exported);
-        for event in self.links.up().collect::<Vec<_>>() {
-            self.drive(now, at, event, io);
-        }
-        self.drive(now, at, VolumeEvent::Near { nodes: self.near.nodes.clone() }, io);
-        if !self.draining.is_empty() {
-            self.drive(now, at, VolumeEvent::Drain { devices: self.draining.clone() }, io);
-        }
-        self.tell_claims(now, io);
-        self.drive(now, at, begin, io);
-        at
-    }
-
-    /// Gives an event to a controller and carries out what it wants.
-    fn drive(&mut self, now: Instant, at: Token, event: VolumeEvent, io: &mut Io) {
-        let Some(volume) = self.volumes.table.get_mut(at) else { return };
-        let mut effects = std::mem::take(&mut self.effects);
-        volume.controller.handle(now, event, &mut effects);
-        volume.deadline = volume.next_deadline();
-        for effect in effects.drain() {
-            match effect {
-                Effect::Send { node, lane, token, request, payload } => {
-                    let owner = Owner::Volume { volume: at, token };
-                    self.links.send(node, lane, owner, &request, payload, io);
-                }
-                Effect::Reply(reply) => self.replies.push_back((at, reply)),
-                Effect::Meta { token, request } => {
-                    let ticket = self.meta_calls.insert((at, token));
-                    self.meta.service.request(MetaTicket(ticket.0), request);
-                }
-                Effect::Reconnect { node } => self.reconnects.push_back(node),
-                Effect::Notice(notice) => {
-                    self.groups.on_notice(at, &notice);
-                    self.on_notice(at, &notice);
-                }
-            }
-        }
-        self.effects = effects;
-    }
-
-    fn on_notice(&mut self, at: Token, notice: &Notice) {
-        let Some(volume) = self.volumes.table.get_mut(at) else { return };
-        let name = &volume.name;
-        if matches!(notice, Notice::StateChanged(_)) {
-            self.locals_changed.push(volume.id);
-        }
-        match notice {
-            // A host that puts a volume into service does not ask the steward.
-            Notice::StateChanged(State::Deposed) if !volume.exported => {
-                logger::info(format_args!("volume {name}: it is put into service, and not looked after any more"));
-                self.waiters.on_changes_lost(at);
-            }
-            Notice::StateChanged(State::Deposed) if self.portals.is_offered(volume.id) => {
-                logger::info(format_args!("volume {name}: another host has it now; clients go on through this one"));
-                self.waiters.on_changes_lost(at);
-                self.closed.push_back(at);
-            }
-            Notice::StateChanged(State::Deposed) => {
-                logger::error(format_args!(
-                    "volume {name}: another host has taken it over; `holdfast volume export {name} --takeover` takes it back"
-                ));
-                self.waiters.on_changes_lost(at);
-            }
-            Notice::StateChanged(state) => {
-                logger::info(format_args!("volume {name} is {}", volumes::state_of(*state)));
-                match state {
-                    State::Closed => self.closed.push_back(at),
-                    State::Open => {
-                        self.volumes.refresh_clones(at);
-                        self.on_serving(at);
-                    }
-                    _ => {}
-                }
-            }
-            // Told when it lasts: at the start of a host every volume waits until nodes have greeted.
-            Notice::StoreDoubted { is_doubted: true } => logger::error(format_args!(
-                "volume {name}: the metadata store lacks its newest record: the store was emptied, or set back to an older \
-                 state. It is served on, and nothing that needs the metadata happens until the right store is back"
-            )),
-            Notice::StoreDoubted { is_doubted: false } => {
-                logger::info(format_args!("volume {name}: the metadata store has its newest record again"));
-            }
-            Notice::OpenWaits { why } => volume.waits = Some(Wait { why, told: false }),
-            Notice::Recovered { epoch, last, entries, reappended } => logger::info(format_args!(
-                "volume {name}: recovered up to {last} in epoch {epoch}: {entries} entries read, {reappended} \
-                 re-appended"
-            )),
-            Notice::NodeSuspect { node } => {
-                logger::warn(format_args!("volume {name}: node {node} is late, and avoided"));
-            }
-            Notice::NodeTrusted { node } => logger::info(format_args!("volume {name}: node {node} is used again")),
-            Notice::DeviceSlow { node, device, because } => {
-                let how = if matches!(because, SlowBecause::Errors { .. }) { "failing" } else { "slow" };
-                logger::warn(format_args!(
-                    "volume {name}: device {device} of node {node} is {how}, and bypassed where that can be: {because}"
-                ));
-            }
-            Notice::DeviceTrusted { node, device } => {
-                logger::info(format_args!("volume {name}: device {device} of node {node} behaves again, and is used"));
-            }
-            Notice::RedundancyRestored => logger::info(format_args!("volume {name}: full redundancy")),
-            Notice::Resized { size_bytes } => {
-                logger::info(format_args!("volume {name} has {size_bytes} bytes now"));
-                self.waiters.on_resized(at, *size_bytes);
-            }
-            Notice::LayoutSet { layout } => {
-                logger::info(format_args!("volume {name} is written as {layout} from here on"));
-                self.waiters.on_policy_set(at, Policy::Layout(*layout));
-            }
-            Notice::TiersSet { tiers } => {
-                logger::info(format_args!("volume {name} has other tiers from here on"));
-                self.waiters.on_policy_set(at, Policy::Tiers(*tiers));
-            }
-            Notice::Changed { change, .. } => {
-                logger::info(format_args!("volume {name}: {}", commands::change_text(change)));
-                self.volumes.refresh_clones(at);
-                self.waiters.on_change(at, change, &ChangeOutcome::Done);
-            }
-            Notice::Refused { change, why } => self.waiters.on_change(at, change, &ChangeOutcome::Refused(why)),
-            Notice::Forked { .. } | Notice::ForkRefused { .. } => self.waiters.on_fork_notice(at, notice),
-            Notice::ShardDamaged { leg, shard, repaired } => logger::warn(format_args!(
-                "volume {name}: shard {shard:?} on device {} of node {} is damaged; {}",
-                leg.device,
-                leg.node,
-                if *repaired { "it is being repaired" } else { "it is read elsewhere, and a scrub repairs it" }
-            )),
-            Notice::Miscounted { segments, hidden } => logger::error(format_args!(
-                "volume {name}: what lives was miscounted in {segments} segments{}, and is put right: this is a bug, please \
-                 report it with this log",
-                if *hidden { ", and what is hidden in leaves of the map" } else { "" }
-            )),
-            Notice::Prepared => self.on_prepared(at),
-            // Who waits for it asks how far it is.
-            Notice::Warmed => {}
-            Notice::Held { .. } | Notice::HoldEnded { whole: true, .. } => {}
-            Notice::HoldEnded { whole: false, .. } => {
-                logger::info(format_args!("volume {name}: answers could not be held back for a group of snapshots"));
-            }
-            Notice::LedgerRolled { .. } => logger::info(format_args!("volume {name}: a new ledger is open")),
-        }
     }
 
     /// Works off everything that machines pushed, and what follows from that.
     fn settle(&mut self, now: Instant, io: &mut Io) {
         loop {
-            if self.settle_groups(now, io) {
-                // It may have pushed more.
+            if !self.effects.is_empty() {
+                let mut effects = std::mem::replace(&mut self.effects, std::mem::take(&mut self.spare));
+                for effect in effects.drain() {
+                    self.carry_out(now, effect, io);
+                }
+                self.spare = effects;
             } else if let Some(event) = self.links.events.pop_front() {
-                self.on_link_event(now, event, io);
-            } else if let Some((at, reply)) = self.replies.pop_front() {
-                self.on_volume_reply(now, at, reply, io);
-            } else if let Some((at, head, event)) = self.writer_events.pop_front() {
-                self.drive_writers(now, at, head, event, io);
-            } else if let Some((session, request)) = self.requests.pop_front() {
-                self.submit(now, session, request, io);
-            } else if let Some(node) = self.reconnects.pop_front() {
-                self.links.reconnect(now, node, io);
-            } else if let Some(at) = self.closed.pop_front() {
-                self.on_volume_closed(now, at, io);
-            } else if !self.settle_portals(now, io) {
+                self.on_link_event(now, event);
+            } else if let Some((client, request)) = self.requests.pop_front() {
+                if let Some(session) = self.opened_by(client) {
+                    self.host.handle(now, HostEvent::Request { session, request }, &mut self.effects);
+                }
+            } else if let Some(event) = self.peers.events.pop_front() {
+                self.on_peer_event(now, event);
+            } else {
                 break;
             }
         }
-        if !self.locals_changed.is_empty() {
-            self.tell_locals();
+    }
+
+    fn carry_out(&mut self, now: Instant, effect: Effect, io: &mut Io) {
+        match effect {
+            Effect::Send { node, lane, call, request, payload } => {
+                let owner = Owner::Volume { volume: call.volume, token: call.token };
+                self.links.send(node, lane, owner, &request, payload, io);
+            }
+            Effect::Reply { to, reply } => self.on_client_reply(to, reply, io),
+            Effect::Meta { call, request } => {
+                let ticket = self.meta_calls.insert(call);
+                self.meta.service.request(MetaTicket(ticket.0), request);
+            }
+            Effect::Reconnect { node } => self.links.reconnect(now, node, io),
+            Effect::Abort { to, why } => self.on_client_aborted(to, why.as_deref(), io),
+            Effect::News { to, news } => self.on_client_news(to, news),
+            Effect::Peer(effect) => self.on_peer_effect(now, effect, io),
+            Effect::Done { ticket, outcome } => self.waiters.on_done(ticket, outcome),
+            Effect::Changed { volume } => self.tell_local(volume),
+            Effect::Log { level: Level::Info, text } => logger::info(format_args!("{text}")),
+            Effect::Log { level: Level::Warn, text } => logger::warn(format_args!("{text}")),
+            Effect::Log { level: Level::Error, text } => logger::error(format_args!("{text}")),
         }
     }
 
-    fn on_link_event(&mut self, now: Instant, event: LinkEvent, io: &mut Io) {
-        match event {
+    fn on_peer_effect(&mut self, now: Instant, effect: PeerEffect, io: &mut Io) {
+        match effect {
+            PeerEffect::Ask { peer, token, ask, payload } => self.peers.ask(peer, token, &ask, payload, io),
+            PeerEffect::Answer { link, token, answer, payload } => {
+                self.peers.answer(link, token, &answer, &payload, io);
+            }
+            PeerEffect::CloseLink { link } => self.peers.close_link(link, io),
+            PeerEffect::Reconnect { peer } => {
+                self.peers.tell_trouble(peer, "it is connected, but does not answer");
+                self.peers.reconnect(now, peer, false, io);
+            }
+            PeerEffect::Trouble { peer, refusal } => {
+                let apart;
+                let why = match refusal {
+                    Refusal::Version(its) => {
+                        apart = its.apart_from(PORTAL);
+                        &apart
+                    }
+                    Refusal::Grid => "it is of another grid: check the addresses",
+                    Refusal::Superseded => "it has a newer connection of this host",
+                    Refusal::NotOwner | Refusal::Unknown | Refusal::Full => "it has refused the greeting",
+                };
+                self.peers.tell_trouble(peer, why);
+                self.peers.reconnect(now, peer, refusal != Refusal::Superseded, io);
+            }
+        }
+    }
+
+    fn on_peer_event(&mut self, now: Instant, event: PeerEvent) {
+        let event = match event {
+            PeerEvent::Answer { peer, token, answer, payload } => {
+                if matches!(answer, wire::Answer::Hello { .. }) {
+                    self.peers.is_well(peer);
+                }
+                PeerEvent::Answer { peer, token, answer, payload }
+            }
+            // Who shows one host's certificate and calls itself another is neither.
+            PeerEvent::Ask { link, token, ask: Ask::Hello { host, .. }, payload }
+                if !self.peers.is_from(link, &host) =>
+            {
+                PeerEvent::Ask { link, token, ask: Ask::Ping, payload }
+            }
+            event => event,
+        };
+        self.host.handle(now, HostEvent::Peer(event), &mut self.effects);
+    }
+
+    fn on_link_event(&mut self, now: Instant, event: LinkEvent) {
+        let event = match event {
             LinkEvent::Answer { node, volume, token, reply, payload } => {
-                self.drive(now, volume, VolumeEvent::Node { node, token, reply, payload }, io);
+                HostEvent::Node { node, call: Call { volume, token }, reply, payload }
             }
-            LinkEvent::Up(event) => {
-                self.tell_nodes_away();
-                for at in self.volumes.tokens() {
-                    self.drive(now, at, event.clone(), io);
-                }
+            LinkEvent::Up(VolumeEvent::NodeUp { node, boot, version, devices }) => {
+                self.tell_nodes_away(now);
+                HostEvent::NodeUp { node, boot, version, devices }
             }
+            LinkEvent::Up(event) => unreachable!("a link that is up says so by another event than {event:?}"),
             LinkEvent::Down { node } => {
-                self.tell_nodes_away();
-                for at in self.volumes.tokens() {
-                    self.drive(now, at, VolumeEvent::NodeDown { node }, io);
-                }
+                self.tell_nodes_away(now);
+                HostEvent::NodeDown { node }
             }
-            LinkEvent::Control { ticket, reply } => self.waiters.on_node_answer(ticket, reply),
+            LinkEvent::Devices { node, devices } => HostEvent::Devices { node, devices },
+            LinkEvent::Control { ticket, reply } => return self.waiters.on_node_answer(ticket, reply),
+        };
+        self.host.handle(now, event, &mut self.effects);
+    }
+
+    /// Tells what this host does with a volume, if that has changed.
+    fn tell_local(&mut self, volume: VolumeId) {
+        let local = self.host.find_id(volume).map(assignment::local_of);
+        let before = match local {
+            Some(local) => self.locals.insert(volume, local),
+            None => self.locals.remove(&volume),
+        };
+        if before != local {
+            self.assignment.tell(AssignmentEvent::Local { volume, local });
         }
     }
 
-    /// A controller has stopped for good: its clients go, and who waited for it is told.
-    fn on_volume_closed(&mut self, now: Instant, at: Token, io: &mut Io) {
-        // A reply that passes layers comes here a second time.
-        while let Some(n) = self.replies.iter().position(|(of, _)| *of == at) {
-            let (_, reply) = self.replies.remove(n).expect("just seen");
-            self.on_volume_reply(now, at, reply, io);
-        }
-        self.give_up_held(now, at, io);
-        if let Some((requests, behind)) = self.volumes.table.get_mut(at).map(volumes::Volume::give_up) {
-            // One that was dropped with requests under way: what became of them its successor knows.
-            for token in requests {
-                self.on_volume_reply(now, at, BlockReply { token, result: Err(BlockError::Deposed) }, io);
-            }
-            self.portals.cleared.extend(behind);
-        }
-        self.let_sessions_go(at, io);
-        let gone = self.volumes.remove(at);
-        self.groups.on_gone(at);
-        self.waiters.on_closed(at);
-        if let Some(volume) = gone {
-            self.locals_changed.push(volume.id);
-            self.on_unserved(at, volume.id);
-        }
-    }
-
-    /// Tells what this host does with volumes, as far as that has changed.
-    fn tell_locals(&mut self) {
-        for volume in std::mem::take(&mut self.locals_changed) {
-            let open = self.volumes.find_id(volume).and_then(|at| self.volumes.table.get(at));
-            let local = open.map(assignment::local_of);
-            let before = match local {
-                Some(local) => self.locals.insert(volume, local),
-                None => self.locals.remove(&volume),
-            };
-            if before != local {
-                self.assignment.tell(AssignmentEvent::Local { volume, local });
-            }
-        }
-    }
-
-    fn tell_nodes_away(&mut self) {
+    fn tell_nodes_away(&mut self, now: Instant) {
         let away = self.links.views().filter(|link| !link.up || link.polls_missed > 1).map(|link| link.node).collect();
         if self.nodes_away != away {
             self.nodes_away = away;
             self.assignment.tell(AssignmentEvent::NodesAway(self.nodes_away.clone()));
+            self.host.handle(now, HostEvent::NodesAway(self.nodes_away.clone()), &mut self.effects);
         }
     }
 
     fn on_timer(&mut self, now: Instant, io: &mut Io) {
         self.links.on_time(now, io);
-        for at in self.volumes.tokens() {
-            let is_due = |v: &volumes::Volume| v.deadline.is_some_and(|d| d <= now);
-            if self.volumes.table.get(at).is_some_and(is_due) {
-                self.drive(now, at, VolumeEvent::Tick, io);
-                self.tick_layers(now, at, io);
-                self.tick_writers(now, at, io);
-            }
+        self.peers.on_time(now, io);
+        if self.host.next_deadline().is_some_and(|at| at <= now) {
+            self.host.handle(now, HostEvent::Tick, &mut self.effects);
         }
-        self.tick_groups(now, io);
-        self.tick_portals(now, io);
         if self.chores_at <= now {
             self.chores_at = now + CHORES_PACE;
             self.cut_slow_handshakes(now, io);
-            self.tell_set_aside(now, io);
-            self.tell_nodes_away();
-            for at in self.volumes.tokens() {
-                let Some(volume) = self.volumes.table.get_mut(at) else { continue };
-                volume.tell_waiting(now);
-                if volume.is_to_be_dropped() {
-                    self.on_volume_closed(now, at, io);
-                }
-            }
+            self.tell_nodes_away(now);
         }
     }
 
     fn on_wake(&mut self, now: Instant, io: &mut Io) {
         for (ticket, reply) in self.meta.answers.drain() {
-            if let Some((at, token)) = self.meta_calls.remove(Token(ticket.0)) {
-                self.drive(now, at, VolumeEvent::Meta { token, reply }, io);
+            if let Some(call) = self.meta_calls.remove(Token(ticket.0)) {
+                self.host.handle(now, HostEvent::Meta { call, reply }, &mut self.effects);
             }
         }
         for command in self.commands.drain() {
@@ -604,23 +478,18 @@ impl Host {
             logger::warn(format_args!("told to stop a second time: volumes are left to recovery"));
             return io.stop();
         }
-        logger::info(format_args!("stopping: {} volumes are closed first", self.volumes.table.len()));
         self.life = Life::Stopping { give_up_at: now + STOP_MAX };
-        for session in self.clients.tokens() {
-            self.shut_client_down(session, io);
+        for client in self.clients.tokens() {
+            self.shut_client_down(client, io);
         }
         self.settle(now, io);
-        for at in self.volumes.tokens() {
-            self.drain_layers(now, at, io);
-            self.drive(now, at, VolumeEvent::Close, io);
-        }
+        self.tell_host(now, Order::Stop);
     }
 
     /// Ends the reactor once every volume is closed, or has had its time.
     fn finish_stop(&mut self, now: Instant, io: &mut Io) {
         let Life::Stopping { give_up_at } = self.life else { return };
-        let is_open = |v: &volumes::Volume| !matches!(v.controller.state(), State::Closed | State::Deposed);
-        let open = self.volumes.table.iter().filter(|(_, v)| is_open(v)).count();
+        let open = self.host.count_open();
         if open > 0 && now < give_up_at {
             return;
         }
@@ -629,21 +498,21 @@ impl Host {
                 "{open} volumes could not be closed in time; their logs are read at the next start"
             ));
         }
-        for session in self.clients.tokens() {
-            self.abort_client(session, io);
+        for client in self.clients.tokens() {
+            self.abort_client(client, io);
         }
         io.stop();
     }
 }
 
-impl App for Host {
+impl App for Shell {
     fn on_event(&mut self, now: Instant, event: Event<'_>, io: &mut Io) {
         match event {
             Event::Bytes { conn, bytes } => {
                 if let Some(client) = self.clients.owner(conn) {
                     self.on_client_bytes(now, client, bytes, io);
-                } else if self.portals.peers.owns(conn) {
-                    self.portals.peers.on_bytes(now, conn, bytes, io);
+                } else if self.peers.owns(conn) {
+                    self.peers.on_bytes(now, conn, bytes, io);
                 } else {
                     self.links.on_bytes(now, conn, bytes, io);
                 }
@@ -651,29 +520,29 @@ impl App for Host {
             Event::Timer => self.on_timer(now, io),
             Event::Wake => self.on_wake(now, io),
             Event::Accepted { listener, conn, peer, address, .. } if self.host_listeners.contains(&listener) => {
-                self.portals.peers.on_accepted(now, conn, (peer, address), io);
+                self.peers.on_accepted(now, conn, (peer, address), io);
             }
             Event::Accepted { listener, conn, peer, address, process } => {
                 assert!(self.nbd_listeners.contains(&listener), "only clients of volumes are accepted here");
                 self.on_client(now, conn, (peer, address, process), io);
             }
             Event::TurnedAway { listener, peer } if self.host_listeners.contains(&listener) => {
-                self.portals.peers.on_turned_away(now, &peer);
+                self.peers.on_turned_away(now, &peer);
             }
             Event::TurnedAway { peer, .. } => self.on_turned_away(now, &peer),
-            Event::Connected { conn } if self.portals.peers.owns(conn) => self.portals.peers.on_connected(conn),
+            Event::Connected { conn } if self.peers.owns(conn) => self.peers.on_connected(conn),
             Event::Connected { conn } => self.links.on_connected(conn, io),
-            Event::ConnectFailed { conn, error } | Event::Closed { conn, error } if self.portals.peers.owns(conn) => {
-                self.portals.peers.on_lost(now, conn, &error.to_string(), io);
+            Event::ConnectFailed { conn, error } | Event::Closed { conn, error } if self.peers.owns(conn) => {
+                self.peers.on_lost(now, conn, &error.to_string(), io);
             }
             Event::ConnectFailed { conn, error } => self.links.on_lost(now, conn, error, io),
             Event::Closed { conn, error } => match self.clients.owner(conn) {
-                Some(client) => self.forget_client(client),
+                Some(client) => self.forget_client(now, client),
                 None => self.links.on_lost(now, conn, error, io),
             },
             Event::Shutdown { .. } => self.begin_stop(now, io),
-            Event::Filled { conn, buf } if self.portals.peers.owns(conn) => {
-                self.portals.peers.on_filled(now, conn, buf, io);
+            Event::Filled { conn, buf } if self.peers.owns(conn) => {
+                self.peers.on_filled(now, conn, buf, io);
             }
             Event::Filled { conn, buf } => match self.clients.owner(conn) {
                 Some(client) => self.on_client_filled(client, buf, io),
@@ -698,8 +567,7 @@ impl App for Host {
             Life::Running => self.chores_at,
             Life::Stopping { give_up_at } => self.chores_at.min(give_up_at),
         };
-        let machines = earliest(self.volumes.next_deadline(), self.groups.next_deadline());
-        let machines = earliest(machines, self.portals.next_deadline());
-        earliest(earliest(self.links.next_deadline(), machines), Some(own))
+        let links = earliest(self.links.next_deadline(), self.peers.next_deadline());
+        earliest(earliest(links, self.host.next_deadline()), Some(own))
     }
 }

@@ -1,44 +1,30 @@
 //! NBD clients of this host: sessions, and the sockets that they come by.
 //!
-//! Role: carries out what sessions want. A session that asked for an export is bound to its volume; its requests go to
-//! that volume's controller, whose replies come back here. Of a volume that several hosts offer the sessions are the portal's
-//! (see [`super::portals`]), and bound while it is served here.
+//! Role: carries out what NBD sessions want. One that asked for an export gets a session of the [`holdfast_host::Host`], to
+//! which its requests go, and whose replies come back here. Nothing of the host machine knows NBD, and nothing here knows
+//! where a volume is.
 //!
-//! Limits: what [`HostPlaces`] says, shared by the origins of clients; [`super::volumes::SESSIONS_MAX`] of one volume,
-//! shared in the same way; [`HANDSHAKE_MAX`] for a handshake.
+//! Limits: what [`HostPlaces`] says, shared by the sources of connections; [`HANDSHAKE_MAX`] for a handshake.
 //! [`HELD_BYTES_MAX`] for what sessions hold, besides the one payload that each may have in any case.
 //!
 //! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
 
-use super::Host;
-use super::access::{Caller, Teller};
-use super::portals::Portals;
+use super::Shell;
+use super::access::Teller;
+use super::client::Machine;
 use super::tls::Secured;
-use super::volumes::{Asker, Behind, SESSIONS_MAX, Volume, Volumes, Who, split_export, split_ticket};
-use super::writers::Machine;
-use crate::admission::{Full, Handshakes, HostPlaces, Origin, Room, Taken};
 use crate::link_tls::REVOKED;
-use crate::logger;
-use holdfast_base::{
-    BlockData, BlockError, BlockReply, BlockRequest, Buf, BufMut, Effects, ExportInfo, GridId, HeadId, Instant,
-    ObjectId, Slab, Token, VolumeId,
-};
-use holdfast_format::portal::Client as Identity;
+use holdfast_base::{BlockReply, Buf, BufMut, Effects, ExportInfo, GridId, Instant, ObjectId, Slab, Token};
+use holdfast_format::portal::Client as Association;
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
-use holdfast_layer::StackEvent;
-use holdfast_portal::{DeskEvent, Event as PortalEvent, SessionId};
+use holdfast_host::{Caller, Connection, Denied, DeniedKind, Event, Handshakes, Host, HostPlaces, News, Source};
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::TlsServer;
-use holdfast_volume::{State, Target};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
-
-/// Places of one volume that only this machine's own clients get: its guest over some connections, and the tools of
-/// whoever looks after it.
-const VOLUME_LOCAL_KEPT: usize = 32;
 
 /// What all sessions together may hold, but for one payload each: shared evenly, and no less than the least for each.
 const HELD_BYTES_MAX: u64 = 512 << 20;
@@ -52,101 +38,57 @@ const WITHOUT_TLS: &str = "it does not secure its connection; connect by TLS (nb
 pub struct Client {
     conn: ConnId,
     pub peer: String,
-    origin: Origin,
-    pub caller: Caller,
-    /// Who it is beside other clients, and when its last write was answered.
-    pub identity: Identity,
-    pub wrote_at: Option<Instant>,
+    source: Source,
+    caller: Caller,
+    /// Who it is beside other clients.
+    association: Association,
     session: Session,
     secured: Option<Box<Secured>>,
-    /// The export that was opened, and the volume that it is of.
-    pub export: Option<String>,
-    of: Option<VolumeId>,
-    /// It is the portal's session: its volume may be served elsewhere.
-    of_portal: bool,
-    pub held: Held,
-    /// Where the volume is served here.
-    volume: Option<Token>,
-    /// What of it the client uses, and the head that it counts to.
-    target: Target,
-    head: HeadId,
+    /// The host's session, once it has opened an export.
+    opened: Option<Token>,
     /// Bytes given to the reactor that the session has not been told to have left.
     unsent_bytes: u64,
     paused: bool,
     has_said: bool,
 }
 
-/// What a session of the portal has asked before it may begin.
-#[derive(Default)]
-pub enum Held {
-    #[default]
-    Nothing,
-    Arriving {
-        volume: VolumeId,
-        export: String,
-        requests: Vec<(BlockRequest, Instant)>,
-    },
-    /// Of a session that is not the portal's: what was asked of the volume before is not done yet.
-    Behind {
-        requests: Vec<(BlockRequest, Instant)>,
-    },
-}
-
-/// What a client is shown: volumes in service here, and those that are reached through the portal, but for those that are not
-/// for it.
-pub struct Offered<'a> {
-    volumes: &'a Volumes,
-    portals: &'a Portals,
+/// Exports that a client is shown: those that are not for it are left out.
+struct Offered<'a> {
+    host: &'a Host,
     caller: &'a Caller,
     /// What the client was told that it may not have.
     refused: RefCell<Option<String>>,
 }
 
 impl<'a> Offered<'a> {
-    pub fn to(caller: &'a Caller, (volumes, portals): (&'a Volumes, &'a Portals)) -> Offered<'a> {
-        Offered { volumes, portals, caller, refused: RefCell::new(None) }
-    }
-
-    /// Why it may not have an export.
-    pub fn why_not(&self, export: &str) -> Option<String> {
-        let (shown, _) = split_ticket(export);
-        let (name, _) = split_export(shown);
-        let id = self.volumes.export_id(name).or_else(|| self.portals.export_id(name))?;
-        self.caller.refusal(shown, self.volumes.access.get(&id))
+    fn to(caller: &'a Caller, host: &'a Host) -> Offered<'a> {
+        Offered { host, caller, refused: RefCell::new(None) }
     }
 }
 
 impl Exports for Offered<'_> {
     fn list(&self) -> Vec<ExportInfo> {
-        let mut list = self.volumes.list();
-        let away: Vec<_> = self.portals.exports().filter(|e| list.iter().all(|own| own.name != e.name)).collect();
-        list.extend(away);
-        list.retain(|export| self.why_not(&export.name).is_none());
-        list
+        self.host.exports(self.caller)
     }
 
     fn refusal(&self, name: &str) -> Option<String> {
-        let why = self.why_not(name)?;
+        let why = self.host.refusal(self.caller, name)?;
         self.refused.replace(Some(why.clone()));
         Some(why)
     }
 
     fn find(&self, name: &str) -> Option<ExportInfo> {
-        if self.why_not(name).is_some() {
-            return None;
-        }
-        self.volumes.find(name).or_else(|| Some(self.portals.export(name)?.1))
+        self.host.export(self.caller, name)
     }
 
     fn snapshots(&self, export: &str) -> Vec<(String, ObjectId)> {
-        self.volumes.snapshots(export)
+        self.host.snapshots(export)
     }
 }
 
 pub struct Clients {
     table: Slab<Client>,
     by_conn: HashMap<ConnId, Token>,
-    places: HostPlaces,
     /// Those that have not opened an export.
     handshakes: Handshakes,
     effects: Effects<Effect>,
@@ -177,7 +119,6 @@ impl Clients {
             // One more comes before another is pushed out.
             table: Slab::new(places.clients() + 1),
             by_conn: HashMap::new(),
-            places,
             handshakes: Handshakes::new(places.handshakes),
             effects: Effects::new(),
             held_bytes_max: SessionConfig::default().held_bytes_max,
@@ -205,44 +146,12 @@ impl Clients {
         secured.zip(self.revoked.as_ref()).is_some_and(|(secured, revoked)| secured.is_revoked(revoked))
     }
 
-    pub fn get_mut(&mut self, session: Token) -> Option<&mut Client> {
-        self.table.get_mut(session)
-    }
-
-    /// Clients of the volume, a clone or a snapshot.
-    pub fn of_target(&self, volume: Token, target: Target) -> usize {
-        self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.target == target).count()
-    }
-
-    /// Their names, for people.
-    pub fn names_of(&self, volume: Token, target: Target) -> Vec<String> {
-        let of = |c: &&Client| c.volume == Some(volume) && c.target == target;
-        self.table.iter().map(|(_, c)| c).filter(of).map(Client::who).collect()
-    }
-
-    /// Clients of a volume's head, and of its snapshots.
-    pub fn of_head(&self, volume: Token, head: HeadId) -> Vec<Token> {
-        self.table.iter().filter(|(_, c)| c.volume == Some(volume) && c.head == head).map(|(t, _)| t).collect()
-    }
-
-    pub fn of_volume(&self, volume: Token) -> Vec<Token> {
-        self.table.iter().filter(|(_, c)| c.volume == Some(volume)).map(|(t, _)| t).collect()
+    pub fn peer_of(&self, session: Token) -> String {
+        self.table.get(session).map(|client| client.peer.clone()).unwrap_or_default()
     }
 }
 
 impl Client {
-    /// Its volume may be served elsewhere from here on; gives the export.
-    pub fn give_to_portal(&mut self) -> Option<String> {
-        let export = self.export.clone().filter(|export| split_ticket(export).1.is_none() && !self.of_portal)?;
-        self.of_portal = true;
-        Some(export)
-    }
-
-    /// Only this host serves its volume.
-    pub fn take_from_portal(&mut self) {
-        self.of_portal = false;
-    }
-
     /// For the log.
     fn who(&self) -> String {
         who(&self.caller, &self.peer)
@@ -290,7 +199,7 @@ fn who(caller: &Caller, peer: &str) -> String {
     caller.name().map_or_else(|| peer.to_string(), |name| format!("{name} ({peer})"))
 }
 
-impl Host {
+impl Shell {
     pub(super) fn on_client(
         &mut self,
         now: Instant,
@@ -311,20 +220,13 @@ impl Host {
         self.clients.effects = effects;
         let client = Client {
             conn,
-            identity: self.clients.machine.client(&peer, address, process),
-            wrote_at: None,
+            association: self.clients.machine.client(&peer, address, process),
             peer,
-            origin: Origin::of(address),
+            source: Source::of(address),
             caller: if is_tcp { Caller::Plain } else { Caller::Local },
             session,
             secured: None,
-            export: None,
-            of: None,
-            of_portal: false,
-            held: Held::Nothing,
-            volume: None,
-            target: Target::VOLUME,
-            head: HeadId::VOLUME,
+            opened: None,
             unsent_bytes: 0,
             paused: false,
             has_said: false,
@@ -335,7 +237,7 @@ impl Host {
         }
         let token = self.clients.table.insert(client);
         self.clients.by_conn.insert(conn, token);
-        if let Some(pushed_out) = self.clients.handshakes.come(token, Origin::of(address), now + HANDSHAKE_MAX) {
+        if let Some(pushed_out) = self.clients.handshakes.come(token, Source::of(address), now + HANDSHAKE_MAX) {
             self.cut_handshake(
                 now,
                 pushed_out,
@@ -375,16 +277,16 @@ impl Host {
                 Ok(opened) if opened.started && is_revoked(secured) => {
                     teller.tell(now, &client.peer, REVOKED);
                     io.close(client.conn);
-                    return self.forget_client(token);
+                    return self.forget_client(now, token);
                 }
                 Ok(opened) => {
                     if opened.started {
                         client.caller = secured.caller(*grid);
-                        client.identity.name = client.caller.name().map(str::to_string);
-                        client.identity.label = who(&client.caller, &client.peer);
+                        client.association.name = client.caller.name().map(str::to_string);
+                        client.association.label = who(&client.caller, &client.peer);
                         client.session.on_tls_started();
                     }
-                    let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
+                    let offered = Offered::to(&client.caller, &self.host);
                     client.session.on_bytes(&opened.plaintext, &offered, effects);
                     refused = offered.refused.take();
                     secured.recycle(opened.plaintext);
@@ -392,11 +294,11 @@ impl Host {
                 Err(error) => {
                     teller.tell(now, &client.peer, &error.to_string());
                     io.close(client.conn);
-                    return self.forget_client(token);
+                    return self.forget_client(now, token);
                 }
             }
         } else {
-            let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
+            let offered = Offered::to(&client.caller, &self.host);
             client.session.on_bytes(bytes, &offered, effects);
             refused = offered.refused.take();
             client.lend_sink(io);
@@ -423,141 +325,21 @@ impl Host {
         self.carry_out_session(token, io);
     }
 
-    /// A controller's answer.
-    pub(super) fn on_volume_reply(&mut self, now: Instant, volume: Token, reply: BlockReply, io: &mut Io) {
-        let answered = self.volumes.table.get_mut(volume).and_then(|v| v.answered(reply.token));
-        let Some((asker, clear)) = answered else { return };
-        self.portals.cleared.extend(clear);
-        if let Some(head) = asker.changes {
-            self.on_change_answered(now, (volume, head), asker.who, reply.result.is_ok());
-        }
-        self.answer(now, volume, asker, reply.result, io);
-    }
-
-    /// Tells who has asked.
-    pub(super) fn answer(
-        &mut self,
-        now: Instant,
-        volume: Token,
-        asker: Asker,
-        result: Result<BlockData, BlockError>,
-        io: &mut Io,
-    ) {
-        let Asker { who, token, op, since, .. } = asker;
-        let reply = BlockReply { token, result };
-        let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
-        match (who, op) {
-            (Who::Guest(request), _) => self.portals.desk_events.push_back(DeskEvent::Reply { request, reply }),
-            (Who::Client(session), Some(op)) if is_elsewhere && !self.is_stopping() && self.is_of_portal(session) => {
-                self.hand_back(session, BlockRequest { token, op }, since);
-            }
-            (Who::Client(session), _) => self.on_session_reply(session, reply, io),
-            (Who::Layers(head), _) => self.drive_layers(now, volume, head, StackEvent::Reply(reply), io),
-        }
-    }
-
-    fn is_of_portal(&self, session: Token) -> bool {
-        self.clients.table.get(session).is_some_and(|client| client.of_portal)
-    }
-
-    pub(super) fn on_session_reply(&mut self, session: Token, reply: BlockReply, io: &mut Io) {
+    pub(super) fn on_client_reply(&mut self, to: Token, reply: BlockReply, io: &mut Io) {
         let Clients { table, effects, .. } = &mut self.clients;
-        let Some(client) = table.get_mut(session) else { return };
+        let Some(client) = table.get_mut(to) else { return };
         client.session.on_reply(reply, effects);
-        self.carry_out_session(session, io);
+        self.carry_out_session(to, io);
     }
 
-    /// A session's request goes to its volume, by the portal where that may be elsewhere.
-    pub(super) fn submit(&mut self, now: Instant, session: Token, request: BlockRequest, io: &mut Io) {
-        let Some(client) = self.clients.table.get_mut(session) else { return };
-        let since = self.portals.since(now);
-        match &mut client.held {
-            Held::Arriving { requests, .. } | Held::Behind { requests } => requests.push((request, since)),
-            Held::Nothing if client.of_portal => {
-                self.portals.events.push_back(PortalEvent::Request { session, request, since });
-            }
-            Held::Nothing => self.submit_local(now, session, request, since, io),
+    /// NBD has no word for news: clients see a new size when they connect anew, and errors say the rest.
+    pub(super) fn on_client_news(&mut self, _to: Token, news: News) {
+        match news {
+            News::SizeBytes(_) | News::Owner(_) | News::Fenced | News::IsFull(_) => {}
         }
     }
 
-    /// To the controller of the volume that the session is bound to.
-    pub(super) fn submit_local(
-        &mut self,
-        now: Instant,
-        session: Token,
-        request: BlockRequest,
-        since: Instant,
-        io: &mut Io,
-    ) {
-        let found = self.clients.table.get(session).and_then(|c| Some((c.volume?, c.target)));
-        let Some((at, target)) = found.filter(|(at, _)| self.volumes.table.get(*at).is_some()) else {
-            let reply = BlockReply { token: request.token, result: Err(BlockError::ShuttingDown) };
-            return self.on_session_reply(session, reply, io);
-        };
-        let (who, op) = (Who::Client(session), Some(request.op.clone()));
-        let asker = Asker { who, token: request.token, op, since, changes: None };
-        self.enter(now, (at, target), SessionId::Own(session), (asker, request.op), io);
-    }
-
-    /// What was asked of its volume before the session began is done.
-    pub(super) fn on_client_clear(&mut self, now: Instant, session: Token, io: &mut Io) {
-        let Some(client) = self.clients.table.get_mut(session) else { return };
-        if let Held::Behind { requests } = std::mem::take(&mut client.held) {
-            for (request, since) in requests {
-                self.submit_local(now, session, request, since, io);
-            }
-        }
-    }
-
-    /// Binds a session of the portal to its volume, which serves here; false where it does not, or has no such clone or
-    /// snapshot.
-    pub(super) fn bind_here(&mut self, session: Token) -> bool {
-        let Some(client) = self.clients.table.get(session) else { return false };
-        if client.volume.is_some() {
-            return true;
-        }
-        let Some((name, snapshot)) = client.export.as_deref().map(split_export) else { return false };
-        let Some((at, head)) = self.volumes.find_open(name) else { return false };
-        let open = |v: &&mut Volume| v.exported && v.controller.state() == State::Open;
-        let Some(volume) = self.volumes.table.get_mut(at).filter(open) else { return false };
-        let target = match snapshot.map(|snapshot| volume.snapshot(head, snapshot)) {
-            Some(None) => return false,
-            Some(Some((layer, _))) => Target::Snapshot(layer),
-            None => Target::Head(head),
-        };
-        volume.add_session(head);
-        let (wrote_at, is_fenced) = self.portals.standing(session);
-        let client = self.clients.table.get_mut(session).expect("just seen");
-        (client.volume, client.target, client.head) = (Some(at), target, head);
-        let (client, wrote_at) = (client.identity.clone(), wrote_at.max(client.wrote_at));
-        self.open_writer((at, target), SessionId::Own(session), client, (wrote_at, is_fenced));
-        true
-    }
-
-    /// The volume is not served here any more.
-    pub(super) fn unbind_here(&mut self, session: Token) {
-        let Some(client) = self.clients.table.get_mut(session) else { return };
-        let (head, target) = (client.head, client.target);
-        let Some(at) = client.volume.take() else { return };
-        if let Some(volume) = self.volumes.table.get_mut(at) {
-            volume.remove_session(head);
-        }
-        self.close_writer((at, target), SessionId::Own(session));
-    }
-
-    /// A controller is gone: its sessions that are the portal's wait for who follows, the others end.
-    pub(super) fn let_sessions_go(&mut self, volume: Token, io: &mut Io) {
-        for session in self.clients.of_volume(volume) {
-            if self.is_of_portal(session) && !self.is_stopping() {
-                self.unbind_here(session);
-                self.portals.events.push_back(PortalEvent::NotHere { session });
-            } else {
-                self.abort_client(session, io);
-            }
-        }
-    }
-
-    /// Carries out what a session pushed, and what follows from it. Requests gather for [`Host::submit`].
+    /// Carries out what a session pushed, and what follows from it. Requests gather for [`Shell::settle`].
     fn carry_out_session(&mut self, token: Token, io: &mut Io) {
         let mut effects = std::mem::take(&mut self.clients.effects);
         let mut opening = None;
@@ -588,7 +370,7 @@ impl Host {
             }
             if closes {
                 io.close(conn);
-                self.forget_client(token);
+                self.forget_client(io.now(), token);
                 break;
             }
             let Some(export) = opening.take() else {
@@ -599,91 +381,29 @@ impl Host {
                 }
                 break;
             };
-            let result = self.bind(token, &export);
+            let result = self.open_export(io.now(), token, &export);
             self.settle_handshake(token, &result);
             let client = self.clients.table.get_mut(token).expect("binding ends no session");
-            let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
+            let offered = Offered::to(&client.caller, &self.host);
             client.session.on_opened(result, &offered, &mut effects);
         }
         self.clients.effects = effects;
     }
 
-    fn bind(&mut self, session: Token, export: &str) -> Result<ExportInfo, Refusal> {
-        let refuse = |kind, message: String| Err(Refusal { kind, message });
-        if self.is_stopping() {
-            return refuse(RefusalKind::ShuttingDown, "this host is stopping; connect again later".to_string());
-        }
-        let caller = self.clients.table.get(session).map(|client| client.caller.clone());
-        let why = self.refusal_of(export, &caller.expect("it has just asked"));
-        if let Some(why) = why.or_else(|| self.why_no_place(session, split_ticket(export).0)) {
-            return refuse(RefusalKind::Forbidden, why);
-        }
-        let (shown, ticket) = split_ticket(export);
-        let (name, snapshot) = split_export(shown);
-        let found = self.volumes.find_open(name);
-        let found = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get_mut(at)?)));
-        let is_elsewhere = !found.as_ref().is_some_and(|(_, _, volume)| volume.admits(ticket));
-        if let Some((volume, info)) = self.portals.export(shown).filter(|_| is_elsewhere && ticket.is_none()) {
-            self.bind_to_portal(session, volume, shown);
-            return Ok(info);
-        }
-        let Some((at, head, volume)) = found else {
-            return refuse(RefusalKind::Unknown, format!("volume {shown} is not exported; `holdfast volume list`"));
+    fn open_export(&mut self, now: Instant, token: Token, export: &str) -> Result<ExportInfo, Refusal> {
+        let client = self.clients.table.get(token).expect("it has just asked");
+        let connection = Connection {
+            to: token,
+            label: client.who(),
+            source: client.source,
+            caller: client.caller.clone(),
+            association: client.association.clone(),
         };
-        if !volume.admits(ticket) {
-            return refuse(RefusalKind::ShuttingDown, format!("volume {shown} is closing; connect again later"));
-        }
-        let found = snapshot.map(|snapshot| volume.snapshot_export(name, head, snapshot));
-        let (target, info) = match found {
-            Some(None) if volume.controller.state() == State::Opening => {
-                let message = format!("volume {name} is opening; connect again in a moment");
-                return refuse(RefusalKind::ShuttingDown, message);
-            }
-            Some(None) => {
-                let message = format!("there is no {shown}; `holdfast snapshot list {name}`");
-                return refuse(RefusalKind::Unknown, message);
-            }
-            Some(Some((layer, info))) => (Target::Snapshot(layer), info),
-            None => (Target::Head(head), volume.export(export, head)),
-        };
-        let id = volume.id;
-        if ticket.is_none() && self.portals.is_offered(id) {
-            self.bind_to_portal(session, id, shown);
-            return Ok(info);
-        }
-        volume.add_session(head);
-        let is_behind = volume.comes_behind(Behind::Client(session));
+        let opened = self.host.open_session(now, connection, export, &mut self.effects);
+        let (session, info) = opened.map_err(refusal_of)?;
+        self.clients.table.get_mut(token).expect("just seen").opened = Some(session);
         self.share_memory();
-        let client = self.clients.table.get_mut(session).expect("it has just asked");
-        if is_behind {
-            client.held = Held::Behind { requests: Vec::new() };
-        }
-        (client.volume, client.target, client.head) = (Some(at), target, head);
-        (client.export, client.of) = (Some(export.to_string()), Some(id));
-        logger::info(format_args!("client {} opens {shown}", client.who()));
-        let identity = client.identity.clone();
-        self.open_writer((at, target), SessionId::Own(session), identity, (None, false));
         Ok(info)
-    }
-
-    /// Why there is no place for a session, of this host's or of the volume's: what, why, and what to do.
-    fn why_no_place(&self, session: Token, export: &str) -> Option<String> {
-        let origin = self.clients.table.get(session)?.origin;
-        let opened = || self.clients.table.iter().filter(|(_, c)| c.of.is_some()).map(|(_, c)| c);
-        let room = self.clients.places.sessions;
-        let taken = Taken::of(origin, opened().map(|c| c.origin));
-        if let Err(full) = room.admits(origin, taken) {
-            return Some(no_place("this host", origin, full, taken));
-        }
-        let name = split_export(export).0;
-        let found = self.volumes.find_open(name).and_then(|(at, _)| self.volumes.table.get(at));
-        let id = found.map(|v| v.id).or_else(|| self.portals.export(export).map(|(id, _)| id))?;
-        let own = Taken::of(origin, opened().filter(|c| c.of == Some(id)).map(|c| c.origin));
-        // Other hosts' clients count, too.
-        let taken = Taken { all: own.all.max(found.map_or(0, Volume::sessions)), ..own };
-        let room = Room { max: SESSIONS_MAX, kept_for_local: VOLUME_LOCAL_KEPT };
-        let full = room.admits(origin, taken).err()?;
-        Some(no_place(&format!("volume {name}"), origin, full, taken))
     }
 
     /// A client that has opened an export is in its handshake no more; who found no place is told of.
@@ -701,31 +421,15 @@ impl Host {
         }
     }
 
-    /// The session is the portal's: it begins when others have passed on what they had of the volume.
-    fn bind_to_portal(&mut self, session: Token, volume: VolumeId, export: &str) {
-        let client = self.clients.table.get_mut(session).expect("it has just asked");
-        (client.export, client.of, client.of_portal) = (Some(export.to_string()), Some(volume), true);
-        client.held = Held::Arriving { volume, export: export.to_string(), requests: Vec::new() };
-        logger::info(format_args!("client {} opens {export}, by the portal", client.who()));
-        self.share_memory();
-        self.arrive(session);
-    }
-
-    pub(super) fn forget_client(&mut self, token: Token) {
+    pub(super) fn forget_client(&mut self, now: Instant, token: Token) {
         let Some(client) = self.clients.table.remove(token) else { return };
         self.clients.by_conn.remove(&client.conn);
         if self.clients.tls.is_some() && client.caller == Caller::Plain && client.secured.is_none() && client.has_said {
             self.clients.strangers.push((client.peer, WITHOUT_TLS.to_string()));
         }
         self.clients.handshakes.leave(token);
-        if let Some(at) = client.volume {
-            if let Some(volume) = self.volumes.table.get_mut(at) {
-                volume.remove_session(client.head);
-            }
-            self.close_writer((at, client.target), SessionId::Own(token));
-        }
-        if client.of_portal {
-            self.portals.events.push_back(PortalEvent::Close { session: token });
+        if let Some(session) = client.opened {
+            self.host.handle(now, Event::Close { session }, &mut self.effects);
         }
         self.share_memory();
     }
@@ -747,8 +451,24 @@ impl Host {
     pub(super) fn abort_client(&mut self, token: Token, io: &mut Io) {
         if let Some(client) = self.clients.table.get(token) {
             io.abort(client.conn);
-            self.forget_client(token);
+            self.forget_client(io.now(), token);
         }
+    }
+
+    /// The host has ended the session.
+    pub(super) fn on_client_aborted(&mut self, token: Token, why: Option<&str>, io: &mut Io) {
+        let Clients { table, teller, .. } = &mut self.clients;
+        let Some(client) = table.get_mut(token) else { return };
+        client.opened = None;
+        if let Some(why) = why {
+            teller.tell(io.now(), &client.peer, why);
+        }
+        self.abort_client(token, io);
+    }
+
+    /// The host's session of a client.
+    pub(super) fn opened_by(&self, token: Token) -> Option<Token> {
+        self.clients.table.get(token)?.opened
     }
 
     /// No further request is taken; what is in flight is answered first.
@@ -773,7 +493,7 @@ impl Host {
             client.unsent_bytes -= sent;
             let goes_on = client.unsent_bytes > 0;
             if sent > 0 {
-                let offered = Offered::to(&client.caller, (&self.volumes, &self.portals));
+                let offered = Offered::to(&client.caller, &self.host);
                 client.session.on_sent(sent as usize, &offered, effects);
             }
             if goes_on {
@@ -797,13 +517,11 @@ impl Host {
     }
 }
 
-/// Why somebody is not let in: what, why, and what to do.
-fn no_place(whose: &str, origin: Origin, full: Full, taken: Taken) -> String {
-    match full {
-        Full::All => format!("{whose} has {} clients, which is the bound; close one first", taken.all),
-        Full::Share => format!(
-            "{whose} has {} clients, {} of them from {origin}, and what is left is kept for others; close one of those first",
-            taken.all, taken.own
-        ),
-    }
+fn refusal_of(denied: Denied) -> Refusal {
+    let kind = match denied.kind {
+        DeniedKind::Unknown => RefusalKind::Unknown,
+        DeniedKind::Forbidden => RefusalKind::Forbidden,
+        DeniedKind::Later => RefusalKind::ShuttingDown,
+    };
+    Refusal { kind, message: denied.why }
 }

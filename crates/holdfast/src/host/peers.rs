@@ -1,4 +1,4 @@
-//! Connections between hosts: those that this host's portal makes, and those that other hosts' portals have made to its desk.
+//! Connections between hosts: those that this host makes to owners, and those that other hosts have made to it.
 //!
 //! Role: turns bytes into [`PeerEvent`]s and messages into frames. It decides nothing about sessions.
 //!
@@ -7,7 +7,6 @@
 //!
 //! Faults: bytes that are no frame end their connection; one that can't be made is tried again after [`RETRY_PAUSE`].
 
-use crate::admission::Origin;
 use crate::link_tls::{Door, HANDSHAKE_MAX, PUSHED_OUT, REVOKED, Secured};
 use crate::logger;
 use holdfast_base::stream::Inbound;
@@ -15,7 +14,7 @@ use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, Instant, Slab, Token};
 use holdfast_format::portal::{Answer, Ask};
 use holdfast_format::wire::{FrameReader, Message, encode_frame};
-use holdfast_portal::LinkId;
+use holdfast_host::{LinkId, PeerEvent, Source};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::TlsError;
@@ -29,16 +28,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// After a greeting that was refused: somebody has to act first.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
-
-/// What the portal and the desk must hear, in order.
-#[derive(Debug)]
-pub enum PeerEvent {
-    Connected { peer: usize },
-    Disconnected { peer: usize },
-    Answer { peer: usize, token: u64, answer: Answer, payload: Buf },
-    Ask { link: LinkId, token: u64, ask: Ask, payload: Buf },
-    LinkDown { link: LinkId },
-}
 
 struct Conn<M> {
     conn: ConnId,
@@ -99,7 +88,7 @@ struct Peer {
 
 struct Link {
     from: String,
-    origin: Origin,
+    source: Source,
     conn: Conn<Ask>,
     /// It has said something, and is at the door no more.
     is_in: bool,
@@ -204,7 +193,7 @@ impl Peers {
         (from, address): (String, Option<SocketAddr>),
         io: &mut Io,
     ) {
-        let origin = Origin::of(address);
+        let source = Source::of(address);
         if self.links.is_full() {
             self.on_turned_away(now, &from);
             return io.abort(conn);
@@ -218,12 +207,12 @@ impl Peers {
         };
         let token = self.links.insert(Link {
             from,
-            origin,
+            source,
             conn: Conn { conn, reader: FrameReader::new(), secured },
             is_in: false,
         });
         self.by_conn.insert(conn, End::Link(token));
-        if let Some(pushed_out) = self.door.come(token, origin, now + HANDSHAKE_MAX) {
+        if let Some(pushed_out) = self.door.come(token, source, now + HANDSHAKE_MAX) {
             self.refuse(now, pushed_out, PUSHED_OUT, io);
         }
     }
@@ -320,8 +309,8 @@ impl Peers {
             return None;
         }
         self.door.let_in(token);
-        let others = self.links.iter().filter(|(_, l)| l.is_in).map(|(_, l)| l.origin);
-        let why = Door::why_no_room(self.links_max / 2, link.origin, others);
+        let others = self.links.iter().filter(|(_, l)| l.is_in).map(|(_, l)| l.source);
+        let why = Door::why_no_room(self.links_max / 2, link.source, others);
         self.links.get_mut(token).expect("just seen").is_in = why.is_none();
         why
     }

@@ -8,9 +8,8 @@
 
 use super::catalog::Settings;
 use super::catalog::check_name;
-use super::commands::{CloseOutcome, Command, Wanted};
-use super::control::{CLOSE_MAX, ControlPlane, ask, check_size};
-use super::volumes::receiving_export;
+use super::commands::Command;
+use super::control::{ControlPlane, check_size};
 use crate::nbd_client::Client;
 use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Code, Error, Response, SnapshotInfo, VolumeInfo, VolumeState, refuse};
@@ -18,6 +17,8 @@ use holdfast_base::{ObjectId, VolumeId};
 use holdfast_format::meta::{PartialStream, ReceivedRecord, SnapshotCopy};
 use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
 use holdfast_format::tier::Tiers;
+use holdfast_host::{CloseOutcome, Order, Wanted, receiving_export};
+use holdfast_runtime::clock;
 use std::time::{Duration, Instant};
 
 /// How long a volume may take to open.
@@ -131,7 +132,7 @@ impl ControlPlane {
 
     fn open_for_stream(&self, name: &str, ticket: &str) -> Result<()> {
         let spec = self.keys.spec_of(&self.catalog.find(name)?)?;
-        self.ask(|answer| Command::Open { spec, exported: false, answer })?;
+        self.order(Order::Open { spec, exported: false })?;
         let patience = Instant::now() + OPEN_MAX;
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
@@ -148,7 +149,7 @@ impl ControlPlane {
             }
         }
         let ticket = Some(ticket.to_string());
-        match self.ask(|answer| Command::Receive { name: name.to_string(), ticket, answer })? {
+        match self.order(Order::Receive { name: name.to_string(), ticket })?.was() {
             true => Ok(()),
             false => refuse!(Code::Changed, "volume {name} was closed or exported meanwhile; try again"),
         }
@@ -301,7 +302,7 @@ impl ControlPlane {
                 );
             }
             self.catalog.set_received(volume, Some(&received))?;
-            self.change(name, Wanted::Snapshot { name: snapshot })?;
+            self.change(name, Wanted::Snapshot { name: snapshot, created_ms: clock::wall_ms() })?;
             self.finish_stream(volume, name, &mut received)?;
         }
         self.close_after_stream(name)
@@ -356,8 +357,8 @@ impl ControlPlane {
     }
 
     fn close_after_stream(&self, name: &str) -> Result<()> {
-        self.ask(|answer| Command::Receive { name: name.to_string(), ticket: None, answer })?;
-        match ask(&self.reactor, CLOSE_MAX, |answer| Command::EndCare { name: name.to_string(), answer })? {
+        self.order(Order::Receive { name: name.to_string(), ticket: None })?;
+        match self.end_care(name)? {
             CloseOutcome::Closed | CloseOutcome::NotOpen | CloseOutcome::InUse(_) => Ok(()),
         }
     }

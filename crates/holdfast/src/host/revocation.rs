@@ -7,7 +7,7 @@
 //! The metadata store is not trusted with it: a list that the authority has not signed counts for nothing, and an older one is
 //! replaced by the newest that this host knows.
 
-use super::Host;
+use super::Shell;
 use super::commands::Command;
 use super::control::ControlPlane;
 use crate::grid::certs::Certificates;
@@ -116,14 +116,14 @@ impl ControlPlane {
     }
 }
 
-impl Host {
+impl Shell {
     /// Ends connections with whom is on the list.
     pub(super) fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
         self.links.cut_revoked(now, io);
-        self.portals.peers.cut_revoked(now, io);
+        self.peers.cut_revoked(now, io);
         for session in self.clients.tokens() {
             if self.clients.is_revoked(session) {
-                let peer = self.clients.get_mut(session).map(|client| client.peer.clone()).unwrap_or_default();
+                let peer = self.clients.peer_of(session);
                 self.clients.teller.tell(now, &peer, &format!("{REVOKED}; it was connected, and is cut off"));
                 self.abort_client(session, io);
             }

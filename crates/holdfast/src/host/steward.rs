@@ -7,12 +7,11 @@
 //! cleans and frees as for any other. States: closed -> in care -> closed; from anywhere -> in service, when it is exported.
 
 use super::catalog::StillNeeded;
-use super::commands::{CloseOutcome, Command};
-use super::control::{CLOSE_MAX, ControlPlane, ask};
+use super::commands::Command;
+use super::control::{ControlPlane, ask};
 use super::executors;
 use super::records::{News, Records};
 use super::trash::name_in_trash;
-use super::volumes::OpenSpec;
 use crate::findings::is_short;
 use crate::logger;
 use anyhow::{Context, Result, bail};
@@ -25,6 +24,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{DeletingRecord, decode, deleting_key, trash_key};
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::wire::{Reply, Request};
+use holdfast_host::{CloseOutcome, OpenSpec, Order};
 use holdfast_runtime::meta::{Commit, Compare, MetaError, MetaStore, Write};
 use holdfast_runtime::{clock, pki};
 use std::sync::Arc;
@@ -197,7 +197,7 @@ impl ControlPlane {
             Action::EndCare { volume } => {
                 let _alone = self.alone();
                 if let Some(name) = self.records.view(|view| name_of(view, *volume)) {
-                    match ask(&self.reactor, CLOSE_MAX, |answer| Command::EndCare { name, answer })? {
+                    match self.end_care(&name)? {
                         CloseOutcome::Closed | CloseOutcome::NotOpen | CloseOutcome::InUse(_) => {}
                     }
                 }
@@ -241,8 +241,8 @@ impl ControlPlane {
 
     /// Nothing of the volume stays here.
     pub(super) fn let_go_for_good(&self, volume: VolumeId) -> Result<()> {
-        self.ask(|answer| Command::LetGo { volume, answer })?;
-        self.ask(|answer| Command::SetFixed { id: volume, fixed: None, answer })?;
+        self.order(Order::LetGo { volume })?;
+        self.order(Order::SetFixed { volume, fixed: None })?;
         self.keys.forget(volume)
     }
 
@@ -286,7 +286,7 @@ impl ControlPlane {
         let Some(spec) = self.keys.spec_now_and_then(&entry) else { return Ok(Outcome::Failed) };
         // Who has claimed it by the time that it is opened keeps it.
         let spec = OpenSpec { only_from: Some(entry.root.epoch), ..spec };
-        self.ask(|answer| Command::Open { spec, exported: false, answer })?;
+        self.order(Order::Open { spec, exported: false })?;
         Ok(Outcome::Done)
     }
 }

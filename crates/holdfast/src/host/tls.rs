@@ -1,10 +1,11 @@
 //! TLS for clients that come over TCP: credentials, and the layer between a session and its connection.
 
-use super::access::Caller;
+use super::access::caller_of;
 use crate::grid::certs::{finish, server_paths};
 use crate::grid::renewal::Files;
 use anyhow::Result;
 use holdfast_base::{Buf, GridId};
+use holdfast_host::Caller;
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
 use holdfast_runtime::tls::link::LinkPaths;
@@ -67,7 +68,7 @@ impl Secured {
 
     /// Who the client has shown to be.
     pub fn caller(&self, grid: GridId) -> Caller {
-        Caller::of(grid, self.stream.has_certificate(), self.stream.peer())
+        caller_of(grid, self.stream.has_certificate(), self.stream.peer())
     }
 
     /// The client's certificate was taken back.

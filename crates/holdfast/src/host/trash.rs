@@ -18,7 +18,6 @@
 use super::catalog::{Catalog, Entry, SWAPS_MAX, check_name, decode, put};
 use super::commands::Command;
 use super::control::ControlPlane;
-use super::fixed::FixedVolume;
 use super::presence::without_trash;
 use crate::logger;
 use anyhow::{Context, Result};
@@ -30,6 +29,8 @@ use holdfast_format::meta::{
     name_key, trash_key,
 };
 use holdfast_format::root::{Root, root_key};
+use holdfast_host::Order;
+use holdfast_host::reservation::FixedVolume;
 use holdfast_runtime::meta::{Commit, Compare, Write};
 
 /// A volume in the trash.
@@ -295,7 +296,7 @@ impl ControlPlane {
         self.drop_orphan(name)?;
         // While it is cared for here it bears another name.
         let volume = trashed.id();
-        self.ask(|answer| Command::LetGo { volume, answer })?;
+        self.order(Order::LetGo { volume })?;
         self.catalog.restore(&trashed, name)?;
         logger::info(format_args!("volume {name} ({volume}) is back from the trash"));
         self.show(name)

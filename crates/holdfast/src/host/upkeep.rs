@@ -7,11 +7,11 @@
 //! carried out: a volume that is another host's by then is snapshotted by nobody here.
 
 use super::catalog::Entry;
-use super::commands::{Command, Wanted};
+use super::commands::Command;
 use super::control::ControlPlane;
 use super::errands::Errand;
 use super::executors;
-use super::fixed::{Fixed, base_now};
+use super::fixed::base_now;
 use super::records::News;
 use crate::grid::authority;
 use crate::grid::certs::Certificates;
@@ -29,6 +29,8 @@ use holdfast_cluster::upkeep::{
     Action, Chore, Config, DeviceNow, Effect, Event, Facts, FixedNow, LOOK_EVERY, LookId, Mutations, Scheduled, Take,
 };
 use holdfast_format::schedule::ScheduleRecord;
+use holdfast_host::Wanted;
+use holdfast_host::reservation::Fixed;
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::MetaError;
 use holdfast_runtime::revoked::RevokedNow;
@@ -294,7 +296,7 @@ impl ControlPlane {
                  (`timedatectl` shows whether it is kept right); the schedule goes on"
             ));
         }
-        let taken = self.change(of, Wanted::Snapshot { name });
+        let taken = self.change(of, Wanted::Snapshot { name, created_ms: clock::wall_ms() });
         taken.map(drop).with_context(|| format!("snapshots by schedule: volume {of} gets none"))
     }
 

@@ -16,6 +16,7 @@ use holdfast_format::meta::{
     CLIENTS_PREFIX, DRAINING_PREFIX, HOST_PREFIX, LIMITS_PREFIX, NODE_PREFIX, REMOVED_PREFIX, SETTINGS_PREFIX,
     VOLUME_PREFIX,
 };
+use holdfast_host::Order;
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -79,7 +80,7 @@ impl ControlPlane {
     /// Beside hosts of older releases guests' writes stop where theirs do.
     fn share_spare(&self) -> Result<()> {
         let keep = !self.records.view(all_take_spare);
-        self.ask(|answer| Command::KeepSpare { keep, answer })
+        self.order(Order::KeepSpare(keep)).map(drop)
     }
 
     fn take_in(&self, changed: &BTreeSet<String>) -> Result<()> {
@@ -106,7 +107,7 @@ impl ControlPlane {
         }
         if is_removed || changed.contains(DRAINING_PREFIX) {
             let devices = self.catalog.draining()?;
-            self.ask(|answer| Command::Drain { devices, answer })?;
+            self.order(Order::Drain(devices))?;
         }
         if changed.contains(SETTINGS_PREFIX) {
             self.take_in_fixed()?;
@@ -133,13 +134,13 @@ impl ControlPlane {
             let (fixed, before) = (noted.get(&id).copied(), known.get(&id));
             let is_news = fixed.map(|f| (f.layout, f.fixed)) != before.map(|f| (f.layout, f.fixed));
             if is_news {
-                self.ask(|answer| Command::SetFixed { id, fixed, answer })?;
+                self.order(Order::SetFixed { volume: id, fixed })?;
             }
         }
         // Of a volume whose record can't be read what it owned stays its own.
         let gone = |id: &VolumeId| unreadable.is_empty() && !noted.contains_key(id);
         for id in known.keys().copied().filter(gone) {
-            self.ask(|answer| Command::SetFixed { id, fixed: None, answer })?;
+            self.order(Order::SetFixed { volume: id, fixed: None })?;
         }
         Ok(())
     }

@@ -3,9 +3,9 @@
 use holdfast_base::BLOCK_BYTES;
 use holdfast_sim::cluster::{ClusterOutcome, ClusterPlan, run_cluster};
 use holdfast_sim::ledger_run::{LedgerPlan, run_ledgers};
+use holdfast_sim::multi_host::{MultiHostOutcome, MultiHostPlan, run_multi_host};
 use holdfast_sim::mutations::{self, MUTATIONS};
 use holdfast_sim::plan::Plan;
-use holdfast_sim::portals::{PortalOutcome, PortalPlan, run_portals};
 use holdfast_sim::runner::{guarded, replay_command, run_seeds, twice};
 use holdfast_sim::swarm::{Outcome, run_plan};
 use std::process::ExitCode;
@@ -66,9 +66,9 @@ fn plan_of(seed: u64, mutation: Option<&mutations::Mutation>) -> Plan {
 
 fn run_one(seed: u64, arguments: &Arguments, mutation: Option<&mutations::Mutation>) -> ExitCode {
     let result = if arguments.portals {
-        let plan = PortalPlan::from_seed(seed);
+        let plan = MultiHostPlan::from_seed(seed);
         println!("{plan:#?}");
-        guarded(seed, || run_portals(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
+        guarded(seed, || run_multi_host(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
     } else if arguments.cluster {
         let plan = ClusterPlan::from_seed(seed);
         println!("{plan:#?}");
@@ -116,8 +116,8 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
     );
 }
 
-fn print_portal_sums(outcomes: &[(u64, PortalOutcome)]) {
-    let sum = |f: fn(&PortalOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
+fn print_portal_sums(outcomes: &[(u64, MultiHostOutcome)]) {
+    let sum = |f: fn(&MultiHostOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     println!(
         "  answered {}, paths {}, sessions ended {}, openings {}, hand-overs {}, caught in layers {}",
         sum(|o| o.answered),
@@ -149,7 +149,7 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
     let (from, jobs) = (arguments.from, arguments.jobs);
     let start = Instant::now();
     let findings = if arguments.portals {
-        let run = |seed| twice(seed, || run_portals(PortalPlan::from_seed(seed), false));
+        let run = |seed| twice(seed, || run_multi_host(MultiHostPlan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
         print_portal_sums(&outcomes);
         findings

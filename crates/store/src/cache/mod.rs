@@ -195,8 +195,8 @@ impl ReadCache {
         ReadCache {
             share_per_mille: config.read_cache_per_mille.min(1000),
             state_bytes_max: config.read_cache_state_bytes_max,
-            unverified: config.mutations.cached_read_unverified,
-            forgetful: !config.mutations.deletion_keeps_cached,
+            unverified: config.mutations.cached_read_unverified(),
+            forgetful: !config.mutations.deletion_keeps_cached(),
             home: None,
             lines: Lines::new(LINE_BLOCKS),
             ghost: Ghost::default(),

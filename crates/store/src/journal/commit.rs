@@ -238,7 +238,7 @@ impl Journal {
         let (bytes, records) = (u64::from(batch_bytes), build.flown);
         self.flight_bytes += bytes;
         self.flights.push_back(Flight { seq, unit, watermark, bytes, submitted: ctx.now, is_done: false, records });
-        let durable = !ctx.config.mutations.ack_before_durable;
+        let durable = !ctx.config.mutations.ack_before_durable();
         ctx.write(self.units.offset(unit, at), build.data, durable, Io::Batch { seq });
     }
 

@@ -5,6 +5,7 @@
 mod docs;
 mod edges;
 mod rules;
+mod shares;
 mod source;
 
 use crate::tools;
@@ -63,6 +64,9 @@ pub fn run() -> Result<()> {
         findings.extend(docs::check_rule_references(source, &numbers));
     }
     findings.extend(docs::check(root)?);
+    let shares = shares::Shares::count(&sources, &tests_only);
+    findings.extend(shares.check());
+    println!("{}", shares.text());
     report(&findings, sources.len())
 }
 

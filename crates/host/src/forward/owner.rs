@@ -15,7 +15,8 @@
 //!
 //! Limits: [`SESSIONS_MAX`] sessions, [`REQUESTS_MAX`] requests under way; beyond, what is asked is refused or its link ended.
 
-use crate::{Mutations, arrived};
+use super::arrived;
+use crate::Mutations;
 use holdfast_base::{
     BlockData, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Slab, Token,
     VolumeId, buf::concat, crc32c,
@@ -47,7 +48,7 @@ pub enum Binding {
 }
 
 #[derive(Clone, Debug)]
-pub enum DeskEvent {
+pub enum OwnerEvent {
     Ask {
         link: LinkId,
         token: u64,
@@ -57,9 +58,9 @@ pub enum DeskEvent {
     LinkDown {
         link: LinkId,
     },
-    /// What [`DeskEffect::Bind`] asked for.
+    /// What [`OwnerEffect::Bind`] asked for.
     Bound {
-        guest: Token,
+        remote: Token,
         binding: Binding,
     },
     /// A controller's answer.
@@ -67,17 +68,17 @@ pub enum DeskEvent {
         request: Token,
         reply: BlockReply,
     },
-    /// A client of this host is about to begin a session; answered by [`DeskEffect::Admit`].
+    /// A client of this host is about to begin a session; answered by [`OwnerEffect::Admit`].
     Arrive {
         session: Token,
     },
     /// Another client has followed that of the session.
     Fenced {
-        guest: Token,
+        remote: Token,
     },
     /// What the session is bound to is served no more.
     Unserved {
-        guest: Token,
+        remote: Token,
     },
     /// The volume is served no more, or was not.
     Yielded {
@@ -89,7 +90,7 @@ pub enum DeskEvent {
 }
 
 #[derive(Clone, Debug)]
-pub enum DeskEffect {
+pub enum OwnerEffect {
     Answer {
         link: LinkId,
         token: u64,
@@ -100,9 +101,9 @@ pub enum DeskEffect {
     CloseLink {
         link: LinkId,
     },
-    /// Find the export; [`DeskEvent::Bound`] follows.
+    /// Find the export; [`OwnerEvent::Bound`] follows.
     Bind {
-        guest: Token,
+        remote: Token,
         host: String,
         export: String,
         client: Client,
@@ -116,11 +117,11 @@ pub enum DeskEffect {
     },
     /// The session is over.
     Unbind {
-        guest: Token,
+        remote: Token,
     },
     /// To the controller; the answer names `request`.
     Submit {
-        guest: Token,
+        remote: Token,
         request: Token,
         block: BlockRequest,
     },
@@ -131,7 +132,7 @@ pub enum DeskEffect {
     },
 }
 
-type Out<'a> = &'a mut Effects<DeskEffect>;
+type Out<'a> = &'a mut Effects<OwnerEffect>;
 
 struct Link {
     /// Of the messages.
@@ -149,7 +150,7 @@ struct Link {
     sessions: BTreeMap<u64, Token>,
 }
 
-struct Guest {
+struct Remote {
     link: LinkId,
     number: u64,
     /// What waits for an answer: the attaching.
@@ -164,46 +165,46 @@ struct Guest {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Who {
+enum Arriving {
     Own(Token),
-    Guest(Token),
+    Remote(Token),
 }
 
 /// Somebody's session, which begins when these portals have said that what they had has come.
 struct Barrier {
-    who: Who,
+    who: Arriving,
     portals: BTreeSet<String>,
     /// What they had is refused from here on.
     until: Instant,
 }
 
 struct Asked {
-    guest: Token,
+    remote: Token,
     token: u64,
     request: RequestToken,
 }
 
-pub struct Desk {
+pub struct OwnerEnd {
     grid: GridId,
     host: String,
     now: Instant,
     links: BTreeMap<LinkId, Link>,
-    guests: Slab<Guest>,
+    remotes: Slab<Remote>,
     asked: Slab<Asked>,
     barriers: BTreeMap<u64, Barrier>,
     next_barrier: u64,
     mutations: Mutations,
 }
 
-impl Desk {
-    pub fn new(grid: GridId, host: &str) -> Desk {
-        let (guests, asked) = (Slab::new(SESSIONS_MAX), Slab::new(REQUESTS_MAX));
-        Desk {
+impl OwnerEnd {
+    pub fn new(grid: GridId, host: &str) -> OwnerEnd {
+        let (remotes, asked) = (Slab::new(SESSIONS_MAX), Slab::new(REQUESTS_MAX));
+        OwnerEnd {
             grid,
             host: host.to_string(),
             now: Instant::ZERO,
             links: BTreeMap::new(),
-            guests,
+            remotes,
             asked,
             barriers: BTreeMap::new(),
             next_barrier: 1,
@@ -215,18 +216,18 @@ impl Desk {
         self.mutations = mutations;
     }
 
-    pub fn handle(&mut self, now: Instant, event: DeskEvent, out: Out) {
+    pub fn handle(&mut self, now: Instant, event: OwnerEvent, out: Out) {
         self.now = self.now.max(now);
         match event {
-            DeskEvent::Ask { link, token, ask, payload } => self.on_ask(link, token, ask, payload, out),
-            DeskEvent::LinkDown { link } => self.on_link_down(link, out),
-            DeskEvent::Bound { guest, binding } => self.on_bound(guest, binding, out),
-            DeskEvent::Reply { request, reply } => self.on_reply(request, reply, out),
-            DeskEvent::Arrive { session } => self.arrive(Who::Own(session), None, out),
-            DeskEvent::Tick => {}
-            DeskEvent::Unserved { guest } => self.on_unserved(guest, out),
-            DeskEvent::Fenced { guest } => self.on_fenced(guest, out),
-            DeskEvent::Yielded { link, token, refusal } => {
+            OwnerEvent::Ask { link, token, ask, payload } => self.on_ask(link, token, ask, payload, out),
+            OwnerEvent::LinkDown { link } => self.on_link_down(link, out),
+            OwnerEvent::Bound { remote, binding } => self.on_bound(remote, binding, out),
+            OwnerEvent::Reply { request, reply } => self.on_reply(request, reply, out),
+            OwnerEvent::Arrive { session } => self.arrive(Arriving::Own(session), None, out),
+            OwnerEvent::Tick => {}
+            OwnerEvent::Unserved { remote } => self.on_unserved(remote, out),
+            OwnerEvent::Fenced { remote } => self.on_fenced(remote, out),
+            OwnerEvent::Yielded { link, token, refusal } => {
                 let answer = refusal.map_or(Answer::Yielded, Answer::Refused);
                 self.answer(link, token, answer, Vec::new(), out);
             }
@@ -239,7 +240,7 @@ impl Desk {
     }
 
     /// A session is about to begin: portals, other than its own, are asked to say when what they have has come.
-    fn arrive(&mut self, who: Who, own: Option<&str>, out: Out) {
+    fn arrive(&mut self, who: Arriving, own: Option<&str>, out: Out) {
         let others = self.links.values().filter(|l| own != Some(l.host.as_str()));
         let mut until = self.now;
         let mut portals = BTreeSet::new();
@@ -278,7 +279,7 @@ impl Desk {
             // Of one without a link nothing is read any more, and nothing of it is under way.
             barrier.portals.retain(|portal| self.links.values().any(|l| l.host == *portal));
         }
-        let (now, at_once) = (self.now, self.mutations.begins_at_once);
+        let (now, at_once) = (self.now, self.mutations.begins_at_once());
         let settled: Vec<Barrier> = self
             .barriers
             .extract_if(.., |_, b| b.portals.is_empty() || b.until <= now || at_once)
@@ -286,11 +287,11 @@ impl Desk {
             .collect();
         for Barrier { who, .. } in settled {
             match who {
-                Who::Own(session) => out.push(DeskEffect::Admit { session }),
-                Who::Guest(token) => {
-                    let Some(guest) = self.guests.get_mut(token) else { continue };
-                    guest.is_admitted = true;
-                    let (link, number) = (guest.link, guest.number);
+                Arriving::Own(session) => out.push(OwnerEffect::Admit { session }),
+                Arriving::Remote(token) => {
+                    let Some(remote) = self.remotes.get_mut(token) else { continue };
+                    remote.is_admitted = true;
+                    let (link, number) = (remote.link, remote.number);
                     self.attached(link, number, out);
                 }
             }
@@ -308,7 +309,7 @@ impl Desk {
 
     fn answer(&self, link: LinkId, token: u64, answer: Answer, payload: Vec<Buf>, out: Out) {
         if self.links.get(&link).is_some_and(|l| l.is_open) {
-            out.push(DeskEffect::Answer { link, token, answer, payload });
+            out.push(OwnerEffect::Answer { link, token, answer, payload });
         }
     }
 
@@ -334,7 +335,7 @@ impl Desk {
         }
         if !self.links.get(&link).is_some_and(|l| l.is_open && l.greeting.is_none()) {
             // Nobody asks before the greeting is answered.
-            out.push(DeskEffect::CloseLink { link });
+            out.push(OwnerEffect::CloseLink { link });
             return self.on_link_down(link, out);
         }
         match ask {
@@ -353,35 +354,35 @@ impl Desk {
             Ask::Detach { session } => self.on_detach(link, token, session, out),
             Ask::Op { session, tick, op } => self.on_op(link, token, (session, tick), (op, payload), out),
             Ask::Passed { barrier } => self.on_passed(link, barrier),
-            Ask::Yield { volume } => out.push(DeskEffect::Yield { link, token, volume }),
+            Ask::Yield { volume } => out.push(OwnerEffect::Yield { link, token, volume }),
             Ask::Hello { .. } => unreachable!("taken above"),
         }
     }
 
     fn on_hello(&mut self, id: LinkId, token: u64, (versions, grid): (Versions, GridId), mut link: Link, out: Out) {
         let refuse =
-            |refusal| DeskEffect::Answer { link: id, token, answer: Answer::Refused(refusal), payload: Vec::new() };
+            |refusal| OwnerEffect::Answer { link: id, token, answer: Answer::Refused(refusal), payload: Vec::new() };
         if self.links.contains_key(&id) {
-            out.push(DeskEffect::CloseLink { link: id });
+            out.push(OwnerEffect::CloseLink { link: id });
             return self.on_link_down(id, out);
         }
         let Some(version) = PORTAL.common(versions).filter(|_| grid == self.grid) else {
             let is_of_it = PORTAL.common(versions).is_some();
             out.push(refuse(if is_of_it { Refusal::Grid } else { Refusal::Version(PORTAL) }));
-            return out.push(DeskEffect::CloseLink { link: id });
+            return out.push(OwnerEffect::CloseLink { link: id });
         };
         link.version = version;
         let is_newer = |l: &Link| l.instance == link.instance && l.number > link.number;
         if self.links.values().any(|l| l.host == link.host && is_newer(l)) {
             out.push(refuse(Refusal::Superseded));
-            return out.push(DeskEffect::CloseLink { link: id });
+            return out.push(OwnerEffect::CloseLink { link: id });
         }
         let others: Vec<LinkId> =
             self.links.iter().filter(|(_, l)| l.host == link.host && l.is_open).map(|(id, _)| *id).collect();
         let host = link.host.clone();
         self.links.insert(id, link);
         for other in others {
-            out.push(DeskEffect::CloseLink { link: other });
+            out.push(OwnerEffect::CloseLink { link: other });
             self.on_link_down(other, out);
         }
         self.greet(&host, out);
@@ -398,7 +399,7 @@ impl Desk {
             if let Some(token) = link.greeting.take() {
                 link.ticked_at = self.now;
                 let answer = Answer::Hello { version: link.version, host: self.host.clone(), tick };
-                out.push(DeskEffect::Answer { link: *id, token, answer, payload: Vec::new() });
+                out.push(OwnerEffect::Answer { link: *id, token, answer, payload: Vec::new() });
             }
         }
         for (barrier, _) in self.barriers.iter().filter(|(_, b)| b.portals.contains(host)) {
@@ -409,8 +410,8 @@ impl Desk {
     fn on_link_down(&mut self, id: LinkId, out: Out) {
         let Some(link) = self.links.get_mut(&id).filter(|l| l.is_open) else { return };
         (link.is_open, link.greeting) = (false, None);
-        for guest in std::mem::take(&mut link.sessions).into_values() {
-            self.let_go(guest, out);
+        for remote in std::mem::take(&mut link.sessions).into_values() {
+            self.let_go(remote, out);
         }
         self.sweep_link(id, out);
     }
@@ -426,18 +427,18 @@ impl Desk {
 
     /// The portal does not ask in this session any more; what is under way goes on.
     fn let_go(&mut self, token: Token, out: Out) {
-        let guest = self.guests.get_mut(token).expect("a link's sessions are there");
-        guest.is_gone = true;
-        if std::mem::take(&mut guest.is_bound) {
-            out.push(DeskEffect::Unbind { guest: token });
+        let remote = self.remotes.get_mut(token).expect("a link's sessions are there");
+        remote.is_gone = true;
+        if std::mem::take(&mut remote.is_bound) {
+            out.push(OwnerEffect::Unbind { remote: token });
         }
-        self.sweep_guest(token, out);
+        self.sweep_remote(token, out);
     }
 
-    fn sweep_guest(&mut self, token: Token, out: Out) {
-        let Some(guest) = self.guests.get(token).filter(|g| g.is_gone && g.under_way == 0) else { return };
-        let (link, number, detaching) = (guest.link, guest.number, guest.detaching);
-        self.guests.remove(token);
+    fn sweep_remote(&mut self, token: Token, out: Out) {
+        let Some(remote) = self.remotes.get(token).filter(|g| g.is_gone && g.under_way == 0) else { return };
+        let (link, number, detaching) = (remote.link, remote.number, remote.detaching);
+        self.remotes.remove(token);
         if let Some(call) = detaching {
             self.answer(link, call, Answer::Detached, Vec::new(), out);
         }
@@ -452,10 +453,10 @@ impl Desk {
         (export, client, (wrote_at, is_fenced)): (String, Client, (Option<Instant>, bool)),
         out: Out,
     ) {
-        if self.guests.is_full() {
+        if self.remotes.is_full() {
             return self.answer(link, token, Answer::Refused(Refusal::Full), Vec::new(), out);
         }
-        let guest = Guest {
+        let remote = Remote {
             link,
             number,
             attaching: Some(token),
@@ -465,33 +466,33 @@ impl Desk {
             under_way: 0,
             is_gone: false,
         };
-        let guest = self.guests.insert(guest);
+        let remote = self.remotes.insert(remote);
         let of = self.links.get_mut(&link).expect("it has asked");
         let host = of.host.clone();
-        if let Some(before) = of.sessions.insert(number, guest) {
+        if let Some(before) = of.sessions.insert(number, remote) {
             self.let_go(before, out);
         }
         if fresh {
-            self.arrive(Who::Guest(guest), Some(&host), out);
+            self.arrive(Arriving::Remote(remote), Some(&host), out);
         }
-        out.push(DeskEffect::Bind { guest, host, export, client, wrote_at, is_fenced });
+        out.push(OwnerEffect::Bind { remote, host, export, client, wrote_at, is_fenced });
     }
 
     fn on_bound(&mut self, token: Token, binding: Binding, out: Out) {
-        let Some(guest) = self.guests.get_mut(token).filter(|g| !g.is_gone) else {
+        let Some(remote) = self.remotes.get_mut(token).filter(|g| !g.is_gone) else {
             if binding == Binding::Bound {
-                out.push(DeskEffect::Unbind { guest: token });
+                out.push(OwnerEffect::Unbind { remote: token });
             }
             return;
         };
-        let (link, number) = (guest.link, guest.number);
+        let (link, number) = (remote.link, remote.number);
         match binding {
             Binding::Bound => {
-                guest.is_bound = true;
+                remote.is_bound = true;
                 self.attached(link, number, out);
             }
             Binding::Refused(refusal) => {
-                let call = guest.attaching.take();
+                let call = remote.attaching.take();
                 self.links.get_mut(&link).expect("the link of a session").sessions.remove(&number);
                 self.let_go(token, out);
                 if let Some(call) = call {
@@ -504,12 +505,12 @@ impl Desk {
     /// Tells that a session is attached, once nothing that was asked under its number before is under way.
     fn attached(&mut self, link: LinkId, number: u64, out: Out) {
         let Some(token) = self.links.get(&link).and_then(|l| l.sessions.get(&number)).copied() else { return };
-        let is_clear = !self.guests.iter().any(|(_, g)| g.link == link && g.number == number && g.is_gone);
-        let guest = self.guests.get_mut(token).expect("a link's sessions are there");
+        let is_clear = !self.remotes.iter().any(|(_, g)| g.link == link && g.number == number && g.is_gone);
+        let remote = self.remotes.get_mut(token).expect("a link's sessions are there");
         if is_clear
-            && guest.is_bound
-            && guest.is_admitted
-            && let Some(call) = guest.attaching.take()
+            && remote.is_bound
+            && remote.is_admitted
+            && let Some(call) = remote.attaching.take()
         {
             self.answer(link, call, Answer::Attached, Vec::new(), out);
         }
@@ -519,9 +520,9 @@ impl Desk {
         let of = self.links.get_mut(&link).expect("it has asked");
         match of.sessions.remove(&number) {
             None => self.answer(link, token, Answer::Detached, Vec::new(), out),
-            Some(guest) => {
-                self.guests.get_mut(guest).expect("a link's sessions are there").detaching = Some(token);
-                self.let_go(guest, out);
+            Some(remote) => {
+                self.remotes.get_mut(remote).expect("a link's sessions are there").detaching = Some(token);
+                self.let_go(remote, out);
             }
         }
     }
@@ -533,8 +534,8 @@ impl Desk {
             return self.answer(link, token, Answer::Stale { tick: now }, Vec::new(), out);
         }
         let found = self.links.get(&link).and_then(|l| l.sessions.get(&number)).copied();
-        let Some((guest, session)) =
-            found.and_then(|g| Some((g, self.guests.get_mut(g).filter(|g| g.is_bound && g.attaching.is_none())?)))
+        let Some((remote, session)) =
+            found.and_then(|g| Some((g, self.remotes.get_mut(g).filter(|g| g.is_bound && g.attaching.is_none())?)))
         else {
             return self.answer(link, token, Answer::Failed(Failure::NotOwner), Vec::new(), out);
         };
@@ -542,22 +543,22 @@ impl Desk {
             return self.answer(link, token, Answer::Failed(Failure::Invalid), Vec::new(), out);
         }
         let Some(op) = arrived(op, payload).filter(|_| !self.asked.is_full()) else {
-            out.push(DeskEffect::CloseLink { link });
+            out.push(OwnerEffect::CloseLink { link });
             return self.on_link_down(link, out);
         };
         session.under_way += 1;
         self.links.get_mut(&link).expect("it has asked").under_way += 1;
-        let request = self.asked.insert(Asked { guest, token, request: RequestToken(token) });
+        let request = self.asked.insert(Asked { remote, token, request: RequestToken(token) });
         let block = BlockRequest { token: self.asked.get(request).expect("just put").request, op };
-        out.push(DeskEffect::Submit { guest, request, block });
+        out.push(OwnerEffect::Submit { remote, request, block });
     }
 
     fn on_reply(&mut self, request: Token, reply: BlockReply, out: Out) {
         let asked = self.asked.remove(request).expect("a controller answers once");
         assert_eq!(asked.request, reply.token, "a controller answers what it was asked");
-        let guest = self.guests.get_mut(asked.guest).expect("it stays while anything is under way");
-        guest.under_way -= 1;
-        let (link, is_gone) = (guest.link, guest.is_gone);
+        let remote = self.remotes.get_mut(asked.remote).expect("it stays while anything is under way");
+        remote.under_way -= 1;
+        let (link, is_gone) = (remote.link, remote.is_gone);
         if !is_gone {
             let (mut answer, payload) = answer_of(reply);
             if answer == Answer::Failed(Failure::NotWriter) && self.links[&link].version < CLIENTS_SINCE {
@@ -565,21 +566,21 @@ impl Desk {
             }
             self.answer(link, asked.token, answer, payload, out);
         }
-        self.sweep_guest(asked.guest, out);
+        self.sweep_remote(asked.remote, out);
         self.links.get_mut(&link).expect("it stays while anything is under way").under_way -= 1;
         self.sweep_link(link, out);
     }
 
     fn on_fenced(&mut self, token: Token, out: Out) {
-        let Some(Guest { link, number, .. }) = self.guests.get(token).filter(|g| !g.is_gone) else { return };
+        let Some(Remote { link, number, .. }) = self.remotes.get(token).filter(|g| !g.is_gone) else { return };
         if self.links[link].version >= CLIENTS_SINCE {
             self.answer(*link, 0, Answer::Fenced { session: *number }, Vec::new(), out);
         }
     }
 
     fn on_unserved(&mut self, token: Token, out: Out) {
-        let Some(guest) = self.guests.get(token).filter(|g| !g.is_gone) else { return };
-        let (link, number) = (guest.link, guest.number);
+        let Some(remote) = self.remotes.get(token).filter(|g| !g.is_gone) else { return };
+        let (link, number) = (remote.link, remote.number);
         self.links.get_mut(&link).expect("the link of a session").sessions.remove(&number);
         self.let_go(token, out);
     }

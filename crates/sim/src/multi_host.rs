@@ -1,51 +1,69 @@
-//! A grid of several hosts with portals: real controllers, portals and desks, simulated connections between hosts, and
-//! clients that go from path to path.
+//! Runs of several hosts that offer one volume: the real [`Host`]s with their controllers, simulated connections between
+//! them, and clients that go from path to path.
 //!
-//! Role: the shells of the hosts, as far as it concerns who serves a volume, and an operator that hands it over and has it
-//! taken over. Each client has a part of the volume for itself and never has two requests on the same sectors under way: so
+//! Role: the shells of the hosts, and an operator that hands the volume over and has it taken over. Each client has a part of the volume for itself and never has two requests on the same sectors under way: so
 //! any write that is carried out after its answer shows as a read that goes back.
 //!
-//! In a third of the runs layers stand before the controllers, which delay, stall and ration requests: what a layer holds when the
+//! In a third of the runs filters stand before the controllers, which delay, stall and ration requests: what a filter holds when the
 //! volume goes elsewhere, or its client does, must not come out late.
 //!
 //! A client changes its path when its connection ends, and now and then of its own accord, once its portal has what it sent.
 //! What it then asks again is the same request, in the history one operation from first to last.
 
 mod contend;
+mod machine;
 
 use crate::checker::SECTOR_BYTES;
 use crate::workload::{Area, Guests, Mix, What};
 use crate::world::{MachineAt, Output, World};
-use contend::{Given, Held, identity, writers_of};
+use contend::{Given, identity};
 use holdfast_base::{
     BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, InstanceId, Instant, MetaRequest, MetaVersion, NodeId,
     Prng, RequestToken, Slab, Token, VolumeId,
 };
-use holdfast_format::portal::{Answer, Ask, Client as Identity, Refusal};
+use holdfast_format::portal::{Answer, Ask, Refusal};
 use holdfast_format::root::{Root, root_key};
-use holdfast_layer::{Effect as LayerEffect, Stack, StackEvent};
-use holdfast_portal as portal;
-use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId, Portal, Route, SessionId, WriterEvent, Writers};
+use holdfast_host::forward::LAPSE;
+use holdfast_host::requests::Requester;
+use holdfast_host::{
+    Budget, Caller, Care, Connection, Effect, Event, FilterChange, Host, Limits, LinkId, Lists, Offer, OpenSpec, Order,
+    Outcome, PeerEffect, PeerEvent, Place, Room, Source,
+};
 use holdfast_store as store;
-use holdfast_volume::{Config, Controller, Event, Notice, State, Target, Warming};
+use holdfast_volume::{Effect as VolumeEffect, State, Warming};
+use machine::HostMachine;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 const VOLUME: VolumeId = VolumeId(0x9047a1);
+/// The name under which clients find the volume.
+const NAME: &str = "vm";
+
+const SIZE_BYTES: u64 = 512 << 10;
+
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
 /// A client that hears nothing for so long leaves its path, whoever may still read what it sent there.
-const CLIENT_PATIENCE: Duration = Duration::from_millis(2 * portal::LAPSE.as_millis() as u64 + 1_000);
+const CLIENT_PATIENCE: Duration = Duration::from_millis(2 * LAPSE.as_millis() as u64 + 1_000);
 
 /// Pace of a host's comparing what it does with what the records say.
-const KEEPER_PACE: Duration = Duration::from_millis(500);
+const ASSIGNMENT_PACE: Duration = Duration::from_millis(500);
 
 /// Something may be due between hosts.
 const WAKE: u64 = 7;
 
+/// Pace of asking how far reading beforehand is.
+const WARM_PACE: Duration = Duration::from_millis(20);
+
+/// Tickets of orders whose outcome a run goes by.
+const PREPARE: u64 = 1;
+const WARM: u64 = 2;
+const YIELD: u64 = 3;
+const OTHER: u64 = 0;
+
 /// What a run is made of.
 #[derive(Clone, Debug)]
-pub struct PortalPlan {
+pub struct MultiHostPlan {
     pub seed: u64,
     pub hosts: usize,
     pub clients: usize,
@@ -65,21 +83,19 @@ pub struct PortalPlan {
     /// volume.
     pub contend: Option<u32>,
     /// Before the controllers, from above.
-    pub layers: Vec<String>,
-    /// A mistake that must be found: layers are not drained when the volume goes, and stand before its next opening with what they hold.
-    pub keeps_layers: bool,
-    pub mutations: portal::Mutations,
+    pub filters: Vec<String>,
+    pub mutations: holdfast_host::Mutations,
     pub of_controllers: holdfast_volume::Mutations,
 }
 
-impl PortalPlan {
-    pub fn from_seed(seed: u64) -> PortalPlan {
+impl MultiHostPlan {
+    pub fn from_seed(seed: u64) -> MultiHostPlan {
         let mut prng = Prng::new(seed ^ 0x9047);
         let mut some = |most: u64| if prng.chance(600) { prng.below(most) as u32 } else { 0 };
         let (crash, hang, cut, reset, slow) = (some(20), some(25), some(25), some(60), some(30));
         let node_hang = some(60);
         let (jump, take_over, hand_over) = (some(40), some(20), some(30));
-        PortalPlan {
+        MultiHostPlan {
             seed,
             hosts: prng.between(2, 3) as usize,
             clients: prng.between(1, 5) as usize,
@@ -94,16 +110,15 @@ impl PortalPlan {
             take_over,
             hand_over,
             contend: None,
-            layers: draw_layers(seed),
-            keeps_layers: false,
-            mutations: portal::Mutations::default(),
+            filters: draw_filters(seed),
+            mutations: holdfast_host::Mutations::default(),
             of_controllers: holdfast_volume::Mutations::default(),
         }
     }
 }
 
-/// Of its own numbers, so that plans without layers are what they were.
-fn draw_layers(seed: u64) -> Vec<String> {
+/// Of its own numbers, so that plans without filters are what they were.
+fn draw_filters(seed: u64) -> Vec<String> {
     let mut prng = Prng::new(seed ^ 0x1a7e5);
     let count = if prng.chance(333) { prng.between(1, 3) } else { 0 };
     let some = [
@@ -123,14 +138,14 @@ fn draw_layers(seed: u64) -> Vec<String> {
 
 /// What a run came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PortalOutcome {
+pub struct MultiHostOutcome {
     pub trace_hash: u64,
     pub answered: u64,
     pub path_changes: u64,
     pub aborts: u64,
     pub openings: u64,
     pub handovers: u64,
-    /// Requests that were in layers when these were drained or dropped.
+    /// Requests that were in filters when these were drained or dropped.
     pub caught: u64,
     /// Writes that were refused since another client writes, and how often the right to write has passed on.
     pub refused: u64,
@@ -162,51 +177,15 @@ struct Conn {
     owner_open: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Asker {
-    /// And the earliest that its client may have sent it.
-    Own(Token, Instant),
-    Guest(Token),
-    /// The layers before the controller.
-    Layers,
-}
-
-/// Who may begin when what was asked before is done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Behind {
-    Own(Token),
-    Guest(Token),
-}
-
 /// One host's process.
 struct Shell {
     up: bool,
     hangs_until: Option<Instant>,
-    portal: Portal,
-    desk: Desk,
-    controller: Option<MachineAt>,
-    /// Sessions of other hosts' portals that the controller serves.
-    guests: BTreeSet<Token>,
-    /// Who they are, from when they are bound on or wait for that.
-    clients_of: BTreeMap<Token, (Identity, Option<Instant>, bool)>,
-    /// Beside the controller.
-    writers: Writers,
-    held: Slab<Held>,
-    /// Changes that are under way, by their names at the controller.
-    given: BTreeMap<u64, Given>,
-    /// Those that wait until it serves.
-    binding: Vec<Token>,
-    askers: Slab<(u64, Asker, RequestToken, BlockOp)>,
-    /// Where layers stand before the controller.
-    layers: Option<Stack>,
-    /// As a host does it, for what layers hold: requests are numbered, and who must come behind some waits for these.
-    under_way: BTreeSet<u64>,
-    next_number: u64,
-    behind: Vec<(u64, Behind)>,
-    /// Asked to yield: answered when the controller is closed.
-    yielding: Option<(LinkId, u64)>,
-    /// Clients' sessions that wait until they may begin.
-    arriving: Vec<Token>,
+    machine: Option<MachineAt>,
+    /// The host's sessions, by what clients call them.
+    opened: BTreeMap<Token, Token>,
+    /// Changes that are under way at the volume: whose they are.
+    given: BTreeMap<(Requester, RequestToken), Given>,
     /// What its sockets hold while it hangs.
     inbox: VecDeque<ToHost>,
 }
@@ -216,7 +195,6 @@ enum ToHost {
     Open { session: Token },
     Close { session: Token },
     Request { session: Token, request: BlockRequest },
-    Route(Route),
 }
 
 struct Client {
@@ -239,9 +217,9 @@ enum HandOver {
     Yielding { to: usize },
 }
 
-pub struct Street {
-    plan: PortalPlan,
-    world: World<Controller>,
+pub struct MultiHost {
+    plan: MultiHostPlan,
+    world: World<HostMachine>,
     guests: Guests,
     prng: Prng,
     shells: Vec<Shell>,
@@ -258,11 +236,13 @@ pub struct Street {
     hand_over: Option<(HandOver, Instant)>,
     /// When the host that has it is asked.
     yield_at: Option<Instant>,
+    /// When the host that follows is asked how far it is with reading beforehand.
+    warm_at: Option<Instant>,
     take_over_at: Option<Instant>,
     /// A node that hangs, and until when.
     node_back: Option<(Instant, usize)>,
     next_link: u64,
-    keeper_at: Instant,
+    assigned_at: Instant,
     ask_at: Instant,
     misfortune_at: Instant,
     issued: u32,
@@ -273,12 +253,12 @@ pub struct Street {
     writer: Option<usize>,
     wrote: BTreeSet<(usize, Token)>,
     followed: BTreeSet<(usize, Token)>,
-    outcome: PortalOutcome,
+    outcome: MultiHostOutcome,
     failure: Option<String>,
 }
 
-impl Street {
-    fn new(plan: PortalPlan, verbose: bool) -> Street {
+impl MultiHost {
+    fn new(plan: MultiHostPlan, verbose: bool) -> MultiHost {
         let mut world = World::new(plan.seed, verbose);
         let mut prng = world.prng.fork();
         let sizing = store::JournalSizing { journal_bytes: 4 << 20, unit_bytes: 128 << 10, shard_bytes_mean: 16 << 10 };
@@ -287,8 +267,8 @@ impl Street {
                 world.add_node(store::NodeConfig::new(world.grid, NodeId(n + 1), InstanceId(0)), sizing, &[24 << 20]);
             world.start_node(node);
         }
-        let size_bytes = 512 << 10;
-        let root = Root::new(world.grid, VOLUME, "vm", size_bytes, "mirror:2".parse().expect("a layout"));
+        let size_bytes = SIZE_BYTES;
+        let root = Root::new(world.grid, VOLUME, NAME, size_bytes, "mirror:2".parse().expect("a layout"));
         let (key, value) = (root_key(VOLUME), Some(root.encode()));
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
         let mut guests = Guests::new(prng.fork(), Mix::default(), size_bytes, 64 << 10, 0);
@@ -307,8 +287,8 @@ impl Street {
             base: n as u64 * part,
         };
         let clients = (0..plan.clients).map(client).collect();
-        let mut street = Street {
-            shells: (0..hosts).map(|n| Shell::new(&plan, n, 1)).collect(),
+        let mut run = MultiHost {
+            shells: (0..hosts).map(|_| Shell::default()).collect(),
             clients,
             plan,
             guests,
@@ -321,10 +301,11 @@ impl Street {
             news: Vec::new(),
             hand_over: None,
             yield_at: None,
+            warm_at: None,
             take_over_at: None,
             node_back: None,
             next_link: 1,
-            keeper_at: Instant::ZERO,
+            assigned_at: Instant::ZERO,
             ask_at: Instant::ZERO,
             misfortune_at: Instant::ZERO,
             issued: 0,
@@ -333,7 +314,7 @@ impl Street {
             writer: None,
             wrote: BTreeSet::new(),
             followed: BTreeSet::new(),
-            outcome: PortalOutcome {
+            outcome: MultiHostOutcome {
                 trace_hash: 0,
                 answered: 0,
                 path_changes: 0,
@@ -347,11 +328,12 @@ impl Street {
             failure: None,
             world,
         };
-        for host in 0..street.shells.len() {
-            street.news.push((street.world.now(), host, 0));
+        for host in 0..run.shells.len() {
+            run.start(host);
+            run.news.push((run.world.now(), host, 0));
         }
-        street.world.wake_at(street.world.now(), WAKE);
-        street
+        run.world.wake_at(run.world.now(), WAKE);
+        run
     }
 
     fn now(&self) -> Instant {
@@ -367,57 +349,94 @@ impl Street {
         self.shells[host].up && self.shells[host].hangs_until.is_none()
     }
 
-    // ---- a host's machines ----
+    // ---- hosts ----
 
-    fn portal(&mut self, host: usize, event: portal::Event) {
-        let mut out = Effects::new();
-        let now = self.now();
-        self.shells[host].portal.handle(now, event, &mut out);
-        for effect in out.take() {
-            self.on_portal_effect(host, effect);
+    /// The host's process begins.
+    fn start(&mut self, host: usize) {
+        let of = Host::new(&holdfast_host::Config {
+            grid: self.world.grid,
+            name: name_of(host),
+            instance: InstanceId(self.prng.next_u128()),
+            budget: Budget { writeback_bytes: 1 << 20, map_cache_bytes: 1 << 20, read_ahead_bytes: 0 },
+            care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
+            room: Room { max: 64, kept_for_local: 8 },
+            expected_volumes: 1,
+            mutations: self.plan.mutations,
+            of_controllers: self.plan.of_controllers,
+            tune,
+        });
+        let at = self.world.attach(host, HostMachine::new(of));
+        self.shells[host].machine = Some(at);
+        self.act(host, |host, _, _| host.observe());
+        if self.plan.contend.is_none() {
+            self.order(host, OTHER, Order::Share(BTreeSet::from([VOLUME])));
+        }
+        self.order(host, OTHER, Order::Access { lists: Lists::new(), limits: Limits::new() });
+    }
+
+    fn host(&self, host: usize) -> Option<&Host> {
+        Some(&self.world.machine(self.shells[host].machine?)?.host)
+    }
+
+    /// Has a host do something, and sees to what follows.
+    fn act<T>(&mut self, host: usize, act: impl FnOnce(&mut Host, Instant, &mut Effects<Effect>) -> T) -> Option<T> {
+        let at = self.shells[host].machine?;
+        self.world.with(at, |machine, now, out: &mut Effects<VolumeEffect>| {
+            machine.act(|host, effects| act(host, now, effects), out)
+        })
+    }
+
+    fn tell(&mut self, host: usize, event: Event) {
+        self.act(host, |host, now, out| host.handle(now, event, out));
+        self.see_to(host);
+    }
+
+    fn order(&mut self, host: usize, ticket: u64, order: Order) {
+        self.tell(host, Event::Order { ticket, order });
+    }
+
+    /// Carries out what a host wants, in order.
+    fn see_to(&mut self, host: usize) {
+        loop {
+            self.note_observed(host);
+            let Some(at) = self.shells[host].machine else { return };
+            let Some(wish) = self.world.machine_mut(at).and_then(|machine| machine.wishes.pop_front()) else { return };
+            self.on_wish(host, wish);
         }
     }
 
-    fn on_portal_effect(&mut self, host: usize, effect: portal::Effect) {
-        match effect {
-            portal::Effect::Submit { session, request, since } => {
-                self.enter(host, SessionId::Own(session), Asker::Own(session, since), request)
-            }
-            portal::Effect::Reply { session, reply } => self.on_client_reply(session, reply),
-            portal::Effect::Abort { session } => {
-                self.trace(&[40, host as u64, session.0], || format!("h{host} ends session {session:?}"));
+    fn on_wish(&mut self, host: usize, wish: Effect) {
+        match wish {
+            Effect::Reply { to, reply } => self.on_client_reply(to, reply),
+            Effect::Abort { to, .. } => {
+                self.trace(&[40, host as u64, to.0], || format!("h{host} ends session {to:?}"));
                 self.outcome.aborts += 1;
-                self.close_writer(host, SessionId::Own(session));
-                self.on_path_lost(session);
+                self.shells[host].opened.remove(&to);
+                self.on_path_lost(to);
             }
-            portal::Effect::Send { peer, token, ask, payload } => {
+            Effect::Peer(effect) => self.on_peer_effect(host, effect),
+            Effect::Done { ticket: PREPARE, outcome: Outcome::Was(true) } => self.on_prepared(),
+            Effect::Done { ticket: WARM, outcome } => self.on_warming(host, outcome.warming()),
+            Effect::Done { ticket: YIELD, .. } => self.on_told(host),
+            Effect::Changed { .. } => self.trace(&[45, host as u64], || format!("h{host} does otherwise")),
+            Effect::Log { text, .. } => self.trace(&[46, host as u64], || format!("h{host}: {text}")),
+            Effect::Done { .. } | Effect::News { .. } => {}
+            Effect::Send { .. } | Effect::Meta { .. } | Effect::Reconnect { .. } => {
+                unreachable!("the world has taken calls out")
+            }
+        }
+    }
+
+    fn on_peer_effect(&mut self, host: usize, effect: PeerEffect) {
+        match effect {
+            PeerEffect::Ask { peer, token, ask, payload } => {
                 self.trace(&[41, host as u64, peer as u64, token], || format!("h{host} asks h{peer} #{token} {ask:?}"));
                 if let Some(conn) = self.conns.iter().position(|c| c.portal == host && c.owner == peer && c.portal_open)
                 {
                     self.put(conn, true, Parcel::Ask { token, ask }, payload);
                 }
             }
-            portal::Effect::Reconnect { peer } => self.close_from_portal(host, peer),
-            portal::Effect::Told { .. } => self.on_told(host),
-            portal::Effect::Trouble { peer, refusal } if refusal != Refusal::Superseded => {
-                self.fail(format!("h{host} can't use h{peer}: {refusal:?}"));
-            }
-            portal::Effect::Trouble { .. } => {}
-        }
-    }
-
-    fn desk(&mut self, host: usize, event: DeskEvent) {
-        let mut out = Effects::new();
-        let now = self.now();
-        self.shells[host].desk.handle(now, event, &mut out);
-        for effect in out.take() {
-            self.on_desk_effect(host, effect);
-        }
-    }
-
-    fn on_desk_effect(&mut self, host: usize, effect: DeskEffect) {
-        match effect {
-            DeskEffect::Answer { link, token, answer, payload } => {
+            PeerEffect::Answer { link, token, answer, payload } => {
                 self.trace(&[42, host as u64, link.0, token], || {
                     format!("h{host} answers {link:?} #{token} {answer:?}")
                 });
@@ -426,276 +445,72 @@ impl Street {
                     self.put(conn, false, Parcel::Answer { token, answer }, payload);
                 }
             }
-            DeskEffect::CloseLink { link } => {
+            PeerEffect::CloseLink { link } => {
                 if let Some(conn) = self.conns.iter().position(|c| c.link == link) {
                     self.conns[conn].owner_open = false;
                     self.put(conn, false, Parcel::End, Buf::empty());
                 }
             }
-            DeskEffect::Bind { guest, client, wrote_at, is_fenced, .. } => {
-                self.shells[host].clients_of.insert(guest, (client, wrote_at, is_fenced));
-                // What is asked of an opening that hangs may be done by others before it begins to serve.
-                match self.state(host) {
-                    Some(State::Opening) => self.shells[host].binding.push(guest),
-                    state => self.bind(host, guest, state == Some(State::Open)),
-                }
+            PeerEffect::Reconnect { peer } => self.close_from_portal(host, peer),
+            PeerEffect::Trouble { peer, refusal } if refusal != Refusal::Superseded => {
+                self.fail(format!("h{host} can't use h{peer}: {refusal:?}"));
             }
-            DeskEffect::Unbind { guest } => {
-                self.shells[host].guests.remove(&guest);
-                let gone = self.close_writer(host, SessionId::Guest(guest));
-                // The desk waits for each of them.
-                for Held { asker, request, .. } in gone {
-                    let reply = BlockReply { token: request.token, result: Err(BlockError::Deposed) };
-                    self.tell_asker(host, asker, reply, request.token, request.op);
-                }
-            }
-            DeskEffect::Submit { guest, request, block } => {
-                self.enter(host, SessionId::Guest(guest), Asker::Guest(request), block);
-            }
-            DeskEffect::Admit { session } => self.begin(host, session),
-            DeskEffect::Yield { link, token, .. } => match self.shells[host].controller {
-                Some(at) => {
-                    self.shells[host].yielding = Some((link, token));
-                    if !self.plan.keeps_layers {
-                        self.drive_layers(host, StackEvent::Drain);
-                    }
-                    self.world.tell(at, Event::Yield);
-                }
-                None => self.desk(host, DeskEvent::Yielded { link, token, refusal: Some(Refusal::NotOwner) }),
-            },
+            PeerEffect::Trouble { .. } => {}
         }
     }
 
     fn state(&self, host: usize) -> Option<State> {
-        self.world.machine(self.shells[host].controller?).map(Controller::state)
-    }
-
-    /// A request to the host's controller; where there is none it is as if that had said so.
-    fn submit(&mut self, host: usize, asker: Asker, request: BlockRequest) {
-        let shell = &mut self.shells[host];
-        let number = shell.next_number;
-        shell.next_number += 1;
-        shell.under_way.insert(number);
-        let token = RequestToken(shell.askers.insert((number, asker, request.token, request.op.clone())).0);
-        let request = BlockRequest { token, op: request.op };
-        match shell.controller {
-            Some(_) if shell.layers.is_some() && asker != Asker::Layers => {
-                self.drive_layers(host, StackEvent::Request(request));
-            }
-            Some(at) => self.world.request(at, Target::VOLUME, request),
-            None => self.on_controller_reply(host, BlockReply { token, result: Err(BlockError::Deposed) }),
-        }
-    }
-
-    fn drive_layers(&mut self, host: usize, event: StackEvent) {
-        let now = self.now();
-        let Some(stack) = &mut self.shells[host].layers else { return };
-        if matches!(event, StackEvent::Drain) {
-            self.outcome.caught += stack.held() as u64;
-        }
-        let mut out = Effects::new();
-        stack.handle(now, event, &mut out);
-        if let Some(due) = stack.next_deadline() {
-            self.world.wake_at(due.max(now), WAKE);
-        }
-        for effect in out.take() {
-            match effect {
-                LayerEffect::Down(request) => self.submit(host, Asker::Layers, request),
-                LayerEffect::Up(reply) => self.on_controller_reply(host, reply),
-            }
-        }
-    }
-
-    /// The controller is gone, and layers with it: what they hold is answered as what it had.
-    fn drop_layers(&mut self, host: usize) {
-        let Some(stack) = self.shells[host].layers.take() else { return };
-        self.outcome.caught += stack.held() as u64;
-        if self.plan.keeps_layers {
-            self.shells[host].layers = Some(stack);
-        }
-        for token in self.shells[host].askers.tokens() {
-            let reply = BlockReply { token: RequestToken(token.0), result: Err(BlockError::Deposed) };
-            self.on_controller_reply(host, reply);
-        }
-    }
-
-    /// Whether anything is under way, where layers may hold it; then whoever it is waits for that.
-    fn comes_behind(&mut self, host: usize, who: Behind) -> bool {
-        let is_layered = !self.plan.layers.is_empty();
-        let shell = &mut self.shells[host];
-        if !is_layered || shell.under_way.is_empty() {
-            return false;
-        }
-        shell.behind.push((shell.next_number, who));
-        true
-    }
-
-    fn let_behind_begin(&mut self, host: usize) {
-        let shell = &mut self.shells[host];
-        let first = shell.under_way.first().copied().unwrap_or(u64::MAX);
-        let clear: Vec<Behind> = shell.behind.extract_if(.., |(upto, _)| *upto <= first).map(|(_, who)| who).collect();
-        for who in clear {
-            match who {
-                Behind::Own(session) => self.begin_now(host, session),
-                Behind::Guest(guest) => {
-                    let serves = self.state(host) == Some(State::Open);
-                    self.bind_now(host, guest, serves);
-                }
-            }
-        }
-    }
-
-    fn on_controller_reply(&mut self, host: usize, reply: BlockReply) {
-        let Some((number, asker, token, op)) = self.shells[host].askers.remove(Token(reply.token.0)) else { return };
-        self.shells[host].under_way.remove(&number);
-        if let Asker::Own(session, _) = asker
-            && op.changes()
-            && reply.result.is_ok()
-        {
-            let now = self.now();
-            self.shells[host].portal.note_written(session, now);
-        }
-        if let Some(given) = self.shells[host].given.remove(&number) {
-            if reply.result.is_ok() {
-                self.on_changed(host, given);
-            }
-            self.writers(host, WriterEvent::Done);
-        }
-        self.tell_asker(host, asker, reply, token, op);
-        self.let_behind_begin(host);
-    }
-
-    fn tell_asker(&mut self, host: usize, asker: Asker, reply: BlockReply, token: RequestToken, op: BlockOp) {
-        let is_elsewhere = matches!(reply.result, Err(BlockError::Deposed | BlockError::ShuttingDown));
-        let reply = BlockReply { token, result: reply.result };
-        match asker {
-            Asker::Guest(request) => self.desk(host, DeskEvent::Reply { request, reply }),
-            Asker::Own(session, since) if is_elsewhere => {
-                self.portal(host, portal::Event::NotHere { session });
-                self.portal(host, portal::Event::Request { session, request: BlockRequest { token, op }, since });
-            }
-            Asker::Own(session, _) => self.on_client_reply(session, reply),
-            Asker::Layers => self.drive_layers(host, StackEvent::Reply(reply)),
-        }
-    }
-
-    fn on_output(&mut self, output: Output) {
-        let host_of = |s: &Street, at: MachineAt| s.shells.iter().position(|h| h.controller == Some(at));
-        match output {
-            Output::Reply { at, reply } => {
-                if let Some(host) = host_of(self, at) {
-                    self.on_controller_reply(host, reply);
-                }
-            }
-            Output::Notice { at, notice } => {
-                let Some(host) = host_of(self, at) else { return };
-                match notice {
-                    Notice::StateChanged(State::Deposed | State::Closed) => self.on_controller_gone(host),
-                    Notice::StateChanged(State::Open) => {
-                        self.open_own(host);
-                        self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Here });
-                        for guest in std::mem::take(&mut self.shells[host].binding) {
-                            self.bind(host, guest, true);
-                        }
-                    }
-                    Notice::Prepared => self.on_prepared(),
-                    Notice::Warmed => self.on_warmed(host),
-                    _ => {}
-                }
-            }
-            Output::Wake(WAKE) => self.on_time(),
-            Output::Wake(_) | Output::NodeNote { .. } | Output::Probed { .. } => {}
-        }
-    }
-
-    /// The replies to what it was asked come before this is heard of, or with it.
-    fn on_controller_gone(&mut self, host: usize) {
-        while let Some(output) = self.world.outputs.pop_front() {
-            self.on_output(output);
-        }
-        let Some(at) = self.shells[host].controller.take() else { return };
-        self.world.detach(at);
-        self.drop_held(host);
-        self.drop_layers(host);
-        self.unserve(host);
-        if let Some((link, token)) = self.shells[host].yielding.take() {
-            self.desk(host, DeskEvent::Yielded { link, token, refusal: None });
-        }
-        if self.owner == host {
-            // Until it is known who follows.
-            self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
-        }
-    }
-
-    /// What portals have asked for of an opening that is gone is not the next one's.
-    fn unserve(&mut self, host: usize) {
-        for guest in std::mem::take(&mut self.shells[host].guests) {
-            self.desk(host, DeskEvent::Unserved { guest });
-        }
-        for guest in std::mem::take(&mut self.shells[host].binding) {
-            self.bind(host, guest, false);
-        }
-    }
-
-    fn bind(&mut self, host: usize, guest: Token, serves: bool) {
-        if !serves || !self.comes_behind(host, Behind::Guest(guest)) {
-            self.bind_now(host, guest, serves);
-        }
-    }
-
-    fn bind_now(&mut self, host: usize, guest: Token, serves: bool) {
-        if serves {
-            self.shells[host].guests.insert(guest);
-            let (client, wrote_at, is_fenced) = self.shells[host].clients_of[&guest].clone();
-            let session = SessionId::Guest(guest);
-            self.writers(host, WriterEvent::Open { session, client, wrote_at, is_fenced });
-        }
-        let binding = if serves { Binding::Bound } else { Binding::Refused(Refusal::NotOwner) };
-        self.desk(host, DeskEvent::Bound { guest, binding });
-    }
-
-    fn open(&mut self, host: usize) {
-        self.begin_to_open(host, Event::Open);
+        self.host(host)?.find_id(VOLUME).map(|volume| volume.controller().state())
     }
 
     fn is_warming(&self, host: usize) -> bool {
-        self.shells[host].controller.and_then(|at| self.world.machine(at)).is_some_and(Controller::is_warming)
+        let volume = self.host(host).and_then(|host| host.find_id(VOLUME));
+        volume.is_some_and(|volume| volume.controller().is_warming())
     }
 
-    fn begin_to_open(&mut self, host: usize, begin: Event) {
-        if let Some(before) = self.shells[host].controller {
-            match self.state(host) {
-                Some(State::Opening) => {
-                    if self.is_warming(host) {
-                        self.world.tell(before, begin);
-                        self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
-                    }
-                    return;
-                }
-                Some(State::Open) => {
-                    return self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Here });
-                }
-                _ => self.world.detach(before),
-            }
-            self.drop_held(host);
-            self.drop_layers(host);
+    fn spec(&self) -> OpenSpec {
+        OpenSpec {
+            volume: VOLUME,
+            name: NAME.to_string(),
+            size_bytes: SIZE_BYTES,
+            layout: "mirror:2".parse().expect("a layout"),
+            checked_reads: true,
+            only_from: None,
+            key: None,
         }
-        self.unserve(host);
-        let (instance, seed) = (InstanceId(self.prng.next_u128()), self.prng.next_u64());
-        let mut config = Config::new(self.world.grid, VOLUME, &format!("host{host}"), instance, seed);
-        config.takeover = false;
-        (config.writeback_bytes_max, config.map_cache_bytes_max) = (512 << 10, 128 << 10);
-        (config.segment_payload_bytes, config.bypass_bytes_min) = (64 << 10, 32 << 10);
-        config.destage_age_max = Duration::from_millis(100);
-        config.mutations = self.plan.of_controllers;
-        let warms = matches!(begin, Event::Warm);
-        let at = self.world.attach_with(host, Controller::new(config), begin);
-        self.shells[host].controller = Some(at);
-        self.shells[host].layers = self.shells[host].layers.take().or_else(|| stack_of(&self.plan.layers));
-        self.outcome.openings += 1;
-        self.trace(&[43, host as u64], || format!("h{host} opens the volume"));
-        if !warms {
-            self.portal(host, portal::Event::Route { volume: VOLUME, route: Route::Nowhere });
+    }
+
+    /// The host is to serve the volume; harmless where it does.
+    fn open(&mut self, host: usize) {
+        let was = self.state(host).filter(|_| !self.is_warming(host));
+        self.order(host, OTHER, Order::Open { spec: self.spec(), exported: true });
+        if matches!(was, None | Some(State::Deposed | State::Closed)) {
+            self.outcome.openings += 1;
+            self.trace(&[43, host as u64], || format!("h{host} opens the volume"));
+        }
+        // An opening has its filters before the first request.
+        let has_any = self.host(host).and_then(|h| h.find(NAME)).is_some_and(|(v, head)| v.stack(head).is_some());
+        if !has_any && was != Some(State::Open) {
+            for spec in self.plan.filters.clone() {
+                let filter = holdfast_layer::build(&spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
+                let change = FilterChange::Add(filter);
+                self.order(host, OTHER, Order::Filters { volume: NAME.to_string(), change });
+            }
+        }
+    }
+
+    /// The host hears who is to serve.
+    fn offer(&mut self, host: usize, owner: usize) {
+        let place = if host == owner { Place::Here } else { Place::At(name_of(owner)) };
+        let exports = BTreeMap::from([(NAME.to_string(), (VOLUME, SIZE_BYTES))]);
+        let offers = vec![Offer { volume: VOLUME, exports, place }];
+        let hosts = (0..self.shells.len()).filter(|n| *n != host).map(|n| (name_of(n), n)).collect();
+        self.order(host, OTHER, Order::Offer { offers, hosts });
+    }
+
+    fn on_output(&mut self, output: Output) {
+        if let Output::Wake(WAKE) = output {
+            self.on_time();
         }
     }
 
@@ -724,7 +539,7 @@ impl Street {
     fn deliver(&mut self) {
         let now = self.now();
         loop {
-            let due = |c: &Conn, s: &Street| {
+            let due = |c: &Conn, s: &MultiHost| {
                 let ready = |pipe: &Pipe, way, to: usize| {
                     pipe.queue.front().is_some_and(|(at, ..)| *at <= now)
                         && s.cut.get(&way).is_none_or(|until| *until <= now)
@@ -761,17 +576,19 @@ impl Street {
             return;
         }
         match parcel {
-            Parcel::Ask { token, ask } => self.desk(owner, DeskEvent::Ask { link, token, ask, payload }),
+            Parcel::Ask { token, ask } => {
+                self.tell(owner, Event::Peer(PeerEvent::Ask { link, token, ask, payload }));
+            }
             Parcel::Answer { token, answer } => {
-                self.portal(portal, portal::Event::Answer { peer: owner, token, answer, payload });
+                self.tell(portal, Event::Peer(PeerEvent::Answer { peer: owner, token, answer, payload }));
             }
             Parcel::End if to_owner => {
                 conn.owner_open = false;
-                self.desk(owner, DeskEvent::LinkDown { link });
+                self.tell(owner, Event::Peer(PeerEvent::LinkDown { link }));
             }
             Parcel::End => {
                 conn.portal_open = false;
-                self.portal(portal, portal::Event::Disconnected { peer: owner });
+                self.tell(portal, Event::Peer(PeerEvent::Disconnected { peer: owner }));
             }
         }
     }
@@ -798,7 +615,7 @@ impl Street {
                     portal_open: true,
                     owner_open: true,
                 });
-                self.portal(portal, portal::Event::Connected { peer: owner });
+                self.tell(portal, Event::Peer(PeerEvent::Connected { peer: owner }));
             }
         }
     }
@@ -821,7 +638,6 @@ impl Street {
                 let (_, what) = self.clients[n].to_host.pop_front().expect("just seen");
                 let session = match &what {
                     ToHost::Open { session } | ToHost::Close { session } | ToHost::Request { session, .. } => *session,
-                    ToHost::Route(_) => unreachable!("not a client's"),
                 };
                 let host = session_host(session);
                 if self.is_running(host) {
@@ -835,48 +651,46 @@ impl Street {
 
     fn on_to_host(&mut self, host: usize, what: ToHost) {
         match what {
-            ToHost::Open { session } => {
-                self.shells[host].arriving.push(session);
-                self.desk(host, DeskEvent::Arrive { session });
-            }
+            ToHost::Open { session } => self.open_session(host, session),
             ToHost::Close { session } => {
-                self.shells[host].arriving.retain(|s| *s != session);
-                self.close_writer(host, SessionId::Own(session));
-                self.portal(host, portal::Event::Close { session });
+                if let Some(session) = self.shells[host].opened.remove(&session) {
+                    self.tell(host, Event::Close { session });
+                }
             }
             ToHost::Request { session, request } => {
-                let since = self.shells[host].portal.since(self.now());
-                self.portal(host, portal::Event::Request { session, request, since });
+                if let Some(session) = self.shells[host].opened.get(&session).copied() {
+                    self.tell(host, Event::Request { session, request });
+                }
             }
-            ToHost::Route(route) => self.portal(host, portal::Event::Route { volume: VOLUME, route }),
         }
     }
 
-    /// The export is opened: only now the client learns that it may ask.
-    fn begin(&mut self, host: usize, session: Token) {
-        if !self.comes_behind(host, Behind::Own(session)) {
-            self.begin_now(host, session);
+    /// A client opens the export: it may ask at once, whenever what it asks is carried out.
+    fn open_session(&mut self, host: usize, to: Token) {
+        let client = *self.sessions.get(Token(to.0 / 16)).expect("it was made");
+        let association = identity(client, to);
+        let (label, source) = (association.label.clone(), Source::Local);
+        let connection = Connection { to, label, source, caller: Caller::Local, association };
+        let opened = self.act(host, |host, now, out| host.open_session(now, connection, NAME, out));
+        match opened {
+            Some(Ok((session, _))) => {
+                self.shells[host].opened.insert(to, session);
+                if let Some(client) = self.client_of(to) {
+                    self.clients[client].waits_since = self.now();
+                    let pending: Vec<BlockRequest> = self.clients[client].pending.values().cloned().collect();
+                    for request in pending {
+                        self.client_sends(client, ToHost::Request { session: to, request });
+                    }
+                }
+            }
+            // It tries again.
+            Some(Err(_)) | None => self.on_path_lost(to),
         }
+        self.see_to(host);
     }
 
-    fn begin_now(&mut self, host: usize, session: Token) {
-        if !self.shells[host].arriving.contains(&session) {
-            return;
-        }
-        self.shells[host].arriving.retain(|s| *s != session);
-        let number = *self.sessions.get(Token(session.0 / 16)).expect("it was made");
-        let (client, export) = (identity(number, session), "vm".to_string());
-        if self.shells[host].controller.is_some() {
-            let session = SessionId::Own(session);
-            self.writers(host, WriterEvent::Open { session, client: client.clone(), wrote_at: None, is_fenced: false });
-        }
-        self.portal(host, portal::Event::Open { session, volume: VOLUME, export, client, wrote_at: None });
-        let Some(client) = self.client_of(session) else { return };
-        self.clients[client].waits_since = self.now();
-        let pending: Vec<BlockRequest> = self.clients[client].pending.values().cloned().collect();
-        for request in pending {
-            self.client_sends(client, ToHost::Request { session, request });
-        }
+    fn view(&self, host: usize, session: Token) -> Option<holdfast_host::forward::SessionView> {
+        self.host(host)?.session_view(*self.shells[host].opened.get(&session)?)
     }
 
     fn client_of(&self, session: Token) -> Option<usize> {
@@ -976,9 +790,8 @@ impl Street {
         // From the newest on: it leaves all of them at once.
         self.clients[n].waits_since = self.now();
         self.clients[n].pending.insert(request.token, request.clone());
-        let is_begun = |s: &Street, host: usize, session| s.shells[host].portal.has(session);
         if let Some((host, session)) = self.clients[n].path
-            && is_begun(self, host, session)
+            && self.shells[host].opened.contains_key(&session)
         {
             self.client_sends(n, ToHost::Request { session, request });
         }
@@ -998,8 +811,7 @@ impl Street {
         // Who was followed where it served nobody knows any more.
         self.wrote.clear();
         self.followed.clear();
-        let instance = self.prng.next_u64();
-        self.shells[host] = Shell { up: false, ..Shell::new(&self.plan, host, instance) };
+        self.shells[host] = Shell { up: false, ..Shell::default() };
         // Its kernel ends its connections: what was sent before may still arrive, and then the end.
         for n in 0..self.conns.len() {
             if self.conns[n].portal == host && self.conns[n].portal_open {
@@ -1036,8 +848,7 @@ impl Street {
         self.shells[host].hangs_until = None;
         self.world.resume_host(host);
         // Timers that passed meanwhile, and then the sockets: clients' or hosts' first.
-        self.portal(host, portal::Event::Tick);
-        self.desk(host, DeskEvent::Tick);
+        self.tell(host, Event::Tick);
         if self.prng.chance(500) {
             self.deliver();
         }
@@ -1067,6 +878,7 @@ impl Street {
                 // It is back, and reads who serves.
                 self.shells[host].up = true;
                 self.world.start_host(host);
+                self.start(host);
                 self.news.push((now + Duration::from_millis(1), host, self.owner));
                 self.world.wake_at(now + Duration::from_millis(1), WAKE);
             } else if !self.is_running(host) {
@@ -1076,10 +888,11 @@ impl Street {
                 }
             } else if owner != self.owner {
                 // Overtaken by newer news.
-            } else if owner == host {
-                self.open(host);
             } else {
-                self.on_to_host(host, ToHost::Route(Route::At(owner)));
+                self.offer(host, owner);
+                if owner == host {
+                    self.open(host);
+                }
             }
         }
     }
@@ -1094,26 +907,44 @@ impl Street {
         // Now and then it comes late: what was read by then is older than what it finds.
         match self.prng.below(3) {
             0 => self.ask_to_yield(to, Duration::ZERO),
+            1 => {
+                self.order(to, OTHER, Order::Warm { spec: self.spec() });
+                let late = self.lateness();
+                self.ask_to_yield(to, late);
+            }
             _ => {
                 self.hand_over = Some((HandOver::Warming { to }, self.now() + Duration::from_secs(2)));
-                self.begin_to_open(to, Event::Warm);
+                self.warm_at = Some(self.now());
             }
         }
     }
 
-    fn on_warmed(&mut self, host: usize) {
-        if self.hand_over.is_some_and(|(step, _)| step == HandOver::Warming { to: host }) {
-            let at = self.shells[host].controller.expect("it warms");
-            if self.world.machine(at).and_then(|c: &Controller| c.warming()) == Some(Warming::Unreadable) {
+    /// How far reading beforehand is, as the host says that follows.
+    fn on_warming(&mut self, host: usize, found: Option<Option<Warming>>) {
+        if self.hand_over.is_none_or(|(step, _)| step != (HandOver::Warming { to: host })) {
+            return;
+        }
+        match found {
+            Some(Some(Warming::Reading | Warming::Filling)) => {
+                self.warm_at = Some(self.now() + WARM_PACE);
+                self.world.wake_at(self.now() + WARM_PACE, WAKE);
+            }
+            Some(Some(Warming::Unreadable)) => {
                 // The owner goes on.
                 self.hand_over = None;
-                self.shells[host].controller = None;
-                self.world.detach(at);
-                return self.unserve(host);
+                self.order(host, OTHER, Order::LetGo { volume: VOLUME });
             }
-            let late = if self.prng.chance(300) { self.prng.below(400) } else { 0 };
-            self.ask_to_yield(host, Duration::from_millis(late));
+            Some(None | Some(Warming::Warm)) | None => {
+                let late = if self.prng.chance(300) { self.lateness() } else { Duration::ZERO };
+                self.ask_to_yield(host, late);
+            }
         }
+    }
+
+    /// Meanwhile the owner may have written its map anew.
+    fn lateness(&mut self) -> Duration {
+        let most = *self.prng.pick(&[200, 400, 400, 4_000]);
+        Duration::from_millis(self.prng.below(most))
     }
 
     fn ask_to_yield(&mut self, to: usize, late: Duration) {
@@ -1125,20 +956,24 @@ impl Street {
 
     fn drive_hand_over(&mut self) {
         let now = self.now();
+        if self.warm_at.take_if(|at| *at <= now).is_some()
+            && let Some((HandOver::Warming { to }, _)) = self.hand_over
+            && self.is_running(to)
+        {
+            self.order(to, WARM, Order::Warm { spec: self.spec() });
+        }
         if self.yield_at.take_if(|at| *at <= now).is_some()
             && let Some((HandOver::Yielding { to }, _)) = self.hand_over
             && self.is_running(to)
         {
-            let peer = self.owner;
-            self.portal(to, portal::Event::Ask { peer, ticket: 0, ask: Ask::Yield { volume: VOLUME } });
+            let host = name_of(self.owner);
+            self.order(to, YIELD, Order::AskToYield { host, volume: VOLUME });
         }
         let Some((step, _)) = self.hand_over.take_if(|(_, until)| *until <= now) else { return };
         let (HandOver::Preparing { to } | HandOver::Warming { to } | HandOver::Yielding { to }) = step;
         // It finds that it is not to have the volume, now and then late.
-        if self.is_warming(to) && self.owner != to && self.prng.chance(700) {
-            let at = self.shells[to].controller.take().expect("it warms");
-            self.world.detach(at);
-            self.unserve(to);
+        if self.is_running(to) && self.is_warming(to) && self.owner != to && self.prng.chance(700) {
+            self.order(to, OTHER, Order::LetGo { volume: VOLUME });
         }
     }
 
@@ -1207,10 +1042,11 @@ impl Street {
             && self.hand_over.is_none()
             && self.is_running(host)
             && host != self.owner
-            && let Some(at) = self.shells[self.owner].controller
+            && self.is_running(self.owner)
+            && self.state(self.owner).is_some()
         {
             self.hand_over = Some((HandOver::Preparing { to: host }, now + Duration::from_secs(16)));
-            self.world.tell(at, Event::Prepare);
+            self.order(self.owner, PREPARE, Order::Prepare { name: NAME.to_string() });
         }
     }
 
@@ -1238,10 +1074,10 @@ impl Street {
         if let Some((_, node)) = self.node_back.take_if(|(until, _)| *until <= now) {
             self.world.resume_node(node);
         }
-        if self.keeper_at <= now {
+        if self.assigned_at <= now {
             // Hosts compare what they do with what the records say.
-            self.keeper_at = now + KEEPER_PACE;
-            self.world.wake_at(self.keeper_at, WAKE);
+            self.assigned_at = now + ASSIGNMENT_PACE;
+            self.world.wake_at(self.assigned_at, WAKE);
             self.news.extend((0..self.shells.len()).map(|host| (now, host, self.owner)));
         }
         self.on_news();
@@ -1262,22 +1098,6 @@ impl Street {
         self.connect_clients();
         self.deliver_to_hosts();
         self.deliver();
-        for host in 0..self.shells.len() {
-            if self.is_running(host) {
-                if self.shells[host].layers.as_ref().and_then(Stack::next_deadline).is_some_and(|at| at <= now) {
-                    self.drive_layers(host, StackEvent::Tick);
-                }
-                if self.shells[host].writers.next_deadline().is_some_and(|at| at <= now) {
-                    self.writers(host, WriterEvent::Tick);
-                }
-                if self.shells[host].portal.next_deadline().is_some_and(|at| at <= now) {
-                    self.portal(host, portal::Event::Tick);
-                }
-                if self.shells[host].desk.next_deadline().is_some_and(|at| at <= now) {
-                    self.desk(host, DeskEvent::Tick);
-                }
-            }
-        }
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -1295,13 +1115,16 @@ impl Street {
             self.world.wake_at(next, WAKE);
         }
         self.world.step();
+        for host in 0..self.shells.len() {
+            self.see_to(host);
+        }
         while let Some(output) = self.world.outputs.pop_front() {
             self.on_output(output);
         }
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    fn run(mut self) -> Result<PortalOutcome, String> {
+    fn run(mut self) -> Result<MultiHostOutcome, String> {
         let end = self.now() + Duration::from_secs(120);
         while self.issued < self.plan.requests && self.now() < end {
             self.step()?;
@@ -1316,7 +1139,7 @@ impl Street {
             let request = self.guests.ask(at, Area::VOLUME, What::Read, base, len, false);
             self.clients[client].pending.insert(request.token, request.clone());
             if let Some((host, session)) = self.clients[client].path
-                && self.shells[host].portal.has(session)
+                && self.shells[host].opened.contains_key(&session)
             {
                 self.client_sends(client, ToHost::Request { session, request });
             }
@@ -1347,11 +1170,8 @@ impl Street {
             if self.now() > end {
                 let pending: Vec<_> =
                     self.clients.iter().map(|c| (c.path, c.pending.keys().collect::<Vec<_>>())).collect();
-                let views: Vec<_> = self
-                    .clients
-                    .iter()
-                    .filter_map(|c| c.path.map(|(h, s)| (h, self.shells[h].portal.view(s))))
-                    .collect();
+                let views: Vec<_> =
+                    self.clients.iter().filter_map(|c| c.path.map(|(h, s)| (h, self.view(h, s)))).collect();
                 let states: Vec<_> = (0..self.shells.len()).map(|h| self.state(h)).collect();
                 return Err(format!("{what}: not within 90 s: {pending:?} {views:?} owner {} {states:?}", self.owner));
             }
@@ -1361,13 +1181,15 @@ impl Street {
     }
 }
 
-fn stack_of(layers: &[String]) -> Option<Stack> {
-    let mut stack = Stack::new(1 << 12);
-    for spec in layers {
-        let layer = holdfast_layer::build(spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
-        stack.add(layer).expect("a plan has few layers");
-    }
-    (!layers.is_empty()).then_some(stack)
+fn name_of(host: usize) -> String {
+    format!("host{host}")
+}
+
+/// Small volumes with little memory: everything that takes long elsewhere happens soon.
+fn tune(config: &mut holdfast_volume::Config) {
+    (config.writeback_bytes_max, config.map_cache_bytes_max) = (512 << 10, 128 << 10);
+    (config.segment_payload_bytes, config.bypass_bytes_min) = (64 << 10, 32 << 10);
+    config.destage_age_max = Duration::from_millis(100);
 }
 
 /// Sessions are numbered so that a late parcel finds its host.
@@ -1375,39 +1197,20 @@ fn session_host(session: Token) -> usize {
     (session.0 % 16) as usize
 }
 
-impl Shell {
-    fn new(plan: &PortalPlan, host: usize, instance: u64) -> Shell {
-        let name = format!("host{host}");
-        let grid = holdfast_base::GridId(0x1001);
-        let mut portal = Portal::new(grid, &name, InstanceId(u128::from(instance)));
-        let mut desk = Desk::new(grid, &name);
-        portal.set_mutations(plan.mutations);
-        desk.set_mutations(plan.mutations);
+impl Default for Shell {
+    fn default() -> Shell {
         Shell {
             up: true,
             hangs_until: None,
-            portal,
-            desk,
-            controller: None,
-            guests: BTreeSet::new(),
-            clients_of: BTreeMap::new(),
-            writers: writers_of(plan),
-            held: Slab::new(1 << 16),
+            machine: None,
+            opened: BTreeMap::new(),
             given: BTreeMap::new(),
-            binding: Vec::new(),
-            askers: Slab::new(1 << 16),
-            layers: None,
-            under_way: BTreeSet::new(),
-            next_number: 0,
-            behind: Vec::new(),
-            yielding: None,
-            arriving: Vec::new(),
             inbox: VecDeque::new(),
         }
     }
 }
 
 /// One run of a plan.
-pub fn run_portals(plan: PortalPlan, verbose: bool) -> Result<PortalOutcome, String> {
-    Street::new(plan, verbose).run()
+pub fn run_multi_host(plan: MultiHostPlan, verbose: bool) -> Result<MultiHostOutcome, String> {
+    MultiHost::new(plan, verbose).run()
 }

@@ -2,12 +2,12 @@
 //! a host.
 //!
 //! Role: decides, and has no connections. Who comes stands in line ([`Handshakes`]) until it has shown what it is, and
-//! then takes a place ([`Room`]). Both are shared by origins, so that one machine that comes a thousand times is in
+//! then takes a place ([`Room`]). Both are shared by sources, so that one machine that comes a thousand times is in
 //! nobody's way but its own.
 //!
 //! Invariants
-//! 1. Who stands in line is pushed out only by its own origin's newcomers, while no other origin has as many in line.
-//! 2. No origin has more places than are left free: one alone gets half of them, two a third each, and there is always
+//! 1. Who stands in line is pushed out only by its own source's newcomers, while no other source has as many in line.
+//! 2. No source has more places than are left free: one alone gets half of them, two a third each, and there is always
 //!    room for one more.
 //! 3. What is kept for this machine's administrator nobody else gets.
 //! 4. All places together need fewer descriptors than the process may have, by what its own links, disks and control
@@ -23,30 +23,30 @@ const LOCAL_HANDSHAKES_KEPT: usize = 32;
 
 /// Whose connections count together.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Origin {
+pub enum Source {
     /// A unix socket of this machine.
     Local,
     /// An address; of IPv6 its network of 64 bits, since one machine has as many addresses in that as it likes.
     At(IpAddr),
 }
 
-impl Origin {
+impl Source {
     /// Of a connection from that address, or by a unix socket.
-    pub fn of(address: Option<SocketAddr>) -> Origin {
+    pub fn of(address: Option<SocketAddr>) -> Source {
         match address.map(|address| address.ip().to_canonical()) {
-            None => Origin::Local,
-            Some(IpAddr::V6(ip)) => Origin::At(IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)))),
-            Some(ip) => Origin::At(ip),
+            None => Source::Local,
+            Some(IpAddr::V6(ip)) => Source::At(IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)))),
+            Some(ip) => Source::At(ip),
         }
     }
 }
 
-impl std::fmt::Display for Origin {
+impl std::fmt::Display for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Origin::Local => f.write_str("this machine"),
-            Origin::At(IpAddr::V6(ip)) => write!(f, "{ip}/64"),
-            Origin::At(ip) => write!(f, "{ip}"),
+            Source::Local => f.write_str("this machine"),
+            Source::At(IpAddr::V6(ip)) => write!(f, "{ip}/64"),
+            Source::At(ip) => write!(f, "{ip}"),
         }
     }
 }
@@ -55,8 +55,8 @@ impl std::fmt::Display for Origin {
 #[derive(Debug)]
 pub struct Handshakes {
     max: usize,
-    line: VecDeque<(Token, Origin, Instant)>,
-    counts: BTreeMap<Origin, usize>,
+    line: VecDeque<(Token, Source, Instant)>,
+    counts: BTreeMap<Source, usize>,
 }
 
 impl Handshakes {
@@ -64,18 +64,18 @@ impl Handshakes {
         Handshakes { max, line: VecDeque::new(), counts: BTreeMap::new() }
     }
 
-    /// Somebody has come, and has until then; gives who is pushed out for that: the oldest of the origin that has most
+    /// Somebody has come, and has until then; gives who is pushed out for that: the oldest of the source that has most
     /// in line.
-    pub fn come(&mut self, who: Token, origin: Origin, until: Instant) -> Option<Token> {
-        self.line.push_back((who, origin, until));
-        *self.counts.entry(origin).or_default() += 1;
+    pub fn come(&mut self, who: Token, source: Source, until: Instant) -> Option<Token> {
+        self.line.push_back((who, source, until));
+        *self.counts.entry(source).or_default() += 1;
         if self.line.len() <= self.max {
             return None;
         }
-        let is_kept = |(origin, count): (&Origin, &usize)| *origin == Origin::Local && *count <= LOCAL_HANDSHAKES_KEPT;
+        let is_kept = |(source, count): (&Source, &usize)| *source == Source::Local && *count <= LOCAL_HANDSHAKES_KEPT;
         let most = self.counts.iter().filter(|of| !is_kept(*of)).map(|(_, count)| *count).max()?;
-        let goes = |origin: &Origin| self.counts[origin] == most && !is_kept((origin, &most));
-        let (who, ..) = *self.line.iter().find(|(_, origin, _)| goes(origin))?;
+        let goes = |source: &Source| self.counts[source] == most && !is_kept((source, &most));
+        let (who, ..) = *self.line.iter().find(|(_, source, _)| goes(source))?;
         self.leave(who);
         Some(who)
     }
@@ -83,11 +83,11 @@ impl Handshakes {
     /// Somebody is not in line any more: through, or gone. Whether it was.
     pub fn leave(&mut self, who: Token) -> bool {
         let Some(at) = self.line.iter().position(|(waiting, ..)| *waiting == who) else { return false };
-        let (_, origin, _) = self.line.remove(at).expect("just seen");
-        let count = self.counts.get_mut(&origin).expect("whoever is in line is counted");
+        let (_, source, _) = self.line.remove(at).expect("just seen");
+        let count = self.counts.get_mut(&source).expect("whoever is in line is counted");
         *count -= 1;
         if *count == 0 {
-            self.counts.remove(&origin);
+            self.counts.remove(&source);
         }
         true
     }
@@ -111,25 +111,25 @@ impl Handshakes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
     pub max: usize,
-    /// Of these, for [`Origin::Local`] alone.
+    /// Of these, for [`Source::Local`] alone.
     pub kept_for_local: usize,
 }
 
 /// Who has places in a room.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// By the origin that wants another one.
+    /// By the source that wants another one.
     pub own: usize,
     pub local: usize,
     pub all: usize,
 }
 
 impl Taken {
-    /// Of these places, as the origin sees them.
-    pub fn of(origin: Origin, places: impl Iterator<Item = Origin>) -> Taken {
+    /// Of these places, as the source sees them.
+    pub fn of(source: Source, places: impl Iterator<Item = Source>) -> Taken {
         places.fold(Taken::default(), |taken, of| Taken {
-            own: taken.own + usize::from(of == origin),
-            local: taken.local + usize::from(of == Origin::Local),
+            own: taken.own + usize::from(of == source),
+            local: taken.local + usize::from(of == Source::Local),
             all: taken.all + 1,
         })
     }
@@ -145,8 +145,8 @@ pub enum Full {
 }
 
 impl Room {
-    pub fn admits(&self, origin: Origin, taken: Taken) -> Result<(), Full> {
-        if origin == Origin::Local {
+    pub fn admits(&self, source: Source, taken: Taken) -> Result<(), Full> {
+        if source == Source::Local {
             return if taken.all < self.max { Ok(()) } else { Err(Full::All) };
         }
         match self.free(taken) {
@@ -234,8 +234,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn at(n: u8) -> Origin {
-        Origin::of(Some(SocketAddr::from(([10, 0, 0, n], 5000))))
+    fn at(n: u8) -> Source {
+        Source::of(Some(SocketAddr::from(([10, 0, 0, n], 5000))))
     }
 
     fn seconds(n: u64) -> Instant {
@@ -246,7 +246,7 @@ mod tests {
     fn who_fills_the_line_pushes_out_itself() {
         let mut line = Handshakes::new(100);
         assert_eq!(line.come(Token(1000), at(2), seconds(30)), None);
-        assert_eq!(line.come(Token(1001), Origin::Local, seconds(30)), None);
+        assert_eq!(line.come(Token(1001), Source::Local, seconds(30)), None);
         for n in 0..98 {
             assert_eq!(line.come(Token(n), at(1), seconds(30)), None);
         }
@@ -264,7 +264,7 @@ mod tests {
     fn a_line_of_many_origins_pushes_out_the_oldest_but_none_of_this_machine() {
         let mut line = Handshakes::new(100);
         for n in 0..LOCAL_HANDSHAKES_KEPT as u64 {
-            assert_eq!(line.come(Token(1000 + n), Origin::Local, seconds(1)), None);
+            assert_eq!(line.come(Token(1000 + n), Source::Local, seconds(1)), None);
         }
         for n in 0..68 {
             assert_eq!(line.come(Token(n), at(n as u8), seconds(1)), None);
@@ -273,17 +273,17 @@ mod tests {
             assert_eq!(line.come(Token(n), at(n as u8), seconds(1)), Some(Token(n - 68)));
         }
         // More than is kept, and nobody has as many: one of them goes.
-        assert_eq!(line.come(Token(2000), Origin::Local, seconds(1)), Some(Token(1000)));
+        assert_eq!(line.come(Token(2000), Source::Local, seconds(1)), Some(Token(1000)));
     }
 
     #[test]
     fn an_origin_has_no_more_places_than_are_free() {
         let room = Room { max: 256, kept_for_local: 32 };
-        let mut places: Vec<Origin> = Vec::new();
-        let enter = |places: &mut Vec<Origin>, origin: Origin| {
+        let mut places: Vec<Source> = Vec::new();
+        let enter = |places: &mut Vec<Source>, source: Source| {
             let mut count = 0;
-            while room.admits(origin, Taken::of(origin, places.iter().copied())).is_ok() {
-                places.push(origin);
+            while room.admits(source, Taken::of(source, places.iter().copied())).is_ok() {
+                places.push(source);
                 count += 1;
             }
             count
@@ -292,21 +292,21 @@ mod tests {
         assert_eq!(enter(&mut places, at(2)), 56);
         assert_eq!(enter(&mut places, at(3)), 28);
         assert_eq!(room.admits(at(1), Taken::of(at(1), places.iter().copied())), Err(Full::Share));
-        assert_eq!(enter(&mut places, Origin::Local), 256 - 196, "all that is left, and what is kept");
-        assert_eq!(room.admits(Origin::Local, Taken::of(Origin::Local, places.iter().copied())), Err(Full::All));
+        assert_eq!(enter(&mut places, Source::Local), 256 - 196, "all that is left, and what is kept");
+        assert_eq!(room.admits(Source::Local, Taken::of(Source::Local, places.iter().copied())), Err(Full::All));
         assert_eq!(room.admits(at(9), Taken::of(at(9), places.iter().copied())), Err(Full::All));
-        places.retain(|origin| *origin != at(1));
+        places.retain(|source| *source != at(1));
         assert!(enter(&mut places, at(9)) > 0);
     }
 
     #[test]
     fn an_origin_is_an_address_or_a_network_of_64_bits() {
-        let of = |text: &str| Origin::of(Some(text.parse().unwrap()));
+        let of = |text: &str| Source::of(Some(text.parse().unwrap()));
         assert_eq!(of("[2001:db8::1]:1"), of("[2001:db8::ffff:2]:2"));
         assert_ne!(of("[2001:db8::1]:1"), of("[2001:db8:0:1::1]:1"));
         assert_eq!(of("[::ffff:10.0.0.1]:1"), at(1));
         assert_ne!(at(1), at(2));
-        assert_eq!(Origin::of(None), Origin::Local);
+        assert_eq!(Source::of(None), Source::Local);
         assert_eq!(of("[2001:db8::1]:1").to_string(), "2001:db8::/64");
     }
 

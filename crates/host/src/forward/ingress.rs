@@ -21,7 +21,8 @@
 //!
 //! Limits: sessions and their requests are bounded by who opens them.
 
-use crate::{Mutations, travelling};
+use super::travelling;
+use crate::Mutations;
 use holdfast_base::time::earliest;
 use holdfast_base::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken,
@@ -87,7 +88,7 @@ pub enum Event {
     Request {
         session: Token,
         request: BlockRequest,
-        /// The earliest that the client may have sent it: see [`Portal::since`].
+        /// The earliest that the client may have sent it: see [`Ingress::since`].
         since: Instant,
     },
     /// The controller beside the portal does not own the volume that the session is of; what it was asked follows.
@@ -225,7 +226,7 @@ pub struct SessionView {
     pub pending: usize,
 }
 
-pub struct Portal {
+pub struct Ingress {
     grid: GridId,
     host: String,
     instance: InstanceId,
@@ -242,9 +243,9 @@ pub struct Portal {
     mutations: Mutations,
 }
 
-impl Portal {
-    pub fn new(grid: GridId, host: &str, instance: InstanceId) -> Portal {
-        Portal {
+impl Ingress {
+    pub fn new(grid: GridId, host: &str, instance: InstanceId) -> Ingress {
+        Ingress {
             grid,
             host: host.to_string(),
             instance,
@@ -384,7 +385,7 @@ impl Portal {
     }
 
     fn end_lapsed(&mut self, stood_still: bool, out: Out) {
-        if self.now < self.lapse_from && !stood_still || self.mutations.never_lapses {
+        if self.now < self.lapse_from && !stood_still || self.mutations.never_lapses() {
             return;
         }
         let lapsed = |s: &Session| stood_still || self.lapse_of(s).is_some_and(|at| at <= self.now);
@@ -408,7 +409,7 @@ impl Portal {
 
     /// What was asked for the session before is not waited for any more: its answers say nothing about what is asked anew.
     fn forget_calls(&mut self, session: Token) {
-        if self.mutations.hears_old_answers {
+        if self.mutations.hears_old_answers() {
             return;
         }
         for link in self.links.values_mut() {
@@ -526,7 +527,7 @@ impl Portal {
     fn steer(&mut self, token: Token, out: Out) {
         let session = &self.sessions[&token];
         let is_old = |(_, since): &(BlockOp, Instant)| self.now.since(*since) >= HOLD_MAX;
-        if !self.mutations.never_lapses && session.pending.values().any(is_old) {
+        if !self.mutations.never_lapses() && session.pending.values().any(is_old) {
             if !matches!(session.state, State::Here | State::Leaving(_)) {
                 self.wait(token, self.now + LAPSE);
             }

@@ -44,7 +44,7 @@ pub enum SessionId {
     /// Of a client of this host.
     Own(Token),
     /// Of another host's portal.
-    Guest(Token),
+    Remote(Token),
 }
 
 #[derive(Clone, Debug)]
@@ -210,7 +210,7 @@ impl Writers {
     }
 
     fn on_write(&mut self, id: SessionId, request: Token, out: Out) {
-        if self.is_shared || self.mutations.lets_second_in {
+        if self.is_shared || self.mutations.lets_second_in() {
             return self.pass(request, out);
         }
         let Some(session) = self.sessions.get(&id) else { return out.push(WriterEffect::Refuse { request }) };
@@ -503,14 +503,14 @@ mod tests {
         for order in [[0, 1], [1, 0]] {
             let mut scene = Scene { now: Instant::ZERO + Duration::from_secs(1_000), ..Scene::default() };
             for n in order {
-                let (session, client) = (SessionId::Guest(Token(n)), machine(n as u8));
+                let (session, client) = (SessionId::Remote(Token(n)), machine(n as u8));
                 let wrote_at = Some(scene.now - Duration::from_secs([60, 2][n as usize]));
                 scene.tell(WriterEvent::Open { session, client, wrote_at, is_fenced: false });
             }
-            assert_eq!(scene.write(SessionId::Guest(Token(0))), Fate::Refused);
-            assert_eq!(scene.write(SessionId::Guest(Token(1))), Fate::Passed);
+            assert_eq!(scene.write(SessionId::Remote(Token(0))), Fate::Refused);
+            assert_eq!(scene.write(SessionId::Remote(Token(1))), Fate::Passed);
             // Where somebody has written, what is told of is of before.
-            let (session, client) = (SessionId::Guest(Token(2)), machine(2));
+            let (session, client) = (SessionId::Remote(Token(2)), machine(2));
             let wrote_at = Some(scene.now);
             scene.tell(WriterEvent::Open { session, client, wrote_at, is_fenced: false });
             assert_eq!(scene.write(session), Fate::Refused);

@@ -1,4 +1,4 @@
-//! What a desk does with what comes late (protocol rule 22).
+//! What a owner does with what comes late (protocol rule 22).
 
 use holdfast_base::{
     BlockData, BlockOp, BlockReply, Buf, Effects, GridId, InstanceId, Instant, Prng, RequestToken, Token,
@@ -6,38 +6,38 @@ use holdfast_base::{
 use holdfast_format::portal::{Answer, Ask, Client, LIFETIME_MS, Op, PORTAL, Range, Refusal, TickMs};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::PAYLOAD_BYTES_MAX;
-use holdfast_portal::{Binding, Desk, DeskEffect, DeskEvent, LinkId};
+use holdfast_host::forward::{Binding, LinkId, OwnerEffect, OwnerEnd, OwnerEvent};
 
 const GRID: GridId = GridId(7);
 
 struct Scene {
-    desk: Desk,
+    owner: OwnerEnd,
     now_ms: u64,
     next_token: u64,
 }
 
 impl Scene {
     fn new() -> Scene {
-        Scene { desk: Desk::new(GRID, "owner"), now_ms: 5_000, next_token: 1 }
+        Scene { owner: OwnerEnd::new(GRID, "owner"), now_ms: 5_000, next_token: 1 }
     }
 
-    fn tell(&mut self, event: DeskEvent) -> Vec<DeskEffect> {
+    fn tell(&mut self, event: OwnerEvent) -> Vec<OwnerEffect> {
         let mut out = Effects::new();
-        self.desk.handle(Instant(self.now_ms * 1_000_000), event, &mut out);
+        self.owner.handle(Instant(self.now_ms * 1_000_000), event, &mut out);
         out.take()
     }
 
-    fn ask(&mut self, link: u64, ask: Ask) -> Vec<DeskEffect> {
+    fn ask(&mut self, link: u64, ask: Ask) -> Vec<OwnerEffect> {
         let token = self.next_token;
         self.next_token += 1;
         let payload = match &ask {
             Ask::Op { op: Op::Write { .. }, .. } => Buf::copy_from(&[7; 512]),
             _ => Buf::empty(),
         };
-        self.tell(DeskEvent::Ask { link: LinkId(link), token, ask, payload })
+        self.tell(OwnerEvent::Ask { link: LinkId(link), token, ask, payload })
     }
 
-    fn hello(&mut self, link: u64, host: &str, number: u64) -> Vec<DeskEffect> {
+    fn hello(&mut self, link: u64, host: &str, number: u64) -> Vec<OwnerEffect> {
         let (versions, grid, instance) = (PORTAL, GRID, InstanceId(1));
         self.ask(link, Ask::Hello { versions, grid, host: host.to_string(), instance, number })
     }
@@ -50,39 +50,39 @@ impl Scene {
         assert_eq!(answers(&attached), [Answer::Attached]);
     }
 
-    fn bind(&mut self, link: u64, fresh: bool) -> Vec<DeskEffect> {
+    fn bind(&mut self, link: u64, fresh: bool) -> Vec<OwnerEffect> {
         let mut effects = self.ask(link, Ask::Attach { session: 1, export: "vm".to_string(), fresh });
-        let guest = effects.iter().find_map(|e| match e {
-            DeskEffect::Bind { guest, .. } => Some(*guest),
+        let remote = effects.iter().find_map(|e| match e {
+            OwnerEffect::Bind { remote, .. } => Some(*remote),
             _ => None,
         });
-        let guest = guest.expect("the export is looked for");
-        effects.extend(self.tell(DeskEvent::Bound { guest, binding: Binding::Bound }));
+        let remote = remote.expect("the export is looked for");
+        effects.extend(self.tell(OwnerEvent::Bound { remote, binding: Binding::Bound }));
         effects
     }
 
-    fn write(&mut self, link: u64, tick: TickMs) -> Vec<DeskEffect> {
+    fn write(&mut self, link: u64, tick: TickMs) -> Vec<OwnerEffect> {
         let crc = holdfast_base::crc32c(&[7; 512]);
         self.ask(link, Ask::Op { session: 1, tick, op: Op::Write { offset: 0, crc } })
     }
 
-    fn done(&mut self, (request, token): (Token, RequestToken)) -> Vec<DeskEffect> {
+    fn done(&mut self, (request, token): (Token, RequestToken)) -> Vec<OwnerEffect> {
         let reply = BlockReply { token, result: Ok(BlockData::Done) };
-        self.tell(DeskEvent::Reply { request, reply })
+        self.tell(OwnerEvent::Reply { request, reply })
     }
 }
 
-fn answers(effects: &[DeskEffect]) -> Vec<Answer> {
+fn answers(effects: &[OwnerEffect]) -> Vec<Answer> {
     let answers = effects.iter().filter_map(|e| match e {
-        DeskEffect::Answer { answer, .. } => Some(answer.clone()),
+        OwnerEffect::Answer { answer, .. } => Some(answer.clone()),
         _ => None,
     });
     answers.collect()
 }
 
-fn submitted(effects: &[DeskEffect]) -> Option<(Token, RequestToken)> {
+fn submitted(effects: &[OwnerEffect]) -> Option<(Token, RequestToken)> {
     effects.iter().find_map(|e| match e {
-        DeskEffect::Submit { request, block, .. } => {
+        OwnerEffect::Submit { request, block, .. } => {
             assert!(matches!(block.op, BlockOp::Write { .. }));
             Some((*request, block.token))
         }
@@ -110,7 +110,7 @@ fn a_portal_is_greeted_anew_when_nothing_of_its_last_link_is_under_way() {
     let tick = scene.now_ms;
     let request = submitted(&scene.write(1, tick)).expect("it is carried out");
     let greeted = scene.hello(2, "portal", 2);
-    assert!(greeted.iter().any(|e| matches!(e, DeskEffect::CloseLink { link: LinkId(1) })), "{greeted:?}");
+    assert!(greeted.iter().any(|e| matches!(e, OwnerEffect::CloseLink { link: LinkId(1) })), "{greeted:?}");
     assert_eq!(answers(&greeted), [], "the write may still land");
     assert!(submitted(&scene.write(1, tick)).is_none(), "nothing is read of the old link any more");
     let done = scene.done(request);
@@ -143,20 +143,20 @@ fn a_fresh_session_begins_when_other_portals_have_passed_on_what_they_had() {
     assert_eq!(answers(&passed), [Answer::Attached]);
 
     // One that never says so: what it had is too old by then.
-    scene.desk = Desk::new(GRID, "owner");
+    scene.owner = OwnerEnd::new(GRID, "owner");
     scene.attach(3, "one", 1, false);
     scene.hello(4, "two", 1);
     scene.bind(4, true);
-    scene.now_ms = scene.desk.next_deadline().expect("a bound").0 / 1_000_000;
+    scene.now_ms = scene.owner.next_deadline().expect("a bound").0 / 1_000_000;
     assert!(scene.now_ms >= 5_000 + LIFETIME_MS);
-    assert_eq!(answers(&scene.tell(DeskEvent::Tick)), [Answer::Attached]);
+    assert_eq!(answers(&scene.tell(OwnerEvent::Tick)), [Answer::Attached]);
 
     // One that is gone: nothing of it is read any more.
     let own = Token(99);
-    let mut effects = scene.tell(DeskEvent::Arrive { session: own });
-    effects.extend(scene.tell(DeskEvent::LinkDown { link: LinkId(3) }));
-    effects.extend(scene.tell(DeskEvent::LinkDown { link: LinkId(4) }));
-    assert!(effects.iter().any(|e| matches!(e, DeskEffect::Admit { session } if *session == own)), "{effects:?}");
+    let mut effects = scene.tell(OwnerEvent::Arrive { session: own });
+    effects.extend(scene.tell(OwnerEvent::LinkDown { link: LinkId(3) }));
+    effects.extend(scene.tell(OwnerEvent::LinkDown { link: LinkId(4) }));
+    assert!(effects.iter().any(|e| matches!(e, OwnerEffect::Admit { session } if *session == own)), "{effects:?}");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_stranger_is_refused() {
     let other_version = Ask::Hello { versions, grid: GRID, host, instance, number: 1 };
     assert_eq!(answers(&scene.ask(2, other_version)), [Answer::Refused(Refusal::Version(PORTAL))]);
     let unasked = scene.ask(3, Ask::Ping);
-    assert!(matches!(unasked[..], [DeskEffect::CloseLink { link: LinkId(3) }]), "before its greeting: {unasked:?}");
+    assert!(matches!(unasked[..], [OwnerEffect::CloseLink { link: LinkId(3) }]), "before its greeting: {unasked:?}");
 }
 
 /// A portal that behaves, beside those that don't: what of it is under way, and who waits to be bound.
@@ -198,20 +198,20 @@ impl Crowd {
     }
 
     fn bind_all(&mut self) {
-        while let Some(guest) = self.waiting.pop() {
-            let effects = self.scene.tell(DeskEvent::Bound { guest, binding: Binding::Bound });
+        while let Some(remote) = self.waiting.pop() {
+            let effects = self.scene.tell(OwnerEvent::Bound { remote, binding: Binding::Bound });
             self.note(&effects);
         }
     }
 
-    fn note(&mut self, effects: &[DeskEffect]) {
+    fn note(&mut self, effects: &[OwnerEffect]) {
         for effect in effects {
             match effect {
-                DeskEffect::Submit { request, block, .. } => {
+                OwnerEffect::Submit { request, block, .. } => {
                     self.submitted_count += 1;
                     self.under_way.push((*request, block.token));
                 }
-                DeskEffect::Bind { guest, .. } => self.waiting.push(*guest),
+                OwnerEffect::Bind { remote, .. } => self.waiting.push(*remote),
                 _ => {}
             }
         }
@@ -221,7 +221,7 @@ impl Crowd {
     fn ask(&mut self, link: u64, ask: Ask) {
         let effects = self.scene.ask(link, ask.clone());
         for effect in &effects {
-            let DeskEffect::Submit { block, .. } = effect else { continue };
+            let OwnerEffect::Submit { block, .. } = effect else { continue };
             let Ask::Op { tick, .. } = ask else { panic!("{ask:?} submits") };
             assert!(self.scene.now_ms.saturating_sub(tick) <= LIFETIME_MS, "{ask:?} is too old");
             if let BlockOp::Read(range) = &block.op {
@@ -229,14 +229,14 @@ impl Crowd {
             }
         }
         self.note(&effects);
-        if effects.iter().any(|e| matches!(e, DeskEffect::CloseLink { link } if link.0 == self.link)) {
+        if effects.iter().any(|e| matches!(e, OwnerEffect::CloseLink { link } if link.0 == self.link)) {
             self.greet();
         }
     }
 }
 
 /// Whatever hosts say, and however often they say it again: nothing is carried out of a link that was not greeted, nor of a
-/// tick that is too old, nor what is larger than an answer may be; and the desk stands.
+/// tick that is too old, nor what is larger than an answer may be; and the owner stands.
 #[test]
 fn hosts_that_say_anything_get_nothing_carried_out_that_is_not_due() {
     let mut submitted_count = 0;
@@ -251,14 +251,14 @@ fn hosts_that_say_anything_get_nothing_carried_out_that_is_not_due() {
             let link = if random.chance(700) { crowd.link } else { random.between(1, 4) };
             match random.below(12) {
                 0 => {
-                    let effects = crowd.scene.tell(DeskEvent::LinkDown { link: LinkId(link) });
+                    let effects = crowd.scene.tell(OwnerEvent::LinkDown { link: LinkId(link) });
                     crowd.note(&effects);
                     if link == crowd.link {
                         crowd.greet();
                     }
                 }
                 1 => {
-                    let effects = crowd.scene.tell(DeskEvent::Tick);
+                    let effects = crowd.scene.tell(OwnerEvent::Tick);
                     crowd.note(&effects);
                 }
                 2 | 3 if !crowd.under_way.is_empty() => {

@@ -1,0 +1,162 @@
+//! Volumes in service as the API tells of them.
+
+use super::Shell;
+use crate::resources;
+use holdfast_api::{Integrity, LayerInfo, LayersInfo, Provisioning, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState};
+use holdfast_base::{HeadId, ObjectId};
+use holdfast_host::{Volume, snapshot_export_name};
+use holdfast_layer::LayerView;
+use holdfast_runtime::clock;
+use holdfast_volume::{Sharing, Snapshot, State};
+use std::time::Duration;
+
+/// How long a client that was refused is told of.
+const REFUSED_SHOWN: Duration = Duration::from_secs(600);
+
+impl Shell {
+    /// Where clients find an export.
+    pub(super) fn uris(&self, name: &str) -> Vec<String> {
+        self.served_at.iter().map(|place| place.uri(name)).collect()
+    }
+
+    pub(super) fn volume_infos(&self) -> Vec<VolumeInfo> {
+        self.host.heads().map(|(name, volume, head)| self.info(name, volume, head)).collect()
+    }
+
+    /// What is told of a volume that is open, or a clone in it.
+    pub(super) fn volume_info(&self, name: &str) -> Option<VolumeInfo> {
+        let (volume, head) = self.host.find(name)?;
+        Some(self.info(name, volume, head))
+    }
+
+    fn info(&self, name: &str, volume: &Volume, head: HeadId) -> VolumeInfo {
+        let mut info = info_of(volume, name, head, |export| self.uris(export));
+        info.host = volume.is_exported().then(|| self.name.clone());
+        let id = volume.id_of(head);
+        info.only_for = id.and_then(|id| self.host.clients_of(id)).cloned();
+        info.limit = id.and_then(|id| self.host.limit_of(id)).map(str::to_string);
+        if let Some(fixed) = self.host.fixed().get(&volume.id()).filter(|_| head == HeadId::VOLUME) {
+            info.provisioning = Provisioning::Fixed;
+            info.set_aside_bytes = fixed.set_aside_bytes();
+        }
+        info
+    }
+}
+
+fn filters_info(volume: &Volume, head: HeadId) -> Option<Box<LayersInfo>> {
+    let stack = volume.stack(head)?;
+    let info = |view: LayerView| LayerInfo {
+        id: view.id.0,
+        spec: view.spec,
+        tool: view.nature.is_tool,
+        leaving: view.is_leaving,
+        kept: volume.is_limit(head, view.id),
+        above: resources::edge(view.above),
+        counters: view.counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect(),
+    };
+    let layers = stack.layers().into_iter().map(info).collect();
+    Some(Box::new(LayersInfo { layers, below: resources::edge(stack.below()) }))
+}
+
+/// `uris_of` tells where clients find an export.
+fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> Vec<String>) -> VolumeInfo {
+    let controller = volume.controller();
+    let status = controller.status();
+    let is_open = matches!(status.state, State::Open | State::Closing);
+    let clone = status.clones.iter().find(|(of, _)| *of == head).map(|(_, clone)| clone.id);
+    let snapshots = status.snapshots.into_iter().filter(|(_, s)| s.head == head);
+    let sharing = status.sharing.as_deref();
+    let writers = volume.writers_view(head);
+    let now = clock::now();
+    VolumeInfo {
+        name: name.to_string(),
+        id: clone.unwrap_or(volume.id()).to_string(),
+        clone_of: clone.map(|_| volume.name().to_string()),
+        size_bytes: volume.size_bytes(head),
+        layout: volume.layout().to_string(),
+        tiers: status.tiers,
+        provisioning: Provisioning::Thin,
+        set_aside_bytes: 0,
+        integrity: integrity_of(controller.checks_reads()),
+        encrypted: controller.is_encrypted(),
+        exported: volume.is_exported(),
+        protected: false,
+        shared: volume.is_shared(),
+        writer: writers.holder,
+        refused_writer: writers.refused.filter(|(_, at)| now.since(*at) < REFUSED_SHOWN).map(|(client, _)| client),
+        shares_with: None,
+        needed_by: Vec::new(),
+        host: None,
+        orphaned: false,
+        failover: false,
+        portals: Vec::new(),
+        only_for: None,
+        limit: None,
+        state: match volume.is_exported() || status.state == State::Deposed {
+            true => state_of(status.state),
+            false if controller.is_warming() => VolumeState::Warming,
+            false => VolumeState::InCare,
+        },
+        waits: volume.waits().filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),
+        warning: None,
+        epoch: status.epoch.0,
+        uris: if volume.is_exported() { uris_of(name) } else { Vec::new() },
+        sessions: volume.sessions_of(head),
+        layers: filters_info(volume, head),
+        live: is_open.then(|| VolumeLive {
+            log_bytes: status.log_bytes,
+            unplaced_bytes: controller.unplaced_bytes(),
+            mapped_bytes: status.mapped_blocks * holdfast_base::BLOCK_BYTES as u64,
+            segments: status.segment_count,
+            degraded_segments: status.degraded_segments,
+            at_risk_entries: status.at_risk_entries,
+            recoverable: status.is_recoverable,
+            suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
+            left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
+            left_to_balance_bytes: status.left_to_balance_bytes,
+            space: resources::space(status.space),
+            shares: sharing.and_then(|s| s.heads.get(&head)).map(|s| resources::shares(*s)),
+            held_by_snapshots_bytes: sharing.map_or(0, |s| s.held_by_snapshots_bytes).min(status.space.data_bytes),
+            layers_going: status.layers_going,
+            first_tier: status.first_tier.map(resources::first_tier),
+            astray_segments: status.astray_segments,
+            snapshots: snapshots.map(|s| snapshot_info(name, s, sharing, &uris_of)).collect(),
+            counters: resources::counters(status.counters),
+        }),
+    }
+}
+
+fn snapshot_info(
+    of: &str,
+    (layer, snapshot): (ObjectId, Snapshot),
+    sharing: Option<&Sharing>,
+    uris_of: &impl Fn(&str) -> Vec<String>,
+) -> SnapshotInfo {
+    SnapshotInfo {
+        layer: layer.0,
+        shares: sharing.and_then(|s| s.snapshots.get(&layer)).map(|s| resources::shares(*s)),
+        uris: uris_of(&snapshot_export_name(of, &snapshot.name)),
+        name: snapshot.name,
+        created_ms: snapshot.created_ms,
+        size_bytes: snapshot.size_bytes,
+    }
+}
+
+pub fn provisioning_of(is_fixed: bool) -> Provisioning {
+    if is_fixed { Provisioning::Fixed } else { Provisioning::Thin }
+}
+
+pub fn integrity_of(checked_reads: bool) -> Integrity {
+    if checked_reads { Integrity::On } else { Integrity::Off }
+}
+
+/// Of a volume that clients may have here.
+pub fn state_of(state: State) -> VolumeState {
+    match state {
+        State::Opening => VolumeState::Opening,
+        State::Open => VolumeState::Open,
+        State::Deposed => VolumeState::Deposed,
+        State::Closing => VolumeState::Closing,
+        State::Closed => VolumeState::Closed,
+    }
+}

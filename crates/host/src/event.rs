@@ -1,0 +1,524 @@
+//! Events that a host hears, and effects that it wants.
+
+use crate::access::Lists;
+use crate::forward::{LinkId, Peer};
+use crate::limits::Limits;
+use crate::offers::Offer;
+use crate::reservation::FixedVolume;
+use holdfast_base::{
+    BlockReply, BlockRequest, Buf, DeviceId, Epoch, InstanceId, MetaReply, MetaRequest, NodeId, Token, VolumeId,
+};
+use holdfast_cipher::VolumeKey;
+use holdfast_format::family::SegmentRanges;
+use holdfast_format::geometry::Layout;
+use holdfast_format::portal::{Answer, Ask, Refusal};
+use holdfast_format::root::Root;
+use holdfast_format::tier::Tiers;
+use holdfast_format::wire::{DeviceStat, Reply, Request};
+use holdfast_layer::{Layer, LayerId};
+use holdfast_volume::{Event as VolumeEvent, Lane, Warming, Why};
+use std::collections::BTreeSet;
+
+/// A call of a volume's controller: to a node, or to the metadata store.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Call {
+    pub volume: Token,
+    pub token: u64,
+}
+
+/// Happenings that a host is told of.
+#[derive(Debug)]
+pub enum Event {
+    /// A connection to a node is up, and greeted.
+    NodeUp {
+        node: NodeId,
+        boot: InstanceId,
+        version: u32,
+        devices: Vec<DeviceStat>,
+    },
+    NodeDown {
+        node: NodeId,
+    },
+    /// What a node that is up says of its devices now.
+    Devices {
+        node: NodeId,
+        devices: Vec<DeviceStat>,
+    },
+    /// Nodes that are down, or silent for a while.
+    NodesAway(BTreeSet<NodeId>),
+    Node {
+        node: NodeId,
+        call: Call,
+        reply: Reply,
+        payload: Buf,
+    },
+    Meta {
+        call: Call,
+        reply: MetaReply,
+    },
+    /// Of a client, in a session that [`crate::Host::open_session`] has opened.
+    Request {
+        session: Token,
+        request: BlockRequest,
+    },
+    /// The client is gone.
+    Close {
+        session: Token,
+    },
+    Peer(PeerEvent),
+    /// From the control plane; answered by [`Effect::Done`] under the ticket.
+    Order {
+        ticket: u64,
+        order: Order,
+    },
+    Tick,
+}
+
+/// News of other hosts.
+#[derive(Clone, Debug)]
+pub enum PeerEvent {
+    /// A connection to the host is up.
+    Connected {
+        peer: Peer,
+    },
+    Disconnected {
+        peer: Peer,
+    },
+    /// What it says to what this host has asked.
+    Answer {
+        peer: Peer,
+        token: u64,
+        answer: Answer,
+        payload: Buf,
+    },
+    /// It asks this host something.
+    Ask {
+        link: LinkId,
+        token: u64,
+        ask: Ask,
+        payload: Buf,
+    },
+    LinkDown {
+        link: LinkId,
+    },
+}
+
+/// Things that the control plane may want of volumes here.
+#[derive(Debug)]
+pub enum Order {
+    /// Puts a volume into service; harmless where it is already.
+    Open {
+        spec: OpenSpec,
+        /// For clients; otherwise for care.
+        exported: bool,
+    },
+    /// Begins to read what another host is about to hand over, or goes on.
+    Warm {
+        spec: OpenSpec,
+    },
+    /// Drops a volume as it is, and cuts its clients off.
+    LetGo {
+        volume: VolumeId,
+    },
+    /// Takes a volume out of service.
+    Close {
+        name: String,
+        /// Disconnect clients rather than refuse.
+        force: bool,
+        /// Drop the controller as it is: the volume is being deleted.
+        discard: bool,
+        /// Not where it is open for clients.
+        only_care: bool,
+    },
+    /// Lets who knows the ticket bring a stream to a volume that is open for care, and nobody else any more.
+    Receive {
+        name: String,
+        ticket: Option<String>,
+    },
+    Resize {
+        name: String,
+        size_bytes: u64,
+        /// Make it smaller although clients know the larger size.
+        force: bool,
+    },
+    SetPolicy {
+        name: String,
+        policy: Policy,
+    },
+    /// Whether clients' reads of a volume are checked.
+    CheckReads {
+        name: String,
+        checked: bool,
+    },
+    /// Volumes that several clients may write to at a time.
+    Share(BTreeSet<VolumeId>),
+    /// Whether clients' writes leave the spare free, too: hosts of older releases do.
+    KeepSpare(bool),
+    /// Of a volume in service, or a clone.
+    Change {
+        volume: String,
+        wanted: Wanted,
+    },
+    Filters {
+        volume: String,
+        change: FilterChange,
+    },
+    /// Makes what a separate clone begins with, of a snapshot.
+    Fork {
+        volume: String,
+        snapshot: String,
+        dependent: VolumeId,
+        name: String,
+        /// The snapshot's where it is missing.
+        size_bytes: Option<u64>,
+    },
+    /// What a dependent names of its origin, to that; nothing where there is no such dependent any more.
+    Dependent {
+        origin: VolumeId,
+        dependent: VolumeId,
+        names: Option<SegmentRanges>,
+    },
+    /// Takes snapshots of several volumes in service, or clones, at one moment.
+    SnapshotGroup {
+        volumes: Vec<String>,
+        name: String,
+        created_ms: u64,
+    },
+    /// Has volumes leave these devices, and no others.
+    Drain(BTreeSet<DeviceId>),
+    /// A volume is fixed from here on, or no more.
+    SetFixed {
+        volume: VolumeId,
+        fixed: Option<FixedVolume>,
+    },
+    /// Nodes on this host's own machine, which its volumes read from first.
+    Near(BTreeSet<NodeId>),
+    /// Volumes that this host and others offer, and by which numbers it reaches these hosts.
+    Offer {
+        offers: Vec<Offer>,
+        hosts: Vec<(String, Peer)>,
+    },
+    /// Shortens the log of a volume that is served here.
+    Prepare {
+        name: String,
+    },
+    /// Asks another host to stop serving a volume.
+    AskToYield {
+        host: String,
+        volume: VolumeId,
+    },
+    /// Which clients may have what from here on, and how much.
+    Access {
+        lists: Lists,
+        limits: Limits,
+    },
+    /// Takes no more sessions, and closes all volumes.
+    Stop,
+}
+
+/// What is needed to open a volume, from its root record.
+#[derive(Clone, Debug)]
+pub struct OpenSpec {
+    pub volume: VolumeId,
+    pub name: String,
+    pub size_bytes: u64,
+    pub layout: Layout,
+    pub checked_reads: bool,
+    /// It is not opened if others have had it since: see [`holdfast_volume::Config::only_from`].
+    pub only_from: Option<Epoch>,
+    /// Of an encrypted one.
+    pub key: Option<VolumeKey>,
+}
+
+impl OpenSpec {
+    /// Whether an opening that was begun by the other is what this one asks for. Size and layout it reads itself.
+    pub(crate) fn asks_for_same(&self, other: &OpenSpec) -> bool {
+        let key_of = |spec: &OpenSpec| spec.key.as_ref().map(VolumeKey::id);
+        let of = |spec: &OpenSpec| (spec.volume, spec.checked_reads, spec.only_from, key_of(spec));
+        of(self) == of(other)
+    }
+}
+
+/// Where and how a volume's data lie, as far as it can be changed while it is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    Layout(Layout),
+    Tiers(Tiers),
+}
+
+impl From<Policy> for VolumeEvent {
+    fn from(policy: Policy) -> VolumeEvent {
+        match policy {
+            Policy::Layout(layout) => VolumeEvent::SetLayout { layout },
+            Policy::Tiers(tiers) => VolumeEvent::SetTiers { tiers },
+        }
+    }
+}
+
+/// What shall become of a volume's snapshots or of a clone.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    Snapshot {
+        name: String,
+        created_ms: u64,
+    },
+    DropSnapshot {
+        name: String,
+    },
+    Rollback {
+        snapshot: String,
+    },
+    Clone {
+        snapshot: String,
+        id: VolumeId,
+        name: String,
+        /// The snapshot's where it is missing.
+        size_bytes: Option<u64>,
+    },
+    DropClone {
+        /// Disconnect clients rather than refuse.
+        force: bool,
+    },
+    ResizeClone {
+        size_bytes: u64,
+        /// Make it smaller although clients know the larger size.
+        force: bool,
+    },
+}
+
+/// What shall become of the filters of a volume or a clone.
+pub enum FilterChange {
+    /// Below those that are there.
+    Add(Box<dyn Layer>),
+    /// One, or all.
+    Remove(Option<LayerId>),
+}
+
+impl std::fmt::Debug for FilterChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FilterChange::Add(filter) => write!(f, "Add({})", filter.spec()),
+            FilterChange::Remove(filter) => write!(f, "Remove({filter:?})"),
+        }
+    }
+}
+
+/// What came of an order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It is as it was wanted, or will be without more ado.
+    Done,
+    /// Whether it was done: by [`Order::SetPolicy`], [`Order::Prepare`] and [`Order::Receive`].
+    Was(bool),
+    /// How far reading beforehand is (`None` where the volume is opened already); nothing where it can't be opened here.
+    Warming(Option<Option<Warming>>),
+    Closed(CloseOutcome),
+    Resized(ResizeOutcome),
+    Changed(ChangeOutcome),
+    Filtered(FilterOutcome),
+    Forked(ForkOutcome),
+    Grouped(GroupOutcome),
+    /// What the other host says; `None` where it can't be asked.
+    Yielded(Option<Answer>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseOutcome {
+    Closed,
+    /// It was not in service.
+    NotOpen,
+    /// So many clients are connected.
+    InUse(usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ResizeOutcome {
+    Done,
+    /// It was not in service, or went out of it.
+    NotOpen,
+    /// Clients are connected, and would lose the end of it.
+    InUse,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ChangeOutcome {
+    Done,
+    /// The volume is not in service, or went out of it.
+    NotOpen,
+    /// So many clients use it.
+    InUse(usize),
+    Refused(&'static str),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FilterOutcome {
+    Done,
+    NotOpen,
+    TooMany,
+    NoSuch,
+    /// It is the volume's limit, which is set and taken away as such.
+    Kept,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ForkOutcome {
+    Made(Box<Root>),
+    NotOpen,
+    Refused(&'static str),
+}
+
+/// What came of a group of snapshots. Members by their names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GroupOutcome {
+    Done,
+    NotOpen(String),
+    /// The volume has a snapshot of that name.
+    NameTaken(String),
+    /// Too many are still being undone.
+    Busy,
+    Failed {
+        volume: String,
+        why: Why,
+        /// Volumes whose snapshots may be there all the same.
+        left: Vec<String>,
+    },
+}
+
+/// News to a session: a front end tells its client what its protocol has a word for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum News {
+    /// The export has this size now.
+    SizeBytes(u64),
+    /// Its volume is served here, by another host, or by nobody for the moment.
+    Owner(Ownership),
+    /// Another client writes from here on: this one's writes are refused.
+    Fenced,
+    /// A write found no room; or one found room again.
+    IsFull(bool),
+}
+
+/// Who serves the volume of a session, as seen from its host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ownership {
+    Here,
+    Elsewhere,
+    Nobody,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    Info,
+    Warn,
+    Error,
+}
+
+/// Wishes of a host.
+#[derive(Debug)]
+pub enum Effect {
+    Send {
+        node: NodeId,
+        lane: Lane,
+        call: Call,
+        request: Request,
+        payload: Vec<Buf>,
+    },
+    /// Make the connections to the node anew.
+    Reconnect {
+        node: NodeId,
+    },
+    Meta {
+        call: Call,
+        request: MetaRequest,
+    },
+    /// To a client; `to` is its front end's name for the session.
+    Reply {
+        to: Token,
+        reply: BlockReply,
+    },
+    /// End a client's connection without an answer to anything: it may try again. The session is gone.
+    Abort {
+        to: Token,
+        /// For the log, where a client is refused that was let in before.
+        why: Option<String>,
+    },
+    News {
+        to: Token,
+        news: News,
+    },
+    Peer(PeerEffect),
+    /// Of an order.
+    Done {
+        ticket: u64,
+        outcome: Outcome,
+    },
+    /// Something about what this host does with a volume may have changed.
+    Changed {
+        volume: VolumeId,
+    },
+    Log {
+        level: Level,
+        text: String,
+    },
+}
+
+/// Wishes that concern other hosts.
+#[derive(Debug)]
+pub enum PeerEffect {
+    Ask {
+        peer: Peer,
+        token: u64,
+        ask: Ask,
+        payload: Buf,
+    },
+    Answer {
+        link: LinkId,
+        token: u64,
+        answer: Answer,
+        payload: Vec<Buf>,
+    },
+    /// Read nothing of it any more.
+    CloseLink {
+        link: LinkId,
+    },
+    /// It is connected, but does not answer: make the connection anew.
+    Reconnect {
+        peer: Peer,
+    },
+    /// It can't be used as it is: somebody has to act.
+    Trouble {
+        peer: Peer,
+        refusal: Refusal,
+    },
+}
+
+impl Outcome {
+    fn mismatch(&self, wanted: &str) -> ! {
+        panic!("an order has an outcome of its kind: {wanted}, not {self:?}");
+    }
+}
+
+/// A way to the outcome of one kind of order.
+macro_rules! outcome {
+    ($name:ident, $kind:ident, $of:ty) => {
+        impl Outcome {
+            /// # Panics
+            /// It is of another kind of order.
+            pub fn $name(self) -> $of {
+                match self {
+                    Outcome::$kind(of) => of,
+                    other => other.mismatch(stringify!($kind)),
+                }
+            }
+        }
+    };
+}
+
+outcome!(was, Was, bool);
+outcome!(warming, Warming, Option<Option<Warming>>);
+outcome!(closed, Closed, CloseOutcome);
+outcome!(resized, Resized, ResizeOutcome);
+outcome!(changed, Changed, ChangeOutcome);
+outcome!(filtered, Filtered, FilterOutcome);
+outcome!(forked, Forked, ForkOutcome);
+outcome!(grouped, Grouped, GroupOutcome);
+outcome!(yielded, Yielded, Option<Answer>);

@@ -1,0 +1,51 @@
+//! One host as a machine: the sessions of its clients, the volumes that it has open, and all that lies between the two.
+//!
+//! Role: [`Host`] gets what front ends, nodes, other hosts, the metadata store and the control plane say, and pushes what it
+//! wants of them ([`Event`], [`Effect`]). It does no I/O and knows no protocol: a front end is a module of the shell that
+//! turns bytes into requests of a session, and replies and [`News`] into bytes. The simulator drives this very machine.
+//!
+//! A request's way: session → forwarding ([`forward::Ingress`], where several hosts offer the volume) → right to write
+//! ([`Writers`]) → filters (`holdfast_layer`) → controller (`holdfast_volume`).
+//!
+//! Names: an **association** is who asks, over all its connections ([`holdfast_format::portal::Client`]); a **lane** is one
+//! session of it. What must not be carried out twice, or by two at a time, is judged by association; order by lane.
+
+mod access;
+mod admission;
+mod event;
+mod filters;
+pub mod forward;
+mod groups;
+mod host;
+mod limits;
+mod mutations;
+#[cfg(feature = "simulated")]
+pub mod observed;
+mod offers;
+mod orders;
+mod remotes;
+pub mod requests;
+pub mod reservation;
+mod sessions;
+mod volumes;
+mod waiters;
+mod write_gate;
+mod writers;
+
+pub use access::{Caller, Lists};
+pub use admission::{Full, Handshakes, HostPlaces, Room, Source, Taken, node_peers};
+pub use event::{
+    Call, ChangeOutcome, CloseOutcome, Effect, Event, FilterChange, FilterOutcome, ForkOutcome, GroupOutcome, Level,
+    News, OpenSpec, Order, Outcome, Ownership, PeerEffect, PeerEvent, Policy, ResizeOutcome, Wanted,
+};
+pub use forward::{LinkId, Peer};
+pub use host::{Config, Host};
+pub use limits::{Limits, filter_of};
+pub use mutations::Mutations;
+pub use offers::{Offer, Place};
+pub use sessions::{Connection, Denied, DeniedKind};
+pub use volumes::{
+    Budget, Care, SESSIONS_MAX, VOLUMES_MAX, Volume, Wait, receiving_export, snapshot_export_name, split_export,
+    split_ticket,
+};
+pub use writers::{ACTIVE_AFTER, QUIET, SessionId, WAIT_MAX, WriterEffect, WriterEvent, Writers, WritersView};
