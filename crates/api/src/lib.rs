@@ -7,8 +7,8 @@
 //! what an older one does not say has a default.
 
 mod error;
+mod filter;
 mod host;
-mod layer;
 mod node;
 mod parts;
 mod request;
@@ -17,9 +17,9 @@ mod texts;
 mod volume;
 
 pub use error::{Code, Error};
+pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
 pub use holdfast_format::meta::KeySource;
 pub use host::{HostState, HostStatus, MachineInfo, MachineNode, TaskInfo, TaskKind, TaskUnit, TrashInfo, Unreadable};
-pub use layer::{EdgeInfo, LayerInfo, LayersInfo};
 pub use node::{
     ConfiguredDevice, DeviceHealth, DeviceInfo, DeviceState, LinkState, NodeInfo, NodeState, OutageInfo, ReadCacheInfo,
     free_of, promised_of, takers,

@@ -73,7 +73,7 @@ pub enum Request {
         checked_reads: Option<bool>,
         #[serde(default)]
         tiers: Option<Tiers>,
-        /// What clients may have of it, in the words of the layer `limit`, or `none`.
+        /// What clients may have of it, in the words of the filter `limit`, or `none`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
     },
@@ -117,8 +117,8 @@ pub enum Request {
         /// Although another host that is up has it in service.
         takeover: bool,
         /// Beside the host that has it in service.
-        #[serde(default)]
-        portal: bool,
+        #[serde(default, alias = "portal")]
+        multipath: bool,
         /// From where this host is to get the key of an encrypted one.
         #[serde(default)]
         key: Option<KeySource>,
@@ -149,15 +149,18 @@ pub enum Request {
         /// Disconnect clients.
         force: bool,
     },
-    /// Puts a layer before a volume in service, below those that are there.
-    VolumeLayerAdd {
+    /// Puts a filter before a volume in service, below those that are there.
+    #[serde(alias = "volume-layer-add")]
+    VolumeFilterAdd {
         name: String,
         spec: String,
     },
     /// Takes one away, or all.
-    VolumeLayerRemove {
+    #[serde(alias = "volume-layer-remove")]
+    VolumeFilterRemove {
         name: String,
-        layer: Option<u32>,
+        #[serde(alias = "layer")]
+        filter: Option<u32>,
     },
     SnapshotCreate {
         volume: String,
@@ -307,8 +310,8 @@ impl Request {
             Request::VolumeSet { name, .. }
             | Request::VolumeDelete { name, .. }
             | Request::VolumeHandover { name, .. }
-            | Request::VolumeLayerAdd { name, .. }
-            | Request::VolumeLayerRemove { name, .. }
+            | Request::VolumeFilterAdd { name, .. }
+            | Request::VolumeFilterRemove { name, .. }
             | Request::ReceiveBegin { name, .. }
             | Request::SendBegin { volume: name, .. } => std::slice::from_ref(name),
             other => other.disturbs(),
@@ -324,8 +327,8 @@ impl Request {
             | Request::VolumeLive { name }
             | Request::VolumeDelete { name, .. }
             | Request::VolumeUnexport { name, .. }
-            | Request::VolumeLayerAdd { name, .. }
-            | Request::VolumeLayerRemove { name, .. } => std::slice::from_ref(name),
+            | Request::VolumeFilterAdd { name, .. }
+            | Request::VolumeFilterRemove { name, .. } => std::slice::from_ref(name),
             other => other.disturbs(),
         }
     }
@@ -397,8 +400,8 @@ impl Request {
             | Request::GridReload => Kind::Change,
             Request::SendBegin { .. }
             | Request::Metadata
-            | Request::VolumeLayerAdd { .. }
-            | Request::VolumeLayerRemove { .. }
+            | Request::VolumeFilterAdd { .. }
+            | Request::VolumeFilterRemove { .. }
             | Request::NodeCut { .. }
             | Request::NodeMend { .. } => Kind::Act,
         }

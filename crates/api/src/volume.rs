@@ -1,6 +1,6 @@
 //! What a host says of a volume.
 
-use crate::LayersInfo;
+use crate::FiltersInfo;
 use crate::texts::texts;
 use holdfast_format::tier::Tiers;
 use serde::{Deserialize, Serialize};
@@ -116,7 +116,7 @@ pub struct VolumeInfo {
     /// The clients that may have it over TCP; `None` where all may that reach it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only_for: Option<BTreeSet<String>>,
-    /// How much clients may have of it, in the words of the layer `limit`.
+    /// How much clients may have of it, in the words of the filter `limit`.
     #[serde(default)]
     pub limit: Option<String>,
     pub state: VolumeState,
@@ -130,9 +130,9 @@ pub struct VolumeInfo {
     /// Where clients connect.
     pub uris: Vec<String>,
     pub sessions: usize,
-    /// Where layers stand between its clients and its controller.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layers: Option<Box<LayersInfo>>,
+    /// Where filters stand between its clients and its controller.
+    #[serde(default, alias = "layers", skip_serializing_if = "Option::is_none")]
+    pub filters: Option<Box<FiltersInfo>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<VolumeLive>,
 }

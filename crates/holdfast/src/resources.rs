@@ -5,8 +5,8 @@ use holdfast_api::{
     ConfiguredDevice, Counters, DeviceHealth, DeviceParts, EdgeInfo, FirstTierUse, LedgerParts, LegParts, LegState,
     LogParts, Parts, Provisioning, ReadCacheInfo, SegmentKind, SegmentParts, Shares, SpaceUse, VolumeInfo, VolumeSpace,
 };
+use holdfast_filter::Edge;
 use holdfast_format::wire::{self, CacheStat};
-use holdfast_layer::Edge;
 use holdfast_volume::Anatomy;
 
 pub fn device_health(health: wire::DeviceHealth) -> DeviceHealth {

@@ -263,7 +263,7 @@ fn a_portal_goes_by_the_list_of_a_volume_that_another_host_owns() {
     let join = format!("--etcd {endpoint} --join {id} --name b --address 127.0.0.1 --nbd-tcp 127.0.0.1:{port}");
     b.up(&format!("--nodes 1 --devices 2 {join}"));
     a.ok("volume create v1 --size 16MiB --layout mirror:2@device");
-    b.ok("volume export v1 --portal");
+    b.ok("volume export v1 --multipath");
     let mut through = Nbd::plain(port);
     through.go("v1").expect("it is everybody's");
     through.read().expect("read");

@@ -81,7 +81,7 @@ fn clients_go_on_while_a_volume_is_handed_over() {
     assert!(a.fails("volume handover v1 --to c").contains("these are up: a, b"));
 
     // Both offer it, and clients of both see the same.
-    b.ok("volume export v1 --portal");
+    b.ok("volume export v1 --multipath");
     assert_eq!((state(&a, "v1"), state(&b, "v1")), ("open".to_string(), "portal".to_string()));
     let data = a.path("data");
     pattern(&data, 4 << 20);
@@ -136,7 +136,7 @@ fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
     b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name b"));
     until("both hosts see all nodes", || (1..=3).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
     a.ok("volume create v1 --size 32MiB");
-    b.ok("volume export v1 --portal");
+    b.ok("volume export v1 --multipath");
     let client = Client::begin(&b, b.uri("v1"));
     client.goes_on("the client of the portal");
 

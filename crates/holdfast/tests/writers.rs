@@ -135,7 +135,7 @@ fn a_client_of_another_host_is_another_one_and_the_right_goes_with_the_volume() 
     let join = format!("--nodes 0 --etcd {endpoint} --address 127.0.0.1 --name b --join {id} --nbd-tcp {at_b}");
     b.up(&join);
     a.ok("volume create v1 --size 16MiB --layout mirror:2");
-    b.ok("volume export v1 --portal");
+    b.ok("volume export v1 --multipath");
     let (mut first, mut second) =
         (Guest::connect_tcp([127, 0, 0, 2], at_b, "v1"), Guest::connect_tcp([127, 0, 0, 3], at_b, "v1"));
     // Two ways of one client, by two hosts; and another client by each of these.

@@ -9,13 +9,13 @@ use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, InstanceId, MetaReply, MetaRequest, NodeId, Token, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
+use holdfast_filter::{Filter, FilterId};
 use holdfast_format::family::SegmentRanges;
 use holdfast_format::geometry::Layout;
 use holdfast_format::portal::{Answer, Ask, Refusal};
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
-use holdfast_layer::{Layer, LayerId};
 use holdfast_volume::{Event as VolumeEvent, Lane, Warming, Why};
 use std::collections::BTreeSet;
 
@@ -289,9 +289,9 @@ pub enum Wanted {
 /// What shall become of the filters of a volume or a clone.
 pub enum FilterChange {
     /// Below those that are there.
-    Add(Box<dyn Layer>),
+    Add(Box<dyn Filter>),
     /// One, or all.
-    Remove(Option<LayerId>),
+    Remove(Option<FilterId>),
 }
 
 impl std::fmt::Debug for FilterChange {

@@ -1,4 +1,4 @@
-//! Filters before the volumes of this host: see [`holdfast_layer`].
+//! Filters before the volumes of this host: see [`holdfast_filter`].
 //!
 //! Role: around [`Stack`]. Whoever asks a volume has a place among the requests under way until it is answered, whatever
 //! filters do with the request; what they ask the controller has one there, too. So all that filters hold counts as under
@@ -17,7 +17,7 @@ use crate::observed::Observation;
 use crate::requests::{Origin, Requester};
 use crate::volumes::Volume;
 use holdfast_base::{BlockRequest, Effects, HeadId, Instant, Token};
-use holdfast_layer::{Effect, LAYERS_MAX, Layer, LayerId, OWN_MAX, Stack, StackEvent};
+use holdfast_filter::{Effect, FILTERS_MAX, Filter, FilterId, OWN_MAX, Stack, StackEvent};
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Event as VolumeEvent, State, Target};
 
@@ -37,10 +37,10 @@ impl Volume {
     pub(crate) fn add_filter(
         &mut self,
         head: HeadId,
-        filter: Box<dyn Layer>,
+        filter: Box<dyn Filter>,
         out: Out,
-    ) -> Result<LayerId, FilterOutcome> {
-        if !self.has_room_beside_filters(LAYERS_MAX * OWN_MAX) {
+    ) -> Result<FilterId, FilterOutcome> {
+        if !self.has_room_beside_filters(FILTERS_MAX * OWN_MAX) {
             return Err(FilterOutcome::TooMany);
         }
         let name = self.name_of(head);
@@ -55,7 +55,7 @@ impl Volume {
             warn(
                 out,
                 format!(
-                    "volume {name}: filter {id}, {spec}, makes it worse on purpose; `holdfast volume layer remove {name}` ends \
+                    "volume {name}: filter {id}, {spec}, makes it worse on purpose; `holdfast volume filter remove {name}` ends \
                      that"
                 ),
             );
@@ -127,7 +127,7 @@ impl Host {
         if let Some(volume) = self.volumes.table.get_mut(at)
             && let Some(stack) = volume.stack_mut(head)
         {
-            let count = stack.layers().len();
+            let count = stack.filters().len();
             #[cfg(feature = "simulated")]
             self.observed.note(Observation::Caught { requests: stack.held() });
             info(out, format!("volume {}: its filters ({count}) are drained, and gone", volume.name));
@@ -162,9 +162,9 @@ impl Host {
                 if id.is_some_and(|id| volume.is_limit(head, id)) {
                     return FilterOutcome::Kept;
                 }
-                let stands: Vec<LayerId> = volume.stack(head).map_or(Vec::new(), Stack::standing);
-                let asked = |of: &LayerId| id.is_none_or(|id| id == *of) && !volume.is_limit(head, *of);
-                let going: Vec<LayerId> = stands.into_iter().filter(asked).collect();
+                let stands: Vec<FilterId> = volume.stack(head).map_or(Vec::new(), Stack::standing);
+                let asked = |of: &FilterId| id.is_none_or(|id| id == *of) && !volume.is_limit(head, *of);
+                let going: Vec<FilterId> = stands.into_iter().filter(asked).collect();
                 if going.is_empty() && id.is_some() {
                     return FilterOutcome::NoSuch;
                 }

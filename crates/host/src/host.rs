@@ -81,7 +81,7 @@ pub struct Host {
     pub(crate) is_stopping: bool,
     pub(crate) mutations: Mutations,
     /// Of volumes that are gone, by the mutation.
-    pub(crate) kept_filters: BTreeMap<VolumeId, Vec<(HeadId, holdfast_layer::Stack)>>,
+    pub(crate) kept_filters: BTreeMap<VolumeId, Vec<(HeadId, holdfast_filter::Stack)>>,
     #[cfg(feature = "simulated")]
     pub(crate) observed: crate::observed::Observed,
 }

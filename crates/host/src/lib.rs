@@ -5,7 +5,7 @@
 //! turns bytes into requests of a session, and replies and [`News`] into bytes. The simulator drives this very machine.
 //!
 //! A request's way: session → forwarding ([`forward::Ingress`], where several hosts offer the volume) → right to write
-//! ([`Writers`]) → filters (`holdfast_layer`) → controller (`holdfast_volume`).
+//! ([`Writers`]) → filters (`holdfast_filter`) → controller (`holdfast_volume`).
 //!
 //! Names: an **association** is who asks, over all its connections ([`holdfast_format::portal::Client`]); a **lane** is one
 //! session of it. What must not be carried out twice, or by two at a time, is judged by association; order by lane.

@@ -9,7 +9,7 @@
 use crate::host::{Host, Out, warn};
 use crate::volumes::Volume;
 use holdfast_base::{HeadId, Instant, Token, VolumeId};
-use holdfast_layer::{Layer, LayerId, SpecError, StackEvent, build};
+use holdfast_filter::{Filter, FilterId, SpecError, StackEvent, build};
 use std::collections::BTreeMap;
 
 /// By volume or clone: what its limit is told, `iops=500,bytes=50MiB` say.
@@ -20,11 +20,11 @@ pub type Limits = BTreeMap<VolumeId, String>;
 pub(crate) struct Kept {
     id: VolumeId,
     words: Option<String>,
-    filter: Option<LayerId>,
+    filter: Option<FilterId>,
 }
 
 impl Kept {
-    pub fn filter(&self) -> Option<LayerId> {
+    pub fn filter(&self) -> Option<FilterId> {
         self.filter
     }
 }
@@ -33,7 +33,7 @@ impl Kept {
 ///
 /// # Errors
 /// The words make no limit.
-pub fn filter_of(words: &str) -> Result<Box<dyn Layer>, SpecError> {
+pub fn filter_of(words: &str) -> Result<Box<dyn Filter>, SpecError> {
     build(&format!("limit:{words}"))
 }
 

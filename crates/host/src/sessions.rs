@@ -23,8 +23,8 @@ use crate::requests::{Barrier, Origin, Requester};
 use crate::volumes::{SESSIONS_MAX, Volume, split_export, split_ticket};
 use crate::writers::SessionId;
 use holdfast_base::{BlockData, BlockError, BlockReply, BlockRequest, ExportInfo, HeadId, Instant, Token, VolumeId};
+use holdfast_filter::StackEvent;
 use holdfast_format::portal::Client as Association;
-use holdfast_layer::StackEvent;
 use holdfast_volume::{State, Target};
 
 /// Places of one volume that only this machine's own clients get: its guest over some connections, and the tools of

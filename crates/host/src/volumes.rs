@@ -13,8 +13,8 @@ use crate::writers::{Writers, WritersView};
 use holdfast_base::size::Size;
 use holdfast_base::time::earliest;
 use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, Instant, ObjectId, RequestToken, Slab, Token, VolumeId};
+use holdfast_filter::{FilterId, FilterView, Stack};
 use holdfast_format::geometry::Layout;
-use holdfast_layer::{LayerId, LayerView, Stack};
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Snapshot, State};
 use std::collections::{BTreeMap, BTreeSet};
@@ -356,12 +356,12 @@ impl Volume {
         self.filters.iter().find(|(of, _)| *of == head).map(|(_, stack)| stack)
     }
 
-    pub fn filters_of(&self, head: HeadId) -> Vec<LayerView> {
-        self.stack(head).map_or(Vec::new(), Stack::layers)
+    pub fn filters_of(&self, head: HeadId) -> Vec<FilterView> {
+        self.stack(head).map_or(Vec::new(), Stack::filters)
     }
 
     /// Whether a filter is the limit that the records tell of.
-    pub fn is_limit(&self, head: HeadId, filter: LayerId) -> bool {
+    pub fn is_limit(&self, head: HeadId, filter: FilterId) -> bool {
         self.kept.get(&head).is_some_and(|kept| kept.filter() == Some(filter))
     }
 }

@@ -492,7 +492,7 @@ impl MultiHost {
         let has_any = self.host(host).and_then(|h| h.find(NAME)).is_some_and(|(v, head)| v.stack(head).is_some());
         if !has_any && was != Some(State::Open) {
             for spec in self.plan.filters.clone() {
-                let filter = holdfast_layer::build(&spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
+                let filter = holdfast_filter::build(&spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
                 let change = FilterChange::Add(filter);
                 self.order(host, OTHER, Order::Filters { volume: NAME.to_string(), change });
             }

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The highest number of a layer: its keys end below the last one there is.
-const LAYERS_MAX: u32 = (1 << 24) - 2;
+const FILTERS_MAX: u32 = (1 << 24) - 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -180,7 +180,7 @@ impl LayerTable {
     /// A number for a layer that is higher than every number that was given out.
     pub(crate) fn layer_after(&self, newest_given: ObjectId) -> Option<ObjectId> {
         let newest = self.newest_layer.max(newest_given);
-        (newest.0 < LAYERS_MAX).then(|| ObjectId(newest.0 + 1))
+        (newest.0 < FILTERS_MAX).then(|| ObjectId(newest.0 + 1))
     }
 
     pub(crate) fn head_after(&self, newest_given: HeadId) -> HeadId {

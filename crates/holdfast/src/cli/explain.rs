@@ -1,7 +1,7 @@
 //! `holdfast volume explain`: a volume drawn from its clients down to devices, with what passes from part to part.
 
+use super::filter;
 use super::format::{print, print_json};
-use super::layer;
 use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::Result;
@@ -89,8 +89,8 @@ fn draw(volume: &VolumeInfo, parts: Option<&Parts>, nodes: &[NodeInfo]) -> Vec<S
     draw_nodes(&mut drawing, parts, nodes);
     drawing.lines.push(String::new());
     drawing.lines.push("Beside arrows: counts since the volume was opened. The rest is as of now.".to_string());
-    if volume.layers.is_some() {
-        drawing.lines.push("Above a layer: counts since it was added.".to_string());
+    if volume.filters.is_some() {
+        drawing.lines.push("Above a filter: counts since it was added.".to_string());
     }
     drawing.lines
 }
@@ -102,7 +102,7 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
     if volume.only_for.is_some() {
         drawing.more(&format!("for {}", super::volume::whom_for(volume)));
     }
-    draw_layers(drawing, volume);
+    draw_filters(drawing, volume);
     drawing.edge(&[format!(
         "{} ({}), {} ({})",
         count(c.reads, "read"),
@@ -131,22 +131,22 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
     )]);
 }
 
-/// What stands between clients and the controller, with what crossed the edges since the layers were added.
-fn draw_layers(drawing: &mut Drawing, volume: &VolumeInfo) {
-    let Some(layers) = volume.layers.as_deref() else { return };
-    for part in &layers.layers {
-        drawing.edge(&[layer::edge_text(&part.above)]);
+/// What stands between clients and the controller, with what crossed the edges since the filters were added.
+fn draw_filters(drawing: &mut Drawing, volume: &VolumeInfo) {
+    let Some(filters) = volume.filters.as_deref() else { return };
+    for part in &filters.filters {
+        drawing.edge(&[filter::edge_text(&part.above)]);
         let leaving = if part.leaving { ", going" } else { "" };
         let kept = if part.kept { ", kept with the volume" } else { "" };
-        drawing.part("layer", &format!("{}: {}{kept}{leaving}", part.id, part.spec));
+        drawing.part("filter", &format!("{}: {}{kept}{leaving}", part.id, part.spec));
         if !part.counters.is_empty() {
-            drawing.more(&layer::counters_text(&part.counters));
+            drawing.more(&filter::counters_text(&part.counters));
         }
         if part.tool {
             drawing.more("it makes the volume worse on purpose");
         }
     }
-    drawing.line(&layer::edge_text(&layers.below));
+    drawing.line(&filter::edge_text(&filters.below));
 }
 
 fn draw_log(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {

@@ -27,7 +27,7 @@ use std::path::PathBuf;
     holdfast volume rekey vault --key-file /root/new.key\n  \
     holdfast volume list\n  \
     holdfast volume explain vm1                drawn from its clients down to devices\n  \
-    holdfast volume layer add vm1 delay:read=10ms,share=0.1   for testing guests (`holdfast volume layer --help`)\n  \
+    holdfast volume filter add vm1 delay:read=10ms,share=0.1   for testing guests (`holdfast volume filter --help`)\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
     holdfast volume clone golden@v1 vm2        golden@v1 is a snapshot: `holdfast snapshot create golden v1`\n  \
@@ -120,11 +120,11 @@ enum VolumeAction {
     Export {
         name: String,
         /// Although another host that is up has it in service: clients of that host get errors
-        #[arg(long, conflicts_with = "portal")]
+        #[arg(long, conflicts_with = "multipath")]
         takeover: bool,
         /// Beside the host that has it in service: what clients ask here goes there, and if that host is lost this one takes over
-        #[arg(long)]
-        portal: bool,
+        #[arg(long, alias = "portal")]
+        multipath: bool,
         /// Let several clients write at a time, as to a cluster's file system; `--shared off`: one, which is what a volume has unless told
         /// otherwise. Counts until the volume is out of service
         #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "on")]
@@ -155,8 +155,9 @@ enum VolumeAction {
         #[arg(long, value_name = "HOST")]
         to: String,
     },
-    /// Put layers between a volume's clients and its controller: delays, errors and hangs for testing guests, limits
-    Layer(super::layer::LayerArgs),
+    /// Put filters between a volume's clients and its controller: delays, errors and hangs for testing guests, limits
+    #[command(alias = "layer")]
+    Filter(super::filter::FilterArgs),
     /// Wrap the key of an encrypted volume with another one, while it is used; no data is written anew. The former one is needed for
     /// it once more, and opens only separate clones then, which have wrappings of their own
     Rekey {
@@ -446,7 +447,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             }
             show(&volume, text)
         }
-        VolumeAction::Layer(args) => super::layer::run(args, dir, json),
+        VolumeAction::Filter(args) => super::filter::run(args, dir, json),
         VolumeAction::Plan => protect::show_plan(dir, json),
         VolumeAction::Set(set) => set.run(dir, json),
         VolumeAction::Rename { name, new } => {
@@ -472,10 +473,11 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             let (volume, text) = rekey(dir, name, key)?;
             show(&volume, text)
         }
-        VolumeAction::Export { name, takeover, portal, shared, failover, key } => {
+        VolumeAction::Export { name, takeover, multipath, shared, failover, key } => {
             let (key, shared) = (key.source()?, shared.map(|shared| shared == Switch::On));
             let failover = failover.map(|failover| failover == Failover::Auto);
-            let volume = client::volume(dir, &Request::VolumeExport { name, takeover, portal, key, shared, failover })?;
+            let volume =
+                client::volume(dir, &Request::VolumeExport { name, takeover, multipath, key, shared, failover })?;
             let who = if volume.shared { ", to several writers at a time" } else { "" };
             show(&volume, format!("volume {} is exported{who}{}", volume.name, how_to_use(&volume)))
         }
@@ -639,7 +641,7 @@ pub fn print_list(volumes: &[VolumeInfo]) -> Result<()> {
                 volume.name
             ))?;
         }
-        super::layer::warning(volume).map_or(Ok(()), print)?;
+        super::filter::warning(volume).map_or(Ok(()), print)?;
     }
     Ok(())
 }
@@ -699,8 +701,8 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("clients", volume.sessions.to_string());
     row("writers", writers_of(volume));
-    for layer in volume.layers.iter().flat_map(|layers| &layers.layers) {
-        row("layer", format!("{}: {}", layer.id, layer.spec));
+    for filter in volume.filters.iter().flat_map(|filters| &filters.filters) {
+        row("filter", format!("{}: {}", filter.id, filter.spec));
     }
     row("epoch", volume.epoch.to_string());
     if let Some(live) = &volume.live {

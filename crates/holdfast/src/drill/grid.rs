@@ -205,8 +205,8 @@ impl Grid for LocalGrid {
             volume = client::volume(&self.dir, &Request::VolumeShow { name: name.clone() })?;
         }
         // The witness writes beside the load.
-        let (takeover, portal, key, shared, failover) = (false, false, None, Some(true), None);
-        client::volume(&self.dir, &Request::VolumeExport { name, takeover, portal, key, shared, failover }).map(drop)
+        let (takeover, multipath, key, shared, failover) = (false, false, None, Some(true), None);
+        client::volume(&self.dir, &Request::VolumeExport { name, takeover, multipath, key, shared, failover }).map(drop)
     }
 
     fn delete_volume(&self, name: &str) -> Result<()> {

@@ -844,7 +844,7 @@ impl Catalog {
                 refuse!(
                     Code::State,
                     "volume {name} is in service at host {host}, which is up; have it handed over there (`holdfast volume handover \
-                     {name} --to {0}`), offer it here as well (--portal), or add --takeover: clients of that host then get errors",
+                     {name} --to {0}`), offer it here as well (--multipath), or add --takeover: clients of that host then get errors",
                     self.host
                 );
             }

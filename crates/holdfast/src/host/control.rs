@@ -328,9 +328,9 @@ impl ControlPlane {
             Request::VolumeRename { name, new } => self.rename(&name, &new).map(Response::from),
             Request::VolumeProtect { name, protected } => self.protect(&name, protected).map(Response::from),
             Request::AuthorityGive { to } => self.give_authority(&to).map(|()| Response::Done),
-            Request::VolumeExport { name, takeover, portal, key, shared, failover } => {
+            Request::VolumeExport { name, takeover, multipath, key, shared, failover } => {
                 let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
-                let exported = named.and_then(|()| match portal {
+                let exported = named.and_then(|()| match multipath {
                     true => self.export_by_portal(&name),
                     false => self.export(&name, takeover),
                 });
@@ -339,8 +339,8 @@ impl ControlPlane {
             Request::VolumeClients { name, change } => self.set_clients(&name, &change).map(Response::from),
             Request::VolumeHandover { name, to } => self.hand_over(&name, &to).map(Response::from),
             Request::VolumeRekey { name, key } => self.rekey(&name, &key).map(Response::from),
-            Request::VolumeLayerAdd { name, spec } => self.add_layer(&name, &spec).map(Response::from),
-            Request::VolumeLayerRemove { name, layer } => self.remove_layer(&name, layer).map(Response::from),
+            Request::VolumeFilterAdd { name, spec } => self.add_filter(&name, &spec).map(Response::from),
+            Request::VolumeFilterRemove { name, filter } => self.remove_filter(&name, filter).map(Response::from),
             Request::VolumeUnexport { name, force } => self.unexport(&name, force).map(Response::from),
             Request::SnapshotCreate { volume, name } => self.snapshot(&volume, &name).map(Response::from),
             Request::SnapshotGroup { volumes, name } => {
@@ -1060,7 +1060,7 @@ impl ControlPlane {
             warning: None,
             epoch: entry.root.epoch.0,
             uris: self.portal_uris(entry),
-            layers: None,
+            filters: None,
             sessions: if elsewhere && self.catalog.is_offered(entry) { self.clients_through(entry) } else { 0 },
             live: None,
         }

@@ -2,10 +2,12 @@
 
 use super::Shell;
 use crate::resources;
-use holdfast_api::{Integrity, LayerInfo, LayersInfo, Provisioning, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState};
+use holdfast_api::{
+    FilterInfo, FiltersInfo, Integrity, Provisioning, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState,
+};
 use holdfast_base::{HeadId, ObjectId};
+use holdfast_filter::FilterView;
 use holdfast_host::{Volume, snapshot_export_name};
-use holdfast_layer::LayerView;
 use holdfast_runtime::clock;
 use holdfast_volume::{Sharing, Snapshot, State};
 use std::time::Duration;
@@ -43,9 +45,9 @@ impl Shell {
     }
 }
 
-fn filters_info(volume: &Volume, head: HeadId) -> Option<Box<LayersInfo>> {
+fn filters_info(volume: &Volume, head: HeadId) -> Option<Box<FiltersInfo>> {
     let stack = volume.stack(head)?;
-    let info = |view: LayerView| LayerInfo {
+    let info = |view: FilterView| FilterInfo {
         id: view.id.0,
         spec: view.spec,
         tool: view.nature.is_tool,
@@ -54,8 +56,8 @@ fn filters_info(volume: &Volume, head: HeadId) -> Option<Box<LayersInfo>> {
         above: resources::edge(view.above),
         counters: view.counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect(),
     };
-    let layers = stack.layers().into_iter().map(info).collect();
-    Some(Box::new(LayersInfo { layers, below: resources::edge(stack.below()) }))
+    let filters = stack.filters().into_iter().map(info).collect();
+    Some(Box::new(FiltersInfo { filters, below: resources::edge(stack.below()) }))
 }
 
 /// `uris_of` tells where clients find an export.
@@ -102,7 +104,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         epoch: status.epoch.0,
         uris: if volume.is_exported() { uris_of(name) } else { Vec::new() },
         sessions: volume.sessions_of(head),
-        layers: filters_info(volume, head),
+        filters: filters_info(volume, head),
         live: is_open.then(|| VolumeLive {
             log_bytes: status.log_bytes,
             unplaced_bytes: controller.unplaced_bytes(),

@@ -137,16 +137,16 @@ pub struct Held<'a> {
 impl Held<'_> {
     /// Behind the first 8 MiB of a volume that the grid's own host serves.
     pub fn begin<'a>(grid: &'a Grid, volume: &'a str) -> Held<'a> {
-        grid.ok(&format!("volume layer add {volume} delay:write=3600s,range=8MiB..9MiB"));
+        grid.ok(&format!("volume filter add {volume} delay:write=3600s,range=8MiB..9MiB"));
         let mut guest = Guest::connect(grid, volume);
         let cookie = guest.ask(WRITE, 8 << 20, BLOCK, &[1; BLOCK]);
-        let told = || grid.json(&format!("volume layer list {volume}"));
-        until("a write is under way", || told()["layers"][0]["counters"]["held now"] == 1);
+        let told = || grid.json(&format!("volume filter list {volume}"));
+        until("a write is under way", || told()["filters"][0]["counters"]["held now"] == 1);
         Held { grid, volume, guest, cookie }
     }
 
     pub fn end(self) {
-        self.grid.ok(&format!("volume layer remove {}", self.volume));
+        self.grid.ok(&format!("volume filter remove {}", self.volume));
         self.answered();
     }
 

@@ -105,7 +105,7 @@ const LOOKS: [&str; 13] = [
     "volume show",
     "volume list",
     "volume explain",
-    "volume layer list",
+    "volume filter list",
     "volume trash list",
     "snapshot list",
     "device list",

@@ -174,7 +174,7 @@ impl Town {
             let [owner, portal] = offer.homes();
             self.give(owner, &format!("volume create {name} --size {volume_mib}MiB --layout {layout}{encrypt}"))?;
             match offer {
-                Offer::Twice(..) => drop(self.give(portal, &format!("volume export {name} --portal{key}"))?),
+                Offer::Twice(..) => drop(self.give(portal, &format!("volume export {name} --multipath{key}"))?),
                 Offer::Auto(_) => drop(self.give(owner, &format!("volume export {name} --failover auto"))?),
                 Offer::Once(_) => {}
             }
@@ -373,7 +373,7 @@ impl Burn<'_> {
                 } else {
                     String::new()
                 };
-                self.town.give(NEWCOMER, &format!("volume export {} --portal{key}", volume.name))?;
+                self.town.give(NEWCOMER, &format!("volume export {} --multipath{key}", volume.name))?;
             }
             homes.extend(self.homes(volume.name, offer, there)?);
         }

@@ -92,7 +92,7 @@ impl Site {
         for VolumeSpec { name, layout, is_encrypted } in self.volumes.clone() {
             say(&format!("volume {name}: {layout}{}", if is_encrypted { ", encrypted" } else { "" }));
             let mut create = vec!["volume", "create", name, "--size", &size, "--layout", layout];
-            let mut export = vec!["volume", "export", name, "--portal"];
+            let mut export = vec!["volume", "export", name, "--multipath"];
             if is_encrypted {
                 create.extend(["--encrypt", "--key-file", &key]);
                 export.extend(["--key-file", &key]);

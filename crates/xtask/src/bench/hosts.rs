@@ -189,7 +189,7 @@ fn handover(run: &Run, report: &mut Report) -> Result<()> {
     let join = ["--nodes", "0", "--etcd", &etcd, "--join", token.trim(), "--name", "b"];
     let b = Grid::up(&run.binary, site.dir.path().join("b"), &[&join[..], &ADDRESS].concat())?;
     a.create_volume("v", VOLUME_MIB, "mirror:2")?;
-    b.done(&["volume", "export", "v", "--portal"])?;
+    b.done(&["volume", "export", "v", "--multipath"])?;
     eprintln!("bench: a volume is handed over {HANDOVERS} times under a client of each host");
     let seconds = (CALM + BETWEEN * (HANDOVERS as u32 + 4)).as_secs() * 2;
     let job = ["--rw=randrw", "--rwmixread=50", "--bs=8k", "--iodepth=1"];

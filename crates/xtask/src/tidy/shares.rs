@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates whose code the simulator runs.
-const DRIVEN: [&str; 9] = ["base", "cipher", "cluster", "erasure", "format", "host", "layer", "store", "volume"];
+const DRIVEN: [&str; 9] = ["base", "cipher", "cluster", "erasure", "filter", "format", "host", "store", "volume"];
 
 /// Crates that do I/O, or stand around what does.
 const SHELL: [&str; 2] = ["holdfast", "runtime"];

@@ -1,9 +1,9 @@
-//! Which requests a layer is for: by kind, by share or by count, by range.
+//! Which requests a filter is for: by kind, by share or by count, by range.
 
 use crate::spec::{self, Fields, SpecError};
 use holdfast_base::{BlockOp, ByteRange, Prng};
 
-/// Kinds of requests, as layers are told of them.
+/// Kinds of requests, as filters are told of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum OpKind {
     Read,
@@ -88,7 +88,7 @@ pub(crate) fn collide(one: &BlockOp, other: &BlockOp) -> bool {
     a.offset < end(b) && b.offset < end(a)
 }
 
-/// What [`Choice`] can be told, for the lists of layers that have one.
+/// What [`Choice`] can be told, for the lists of filters that have one.
 macro_rules! choice_takes {
     ($values:literal) => {
         concat!("read, write, discard, flush, other, all (", $values, "), share, every, range, seed")
@@ -120,7 +120,7 @@ impl Choice {
         Ok(Choice { share, every, range, seen: 0, prng: Prng::new(seed) })
     }
 
-    /// Whether a request of a kind that the layer is for is chosen.
+    /// Whether a request of a kind that the filter is for is chosen.
     pub fn takes(&mut self, op: &BlockOp) -> bool {
         if let Some(within) = self.range {
             let touches = |range: ByteRange| {

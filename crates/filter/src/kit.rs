@@ -1,25 +1,25 @@
-//! What a layer is tested with: any stack of layers over a simulated device, with guests above, judged by the laws.
+//! What a filter is tested with: any stack of filters over a simulated device, with guests above, judged by the laws.
 //!
 //! ```
-//! # use holdfast_layer::{build, kit};
-//! // In the tests of a new layer:
+//! # use holdfast_filter::{build, kit};
+//! // In the tests of a new filter:
 //! kit::check(|seed| vec![build(&format!("delay:write=5ms,share=0.5,seed={seed}")).unwrap()]);
 //! ```
 //!
 //! Role: [`check`] runs a few hundred seeds, each twice, and panics with the seed and the law that was broken; [`trial`] runs
 //! one. A seed decides what guests ask (reads, writes, discards, zeroes, flushes, hints, several at a time and over each other),
 //! in which order and how late the device answers and what it refuses, when ticks come (early, late, after a long hang), and
-//! when a layer is removed or all are drained. At the end everything has to come out.
+//! when a filter is removed or all are drained. At the end everything has to come out.
 //!
 //! The device is worse than a controller: what it has acknowledged it may lose, until a flush that was asked later is done.
-//! So a layer that answers a flush too early is found, although a controller would forgive it. It takes whole sectors of
-//! [`SECTOR_BYTES`]: a layer that cuts requests has to cut there.
+//! So a filter that answers a flush too early is found, although a controller would forgive it. It takes whole sectors of
+//! [`SECTOR_BYTES`]: a filter that cuts requests has to cut there.
 //!
 //! Which law, by number, is in the text of what was found.
 
 use crate::choice::range_of;
-use crate::layer::{Effect, Layer, Nature};
-use crate::stack::{Breach, LayerId, Stack, StackEvent};
+use crate::filter::{Effect, Filter, Nature};
+use crate::stack::{Breach, FilterId, Stack, StackEvent};
 use holdfast_base::buf::concat;
 use holdfast_base::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, ByteRange, Effects, Instant, Prng, RequestToken,
@@ -53,8 +53,8 @@ pub struct Outcome {
     pub answered: u64,
 }
 
-/// Checks the layers that `make` makes, from above, for a seed of their own. Panics with what was found.
-pub fn check(make: impl Fn(u64) -> Vec<Box<dyn Layer>>) {
+/// Checks the filters that `make` makes, from above, for a seed of their own. Panics with what was found.
+pub fn check(make: impl Fn(u64) -> Vec<Box<dyn Filter>>) {
     let mut answered = 0;
     for seed in 0..SEEDS {
         match find(seed, &make) {
@@ -66,11 +66,11 @@ pub fn check(make: impl Fn(u64) -> Vec<Box<dyn Layer>>) {
 }
 
 /// The first law that is found broken, in any trial that [`check`] does.
-pub fn first_finding(make: impl Fn(u64) -> Vec<Box<dyn Layer>>) -> Option<String> {
+pub fn first_finding(make: impl Fn(u64) -> Vec<Box<dyn Filter>>) -> Option<String> {
     (0..SEEDS).find_map(|seed| find(seed, &make).err())
 }
 
-fn find(seed: u64, make: &impl Fn(u64) -> Vec<Box<dyn Layer>>) -> Result<Outcome, String> {
+fn find(seed: u64, make: &impl Fn(u64) -> Vec<Box<dyn Filter>>) -> Result<Outcome, String> {
     let first = trial(seed, make(seed))?;
     let second = trial(seed, make(seed))?;
     if first != second {
@@ -80,8 +80,8 @@ fn find(seed: u64, make: &impl Fn(u64) -> Vec<Box<dyn Layer>>) -> Result<Outcome
 }
 
 /// One run.
-pub fn trial(seed: u64, layers: Vec<Box<dyn Layer>>) -> Result<Outcome, String> {
-    Bench::new(seed, layers).run()
+pub fn trial(seed: u64, filters: Vec<Box<dyn Filter>>) -> Result<Outcome, String> {
+    Bench::new(seed, filters).run()
 }
 
 /// What is written: which write it was. Zeroes are 0.
@@ -124,7 +124,7 @@ struct Bench {
     /// Events so far: the order of all things.
     step: u64,
     stack: Stack,
-    ids: Vec<LayerId>,
+    ids: Vec<FilterId>,
     nature: Nature,
     out: Effects<Effect>,
     asked: BTreeMap<RequestToken, Asked>,
@@ -149,10 +149,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(seed: u64, layers: Vec<Box<dyn Layer>>) -> Bench {
+    fn new(seed: u64, filters: Vec<Box<dyn Filter>>) -> Bench {
         let mut stack = Stack::new(IN_FLIGHT_MAX + 1);
-        let add = |layer| stack.add(layer).expect("a stack has room for what is tested");
-        let ids = layers.into_iter().map(add).collect();
+        let add = |filter| stack.add(filter).expect("a stack has room for what is tested");
+        let ids = filters.into_iter().map(add).collect();
         Bench {
             prng: Prng::new(seed ^ 0x1a7e5),
             now: Instant::ZERO + Duration::from_secs(1_000),
@@ -178,16 +178,16 @@ impl Bench {
     }
 
     fn run(mut self) -> Result<Outcome, String> {
-        // Half of the trials have layers that go in the middle of it.
+        // Half of the trials have filters that go in the middle of it.
         let going_at = self.prng.chance(500).then(|| self.prng.below(REQUESTS));
-        // Where a layer lets nothing out, no more can be asked: that is judged below.
+        // Where a filter lets nothing out, no more can be asked: that is judged below.
         for _ in 0..PATIENCE {
             if self.next_token > REQUESTS {
                 break;
             }
             self.advance();
             if going_at.is_some_and(|at| at <= self.next_token) && self.prng.chance(100) {
-                self.let_layers_go()?;
+                self.let_filters_go()?;
             }
             match self.prng.below(10) {
                 0..4 if self.asked.len() < IN_FLIGHT_MAX => self.ask()?,
@@ -234,7 +234,7 @@ impl Bench {
         self.now = self.now + Duration::from_micros(micros);
     }
 
-    fn let_layers_go(&mut self) -> Result<(), String> {
+    fn let_filters_go(&mut self) -> Result<(), String> {
         if self.prng.chance(500) || self.ids.is_empty() {
             return self.tell(StackEvent::Drain);
         }

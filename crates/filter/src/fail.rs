@@ -1,9 +1,9 @@
 //! Answers requests with errors: a volume with bad spots, for testing guests.
 //!
-//! Role: a layer. What it fails it does not pass on: a write that is told to have failed has changed nothing.
+//! Role: a filter. What it fails it does not pass on: a write that is told to have failed has changed nothing.
 
 use crate::choice::{Choice, PerKind, choice_takes};
-use crate::layer::{Effect, Event, Layer, Nature};
+use crate::filter::{Effect, Event, Filter, Nature};
 use crate::spec::{Fields, Kind, SpecError};
 use holdfast_base::{BlockError, BlockReply, BlockRequest, Effects, Instant};
 
@@ -23,7 +23,7 @@ pub struct Fail {
     failed: u64,
 }
 
-fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Layer>, SpecError> {
+fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError> {
     let spec = fields.text();
     let error = |text: &str| match text {
         "eio" => Some(BlockError::Injected),
@@ -46,7 +46,7 @@ impl Fail {
     }
 }
 
-impl Layer for Fail {
+impl Filter for Fail {
     fn handle(&mut self, _: Instant, event: Event, out: &mut Effects<Effect>) {
         match event {
             Event::Request(request) => self.on_request(request, out),

@@ -1,40 +1,40 @@
-//! The layers of a volume in their order: owns the names of requests between them, and counts what crosses every edge.
+//! The filters of a volume in their order: owns the names of requests between them, and counts what crosses every edge.
 //!
 //! Role: the shell gives it what front ends ask and what the controller answers, and carries out its effects, which are
-//! those of one large layer.
+//! those of one large filter.
 //!
-//! Requests are renamed at every edge. A layer so chooses names as it likes, may ask on its own, and may stand above another
-//! one of its kind; and a layer that is put between two others gets no answers to what was asked before.
+//! Requests are renamed at every edge. A filter so chooses names as it likes, may ask on its own, and may stand above another
+//! one of its kind; and a filter that is put between two others gets no answers to what was asked before.
 //!
-//! States of a layer: standing → leaving ([`StackEvent::Remove`], [`StackEvent::Drain`]: drained, no requests come to it) →
+//! States of a filter: standing → leaving ([`StackEvent::Remove`], [`StackEvent::Drain`]: drained, no requests come to it) →
 //! gone, when all that it had passed on is answered.
 //!
-//! Invariants (asserted: a layer that breaks one has a bug that would cost data)
-//! 1. A layer answers what it was asked, once, by an answer of the kind that was asked for (law 1).
-//! 2. A layer that is leaving holds nothing but what is below it (law 6).
-//! 3. A layer has at most [`OWN_MAX`] requests more below it than above it (law 7).
-//! 4. After a tick a layer's deadline lies in the future (law 8).
+//! Invariants (asserted: a filter that breaks one has a bug that would cost data)
+//! 1. A filter answers what it was asked, once, by an answer of the kind that was asked for (law 1).
+//! 2. A filter that is leaving holds nothing but what is below it (law 6).
+//! 3. A filter has at most [`OWN_MAX`] requests more below it than above it (law 7).
+//! 4. After a tick a filter's deadline lies in the future (law 8).
 //!
-//! Limits: [`LAYERS_MAX`] layers; requests from above as the shell was told by [`Stack::new`], which keeps count.
+//! Limits: [`FILTERS_MAX`] filters; requests from above as the shell was told by [`Stack::new`], which keeps count.
 
-use crate::layer::{Effect, Event, Layer, Nature};
+use crate::filter::{Effect, Event, Filter, Nature};
 use holdfast_base::buf::total_len;
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockData, BlockOp, BlockReply, BlockRequest, Effects, Instant, RequestToken, Slab, Token};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Layers of one stack: each costs every request some work, and some memory.
-pub const LAYERS_MAX: usize = 16;
+/// Filters of one stack: each costs every request some work, and some memory.
+pub const FILTERS_MAX: usize = 16;
 
-/// What a layer may ask beyond what it was asked: a few requests at a time may be cut in pieces.
+/// What a filter may ask beyond what it was asked: a few requests at a time may be cut in pieces.
 pub const OWN_MAX: usize = 16;
 
-/// Names a layer of a stack; never used again.
+/// Names a filter of a stack; never used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct LayerId(pub u32);
+pub struct FilterId(pub u32);
 
-impl fmt::Display for LayerId {
+impl fmt::Display for FilterId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
@@ -47,13 +47,13 @@ pub enum StackEvent {
     /// From below, to an [`Effect::Down`].
     Reply(BlockReply),
     Tick,
-    /// The layer shall go.
-    Remove(LayerId),
+    /// The filter shall go.
+    Remove(FilterId),
     /// All shall go: the volume is about to be closed or handed over. What comes afterwards passes straight through.
     Drain,
 }
 
-/// What has crossed an edge, the upper one of a layer or that of the controller.
+/// What has crossed an edge, the upper one of a filter or that of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Edge {
     pub requests: u64,
@@ -88,10 +88,10 @@ impl Edge {
     }
 }
 
-/// What is told of a layer.
+/// What is told of a filter.
 #[derive(Clone, Debug)]
-pub struct LayerView {
-    pub id: LayerId,
+pub struct FilterView {
+    pub id: FilterId,
     pub spec: String,
     pub nature: Nature,
     pub is_leaving: bool,
@@ -103,7 +103,7 @@ pub struct LayerView {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Front,
-    Layer(LayerId),
+    Filter(FilterId),
     Below,
 }
 
@@ -147,14 +147,14 @@ struct UnderWay {
 }
 
 struct Slot {
-    id: LayerId,
-    layer: Box<dyn Layer>,
+    id: FilterId,
+    filter: Box<dyn Filter>,
     above: Edge,
     below_in_flight: usize,
     is_leaving: bool,
 }
 
-/// A law that a layer has broken.
+/// A law that a filter has broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Breach(pub String);
 
@@ -164,14 +164,14 @@ pub struct Stack {
     under_way: Slab<UnderWay>,
     front_in_flight: usize,
     below: Edge,
-    work: VecDeque<(LayerId, Event)>,
+    work: VecDeque<(FilterId, Event)>,
     effects: Effects<Effect>,
 }
 
 impl Stack {
     /// So many requests may come from above at a time.
     pub fn new(requests_max: usize) -> Stack {
-        let capacity = (requests_max + LAYERS_MAX * OWN_MAX) * (LAYERS_MAX + 1);
+        let capacity = (requests_max + FILTERS_MAX * OWN_MAX) * (FILTERS_MAX + 1);
         Stack {
             slots: Vec::new(),
             next_id: 1,
@@ -183,14 +183,14 @@ impl Stack {
         }
     }
 
-    /// Puts a layer below all others; `None` where there are too many.
-    pub fn add(&mut self, layer: Box<dyn Layer>) -> Option<LayerId> {
-        if self.slots.len() >= LAYERS_MAX {
+    /// Puts a filter below all others; `None` where there are too many.
+    pub fn add(&mut self, filter: Box<dyn Filter>) -> Option<FilterId> {
+        if self.slots.len() >= FILTERS_MAX {
             return None;
         }
-        let id = LayerId(self.next_id);
+        let id = FilterId(self.next_id);
         self.next_id += 1;
-        self.slots.push(Slot { id, layer, above: Edge::default(), below_in_flight: 0, is_leaving: false });
+        self.slots.push(Slot { id, filter, above: Edge::default(), below_in_flight: 0, is_leaving: false });
         Some(id)
     }
 
@@ -227,28 +227,28 @@ impl Stack {
 
     pub fn next_deadline(&self) -> Option<Instant> {
         let standing = self.slots.iter().filter(|slot| !slot.is_leaving);
-        standing.fold(None, |first, slot| earliest(first, slot.layer.next_deadline()))
+        standing.fold(None, |first, slot| earliest(first, slot.filter.next_deadline()))
     }
 
-    /// No layer is left, and nothing under way.
+    /// No filter is left, and nothing under way.
     pub fn is_idle(&self) -> bool {
         self.slots.is_empty() && self.under_way.is_empty()
     }
 
     /// From above, downwards.
-    pub fn layers(&self) -> Vec<LayerView> {
-        let view = |slot: &Slot| LayerView {
+    pub fn filters(&self) -> Vec<FilterView> {
+        let view = |slot: &Slot| FilterView {
             id: slot.id,
-            spec: slot.layer.spec().to_string(),
-            nature: slot.layer.nature(),
+            spec: slot.filter.spec().to_string(),
+            nature: slot.filter.nature(),
             is_leaving: slot.is_leaving,
             above: slot.above,
-            counters: slot.layer.counters(),
+            counters: slot.filter.counters(),
         };
         self.slots.iter().map(view).collect()
     }
 
-    /// Between the lowest layer and what is below all.
+    /// Between the lowest filter and what is below all.
     pub fn below(&self) -> Edge {
         self.below
     }
@@ -258,19 +258,19 @@ impl Stack {
         self.front_in_flight
     }
 
-    /// Requests that are with layers, and nothing of them below.
+    /// Requests that are with filters, and nothing of them below.
     pub fn held(&self) -> usize {
         let held = |slot: &Slot| (slot.above.in_flight() as usize).saturating_sub(slot.below_in_flight);
         self.slots.iter().map(held).sum()
     }
 
     /// Those that are not about to go.
-    pub fn standing(&self) -> Vec<LayerId> {
+    pub fn standing(&self) -> Vec<FilterId> {
         self.slots.iter().filter(|slot| !slot.is_leaving).map(|slot| slot.id).collect()
     }
 
     pub fn nature(&self) -> Nature {
-        self.slots.iter().fold(Nature::default(), |all, slot| all.and(slot.layer.nature()))
+        self.slots.iter().fold(Nature::default(), |all, slot| all.and(slot.filter.nature()))
     }
 
     /// How many requests more than there are may go down for those that have come: what the shell keeps room for.
@@ -278,23 +278,23 @@ impl Stack {
         (self.front_in_flight + self.slots.len() * OWN_MAX).saturating_sub(self.below.in_flight() as usize)
     }
 
-    fn at(&self, id: LayerId) -> Option<usize> {
+    fn at(&self, id: FilterId) -> Option<usize> {
         self.slots.iter().position(|slot| slot.id == id)
     }
 
-    /// The layer that takes what `from` sends down.
+    /// The filter that takes what `from` sends down.
     fn next_after(&self, from: Place) -> Place {
         let first = match from {
             Place::Front => 0,
-            Place::Layer(id) => self.at(id).map_or(self.slots.len(), |at| at + 1),
+            Place::Filter(id) => self.at(id).map_or(self.slots.len(), |at| at + 1),
             Place::Below => self.slots.len(),
         };
-        self.slots[first..].iter().find(|slot| !slot.is_leaving).map_or(Place::Below, |slot| Place::Layer(slot.id))
+        self.slots[first..].iter().find(|slot| !slot.is_leaving).map_or(Place::Below, |slot| Place::Filter(slot.id))
     }
 
     fn send(&mut self, from: Place, request: BlockRequest, out: &mut Effects<Effect>) -> Result<(), Breach> {
-        if let Place::Layer(id) = from {
-            let at = self.at(id).expect("a layer stays while anything is under way");
+        if let Place::Filter(id) = from {
+            let at = self.at(id).expect("a filter stays while anything is under way");
             let slot = &mut self.slots[at];
             slot.below_in_flight += 1;
             if slot.below_in_flight as u64 > slot.above.in_flight() + OWN_MAX as u64 {
@@ -308,7 +308,7 @@ impl Stack {
         self.edge(to).down(&request.op);
         let request = BlockRequest { token: RequestToken(token.0), op: request.op };
         match to {
-            Place::Layer(id) => self.work.push_back((id, Event::Request(request))),
+            Place::Filter(id) => self.work.push_back((id, Event::Request(request))),
             Place::Below | Place::Front => out.push(Effect::Down(request)),
         }
         Ok(())
@@ -317,8 +317,8 @@ impl Stack {
     /// The edge above a place.
     fn edge(&mut self, place: Place) -> &mut Edge {
         match place {
-            Place::Layer(id) => {
-                let at = self.at(id).expect("a layer stays while anything is under way");
+            Place::Filter(id) => {
+                let at = self.at(id).expect("a filter stays while anything is under way");
                 &mut self.slots[at].above
             }
             Place::Below | Place::Front => &mut self.below,
@@ -341,8 +341,8 @@ impl Stack {
         self.edge(by).up(&reply);
         let reply = BlockReply { token: name, result: reply.result };
         match from {
-            Place::Layer(id) => {
-                let at = self.at(id).expect("a layer stays while anything is under way");
+            Place::Filter(id) => {
+                let at = self.at(id).expect("a filter stays while anything is under way");
                 self.slots[at].below_in_flight -= 1;
                 self.work.push_back((id, Event::Reply(reply)));
             }
@@ -356,27 +356,27 @@ impl Stack {
 
     fn breach_of(&self, by: Place, why: &str) -> Breach {
         match by {
-            Place::Layer(id) => breach(&self.slots[self.at(id).expect("a layer that has just spoken")], why),
-            Place::Below | Place::Front => Breach(format!("what is below the layers {why}")),
+            Place::Filter(id) => breach(&self.slots[self.at(id).expect("a filter that has just spoken")], why),
+            Place::Below | Place::Front => Breach(format!("what is below the filters {why}")),
         }
     }
 
-    /// Gives an event to a layer, and carries out what it wants.
-    fn enter(&mut self, now: Instant, id: LayerId, event: Event, out: &mut Effects<Effect>) -> Result<(), Breach> {
+    /// Gives an event to a filter, and carries out what it wants.
+    fn enter(&mut self, now: Instant, id: FilterId, event: Event, out: &mut Effects<Effect>) -> Result<(), Breach> {
         let Some(at) = self.at(id) else { return Ok(()) };
         let mut effects = std::mem::take(&mut self.effects);
-        self.slots[at].layer.handle(now, event, &mut effects);
+        self.slots[at].filter.handle(now, event, &mut effects);
         for effect in effects.drain() {
             match effect {
-                Effect::Down(request) => self.send(Place::Layer(id), request, out)?,
-                Effect::Up(reply) => self.answer(Place::Layer(id), reply, out)?,
+                Effect::Down(request) => self.send(Place::Filter(id), request, out)?,
+                Effect::Up(reply) => self.answer(Place::Filter(id), reply, out)?,
             }
         }
         self.effects = effects;
         Ok(())
     }
 
-    fn drain_one(&mut self, now: Instant, id: LayerId, out: &mut Effects<Effect>) -> Result<(), Breach> {
+    fn drain_one(&mut self, now: Instant, id: FilterId, out: &mut Effects<Effect>) -> Result<(), Breach> {
         let Some(at) = self.at(id).filter(|at| !self.slots[*at].is_leaving) else { return Ok(()) };
         self.slots[at].is_leaving = true;
         self.enter(now, id, Event::Drain, out)
@@ -384,20 +384,20 @@ impl Stack {
 
     fn tick(&mut self, now: Instant, out: &mut Effects<Effect>) -> Result<(), Breach> {
         for id in self.slots.iter().filter(|slot| !slot.is_leaving).map(|slot| slot.id).collect::<Vec<_>>() {
-            let deadline = |stack: &Stack| stack.at(id).and_then(|at| stack.slots[at].layer.next_deadline());
+            let deadline = |stack: &Stack| stack.at(id).and_then(|at| stack.slots[at].filter.next_deadline());
             if deadline(self).is_none_or(|due| due > now) {
                 continue;
             }
             self.enter(now, id, Event::Tick, out)?;
             if let Some(due) = deadline(self).filter(|due| *due <= now) {
-                return Err(self.breach_of(Place::Layer(id), &format!("wants a tick at {due:?}, and it is {now:?}")));
+                return Err(self.breach_of(Place::Filter(id), &format!("wants a tick at {due:?}, and it is {now:?}")));
             }
             self.settle(now, out)?;
         }
         Ok(())
     }
 
-    /// Works off what layers want of each other, and lets go those that have nothing left.
+    /// Works off what filters want of each other, and lets go those that have nothing left.
     fn settle(&mut self, now: Instant, out: &mut Effects<Effect>) -> Result<(), Breach> {
         while let Some((id, event)) = self.work.pop_front() {
             self.enter(now, id, event, out)?;
@@ -412,7 +412,7 @@ impl Stack {
 }
 
 fn breach(slot: &Slot, why: &str) -> Breach {
-    Breach(format!("layer {} ({}) {why}", slot.id, slot.layer.spec()))
+    Breach(format!("filter {} ({}) {why}", slot.id, slot.filter.spec()))
 }
 
 #[cfg(test)]
@@ -426,7 +426,7 @@ mod tests {
         kept: Vec<BlockRequest>,
     }
 
-    impl Layer for KeepsOdd {
+    impl Filter for KeepsOdd {
         fn handle(&mut self, _: Instant, event: Event, out: &mut Effects<Effect>) {
             match event {
                 Event::Request(request) => match &request.op {
@@ -454,9 +454,9 @@ mod tests {
     }
 
     impl Bench {
-        fn new(layers: usize) -> Bench {
+        fn new(filters: usize) -> Bench {
             let mut stack = Stack::new(64);
-            for _ in 0..layers {
+            for _ in 0..filters {
                 stack.add(Box::<KeepsOdd>::default()).expect("room");
             }
             Bench { stack, out: Effects::new() }
@@ -488,24 +488,24 @@ mod tests {
     }
 
     #[test]
-    fn replies_find_back_by_layers_that_come_and_go() {
+    fn replies_find_back_by_filters_that_come_and_go() {
         let mut bench = Bench::new(1);
         let first = bench.read(7, 2);
         assert!(bench.read(8, 3).is_empty(), "it is kept");
         let second = bench.stack.add(Box::<KeepsOdd>::default()).expect("room");
         let later = bench.read(9, 4);
-        // The new layer was not there when the first was asked.
+        // The new filter was not there when the first was asked.
         assert_eq!(bench.reply(&first[0])[0].token, RequestToken(7));
-        assert_eq!(bench.stack.layers()[1].above.requests, 1);
+        assert_eq!(bench.stack.filters()[1].above.requests, 1);
         // The first goes, and what it kept is kept by the next one.
-        let first_id = bench.stack.layers()[0].id;
+        let first_id = bench.stack.filters()[0].id;
         assert!(bench.tell(StackEvent::Remove(first_id)).0.is_empty());
-        assert_eq!(bench.stack.layers()[1].above.in_flight(), 2);
-        assert!(bench.stack.layers()[0].is_leaving);
+        assert_eq!(bench.stack.filters()[1].above.in_flight(), 2);
+        assert!(bench.stack.filters()[0].is_leaving);
         let (down, _) = bench.tell(StackEvent::Remove(second));
         assert_eq!(down.len(), 1);
         assert_eq!(bench.reply(&down[0])[0].token, RequestToken(8));
-        assert_eq!(bench.stack.layers().len(), 2, "a reply is to come");
+        assert_eq!(bench.stack.filters().len(), 2, "a reply is to come");
         assert_eq!(bench.reply(&later[0])[0].token, RequestToken(9));
         assert!(bench.stack.is_idle());
         assert_eq!(bench.stack.below().requests, 3);
@@ -524,12 +524,12 @@ mod tests {
         let (_, up) = bench.tell(StackEvent::Reply(failed));
         assert_eq!((up[0].token, up[0].result.as_ref().err()), (RequestToken(1), Some(&BlockError::Deposed)));
         assert_eq!(bench.stack.below().errors, 1);
-        assert!(bench.stack.layers().is_empty());
+        assert!(bench.stack.filters().is_empty());
     }
 
     #[test]
-    fn there_are_no_more_layers_than_the_bound() {
-        let mut bench = Bench::new(LAYERS_MAX);
+    fn there_are_no_more_filters_than_the_bound() {
+        let mut bench = Bench::new(FILTERS_MAX);
         assert!(bench.stack.add(Box::<KeepsOdd>::default()).is_none());
     }
 }

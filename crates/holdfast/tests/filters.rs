@@ -1,4 +1,4 @@
-//! Layers before volumes of a grid of real processes: what clients see of them, and that they come and go under load.
+//! Filters before volumes of a grid of real processes: what clients see of them, and that they come and go under load.
 
 mod support;
 
@@ -38,49 +38,49 @@ impl Pair {
     }
 }
 
-/// What is told of the layer in this place.
-fn layer(grid: &Grid, n: usize) -> serde_json::Value {
-    grid.json("volume layer list v1")["layers"][n].clone()
+/// What is told of the filter in this place.
+fn filter(grid: &Grid, n: usize) -> serde_json::Value {
+    grid.json("volume filter list v1")["filters"][n].clone()
 }
 
 #[test]
-fn what_makes_no_layer_is_refused_and_the_rest_is_told_of() {
+fn what_makes_no_filter_is_refused_and_the_rest_is_told_of() {
     let grid = made(120);
     for (line, parts) in [
         (
             "add v1 dealy:read=1ms",
-            &["there is no layer `dealy`", "delay, fail, stall, limit", "volume layer kinds"][..],
+            &["there is no filter `dealy`", "delay, fail, stall, limit", "volume filter kinds"][..],
         ),
         ("add v1 delay:reed=1ms,read=1ms", &["`reed` says delay nothing", "it takes read"]),
         ("add v1 delay:read=10", &["read=10 can't be used", "10ms"]),
         ("add v1 fail:read=eio,share=1.5", &["share=1.5"]),
         ("add v1 limit:burst=1s", &["iops or bytes"]),
         ("add v2 delay:read=1ms", &["v2"]),
-        ("remove v1 7", &["no layer 7", "volume layer list v1"]),
+        ("remove v1 7", &["no filter 7", "volume filter list v1"]),
     ] {
-        let error = grid.fails(&format!("volume layer {line}"));
+        let error = grid.fails(&format!("volume filter {line}"));
         assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
     }
-    assert!(grid.ok("volume layer list v1").contains("has no layers"));
-    let kinds = grid.ok("volume layer kinds");
-    let help = grid.ok("volume layer --help");
-    for kind in grid.json("volume layer kinds").as_array().unwrap() {
+    assert!(grid.ok("volume filter list v1").contains("has no filters"));
+    let kinds = grid.ok("volume filter kinds");
+    let help = grid.ok("volume filter --help");
+    for kind in grid.json("volume filter kinds").as_array().unwrap() {
         let name = kind["name"].as_str().unwrap();
         assert!(kinds.contains(kind["example"].as_str().unwrap()) && help.contains(&format!("{name}:")), "{name}");
     }
     for _ in 0..16 {
-        grid.ok("volume layer add v1 limit:iops=100000");
+        grid.ok("volume filter add v1 limit:iops=100000");
     }
-    assert!(grid.fails("volume layer add v1 limit:iops=1").contains("as many layers as it can have (16)"));
+    assert!(grid.fails("volume filter add v1 limit:iops=1").contains("as many filters as it can have (16)"));
     assert!(!grid.ok("status").contains("worse on purpose"), "a limit is none");
-    grid.ok("volume layer remove v1");
-    assert!(grid.json("volume show v1")["layers"].is_null());
+    grid.ok("volume filter remove v1");
+    assert!(grid.json("volume show v1")["filters"].is_null());
     grid.ok("volume unexport v1");
-    assert!(grid.fails("volume layer add v1 delay:read=1ms").contains("volume export v1"));
+    assert!(grid.fails("volume filter add v1 delay:read=1ms").contains("volume export v1"));
 }
 
 #[test]
-fn layers_come_and_go_while_a_client_reads_and_writes() {
+fn filters_come_and_go_while_a_client_reads_and_writes() {
     let grid = made(121);
     let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -113,12 +113,12 @@ fn layers_come_and_go_while_a_client_reads_and_writes() {
             assert!(!load.is_finished(), "the client has failed");
         };
         goes_on();
-        grid.ok("volume layer add v1 delay:write=1ms..4ms,share=0.5");
-        grid.ok("volume layer add v1 limit:iops=100000,bytes=1GiB");
-        grid.ok("volume layer add v1 delay:read=2ms,flush=3ms,every=2");
+        grid.ok("volume filter add v1 delay:write=1ms..4ms,share=0.5");
+        grid.ok("volume filter add v1 limit:iops=100000,bytes=1GiB");
+        grid.ok("volume filter add v1 delay:read=2ms,flush=3ms,every=2");
         goes_on();
         until("writes and reads are delayed", || {
-            let delayed = |n| layer(&grid, n)["counters"]["delayed"].as_u64().unwrap();
+            let delayed = |n| filter(&grid, n)["counters"]["delayed"].as_u64().unwrap();
             load.is_finished() || (delayed(0) > 50 && delayed(2) > 20)
         });
         let drawn = grid.ok("volume explain v1");
@@ -134,14 +134,14 @@ fn layers_come_and_go_while_a_client_reads_and_writes() {
             "{status}"
         );
         // One in the middle of others, the first, and all.
-        grid.ok("volume layer remove v1 2");
+        grid.ok("volume filter remove v1 2");
         goes_on();
-        grid.ok("volume layer remove v1 1");
+        grid.ok("volume filter remove v1 1");
         goes_on();
-        grid.ok("volume layer add v1 delay:all=0ms..1ms");
+        grid.ok("volume filter add v1 delay:all=0ms..1ms");
         goes_on();
-        grid.ok("volume layer remove v1");
-        until("they are gone", || grid.json("volume show v1")["layers"].is_null());
+        grid.ok("volume filter remove v1");
+        until("they are gone", || grid.json("volume show v1")["filters"].is_null());
         goes_on();
         is_over.store(true, Ordering::Relaxed);
         load.join().unwrap();
@@ -155,17 +155,17 @@ fn errors_reach_the_client_and_change_nothing() {
     let grid = made(122);
     let mut guest = Guest::connect(&grid, "v1");
     assert_eq!((guest.write(0, 1), guest.write(BLOCK as u64, 1)), (0, 0));
-    grid.ok("volume layer add v1 fail:write=eio,range=0..4096");
+    grid.ok("volume filter add v1 fail:write=eio,range=0..4096");
     assert_eq!(guest.write(0, 2), 5, "EIO");
     assert_eq!(guest.write(BLOCK as u64, 2), 0, "out of the range");
     assert_eq!(guest.read(0), Ok(1), "nothing was changed");
-    grid.ok("volume layer add v1 fail:write=enospc,every=3");
+    grid.ok("volume filter add v1 fail:write=enospc,every=3");
     let errors: Vec<u32> = (0..6).map(|n| guest.write(BLOCK as u64 * 2, n)).collect();
     assert_eq!(errors, [0, 0, 28, 0, 0, 28], "ENOSPC");
-    let (first, second) = (layer(&grid, 0), layer(&grid, 1));
+    let (first, second) = (filter(&grid, 0), filter(&grid, 1));
     assert_eq!((&first["counters"]["failed"], &first["above"]["errors"]), (&1.into(), &3.into()), "{first}");
     assert_eq!((&second["counters"]["failed"], &second["above"]["errors"]), (&2.into(), &2.into()), "{second}");
-    grid.ok("volume layer remove v1");
+    grid.ok("volume filter remove v1");
     assert_eq!((guest.write(0, 3), guest.read(0)), (0, Ok(3)));
 }
 
@@ -174,73 +174,73 @@ fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
     let grid = made(123);
     let mut guest = Guest::connect(&grid, "v1");
     assert_eq!(guest.write(0, 1), 0);
-    grid.ok("volume layer add v1 stall:write=forever");
+    grid.ok("volume filter add v1 stall:write=forever");
     let written = guest.ask(WRITE, 0, BLOCK, &[2; BLOCK]);
-    until("the write hangs", || layer(&grid, 0)["counters"]["held now"] == 1);
+    until("the write hangs", || filter(&grid, 0)["counters"]["held now"] == 1);
     let read = guest.ask(READ, 0, BLOCK, &[]);
     assert_eq!(guest.answer(), (read, 0), "a read overtakes it");
     assert_eq!(guest.block(), 1);
-    assert_eq!(layer(&grid, 0)["above"]["in_flight"], 1);
-    grid.ok("volume layer remove v1 1");
+    assert_eq!(filter(&grid, 0)["above"]["in_flight"], 1);
+    grid.ok("volume filter remove v1 1");
     assert_eq!(guest.answer(), (written, 0));
     assert_eq!(guest.read(0), Ok(2));
 
     // Its client goes, and another one comes: what that reads is behind the write.
-    grid.ok("volume layer add v1 stall:write=forever");
+    grid.ok("volume filter add v1 stall:write=forever");
     guest.ask(WRITE, 0, BLOCK, &[3; BLOCK]);
-    until("the write hangs", || layer(&grid, 0)["counters"]["held now"] == 1);
+    until("the write hangs", || filter(&grid, 0)["counters"]["held now"] == 1);
     drop(guest);
     until("the client is gone", || grid.json("volume show v1")["sessions"] == 0);
     let mut guest = Guest::connect(&grid, "v1");
     let read = guest.ask(READ, 0, BLOCK, &[]);
-    assert_eq!(layer(&grid, 0)["above"]["requests"], 1, "the read waits, and has not come so far");
+    assert_eq!(filter(&grid, 0)["above"]["requests"], 1, "the read waits, and has not come so far");
     grid.ok("snapshot create v1 s1");
     let refusal = grid.fails("snapshot rollback v1 s1");
     assert!(refusal.contains("connected"), "{refusal}");
-    grid.ok("volume layer remove v1");
+    grid.ok("volume filter remove v1");
     assert_eq!(guest.answer(), (read, 0));
     assert_eq!(guest.block(), 3);
 
-    // A volume that is closed lets go of what layers hold, and of the layers.
-    grid.ok("volume layer add v1 stall:write=forever");
+    // A volume that is closed lets go of what filters hold, and of the filters.
+    grid.ok("volume filter add v1 stall:write=forever");
     guest.ask(WRITE, 0, BLOCK, &[4; BLOCK]);
-    until("the write hangs", || layer(&grid, 0)["counters"]["held now"] == 1);
+    until("the write hangs", || filter(&grid, 0)["counters"]["held now"] == 1);
     drop(guest);
     until("the client is gone", || grid.json("volume show v1")["sessions"] == 0);
     let refusal = grid.fails("snapshot rollback v1 s1");
-    assert!(refusal.contains("layers hold requests"), "{refusal}");
+    assert!(refusal.contains("filters hold requests"), "{refusal}");
     grid.ok("volume unexport v1");
     grid.ok("volume export v1");
-    assert!(grid.json("volume show v1")["layers"].is_null());
+    assert!(grid.json("volume show v1")["filters"].is_null());
     let mut guest = Guest::connect(&grid, "v1");
     assert_eq!(guest.read(0), Ok(4), "it came before the close");
 
     // Nor do they outlive their host.
-    grid.ok("volume layer add v1 delay:read=1ms");
+    grid.ok("volume filter add v1 delay:read=1ms");
     drop(guest);
     grid.ok("grid down");
     grid.ok("grid up");
-    assert!(grid.json("volume show v1")["layers"].is_null());
+    assert!(grid.json("volume show v1")["filters"].is_null());
 }
 
 #[test]
-fn what_layers_hold_is_done_when_the_volume_is_handed_over() {
+fn what_filters_hold_is_done_when_the_volume_is_handed_over() {
     let Some(Pair { a, b, .. }) = &Pair::new(124, 61) else { return };
     a.ok("volume create v1 --size 16MiB --layout mirror:2");
-    b.ok("volume export v1 --portal");
+    b.ok("volume export v1 --multipath");
     let (mut near, mut far) = (Guest::connect(a, "v1"), Guest::connect(b, "v1"));
     assert_eq!((near.write(0, 1), far.write(BLOCK as u64, 1)), (0, 0));
     // It is put where the volume is served.
-    b.ok("volume layer add v1 delay:read=1ms");
-    assert_eq!(layer(a, 0)["spec"], "delay:read=1ms");
-    a.ok("volume layer remove v1 1");
-    a.ok("volume layer add v1 stall:write=forever");
+    b.ok("volume filter add v1 delay:read=1ms");
+    assert_eq!(filter(a, 0)["spec"], "delay:read=1ms");
+    a.ok("volume filter remove v1 1");
+    a.ok("volume filter add v1 stall:write=forever");
     let written = (near.ask(WRITE, 0, BLOCK, &[2; BLOCK]), far.ask(WRITE, BLOCK as u64, BLOCK, &[2; BLOCK]));
-    until("both writes hang, also that of the portal's client", || layer(a, 0)["counters"]["held now"] == 2);
+    until("both writes hang, also that of the portal's client", || filter(a, 0)["counters"]["held now"] == 2);
     a.ok("volume handover v1 --to b");
     assert_eq!((near.answer(), far.answer()), ((written.0, 0), (written.1, 0)));
     assert_eq!((far.read(0), near.read(BLOCK as u64)), (Ok(2), Ok(2)));
-    assert!([a, b].iter().all(|grid| grid.json("volume show v1")["layers"].is_null()));
+    assert!([a, b].iter().all(|grid| grid.json("volume show v1")["filters"].is_null()));
 }
 
 /// Eight writes at once.
@@ -253,10 +253,10 @@ fn hurry(guest: &mut Guest, byte: u8) {
 
 /// The volume has this limit, and some of what it was asked had to wait.
 fn check_limited(grid: &Grid, limit: &str) {
-    let layer = layer(grid, 0);
-    assert_eq!((&layer["spec"], &layer["kept"]), (&format!("limit:{limit}").into(), &true.into()), "{layer}");
+    let filter = filter(grid, 0);
+    assert_eq!((&filter["spec"], &filter["kept"]), (&format!("limit:{limit}").into(), &true.into()), "{filter}");
     assert_eq!(grid.json("volume show v1")["limit"], limit);
-    assert!(layer["counters"]["waited"].as_u64() > Some(0), "{layer}");
+    assert!(filter["counters"]["waited"].as_u64() > Some(0), "{filter}");
 }
 
 #[test]
@@ -274,21 +274,21 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     let drawn = a.ok("volume explain v1");
     assert!(drawn.contains("kept with the volume"), "{drawn}");
 
-    // What ends layers leaves it: it is no layer of the moment.
-    let error = a.fails("volume layer remove v1 1");
+    // What ends filters leaves it: it is no filter of the moment.
+    let error = a.fails("volume filter remove v1 1");
     assert!(error.contains("volume set v1 --limit none"), "{error}");
-    a.ok("volume layer add v1 delay:flush=1ms");
-    a.ok("volume layer remove v1");
+    a.ok("volume filter add v1 delay:flush=1ms");
+    a.ok("volume filter remove v1");
     check_limited(a, "iops=200,burst=1ms");
-    assert!(layer(a, 1).is_null());
-    b.ok("volume export v1 --portal");
+    assert!(filter(a, 1).is_null());
+    b.ok("volume export v1 --multipath");
     a.ok("volume handover v1 --to b");
     hurry(&mut near, 2);
     check_limited(b, "iops=200,burst=1ms");
 
     // Each host may change it, whoever serves the volume; and one that starts anew goes by it.
     a.ok("volume set v1 --limit bytes=1MiB,burst=1ms");
-    until("b has heard of it", || layer(b, 0)["spec"] == "limit:bytes=1MiB,burst=1ms");
+    until("b has heard of it", || filter(b, 0)["spec"] == "limit:bytes=1MiB,burst=1ms");
     drop(near);
     a.ok("volume unexport v1");
     b.ok("grid down --force");
@@ -312,6 +312,6 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     b.ok("volume delete c1");
     check_limited(b, "bytes=1MiB,burst=1ms");
     b.ok("volume set v1 --limit none");
-    assert!(b.json("volume show v1")["layers"].is_null());
+    assert!(b.json("volume show v1")["filters"].is_null());
     assert_eq!(near.read(0), Ok(3));
 }

@@ -1,7 +1,7 @@
-//! Layers in words: `delay:read=10ms,share=0.1` is a kind of layer, and what it is told.
+//! Filters in words: `delay:read=10ms,share=0.1` is a kind of filter, and what it is told.
 
 use crate::choice::{OpKind, PerKind};
-use crate::layer::Layer;
+use crate::filter::Filter;
 use holdfast_base::ByteRange;
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const TEXT_LEN_MAX: usize = 400;
 /// Longest time that can be asked for.
 const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// A kind of layer that there is.
+/// A kind of filter that there is.
 pub struct Kind {
     pub name: &'static str,
     /// One line.
@@ -20,13 +20,13 @@ pub struct Kind {
     /// What it can be told, for people.
     pub takes: &'static str,
     pub example: &'static str,
-    pub build: fn(&mut Fields<'_>) -> Result<Box<dyn Layer>, SpecError>,
+    pub build: fn(&mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError>,
 }
 
 /// All kinds. A new one is a module and a line here.
 pub const KINDS: &[Kind] = &[crate::delay::KIND, crate::fail::KIND, crate::stall::KIND, crate::limit::KIND];
 
-/// Why a text makes no layer.
+/// Why a text makes no filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SpecError {
     UnknownKind { name: String },
@@ -43,29 +43,29 @@ impl fmt::Display for SpecError {
         match self {
             SpecError::UnknownKind { name } => {
                 let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
-                write!(f, "there is no layer `{name}`; there are {}", names.join(", "))
+                write!(f, "there is no filter `{name}`; there are {}", names.join(", "))
             }
             SpecError::UnknownKey { kind, key, takes } => write!(f, "`{key}` says {kind} nothing; it takes {takes}"),
             SpecError::Twice { key } => write!(f, "`{key}` is said twice"),
             SpecError::NoValue { key } => write!(f, "`{key}` has no value; write {key}=VALUE"),
             SpecError::Missing { kind, what } => write!(f, "{kind} has to be told {what}"),
             SpecError::Bad { key, value, wants } => write!(f, "{key}={value} can't be used: it wants {wants}"),
-            SpecError::TooLong => write!(f, "a layer is told in at most {TEXT_LEN_MAX} characters"),
+            SpecError::TooLong => write!(f, "a filter is told in at most {TEXT_LEN_MAX} characters"),
         }
     }
 }
 
 impl std::error::Error for SpecError {}
 
-/// What stands behind the colon; every key has to be taken by the layer that is made.
+/// What stands behind the colon; every key has to be taken by the filter that is made.
 pub struct Fields<'a> {
     kind: &'static Kind,
     text: &'a str,
     pairs: Vec<(&'a str, &'a str)>,
 }
 
-/// Makes a layer from what it is told.
-pub fn build(text: &str) -> Result<Box<dyn Layer>, SpecError> {
+/// Makes a filter from what it is told.
+pub fn build(text: &str) -> Result<Box<dyn Filter>, SpecError> {
     let text = text.trim();
     if text.len() > TEXT_LEN_MAX {
         return Err(SpecError::TooLong);
@@ -93,9 +93,9 @@ pub fn build(text: &str) -> Result<Box<dyn Layer>, SpecError> {
     {
         return Err(SpecError::UnknownKey { kind: kind.name, key: (*key).to_string(), takes: kind.takes });
     }
-    let layer = built?;
+    let filter = built?;
     match fields.pairs.first() {
-        None => Ok(layer),
+        None => Ok(filter),
         Some((key, _)) => Err(SpecError::UnknownKey { kind: kind.name, key: (*key).to_string(), takes: kind.takes }),
     }
 }
@@ -204,16 +204,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_example_makes_a_layer_that_says_what_it_was_told() {
+    fn every_example_makes_a_filter_that_says_what_it_was_told() {
         for kind in KINDS {
-            let layer = build(kind.example).unwrap_or_else(|error| panic!("{}: {error}", kind.example));
-            assert_eq!(layer.spec(), kind.example);
+            let filter = build(kind.example).unwrap_or_else(|error| panic!("{}: {error}", kind.example));
+            assert_eq!(filter.spec(), kind.example);
             assert!(kind.example.starts_with(&format!("{}:", kind.name)));
         }
     }
 
     #[test]
-    fn what_makes_no_layer_is_refused_with_the_reason() {
+    fn what_makes_no_filter_is_refused_with_the_reason() {
         let refused = |text: &str, part: &str| {
             let error = build(text).expect_err(text).to_string();
             assert!(error.contains(part), "{text}: {error}");

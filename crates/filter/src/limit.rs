@@ -1,13 +1,13 @@
 //! Keeps a volume below so many requests and bytes a second: what one guest may take from others.
 //!
-//! Role: a layer. Each request costs time: a thousandth of a second at 1000 a second, and the same for bytes. A request goes
+//! Role: a filter. Each request costs time: a thousandth of a second at 1000 a second, and the same for bytes. A request goes
 //! down when what went before is paid for; what was not used for a while may be used at once, up to the burst. All wait in
 //! one queue, in their order.
 //!
 //! Limits: it holds no more than what is under way above it.
 
 use crate::choice::range_of;
-use crate::layer::{Effect, Event, Layer};
+use crate::filter::{Effect, Event, Filter};
 use crate::spec::{self, Fields, Kind, SpecError};
 use holdfast_base::{BlockOp, BlockRequest, Effects, Instant};
 use std::collections::VecDeque;
@@ -47,7 +47,7 @@ pub struct Limit {
     waited: u64,
 }
 
-fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Layer>, SpecError> {
+fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError> {
     let spec = fields.text();
     let rate = |rate: u64| (rate > 0).then_some(Account { rate, paid_at: Instant::ZERO });
     let count = |text: &str| text.parse().ok().and_then(rate);
@@ -93,7 +93,7 @@ impl Limit {
     }
 }
 
-impl Layer for Limit {
+impl Filter for Limit {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
         match event {
             Event::Request(request) => self.on_request(now, request, out),

@@ -4,7 +4,7 @@ const DOC: &str = include_str!("../../../docs/extending.md");
 const CODE: &str = include_str!("../src/delay.rs");
 
 #[test]
-fn the_code_in_the_guide_is_the_layers() {
+fn the_code_in_the_guide_is_the_filters() {
     let blocks: Vec<&str> =
         DOC.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect();
     assert!(blocks.len() >= 6, "{} blocks of code", blocks.len());

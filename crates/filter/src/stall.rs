@@ -1,10 +1,10 @@
-//! Hangs: from the first request that is chosen on, those of its kind are held, for a time or until the layer is removed.
+//! Hangs: from the first request that is chosen on, those of its kind are held, for a time or until the filter is removed.
 //!
-//! Role: a layer. When the time is over all are let go, in the order of their coming, and the layer only passes on. A change of
+//! Role: a filter. When the time is over all are let go, in the order of their coming, and the filter only passes on. A change of
 //! blocks that one which is held changes, too, is held with it, whatever its kind (law 9).
 
 use crate::choice::{Choice, OpKind, PerKind, choice_takes, collide};
-use crate::layer::{Effect, Event, Layer, Nature};
+use crate::filter::{Effect, Event, Filter, Nature};
 use crate::spec::{Fields, Kind, SpecError, duration};
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockRequest, Effects, Instant};
@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) const KIND: Kind = Kind {
     name: "stall",
     about: "holds requests from the first one that is chosen on, and lets all go when the time is over",
-    takes: choice_takes!("5s, or forever: until the layer is removed"),
+    takes: choice_takes!("5s, or forever: until the filter is removed"),
     example: "stall:write=5s,flush=forever",
     build,
 };
@@ -37,7 +37,7 @@ pub struct Stall {
     stalled: u64,
 }
 
-fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Layer>, SpecError> {
+fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError> {
     let spec = fields.text();
     let hang = |text: &str| match text {
         "forever" => Some(Hang::Forever),
@@ -48,7 +48,7 @@ fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Layer>, SpecError> {
     Ok(Box::new(Stall { spec, hangs, choice: Choice::of(fields)?, until, held, stalled: 0 }))
 }
 
-/// No layer stands for so long.
+/// No filter stands for so long.
 const NEVER: Instant = Instant(u64::MAX);
 
 impl Stall {
@@ -82,7 +82,7 @@ impl Stall {
     }
 }
 
-impl Layer for Stall {
+impl Filter for Stall {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
         match event {
             Event::Request(request) => self.on_request(now, request, out),

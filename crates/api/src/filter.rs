@@ -1,18 +1,19 @@
-//! What a host says of the layers between a volume's clients and its controller.
+//! What a host says of the filters between a volume's clients and its controller.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The layers of a volume, from its clients down.
+/// The filters of a volume, from its clients down.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct LayersInfo {
-    pub layers: Vec<LayerInfo>,
+pub struct FiltersInfo {
+    #[serde(alias = "layers")]
+    pub filters: Vec<FilterInfo>,
     /// Between the lowest one and the controller.
     pub below: EdgeInfo,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct LayerInfo {
+pub struct FilterInfo {
     pub id: u32,
     /// What it was told.
     pub spec: String,
@@ -29,7 +30,7 @@ pub struct LayerInfo {
     pub counters: BTreeMap<String, u64>,
 }
 
-/// What has crossed an edge since the layer below it was added.
+/// What has crossed an edge since the filter below it was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct EdgeInfo {
     pub requests: u64,
@@ -40,9 +41,9 @@ pub struct EdgeInfo {
     pub in_flight: u64,
 }
 
-impl LayersInfo {
+impl FiltersInfo {
     /// What makes the volume worse than it is.
     pub fn tools(&self) -> Vec<&str> {
-        self.layers.iter().filter(|layer| layer.tool).map(|layer| layer.spec.as_str()).collect()
+        self.filters.iter().filter(|filter| filter.tool).map(|filter| filter.spec.as_str()).collect()
     }
 }

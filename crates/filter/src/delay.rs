@@ -1,12 +1,12 @@
 //! Holds requests back for a while before they go down: a slow volume, for testing guests.
 //!
-//! Role: a layer. What is delayed is passed on when its time has come, in the order of these times; so requests overtake
+//! Role: a filter. What is delayed is passed on when its time has come, in the order of these times; so requests overtake
 //! each other, as they may, but for changes of the same blocks: one waits for those that came before it (law 9).
 //!
 //! Limits: it holds no more than what is under way above it.
 
 use crate::choice::{Choice, PerKind, choice_takes, collide};
-use crate::layer::{Effect, Event, Layer, Nature};
+use crate::filter::{Effect, Event, Filter, Nature};
 use crate::spec::{Fields, Kind, SpecError, duration};
 use holdfast_base::{BlockOp, BlockRequest, Effects, Instant};
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub struct Delay {
     delayed: u64,
 }
 
-fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Layer>, SpecError> {
+fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError> {
     let spec = fields.text();
     let spans =
         fields.per_kind("a time up to a day, 10ms say, or from the shortest to the longest, 1ms..20ms", span)?;
@@ -78,7 +78,7 @@ impl Delay {
     }
 }
 
-impl Layer for Delay {
+impl Filter for Delay {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
         match event {
             Event::Request(request) => self.on_request(now, request, out),

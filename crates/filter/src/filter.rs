@@ -1,31 +1,31 @@
-//! What a layer is: the one trait, and what goes into it and comes out.
+//! What a filter is: the one trait, and what goes into it and comes out.
 
 use holdfast_base::{BlockReply, BlockRequest, Effects, Instant};
 use std::fmt;
 
-/// What a layer hears.
+/// What a filter hears.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// From above. Its token is unlike those of all others that are above and not answered.
     Request(BlockRequest),
-    /// From below, to what the layer has passed on: with the token that the layer gave it.
+    /// From below, to what the filter has passed on: with the token that the filter gave it.
     Reply(BlockReply),
-    /// [`Layer::next_deadline`] has passed. May come early and late.
+    /// [`Filter::next_deadline`] has passed. May come early and late.
     Tick,
     /// Let everything go now: pass it on, or answer it. Nothing but replies comes afterwards.
     Drain,
 }
 
-/// What a layer wants done, in this order.
+/// What a filter wants done, in this order.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// To what is below. The token is for the layer to choose, and comes back with the reply: most keep the one from above.
+    /// To what is below. The token is for the filter to choose, and comes back with the reply: most keep the one from above.
     Down(BlockRequest),
     /// To what is above, with the token from there.
     Up(BlockReply),
 }
 
-/// In what a layer differs from one that only passes on. By default in nothing.
+/// In what a filter differs from one that only passes on. By default in nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Nature {
     /// It is a tool for tests, that makes a volume worse than it is: people are warned while it is there.
@@ -39,7 +39,7 @@ pub struct Nature {
 }
 
 impl Nature {
-    /// Of several layers together.
+    /// Of several filters together.
     #[must_use]
     pub fn and(self, other: Nature) -> Nature {
         Nature {
@@ -51,8 +51,8 @@ impl Nature {
     }
 }
 
-/// A layer of a volume: a machine between what is above and what is below. The laws are those of the [crate].
-pub trait Layer: fmt::Debug + Send {
+/// A filter of a volume: a machine between what is above and what is below. The laws are those of the [crate].
+pub trait Filter: fmt::Debug + Send {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>);
 
     /// When it wants [`Event::Tick`].

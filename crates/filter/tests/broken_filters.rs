@@ -1,11 +1,11 @@
-//! The kit's own test: layers with one mistake each, every one of which it must find.
+//! The kit's own test: filters with one mistake each, every one of which it must find.
 
 use holdfast_base::{BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, Instant, RequestToken};
-use holdfast_layer::{Effect, Event, Layer, Nature, OWN_MAX, kit};
+use holdfast_filter::{Effect, Event, Filter, Nature, OWN_MAX, kit};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A layer that only passes on, but for one thing.
+/// A filter that only passes on, but for one thing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mistake {
     None,
@@ -128,7 +128,7 @@ impl Broken {
     }
 }
 
-impl Layer for Broken {
+impl Filter for Broken {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
         match event {
             Event::Request(request) => self.on_request(now, request, out),
@@ -177,7 +177,7 @@ fn finding(mistake: Mistake) -> Option<String> {
 }
 
 #[test]
-fn a_layer_that_only_passes_on_breaks_no_law() {
+fn a_filter_that_only_passes_on_breaks_no_law() {
     assert_eq!(finding(Mistake::None), None);
 }
 
