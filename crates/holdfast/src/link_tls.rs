@@ -1,6 +1,6 @@
-//! The links of a grid that has TLS: the secured part of a connection, at either end, and a node's door.
+//! The door of a node or a host, where others come and show who they are.
 //!
-//! Role: between frames and a connection's bytes. A connection without TLS does not come here.
+//! Role: says who stands at the door, and who is let in. What they send is the business of their [`Framed`] connection.
 //!
 //! States of a connection at a door: at the door → in (its handshake is done, or without TLS its first message has
 //! come, see [`Door::let_in`]) or gone (refused, overdue, or pushed out by newer ones).
@@ -11,14 +11,11 @@
 //! holds a place is not.
 
 use crate::logger;
-use holdfast_base::buf::total_len;
-use holdfast_base::{Buf, BufMut, Instant, Token};
+use holdfast_base::{Instant, Token};
 use holdfast_host::{Handshakes, Room, Source, Taken};
-use holdfast_runtime::pki::Identity;
-use holdfast_runtime::reactor::{ConnId, Io};
-use holdfast_runtime::revoked::RevokedNow;
+use holdfast_runtime::framed::Secured;
+use holdfast_runtime::tls::TlsError;
 use holdfast_runtime::tls::link::ServerTls;
-use holdfast_runtime::tls::{TlsError, TlsStream, sealed_bytes_max};
 use std::time::Duration;
 
 /// How long a handshake may take: a few round trips, and what a busy host adds.
@@ -31,89 +28,9 @@ pub const HANDSHAKES_MAX: usize = 512;
 const TOLD_MAX: u32 = 30;
 const TOLD_SPAN: Duration = Duration::from_secs(60);
 
-/// What is sealed on the stack, and copied next to what else is sent: requests, and answers without payload.
-const SMALL_BYTES_MAX: usize = 1024;
-
 /// What is said to who is pushed out.
 pub const PUSHED_OUT: &str = "too many connections have not shown what they are, most of them from its address, and it is the \
                               oldest of these; check what it is that connects";
-
-/// What is said of whose certificate it is.
-pub const REVOKED: &str = "its certificate was revoked; give it another one, if it is to be let in again";
-
-/// One connection's session.
-pub struct Secured {
-    stream: TlsStream,
-    ciphertext: Vec<u8>,
-    revoked: RevokedNow,
-}
-
-impl Secured {
-    /// At its beginning, at either end.
-    pub fn new(stream: TlsStream, revoked: RevokedNow) -> Box<Secured> {
-        Box::new(Secured { stream, ciphertext: Vec::new(), revoked })
-    }
-
-    /// The other side has not shown who it is.
-    pub fn is_handshaking(&self) -> bool {
-        self.stream.is_handshaking()
-    }
-
-    /// Whom the other side's certificate speaks for, once the handshake is done.
-    pub fn peer(&self) -> Option<Identity> {
-        self.stream.peer()
-    }
-
-    /// The other side's certificate was taken back since.
-    pub fn is_revoked(&self) -> bool {
-        self.revoked.covers_peer(&self.stream)
-    }
-
-    /// Takes received bytes, answers the handshake, and passes on what they hold. After an error the alert that tells
-    /// the peer is queued.
-    pub fn on_bytes(
-        &mut self,
-        conn: ConnId,
-        bytes: &mut [u8],
-        io: &mut Io,
-        pass_on: impl FnMut(&[u8]),
-    ) -> Result<(), TlsError> {
-        let was_handshaking = self.is_handshaking();
-        let opened = self.stream.open(bytes, pass_on);
-        self.flush(conn, io);
-        // The list may have changed since its certificate was looked at.
-        if opened.is_ok() && was_handshaking && !self.is_handshaking() && self.is_revoked() {
-            return Err(TlsError::Link(REVOKED.to_string()));
-        }
-        opened
-    }
-
-    /// Sends a frame; before the handshake is done it waits for that.
-    pub fn send(&mut self, conn: ConnId, frame: &[u8], payload: &[Buf], io: &mut Io) {
-        let len = frame.len() + total_len(payload);
-        let parts = [frame].into_iter().chain(payload.iter().map(|part| &part[..]));
-        let room = sealed_bytes_max(len);
-        if room <= SMALL_BYTES_MAX {
-            let mut sealed = [0; SMALL_BYTES_MAX];
-            let count = self.stream.seal(parts, &mut sealed);
-            self.flush(conn, io);
-            return io.send(conn, &sealed[..count]);
-        }
-        // Of the pool: what is sealed is as large as what was read, and fresh memory costs more than sealing does.
-        let mut sealed = BufMut::new(room);
-        let count = self.stream.seal(parts, &mut sealed);
-        self.flush(conn, io);
-        io.send_buf(conn, sealed.freeze().slice(0..count));
-    }
-
-    /// Sends what the session itself has to say.
-    fn flush(&mut self, conn: ConnId, io: &mut Io) {
-        self.stream.take_ciphertext(&mut self.ciphertext);
-        if !self.ciphertext.is_empty() {
-            io.send_vec(conn, std::mem::take(&mut self.ciphertext));
-        }
-    }
-}
 
 /// Where hosts come to a node or to another host, and show who they are.
 pub struct Door {

@@ -9,11 +9,10 @@
 //!
 //! Limits: [`WAYS_MAX`] nodes at a time. What was refused or lost is not tried again for a while: who waits for it has other ways.
 
-use crate::link_tls::Secured;
 use crate::logger;
-use holdfast_base::stream::Inbound;
 use holdfast_base::{Buf, BufMut, GridId, Instant, NodeId};
-use holdfast_format::wire::{Frame, FrameReader, MAKE_MS, Reply, Request, WIRE, encode_frame};
+use holdfast_format::wire::{Frame, MAKE_MS, Reply, Request, WIRE, encode_frame};
+use holdfast_runtime::framed::{Framed, Secured};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::link::HostTls;
@@ -39,9 +38,7 @@ pub type Answer = Option<(Reply, Buf)>;
 type Place = (NodeId, SocketAddr);
 
 struct Way {
-    conn: ConnId,
-    reader: FrameReader<Reply>,
-    secured: Option<Box<Secured>>,
+    link: Framed<Reply>,
     greeted: bool,
     /// What is asked once it was greeted.
     held: Vec<Vec<u8>>,
@@ -111,9 +108,7 @@ impl Neighbours {
         };
         let conn = io.connect_tcp(place.1);
         let way = Way {
-            conn,
-            reader: FrameReader::new(),
-            secured,
+            link: Framed::new(conn, secured),
             greeted: false,
             held: Vec::new(),
             waiting: BTreeSet::new(),
@@ -137,14 +132,9 @@ impl Neighbours {
 
     pub fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &mut [u8], io: &mut Io) {
         let Some(&place) = self.by_conn.get(&conn) else { return };
-        let Some(Way { reader, secured, .. }) = self.ways.get_mut(&place) else { return };
-        match secured {
-            None => reader.on_bytes(bytes),
-            Some(secured) => {
-                if let Err(error) = secured.on_bytes(conn, bytes, io, |part| reader.on_bytes(part)) {
-                    return self.refuse(now, place, &format!("no TLS with it: {error}"), io);
-                }
-            }
+        let Some(way) = self.ways.get_mut(&place) else { return };
+        if let Err(error) = way.link.on_bytes(bytes, io) {
+            return self.refuse(now, place, &format!("no TLS with it: {error}"), io);
         }
         self.on_frames(now, place, io);
     }
@@ -152,23 +142,18 @@ impl Neighbours {
     pub fn on_filled(&mut self, now: Instant, conn: ConnId, buf: BufMut, io: &mut Io) {
         let Some(&place) = self.by_conn.get(&conn) else { return };
         let Some(way) = self.ways.get_mut(&place) else { return };
-        let filled = buf.len();
-        way.reader.give_sink(buf, filled);
+        way.link.on_filled(buf);
         self.on_frames(now, place, io);
     }
 
     fn on_frames(&mut self, now: Instant, place: Place, io: &mut Io) {
-        while let Some(frame) = self.ways.get_mut(&place).and_then(|way| way.reader.pop()) {
+        while let Some(frame) = self.ways.get_mut(&place).and_then(|way| way.link.pop()) {
             self.on_frame(now, place, frame, io);
         }
         let Some(way) = self.ways.get_mut(&place) else { return };
-        if let Some(error) = way.reader.error() {
+        if let Err(error) = way.link.settle(io) {
             let why = format!("it sent what is no answer ({error})");
             self.refuse(now, place, &why, io);
-        } else if way.secured.is_none()
-            && let Some((buf, filled)) = way.reader.take_sink()
-        {
-            io.recv_into(way.conn, buf, filled);
         }
     }
 
@@ -209,8 +194,8 @@ impl Neighbours {
 
     fn lose(&mut self, now: Instant, place: Place, pause: Duration, io: &mut Io) {
         let Some(way) = self.ways.remove(&place) else { return };
-        self.by_conn.remove(&way.conn);
-        io.abort(way.conn);
+        self.by_conn.remove(&way.link.conn());
+        io.abort(way.link.conn());
         self.answers.extend(way.waiting.into_iter().map(|token| (AskToken(token), None)));
         self.paused.insert(place, now + pause);
     }
@@ -226,8 +211,8 @@ impl Neighbours {
 
     /// Ends connections with nodes whose certificates were taken back.
     pub fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
-        let is_revoked = |way: &Way| way.secured.as_ref().is_some_and(|secured| secured.is_revoked());
-        let cut: Vec<Place> = self.ways.iter().filter(|(_, way)| is_revoked(way)).map(|(place, _)| *place).collect();
+        let cut: Vec<Place> =
+            self.ways.iter().filter(|(_, way)| way.link.is_revoked()).map(|(place, _)| *place).collect();
         for place in cut {
             self.refuse(now, place, "its certificate was revoked", io);
         }
@@ -245,9 +230,6 @@ impl Way {
     }
 
     fn send(&mut self, frame: Vec<u8>, io: &mut Io) {
-        match &mut self.secured {
-            Some(secured) => secured.send(self.conn, &frame, &[], io),
-            None => io.send_vec(self.conn, frame),
-        }
+        self.link.send_frame(frame, Vec::new(), io);
     }
 }

@@ -15,17 +15,17 @@
 use crate::daemon::{outwait, raise_open_files, tell_ready};
 use crate::drives;
 use crate::grid::{certs, renewal, revoked};
-use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT, Secured};
+use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT};
 use crate::logger;
 use crate::neighbours::Neighbours;
 use crate::node_devices::{self, NodeDevice, Owner, Told};
 use anyhow::{Result, bail};
-use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
-use holdfast_format::wire::{FrameReader, Request, encode_frame};
+use holdfast_format::wire::Request;
 use holdfast_host::{Source, node_peers};
 use holdfast_runtime::device::Device;
+use holdfast_runtime::framed::Framed;
 use holdfast_runtime::mailbox::{self, Receiver, Sender};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
@@ -71,14 +71,12 @@ pub struct NodeOptions {
 }
 
 struct Peer {
-    conn: ConnId,
+    link: Framed<Request>,
     /// Where it comes from.
     from: String,
     source: Source,
     /// It has shown what it is, and is at the door no more.
     is_in: bool,
-    reader: FrameReader<Request>,
-    secured: Option<Box<Secured>>,
     /// Its certificate is a node's, not a host's.
     is_node: bool,
 }
@@ -208,15 +206,7 @@ impl NodeShell {
         match effect {
             store::Effect::Reply { peer, token, reply, payload } => {
                 let Some(peer) = self.peers.get_mut(Token(peer.0)) else { return };
-                let len = payload.iter().map(|b| b.len()).sum();
-                let frame = encode_frame(token, &reply, len);
-                if let Some(secured) = &mut peer.secured {
-                    return secured.send(peer.conn, &frame, &payload, io);
-                }
-                io.send_vec(peer.conn, frame);
-                for part in payload {
-                    io.send_buf(peer.conn, part);
-                }
+                peer.link.send(token, &reply, payload, io);
             }
             store::Effect::Ask { node, address, token, request } => {
                 self.neighbours.ask(io.now(), node, address.as_deref(), token, &request, io);
@@ -407,7 +397,7 @@ impl NodeShell {
     fn begin_reading(&mut self, io: &mut Io) {
         self.opening.clear();
         for (_, peer) in self.peers.iter() {
-            io.pause_reading(peer.conn, false);
+            io.pause_reading(peer.link.conn(), false);
         }
     }
 
@@ -444,8 +434,8 @@ impl NodeShell {
                 return io.abort(conn);
             }
         };
-        let reader = FrameReader::new();
-        let token = self.peers.insert(Peer { conn, from, source, is_in: false, reader, secured, is_node: false });
+        let link = Framed::new(conn, secured);
+        let token = self.peers.insert(Peer { link, from, source, is_in: false, is_node: false });
         self.by_conn.insert(conn, token);
         io.pause_reading(conn, !self.opening.is_empty());
         // Nothing is heard of it before.
@@ -474,7 +464,7 @@ impl NodeShell {
     fn refuse(&mut self, now: Instant, token: Token, why: &str, io: &mut Io) {
         let Some(peer) = self.peers.get(token) else { return };
         self.door.tell(now, &peer.from, why);
-        let conn = peer.conn;
+        let conn = peer.link.conn();
         io.close(conn);
         self.on_closed(now, conn, io);
     }
@@ -482,8 +472,8 @@ impl NodeShell {
     /// Ends connections of hosts whose certificates were taken back.
     fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
         self.neighbours.cut_revoked(now, io);
-        let is_revoked = |peer: &Peer| peer.secured.as_ref().is_some_and(|secured| secured.is_revoked());
-        let cut: Vec<Token> = self.peers.iter().filter(|(_, peer)| is_revoked(peer)).map(|(token, _)| token).collect();
+        let revoked = self.peers.iter().filter(|(_, peer)| peer.link.is_revoked());
+        let cut: Vec<Token> = revoked.map(|(token, _)| token).collect();
         for token in cut {
             self.refuse(now, token, "its certificate was revoked; it was connected, and is cut off", io);
         }
@@ -492,19 +482,14 @@ impl NodeShell {
     fn on_bytes(&mut self, now: Instant, conn: ConnId, bytes: &mut [u8], io: &mut Io) {
         let Some(&token) = self.by_conn.get(&conn) else { return };
         let Some(peer) = self.peers.get_mut(token) else { return };
-        match &mut peer.secured {
-            None => peer.reader.on_bytes(bytes),
-            Some(secured) => {
-                let was_at_door = secured.is_handshaking();
-                if let Err(error) = secured.on_bytes(conn, bytes, io, |part| peer.reader.on_bytes(part)) {
-                    return self.refuse(now, token, &error.to_string(), io);
-                }
-                if was_at_door && !secured.is_handshaking() {
-                    peer.is_node = secured.peer().is_some_and(|who| matches!(who.role, Role::Node(_)));
-                    if let Some(why) = self.let_in(token) {
-                        return self.refuse(now, token, &why, io);
-                    }
-                }
+        let was_at_door = peer.link.is_handshaking();
+        if let Err(error) = peer.link.on_bytes(bytes, io) {
+            return self.refuse(now, token, &error.to_string(), io);
+        }
+        if was_at_door && !peer.link.is_handshaking() {
+            peer.is_node = peer.link.peer().is_some_and(|who| matches!(who.role, Role::Node(_)));
+            if let Some(why) = self.let_in(token) {
+                return self.refuse(now, token, &why, io);
             }
         }
         self.on_frames(now, token, io);
@@ -513,14 +498,13 @@ impl NodeShell {
     fn on_filled(&mut self, now: Instant, conn: ConnId, buf: BufMut, io: &mut Io) {
         let Some(&token) = self.by_conn.get(&conn) else { return };
         let Some(peer) = self.peers.get_mut(token) else { return };
-        let filled = buf.len();
-        peer.reader.give_sink(buf, filled);
+        peer.link.on_filled(buf);
         self.on_frames(now, token, io);
     }
 
     /// Handles the requests that are whole, and has the kernel fill what is large.
     fn on_frames(&mut self, now: Instant, token: Token, io: &mut Io) {
-        while let Some(frame) = self.peers.get_mut(token).and_then(|p| p.reader.pop()) {
+        while let Some(frame) = self.peers.get_mut(token).and_then(|p| p.link.pop()) {
             if let Some(why) = self.let_in(token) {
                 return self.refuse(now, token, &why, io);
             }
@@ -536,15 +520,11 @@ impl NodeShell {
             self.handle(now, event, io);
         }
         let Some(peer) = self.peers.get_mut(token) else { return };
-        if let Some(error) = peer.reader.error() {
-            let (conn, from) = (peer.conn, peer.from.clone());
+        if let Err(error) = peer.link.settle(io) {
+            let (conn, from) = (peer.link.conn(), peer.from.clone());
             self.door.tell(now, &from, &format!("it does not speak our protocol: {error}"));
             io.abort(conn);
             self.on_closed(now, conn, io);
-        } else if peer.secured.is_none()
-            && let Some((buf, filled)) = peer.reader.take_sink()
-        {
-            io.recv_into(peer.conn, buf, filled);
         }
     }
 

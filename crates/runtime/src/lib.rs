@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod device;
+pub mod framed;
 pub mod mailbox;
 pub mod meta;
 pub mod pki;

@@ -24,16 +24,15 @@
 //!
 //! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
 
-use crate::link_tls::{REVOKED, Secured};
 use crate::logger;
-use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{
-    DeviceHealth, DeviceStat, DeviceTrouble, Frame, FrameReader, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE,
-    encode_frame, encode_frame_again,
+    DeviceHealth, DeviceStat, DeviceTrouble, Frame, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE, encode_frame,
+    encode_frame_again,
 };
+use holdfast_runtime::framed::{Framed, REVOKED, Secured};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnError, ConnId, Io};
 use holdfast_runtime::tls::TlsError;
@@ -115,9 +114,7 @@ enum State {
 }
 
 struct LaneConn {
-    conn: ConnId,
-    reader: FrameReader<Reply>,
-    secured: Option<Box<Secured>>,
+    link: Framed<Reply>,
     greeted: bool,
     /// Payload of the last request, where it is of one piece: the next one may refer to it.
     sent: Option<Buf>,
@@ -324,14 +321,8 @@ impl Links {
         let link = &mut self.links[index];
         link.last_heard = now;
         let Some(lane_conn) = &mut link.lanes[lane] else { return };
-        let LaneConn { reader, secured, .. } = lane_conn;
-        match secured {
-            None => reader.on_bytes(bytes),
-            Some(secured) => {
-                if let Err(error) = secured.on_bytes(conn, bytes, io, |part| reader.on_bytes(part)) {
-                    return self.refuse(now, index, format!("no TLS with it: {error}"), io);
-                }
-            }
+        if let Err(error) = lane_conn.link.on_bytes(bytes, io) {
+            return self.refuse(now, index, format!("no TLS with it: {error}"), io);
         }
         self.on_frames(now, index, lane, io);
     }
@@ -345,32 +336,28 @@ impl Links {
             return;
         }
         link.last_heard = now;
-        let filled = buf.len();
-        lane_conn.reader.give_sink(buf, filled);
+        lane_conn.link.on_filled(buf);
         self.on_frames(now, index, lane, io);
     }
 
     /// Passes on the answers that are whole, and has the kernel fill what is large.
     fn on_frames(&mut self, now: Instant, index: usize, lane: usize, io: &mut Io) {
-        while let Some(frame) = self.links[index].lanes[lane].as_mut().and_then(|l| l.reader.pop()) {
+        while let Some(frame) = self.links[index].lanes[lane].as_mut().and_then(|l| l.link.pop()) {
             self.on_frame(now, index, lane, frame, io);
         }
         let link = &mut self.links[index];
         let Some(lane_conn) = &mut link.lanes[lane] else { return };
-        if let Some(error) = lane_conn.reader.error().filter(|_| !lane_conn.greeted) {
-            let how = if lane_conn.secured.is_some() { "with" } else { "without" };
+        let Err(error) = lane_conn.link.settle(io) else { return };
+        if !lane_conn.greeted {
+            let how = if lane_conn.link.is_secured() { "with" } else { "without" };
             let trouble = format!(
                 "it sent what is no greeting ({error}), and this host connects {how} TLS; does its machine have the same `tls` \
                  in grid.json?"
             );
             self.refuse(now, index, trouble, io);
-        } else if let Some(error) = lane_conn.reader.error() {
+        } else {
             logger::warn(format_args!("node {} sent what is no answer ({error}); connecting anew", link.node));
             self.drop_link(index, now, io);
-        } else if lane_conn.secured.is_none()
-            && let Some((buf, filled)) = lane_conn.reader.take_sink()
-        {
-            io.recv_into(lane_conn.conn, buf, filled);
         }
     }
 
@@ -518,8 +505,7 @@ impl Links {
     /// Ends connections with nodes whose certificates were taken back.
     pub fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
         for index in 0..self.links.len() {
-            let mut lanes = self.links[index].lanes.iter().flatten().filter_map(|lane| lane.secured.as_ref());
-            if lanes.any(|secured| secured.is_revoked()) {
+            if self.links[index].lanes.iter().flatten().any(|lane| lane.link.is_revoked()) {
                 self.refuse(now, index, format!("no TLS with it: {REVOKED}"), io);
             }
         }
@@ -540,11 +526,11 @@ impl Links {
     fn drop_link(&mut self, index: usize, now: Instant, io: &mut Io) {
         let link = &mut self.links[index];
         for lane in link.lanes.iter_mut().filter_map(Option::take) {
-            self.by_conn.remove(&lane.conn);
+            self.by_conn.remove(&lane.link.conn());
             if link.cut {
-                link.orphans.push(lane.conn);
+                link.orphans.push(lane.link.conn());
             } else {
-                io.abort(lane.conn);
+                io.abort(lane.link.conn());
             }
         }
         link.held.clear();
@@ -597,7 +583,7 @@ impl Links {
             };
             let conn = io.connect_tcp(link.address);
             link.lanes[lane] =
-                Some(LaneConn { conn, reader: FrameReader::new(), secured, greeted: false, sent: None, late: None });
+                Some(LaneConn { link: Framed::new(conn, secured), greeted: false, sent: None, late: None });
             self.by_conn.insert(conn, (index, lane));
         }
         link.waiting = Slab::new(WAITING_MAX);
@@ -642,7 +628,7 @@ impl Links {
         }
         link.cut = cut;
         for lane in link.lanes.iter().flatten() {
-            io.pause_reading(lane.conn, cut);
+            io.pause_reading(lane.link.conn(), cut);
         }
         if !cut {
             for held in std::mem::take(&mut link.held) {
@@ -655,7 +641,7 @@ impl Links {
                 *retry_at = now;
             }
             let late: Vec<(ConnId, BufMut)> =
-                link.lanes.iter_mut().flatten().filter_map(|l| l.late.take().map(|buf| (l.conn, buf))).collect();
+                link.lanes.iter_mut().flatten().filter_map(|l| l.late.take().map(|buf| (l.link.conn(), buf))).collect();
             for (conn, buf) in late {
                 self.on_filled(now, conn, buf, io);
             }
@@ -719,13 +705,7 @@ impl Link {
             return self.held.push(Held { lane, frame, payload });
         }
         let Some(lane_conn) = &mut self.lanes[lane] else { return };
-        if let Some(secured) = &mut lane_conn.secured {
-            return secured.send(lane_conn.conn, &frame, &payload, io);
-        }
-        io.send_vec(lane_conn.conn, frame);
-        for part in payload {
-            io.send_buf(lane_conn.conn, part);
-        }
+        lane_conn.link.send_frame(frame, payload, io);
     }
 }
 

@@ -365,7 +365,7 @@ impl Shell {
         match effect {
             PeerEffect::Ask { peer, token, ask, payload } => self.peers.ask(peer, token, &ask, payload, io),
             PeerEffect::Answer { link, token, answer, payload } => {
-                self.peers.answer(link, token, &answer, &payload, io);
+                self.peers.answer(link, token, &answer, payload, io);
             }
             PeerEffect::CloseLink { link } => self.peers.close_link(link, io),
             PeerEffect::Reconnect { peer } => {

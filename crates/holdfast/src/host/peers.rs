@@ -7,14 +7,14 @@
 //!
 //! Faults: bytes that are no frame end their connection; one that can't be made is tried again after [`RETRY_PAUSE`].
 
-use crate::link_tls::{Door, HANDSHAKE_MAX, PUSHED_OUT, REVOKED, Secured};
+use crate::link_tls::{Door, HANDSHAKE_MAX, PUSHED_OUT};
 use crate::logger;
-use holdfast_base::stream::Inbound;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, Instant, Slab, Token};
 use holdfast_format::portal::{Answer, Ask};
-use holdfast_format::wire::{FrameReader, Message, encode_frame};
+use holdfast_format::wire::Message;
 use holdfast_host::{LinkId, PeerEvent, Source};
+use holdfast_runtime::framed::{Framed, REVOKED, Secured};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::tls::TlsError;
@@ -29,50 +29,12 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// After a greeting that was refused: somebody has to act first.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
-struct Conn<M> {
-    conn: ConnId,
-    reader: FrameReader<M>,
-    secured: Option<Box<Secured>>,
-}
-
-impl<M: Message> Conn<M> {
-    fn on_bytes(&mut self, bytes: &mut [u8], io: &mut Io) -> Result<(), String> {
-        let Conn { conn, reader, secured } = self;
-        match secured {
-            None => reader.on_bytes(bytes),
-            Some(secured) => {
-                secured.on_bytes(*conn, bytes, io, |part| reader.on_bytes(part)).map_err(|e| e.to_string())?;
-            }
-        }
-        self.check(io)
-    }
-
-    /// Whether what came is a message so far; has the kernel fill what is large.
-    fn check(&mut self, io: &mut Io) -> Result<(), String> {
-        if let Some(error) = self.reader.error() {
-            let how = if self.secured.is_some() { "with" } else { "without" };
-            return Err(format!(
-                "it sent what is no message ({error}), {how} TLS; does its machine have the same `tls`?"
-            ));
-        }
-        if self.secured.is_none()
-            && let Some((buf, filled)) = self.reader.take_sink()
-        {
-            io.recv_into(self.conn, buf, filled);
-        }
-        Ok(())
-    }
-
-    fn send<S: Message>(&mut self, token: u64, message: &S, payload: &[Buf], io: &mut Io) {
-        let frame = encode_frame(token, message, payload.iter().map(|b| b.len()).sum());
-        if let Some(secured) = &mut self.secured {
-            return secured.send(self.conn, &frame, payload, io);
-        }
-        io.send_vec(self.conn, frame);
-        for part in payload {
-            io.send_buf(self.conn, part.clone());
-        }
-    }
+/// Has the kernel fill what is large; what is wrong, for people, where what came is no message.
+fn settle<M: Message>(conn: &mut Framed<M>, io: &mut Io) -> Result<(), String> {
+    conn.settle(io).map_err(|error| {
+        let how = if conn.is_secured() { "with" } else { "without" };
+        format!("it sent what is no message ({error}), {how} TLS; does its machine have the same `tls`?")
+    })
 }
 
 struct Peer {
@@ -80,7 +42,7 @@ struct Peer {
     address: SocketAddr,
     /// Some volume that is offered here may be there.
     is_wanted: bool,
-    conn: Option<Conn<Answer>>,
+    conn: Option<Framed<Answer>>,
     connected: bool,
     retry_at: Instant,
     trouble: Option<String>,
@@ -89,7 +51,7 @@ struct Peer {
 struct Link {
     from: String,
     source: Source,
-    conn: Conn<Ask>,
+    conn: Framed<Ask>,
     /// It has said something, and is at the door no more.
     is_in: bool,
 }
@@ -152,11 +114,11 @@ impl Peers {
     pub fn ask(&mut self, peer: usize, token: u64, ask: &Ask, payload: Buf, io: &mut Io) {
         if let Some(conn) = self.peers[peer].conn.as_mut() {
             let payload = if payload.is_empty() { Vec::new() } else { vec![payload] };
-            conn.send(token, ask, &payload, io);
+            conn.send(token, ask, payload, io);
         }
     }
 
-    pub fn answer(&mut self, link: LinkId, token: u64, answer: &Answer, payload: &[Buf], io: &mut Io) {
+    pub fn answer(&mut self, link: LinkId, token: u64, answer: &Answer, payload: Vec<Buf>, io: &mut Io) {
         if let Some(link) = self.links.get_mut(Token(link.0)) {
             link.conn.send(token, answer, payload, io);
         }
@@ -174,16 +136,15 @@ impl Peers {
     pub fn close_link(&mut self, link: LinkId, io: &mut Io) {
         self.door.let_in(Token(link.0));
         if let Some(link) = self.links.remove(Token(link.0)) {
-            self.by_conn.remove(&link.conn.conn);
-            io.close(link.conn.conn);
+            self.by_conn.remove(&link.conn.conn());
+            io.close(link.conn.conn());
         }
     }
 
     /// Whether the other end of a link has shown that it is this host; without TLS nobody shows anything.
     pub fn is_from(&self, link: LinkId, host: &str) -> bool {
         let Some(link) = self.links.get(Token(link.0)) else { return false };
-        let Some(secured) = &link.conn.secured else { return true };
-        secured.peer().is_some_and(|peer| peer.role == Role::Host(host.to_string()))
+        !link.conn.is_secured() || link.conn.peer().is_some_and(|peer| peer.role == Role::Host(host.to_string()))
     }
 
     pub fn on_accepted(
@@ -205,12 +166,7 @@ impl Peers {
                 return io.abort(conn);
             }
         };
-        let token = self.links.insert(Link {
-            from,
-            source,
-            conn: Conn { conn, reader: FrameReader::new(), secured },
-            is_in: false,
-        });
+        let token = self.links.insert(Link { from, source, conn: Framed::new(conn, secured), is_in: false });
         self.by_conn.insert(conn, End::Link(token));
         if let Some(pushed_out) = self.door.come(token, source, now + HANDSHAKE_MAX) {
             self.refuse(now, pushed_out, PUSHED_OUT, io);
@@ -231,8 +187,8 @@ impl Peers {
         let Some(link) = self.links.remove(token) else { return };
         self.door.let_in(token);
         self.door.tell(now, &link.from, why);
-        self.by_conn.remove(&link.conn.conn);
-        io.close(link.conn.conn);
+        self.by_conn.remove(&link.conn.conn());
+        io.close(link.conn.conn());
         self.events.push_back(PeerEvent::LinkDown { link: LinkId(token.0) });
     }
 
@@ -247,11 +203,11 @@ impl Peers {
         match self.by_conn.get(&conn) {
             Some(&End::Peer(peer)) => {
                 let result = self.peers[peer].conn.as_mut().map_or(Ok(()), |c| c.on_bytes(bytes, io));
-                self.after_peer(now, peer, result, io);
+                self.after_peer(now, peer, result.map_err(|error| error.to_string()), io);
             }
             Some(&End::Link(token)) => {
                 let Some(link) = self.links.get_mut(token) else { return };
-                let result = link.conn.on_bytes(bytes, io);
+                let result = link.conn.on_bytes(bytes, io).map_err(|error| error.to_string());
                 self.after_link(now, token, result, io);
             }
             None => {}
@@ -259,30 +215,28 @@ impl Peers {
     }
 
     pub fn on_filled(&mut self, now: Instant, conn: ConnId, buf: BufMut, io: &mut Io) {
-        let filled = buf.len();
         match self.by_conn.get(&conn) {
             Some(&End::Peer(peer)) => {
                 let Some(conn) = self.peers[peer].conn.as_mut() else { return };
-                conn.reader.give_sink(buf, filled);
-                let result = conn.check(io);
-                self.after_peer(now, peer, result, io);
+                conn.on_filled(buf);
+                self.after_peer(now, peer, Ok(()), io);
             }
             Some(&End::Link(token)) => {
                 let Some(link) = self.links.get_mut(token) else { return };
-                link.conn.reader.give_sink(buf, filled);
-                let result = link.conn.check(io);
-                self.after_link(now, token, result, io);
+                link.conn.on_filled(buf);
+                self.after_link(now, token, Ok(()), io);
             }
             None => {}
         }
     }
 
     fn after_peer(&mut self, now: Instant, peer: usize, result: Result<(), String>, io: &mut Io) {
-        while let Some(frame) = self.peers[peer].conn.as_mut().and_then(|c| c.reader.pop()) {
+        while let Some(frame) = self.peers[peer].conn.as_mut().and_then(Framed::pop) {
             let (token, answer, payload) = (frame.token, frame.message, frame.payload);
             self.events.push_back(PeerEvent::Answer { peer, token, answer, payload });
         }
-        if let Err(why) = result {
+        let settled = self.peers[peer].conn.as_mut().map_or(Ok(()), |conn| settle(conn, io));
+        if let Err(why) = result.and(settled) {
             self.tell_trouble(peer, &why);
             self.drop_peer(peer, now, true, io);
             self.peers[peer].retry_at = now + REFUSED_PAUSE;
@@ -290,14 +244,15 @@ impl Peers {
     }
 
     fn after_link(&mut self, now: Instant, token: Token, result: Result<(), String>, io: &mut Io) {
-        while let Some(frame) = self.links.get_mut(token).and_then(|l| l.conn.reader.pop()) {
+        while let Some(frame) = self.links.get_mut(token).and_then(|l| l.conn.pop()) {
             if let Some(why) = self.let_in(token) {
                 return self.refuse(now, token, &why, io);
             }
             let (link, payload) = (LinkId(token.0), frame.payload);
             self.events.push_back(PeerEvent::Ask { link, token: frame.token, ask: frame.message, payload });
         }
-        if let Err(why) = result {
+        let settled = self.links.get_mut(token).map_or(Ok(()), |link| settle(&mut link.conn, io));
+        if let Err(why) = result.and(settled) {
             self.refuse(now, token, &why, io);
         }
     }
@@ -332,14 +287,12 @@ impl Peers {
 
     /// Ends connections with hosts whose certificates were taken back.
     pub fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
-        let is_cut = |l: &Link| l.conn.secured.as_ref().is_some_and(|secured| secured.is_revoked());
-        let cut: Vec<Token> = self.links.iter().filter(|(_, l)| is_cut(l)).map(|(token, _)| token).collect();
+        let cut: Vec<Token> = self.links.iter().filter(|(_, l)| l.conn.is_revoked()).map(|(token, _)| token).collect();
         for token in cut {
             self.refuse(now, token, REVOKED, io);
         }
         for peer in 0..self.peers.len() {
-            let secured = self.peers[peer].conn.as_ref().and_then(|conn| conn.secured.as_ref());
-            if secured.is_some_and(|secured| secured.is_revoked()) {
+            if self.peers[peer].conn.as_ref().is_some_and(Framed::is_revoked) {
                 self.tell_trouble(peer, REVOKED);
                 self.drop_peer(peer, now, true, io);
             }
@@ -366,8 +319,8 @@ impl Peers {
         let Peer { conn, connected, retry_at, .. } = &mut self.peers[peer];
         *retry_at = now + RETRY_PAUSE;
         if let Some(conn) = conn.take() {
-            self.by_conn.remove(&conn.conn);
-            io.abort(conn.conn);
+            self.by_conn.remove(&conn.conn());
+            io.abort(conn.conn());
         }
         if std::mem::take(connected) && tells {
             self.events.push_back(PeerEvent::Disconnected { peer });
@@ -402,7 +355,7 @@ impl Peers {
             }
         };
         let conn = io.connect_tcp(*address);
-        self.peers[peer].conn = Some(Conn { conn, reader: FrameReader::new(), secured });
+        self.peers[peer].conn = Some(Framed::new(conn, secured));
         self.by_conn.insert(conn, End::Peer(peer));
     }
 
