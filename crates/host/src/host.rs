@@ -235,7 +235,7 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let mut effects = std::mem::take(&mut self.volume_effects);
         volume.controller.handle(now, event, &mut effects);
-        volume.deadline = volume.next_deadline();
+        self.volumes.arm(at);
         for effect in effects.drain() {
             match effect {
                 VolumeEffect::Send { node, lane, token, request, payload } => {
@@ -392,13 +392,10 @@ impl Host {
     }
 
     fn on_tick(&mut self, now: Instant, out: Out) {
-        for at in self.volumes.tokens() {
-            let is_due = |v: &Volume| v.deadline.is_some_and(|d| d <= now);
-            if self.volumes.table.get(at).is_some_and(is_due) {
-                self.drive(now, at, VolumeEvent::Tick, out);
-                self.tick_filters(now, at, out);
-                self.tick_writers(now, at, out);
-            }
+        for at in self.volumes.take_due(now) {
+            self.drive(now, at, VolumeEvent::Tick, out);
+            self.tick_filters(now, at, out);
+            self.tick_writers(now, at, out);
         }
         self.tick_groups(now, out);
         self.forward.tick(now);

@@ -17,7 +17,8 @@ use holdfast_filter::{FilterId, FilterView, Stack};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Snapshot, State};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 pub const VOLUMES_MAX: usize = 4096;
@@ -72,7 +73,8 @@ pub struct Volume {
     /// By head; sessions of snapshots count, too.
     sessions: BTreeMap<HeadId, usize>,
     pub(crate) waits: Option<Wait>,
-    pub(crate) deadline: Option<Instant>,
+    /// When it is looked at next by the timers of its host.
+    armed_at: Option<Instant>,
     opened_at: Instant,
     opened_by: OpenSpec,
     /// What it knows that others own.
@@ -113,6 +115,9 @@ pub(crate) struct Volumes {
     /// Clients' writes leave the spare free, too; until it is known that every host here takes it.
     pub keeps_spare: bool,
     by_name: BTreeMap<String, (Token, HeadId)>,
+    /// By volume, the soonest first. One that has put its deadline off leaves its entry, which is looked at in vain: so what
+    /// happens to a busy volume costs nothing here.
+    timers: BinaryHeap<Reverse<(Instant, Token)>>,
     grid: GridId,
     host: String,
     budget: Budget,
@@ -136,6 +141,7 @@ impl Volumes {
             shared: BTreeSet::new(),
             keeps_spare: true,
             by_name: BTreeMap::new(),
+            timers: BinaryHeap::new(),
             grid: config.grid,
             host: config.name.clone(),
             budget: config.budget,
@@ -202,7 +208,7 @@ impl Volumes {
             requests: Requests::default(),
             sessions: BTreeMap::new(),
             waits: None,
-            deadline: None,
+            armed_at: None,
             opened_at: now,
             opened_by: spec.clone(),
             told_claims: Vec::new(),
@@ -243,7 +249,32 @@ impl Volumes {
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.table.iter().filter_map(|(_, v)| v.deadline).min()
+        self.timers.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Something happened to a volume: it may want to be looked at sooner.
+    pub fn arm(&mut self, at: Token) {
+        let Some(volume) = self.table.get_mut(at) else { return };
+        let Some(due) = volume.next_deadline() else { return };
+        if volume.armed_at.is_none_or(|armed_at| due < armed_at) {
+            volume.armed_at = Some(due);
+            self.timers.push(Reverse((due, at)));
+        }
+    }
+
+    /// Volumes whose deadline has come, in the order of their deadlines.
+    pub fn take_due(&mut self, now: Instant) -> Vec<Token> {
+        let mut due = Vec::new();
+        while let Some(Reverse((armed_at, at))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now) {
+            self.timers.pop();
+            let Some(volume) = self.table.get_mut(at).filter(|v| v.armed_at == Some(armed_at)) else { continue };
+            volume.armed_at = None;
+            match volume.next_deadline() {
+                Some(deadline) if deadline <= now => due.push(at),
+                _ => self.arm(at),
+            }
+        }
+        due
     }
 
     pub fn tokens(&self) -> Vec<Token> {
@@ -481,4 +512,73 @@ pub fn split_ticket(export: &str) -> (&str, Option<&str>) {
 /// The volume that an export's name names, and the snapshot of it.
 pub fn split_export(export: &str) -> (&str, Option<&str>) {
     export.split_once(OF).map_or((export, None), |(volume, snapshot)| (volume, Some(snapshot)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Config as HostConfig;
+
+    fn volumes() -> Volumes {
+        let care = Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(1 << 20) };
+        Volumes::new(&HostConfig {
+            grid: GridId(7),
+            name: "a".to_string(),
+            instance: InstanceId(1),
+            budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 1 << 30, read_ahead_bytes: 0 },
+            care,
+            room: crate::Room { max: 8, kept_for_local: 1 },
+            expected_volumes: 1,
+            mutations: crate::Mutations::default(),
+            of_controllers: holdfast_volume::Mutations::default(),
+            tune: |_| {},
+        })
+    }
+
+    fn spec(volume: u128, name: &str) -> OpenSpec {
+        OpenSpec {
+            volume: VolumeId(volume),
+            name: name.to_string(),
+            size_bytes: 1 << 30,
+            layout: "mirror:2".parse().expect("a layout"),
+            checked_reads: true,
+            only_from: None,
+            key: None,
+        }
+    }
+
+    #[test]
+    fn a_volume_is_due_once_at_its_deadline_however_often_it_was_armed() {
+        let mut volumes = volumes();
+        let a = volumes.insert(Instant::ZERO, spec(1, "v1"), true);
+        let b = volumes.insert(Instant::ZERO, spec(2, "v2"), true);
+        for at in [a, a, b, a] {
+            volumes.arm(at);
+        }
+        let first = volumes.next_deadline().expect("a controller has one");
+        assert!(first > Instant::ZERO && volumes.take_due(Instant::ZERO).is_empty());
+        assert_eq!(volumes.take_due(first), [a, b]);
+        assert_eq!((volumes.take_due(first), volumes.next_deadline()), (vec![], None), "until they are armed again");
+        volumes.arm(b);
+        volumes.remove(b);
+        assert!(volumes.take_due(first).is_empty(), "one that is gone is never due");
+    }
+
+    #[test]
+    fn no_two_openings_have_the_same_instance() {
+        let mut volumes = volumes();
+        let first = volumes.next_instance;
+        volumes.insert(Instant::ZERO, spec(1, "v1"), true);
+        volumes.insert(Instant::ZERO, spec(2, "v2"), true);
+        assert_eq!(volumes.next_instance, first + 2);
+    }
+
+    #[test]
+    fn names_of_exports_are_taken_apart() {
+        assert_eq!(split_export("v1@s1"), ("v1", Some("s1")));
+        assert_eq!(split_export("v1"), ("v1", None));
+        assert_eq!(split_ticket(&receiving_export("v1", "t")), ("v1", Some("t")));
+        assert_eq!(split_ticket("v1@s1"), ("v1@s1", None));
+        assert_eq!(snapshot_export_name("v1", "s1"), "v1@s1");
+    }
 }

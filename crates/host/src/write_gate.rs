@@ -126,7 +126,7 @@ impl Host {
         };
         let mut effects = Effects::new();
         volume.writers_of(head, mutations).handle(now, event, &mut effects);
-        volume.deadline = volume.next_deadline();
+        self.volumes.arm(at);
         for held in left {
             self.answer(now, at, held.origin, Err(BlockError::Deposed), out);
         }
