@@ -89,7 +89,7 @@ impl Controller {
             waiting: (self.waiting.len() + self.awaiting_grant.len()) as u64,
             cache: CacheParts {
                 map_bytes: (self.leaves.bytes() + self.flats.bytes()) as u64,
-                map_bytes_max: self.config.map_cache_bytes_max,
+                map_bytes_max: self.basis.config.map_cache_bytes_max,
                 changes: self.overlay.run_count() as u64,
             },
             log: self.log_parts(),
@@ -109,7 +109,7 @@ impl Controller {
             let part = |(bit, leg): (usize, &Leg)| LegParts {
                 leg: *leg,
                 is_preferred: open.preferred >> bit & 1 == 1,
-                is_usable: self.nodes.leg_usable(*leg) && open.gone >> bit & 1 == 0,
+                is_usable: self.peers.leg_usable(*leg) && open.gone >> bit & 1 == 0,
                 entries: has(bit),
             };
             open.legs.iter().enumerate().map(part).collect()
@@ -117,11 +117,11 @@ impl Controller {
         LogParts {
             entries: self.log.len() as u64,
             bytes: self.log.bytes,
-            bytes_max: self.config.writeback_bytes_max,
+            bytes_max: self.basis.config.writeback_bytes_max,
             appended_bytes: self.log.total_bytes,
             completed: self.log.completed,
             trimmed: self.log.trimmed,
-            ledgers: if self.root.is_known() { self.root().ledgers.len() as u64 } else { 0 },
+            ledgers: if self.basis.is_known() { self.root().ledgers.len() as u64 } else { 0 },
             open: open.map(|open| (open.id, open.rule)),
             legs,
         }
@@ -130,7 +130,7 @@ impl Controller {
     fn segment_parts(&self) -> (Vec<SegmentParts>, Vec<DeviceParts>) {
         let mut kinds: BTreeMap<(bool, String), SegmentParts> = BTreeMap::new();
         let mut devices: BTreeMap<DeviceId, DeviceParts> = BTreeMap::new();
-        let own = self.root.is_known().then(|| self.own_segments());
+        let own = self.basis.is_known().then(|| self.own_segments());
         for (_, info) in own.into_iter().flatten() {
             let layout = info.geometry.layout();
             let (is_data, count) = (info.kind == Kind::Data, u64::from(info.geometry.shard_count()));
@@ -146,7 +146,7 @@ impl Controller {
             part.shards += count;
             part.bytes += count * shard_bytes;
             for leg in &info.homes {
-                let is_usable = self.nodes.leg_usable(*leg);
+                let is_usable = self.peers.leg_usable(*leg);
                 let part =
                     devices.entry(leg.device).or_insert(DeviceParts { leg: *leg, shards: 0, bytes: 0, is_usable });
                 part.shards += 1;

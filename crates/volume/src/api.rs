@@ -5,8 +5,8 @@ use crate::layers::{CloneInfo, Snapshot};
 use crate::mark::Sharing;
 use crate::tiers::TierUse;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply, MetaRequest,
-    NodeId, ObjectId, ShardId, VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply,
+    MetaRequest, NodeId, ObjectId, ShardId, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::family::{Dependent, SegmentRanges};
@@ -340,6 +340,9 @@ pub enum Effect {
     },
     Notice(Notice),
 }
+
+/// Where everything goes that is wanted of the world.
+pub(crate) type Out<'a> = &'a mut Effects<Effect>;
 
 /// Where an opening stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

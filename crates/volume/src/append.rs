@@ -3,9 +3,9 @@
 //! Protocol rules 2 (the ack rule), 3 (one open ledger), 8 (read grants), 10 (outliers only).
 
 use crate::api::{Effect, Lane, Notice, State};
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::{Done, Entry};
+use crate::peers::Purpose;
 use crate::sealing::Sent;
 use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::ledger::{AckRule, Leg};
@@ -34,7 +34,7 @@ impl Controller {
             ledger,
             have: 0,
             sent: 0,
-            appended_at: self.now,
+            appended_at: self.basis.now,
             position: 0,
             live_blocks: 0,
             is_hot: false,
@@ -66,7 +66,7 @@ impl Controller {
     }
 
     fn send_append(&mut self, lsn: Lsn, ledger: LedgerId, index: u8, leg: Leg, out: Out) {
-        let (volume, epoch, acked) = (self.config.volume, self.epoch(), self.log.completed);
+        let (volume, epoch, acked) = (self.basis.config.volume, self.epoch(), self.log.completed);
         let Some(entry) = self.log.get(lsn) else { return };
         if entry.ledger != ledger || entry.sent >> index & 1 == 1 {
             return;
@@ -98,7 +98,7 @@ impl Controller {
                 {
                     entry.have |= 1 << leg;
                 }
-                if self.config.mutations.late_ack_after_freeze || self.is_open_ledger(ledger) {
+                if self.basis.config.mutations.late_ack_after_freeze || self.is_open_ledger(ledger) {
                     self.complete_entries(out);
                 }
             }
@@ -125,7 +125,7 @@ impl Controller {
                 self.on_legs_changed(out);
             }
             Refusal::UnknownDevice | Refusal::DeviceFailed | Refusal::Invalid | Refusal::Version(_) => {
-                self.nodes.on_device_failed(home);
+                self.peers.on_device_failed(home);
                 self.on_legs_changed(out);
             }
             // Its journal is full, perhaps with other volumes' entries.
@@ -149,7 +149,7 @@ impl Controller {
         if !matches!(self.state, State::Open | State::Closing) {
             return;
         }
-        while self.log.next_is_acknowledged(&self.config.mutations) {
+        while self.log.next_is_acknowledged(&self.basis.config.mutations) {
             let lsn = self.log.complete_next();
             self.apply(lsn);
             let entry = self.log.get_mut(lsn).expect("just completed");
@@ -180,7 +180,7 @@ impl Controller {
                 return self.reply(op.token, Err(error), out);
             }
             self.counters.writes += 1;
-            self.governor.on_answered(self.now.since(op.began_at));
+            self.governor.on_answered(self.basis.now.since(op.began_at));
             self.counters.write_bytes += op.bytes;
             self.tell_written(op.token, out);
         }
@@ -191,7 +191,7 @@ impl Controller {
         let Some(open) = &self.log.open else { return 0 };
         let mut mask = 0;
         for (i, leg) in open.legs.iter().enumerate() {
-            if self.nodes.leg_usable(*leg) {
+            if self.peers.leg_usable(*leg) {
                 mask |= 1 << i;
             }
         }
@@ -200,13 +200,13 @@ impl Controller {
 
     fn bypassed_legs(&self) -> u8 {
         let Some(open) = &self.log.open else { return 0 };
-        let bypassed = open.legs.iter().enumerate().filter(|(_, leg)| self.nodes.bypassed.contains(&leg.device));
+        let bypassed = open.legs.iter().enumerate().filter(|(_, leg)| self.peers.is_bypassed(leg.device));
         bypassed.fold(0, |mask, (i, _)| mask | 1 << i)
     }
 
     /// A leg became usable or stopped being it: choose again, and bring entries in flight to where they can complete.
     pub(crate) fn on_legs_changed(&mut self, out: Out) {
-        self.settle_bypass();
+        self.peers.settle_bypass(&self.basis);
         let (usable, bypassed) = (self.usable_legs(), self.bypassed_legs());
         let Some(open) = &mut self.log.open else { return };
         let preferred = match open.choose_preferred(usable & !bypassed) {
@@ -282,22 +282,23 @@ impl Controller {
     }
 
     pub(crate) fn may_read(&self) -> bool {
-        self.config.mutations.read_without_grant || self.log.open.as_ref().is_some_and(|o| o.granted(self.now))
+        self.basis.config.mutations.read_without_grant
+            || self.log.open.as_ref().is_some_and(|o| o.granted(self.basis.now))
     }
 
     /// Whether a read that began then may be answered: under grants, or because nobody else could have answered a write before
     /// it began. Where answers take longer than a grant lasts only the latter comes true.
     pub(crate) fn may_answer(&self, since: Instant) -> bool {
-        self.may_read() || self.log.open.as_ref().is_some_and(|o| o.granted_since(self.now, since))
+        self.may_read() || self.log.open.as_ref().is_some_and(|o| o.granted_since(self.basis.now, since))
     }
 
     /// Asks every usable leg whose grant ends before `by` for a new one.
     pub(crate) fn ask_grants(&mut self, by: Instant, out: Out) {
         let Some(open) = &self.log.open else { return };
-        let (ledger, volume, epoch) = (open.id, self.config.volume, self.epoch());
+        let (ledger, volume, epoch) = (open.id, self.basis.config.volume, self.epoch());
         for (i, leg) in open.legs.clone().into_iter().enumerate() {
             let open = self.log.open.as_ref().expect("still open");
-            if open.grants[i] > by || open.asked >> i & 1 == 1 || !self.nodes.leg_usable(leg) {
+            if open.grants[i] > by || open.asked >> i & 1 == 1 || !self.peers.leg_usable(leg) {
                 continue;
             }
             let request = Request::Grant { device: leg.device, volume, epoch };
@@ -311,9 +312,9 @@ impl Controller {
     /// While reads come in, grants are kept fresh ahead of them.
     pub(crate) fn renew_grants(&mut self, out: Out) {
         let reading = !self.reads.is_empty() || !self.awaiting_grant.is_empty();
-        if self.state == State::Open && (reading || self.now.since(self.last_activity) < GRANT_RENEW) {
+        if self.state == State::Open && (reading || self.basis.now.since(self.last_activity) < GRANT_RENEW) {
             let open = self.log.open.as_ref().expect("an open volume has an open ledger");
-            let soon = self.now + GRANT_RENEW;
+            let soon = self.basis.now + GRANT_RENEW;
             if !self.grants_last_until(open, soon) {
                 self.ask_grants(soon, out);
             }
@@ -334,7 +335,7 @@ impl Controller {
 
     /// The same, as if one node were there.
     pub(crate) fn at_risk_apart_from(&self, node: Option<NodeId>) -> u64 {
-        if !self.root.is_known() {
+        if !self.basis.is_known() {
             return 0;
         }
         let wanted = self.full_rule();
@@ -346,7 +347,7 @@ impl Controller {
 
     /// Whether fewer usable legs hold the entry than could.
     pub(crate) fn is_at_risk(&self, entry: &Entry) -> bool {
-        if !self.root.is_known() {
+        if !self.basis.is_known() {
             return false;
         }
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
@@ -359,7 +360,7 @@ impl Controller {
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
         let mut held = 0;
         for (i, leg) in ledger.legs.iter().enumerate() {
-            if entry.have >> i & 1 == 1 && (Some(leg.node) == given || self.nodes.leg_usable(*leg)) {
+            if entry.have >> i & 1 == 1 && (Some(leg.node) == given || self.peers.leg_usable(*leg)) {
                 held |= 1 << i;
             }
         }

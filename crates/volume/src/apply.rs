@@ -47,7 +47,7 @@ impl Controller {
             Record::Rollback { head, to, live } => self.apply_rollback(head, to, live),
             Record::Checkpoint(_) | Record::Noop => return,
         }
-        self.checkpointer.dirty = true;
+        self.wants.checkpoint = true;
         self.checkpointer.unfolded = true;
     }
 
@@ -99,7 +99,7 @@ impl Controller {
         for piece in self.overlay.pieces(start, u64::from(extent.blocks)) {
             let offset = piece.start - start;
             let place = piece.value.as_ref().map(|m| &m.place);
-            if self.names_source(place, extent.source, offset) || self.config.mutations.unconditional_repoint {
+            if self.names_source(place, extent.source, offset) || self.basis.config.mutations.unconditional_repoint {
                 let crcs = crcs.slice(offset, piece.len);
                 let place = Place::Segment { segment, block: block + offset as u32, crcs };
                 self.map_to(piece.start, piece.len, place, lsn);

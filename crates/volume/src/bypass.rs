@@ -69,7 +69,7 @@ impl BypassBatch {
 impl Controller {
     /// Adds whole blocks of one write, cut to the size of a segment.
     pub(crate) fn add_bypass(&mut self, op: Token, first: Key, data: Buf, out: Out) {
-        let segment_bytes = self.config.segment_payload_bytes as usize;
+        let segment_bytes = self.basis.config.segment_payload_bytes as usize;
         let mut at = 0;
         let mut pieces = 0;
         // It has an end only when all of it is cut: what is refused is so at once.
@@ -84,7 +84,7 @@ impl Controller {
             self.bypass.in_flight_bytes += len as u64;
             self.bypass.covering.push((key, (len / BLOCK_BYTES) as u64, op));
             self.bypass.pieces.push(Piece { op, key, data: piece });
-            self.bypass.opened_at.get_or_insert(self.now);
+            self.bypass.opened_at.get_or_insert(self.basis.now);
             at += len;
             if pieces > 1 {
                 self.add_parts(1, op);
@@ -104,7 +104,7 @@ impl Controller {
     }
 
     pub(crate) fn tick_bypass(&mut self, out: Out) {
-        if self.bypass.deadline().is_some_and(|at| at <= self.now) {
+        if self.bypass.deadline().is_some_and(|at| at <= self.basis.now) {
             self.close_bypass(out);
         }
     }

@@ -174,15 +174,6 @@ pub(crate) struct Checkpointer {
     /// Raised whenever the base changes: leaves held from before are stale.
     pub(crate) generation: u64,
     pub(crate) last_roll: Instant,
-    /// Something was applied that the newest run does not contain.
-    pub(crate) dirty: bool,
-    pub(crate) fold_wanted: bool,
-    /// Segments are dead that the next checkpoint frees.
-    pub(crate) free_wanted: bool,
-    /// The cleaner waits for that.
-    pub(crate) hurries: bool,
-    /// A part of the durable checkpoint lost a shard for good: everything is written anew, elsewhere.
-    pub(crate) rewrite_wanted: bool,
     /// The overlay may hold runs that a fold would take in.
     pub(crate) unfolded: bool,
     folded_last: Instant,
@@ -258,8 +249,8 @@ impl Controller {
         if !self.checkpointer.is_idle() || self.meta_layout_now().is_none() || !self.wants_checkpoint() {
             return;
         }
-        self.checkpointer.started_at = self.now;
-        let many = self.overlay.run_count() >= self.fold_runs() || self.checkpointer.fold_wanted || self.fold_is_due();
+        self.checkpointer.started_at = self.basis.now;
+        let many = self.overlay.run_count() >= self.fold_runs() || self.wants.fold || self.fold_is_due();
         if many && self.cleaner.is_idle() && self.state == State::Open && !self.empties_log_by_checkpoint() {
             self.begin_fold(out);
         } else {
@@ -270,14 +261,15 @@ impl Controller {
     /// So many runs of the overlay are folded: in proportion to the map, so that a leaf takes in many at a time.
     fn fold_runs(&self) -> usize {
         let leaves = self.directory.len();
-        let beside = self.config.map_cache_bytes_max.saturating_sub((leaves * (POINTER_BYTES + LEAF_BYTES)) as u64);
+        let beside =
+            self.basis.config.map_cache_bytes_max.saturating_sub((leaves * (POINTER_BYTES + LEAF_BYTES)) as u64);
         let roomy = (leaves * RUNS_A_LEAF_ROOMY).min(beside as usize / RUN_BYTES);
-        (leaves * RUNS_A_LEAF).max(roomy).min(self.overlay_runs_max()).max(self.config.fold_runs_min)
+        (leaves * RUNS_A_LEAF).max(roomy).min(self.overlay_runs_max()).max(self.basis.config.fold_runs_min)
     }
 
     /// So many runs of the overlay fit the memory that it may take.
     fn overlay_runs_max(&self) -> usize {
-        (self.config.map_cache_bytes_max as usize / 2 / RUN_BYTES).max(1)
+        (self.basis.config.map_cache_bytes_max as usize / 2 / RUN_BYTES).max(1)
     }
 
     /// Runs of the overlay, but for about those whose data only the log has: they are bounded there.
@@ -300,14 +292,14 @@ impl Controller {
     pub(crate) fn fold_goes_first(&self) -> bool {
         let (bytes, runs) = self.checkpointer.last_fold;
         self.overlay_wants_fold()
-            && self.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
+            && self.basis.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
             && self.is_fold_worth(bytes, runs)
             && !self.is_nearly_full()
     }
 
     /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at least.
     pub(crate) fn limit_leaves(&mut self) {
-        let all = self.config.map_cache_bytes_max as usize;
+        let all = self.basis.config.map_cache_bytes_max as usize;
         let ours = all.saturating_sub(self.directory.len() * POINTER_BYTES).max(all / 8);
         let left = ours.saturating_sub(self.overlay.run_count() * RUN_BYTES).max(ours / 2);
         self.leaves.limit(left.saturating_sub(self.flats.bytes()));
@@ -325,14 +317,14 @@ impl Controller {
     /// than it may. A row of them returns no room and shortens no log: it ends before either is missed.
     fn folds_on(&self, bytes: u64, runs: u64) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
-        let has_time = self.now.since(self.checkpointer.started_at) < ROW_MAX
-            && grown < self.config.writeback_bytes_max / 4
+        let has_time = self.basis.now.since(self.checkpointer.started_at) < ROW_MAX
+            && grown < self.basis.config.writeback_bytes_max / 4
             && !self.is_pressed_for_checkpoint();
-        let has_room = !self.is_short_of_room() && !self.wants_room() && !self.checkpointer.free_wanted;
+        let has_room = !self.is_short_of_room() && !self.wants_room() && !self.wants.free;
         self.overlay_is_large()
             && self.is_fold_worth(bytes, runs)
             && self.checkpointer.unfolded
-            && self.checkpointer.bytes_in_row < ROW_SEGMENTS_MAX * u64::from(self.config.segment_payload_bytes)
+            && self.checkpointer.bytes_in_row < ROW_SEGMENTS_MAX * u64::from(self.basis.config.segment_payload_bytes)
             && has_time
             && has_room
             && self.state == State::Open
@@ -342,47 +334,47 @@ impl Controller {
 
     /// A journal is filling up, or space is awaited, which only a checkpoint frees.
     fn is_pressed_for_checkpoint(&self) -> bool {
-        self.checkpointer.journal_fill > 110 || self.checkpointer.hurries
+        self.checkpointer.journal_fill > 110 || self.wants.hurry
     }
 
     fn wants_checkpoint(&self) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
-        let since = self.now.since(self.checkpointer.started_at);
-        let is_awaited = self.checkpointer.fold_wanted && self.cleaner.is_idle() || self.checkpointer.free_wanted;
+        let since = self.basis.now.since(self.checkpointer.started_at);
+        let is_awaited = self.wants.fold && self.cleaner.is_idle() || self.wants.free;
         let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
         let is_wanted = self.state == State::Closing || self.empties_log_by_checkpoint();
-        let idle = is_wanted || since >= age_max || self.checkpointer.rewrite_wanted;
+        let idle = is_wanted || since >= age_max || self.wants.rewrite;
         let pressed = self.is_pressed_for_checkpoint() && since >= Duration::from_millis(100);
         // Nothing is folded while the volume closes.
-        let fold_wanted = self.checkpointer.fold_wanted && self.state == State::Open;
-        (self.checkpointer.dirty || fold_wanted || self.checkpointer.rewrite_wanted || self.fold_is_due())
-            && (idle || pressed || grown >= self.config.writeback_bytes_max / 8)
+        let fold_wanted = self.wants.fold && self.state == State::Open;
+        (self.wants.checkpoint || fold_wanted || self.wants.rewrite || self.fold_is_due())
+            && (idle || pressed || grown >= self.basis.config.writeback_bytes_max / 8)
     }
 
     /// What has lain in the overlay for a while is folded even if it is little: only then are all dead segments known.
     fn fold_is_due(&self) -> bool {
         let every = if self.hidden.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
-        let rested = self.now.since(self.checkpointer.folded_last) >= every;
+        let rested = self.basis.now.since(self.checkpointer.folded_last) >= every;
         self.checkpointer.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
     }
 
     /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away, or before the layout was changed, is written anew.
     pub(crate) fn look_for_old_metadata(&mut self) {
-        if self.now.since(self.checkpointer.looked_at) < NARROW_EVERY {
+        if self.basis.now.since(self.checkpointer.looked_at) < NARROW_EVERY {
             return;
         }
-        self.checkpointer.looked_at = self.now;
+        self.checkpointer.looked_at = self.basis.now;
         // A sealed ledger whose last records no checkpoint covers would be needed for ever, with whatever legs it has left.
         let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > self.log.trimmed);
         let holds = self.root().ledgers.iter().any(is_held);
-        self.checkpointer.dirty |= holds && self.log.all_destaged();
+        self.wants.checkpoint |= holds && self.log.all_destaged();
         let can_spread = self.can_spread();
         for (_, info) in self.segments.metadata().filter(|(_, info)| info.live > 0) {
             let is_narrow = self.could_be_wider(&info.geometry);
-            self.checkpointer.fold_wanted |= is_narrow && info.kind == Kind::Meta;
+            self.wants.fold |= is_narrow && info.kind == Kind::Meta;
             // Where they lie the checkpoint says: they are not moved.
             let is_together = can_spread && self.crowded(&info.geometry, &info.homes).is_some();
-            self.checkpointer.rewrite_wanted |= (is_narrow || is_together) && info.kind == Kind::Run;
+            self.wants.rewrite |= (is_narrow || is_together) && info.kind == Kind::Run;
         }
     }
 
@@ -404,8 +396,8 @@ impl Controller {
     // ---- folding ----
 
     fn begin_fold(&mut self, out: Out) {
-        self.checkpointer.fold_wanted = false;
-        self.checkpointer.folded_last = self.now;
+        self.wants.fold = false;
+        self.checkpointer.folded_last = self.basis.now;
         let from = LeafNo::of(Key(self.checkpointer.fold_cursor));
         let Choice { leaves: mut chosen, between, more } = self.choose_leaves();
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
@@ -439,7 +431,7 @@ impl Controller {
 
     /// The next leaves, in key order and round again, with anything of the overlay to take in.
     fn choose_leaves(&mut self) -> Choice {
-        let bytes_max = u64::from(self.config.segment_payload_bytes);
+        let bytes_max = u64::from(self.basis.config.segment_payload_bytes);
         let (mut chosen, mut between, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0_u64);
         // Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would keep what
         // the others leave behind from being freed.
@@ -517,7 +509,7 @@ impl Controller {
     fn merge_leaves(&mut self, out: Out) {
         let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
         fold.captured = self.log.completed;
-        let bytes_max = self.config.segment_payload_bytes as usize;
+        let bytes_max = self.basis.config.segment_payload_bytes as usize;
         let mut bytes: Vec<u8> = Vec::new();
         let mut leaves = std::mem::take(&mut fold.leaves);
         // Absent where it could not be read: then it is left for another fold.
@@ -585,7 +577,7 @@ impl Controller {
             return old.merged(changes, self.layers.parent(layer).is_some());
         };
         let keeps_zeroes = self.layers.parent(Key(gone.first_key()).object()).is_some();
-        let leaf = leaf.as_deref().filter(|_| !self.config.mutations.merge_forgets_below);
+        let leaf = leaf.as_deref().filter(|_| !self.basis.config.mutations.merge_forgets_below);
         let below = leaf.unwrap_or(&empty).merged(&self.foldable(*gone), keeps_zeroes);
         let own: Vec<Piece<Place>> =
             old.lookup(0, LEAF_BLOCKS).into_iter().filter(|piece| piece.value.is_some()).collect();
@@ -637,7 +629,7 @@ impl Controller {
         self.checkpointer.bytes_in_row += bytes;
         // A long run may be cut in two by what is taken out of it.
         let runs = runs_before.saturating_sub(self.overlay.run_count()) as u64;
-        (self.checkpointer.last_fold, self.checkpointer.fold_done_at) = ((bytes, runs), self.now);
+        (self.checkpointer.last_fold, self.checkpointer.fold_done_at) = ((bytes, runs), self.basis.now);
         if self.folds_on(bytes, runs) {
             return self.begin_fold(out);
         }
@@ -663,7 +655,7 @@ impl Controller {
             self.forget_pointer(merged.no, old);
             self.leaves.remove(merged.no);
         }
-        if !self.config.mutations.fold_keeps_old_counts {
+        if !self.basis.config.mutations.fold_keeps_old_counts {
             self.forget_named(merged.no, merged.old.as_deref());
         }
         // What the new leaf contains leaves the overlay.
@@ -713,7 +705,7 @@ impl Controller {
 
     /// Takes the state as of the completed LSN and writes it as a run.
     fn capture(&mut self, out: Out) {
-        let rewrite = std::mem::take(&mut self.checkpointer.rewrite_wanted);
+        let rewrite = std::mem::take(&mut self.wants.rewrite);
         self.checkpointer.bytes_in_row = 0;
         self.limit_leaves();
         self.condemn_dead();
@@ -727,8 +719,7 @@ impl Controller {
         let checkpointer = &mut self.checkpointer;
         checkpointer.captured = self.log.completed;
         checkpointer.bytes_at_capture = self.log.total_bytes;
-        checkpointer.dirty = false;
-        (checkpointer.free_wanted, checkpointer.hurries) = (false, false);
+        self.wants.on_captured();
         self.cleaner.on_captured();
         checkpointer.journal_fill = 0;
         self.write_runs(full, &parts, out);
@@ -755,7 +746,7 @@ impl Controller {
         for no in dead {
             let info = self.segments.remove(no).expect("just listed");
             if info.kind == Kind::Data {
-                self.space.on_dead(self.now);
+                self.space.on_dead(self.basis.now);
             }
             self.repairer.forget(no);
             // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
@@ -768,7 +759,8 @@ impl Controller {
         let since = if full { Lsn::ZERO } else { self.checkpointer.captured };
         let folded = std::mem::take(&mut self.checkpointer.folded_leaves);
         let dirty = self.segments.take_dirty();
-        let mut writer = PartWriter::new(full, self.checkpointer.folded_at, self.config.segment_payload_bytes / 4);
+        let mut writer =
+            PartWriter::new(full, self.checkpointer.folded_at, self.basis.config.segment_payload_bytes / 4);
         writer.layers(self.layers.clone());
         if full {
             for (no, pointer) in self.directory.iter() {
@@ -808,7 +800,7 @@ impl Controller {
     }
 
     fn write_runs(&mut self, full: bool, parts: &[Vec<u8>], out: Out) {
-        let jobs = pack_parts(parts, self.config.segment_payload_bytes as usize);
+        let jobs = pack_parts(parts, self.basis.config.segment_payload_bytes as usize);
         self.checkpointer.stage = Stage::Writing(Writing {
             lsn: self.log.completed,
             full,
@@ -895,7 +887,7 @@ impl Controller {
     /// Forgets log entries that are destaged and that the last durable checkpoint covers (protocol rule 15).
     pub(crate) fn trim(&mut self, out: Out) {
         let destaged = self.log.first_undestaged().prev();
-        let upto = if self.config.mutations.trim_past_commit {
+        let upto = if self.basis.config.mutations.trim_past_commit {
             destaged.min(self.log.completed)
         } else {
             destaged.min(self.checkpointer.durable.lsn)
@@ -909,12 +901,12 @@ impl Controller {
 
     pub(crate) fn send_trims(&mut self, out: Out) {
         use crate::api::Lane;
-        use crate::call::Purpose;
+        use crate::peers::Purpose;
         use holdfast_format::wire::Request;
-        let (volume, epoch, upto) = (self.config.volume, self.epoch(), self.log.trimmed);
+        let (volume, epoch, upto) = (self.basis.config.volume, self.epoch(), self.log.trimmed);
         for ledger in self.root().ledgers.clone() {
             for leg in &ledger.legs {
-                if self.nodes.leg_usable(*leg) {
+                if self.peers.leg_usable(*leg) {
                     let request = Request::TrimLedger { device: leg.device, volume, epoch, ledger: ledger.id, upto };
                     self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
                 }

@@ -7,13 +7,13 @@
 //! A fold never changes the base while the cleaner is at work (see `apply`).
 
 use crate::api::{Lane, State};
-use crate::call::{Purpose, Wants};
 use crate::controller::{Controller, Out};
-use crate::fetch::FetchError;
+use crate::fetch::{FetchError, Recipient};
 use crate::governor::Need;
 use crate::job::{JobKind, Work};
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Crcs, Leaf, LeafNo, Place};
+use crate::peers::Purpose;
 use crate::segments::{Kind, SegmentInfo};
 use crate::space::DEAD_PER_MILLE_MIN;
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
@@ -178,14 +178,14 @@ impl Controller {
         }
         let movable_bytes = self.movable_payload_bytes();
         // Begun at half of it, the checkpoint is done before the cleaner has to wait.
-        self.checkpointer.hurries |= self.cleaner.owed_bytes > movable_bytes / 2;
+        self.wants.hurry |= self.cleaner.owed_bytes > movable_bytes / 2;
         // Nor does a fold that the overlay needs find a pass under way.
-        let lets_fold = self.checkpointer.hurries && self.overlay_wants_fold();
+        let lets_fold = self.wants.hurry && self.overlay_wants_fold();
         if self.cleaner.owed_bytes > movable_bytes || lets_fold {
             return;
         }
         if self.cleaner.has_passed_since_fold && self.fold_goes_first() {
-            self.checkpointer.fold_wanted = true;
+            self.wants.fold = true;
             return;
         }
         // In turn, but where the first tier is about to overflow.
@@ -204,7 +204,7 @@ impl Controller {
         if self.wants_room() || !self.rotation_is_due() || !self.may_rotate() {
             return Vec::new();
         }
-        let blocks = u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let blocks = u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         self.take_oldest(blocks, VICTIMS_MAX)
     }
 
@@ -223,18 +223,18 @@ impl Controller {
     fn take_dead(&mut self) -> Vec<SegmentNo> {
         let is_short = self.wants_room();
         let is_pressed = self.is_cleaning_pressed();
-        let is_fresh = self.now.since(self.cleaner.found_at) < FOUND_FOR && self.cleaner.found_in_steps;
+        let is_fresh = self.basis.now.since(self.cleaner.found_at) < FOUND_FOR && self.cleaner.found_in_steps;
         let takes_found = !self.cleaner.found.is_empty() && (is_pressed || is_fresh);
         let pace = match (is_pressed, takes_found || self.cleaner.search.is_some()) {
             (false, _) => SEARCH_EVERY_CALM,
             (true, false) => SEARCH_EVERY,
             (true, true) => Duration::ZERO,
         };
-        if self.now.since(self.cleaner.searched_at) < pace {
+        if self.basis.now.since(self.cleaner.searched_at) < pace {
             return Vec::new();
         }
         if pace > Duration::ZERO {
-            self.cleaner.searched_at = self.now;
+            self.cleaner.searched_at = self.basis.now;
         }
         if !takes_found {
             if !self.search_victims() {
@@ -242,12 +242,12 @@ impl Controller {
             }
             if self.cleaner.found_in_steps && self.cleaner.found.is_empty() {
                 // A walk over all that found nothing is not begun again at once.
-                self.cleaner.searched_at = self.now + SEARCH_EVERY_CALM;
+                self.cleaner.searched_at = self.basis.now + SEARCH_EVERY_CALM;
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
             // a fold that begins puts off whatever is cleaned.
             let is_hidden = !self.hidden.is_known() || !self.has_room() && self.checkpointer.unfolded;
-            self.checkpointer.fold_wanted |= is_short && is_hidden;
+            self.wants.fold |= is_short && is_hidden;
         } else {
             // Begun when there was more room.
             self.cleaner.search = None;
@@ -288,14 +288,14 @@ impl Controller {
         if self.wants_room() {
             return self.segments.dead_per_mille().max(DEAD_PER_MILLE_MIN);
         }
-        u64::from(self.config.clean_dead_per_mille).min(self.room_per_mille().max(450))
+        u64::from(self.basis.config.clean_dead_per_mille).min(self.room_per_mille().max(450))
     }
 
     /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age: what
     /// has not changed for long stays as it is when it is moved (cost-benefit: Rosenblum and Ousterhout, The Design and
     /// Implementation of a Log-Structured File System, 1992, section 3.5). In steps; true with the last one.
     fn search_victims(&mut self) -> bool {
-        let now = self.now;
+        let now = self.basis.now;
         self.cleaner.unreadable.retain(|_, until| *until > now);
         let may_return = self.root().tiers != Tiers::default() && self.capacity_takes_a_segment();
         let may_spread = self.layout_now() == Some(self.root().layout);
@@ -304,7 +304,7 @@ impl Controller {
         let mut search = self.cleaner.search.take().unwrap_or_default();
         let count = self.segments.totals().data_segments;
         let mut ahead = self.segments.iter_from(search.next);
-        for (no, info) in ahead.by_ref().take(self.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
+        for (no, info) in ahead.by_ref().take(self.basis.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
             search.rank += 1;
             let left_alone = self.cleaner.is_unreadable(no) || self.cleaner.is_emptied(no);
             if info.visible() == 0 || left_alone {
@@ -326,7 +326,7 @@ impl Controller {
         let next = ahead.next().map(|(no, _)| no);
         drop(ahead);
         // Each has a block that lives, at least: more than so many don't fit.
-        let room = PASSES_FOUND * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let room = PASSES_FOUND * u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         if search.candidates.len() as u64 > 2 * room || next.is_none() {
             self.keep_best(&mut search.candidates, room as usize);
         }
@@ -368,7 +368,7 @@ impl Controller {
 
     /// The next victims: what lives in them fills one segment, half of it at least with data of about one age.
     fn take_victims(&mut self) -> Vec<SegmentNo> {
-        let room = u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let room = u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         let mut total = 0;
         let mut victims = Vec::new();
         // Some may have died and been freed since.
@@ -403,7 +403,7 @@ impl Controller {
             return;
         }
         let passes = if self.wants_room() { PASSES_FOUND } else { PASSES_NEAR_CALM };
-        let mut left = passes * u64::from(self.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let mut left = passes * u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         let live_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, SegmentInfo::visible);
         let best = ordered.iter().take_while(|no| {
             let fits = left > 0;
@@ -421,12 +421,12 @@ impl Controller {
         let Some(pass) = self.pass(id) else { return };
         let (no, tried) = (pass.victims[at].no, pass.victims[at].tried);
         let Some(info) = self.segments.get(no) else { return self.give_up_pass() };
-        let next = (tried..info.geometry.shard_count()).find(|i| self.nodes.leg_usable(info.homes[usize::from(*i)]));
+        let next = (tried..info.geometry.shard_count()).find(|i| self.peers.leg_usable(info.homes[usize::from(*i)]));
         let Some(index) = next else { return self.give_up_pass() };
         let leg = info.homes[usize::from(index)];
         let victim = &mut self.cleaner.pass.as_mut().expect("checked").victims[at];
         (victim.tried, victim.asked_at) = (index + 1, Some(leg));
-        let shard = ShardId { segment: self.segment_id(no), index };
+        let shard = ShardId { segment: self.basis.segment_id(no), index };
         let request = Request::ReadShardHeader { device: leg.device, shard };
         let purpose = Purpose::Header { cleaner: id, victim: at };
         if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
@@ -441,7 +441,7 @@ impl Controller {
     pub(crate) fn on_header(&mut self, id: u64, at: usize, reply: &Reply, payload: &Buf, out: Out) {
         let Some(pass) = self.pass(id) else { return };
         let (no, index) = (pass.victims[at].no, pass.victims[at].tried - 1);
-        let shard = ShardId { segment: self.segment_id(no), index };
+        let shard = ShardId { segment: self.basis.segment_id(no), index };
         let header = match reply {
             Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
             _ => None,
@@ -526,7 +526,7 @@ impl Controller {
         let pass = self.cleaner.pass.as_mut().expect("a pass under way");
         if pass.moves.is_empty() {
             // Dead already, only not folded yet: the next checkpoints find that out.
-            self.checkpointer.fold_wanted = true;
+            self.wants.fold = true;
             let pass = self.cleaner.pass.take().expect("just seen");
             self.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
             return;
@@ -553,7 +553,7 @@ impl Controller {
             let Some(Unread { part, run, crcs }) = pass.unread.pop_front() else { return };
             let segment = pass.parts[part as usize].0;
             pass.pending += 1;
-            let wants = Wants::Clean { job: pass.id, part };
+            let wants = Recipient::Clean { job: pass.id, part };
             self.start_fetch(wants, segment, None, run, Some(crcs), out);
         }
     }
@@ -609,8 +609,8 @@ impl Controller {
             let victims: Vec<SegmentNo> = pass.victims.iter().map(|v| v.no).collect();
             self.on_rotated(&victims, blocks * BLOCK_BYTES as u64);
         }
-        self.checkpointer.free_wanted = true;
-        self.checkpointer.fold_wanted |= !self.hidden.is_known();
+        self.wants.free = true;
+        self.wants.fold |= !self.hidden.is_known();
         if pass.rotates || self.cleaner.recodes.is_some() && !self.cleaner.found.is_empty() {
             // The next is not put off to the next tick.
             self.drive_cleaner(out);
@@ -622,15 +622,15 @@ impl Controller {
         self.give_up_pass();
         self.cleaner.found.clear();
         self.cleaner.search = None;
-        self.cleaner.searched_at = self.now + REFUSED_PAUSE;
-        self.checkpointer.fold_wanted = true;
+        self.cleaner.searched_at = self.basis.now + REFUSED_PAUSE;
+        self.wants.fold = true;
     }
 
     fn give_up_pass(&mut self) {
-        let until = self.now + UNREADABLE_PAUSE;
+        let until = self.basis.now + UNREADABLE_PAUSE;
         let unreadable = self.cleaner.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
         // Victims that died meanwhile were kept for the pass.
-        (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
+        self.wants.free_dead();
         self.cleaner.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));
     }
 }

@@ -21,9 +21,10 @@
 //! Faults: a lost connection fails its calls with unknown outcome; appends are repeated (idempotent), shards are placed
 //! elsewhere, reads are reconstructed. A stale epoch deposes. A bad checksum is read around and repaired.
 
+pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Status, Target};
+use crate::basis::Basis;
 use crate::bypass::BypassBatch;
-use crate::call::{CALLS_MAX, Call, Purpose};
 use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
 use crate::copies::RootCopies;
@@ -35,16 +36,15 @@ use crate::handover::Handover;
 use crate::heat::Heat;
 use crate::hidden::Hidden;
 use crate::hold::Hold;
-use crate::job::SegmentJob;
+use crate::job::{SegmentJob, put_doublings};
 use crate::layers::{CloneInfo, LayerTable, Snapshot};
 use crate::leafload::{LeafLoad, Span};
 use crate::log::{Log, WriteOp};
 use crate::map::{LeafCache, LeafNo, Overlay};
 use crate::mark::Marker;
 use crate::moves::Mover;
-use crate::nodes::Nodes;
 use crate::opening::Opening;
-use crate::outliers::Outliers;
+use crate::peers::{Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, Worth};
 use crate::pressure::Pressure;
 use crate::read::{ReadOp, ReadQueue};
 use crate::readahead::ReadAhead;
@@ -58,17 +58,18 @@ use crate::segments::SegmentTable;
 use crate::snapshots::Changes;
 use crate::space::Space;
 use crate::tiers::Rotation;
+use crate::wants::Wants;
 use crate::warming::{Filling, Warmth};
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
-    BlockData, BlockError, BlockReply, BlockRequest, Buf, Effects, Epoch, HeadId, Instant, Key, Lsn, NodeId, ObjectId,
+    BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, Lsn, NodeId, ObjectId,
     Prng, RequestToken, Slab, Token,
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
-use holdfast_format::wire::{Refusal, Reply, Request};
+use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -81,17 +82,19 @@ const TICK_BUSY: Duration = Duration::from_millis(2);
 /// Otherwise this often, for work by age.
 const TICK_IDLE: Duration = Duration::from_millis(500);
 
+/// Hedges allowed: one in this many appends, beyond a first few.
+const HEDGE_SHARE: u64 = 20;
+const HEDGES_FREE: u64 = 64;
+
 /// A tick this late means that this process stood still, not the nodes.
 const TICK_LATE: Duration = Duration::from_millis(60);
 
 pub struct Controller {
-    pub(crate) config: Config,
+    pub(crate) basis: Basis,
+    pub(crate) wants: Wants,
     pub(crate) state: State,
-    pub(crate) now: Instant,
     pub(crate) rng: Prng,
-    pub(crate) nodes: Nodes,
-    pub(crate) outliers: Outliers,
-    pub(crate) calls: Slab<Call>,
+    pub(crate) peers: Peers,
     pub(crate) root: RootWriter,
     pub(crate) copies: RootCopies,
     pub(crate) resizer: Resizer,
@@ -149,8 +152,6 @@ pub struct Controller {
     pub(crate) counters: Counters,
     pub(crate) seals: Vec<Seal>,
     pub(crate) last_activity: Instant,
-    /// When it first served.
-    pub(crate) opened_at: Instant,
     /// When a volume that is being closed is left as it is.
     pub(crate) close_by: Option<Instant>,
     last_tick: Instant,
@@ -158,17 +159,12 @@ pub struct Controller {
     judge_from: Instant,
 }
 
-pub(crate) type Out<'a> = &'a mut Effects<Effect>;
-
 impl Controller {
     pub fn new(config: Config) -> Controller {
         Controller {
             state: State::Opening,
-            now: Instant::ZERO,
             rng: Prng::new(config.seed),
-            nodes: Nodes::default(),
-            outliers: Outliers::default(),
-            calls: Slab::new(CALLS_MAX),
+            peers: Peers::default(),
             root: RootWriter::default(),
             copies: RootCopies::default(),
             resizer: Resizer::default(),
@@ -221,18 +217,18 @@ impl Controller {
             counters: Counters::default(),
             seals: Vec::new(),
             last_activity: Instant::ZERO,
-            opened_at: Instant::ZERO,
             close_by: None,
             last_tick: Instant::ZERO,
             was_busy: false,
             judge_from: Instant::ZERO,
-            config,
+            wants: Wants::default(),
+            basis: Basis::new(config),
         }
     }
 
     /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
-        self.now = self.now.max(now);
+        self.basis.now = self.basis.now.max(now);
         match event {
             Event::Open => self.begin_opening(out),
             Event::Warm => self.begin_warming(out),
@@ -243,9 +239,9 @@ impl Controller {
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
-            Event::Near { nodes } => self.nodes.near = nodes,
-            Event::CheckReads(checked) => self.config.checked_reads = checked,
-            Event::KeepSpare(keep) => self.config.keeps_spare = keep,
+            Event::Near { nodes } => self.peers.set_near(nodes),
+            Event::CheckReads(checked) => self.basis.config.checked_reads = checked,
+            Event::KeepSpare(keep) => self.basis.config.keeps_spare = keep,
             Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::SetTiers { tiers } => self.resizer.wanted_tiers = Some(tiers),
             Event::SetAside { claims } => self.on_set_aside(claims),
@@ -280,7 +276,7 @@ impl Controller {
     }
 
     fn is_busy(&self) -> bool {
-        !self.calls.is_empty()
+        !self.peers.is_idle()
             || !self.reads.is_empty()
             || !self.write_ops.is_empty()
             || self.opening.is_some()
@@ -304,7 +300,7 @@ impl Controller {
     }
 
     pub(crate) fn root(&self) -> &Root {
-        self.root.current()
+        self.basis.root()
     }
 
     pub(crate) fn epoch(&self) -> Epoch {
@@ -312,19 +308,19 @@ impl Controller {
     }
 
     pub fn is_encrypted(&self) -> bool {
-        self.config.key.is_some()
+        self.basis.config.key.is_some()
     }
 
     pub fn checks_reads(&self) -> bool {
-        self.config.checked_reads
+        self.basis.config.checked_reads
     }
 
     pub fn size_bytes(&self) -> Option<u64> {
-        self.root.is_known().then(|| self.root().size_bytes)
+        self.basis.is_known().then(|| self.root().size_bytes)
     }
 
     pub fn layout(&self) -> Option<holdfast_format::geometry::Layout> {
-        self.root.is_known().then(|| self.root().layout)
+        self.basis.is_known().then(|| self.root().layout)
     }
 
     pub(crate) fn set_state(&mut self, state: State, out: Out) {
@@ -344,16 +340,11 @@ impl Controller {
         payload: Vec<Buf>,
         out: Out,
     ) -> Option<Token> {
-        if !self.nodes.is_up(node) || self.calls.is_full() {
-            return None;
-        }
-        let token = self.calls.insert(Call { node, sent_at: self.now, purpose, late: false });
-        out.push(Effect::Send { node, lane, token: token.0, request, payload });
-        Some(token)
+        self.peers.send(self.basis.now, Ask { node, lane, purpose, request, payload }, out)
     }
 
     pub(crate) fn on_request(&mut self, of: Target, request: BlockRequest, out: Out) {
-        self.last_activity = self.now;
+        self.last_activity = self.basis.now;
         match (self.state, of) {
             (State::Open, target) => self.start_request(target, request, out),
             (State::Opening, _) => {
@@ -370,17 +361,17 @@ impl Controller {
 
     /// Guests' requests come before work that can wait.
     pub(crate) fn guests_are_at_work(&self) -> bool {
-        self.now.since(self.last_activity) < GUESTS_REST
+        self.basis.now.since(self.last_activity) < GUESTS_REST
     }
 
     /// Whether a shard may be made again, moved or re-coded now.
     pub(crate) fn may_move_data(&self, need: Need) -> bool {
-        !self.guests_are_at_work() || self.repairer.has_few_at_work(need) && self.governor.admits(self.now, need)
+        !self.guests_are_at_work() || self.repairer.has_few_at_work(need) && self.governor.admits(self.basis.now, need)
     }
 
     pub(crate) fn charge_moved(&mut self, bytes: u64, need: Need) {
         if self.guests_are_at_work() {
-            self.governor.charge(self.now, bytes, need);
+            self.governor.charge(self.basis.now, bytes, need);
         }
     }
 
@@ -427,11 +418,10 @@ impl Controller {
     }
 
     fn on_answer(&mut self, node: NodeId, token: Token, reply: Reply, payload: Buf, out: Out) {
-        let Some(call) = self.calls.remove(token) else { return };
-        assert_eq!(call.node, node, "an answer comes from the node that was asked");
-        self.nodes.record(self.now, node, call.purpose.class(), call.sent_at);
-        if self.nodes.get(node).is_some_and(|n| n.suspect) {
-            self.reconsider(node, out);
+        let Some(call) = self.peers.on_answer(self.basis.now, node, token) else { return };
+        if self.peers.reconsider(&self.basis, node, out) {
+            self.on_legs_changed(out);
+            self.retry_stalled_fetches(out);
         }
         if matches!(self.state, State::Deposed | State::Closed) {
             self.progress_release(usize::from(matches!(call.purpose, Purpose::Release)), out);
@@ -467,7 +457,7 @@ impl Controller {
             Purpose::RepairHeader { repair } => self.on_repair_header(repair, &reply, &payload, out),
             Purpose::RepairClear { repair } => self.on_repair_clear(repair, &reply, out),
             Purpose::RepairPut { repair } => self.on_repair_put(repair, &reply, out),
-            Purpose::RepairMake { repair } => self.on_repair_made(repair, self.now.since(sent_at), &reply, out),
+            Purpose::RepairMake { repair } => self.on_repair_made(repair, self.basis.now.since(sent_at), &reply, out),
             Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
             Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
@@ -476,8 +466,8 @@ impl Controller {
             Purpose::PutRoot { leg, sequence } => self.on_root_put(leg, sequence, &reply, out),
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
-                    self.nodes.on_stat(node, devices);
-                    self.judge_devices(out);
+                    self.peers.on_stat(node, devices);
+                    self.peers.judge_devices(&self.basis, out);
                     self.on_legs_changed(out);
                 }
             }
@@ -502,7 +492,7 @@ impl Controller {
             | Purpose::RepairClear { repair }
             | Purpose::RepairPut { repair } => self.on_repair_lost(repair),
             Purpose::RepairMake { repair } => {
-                self.nodes.on_not_made(call.node, self.now);
+                self.peers.on_not_made(call.node, self.basis.now);
                 self.on_repair_lost(repair);
             }
             Purpose::Inventory { device } => {
@@ -516,6 +506,123 @@ impl Controller {
             Purpose::Release => self.progress_release(1, out),
             Purpose::Stat | Purpose::Probe | Purpose::Forget => {}
         }
+    }
+
+    // ---- nodes that come, go and lag ----
+
+    fn on_node_up(&mut self, node: NodeId, version: u32, devices: Vec<DeviceStat>, out: Out) {
+        self.lose_calls(node, out);
+        self.peers.on_up(self.basis.now, node, version, devices);
+        self.peers.recheck(self.basis.now, node);
+        self.on_legs_changed(out);
+        self.retry_stalled_fetches(out);
+        self.progress(out);
+    }
+
+    fn on_node_down(&mut self, node: NodeId, out: Out) {
+        self.peers.on_down(self.basis.now, node);
+        self.repairer.note_degraded();
+        self.lose_calls(node, out);
+        self.on_legs_changed(out);
+        self.replace_shards_on(node, out);
+        self.progress(out);
+    }
+
+    fn lose_calls(&mut self, node: NodeId, out: Out) {
+        let lost: Vec<Token> = self.peers.owed_by(node).map(|(token, _)| token).collect();
+        for token in lost {
+            if let Some(call) = self.peers.lose(token) {
+                self.on_call_lost(call, out);
+            }
+        }
+    }
+
+    /// What is over its bound is hedged, who is far over it is suspected.
+    fn judge_calls(&mut self, out: Out) {
+        let (jobs, now) = (&self.jobs, self.basis.now);
+        let found = self.peers.judge(&self.basis, |purpose| put_doublings(jobs, purpose));
+        if found.is_unclear {
+            // To tell a slow node from a host that stands still.
+            for node in self.peers.ids() {
+                self.peers.probe(now, node, out);
+            }
+        }
+        for token in found.late {
+            self.on_late(token, out);
+        }
+        for node in found.suspects {
+            self.suspect(node, Worth::Spare, out);
+        }
+        for (node, (worth, since)) in found.doubted {
+            self.doubt(node, worth, since, &found.lags, out);
+        }
+        self.peers.reconnect_silent(now, out);
+    }
+
+    /// A node that would be missed owes something since then. To do without it the log needs another rule, so the metadata store:
+    /// it is done without only when it does not even answer a ping, and the store has answered since it fell silent.
+    fn doubt(&mut self, node: NodeId, worth: Worth, since: Instant, lags: &Lags, out: Out) {
+        let now = self.basis.now;
+        self.peers.probe(now, node, out);
+        let silent_since = self.peers.silent_since(node, since);
+        if now.since(silent_since) >= PING_MAX {
+            self.ask_store(silent_since, out);
+        }
+        if self.peers.is_hung(now, node, worth, silent_since, lags) && self.root.was_heard_since(silent_since) {
+            self.suspect(node, worth, out);
+        }
+    }
+
+    fn on_late(&mut self, token: Token, out: Out) {
+        let Some((call, again)) = self.peers.note_late(token) else { return };
+        match call.purpose {
+            Purpose::Append { ledger, lsn, .. } => {
+                let allowed =
+                    self.counters.append_hedges * HEDGE_SHARE <= self.log.completed.0 + HEDGES_FREE * HEDGE_SHARE;
+                if allowed {
+                    self.hedge_append(ledger, lsn, out);
+                }
+            }
+            Purpose::Fetch { fetch, .. } => {
+                let allowed =
+                    self.counters.read_hedges * HEDGE_SHARE <= self.counters.reads + HEDGES_FREE * HEDGE_SHARE;
+                if allowed || !self.peers.is_usable(call.node) {
+                    self.hedge_fetch(fetch, out);
+                }
+            }
+            Purpose::PutShard { job, shard } if again => self.on_put_lost(job, shard, call.node, out),
+            // Whether the node is alive decides: a busy disk is waited for, a hung process is not.
+            Purpose::PutShard { .. } => self.peers.probe(self.basis.now, call.node, out),
+            Purpose::CreateLedger { ledger, leg } => self.on_create_lost(ledger, leg, out),
+            _ => self.opening_call_late(&call, out),
+        }
+    }
+
+    fn suspect(&mut self, node: NodeId, judged_as: Worth, out: Out) {
+        if !self.peers.suspect(&self.basis, node, judged_as, out) {
+            return;
+        }
+        self.repairer.note_degraded();
+        self.on_legs_changed(out);
+        self.replace_shards_on(node, out);
+        let fetch_of = |call: &Call| if let Purpose::Fetch { fetch, .. } = call.purpose { Some(fetch) } else { None };
+        let fetches: Vec<Token> = self.peers.owed_by(node).filter_map(|(_, call)| fetch_of(call)).collect();
+        for fetch in fetches {
+            self.hedge_fetch(fetch, out);
+        }
+        let is_waited_for = |call: &Call| {
+            matches!(call.purpose, Purpose::CreateLedger { .. } | Purpose::Fence { .. } | Purpose::RecoverRead { .. })
+        };
+        let owed = self.peers.owed_by(node).map(|(_, call)| call);
+        let waited_for: Vec<Call> = owed.filter(|call| is_waited_for(call)).cloned().collect();
+        for call in waited_for {
+            self.on_call_lost(call, out);
+        }
+    }
+
+    /// Devices found slow: since when, and whether this volume does without them.
+    pub fn slow_devices(&self) -> Vec<(DeviceId, Instant, bool)> {
+        self.peers.slow_devices()
     }
 
     /// What may have become possible after any event.
@@ -538,21 +645,21 @@ impl Controller {
     }
 
     fn on_tick(&mut self, out: Out) {
-        let slept = self.now.since(self.last_tick);
-        self.last_tick = self.now;
+        let slept = self.basis.now.since(self.last_tick);
+        self.last_tick = self.basis.now;
         let is_busy = self.is_busy();
         let pace = if std::mem::replace(&mut self.was_busy, is_busy) { TICK_BUSY } else { TICK_IDLE };
         if slept > TICK_LATE + pace {
             // This process was stopped: answers wait in its sockets; judge nobody before they were read.
-            self.judge_from = self.now + TICK_BUSY * 5;
+            self.judge_from = self.basis.now + TICK_BUSY * 5;
         }
         if matches!(self.state, State::Deposed | State::Closed) {
             return self.progress_release(0, out);
         }
-        if self.now >= self.judge_from {
+        if self.basis.now >= self.judge_from {
             self.judge_calls(out);
         }
-        self.ask_after_opening_devices(out);
+        self.peers.ask_after_opening_devices(self.basis.now, out);
         self.renew_grants(out);
         self.serve_granted_reads(out);
         self.rest_readahead();
@@ -570,8 +677,8 @@ impl Controller {
     /// Everything that is done by the way while the volume is open.
     fn background(&mut self, out: Out) {
         self.look_for_room();
-        self.governor.look(self.now, self.repairer.is_at_work());
-        self.checkpointer.fold_wanted |= self.layers.any_goes();
+        self.governor.look(self.basis.now, self.repairer.is_at_work());
+        self.wants.fold |= self.layers.any_goes();
         self.look_for_old_metadata();
         self.ask_for_room(out);
         self.drive_handover(out);
@@ -589,7 +696,7 @@ impl Controller {
     }
 
     pub fn status(&self) -> Status {
-        let known = self.root.is_known();
+        let known = self.basis.is_known();
         let own = self.segments.own_totals();
         Status {
             state: self.state,
@@ -602,7 +709,7 @@ impl Controller {
             degraded_segments: if known { self.degraded_segments() } else { 0 },
             at_risk_entries: self.at_risk_entries(),
             is_recoverable: self.is_recoverable(),
-            suspect_nodes: self.nodes.suspects(),
+            suspect_nodes: self.peers.suspects(),
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
             space: own.space,
@@ -637,11 +744,11 @@ impl Controller {
             self.fetches,
             self.leaf_loads,
             self.awaiting_grant,
-            self.calls,
+            self.peers.calls(),
             self.log.open,
             self.opening,
             self.jobs.iter().map(|(_, job)| job.summary()).collect::<Vec<_>>(),
-            self.nodes,
+            self.peers,
             self.checkpointer,
             self.space,
             self.family,

@@ -8,8 +8,8 @@
 //! Limits: one root at a time, as there is one swap at a time.
 
 use crate::api::Lane;
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
+use crate::peers::Purpose;
 use crate::root::Change;
 use holdfast_base::Instant;
 use holdfast_format::ledger::{LedgerRef, Leg};
@@ -77,7 +77,7 @@ fn is_copied(change: Change, old: Option<&Root>, new: &Root) -> bool {
 impl Controller {
     /// A swap to this root begins.
     pub(crate) fn copy_root(&mut self, root: &Root, change: Change, out: Out) {
-        let old = self.root.known();
+        let old = self.basis.known();
         if !is_copied(change, old, root) {
             return;
         }
@@ -97,8 +97,8 @@ impl Controller {
     /// To legs that have none, and were not asked. Those whose nodes don't know of copies count as out of reach.
     fn send_copies(&mut self, out: Out) {
         let Some(root) = self.copies.root.clone() else { return };
-        self.copies.tried_at = self.now;
-        let (volume, sequence, bytes) = (self.config.volume, self.copies.sequence, root.encode());
+        self.copies.tried_at = self.basis.now;
+        let (volume, sequence, bytes) = (self.basis.config.volume, self.copies.sequence, root.encode());
         for leg in self.copies.legs() {
             if self.copies.held.contains(&leg) || self.copies.asked.contains(&leg) {
                 continue;
@@ -106,7 +106,7 @@ impl Controller {
             let request =
                 Request::PutRoot { device: leg.device, volume, epoch: root.epoch, sequence, root: bytes.clone() };
             let purpose = Purpose::PutRoot { leg, sequence };
-            if self.nodes.understands(leg.node, &request)
+            if self.peers.understands(leg.node, &request)
                 && self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some()
             {
                 self.copies.asked.insert(leg);
@@ -137,16 +137,16 @@ impl Controller {
         if self.copies.is_safe() || self.copies.asked.is_empty() {
             return false;
         }
-        let until = *self.copies.wait_until.get_or_insert(self.now + WAIT_MAX);
-        self.now < until
+        let until = *self.copies.wait_until.get_or_insert(self.basis.now + WAIT_MAX);
+        self.basis.now < until
     }
 
     /// Legs that were out of reach get their copy when they are back.
     pub(crate) fn drive_copies(&mut self, out: Out) {
-        if self.now.since(self.copies.tried_at) < RETRY_EVERY || !self.copies.asked.is_empty() {
+        if self.basis.now.since(self.copies.tried_at) < RETRY_EVERY || !self.copies.asked.is_empty() {
             return;
         }
-        let lacks = |leg: &Leg| !self.copies.held.contains(leg) && self.nodes.is_usable(leg.node);
+        let lacks = |leg: &Leg| !self.copies.held.contains(leg) && self.peers.is_usable(leg.node);
         if !self.root.is_swapping() && self.copies.legs().iter().any(lacks) {
             self.send_copies(out);
         }

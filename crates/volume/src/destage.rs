@@ -41,13 +41,13 @@ struct Extent {
 impl Controller {
     pub(crate) fn drive_destage(&mut self, out: Out) {
         self.retry_parked_jobs(out);
-        if self.layout_now().is_none() || !self.space.may_destage(self.now) {
+        if self.layout_now().is_none() || !self.space.may_destage(self.basis.now) {
             return;
         }
         let mut running = self.jobs.iter().filter(|(_, j)| matches!(j.kind(), JobKind::Destage { .. })).count();
         while running < JOBS_MAX {
-            let full = u64::from(self.config.segment_payload_bytes);
-            let budget = self.config.writeback_bytes_max;
+            let full = u64::from(self.basis.config.segment_payload_bytes);
+            let budget = self.basis.config.writeback_bytes_max;
             let fills_journals = self.checkpointer.journal_fill() > JOURNAL_PRESSURE;
             let span = self.log.waiting_span();
             // Of a small budget an eighth: a segment is to be full.
@@ -77,10 +77,9 @@ impl Controller {
         }
         let oldest = self.log.next_to_destage();
         oldest <= self.log.completed
-            && self
-                .log
-                .get(oldest)
-                .is_some_and(|e| self.now.since(e.appended_at) >= self.config.destage_age_max || self.is_at_risk(e))
+            && self.log.get(oldest).is_some_and(|e| {
+                self.basis.now.since(e.appended_at) >= self.basis.config.destage_age_max || self.is_at_risk(e)
+            })
     }
 
     /// Live extents that nobody destages yet, up to one segment: of entries that are as likely to die soon as the oldest one, and of

@@ -13,44 +13,10 @@ use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
 use holdfast_format::record::SegmentNo;
 
-/// What a volume loses with a node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Worth {
-    /// Nothing: there are fault domains enough for all copies without it.
-    Spare,
-    /// A copy: what is written without it bears fewer losses, but still one.
-    Missed,
-    /// What is written without it lies on two devices of one other node, and bears the loss of no node.
-    Needed,
-    /// What is written without it would have one copy, or waits.
-    Last,
-}
-
 impl Controller {
-    /// Whether fault domains of this volume are devices.
-    pub(crate) fn is_on_devices(&self) -> bool {
-        self.root.is_known() && self.root().layout.is_on_devices()
-    }
-
     /// Usable fault domains: devices, or nodes.
     pub(crate) fn domain_count(&self) -> usize {
-        if self.is_on_devices() { self.usable_devices().count() } else { self.nodes.usable_count() }
-    }
-
-    /// How well the volume can do without this node.
-    pub(crate) fn worth(&self, node: NodeId) -> Worth {
-        let failures = if self.root.is_known() { usize::from(self.root().layout.failures()) } else { 0 };
-        let left = match self.is_on_devices() {
-            true => self.nodes.devices_in_need(Some(node)),
-            false => self.nodes.usable_count_in_need().saturating_sub(1),
-        };
-        match left {
-            _ if left > failures => Worth::Spare,
-            0 => Worth::Last,
-            1 if self.is_on_devices() || self.nodes.devices_in_need(Some(node)) < 2 => Worth::Last,
-            1 => Worth::Needed,
-            _ => Worth::Missed,
-        }
+        if self.basis.is_on_devices() { self.usable_devices().count() } else { self.peers.usable_count() }
     }
 
     /// Legs and rule of a new ledger over devices: 2f+1 of them where there are that many, taken from the nodes in turn.
@@ -60,11 +26,11 @@ impl Controller {
         let depth = nodes.iter().map(|(_, legs)| legs.len()).max().unwrap_or(0);
         let mut legs: Vec<Leg> =
             (0..depth).flat_map(|i| nodes.iter().filter_map(move |(_, legs)| legs.get(i).copied())).collect();
-        legs.sort_by_key(|leg| self.nodes.device(*leg).map_or(2, crowding));
+        legs.sort_by_key(|leg| self.peers.device(*leg).map_or(2, crowding));
         let rule = self.rule_over(legs.len(), failures);
         if legs.len() > usize::from(failures) {
             // A slow standby is better than none.
-            legs.extend(self.nodes.slow_standbys());
+            legs.extend(self.peers.slow_standbys());
         }
         legs.truncate((2 * usize::from(failures) + 1).min(LEGS_MAX));
         rule.is_satisfiable(&legs).then_some((legs, rule))
@@ -81,8 +47,8 @@ impl Controller {
     /// Homes of a segment on so many devices: each on a node that has the fewest of them, drawn by free space.
     pub(crate) fn place_on_devices(&mut self, count: usize, shard_bytes: u64, room: Target) -> Option<Vec<Leg>> {
         let mut pool: Vec<(Leg, u64)> = Vec::new();
-        for (id, node) in self.nodes.iter().filter(|(_, node)| node.up && !node.suspect) {
-            let fitting = node.devices.values().filter(|d| self.fits_shard(id, d, shard_bytes, room));
+        for (id, node) in self.peers.usable() {
+            let fitting = node.devices().filter(|d| self.fits_shard(id, d, shard_bytes, room));
             pool.extend(fitting.map(|d| (Leg { node: id, device: d.device }, d.free_bytes.max(1))));
         }
         let mut homes: Vec<Leg> = Vec::with_capacity(count);
@@ -95,7 +61,7 @@ impl Controller {
             homes.push(leg);
         }
         for leg in &homes {
-            self.nodes.charge(*leg, shard_bytes);
+            self.peers.charge(*leg, shard_bytes);
         }
         Some(homes)
     }
@@ -111,16 +77,16 @@ impl Controller {
     ) -> Option<Leg> {
         let others = || homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index)).map(|(_, leg)| leg);
         let mut found: Vec<(usize, u64, Leg)> = Vec::new();
-        for (id, node) in self.nodes.iter().filter(|(id, node)| node.up && !node.suspect && !failed.contains(id)) {
+        for (id, node) in self.peers.iter().filter(|(id, node)| node.is_usable() && !failed.contains(id)) {
             let held = others().filter(|home| home.node == id).count();
-            for d in node.devices.values().filter(|d| homes.iter().all(|home| home.device != d.device)) {
+            for d in node.devices().filter(|d| homes.iter().all(|home| home.device != d.device)) {
                 if self.fits_shard(id, d, shard_bytes, room) {
                     found.push((usize::MAX - held, d.free_bytes, Leg { node: id, device: d.device }));
                 }
             }
         }
         let (_, _, leg) = found.into_iter().max_by_key(|(fewest, free, _)| (*fewest, *free))?;
-        self.nodes.charge(leg, shard_bytes);
+        self.peers.charge(leg, shard_bytes);
         Some(leg)
     }
 
@@ -128,7 +94,7 @@ impl Controller {
     /// nodes, on no node that another domain's shards are on.
     pub(crate) fn may_lie(&self, geometry: &Geometry, homes: &[Leg], index: u8, there: Leg) -> bool {
         let domain = geometry.domain_of(index);
-        let is_on_devices = self.is_on_devices();
+        let is_on_devices = self.basis.is_on_devices();
         let mut others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
         others.all(|(i, home)| {
             home.device != there.device
@@ -139,11 +105,11 @@ impl Controller {
     /// Whether it is another volume's segment whose shards lie closer together than this volume's fault domains: then this volume
     /// writes what it sees of it anew.
     pub(crate) fn is_crowded_foreign(&self, no: SegmentNo, info: &SegmentInfo) -> bool {
-        self.is_foreign(no) && info.visible() > 0 && self.crowded(&info.geometry, &info.homes).is_some()
+        self.basis.is_foreign(no) && info.visible() > 0 && self.crowded(&info.geometry, &info.homes).is_some()
     }
 
     pub(crate) fn crowded_foreign(&self) -> u64 {
-        let foreign = self.segments.iter().take_while(|(no, _)| self.is_foreign(*no));
+        let foreign = self.segments.iter().take_while(|(no, _)| self.basis.is_foreign(*no));
         let data = foreign.filter(|(_, info)| info.kind == Kind::Data);
         data.filter(|(no, info)| self.is_crowded_foreign(*no, info)).count() as u64
     }

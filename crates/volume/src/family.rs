@@ -26,12 +26,12 @@
 //! record, which the host has written before, tells the next one of that.
 
 use crate::api::{Effect, Lane, Notice, State};
-use crate::call::Purpose;
 use crate::checkpoint::{PartIndex, PartWriter, pack_parts, padded, pointers_into};
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
 use crate::layers::LayerTable;
 use crate::map::{Mapped, Place};
+use crate::peers::Purpose;
 use crate::root::Change;
 use crate::segments::Kind;
 use holdfast_base::{
@@ -137,16 +137,6 @@ impl Family {
 }
 
 impl Controller {
-    /// The id of a segment that the map names.
-    pub(crate) fn segment_id(&self, no: SegmentNo) -> SegmentId {
-        no.of(self.root().volume_of(no))
-    }
-
-    /// Whether a segment is an origin's.
-    pub(crate) fn is_foreign(&self, no: SegmentNo) -> bool {
-        no < self.root().first_own()
-    }
-
     /// The volume's own segments.
     pub(crate) fn own_segments(&self) -> impl Iterator<Item = (SegmentNo, &crate::segments::SegmentInfo)> {
         self.segments.iter_from(self.root().first_own())
@@ -156,7 +146,7 @@ impl Controller {
 
     /// Whether a dependent may name the segment.
     pub(crate) fn is_named_by_dependents(&self, no: SegmentNo) -> bool {
-        if self.config.mutations.forgets_dependents {
+        if self.basis.config.mutations.forgets_dependents {
             return false;
         }
         let names = |of: &Dependent| no <= of.upto && self.family.named.get(&of.volume).is_none_or(|r| r.contains(no));
@@ -172,19 +162,19 @@ impl Controller {
         let all: Vec<SegmentNo> = self.segments.iter().map(|(no, _)| no).collect();
         let mut is_more_kept = false;
         for no in all {
-            let is_kept = self.is_foreign(no) || self.is_named_by_dependents(no);
+            let is_kept = self.basis.is_foreign(no) || self.is_named_by_dependents(no);
             is_more_kept |= self.segments.set_kept(no, is_kept) && is_kept;
         }
         if is_more_kept {
             self.cleaner.on_kept();
         }
         // What is kept no more may be freed by the next checkpoint.
-        (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
+        self.wants.free_dead();
     }
 
     /// A dependent says what it names, or that it is gone.
     pub(crate) fn on_dependent(&mut self, volume: VolumeId, names: Option<SegmentRanges>) {
-        if !self.root.is_known() || !self.root().dependents.iter().any(|of| of.volume == volume) {
+        if !self.basis.is_known() || !self.root().dependents.iter().any(|of| of.volume == volume) {
             return;
         }
         match names.filter(|names| !names.is_empty()) {
@@ -222,7 +212,7 @@ impl Controller {
         if let Some(why) = why {
             return self.notice(Notice::ForkRefused { dependent, why }, out);
         }
-        let since = self.now;
+        let since = self.basis.now;
         let (looked_at, upto, stage) = (None, None, Stage::Waiting);
         self.family.fork = Some(Fork { head, snapshot, dependent, name, size_bytes, since, looked_at, upto, stage });
         self.mark_kept();
@@ -241,7 +231,7 @@ impl Controller {
     /// The next step of a fork, and of what is done about dependents that are gone.
     pub(crate) fn drive_fork(&mut self, out: Out) {
         let Some(Fork { stage, since, dependent, .. }) = &self.family.fork else { return };
-        let (is_late, dependent) = (self.now.since(*since) >= FORK_MAX, *dependent);
+        let (is_late, dependent) = (self.basis.now.since(*since) >= FORK_MAX, *dependent);
         match stage {
             Stage::Waiting | Stage::Writing { .. } if is_late => {
                 self.end_fork();
@@ -273,7 +263,7 @@ impl Controller {
     }
 
     pub(crate) fn on_dependents_changed(&mut self) {
-        let root = self.root.current();
+        let root = self.basis.root();
         self.family.named.retain(|volume, _| root.dependents.iter().any(|of| of.volume == *volume));
         self.mark_kept();
     }
@@ -314,13 +304,13 @@ impl Controller {
             let why = "the volume has had all the snapshots that it can have; copy it to a new one";
             return self.notice(Notice::ForkRefused { dependent, why }, out);
         };
-        let mut root = Root::new(self.config.grid, dependent, &name, size_bytes, self.root().layout);
+        let mut root = Root::new(self.basis.config.grid, dependent, &name, size_bytes, self.root().layout);
         root.tiers = self.root().tiers;
         root.epoch = self.epoch().next();
         root.instance = InstanceId(dependent.0);
         root.key_id = self.root().key_id;
         root.origins = self.root().origins.clone();
-        root.origins.push(Origin { upto: self.epoch(), volume: self.config.volume });
+        root.origins.push(Origin { upto: self.epoch(), volume: self.basis.config.volume });
         root.trimmed = self.log.completed;
         root.checkpoint.lsn = self.log.completed;
         let parts = self.fork_parts(layers, layer, shown_bytes);
@@ -338,7 +328,7 @@ impl Controller {
 
     /// The whole map as a run of a checkpoint.
     fn fork_parts(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Vec<Vec<u8>> {
-        let bytes_max = self.config.segment_payload_bytes / 4;
+        let bytes_max = self.basis.config.segment_payload_bytes / 4;
         let mut writer = PartWriter::new(true, self.checkpointer.folded_at(), bytes_max);
         let live = layers.live(HeadId::VOLUME).expect("every volume has a live layer");
         writer.layers(layers);
@@ -368,7 +358,7 @@ impl Controller {
 
     fn write_fork(&mut self, root: Root, parts: Vec<Vec<u8>>, out: Out) {
         let (dependent, epoch) = (root.volume, root.epoch);
-        let packed = pack_parts(&parts, self.config.segment_payload_bytes as usize);
+        let packed = pack_parts(&parts, self.basis.config.segment_payload_bytes as usize);
         if packed.len() > PARTS_MAX {
             self.end_fork();
             let why = "the volume's map is too large for that; copy the snapshot (`holdfast send`)";
@@ -406,7 +396,7 @@ impl Controller {
 
     /// Volumes that may name segments of this one.
     pub fn dependents(&self) -> &[Dependent] {
-        if self.root.is_known() { &self.root().dependents } else { &[] }
+        if self.basis.is_known() { &self.root().dependents } else { &[] }
     }
 
     // ---- the dependent ----
@@ -432,7 +422,7 @@ impl Controller {
 
     /// Another number when what it names may have become less, or another opening tells.
     pub fn named_generation(&self) -> (Epoch, u64) {
-        let epoch = if self.root.is_known() { self.epoch() } else { Epoch(0) };
+        let epoch = if self.basis.is_known() { self.epoch() } else { Epoch(0) };
         (epoch, self.family.released)
     }
 
@@ -442,7 +432,7 @@ impl Controller {
 
     /// A shard is damaged or missing. An origin's is its owner's to make again; it may lie elsewhere by now.
     pub(crate) fn want_shard(&mut self, no: SegmentNo, index: u8) {
-        if self.is_foreign(no) {
+        if self.basis.is_foreign(no) {
             self.family.lost.insert((no, index));
         } else {
             self.repairer.want(no, index);
@@ -458,8 +448,8 @@ impl Controller {
         self.look_for_away();
         let waiting = self.family.waiting.first().map(|(no, _)| *no);
         let lost = self.family.lost.first().or(self.family.away.first()).map(|(no, _)| *no);
-        let Some(from) = waiting.or(lost).filter(|_| self.now >= self.family.look_at) else { return };
-        self.family.look_at = self.now + LOOK_EVERY;
+        let Some(from) = waiting.or(lost).filter(|_| self.basis.now >= self.family.look_at) else { return };
+        self.family.look_at = self.basis.now + LOOK_EVERY;
         let volume = self.root().volume_of(from);
         let before = match (from.counter.checked_sub(1), from.epoch.0.checked_sub(1)) {
             (Some(counter), _) => Some(SegmentNo { counter, ..from }),
@@ -482,32 +472,32 @@ impl Controller {
     }
 
     fn listable(&self) -> Vec<(NodeId, DeviceId)> {
-        let usable = self.nodes.ids().into_iter().filter(|id| self.nodes.is_usable(*id));
+        let usable = self.peers.ids().into_iter().filter(|id| self.peers.is_usable(*id));
         let devices = usable.flat_map(|id| {
-            let node = self.nodes.get(id).expect("listed");
-            node.devices.keys().map(move |device| (id, *device)).collect::<Vec<_>>()
+            let node = self.peers.get(id).expect("listed");
+            node.devices().map(move |d| (id, d.device)).collect::<Vec<_>>()
         });
-        devices.filter(|(node, device)| self.nodes.leg_usable(Leg { node: *node, device: *device })).collect()
+        devices.filter(|(node, device)| self.peers.leg_usable(Leg { node: *node, device: *device })).collect()
     }
 
     /// What lies on nodes that are out may be elsewhere by now.
     fn look_for_away(&mut self) {
         // A round comes to its end before the next one begins.
-        if self.now.since(self.family.looked_for_away_at) < LOOK_AGAIN || !self.family.away.is_empty() {
+        if self.basis.now.since(self.family.looked_for_away_at) < LOOK_AGAIN || !self.family.away.is_empty() {
             return;
         }
-        self.family.looked_for_away_at = self.now;
+        self.family.looked_for_away_at = self.basis.now;
         let first_own = self.root().first_own();
         let mut away = Vec::new();
         for (no, info) in self.segments.iter().take_while(|(no, _)| *no < first_own) {
-            let out = info.homes.iter().enumerate().filter(|(_, home)| !self.nodes.leg_usable(**home));
+            let out = info.homes.iter().enumerate().filter(|(_, home)| !self.peers.leg_usable(**home));
             away.extend(out.map(|(index, _)| (no, index as u8)));
         }
         self.family.away.extend(away);
     }
 
     pub(crate) fn on_looked(&mut self, leg: Leg, reply: &Reply, out: Out) {
-        let volume = self.config.volume;
+        let volume = self.basis.config.volume;
         let Some(look) = &mut self.family.look else { return };
         if !look.pending.remove(&leg) {
             return;
@@ -536,7 +526,7 @@ impl Controller {
     /// itself.
     fn end_look(&mut self, out: Out) {
         let Some(look) = self.family.look.take() else { return };
-        let root = self.root.current();
+        let root = self.basis.root();
         let covered = self.segments.iter_from(look.from).take_while(|(no, _)| look.covers(root.volume_of(*no), *no));
         let mut corrected = Vec::new();
         for (no, info) in covered {
@@ -551,9 +541,9 @@ impl Controller {
             self.segments.rehome(*no, &[(*index, *leg)]);
             self.correct_fetches(*no, *index);
         }
-        self.checkpointer.dirty |= !corrected.is_empty();
+        self.wants.checkpoint |= !corrected.is_empty();
         let is_whole = look.silent.is_empty();
-        let root = self.root.current();
+        let root = self.basis.root();
         // Who gave no list may hold them.
         let is_done = |(no, index): &(SegmentNo, u8)| {
             look.covers(root.volume_of(*no), *no) && (is_whole || look.found.contains_key(&(*no, *index)))
@@ -562,7 +552,7 @@ impl Controller {
         self.family.lost.retain(|shard| !is_done(shard));
         self.family.away.retain(|shard| !is_done(shard) && is_whole);
         if is_missing {
-            self.family.look_at = self.now + LOOK_AGAIN.min(self.config.rebuild_after / 2).max(LOOK_EVERY);
+            self.family.look_at = self.basis.now + LOOK_AGAIN.min(self.basis.config.rebuild_after / 2).max(LOOK_EVERY);
         }
         let is_told = |(no, _): &(SegmentNo, Token)| is_whole && look.covers(root.volume_of(*no), *no);
         let told: Vec<(SegmentNo, Token)> = self.family.waiting.extract_if(.., is_told).collect();

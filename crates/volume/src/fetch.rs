@@ -8,10 +8,10 @@
 //! unchecked by both.
 
 use crate::api::Lane;
-use crate::call::{Purpose, Wants};
 use crate::controller::{Controller, Out};
 use crate::family::LOOKS_MAX;
 use crate::map::Crcs;
+use crate::peers::Purpose;
 use crate::segments::Kind;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
 use holdfast_erasure::Code;
@@ -21,12 +21,36 @@ use holdfast_format::record::SegmentNo;
 use holdfast_format::wire::{Refusal, Reply, Request};
 use std::collections::BTreeMap;
 
+/// Who wants bytes out of a segment.
+#[derive(Clone, Debug)]
+pub(crate) enum Recipient {
+    /// A guest's read: piece `part` of the operation.
+    Read { op: Token, part: u32 },
+    /// What reads want, or will want, of one shard: the run that begins at block `first`.
+    Ahead { segment: SegmentNo, first: u32 },
+    /// Leaves of the map that are read at once: piece `part` of their blocks.
+    Leaves { span: u64, part: u32 },
+    /// A run of the checkpoint that is being loaded: piece `part` of run `at`.
+    Run { at: usize, part: u32 },
+    /// Live data of a cleaner job: piece `part`.
+    Clean { job: u64, part: u32 },
+    /// Another fetch, of several blocks, which can't be had together: its block `at`.
+    Block { of: Token, at: u32 },
+}
+
+impl Recipient {
+    /// Whoever wants it opens each block by itself, and asks alone for what is damaged or can't be had.
+    pub(crate) fn takes_parts(&self) -> bool {
+        matches!(self, Recipient::Ahead { .. })
+    }
+}
+
 /// Shape and homes of a segment that is not in the table (a checkpoint's, while opening).
 pub(crate) type Shape = Box<(Geometry, Vec<Leg>)>;
 
 #[derive(Debug)]
 pub(crate) struct Fetch {
-    wants: Wants,
+    wants: Recipient,
     segment: SegmentNo,
     shape: Option<Shape>,
     /// Position of the data shard that holds the run, and its blocks there.
@@ -66,7 +90,7 @@ pub(crate) enum FetchError {
 
 impl Fetch {
     fn new(
-        wants: Wants,
+        wants: Recipient,
         (segment, shape): (SegmentNo, Option<Shape>),
         position: u8,
         (block, blocks, payload_block): (u32, u32, u32),
@@ -98,7 +122,7 @@ impl Controller {
     /// Starts to fetch payload blocks `block..block + blocks`, which lie in one stripe run of one shard.
     pub(crate) fn start_fetch(
         &mut self,
-        wants: Wants,
+        wants: Recipient,
         segment: SegmentNo,
         shape: Option<Shape>,
         (block, blocks): (u32, u32),
@@ -142,10 +166,10 @@ impl Controller {
         let copies = (0..u32::from(geometry.copies)).map(|i| (first + i) % u32::from(geometry.copies));
         let usable: Vec<u8> = copies
             .map(|copy| copy as u8 * width + fetch.position)
-            .filter(|index| self.nodes.leg_usable(homes[usize::from(*index)]))
+            .filter(|index| self.peers.leg_usable(homes[usize::from(*index)]))
             .collect();
-        let preferable = |index: &u8| self.nodes.leg_preferable(homes[usize::from(*index)]);
-        let is_near = |index: &u8| self.nodes.near.contains(&homes[usize::from(*index)].node);
+        let preferable = |index: &u8| self.peers.leg_preferable(homes[usize::from(*index)]);
+        let is_near = |index: &u8| self.peers.is_near(homes[usize::from(*index)].node);
         let near = usable.iter().copied().find(|index| preferable(index) && is_near(index));
         let choice = near.or_else(|| usable.iter().copied().find(preferable));
         if choice.is_none() && !usable.is_empty() {
@@ -180,10 +204,10 @@ impl Controller {
         let Some(fetch) = self.fetches.get(token) else { return false };
         let Some((_, homes)) = self.shape_of(fetch) else { return false };
         let leg = homes[usize::from(index)];
-        let shard = ShardId { segment: self.segment_id(fetch.segment), index };
+        let shard = ShardId { segment: self.basis.segment_id(fetch.segment), index };
         // Compared with checksums once: here with the map's, or else where they lie. So is what is computed from several: one
         // flipped bit would spread.
-        let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Wants::Read { .. } | Wants::Ahead { .. });
+        let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Recipient::Read { .. } | Recipient::Ahead { .. });
         let checked = fetch.wide || !by_map;
         let (block, blocks) = (fetch.block, fetch.blocks);
         let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked, cached: true };
@@ -216,7 +240,7 @@ impl Controller {
             .filter(|i| done_with >> i & 1 == 0)
             .map(|i| (i, homes[usize::from(i)]))
             .collect();
-        let usable: Vec<u8> = open.iter().filter(|(_, l)| self.nodes.leg_usable(*l)).map(|(i, _)| *i).collect();
+        let usable: Vec<u8> = open.iter().filter(|(_, l)| self.peers.leg_usable(*l)).map(|(i, _)| *i).collect();
         for index in &usable {
             self.ask_shard(token, *index, out);
         }
@@ -225,7 +249,7 @@ impl Controller {
             // Suspects are asked only when the others don't suffice.
             let suspects: Vec<u8> = open
                 .iter()
-                .filter(|(i, l)| !usable.contains(i) && self.nodes.is_up(l.node) && self.nodes.device_serves(*l))
+                .filter(|(i, l)| !usable.contains(i) && self.peers.is_up(l.node) && self.peers.device_serves(*l))
                 .map(|(i, _)| *i)
                 .collect();
             for index in suspects {
@@ -240,7 +264,7 @@ impl Controller {
         let Some((geometry, homes)) = self.shape_of(fetch) else { return false };
         let mut coming = mask_of(&fetch.got);
         for index in 0..geometry.shard_count() {
-            if fetch.asked >> index & 1 == 1 && self.nodes.leg_usable(homes[usize::from(index)]) {
+            if fetch.asked >> index & 1 == 1 && self.peers.leg_usable(homes[usize::from(index)]) {
                 coming |= 1 << index;
             }
         }
@@ -276,13 +300,13 @@ impl Controller {
         fetch.bad |= 1 << index;
         let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
         if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
-            self.nodes.on_device_failed(leg);
+            self.peers.on_device_failed(leg);
             self.repairer.note_degraded();
-        } else if in_table && self.is_foreign(segment) && !matches!(reply, Reply::Refused(Refusal::Checksum)) {
+        } else if in_table && self.basis.is_foreign(segment) && !matches!(reply, Reply::Refused(Refusal::Checksum)) {
             // It may have been moved: its owner is another.
             self.want_shard(segment, index);
         } else if let Some(leg) = device {
-            let may_repair = in_table && !self.is_foreign(segment);
+            let may_repair = in_table && !self.basis.is_foreign(segment);
             self.on_damaged((segment, index), leg, may_repair, out);
         }
         self.hedge_fetch(token, out);
@@ -340,7 +364,7 @@ impl Controller {
         if !is_data {
             return verifies(&bytes, fetch.crcs.as_ref()).then_some(bytes);
         }
-        self.opened_blocks(self.segment_id(fetch.segment), fetch.payload_block, bytes, fetch.crcs.as_ref())
+        self.opened_blocks(self.basis.segment_id(fetch.segment), fetch.payload_block, bytes, fetch.crcs.as_ref())
     }
 
     /// Asks once more for what nodes had no room for, a tick ago; elsewhere only after a while: others have no more room.
@@ -378,7 +402,7 @@ impl Controller {
     fn waits_for_look(&mut self, token: Token) -> bool {
         let Some(fetch) = self.fetches.get_mut(token) else { return false };
         let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
-        if !in_table || fetch.looks >= LOOKS_MAX || !self.is_foreign(segment) {
+        if !in_table || fetch.looks >= LOOKS_MAX || !self.basis.is_foreign(segment) {
             return false;
         }
         let fetch = self.fetches.get_mut(token).expect("just seen");
@@ -422,7 +446,7 @@ impl Controller {
             let crcs = fetch.crcs.as_ref().map(|crcs| crcs.slice(u64::from(at), 1));
             let place = (fetch.segment, fetch.shape.clone());
             let run = (fetch.block + at, 1, fetch.payload_block + at);
-            let piece = Fetch::new(Wants::Block { of: token, at }, place, fetch.position, run, crcs);
+            let piece = Fetch::new(Recipient::Block { of: token, at }, place, fetch.position, run, crcs);
             if self.fetches.is_full() {
                 self.finish_fetch(token, Err(FetchError::Lost), out);
                 return true;
@@ -447,14 +471,14 @@ impl Controller {
         }
     }
 
-    fn deliver(&mut self, wants: Wants, result: Result<Buf, FetchError>, out: Out) {
+    fn deliver(&mut self, wants: Recipient, result: Result<Buf, FetchError>, out: Out) {
         match wants {
-            Wants::Read { op, part } => self.on_read_part(op, part, result, out),
-            Wants::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
-            Wants::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
-            Wants::Run { at, part } => self.on_run_part(at, part, result, out),
-            Wants::Clean { job, part } => self.on_clean_part(job, part, result, out),
-            Wants::Block { of, at } => self.on_block_fetched(of, at, result, out),
+            Recipient::Read { op, part } => self.on_read_part(op, part, result, out),
+            Recipient::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
+            Recipient::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
+            Recipient::Run { at, part } => self.on_run_part(at, part, result, out),
+            Recipient::Clean { job, part } => self.on_clean_part(job, part, result, out),
+            Recipient::Block { of, at } => self.on_block_fetched(of, at, result, out),
         }
     }
 }

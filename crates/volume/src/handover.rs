@@ -10,8 +10,8 @@
 //! [`Event::Yield`]: crate::Event::Yield
 
 use crate::api::{Effect, Lane, Notice, State};
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
+use crate::peers::Purpose;
 use holdfast_base::{BlockError, Instant, Lsn};
 use holdfast_format::wire::Request;
 use std::time::Duration;
@@ -69,7 +69,7 @@ impl Controller {
     /// Whether all up to there is in segments and in a checkpoint. Records of what changes no map, as a checkpoint's own, stay in a
     /// log that is not written any more.
     fn is_emptied(&self, upto: Lsn) -> bool {
-        let is_clean = !self.checkpointer.dirty && self.checkpointer.is_idle();
+        let is_clean = !self.wants.checkpoint && self.checkpointer.is_idle();
         self.log.first_undestaged() > upto && (self.log.first() > upto || is_clean)
     }
 
@@ -88,14 +88,14 @@ impl Controller {
             // It has nothing that could be emptied beside its service.
             return out.push(Effect::Notice(Notice::Prepared));
         }
-        let (upto, until) = (self.log.completed, self.now + EMPTYING_MAX);
+        let (upto, until) = (self.log.completed, self.basis.now + EMPTYING_MAX);
         self.handover = Handover::Emptying { upto, until };
         self.progress(out);
     }
 
     pub(crate) fn drive_handover(&mut self, out: Out) {
         match self.handover {
-            Handover::Emptying { until, .. } | Handover::Prepared { until } if until <= self.now => {
+            Handover::Emptying { until, .. } | Handover::Prepared { until } if until <= self.basis.now => {
                 self.handover = Handover::None;
             }
             Handover::Emptying { upto, until } if self.is_emptied(upto) && !self.notes_checkpoint() => {
@@ -120,13 +120,13 @@ impl Controller {
         // Closed but for the notice: nothing is asked of nodes any more, and no answer counts.
         self.state = State::Closed;
         let open = self.log.open.as_ref().expect("an open volume has an open ledger");
-        let (volume, epoch, legs) = (self.config.volume, self.epoch(), open.legs.clone());
+        let (volume, epoch, legs) = (self.basis.config.volume, self.epoch(), open.legs.clone());
         let mut left = 0;
         for leg in legs {
             let request = Request::Release { device: leg.device, volume, epoch };
             left += usize::from(self.send(leg.node, Lane::Fast, Purpose::Release, request, Vec::new(), out).is_some());
         }
-        self.handover = Handover::GivingUpGrants { left, until: self.now + RELEASE_MAX };
+        self.handover = Handover::GivingUpGrants { left, until: self.basis.now + RELEASE_MAX };
         self.progress_release(0, out);
     }
 
@@ -134,7 +134,7 @@ impl Controller {
     pub(crate) fn progress_release(&mut self, answered: usize, out: Out) {
         let Handover::GivingUpGrants { left, until } = &mut self.handover else { return };
         *left -= answered;
-        if *left == 0 || *until <= self.now {
+        if *left == 0 || *until <= self.basis.now {
             self.handover = Handover::None;
             out.push(Effect::Notice(Notice::StateChanged(State::Closed)));
         }

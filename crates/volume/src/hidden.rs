@@ -45,7 +45,7 @@ impl Controller {
     /// The overlay is about to say something of these blocks.
     pub(crate) fn hide(&mut self, start: u64, blocks: u64) {
         let mut said_of_anew = self.overlay.gaps(start, blocks);
-        if self.config.mutations.hides_twice {
+        if self.basis.config.mutations.hides_twice {
             said_of_anew = vec![(start, start + blocks)];
         }
         for (from, to) in said_of_anew {
@@ -100,7 +100,7 @@ impl Controller {
     fn free_dead(&mut self, is_any_dead: bool) {
         if is_any_dead {
             // No write may follow that would bring a checkpoint.
-            (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
+            self.wants.free_dead();
         }
     }
 

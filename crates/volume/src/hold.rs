@@ -42,7 +42,7 @@ impl Controller {
         if self.state != State::Open || self.hold.is_some() {
             return self.notice(Notice::HoldEnded { hold: id, whole: false }, out);
         }
-        self.hold = Some(Hold { id, until: self.now + HOLD_MAX, is_released: false, answers: Vec::new() });
+        self.hold = Some(Hold { id, until: self.basis.now + HOLD_MAX, is_released: false, answers: Vec::new() });
         self.notice(Notice::Held { hold: id }, out);
     }
 
@@ -60,7 +60,7 @@ impl Controller {
     /// Tells a guest that its write is done, now or when answers are told again.
     pub(crate) fn tell_written(&mut self, token: RequestToken, out: Out) {
         match &mut self.hold {
-            Some(hold) if !self.config.mutations.hold_tells => hold.answers.push(token),
+            Some(hold) if !self.basis.config.mutations.hold_tells => hold.answers.push(token),
             _ => self.reply(token, Ok(BlockData::Done), out),
         }
     }
@@ -70,10 +70,10 @@ impl Controller {
         let Some(hold) = &self.hold else { return };
         if hold.is_released && self.may_read() {
             self.end_hold(true, out);
-        } else if hold.until <= self.now {
+        } else if hold.until <= self.basis.now {
             self.end_hold(false, out);
         } else if hold.is_released {
-            self.ask_grants(self.now + GRANT_MIN, out);
+            self.ask_grants(self.basis.now + GRANT_MIN, out);
         }
     }
 

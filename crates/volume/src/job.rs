@@ -6,14 +6,14 @@
 //! freed by a record (protocol rules 16 and 17). Bulk writes and cleaning don't stay parked on a grid that is full.
 
 use crate::api::Lane;
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
+use crate::peers::Purpose;
+use crate::reserve::Keep;
 use crate::sealing::SealedPayload;
 use crate::segments::{Kind, SegmentInfo};
-use crate::space::Keep;
 use holdfast_base::{
-    BLOCK_BYTES, BlockCrc, Buf, BufMut, Epoch, Key, Lsn, MediaClass, NodeId, SegmentId, ShardId, Token, VolumeId,
+    BLOCK_BYTES, BlockCrc, Buf, BufMut, Epoch, Key, Lsn, MediaClass, NodeId, SegmentId, ShardId, Slab, Token, VolumeId,
     block_crcs, crc32c,
 };
 use holdfast_erasure::Code;
@@ -145,11 +145,11 @@ impl Controller {
         if !kind.is_meta() {
             self.on_placed(&kind, &geometry, &homes);
         }
-        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.config.volume, self.epoch()));
+        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.basis.config.volume, self.epoch()));
         let no = SegmentNo { epoch, counter: self.next_segment };
         let id = no.of(volume);
         self.next_segment += 1;
-        if volume == self.config.volume {
+        if volume == self.basis.config.volume {
             self.unsettled.insert(no);
         }
         let (shards, checks) = self.encode(token, id, &geometry);
@@ -201,7 +201,7 @@ impl Controller {
             .map(|i| {
                 let (data, block_crcs) = &pieces[usize::from(i % width)];
                 let header = ShardHeader {
-                    grid: self.config.grid,
+                    grid: self.basis.config.grid,
                     shard: ShardId { segment: id, index: i },
                     geometry: *geometry,
                     block_crcs: block_crcs.clone(),
@@ -224,7 +224,7 @@ impl Controller {
         let placed = job.placed.as_ref().expect("a placed job");
         let (shard, leg) = (&placed.shards[usize::from(index)], placed.homes[usize::from(index)]);
         let id = ShardId { segment: placed.id, index };
-        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.config.volume, self.epoch()));
+        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.basis.config.volume, self.epoch()));
         let request =
             Request::PutShard { device: leg.device, volume, epoch, shard: id, header_blocks: shard.header_blocks };
         let payload = shard.payload.clone();
@@ -245,15 +245,6 @@ impl Controller {
         (leg.node == node && !placed.shards[usize::from(shard.index)].durable).then_some(leg)
     }
 
-    /// How often the time that a shard may take was doubled: with each place that was tried. Where all disks that are left
-    /// are slow the segment is written at their pace, and not begun anew for ever.
-    pub(crate) fn put_doublings(&self, token: Token, shard: ShardId) -> u32 {
-        let Some(job) = self.jobs.get(token) else { return 0 };
-        let of_shard = job.placed.as_ref().and_then(|placed| placed.shards.get(usize::from(shard.index)));
-        let tried = job.restarts + of_shard.map_or(0, |shard| shard.failed.len());
-        tried.min(PUT_DOUBLINGS_MAX) as u32
-    }
-
     pub(crate) fn on_shard_put(&mut self, token: Token, shard: ShardId, node: NodeId, reply: &Reply, out: Out) {
         let Some(leg) = self.awaits_put(token, shard, node) else { return };
         let index = shard.index;
@@ -266,13 +257,13 @@ impl Controller {
                 }
             }
             Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice) => {
-                self.nodes.on_device_failed(leg);
+                self.peers.on_device_failed(leg);
                 self.repairer.note_degraded();
                 self.replace_shard(token, index, node, out);
             }
             Reply::Refused(Refusal::NoSpace) => {
                 let shard = &placed.shards[usize::from(index)];
-                self.nodes.on_refused(leg, holdfast_base::buf::total_len(&shard.payload) as u64);
+                self.peers.on_refused(leg, holdfast_base::buf::total_len(&shard.payload) as u64);
                 self.replace_shard(token, index, node, out);
             }
             _ => self.replace_shard(token, index, node, out),
@@ -312,14 +303,14 @@ impl Controller {
         let avoid = shard.failed.clone();
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
         // What is left of another volume's it finds itself, when it opens.
-        if placed.id.volume == self.config.volume {
+        if placed.id.volume == self.basis.config.volume {
             self.repairer.note_stray(stray);
-            self.recheck(failed);
+            self.peers.recheck(self.basis.now, failed);
         }
         // Where a node holds several of its shards another device of the node will do, where the node is there.
         let is_tried = avoid.len() > usize::from(geometry.shard_count());
-        let holds_several = geometry.layout().is_nested() || self.is_on_devices();
-        let is_avoided = |node: &NodeId| !holds_several || is_tried || !self.nodes.is_usable(*node);
+        let holds_several = geometry.layout().is_nested() || self.basis.is_on_devices();
+        let is_avoided = |node: &NodeId| !holds_several || is_tried || !self.peers.is_usable(*node);
         let avoid: Vec<NodeId> = avoid.into_iter().filter(is_avoided).collect();
         match self.place_again((&geometry, &homes), index, bytes, &avoid, (keep, media)) {
             Some(home) => {
@@ -337,7 +328,7 @@ impl Controller {
         job.restarts += 1;
         let placed = job.placed.take().expect("a placed job");
         assert!(!placed.committing, "a segment whose shards are durable is not begun again");
-        if placed.id.volume != self.config.volume {
+        if placed.id.volume != self.basis.config.volume {
             return;
         }
         // What a device that hangs has yet to write comes after the deletion.
@@ -370,7 +361,7 @@ impl Controller {
                 Some(JobKind::Destage { entries }) if full => {
                     self.jobs.remove(token);
                     self.log.destage_again(&entries);
-                    self.space.on_destage_refused(self.now);
+                    self.space.on_destage_refused(self.basis.now);
                 }
                 // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
                 Some(JobKind::Fork { volume, .. }) if !self.is_writing_fork(volume) => {
@@ -449,6 +440,16 @@ impl Controller {
 
 /// Of each shard of one copy: its blocks, and their checksums.
 type ShardPieces = Vec<(Vec<Buf>, Vec<BlockCrc>)>;
+
+/// How often the time that a call may take was doubled: of a shard, with each place that was tried. Where all disks that are left
+/// are slow the segment is written at their pace, and not begun anew for ever.
+pub(crate) fn put_doublings(jobs: &Slab<SegmentJob>, purpose: &Purpose) -> u32 {
+    let Purpose::PutShard { job, shard } = purpose else { return 0 };
+    let Some(job) = jobs.get(*job) else { return 0 };
+    let of_shard = job.placed.as_ref().and_then(|placed| placed.shards.get(usize::from(shard.index)));
+    let tried = job.restarts + of_shard.map_or(0, |shard| shard.failed.len());
+    tried.min(PUT_DOUBLINGS_MAX) as u32
+}
 
 /// Handles beyond this many are gathered into one: a send takes no more, and small pieces cost more than a copy.
 const HANDLES_MAX: usize = 64;

@@ -1,8 +1,7 @@
 //! Loading the leaves that are not in memory.
 
-use crate::call::Wants;
 use crate::controller::{Controller, Out};
-use crate::fetch::FetchError;
+use crate::fetch::{FetchError, Recipient};
 use crate::map::{Leaf, LeafNo, LeafPointer};
 use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
 use holdfast_format::record::SegmentNo;
@@ -100,7 +99,7 @@ impl Controller {
         let name = self.leaf_spans.keys().next_back().map_or(0, |last| last + 1);
         self.leaf_spans.insert(name, span);
         for (part, run) in runs.into_iter().enumerate() {
-            let wants = Wants::Leaves { span: name, part: part as u32 };
+            let wants = Recipient::Leaves { span: name, part: part as u32 };
             self.start_fetch(wants, segment, None, run, None, out);
         }
     }

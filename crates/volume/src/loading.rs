@@ -1,9 +1,8 @@
 //! What a checkpoint says goes into the map: its runs are fetched, and taken in one after the other, older ones first.
 
-use crate::call::Wants;
 use crate::checkpoint::{RunPart, SavedPlace, SavedRun};
 use crate::controller::{Controller, Out};
-use crate::fetch::FetchError;
+use crate::fetch::{FetchError, Recipient};
 use crate::layers::LayerTable;
 use crate::leafload::block_runs;
 use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
@@ -71,7 +70,7 @@ impl Controller {
             return self.on_runs(out);
         }
         for (at, part, segment, shape, run) in fetches {
-            self.start_fetch(Wants::Run { at, part }, segment, Some(Box::new(shape)), run, None, out);
+            self.start_fetch(Recipient::Run { at, part }, segment, Some(Box::new(shape)), run, None, out);
         }
     }
 

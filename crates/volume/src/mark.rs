@@ -115,18 +115,18 @@ impl Controller {
         if self.state != State::Open || self.marker.round.is_some() {
             return;
         }
-        let first = self.now + self.config.mark_every.min(AFTER_FAILURE);
+        let first = self.basis.now + self.basis.config.mark_every.min(AFTER_FAILURE);
         let due = *self.marker.due.get_or_insert(first);
-        if self.now < due || self.marker.marked == Some(self.log.completed) {
+        if self.basis.now < due || self.marker.marked == Some(self.log.completed) {
             return;
         }
         self.marker.round = Some(Box::new(Round {
-            began_at: self.now,
+            began_at: self.basis.now,
             began_at_lsn: self.log.completed,
             place: 0,
             pending: BTreeSet::new(),
             pins: Pins::default(),
-            not_before: self.now,
+            not_before: self.basis.now,
             named: BTreeMap::new(),
             hides_too_much: false,
             tally: Tally::new(&self.layers),
@@ -141,7 +141,8 @@ impl Controller {
             return;
         }
         let mut looked_at = 0;
-        while let Some(round) = self.marker.round.as_ref().filter(|r| r.pending.is_empty() && r.not_before <= self.now)
+        while let Some(round) =
+            self.marker.round.as_ref().filter(|r| r.pending.is_empty() && r.not_before <= self.basis.now)
         {
             if looked_at >= PLACES_AT_ONCE {
                 return self.pause_mark();
@@ -234,13 +235,13 @@ impl Controller {
     fn pause_mark(&mut self) {
         let pause = if self.guests_are_at_work() { PAUSE_BUSY } else { PAUSE };
         if let Some(round) = &mut self.marker.round {
-            round.not_before = self.now + pause;
+            round.not_before = self.basis.now + pause;
         }
     }
 
     fn give_up_round(&mut self) {
         self.marker.round = None;
-        self.marker.due = Some(self.now + AFTER_FAILURE);
+        self.marker.due = Some(self.basis.now + AFTER_FAILURE);
     }
 
     fn count_place(&mut self, place: u64, layers: &BTreeSet<ObjectId>) {
@@ -291,14 +292,14 @@ impl Controller {
         self.counters.marks += 1;
         self.compare(&round, out);
         self.marker.marked = Some(round.began_at_lsn);
-        let took = self.now.since(round.began_at);
-        let mut rest = self.config.mark_every.max(took * REST);
+        let took = self.basis.now.since(round.began_at);
+        let mut rest = self.basis.config.mark_every.max(took * REST);
         if round.layer_changes == self.layers.changes() {
             self.publish(&round.tally);
         } else {
             (self.marker.marked, rest) = (None, AFTER_CHANGE.max(took));
         }
-        self.marker.due = Some(self.now + rest);
+        self.marker.due = Some(self.basis.now + rest);
     }
 
     fn compare(&mut self, round: &Round, out: Out) {
@@ -315,7 +316,7 @@ impl Controller {
         for (no, live) in wrong {
             self.segments.set_live(no, live);
         }
-        (self.checkpointer.free_wanted, self.checkpointer.dirty) = (true, true);
+        self.wants.free_dead();
     }
 
     fn publish(&mut self, tally: &Tally) {

@@ -7,8 +7,8 @@
 //! part of the difference before it looks again: others do the same with their volumes.
 
 use crate::controller::{Controller, Out};
+use crate::reserve::Keep;
 use crate::segments::Kind;
-use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, DeviceId, Instant, MediaClass};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -41,25 +41,25 @@ pub(crate) struct Mover {
 impl Controller {
     /// Nothing new goes to these devices, and what lies there leaves them.
     pub(crate) fn on_drain(&mut self, devices: BTreeSet<DeviceId>, out: Out) {
-        self.nodes.draining = devices;
+        self.peers.set_draining(devices);
         self.mover = Mover::default();
         self.on_legs_changed(out);
     }
 
     /// Shards, and logs, of this volume on each device that is being drained.
     pub fn left_to_drain(&self) -> Vec<(DeviceId, u64)> {
-        if self.nodes.draining.is_empty() {
+        if self.peers.draining().is_empty() {
             return Vec::new();
         }
-        self.nodes
-            .draining
+        self.peers
+            .draining()
             .iter()
             .map(|device| (*device, self.segments.own_shards_on(*device) + self.logs_on(*device)))
             .collect()
     }
 
     fn logs_on(&self, device: DeviceId) -> u64 {
-        let ledgers = self.root.is_known().then(|| &self.root().ledgers);
+        let ledgers = self.basis.is_known().then(|| &self.root().ledgers);
         let legs = ledgers.into_iter().flatten().flat_map(|ledger| &ledger.legs);
         legs.filter(|leg| leg.device == device).count() as u64
     }
@@ -78,13 +78,13 @@ impl Controller {
     }
 
     fn list_moves(&mut self) {
-        if !self.nodes.draining.is_empty() {
-            if self.now.since(self.mover.drain_listed_at) >= DRAIN_EVERY {
-                self.mover.drain_listed_at = self.now;
+        if !self.peers.draining().is_empty() {
+            if self.basis.now.since(self.mover.drain_listed_at) >= DRAIN_EVERY {
+                self.mover.drain_listed_at = self.basis.now;
                 self.list_drain();
             }
-        } else if self.now.since(self.mover.balance_listed_at) >= BALANCE_EVERY {
-            self.mover.balance_listed_at = self.now;
+        } else if self.basis.now.since(self.mover.balance_listed_at) >= BALANCE_EVERY {
+            self.mover.balance_listed_at = self.basis.now;
             self.list_together();
             if self.mover.list.is_empty() {
                 self.list_balance();
@@ -93,28 +93,27 @@ impl Controller {
     }
 
     fn list_drain(&mut self) {
-        if !self.nodes.draining.iter().any(|device| self.segments.own_shards_on(*device) > 0) {
+        if !self.peers.draining().iter().any(|device| self.segments.own_shards_on(*device) > 0) {
             return;
         }
         let mut list = Vec::new();
         let mut rewrite = false;
         for (no, info) in self.own_segments() {
-            for (index, home) in info.homes.iter().enumerate().filter(|(_, h)| self.nodes.draining.contains(&h.device))
-            {
+            for (index, home) in info.homes.iter().enumerate().filter(|(_, h)| self.peers.is_draining(h.device)) {
                 match info.kind {
                     Kind::Run => rewrite = true,
-                    _ if info.is_needed() && self.nodes.leg_usable(*home) => list.push((no, index as u8, *home, None)),
+                    _ if info.is_needed() && self.peers.leg_usable(*home) => list.push((no, index as u8, *home, None)),
                     _ => {}
                 }
             }
         }
         self.mover.list = list;
-        self.checkpointer.rewrite_wanted |= rewrite && self.meta_layout_now().is_some();
+        self.wants.rewrite |= rewrite && self.meta_layout_now().is_some();
     }
 
     /// Whether it is better to clean the segment than to move its shards: most of it is dead.
     pub(crate) fn is_drained_by_cleaning(&self, info: &crate::segments::SegmentInfo) -> bool {
-        let leaves = info.homes.iter().any(|home| self.nodes.draining.contains(&home.device));
+        let leaves = info.homes.iter().any(|home| self.peers.is_draining(home.device));
         leaves && info.dead_blocks() * 2 > info.capacity_blocks()
     }
 
@@ -150,7 +149,7 @@ impl Controller {
 
     /// Bytes between the fullest device and the emptiest, while shards are moved from one to the other.
     pub(crate) fn left_to_balance_bytes(&self) -> u64 {
-        let tilt = self.tilt().filter(|_| self.mover.balances && self.nodes.draining.is_empty());
+        let tilt = self.tilt().filter(|_| self.mover.balances && self.peers.draining().is_empty());
         tilt.map_or(0, |(_, _, bytes)| bytes)
     }
 
@@ -162,13 +161,13 @@ impl Controller {
     }
 
     fn tilt_of(&self, media: Option<MediaClass>) -> Option<(Leg, Leg, u64)> {
-        let usable = self.nodes.iter().filter(|(_, node)| node.up && !node.suspect);
-        let devices = usable.flat_map(|(id, node)| node.devices.values().map(move |d| (id, d)));
+        let usable = self.peers.usable();
+        let devices = usable.flat_map(|(id, node)| node.devices().map(move |d| (id, d)));
         let fill = |d: &holdfast_format::wire::DeviceStat| {
             (d.capacity_bytes.saturating_sub(d.free_bytes)) * 1000 / d.capacity_bytes.max(1)
         };
         let mut by_fill: Vec<(u64, Leg, u64)> = devices
-            .filter(|(_, d)| self.nodes.takes_shards(d) && d.media == media)
+            .filter(|(_, d)| self.peers.takes_shards(d) && d.media == media)
             .map(|(node, d)| (fill(d), Leg { node, device: d.device }, d.capacity_bytes))
             .collect();
         by_fill.sort_unstable();
@@ -181,7 +180,7 @@ impl Controller {
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let home = homes[usize::from(index)];
         let is_busy = self.repairer.is_under_repair(segment);
-        if is_busy || !info.is_needed() || home != listed || !self.nodes.leg_usable(home) {
+        if is_busy || !info.is_needed() || home != listed || !self.peers.leg_usable(home) {
             return;
         }
         let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
@@ -189,7 +188,7 @@ impl Controller {
         let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], room));
         // The list may be old: the others may have been made again there.
         let fits = |target: &Leg| {
-            *target != home && self.nodes.leg_usable(*target) && self.may_lie(&geometry, &homes, index, *target)
+            *target != home && self.peers.leg_usable(*target) && self.may_lie(&geometry, &homes, index, *target)
         };
         match target.filter(fits) {
             Some(target) => self.begin_move(segment, index, target, out),
@@ -207,7 +206,7 @@ impl Controller {
             let domain = geometry.domain_of(index as u8);
             let fellows =
                 || homes.iter().enumerate().filter(|(i, _)| *i != index && geometry.domain_of(*i as u8) == domain);
-            if !self.nodes.leg_usable(*home) || fellows().any(|(_, leg)| leg.node == home.node) {
+            if !self.peers.leg_usable(*home) || fellows().any(|(_, leg)| leg.node == home.node) {
                 continue;
             }
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;

@@ -18,11 +18,11 @@
 //! Protocol rules 1, 2, 5, 6, 8. Where answers don't suffice, opening waits and says so; it never truncates.
 
 use crate::api::{Effect, Lane, Notice, State};
-use crate::call::{Call, Purpose};
 use crate::controller::{Controller, Out};
 use crate::loading::RunLoad;
 use crate::log::{Done, Entry, Log};
 use crate::map::Place;
+use crate::peers::{Call, Purpose};
 use crate::root::Change;
 use crate::sealing::opened_entry;
 use crate::segments::{Kind, SegmentInfo};
@@ -143,7 +143,7 @@ impl Controller {
         self.opening = Some(Box::new(Opening {
             step: Step::Loading,
             warms,
-            since: self.now,
+            since: self.basis.now,
             knows: BTreeMap::new(),
             doubted: None,
             fence_asked: BTreeSet::new(),
@@ -172,7 +172,7 @@ impl Controller {
     pub(crate) fn step(&mut self, step: Step) {
         if let Some(opening) = &mut self.opening {
             opening.step = step;
-            opening.since = self.now;
+            opening.since = self.basis.now;
         }
     }
 
@@ -230,7 +230,7 @@ impl Controller {
     /// Nobody promises an epoch that no root had. Where the root still is ours it was set back. Were its epoch raised again
     /// and again, an opening would come to fence and delete what was acknowledged since: the claim is undone.
     pub(crate) fn on_outbid(&mut self, root: &Root, out: Out) {
-        if root.instance != self.config.instance {
+        if root.instance != self.basis.config.instance {
             return self.depose(out);
         }
         let before = self.opening.as_mut().and_then(|opening| opening.before_claim.take());
@@ -260,9 +260,9 @@ impl Controller {
             }
         }
         self.ask_what_legs_know(out);
-        let all_up = self.old_ledgers().iter().flat_map(|l| &l.legs).all(|leg| self.nodes.is_usable(leg.node));
+        let all_up = self.old_ledgers().iter().flat_map(|l| &l.legs).all(|leg| self.peers.is_usable(leg.node));
         let width = usize::from(self.root().layout.width());
-        let waited = self.now.since(self.opening.as_ref().expect("opening").since) >= REACH_GRACE;
+        let waited = self.basis.now.since(self.opening.as_ref().expect("opening").since) >= REACH_GRACE;
         let all_known = self.opening.as_ref().expect("opening").knows.values().all(|is_answered| *is_answered);
         if !waited && (!all_up || !all_known || self.domain_count() < width) {
             return;
@@ -274,8 +274,8 @@ impl Controller {
         self.opening.as_mut().expect("opening").before_claim = Some(self.root().clone());
         let root = Root {
             epoch: self.root().epoch.next(),
-            instance: self.config.instance,
-            owner: self.config.host.clone(),
+            instance: self.basis.config.instance,
+            owner: self.basis.config.host.clone(),
             ..self.root().clone()
         };
         self.swap_root(root, Change::Claim, out);
@@ -285,12 +285,12 @@ impl Controller {
     fn ask_what_legs_know(&mut self, out: Out) {
         let legs = self.root().open_ledger().map(|open| open.legs.clone()).unwrap_or_default();
         for leg in legs {
-            if self.opening.as_ref().expect("opening").knows.contains_key(&leg) || !self.nodes.is_usable(leg.node) {
+            if self.opening.as_ref().expect("opening").knows.contains_key(&leg) || !self.peers.is_usable(leg.node) {
                 continue;
             }
-            let after = self.config.volume.0.checked_sub(1).map(VolumeId);
+            let after = self.basis.config.volume.0.checked_sub(1).map(VolumeId);
             let request = Request::ListVolumes { device: leg.device, after, count_max: 1 };
-            if self.nodes.understands(leg.node, &request)
+            if self.peers.understands(leg.node, &request)
                 && self.send(leg.node, Lane::Fast, Purpose::Knows { leg }, request, Vec::new(), out).is_some()
             {
                 self.opening.as_mut().expect("opening").knows.insert(leg, false);
@@ -302,8 +302,8 @@ impl Controller {
         let Some(opening) = self.opening.as_mut().filter(|opening| opening.step == Step::Reaching) else { return };
         opening.knows.insert(leg, true);
         if let Reply::Volumes { volumes, .. } = reply
-            && volumes.iter().any(|held| held.volume == self.config.volume && is_newer(held, self.root()))
-            && !self.config.mutations.opens_older_root
+            && volumes.iter().any(|held| held.volume == self.basis.config.volume && is_newer(held, self.root()))
+            && !self.basis.config.mutations.opens_older_root
         {
             return self.doubt_root(out);
         }
@@ -333,20 +333,20 @@ impl Controller {
     /// A connection that looks whole may lead nowhere: only an answer to something asked since counts (rule 5).
     fn has_answered(&self, node: NodeId) -> bool {
         let since = self.opening.as_ref().expect("opening").since;
-        self.nodes.is_usable(node) && self.nodes.get(node).is_some_and(|n| n.answered_sent_at > since)
+        self.peers.is_usable(node) && self.peers.has_answered_since(node, since)
     }
 
     /// Once a tick: an answer of this very moment may be to something asked before.
     fn ask_who_is_there(&mut self, out: Out) {
-        let now = self.now;
+        let now = self.basis.now;
         let opening = self.opening.as_mut().expect("opening");
         if opening.asked_who_at == Some(now) {
             return;
         }
         opening.asked_who_at = Some(now);
-        for node in self.nodes.ids() {
+        for node in self.peers.ids() {
             if !self.has_answered(node) {
-                self.probe(node, out);
+                self.peers.probe(self.basis.now, node, out);
             }
         }
     }
@@ -379,7 +379,7 @@ impl Controller {
 
     /// Legs that were busy, and reads that failed, have another chance now and then.
     fn retry_refused(&mut self) {
-        let now = self.now;
+        let now = self.basis.now;
         let opening = self.opening.as_mut().expect("opening");
         if opening.retry_at > now {
             return;
@@ -397,19 +397,19 @@ impl Controller {
             let opening = self.opening.as_ref().expect("opening");
             if opening.fenced.contains_key(&leg)
                 || opening.fence_asked.contains(&leg)
-                || !self.nodes.is_usable(leg.node)
+                || !self.peers.is_usable(leg.node)
             {
                 continue;
             }
-            if self.config.mutations.skip_fence {
+            if self.basis.config.mutations.skip_fence {
                 self.pretend_fenced(leg);
                 continue;
             }
             let request = Request::Fence {
                 device: leg.device,
-                volume: self.config.volume,
+                volume: self.basis.config.volume,
                 epoch: self.epoch(),
-                instance: self.config.instance,
+                instance: self.basis.config.instance,
             };
             if self.send(leg.node, Lane::Fast, Purpose::Fence { leg }, request, Vec::new(), out).is_some() {
                 self.opening.as_mut().expect("opening").fence_asked.insert(leg);
@@ -435,7 +435,7 @@ impl Controller {
     }
 
     pub(crate) fn on_fenced(&mut self, leg: Leg, reply: &Reply, out: Out) {
-        let now = self.now;
+        let now = self.basis.now;
         let Some(opening) = &mut self.opening else { return };
         match reply {
             Reply::Fenced { grant_left_ms, ledgers } => {
@@ -453,7 +453,7 @@ impl Controller {
             // A leg that can't be fenced is absent. It, too, is asked again now and then: its device may come back.
             _ => {
                 opening.busy.insert(leg);
-                self.nodes.on_device_failed(leg);
+                self.peers.on_device_failed(leg);
             }
         }
         self.progress_opening(out);
@@ -508,8 +508,13 @@ impl Controller {
     }
 
     fn ask_read(&mut self, ledger: LedgerId, leg: Leg, from: Lsn, out: Out) {
-        let request =
-            Request::ReadLog { device: leg.device, volume: self.config.volume, ledger, from, bytes_max: READ_BYTES };
+        let request = Request::ReadLog {
+            device: leg.device,
+            volume: self.basis.config.volume,
+            ledger,
+            from,
+            bytes_max: READ_BYTES,
+        };
         let purpose = Purpose::RecoverRead { ledger, leg };
         if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
             self.fail_read(ledger, leg);
@@ -546,7 +551,7 @@ impl Controller {
                 btree_map::Entry::Occupied(found) => found.into_mut(),
                 btree_map::Entry::Vacant(place) => {
                     let lsn = entry.lsn;
-                    let Some((entry, payload)) = opened_entry(&self.config, ledger, entry, bytes) else {
+                    let Some((entry, payload)) = opened_entry(&self.basis.config, ledger, entry, bytes) else {
                         opening.damaged.insert((ledger, leg, lsn));
                         continue;
                     };
@@ -575,7 +580,7 @@ impl Controller {
         if !self.open_fence_set_reached() {
             return true;
         }
-        let waited = self.now.since(opening.since) >= FENCE_GRACE;
+        let waited = self.basis.now.since(opening.since) >= FENCE_GRACE;
         let fencing = !opening.fence_asked.is_empty() && !waited;
         fencing || opening.reads.values().any(|r| matches!(r, ReadState::Asking(_)))
     }
@@ -620,7 +625,7 @@ impl Controller {
             let sound = state.is_some_and(|s| s.sound);
             let read = opening.reads.get(&(open.id, *leg)) == Some(&ReadState::Done);
             let damaged = opening.damaged.contains(&(open.id, *leg, lsn));
-            let blank = state.is_none() && self.config.mutations.absent_leg_counts_as_lacking;
+            let blank = state.is_none() && self.basis.config.mutations.absent_leg_counts_as_lacking;
             if blank || sound && read && !damaged {
                 lacking |= 1 << i;
             }
@@ -654,7 +659,7 @@ impl Controller {
                 ledger,
                 have,
                 sent: 0,
-                appended_at: self.now,
+                appended_at: self.basis.now,
                 position: 0,
                 live_blocks: 0,
                 is_hot: false,
@@ -719,7 +724,7 @@ impl Controller {
         }
         self.count_live_entries();
         self.segments.take_dirty();
-        self.checkpointer.dirty = false;
+        self.wants.checkpoint = false;
         let end = self.opening.as_ref().expect("opening").end;
         let from = self.checkpointer.durable.lsn.max(self.log.trimmed);
         self.log.replay_after(from);
@@ -757,7 +762,7 @@ impl Controller {
 
     fn create_first_ledger(&mut self, out: Out) {
         let opening = self.opening.as_ref().expect("opening");
-        if opening.new.is_some() || self.now < opening.reappend_at {
+        if opening.new.is_some() || self.basis.now < opening.reappend_at {
             return;
         }
         let Some(new) = self.new_ledger_ref() else {
@@ -795,7 +800,7 @@ impl Controller {
         let Some(opening) = &mut self.opening else { return };
         let Some(new) = opening.new.clone().filter(|n| n.id == ledger) else { return };
         if *reply != Reply::Done {
-            opening.reappend_at = self.now + RETRY_EVERY;
+            opening.reappend_at = self.basis.now + RETRY_EVERY;
             if *reply == Reply::Refused(Refusal::NoSpace) {
                 self.opening_waits(NO_ROOM, out);
             }
@@ -862,14 +867,14 @@ impl Controller {
             let lsn = opening.reappending.pop_front().expect("just seen");
             self.log.get_mut(lsn).expect("in the window").sealed = None;
         }
-        let may_send = self.now >= opening.reappend_at;
+        let may_send = self.basis.now >= opening.reappend_at;
         for lsn in opening.reappending.iter().filter(|_| may_send) {
             let entry = self.log.get(*lsn).expect("in the window");
             if entry.sent & preferred != preferred {
                 unsent.push(*lsn);
             }
         }
-        let done = opening.reappending.is_empty() && self.now >= opening.grants_until;
+        let done = opening.reappending.is_empty() && self.basis.now >= opening.grants_until;
         for lsn in unsent {
             self.send_entry(lsn, 0, out);
         }
@@ -881,7 +886,7 @@ impl Controller {
     /// The ledger that was to be the new one never will be: it takes no room where it can be reached.
     fn give_up_ledger(&mut self, out: Out) {
         let Some(new) = self.opening.as_mut().and_then(|opening| opening.new.take()) else { return };
-        for leg in new.legs.into_iter().filter(|leg| self.nodes.is_usable(leg.node)).collect::<Vec<_>>() {
+        for leg in new.legs.into_iter().filter(|leg| self.peers.is_usable(leg.node)).collect::<Vec<_>>() {
             self.delete_ledger(leg, new.id, out);
         }
     }
@@ -890,8 +895,8 @@ impl Controller {
     pub(crate) fn on_reappend_refused(&mut self, (ledger, leg): (LedgerId, u8), refusal: Refusal, out: Out) {
         // Once the root is to name the ledger it is not given up.
         let Some(opening) = self.opening.as_mut().filter(|o| o.step == Step::Reappending) else { return };
-        let is_paused = self.now < opening.reappend_at;
-        opening.reappend_at = self.now + RETRY_EVERY;
+        let is_paused = self.basis.now < opening.reappend_at;
+        opening.reappend_at = self.basis.now + RETRY_EVERY;
         if refusal != Refusal::NoSpace || is_paused {
             return;
         }
@@ -919,7 +924,7 @@ impl Controller {
         root.trimmed = self.log.trimmed;
         root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > root.trimmed));
         root.ledgers.push(new);
-        root.serving = self.config.instance;
+        root.serving = self.basis.config.instance;
         root.checkpoint = self.checkpointer.durable.clone();
         self.swap_root(root, Change::Serve, out);
     }
@@ -928,15 +933,15 @@ impl Controller {
         let opening = self.opening.take().expect("opening");
         let named = self.root().open_ledger().map(|ledger| ledger.id);
         assert_eq!(named, self.log.open.as_ref().map(|open| open.id), "what takes appends is what the root names");
-        self.opened_at = self.now;
+        self.basis.opened_at = self.basis.now;
         self.set_state(State::Open, out);
         let entries = self.log.len() as u64;
         let notice =
             Notice::Recovered { epoch: self.epoch(), last: opening.end, entries, reappended: opening.reappended };
         self.notice(notice, out);
         self.repairer.note_degraded();
-        self.checkpointer.rest(self.now);
-        self.last_activity = self.now;
+        self.checkpointer.rest(self.basis.now);
+        self.last_activity = self.basis.now;
         self.on_legs_changed(out);
         self.cut_off_end(out);
         for (of, request) in std::mem::take(&mut self.waiting) {
@@ -950,7 +955,7 @@ impl Controller {
             return;
         }
         if let Purpose::RecoverRead { ledger, leg } = call.purpose
-            && !self.nodes.is_usable(call.node)
+            && !self.peers.is_usable(call.node)
         {
             self.on_recover_read_lost(ledger, leg, out);
         }
@@ -962,7 +967,7 @@ impl Controller {
         match self.state {
             State::Open => {
                 self.abandon_fork(out);
-                self.close_by = Some(self.now + CLOSING_MAX);
+                self.close_by = Some(self.basis.now + CLOSING_MAX);
                 self.set_state(State::Closing, out);
                 self.end_hold(false, out);
                 self.progress(out);
@@ -978,8 +983,8 @@ impl Controller {
         let quiet = self.write_ops.is_empty() && self.writes.is_empty() && self.reads.is_empty();
         let destaged = self.log.first_undestaged() > self.log.completed;
         let idle = self.jobs.is_empty() && self.bypass.is_empty() && self.checkpointer.is_idle();
-        let is_clean = quiet && destaged && idle && !self.checkpointer.dirty && self.log.in_flight() == 0;
-        if is_clean || self.close_by.is_some_and(|by| by <= self.now) {
+        let is_clean = quiet && destaged && idle && !self.wants.checkpoint && self.log.in_flight() == 0;
+        if is_clean || self.close_by.is_some_and(|by| by <= self.basis.now) {
             self.leave(State::Closed, BlockError::ShuttingDown, out);
         }
     }

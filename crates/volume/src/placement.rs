@@ -2,14 +2,14 @@
 //! layout several devices in each of two nodes.
 
 use crate::controller::Controller;
+use crate::peers::Node;
 use crate::pressure::{crowding, free_sixteenths};
-use crate::repair::DEVICES_APPEAR_WITHIN;
-use crate::space::Keep;
+use crate::reserve::Keep;
 use crate::tiers::Place;
 use holdfast_base::{MediaClass, NodeId};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, LEGS_MAX, Leg};
-use holdfast_format::wire::{DeviceHealth, DeviceStat};
+use holdfast_format::wire::DeviceStat;
 use std::time::Duration;
 
 /// How long all other nodes must have been out before copies are put onto devices of one: a pause of theirs is waited out.
@@ -32,11 +32,11 @@ impl Controller {
     /// Serving devices of usable nodes, best first inside each node by `score`; nodes in random order.
     fn candidates(&mut self, score: impl Fn(&DeviceStat) -> u64) -> Vec<(NodeId, Vec<Leg>)> {
         let mut nodes: Vec<(NodeId, Vec<Leg>)> = Vec::new();
-        for (id, node) in self.nodes.iter() {
-            if !node.up || node.suspect {
+        for (id, node) in self.peers.iter() {
+            if !node.is_usable() {
                 continue;
             }
-            let mut serving: Vec<&DeviceStat> = node.devices.values().filter(|d| self.nodes.takes_shards(d)).collect();
+            let mut serving: Vec<&DeviceStat> = node.devices().filter(|d| self.peers.takes_shards(d)).collect();
             serving.sort_by_key(|d| std::cmp::Reverse(score(d)));
             let legs: Vec<Leg> = serving.iter().map(|d| Leg { node: id, device: d.device }).collect();
             if !legs.is_empty() {
@@ -58,13 +58,13 @@ impl Controller {
         };
         let mut nodes = self.candidates(rank);
         nodes.sort_by_key(|(_, legs)| {
-            let best = self.nodes.device(legs[0]);
+            let best = self.peers.device(legs[0]);
             best.map_or((2, std::cmp::Reverse(0)), |d| (crowding(d), std::cmp::Reverse(speed(d))))
         });
-        if self.is_on_devices() {
+        if self.basis.is_on_devices() {
             return self.choose_devices(&nodes);
         }
-        if self.config.mutations.both_copies_on_one_node {
+        if self.basis.config.mutations.both_copies_on_one_node {
             let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
             return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));
         }
@@ -79,7 +79,7 @@ impl Controller {
         }
         if nodes.len() > usize::from(failures) {
             // A slow standby is better than none.
-            let standbys = self.nodes.last_resorts();
+            let standbys = self.peers.last_resorts();
             let legs = nodes.iter().map(|(_, legs)| legs[0]).chain(standbys).take(wanted.min(LEGS_MAX)).collect();
             return Some((legs, AckRule::flat(failures)));
         }
@@ -97,18 +97,17 @@ impl Controller {
         let best = self.rule_now();
         let usable_domains = if best == AckRule::NESTED { self.nodes_with(2) } else { self.domain_count() };
         let usable = self.usable_legs();
-        let stays =
-            |leg: &Leg| !self.nodes.draining.contains(&leg.device) && !self.nodes.bypassed.contains(&leg.device);
+        let stays = |leg: &Leg| !self.peers.is_draining(leg.device) && !self.peers.is_bypassed(leg.device);
         let legs = open.legs.iter().enumerate().filter(|(i, leg)| usable >> i & 1 == 1 && stays(leg));
         let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
-        if !self.is_on_devices() {
+        if !self.basis.is_on_devices() {
             domains.sort_unstable();
             domains.dedup();
         }
         // Of a nested ledger a node has several legs: one that is to go does not take the node with it.
         let is_nested = best == AckRule::NESTED && open.rule == best;
         let is_leaving = is_nested && open.legs.iter().any(|leg| !stays(leg))
-            || open.legs.iter().any(|leg| self.nodes.draining.contains(&leg.device));
+            || open.legs.iter().any(|leg| self.peers.is_draining(leg.device));
         domains.len() < wanted.min(usable_domains)
             || is_leaving
             || !open.rule.is_at_least(best)
@@ -128,8 +127,8 @@ impl Controller {
     /// The same, as far as there are nodes and devices for it: that of a ledger that is chosen now.
     pub(crate) fn rule_now(&self) -> AckRule {
         let (full, failures) = (self.full_rule(), self.root().layout.failures());
-        let usable = self.nodes.usable_count();
-        if self.is_on_devices() {
+        let usable = self.peers.usable_count();
+        if self.basis.is_on_devices() {
             return self.rule_over(self.domain_count(), failures);
         }
         if full == AckRule::NESTED && self.nodes_with(2) >= 2 {
@@ -151,38 +150,38 @@ impl Controller {
 
     /// Usable nodes that have so many devices which take shards.
     pub(crate) fn nodes_with(&self, devices: usize) -> usize {
-        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
-        let takers = |n: &crate::nodes::Node| n.devices.values().filter(|d| self.nodes.takes_shards(d)).count();
+        let usable = self.peers.usable();
+        let takers = |n: &Node| n.devices().filter(|d| self.peers.takes_shards(d)).count();
         usable.filter(|(_, n)| takers(n) >= devices).count()
     }
 
     /// The same, of a class of media.
     pub(crate) fn nodes_with_of(&self, devices: usize, media: Option<MediaClass>) -> usize {
-        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
-        let is_taker = |d: &&DeviceStat| self.nodes.takes_shards(d) && is_of(d, media);
-        usable.filter(|(_, n)| n.devices.values().filter(is_taker).count() >= devices).count()
+        let usable = self.peers.usable();
+        let is_taker = |d: &&DeviceStat| self.peers.takes_shards(d) && is_of(d, media);
+        usable.filter(|(_, n)| n.devices().filter(is_taker).count() >= devices).count()
     }
 
     /// Whether a whole segment would find homes.
     pub(crate) fn could_place(&self, place: Place, shard_bytes: u64, keep: Keep) -> bool {
-        if self.is_on_devices() {
-            let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
+        if self.basis.is_on_devices() {
+            let usable = self.peers.usable();
             let fits = |(id, d): &(NodeId, &DeviceStat)| self.fits_shard(*id, d, shard_bytes, (keep, place.media));
-            let devices = usable.flat_map(|(id, n)| n.devices.values().map(move |d| (id, d)));
+            let devices = usable.flat_map(|(id, n)| n.devices().map(move |d| (id, d)));
             return devices.filter(fits).count() >= usize::from(place.layout.width());
         }
         let each = usize::from(place.layout.shards_a_domain());
-        let has_room = |(id, node): &(NodeId, &crate::nodes::Node)| {
+        let has_room = |(id, node): &(NodeId, &Node)| {
             let fits = |d: &&DeviceStat| self.fits_shard(*id, d, shard_bytes, (keep, place.media));
-            node.up && !node.suspect && node.devices.values().filter(fits).count() >= each
+            node.is_usable() && node.devices().filter(fits).count() >= each
         };
-        self.nodes.iter().filter(has_room).count() >= usize::from(place.layout.width())
+        self.peers.iter().filter(has_room).count() >= usize::from(place.layout.width())
     }
 
     /// Homes of a whole segment: those of one fault domain follow each other.
     pub(crate) fn place_segment(&mut self, place: Place, shard_bytes: u64, keep: Keep) -> Option<Vec<Leg>> {
         let (layout, room) = (place.layout, (keep, place.media));
-        if self.is_on_devices() {
+        if self.basis.is_on_devices() {
             return self.place_on_devices(usize::from(layout.width()), shard_bytes, room);
         }
         if !layout.is_nested() {
@@ -190,9 +189,9 @@ impl Controller {
         }
         let each = usize::from(layout.shards_a_domain());
         let mut nodes: Vec<(u64, Vec<Leg>)> = Vec::new();
-        for (id, node) in self.nodes.iter().filter(|(_, node)| node.up && !node.suspect) {
+        for (id, node) in self.peers.usable() {
             let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, room);
-            let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
+            let mut fitting: Vec<&DeviceStat> = node.devices().filter(fits).collect();
             fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
             fitting.truncate(each);
             if fitting.len() == each {
@@ -208,7 +207,7 @@ impl Controller {
             homes.extend(legs);
         }
         for leg in &homes {
-            self.nodes.charge(*leg, shard_bytes);
+            self.peers.charge(*leg, shard_bytes);
         }
         Some(homes)
     }
@@ -229,10 +228,10 @@ impl Controller {
     }
 
     pub(crate) fn fits_shard(&self, node: NodeId, d: &DeviceStat, shard_bytes: u64, (keep, media): Target) -> bool {
-        self.nodes.takes_shards(d)
+        self.peers.takes_shards(d)
             && is_of(d, media)
-            && d.free_bytes >= keep.bytes(&self.config, d) + shard_bytes
-            && self.nodes.may_hold(Leg { node, device: d.device }, shard_bytes)
+            && d.free_bytes >= keep.bytes(&self.basis.config, d) + shard_bytes
+            && self.peers.may_hold(Leg { node, device: d.device }, shard_bytes)
     }
 
     /// Another home for one shard of a segment, not on these nodes: of a nested one in the fault domain of its fellows, where
@@ -260,7 +259,7 @@ impl Controller {
         failed: &[NodeId],
         room: Target,
     ) -> Option<Leg> {
-        if self.is_on_devices() {
+        if self.basis.is_on_devices() {
             return self.place_again_on_devices(homes, index, shard_bytes, failed, room);
         }
         let domain = geometry.domain_of(index);
@@ -274,9 +273,9 @@ impl Controller {
         }
         let fellows: Vec<Leg> = fellows.into_iter().map(|(_, leg)| leg).collect();
         let mut found: Vec<(bool, u64, Leg)> = Vec::new();
-        for (id, node) in self.nodes.iter().filter(|(_, node)| node.up && !node.suspect) {
+        for (id, node) in self.peers.usable() {
             let is_home = fellows.iter().any(|leg| leg.node == id);
-            for d in node.devices.values().filter(|_| !avoid.contains(&id)) {
+            for d in node.devices().filter(|_| !avoid.contains(&id)) {
                 let leg = Leg { node: id, device: d.device };
                 if !homes.contains(&leg) && self.fits_shard(id, d, shard_bytes, room) {
                     found.push((is_home, d.free_bytes, leg));
@@ -284,7 +283,7 @@ impl Controller {
             }
         }
         let (_, _, leg) = found.into_iter().max_by_key(|(is_home, free, _)| (*is_home, *free))?;
-        self.nodes.charge(leg, shard_bytes);
+        self.peers.charge(leg, shard_bytes);
         Some(leg)
     }
 
@@ -299,12 +298,12 @@ impl Controller {
     ) -> Option<Vec<Leg>> {
         let is_alone = self.is_alone();
         let mut pool: Vec<(Leg, u64)> = Vec::new();
-        for (id, node) in self.nodes.iter() {
-            if !node.up || node.suspect || avoid.contains(&id) {
+        for (id, node) in self.peers.iter() {
+            if !node.is_usable() || avoid.contains(&id) {
                 continue;
             }
             let fits = |d: &&DeviceStat| self.fits_shard(id, d, shard_bytes, room);
-            let mut fitting: Vec<&DeviceStat> = node.devices.values().filter(fits).collect();
+            let mut fitting: Vec<&DeviceStat> = node.devices().filter(fits).collect();
             fitting.sort_by_key(|d| std::cmp::Reverse(d.free_bytes));
             let taken = if is_alone { fitting.len() } else { 1 };
             let legs = fitting.iter().take(taken).map(|d| (Leg { node: id, device: d.device }, d.free_bytes.max(1)));
@@ -314,7 +313,7 @@ impl Controller {
         while homes.len() < count {
             let at = self.draw(pool.iter().map(|(_, w)| *w))?;
             let (leg, _) = pool.remove(at);
-            self.nodes.charge(leg, shard_bytes);
+            self.peers.charge(leg, shard_bytes);
             homes.push(leg);
         }
         Some(homes)
@@ -329,21 +328,19 @@ impl Controller {
     /// One device of one node is left, and has been for a while.
     fn is_last_device(&self) -> bool {
         // Others of its node may be about to open.
-        let may_appear = |node: &crate::nodes::Node| {
-            let is_opening = node.devices.values().any(|d| d.health == DeviceHealth::Opening);
-            node.up && (is_opening || self.now.since(node.up_since) < DEVICES_APPEAR_WITHIN)
-        };
+        let may_appear =
+            |node: &Node| node.is_up() && (node.has_opening_device() || node.may_have_more_devices(self.basis.now));
         self.is_last_node()
             && self.usable_devices().count() == 1
-            && !self.nodes.iter().any(|(_, node)| may_appear(node))
+            && !self.peers.iter().any(|(_, node)| may_appear(node))
     }
 
     fn is_last_node(&self) -> bool {
-        let is_out = |node: &crate::nodes::Node| {
-            let since = node.out_since.unwrap_or(self.opened_at);
-            node.up && !node.suspect || self.now.since(since) >= ALONE_AFTER
+        let is_out = |node: &Node| {
+            let since = node.out_since().unwrap_or(self.basis.opened_at);
+            node.is_usable() || self.basis.now.since(since) >= ALONE_AFTER
         };
-        self.nodes.usable_count() == 1 && self.nodes.iter().all(|(_, node)| is_out(node))
+        self.peers.usable_count() == 1 && self.peers.iter().all(|(_, node)| is_out(node))
     }
 
     /// What is written while one node is left.
@@ -356,8 +353,8 @@ impl Controller {
 
     /// Devices of usable nodes that take shards.
     pub(crate) fn usable_devices(&self) -> impl Iterator<Item = &DeviceStat> {
-        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect).flat_map(|(_, n)| n.devices.values());
-        usable.filter(|d| self.nodes.takes_shards(d))
+        let usable = self.peers.usable().flat_map(|(_, n)| n.devices());
+        usable.filter(|d| self.peers.takes_shards(d))
     }
 
     /// The layout to write new segments in, with the nodes usable now. With a single device left nothing is destaged: the

@@ -5,6 +5,7 @@
 //! full journal, with what is in flight counted, and a quarter stays for records.
 
 use crate::controller::{Controller, Out};
+use crate::peers::Node;
 use holdfast_base::{Instant, LedgerId, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
@@ -59,7 +60,7 @@ impl Controller {
     pub(crate) fn note_journal_fill(&mut self, ledger: LedgerId, leg: u8, fill: u8) {
         self.checkpointer.note_journal_fill(fill);
         let Some(open) = self.log.open.as_ref().filter(|o| o.id == ledger) else { return };
-        self.nodes.on_journal_fill(open.legs[usize::from(leg)], fill);
+        self.peers.on_journal_fill(open.legs[usize::from(leg)], fill);
     }
 
     /// Legs' journals that new entries go to; while none can, those that they will go to.
@@ -67,7 +68,7 @@ impl Controller {
         let open = self.log.open.iter();
         let is_preferred = |preferred: u8, i: usize| preferred == 0 || preferred >> i & 1 == 1;
         open.flat_map(move |open| open.legs.iter().enumerate().filter(move |(i, _)| is_preferred(open.preferred, *i)))
-            .filter_map(|(_, leg)| self.nodes.device(*leg))
+            .filter_map(|(_, leg)| self.peers.device(*leg))
     }
 
     /// Fill of the fullest of them, in 1/1000 of what guests' writes may fill, with what is in flight.
@@ -92,14 +93,14 @@ impl Controller {
 
     /// Held back by full journals, a controller hears of no fill by itself: it asks.
     pub(crate) fn ask_for_journal_room(&mut self, out: Out) {
-        let due = self.now.since(self.pressure.asked_at) >= ASK_EVERY;
+        let due = self.basis.now.since(self.pressure.asked_at) >= ASK_EVERY;
         if !due || !self.writes_wait_for_journals() {
             return;
         }
-        self.pressure.asked_at = self.now;
+        self.pressure.asked_at = self.basis.now;
         let nodes: Vec<_> = self.log.open.iter().flat_map(|o| o.legs.iter().map(|l| l.node)).collect();
         for node in nodes {
-            self.ask_state(node, out);
+            self.peers.ask_state(self.basis.now, node, out);
         }
     }
 
@@ -108,16 +109,16 @@ impl Controller {
         let Some(open) = &self.log.open else { return false };
         let preferred =
             || open.legs.iter().enumerate().filter(|(i, _)| open.preferred >> i & 1 == 1).map(|(_, leg)| leg);
-        let is_full = |leg: &Leg| self.nodes.device(*leg).is_none_or(|d| fill_per_mille(d, 0) >= 1000);
+        let is_full = |leg: &Leg| self.peers.device(*leg).is_none_or(|d| fill_per_mille(d, 0) >= 1000);
         let is_nested = self.root().layout.is_nested();
-        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
-        let mut devices = usable.flat_map(|(id, n)| n.devices.values().map(move |d| (id, d)));
+        let usable = self.peers.usable();
+        let mut devices = usable.flat_map(|(id, n)| n.devices().map(move |d| (id, d)));
         preferred().any(&is_full)
             && devices.any(|(node, d)| {
                 let here = || preferred().filter(move |leg| leg.node == node);
                 let may_stand = here().any(&is_full) || !is_nested && here().next().is_none();
                 may_stand
-                    && self.nodes.takes_shards(d)
+                    && self.peers.takes_shards(d)
                     && fill_per_mille(d, 0) < STAND_IN_PER_MILLE
                     && here().all(|leg| leg.device != d.device)
             })
@@ -131,19 +132,19 @@ impl Controller {
         if open.rule.domains == 0 {
             let roomy = self.usable_devices().filter(|d| is_roomy(d)).count();
             if roomy >= usize::from(open.rule.copies) && self.roll_pause_over() {
-                self.checkpointer.last_roll = self.now;
+                self.checkpointer.last_roll = self.basis.now;
                 self.want_roll(out);
             }
             return;
         }
         let nodes: BTreeSet<NodeId> = open.legs.iter().map(|leg| leg.node).collect();
         let each = usize::from(open.rule.copies.div_ceil(open.rule.domains.max(1)));
-        let roomy = |(_, n): &(_, &crate::nodes::Node)| {
-            let devices = n.devices.values().filter(|d| d.health == DeviceHealth::Serving && is_roomy(d));
-            n.up && !n.suspect && devices.count() >= each
+        let roomy = |(_, n): &(_, &Node)| {
+            let devices = n.devices().filter(|d| d.health == DeviceHealth::Serving && is_roomy(d));
+            n.is_usable() && devices.count() >= each
         };
-        if self.nodes.iter().filter(roomy).count() >= nodes.len() && self.roll_pause_over() {
-            self.checkpointer.last_roll = self.now;
+        if self.peers.iter().filter(roomy).count() >= nodes.len() && self.roll_pause_over() {
+            self.checkpointer.last_roll = self.basis.now;
             self.want_roll(out);
         }
     }

@@ -87,7 +87,7 @@ impl Controller {
         }
         let op = self.reads.insert(ReadOp {
             reader,
-            began_at: self.now,
+            began_at: self.basis.now,
             of,
             range,
             pins: Pins::default(),
@@ -272,7 +272,7 @@ impl Controller {
         }
         // What goes into a block that is written anew, or from a snapshot into a backup or another grid, must be right: the
         // checksum of the copy would vouch for damage.
-        let checked = self.config.checked_reads || is_copied;
+        let checked = self.basis.config.checked_reads || is_copied;
         for (part, segment, run, crcs) in cut {
             self.count_tier_read(segment, u64::from(run.1) * BLOCK_BYTES as u64);
             let (block, blocks) = run;
@@ -306,7 +306,7 @@ impl Controller {
     fn finish_read(&mut self, token: Token, out: Out) {
         if !self.is_answerable(token) {
             self.awaiting_grant.push(token);
-            let soon = self.now + std::time::Duration::from_millis(1);
+            let soon = self.basis.now + std::time::Duration::from_millis(1);
             self.ask_grants(soon, out);
             return;
         }
@@ -322,7 +322,7 @@ impl Controller {
             },
             Reader::Guest(request) | Reader::Status(request) | Reader::Changes(request, _) => {
                 self.counters.reads += 1;
-                self.governor.on_answered(self.now.since(op.began_at));
+                self.governor.on_answered(self.basis.now.since(op.began_at));
                 self.counters.read_bytes += op.range.len;
                 self.reply(request, result.map(BlockData::Data), out);
             }
@@ -337,7 +337,7 @@ impl Controller {
         let (ready, waiting): (Vec<_>, Vec<_>) = awaiting.into_iter().partition(|token| self.is_answerable(*token));
         self.awaiting_grant = waiting;
         if !self.awaiting_grant.is_empty() {
-            let soon = self.now + std::time::Duration::from_millis(1);
+            let soon = self.basis.now + std::time::Duration::from_millis(1);
             self.ask_grants(soon, out);
         }
         for token in ready {

@@ -16,9 +16,8 @@
 //! Limits: `read_ahead_bytes_max` of runs that are coming or here; windows of all streams together are as long.
 
 use crate::api::Target;
-use crate::call::Wants;
 use crate::controller::{Controller, Out};
-use crate::fetch::FetchError;
+use crate::fetch::{FetchError, Recipient};
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, Place};
 use crate::rangemap::Piece;
@@ -251,15 +250,15 @@ impl ReadAhead {
 impl Controller {
     /// A client reads these blocks, which lie in `places`.
     pub(crate) fn watch_read(&mut self, of: Target, (first, blocks): (u64, u64), places: &[Piece<Place>], out: Out) {
-        if self.config.read_ahead_bytes_max == 0 {
+        if self.basis.config.read_ahead_bytes_max == 0 {
             return;
         }
         let pieces = places.iter().filter(|piece| matches!(piece.value, Some(Place::Segment { .. }))).count() as u64;
-        let at = self.readahead.stream_of(of, first, self.overtaken_max(), self.now);
+        let at = self.readahead.stream_of(of, first, self.overtaken_max(), self.basis.now);
         let stream = &mut self.readahead.streams[at];
-        stream.used_at = self.now;
+        stream.used_at = self.basis.now;
         stream.note(first, blocks, pieces);
-        if stream.next - stream.from >= self.config.read_ahead_after_blocks && stream.seen.reads >= READS_MIN {
+        if stream.next - stream.from >= self.basis.config.read_ahead_after_blocks && stream.seen.reads >= READS_MIN {
             self.judge_stream(at);
         }
         if self.readahead.streams[at].is_planned {
@@ -269,7 +268,7 @@ impl Controller {
 
     /// Reads of a stream may overtake each other by so many blocks: those of a deep queue do.
     fn overtaken_max(&self) -> u64 {
-        2 * self.config.read_ahead_after_blocks
+        2 * self.basis.config.read_ahead_after_blocks
     }
 
     /// Whether it still reads in order, in pieces of less than half of [`PIECE_BLOCKS_MAX`] on average, and gains by what is
@@ -303,7 +302,7 @@ impl Controller {
     /// Blocks of one stream's window.
     fn window_blocks(&self) -> u64 {
         let planned = self.readahead.streams.iter().filter(|stream| stream.is_planned).count() as u64;
-        let window = self.config.read_ahead_bytes_max / BLOCK_BYTES as u64 / planned.max(1);
+        let window = self.basis.config.read_ahead_bytes_max / BLOCK_BYTES as u64 / planned.max(1);
         if window < WINDOW_BLOCKS_MIN { 0 } else { window }
     }
 
@@ -364,7 +363,7 @@ impl Controller {
         if self.readahead.runs.is_empty() {
             return Some(taker);
         }
-        let room = self.config.read_ahead_bytes_max / BLOCK_BYTES as u64;
+        let room = self.basis.config.read_ahead_bytes_max / BLOCK_BYTES as u64;
         let held = self.readahead.held_blocks;
         let Some((first, run)) = self.readahead.run_of(segment, taker.block, taker.blocks) else { return Some(taker) };
         let blocks = run.end - first;
@@ -382,7 +381,7 @@ impl Controller {
             RunState::Planned => {
                 run.state = RunState::Coming(vec![taker]);
                 self.readahead.held_blocks += u64::from(blocks);
-                self.start_fetch(Wants::Ahead { segment, first }, segment, None, (first, blocks), None, out);
+                self.start_fetch(Recipient::Ahead { segment, first }, segment, None, (first, blocks), None, out);
             }
             RunState::Coming(takers) => takers.push(taker),
             RunState::Here(bytes) => {
@@ -430,7 +429,7 @@ impl Controller {
         }
         let from = (taker.block - first) as usize * BLOCK_BYTES;
         let sealed = bytes.slice(from..from + taker.blocks as usize * BLOCK_BYTES);
-        match self.opened_blocks(self.segment_id(segment), taker.block, sealed, taker.crcs.as_ref()) {
+        match self.opened_blocks(self.basis.segment_id(segment), taker.block, sealed, taker.crcs.as_ref()) {
             Some(bytes) => {
                 self.counters.ahead_bytes += bytes.len() as u64;
                 self.on_read_part(taker.op, taker.part, Ok(bytes), out);
@@ -442,12 +441,12 @@ impl Controller {
     /// Fetches for a read by itself.
     pub(crate) fn fetch_taken(&mut self, segment: SegmentNo, taker: Taker, out: Out) {
         let Taker { op, part, block, blocks, crcs } = taker;
-        self.start_fetch(Wants::Read { op, part }, segment, None, (block, blocks), crcs, out);
+        self.start_fetch(Recipient::Read { op, part }, segment, None, (block, blocks), crcs, out);
     }
 
     /// Forgets streams that nobody reads any more.
     pub(crate) fn rest_readahead(&mut self) {
-        let now = self.now;
+        let now = self.basis.now;
         while let Some(at) = self.readahead.streams.iter().position(|s| now.since(s.used_at) > IDLE_MAX) {
             self.readahead.forget(at);
         }

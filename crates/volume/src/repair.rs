@@ -5,20 +5,19 @@
 //! free record for it is complete (protocol rule 17): ids of this epoch without one are `unsettled` and exempt.
 
 use crate::api::{Lane, Notice, State};
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::governor::Need;
 use crate::log::Done;
-use crate::nodes::Node;
+use crate::peers::Purpose;
+use crate::reserve::Keep;
 use crate::segments::{Kind, SegmentInfo};
-use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, LedgerId, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::root::Root;
 use holdfast_format::segment::ShardHeader;
-use holdfast_format::wire::{DeviceHealth, LedgerState, MAKE_MS, Refusal, Reply, Request, ShardSource};
+use holdfast_format::wire::{LedgerState, MAKE_MS, Refusal, Reply, Request, ShardSource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -30,12 +29,6 @@ const REPAIRS_MAX: usize = 8;
 
 /// Shards of the queue that are looked at, in one round, for one that is needed enough to be made again now.
 const LOOKED_AT_MAX: usize = 64;
-
-/// What was sent over a connection that broke has been acted on, or never will be, after this long.
-const RECHECK_AFTER: Duration = Duration::from_secs(3);
-
-/// A node that has just started greets before it has read which devices it has.
-pub(crate) const DEVICES_APPEAR_WITHIN: Duration = Duration::from_secs(3);
 
 /// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever. Where one more
 /// loss would take data, and no damage has been found, not for as long.
@@ -92,8 +85,6 @@ pub(crate) struct Repairer {
     /// Something may be less redundant than it should be.
     degraded: bool,
     looked_at: Instant,
-    stat_at: Instant,
-    opening_asked_at: Instant,
 }
 
 impl Default for Repairer {
@@ -110,8 +101,6 @@ impl Default for Repairer {
             put_meanwhile: BTreeSet::new(),
             degraded: false,
             looked_at: Instant::ZERO,
-            stat_at: Instant::ZERO,
-            opening_asked_at: Instant::ZERO,
         }
     }
 }
@@ -174,47 +163,17 @@ impl Controller {
         if self.state != State::Open {
             return;
         }
-        self.refresh_stats(out);
+        let is_in_use = self.basis.now.since(self.last_activity) <= Duration::from_secs(5);
+        self.peers.refresh_state(self.basis.now, is_in_use, out);
         self.take_inventories(out);
         self.delete_strays(out);
         self.start_repairs(out);
         self.drive_moves(out);
-        if self.repairer.degraded && self.now.since(self.repairer.looked_at) >= LOOK_EVERY {
-            self.repairer.looked_at = self.now;
-            let inventoried = self.nodes.iter().all(|(_, n)| !n.up || n.inventoried);
-            if inventoried && self.degraded_segments() == 0 && self.at_risk_entries() == 0 {
+        if self.repairer.degraded && self.basis.now.since(self.repairer.looked_at) >= LOOK_EVERY {
+            self.repairer.looked_at = self.basis.now;
+            if self.peers.all_are_inventoried() && self.degraded_segments() == 0 && self.at_risk_entries() == 0 {
                 self.repairer.degraded = false;
                 self.notice(Notice::RedundancyRestored, out);
-            }
-        }
-    }
-
-    /// A device that was still being opened when its node greeted is asked after until it serves, in every state.
-    pub(crate) fn ask_after_opening_devices(&mut self, out: Out) {
-        if self.now.since(self.repairer.opening_asked_at) < Duration::from_millis(50) {
-            return;
-        }
-        self.repairer.opening_asked_at = self.now;
-        for id in self.nodes.ids() {
-            let node = self.nodes.get(id).expect("listed");
-            let fresh = self.now.since(node.up_since) < DEVICES_APPEAR_WITHIN;
-            if self.nodes.is_usable(id) && (fresh || is_opening(node)) {
-                self.send(id, Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
-            }
-        }
-    }
-
-    /// Free space and journal fill are asked for now and then, more often while the volume is in use.
-    fn refresh_stats(&mut self, out: Out) {
-        let active = self.now.since(self.last_activity) <= Duration::from_secs(5);
-        let pace = if active { Duration::from_secs(1) } else { Duration::from_secs(5) };
-        if self.now.since(self.repairer.stat_at) < pace {
-            return;
-        }
-        self.repairer.stat_at = self.now;
-        for node in self.nodes.ids() {
-            if self.nodes.is_usable(node) {
-                self.send(node, Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
             }
         }
     }
@@ -222,7 +181,7 @@ impl Controller {
     /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
     pub(crate) fn degraded_segments(&self) -> u64 {
         let survey = self.survey();
-        let is_wanted = |no: &SegmentNo| !self.is_foreign(*no) && self.segments.get(*no).is_some();
+        let is_wanted = |no: &SegmentNo| !self.basis.is_foreign(*no) && self.segments.get(*no).is_some();
         let queued = self.repairer.queue.iter().map(|(no, _)| *no);
         let running = self.repairer.running.iter().filter(|(_, r)| !r.is_move).map(|(_, r)| r.segment);
         let wanted: BTreeSet<SegmentNo> = queued.chain(running).filter(is_wanted).collect();
@@ -236,7 +195,7 @@ impl Controller {
 
     /// The same, without counting what is out with one node: for who asks before that goes, over the whole table.
     fn degraded_apart_from(&self, node: NodeId) -> u64 {
-        let is_out = |home: &Leg| home.node != node && !self.nodes.leg_usable(*home);
+        let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
         self.own_segments()
             .filter(|(no, info)| {
                 info.live > 0 && info.kind == Kind::Data && !self.is_of_policy(&info.geometry)
@@ -252,7 +211,7 @@ impl Controller {
 
     /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack more.
     pub fn weak_apart_from(&self, node: NodeId) -> (u64, u64) {
-        if !self.root.is_known() {
+        if !self.basis.is_known() {
             return (0, 0);
         }
         (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
@@ -261,11 +220,11 @@ impl Controller {
     /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log
     /// holds is in memory, too, and will be in segments.
     pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> u64 {
-        if !self.root.is_known() {
+        if !self.basis.is_known() {
             return 0;
         }
         let is_lost = |info: &SegmentInfo| {
-            let stays = |home: &Leg| !nodes.contains(&home.node) && self.nodes.leg_usable(*home);
+            let stays = |home: &Leg| !nodes.contains(&home.node) && self.peers.leg_usable(*home);
             let left = info.homes.iter().enumerate().filter(|(_, home)| stays(home));
             let positions: BTreeSet<u8> = left.map(|(index, _)| info.geometry.position(index as u8)).collect();
             positions.len() < usize::from(info.geometry.data)
@@ -283,7 +242,7 @@ impl Controller {
             return;
         }
         self.counters.checksum_errors += 1;
-        let id = ShardId { segment: self.segment_id(segment), index };
+        let id = ShardId { segment: self.basis.segment_id(segment), index };
         self.notice(Notice::ShardDamaged { leg, shard: id, repaired: may_repair }, out);
         if may_repair {
             self.repairer.want(segment, index);
@@ -293,21 +252,14 @@ impl Controller {
     // ---- inventory ----
 
     fn take_inventories(&mut self, out: Out) {
-        for id in self.nodes.ids() {
-            let now = self.now;
-            let node = self.nodes.get_mut(id).expect("listed");
-            if node.recheck_at.is_some_and(|at| at <= now) {
-                node.recheck_at = None;
-                node.inventoried = false;
-            }
-            if !node.up || node.suspect || node.inventoried || is_opening(node) {
+        for id in self.peers.ids() {
+            if !self.peers.begin_inventory(self.basis.now, id) {
                 continue;
             }
-            node.inventoried = true;
             self.repairer.paused.clear();
             self.want_shards_of_lost_devices(id);
-            let node = self.nodes.get(id).expect("listed");
-            let devices: Vec<DeviceId> = node.devices.keys().copied().collect();
+            let node = self.peers.get(id).expect("listed");
+            let devices: Vec<DeviceId> = node.devices().map(|d| d.device).collect();
             for device in devices {
                 self.repairer.listing.insert((id, device), BTreeSet::new());
                 self.list_shards(id, device, None, out);
@@ -319,21 +271,20 @@ impl Controller {
 
     /// Asks which ledgers of the volume the device has: those that the root doesn't name will go.
     pub(crate) fn list_ledgers(&mut self, leg: Leg, out: Out) {
-        let (volume, epoch, instance) = (self.config.volume, self.epoch(), self.config.instance);
+        let (volume, epoch, instance) = (self.basis.config.volume, self.epoch(), self.basis.config.instance);
         let request = Request::Fence { device: leg.device, volume, epoch, instance };
         self.send(leg.node, Lane::Fast, Purpose::LedgerInventory { leg }, request, Vec::new(), out);
     }
 
     /// Shards whose device the node has no more, or only as a failed one, are made again elsewhere.
     fn want_shards_of_lost_devices(&mut self, id: NodeId) {
-        let up_since = self.nodes.get(id).map_or(self.now, |n| n.up_since);
-        if self.now.since(up_since) < DEVICES_APPEAR_WITHIN {
+        if self.peers.get(id).is_none_or(|n| n.may_have_more_devices(self.basis.now)) {
             return;
         }
         let mut lost = Vec::new();
         for (no, info) in self.own_segments() {
             for (index, home) in info.homes.iter().enumerate() {
-                if home.node == id && !self.nodes.device_serves(*home) {
+                if home.node == id && !self.peers.device_serves(*home) {
                     lost.push((no, index as u8));
                 }
             }
@@ -344,16 +295,14 @@ impl Controller {
     }
 
     fn list_shards(&mut self, node: NodeId, device: DeviceId, after: Option<ShardId>, out: Out) {
-        let request = Request::ListShards { device, volume: self.config.volume, after, count_max: LIST_COUNT };
+        let request = Request::ListShards { device, volume: self.basis.config.volume, after, count_max: LIST_COUNT };
         self.send(node, Lane::Bulk, Purpose::Inventory { device }, request, Vec::new(), out);
     }
 
     pub(crate) fn on_inventory(&mut self, node: NodeId, device: DeviceId, reply: Reply, out: Out) {
         let Reply::Shards { shards, more } = reply else {
-            if reply == Reply::Refused(Refusal::Busy)
-                && let Some(node) = self.nodes.get_mut(node)
-            {
-                node.inventoried = false;
+            if reply == Reply::Refused(Refusal::Busy) {
+                self.peers.want_inventory(node);
             }
             return;
         };
@@ -368,7 +317,7 @@ impl Controller {
     }
 
     fn compare_inventory(&mut self, leg: Leg, held: &BTreeSet<ShardId>, out: Out) {
-        let volume = self.config.volume;
+        let volume = self.basis.config.volume;
         let mut missing = Vec::new();
         for (no, info) in self.own_segments() {
             for (index, home) in info.homes.iter().enumerate() {
@@ -380,7 +329,7 @@ impl Controller {
         }
         for (no, index) in missing {
             if self.repairer.put_meanwhile.contains(&(no, index)) {
-                self.recheck(leg.node);
+                self.peers.recheck(self.basis.now, leg.node);
             } else {
                 self.repairer.want(no, index);
             }
@@ -405,7 +354,7 @@ impl Controller {
 
     /// Of this shard nothing is deleted yet.
     fn is_exempt(&self, segment: SegmentNo, index: u8) -> bool {
-        let unsettled = self.unsettled.contains(&segment) && !self.config.mutations.clean_after_unknown_append;
+        let unsettled = self.unsettled.contains(&segment) && !self.basis.config.mutations.clean_after_unknown_append;
         unsettled || self.repairer.is_repairing(segment, index)
     }
 
@@ -418,7 +367,7 @@ impl Controller {
     fn delete_shards(&mut self, leg: Leg, shards: Vec<ShardId>, out: Out) {
         let request = Request::DeleteShards {
             device: leg.device,
-            volume: self.config.volume,
+            volume: self.basis.config.volume,
             epoch: self.epoch(),
             shards: shards.clone(),
         };
@@ -428,11 +377,11 @@ impl Controller {
     /// Deletes late shards of settled segments. On a node that is out its next inventory finds them.
     fn delete_strays(&mut self, out: Out) {
         for (leg, segment, index) in std::mem::take(&mut self.repairer.strays) {
-            let shard = ShardId { segment: self.segment_id(segment), index };
-            let late = self.calls.iter().any(|(_, c)| c.node == leg.node && c.late);
-            if self.is_exempt(segment, index) || late && self.nodes.is_usable(leg.node) {
+            let shard = ShardId { segment: self.basis.segment_id(segment), index };
+            let late = self.peers.is_late(leg.node);
+            if self.is_exempt(segment, index) || late && self.peers.is_usable(leg.node) {
                 self.repairer.strays.insert((leg, segment, index));
-            } else if self.nodes.is_usable(leg.node) && self.is_garbage(shard, leg) {
+            } else if self.peers.is_usable(leg.node) && self.is_garbage(shard, leg) {
                 self.delete_shards(leg, vec![shard], out);
             }
         }
@@ -442,21 +391,13 @@ impl Controller {
         if *reply == Reply::Done {
             self.counters.shards_deleted += shards.len() as u64;
         } else {
-            self.recheck(node);
-        }
-    }
-
-    /// Compares what the node holds once more, when what is on its way to it has arrived.
-    pub(crate) fn recheck(&mut self, node: NodeId) {
-        let at = self.now + RECHECK_AFTER;
-        if let Some(node) = self.nodes.get_mut(node) {
-            node.recheck_at = Some(at);
+            self.peers.recheck(self.basis.now, node);
         }
     }
 
     /// The node will be asked what it holds when it is back.
     pub(crate) fn on_delete_lost(&mut self, node: NodeId, _shards: Vec<ShardId>) {
-        self.recheck(node);
+        self.peers.recheck(self.basis.now, node);
     }
 
     /// The free record of these segments is complete: their shards may go.
@@ -466,12 +407,12 @@ impl Controller {
             self.counters.segments_freed += 1;
             let Some(homes) = self.checkpointer.freeing.remove(&no) else { continue };
             for (index, leg) in homes.into_iter().enumerate() {
-                let shard = ShardId { segment: self.segment_id(no), index: index as u8 };
+                let shard = ShardId { segment: self.basis.segment_id(no), index: index as u8 };
                 by_leg.entry(leg).or_default().push(shard);
             }
         }
         for (leg, shards) in by_leg {
-            if self.nodes.is_usable(leg.node) {
+            if self.peers.is_usable(leg.node) {
                 self.delete_shards(leg, shards, out);
             }
         }
@@ -500,7 +441,7 @@ impl Controller {
     }
 
     pub(crate) fn delete_ledger(&mut self, leg: Leg, ledger: LedgerId, out: Out) {
-        let (volume, epoch) = (self.config.volume, self.epoch());
+        let (volume, epoch) = (self.basis.config.volume, self.epoch());
         let request = Request::DeleteLedger { device: leg.device, volume, epoch, ledger };
         self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
     }
@@ -511,7 +452,7 @@ impl Controller {
         let named: BTreeSet<_> = self.root().ledgers.iter().map(|l| l.id).collect();
         for ledger in old.ledgers.iter().filter(|l| !named.contains(&l.id)) {
             for leg in &ledger.legs {
-                if self.nodes.is_usable(leg.node) {
+                if self.peers.is_usable(leg.node) {
                     self.delete_ledger(*leg, ledger.id, out);
                 }
             }
@@ -555,7 +496,8 @@ impl Controller {
             if self.repairer.running.is_full() || refused == LOOKED_AT_MAX {
                 return;
             }
-            let is_paused = self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.now);
+            let is_paused =
+                self.repairer.paused.get(&(segment, index)).is_some_and(|(until, _)| *until > self.basis.now);
             if is_paused || !self.repairer.wants(segment, index) {
                 continue;
             }
@@ -572,26 +514,26 @@ impl Controller {
 
     /// The node has been away for so long that it is not waited for.
     fn is_lost(&self, id: NodeId) -> bool {
-        let out_since = match self.nodes.get(id) {
-            Some(node) if node.up && !node.suspect => return false,
-            Some(node) => node.out_since.unwrap_or(self.opened_at),
-            None => self.opened_at,
+        let out_since = match self.peers.get(id) {
+            Some(node) if node.is_usable() => return false,
+            Some(node) => node.out_since().unwrap_or(self.basis.opened_at),
+            None => self.basis.opened_at,
         };
-        self.now.since(out_since) >= self.config.rebuild_after
+        self.basis.now.since(out_since) >= self.basis.config.rebuild_after
     }
 
     /// What was there is made again elsewhere.
     fn is_given_up(&self, home: Leg) -> bool {
-        self.is_lost(home.node) || self.nodes.draining.contains(&home.device) && !self.nodes.leg_usable(home)
+        self.is_lost(home.node) || self.peers.is_draining(home.device) && !self.peers.leg_usable(home)
     }
 
     /// Shards of lost nodes, those of the segments that one more loss would take last, and of these those that lack most.
     fn list_rebuild(&mut self) {
-        let pace = REBUILD_EVERY.min(self.config.rebuild_after / 4);
-        if !self.repairer.rebuild.is_empty() || self.now.since(self.repairer.rebuild_listed_at) < pace {
+        let pace = REBUILD_EVERY.min(self.basis.config.rebuild_after / 4);
+        if !self.repairer.rebuild.is_empty() || self.basis.now.since(self.repairer.rebuild_listed_at) < pace {
             return;
         }
-        self.repairer.rebuild_listed_at = self.now;
+        self.repairer.rebuild_listed_at = self.basis.now;
         let at_risk = self.survey().at_risk().clone();
         let mut found: Vec<(bool, usize, SegmentNo, u8)> = Vec::new();
         // What is given up can't be used: its segments are weak.
@@ -620,16 +562,16 @@ impl Controller {
         }
         let (geometry, homes) = (info.geometry, info.homes.clone());
         let mut target = homes[usize::from(index)];
-        if !self.nodes.leg_usable(target) {
-            let is_away = !self.nodes.is_up(target.node) || self.nodes.device_serves(target);
-            let is_drained = self.nodes.draining.contains(&target.device);
+        if !self.peers.leg_usable(target) {
+            let is_away = !self.peers.is_up(target.node) || self.peers.device_serves(target);
+            let is_drained = self.peers.is_draining(target.device);
             if is_away && !self.is_lost(target.node) && !is_drained {
                 // It may come back with the shard.
                 return false;
             }
             if info.kind == Kind::Run {
                 // Whoever opens the volume finds it by the homes that the checkpoint names: a new one names others.
-                self.checkpointer.rewrite_wanted = true;
+                self.wants.rewrite = true;
                 return true;
             }
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
@@ -646,7 +588,7 @@ impl Controller {
     fn has_sources(&self, info: &SegmentInfo, index: u8) -> bool {
         let geometry = &info.geometry;
         let others =
-            info.homes.iter().enumerate().filter(|(i, home)| *i != usize::from(index) && self.nodes.leg_usable(**home));
+            info.homes.iter().enumerate().filter(|(i, home)| *i != usize::from(index) && self.peers.leg_usable(**home));
         let positions: Vec<u8> = others.map(|(i, _)| geometry.position(i as u8)).collect();
         let distinct = positions.iter().fold(0_u64, |all, position| all | 1 << position).count_ones();
         distinct >= u32::from(geometry.data) || positions.contains(&geometry.position(index))
@@ -675,7 +617,7 @@ impl Controller {
             is_move,
             cleared: false,
             putting: false,
-            by_target: self.nodes.makes_shards(target.node, self.now),
+            by_target: self.peers.makes_shards(target.node, self.basis.now),
         });
         self.ask_repair_header(token, out);
         self.ask_repair_shards(token, out);
@@ -691,10 +633,10 @@ impl Controller {
             .then_some(repair.index)
             .into_iter()
             .chain(others)
-            .find(|i| repair.header_tried >> i & 1 == 0 && self.nodes.leg_usable(info.homes[usize::from(*i)]));
+            .find(|i| repair.header_tried >> i & 1 == 0 && self.peers.leg_usable(info.homes[usize::from(*i)]));
         let Some(index) = next else { return self.end_repair(token, true) };
         let leg = info.homes[usize::from(index)];
-        let shard = ShardId { segment: repair.segment.of(self.config.volume), index };
+        let shard = ShardId { segment: repair.segment.of(self.basis.config.volume), index };
         let repair = self.repairer.running.get_mut(token).expect("just seen");
         repair.header_tried |= 1 << index;
         repair.header_from = index;
@@ -711,7 +653,7 @@ impl Controller {
         let geometry = &info.geometry;
         let (width, position) = (geometry.code_width(), repair.index % geometry.code_width());
         let is_there = repair.is_move && repair.bad >> repair.index & 1 == 0;
-        let may_serve = |i: &u8| repair.bad >> i & 1 == 0 && self.nodes.leg_usable(info.homes[usize::from(*i)]);
+        let may_serve = |i: &u8| repair.bad >> i & 1 == 0 && self.peers.leg_usable(info.homes[usize::from(*i)]);
         let of_copy = |i: &u8| geometry.parity > 0 && i / width == repair.index / width && *i != repair.index;
         let is_twin = |i: &u8| i % width == position && *i != repair.index;
         let all = || (0..geometry.shard_count()).filter(may_serve);
@@ -732,7 +674,7 @@ impl Controller {
         let is_coming = |i: &&u8| repair.asked >> **i & 1 == 1 || repair.got.contains_key(*i);
         let mut coming = sources.iter().filter(is_coming).count();
         let sources: Vec<u8> = sources.iter().filter(|i| !is_coming(i)).copied().collect();
-        let segment = repair.segment.of(self.config.volume);
+        let segment = repair.segment.of(self.basis.config.volume);
         for index in sources {
             if coming >= needed {
                 break;
@@ -771,14 +713,14 @@ impl Controller {
         };
         let request = Request::MakeShard {
             device: repair.target.device,
-            volume: self.config.volume,
+            volume: self.basis.config.volume,
             epoch: self.epoch(),
-            shard: ShardId { segment: repair.segment.of(self.config.volume), index: repair.index },
+            shard: ShardId { segment: repair.segment.of(self.basis.config.volume), index: repair.index },
             header_of: header.shard.index,
             sources: sources.iter().map(source).collect(),
         };
         let (payload, node) = (vec![Buf::copy_from(&header.encode())], repair.target.node);
-        if !self.nodes.understands(node, &request) {
+        if !self.peers.understands(node, &request) {
             // It was started anew meanwhile, as one of an older release.
             return self.make_here(token, out);
         }
@@ -797,7 +739,7 @@ impl Controller {
         // first two take it time to find out.
         let Some(repair) = self.repairer.running.get(token) else { return };
         if waited >= Duration::from_millis(MAKE_MS) / 2 {
-            self.nodes.on_not_made(repair.target.node, self.now);
+            self.peers.on_not_made(repair.target.node, self.basis.now);
         }
         self.make_here(token, out);
     }
@@ -815,15 +757,15 @@ impl Controller {
         let Some(info) = self.segments.get(*segment).filter(|_| damaged & !(1 << index) != 0) else { return };
         match info.kind {
             Kind::Data => {}
-            Kind::Meta => self.checkpointer.fold_wanted = true,
-            Kind::Run => self.checkpointer.rewrite_wanted = true,
+            Kind::Meta => self.wants.fold = true,
+            Kind::Run => self.wants.rewrite = true,
         }
         self.repairer.stuck.insert(*segment);
     }
 
     pub(crate) fn on_repair_header(&mut self, token: Token, reply: &Reply, payload: &Buf, out: Out) {
         let Some(repair) = self.repairer.running.get_mut(token) else { return };
-        let shard = ShardId { segment: repair.segment.of(self.config.volume), index: repair.header_from };
+        let shard = ShardId { segment: repair.segment.of(self.basis.config.volume), index: repair.header_from };
         let header = match reply {
             Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
             _ => None,
@@ -896,12 +838,12 @@ impl Controller {
             }
             bytes.freeze()
         };
-        let shard = ShardId { segment: repair.segment.of(self.config.volume), index: repair.index };
+        let shard = ShardId { segment: repair.segment.of(self.basis.config.volume), index: repair.index };
         let header = ShardHeader { shard, block_crcs: block_crcs(&data), ..header.clone() }.encode();
         let target = repair.target;
         let request = Request::PutShard {
             device: target.device,
-            volume: self.config.volume,
+            volume: self.basis.config.volume,
             epoch: self.epoch(),
             shard,
             header_blocks: (header.len() / BLOCK_BYTES) as u32,
@@ -918,8 +860,8 @@ impl Controller {
         let repair = self.repairer.running.get_mut(token).expect("checked by the caller");
         repair.putting = true;
         let (target, index, segment) = (repair.target, repair.index, repair.segment);
-        let shard = ShardId { segment: self.segment_id(segment), index };
-        let (volume, epoch) = (self.config.volume, self.epoch());
+        let shard = ShardId { segment: self.basis.segment_id(segment), index };
+        let (volume, epoch) = (self.basis.config.volume, self.epoch());
         let request = Request::DeleteShards { device: target.device, volume, epoch, shards: vec![shard] };
         let purpose = Purpose::RepairClear { repair: token };
         if self.send(target.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
@@ -989,13 +931,9 @@ impl Controller {
             let waited = self.repairer.paused.get(&(segment, index)).map_or(REPAIR_PAUSE_MIN / 2, |(_, span)| *span);
             let is_urgent = damaged == 0 && self.need_of(segment, Some(index)) == Need::AtRisk;
             let pause = (waited * 2).min(if is_urgent { REPAIR_PAUSE_AT_RISK } else { REPAIR_PAUSE_MAX });
-            self.repairer.paused.insert((segment, index), (self.now + pause, pause));
+            self.repairer.paused.insert((segment, index), (self.basis.now + pause, pause));
         } else {
             self.repairer.paused.remove(&(segment, index));
         }
     }
-}
-
-fn is_opening(node: &Node) -> bool {
-    node.devices.is_empty() || node.devices.values().any(|d| d.health == DeviceHealth::Opening)
 }

@@ -11,9 +11,9 @@
 //! Protocol rules 1, 3 and 4.
 
 use crate::api::{Effect, Lane, Notice, State};
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
 use crate::log::OpenLedger;
+use crate::peers::Purpose;
 use crate::root::Change;
 use holdfast_base::{Instant, LedgerId, Lsn};
 use holdfast_format::ledger::{LedgerRef, Leg};
@@ -41,7 +41,7 @@ impl Controller {
     }
 
     pub(crate) fn create_ledger(&mut self, new: &LedgerRef, out: Out) -> bool {
-        let (volume, epoch, instance) = (self.config.volume, self.epoch(), self.config.instance);
+        let (volume, epoch, instance) = (self.basis.config.volume, self.epoch(), self.basis.config.instance);
         let mut sent = true;
         for (i, leg) in new.legs.iter().enumerate() {
             let request = Request::CreateLedger {
@@ -65,7 +65,7 @@ impl Controller {
             return;
         }
         let Some(new) = self.new_ledger_ref() else { return };
-        self.roll = Some(Roll { new: new.clone(), created: 0, began_at: self.now, sealed_at: None });
+        self.roll = Some(Roll { new: new.clone(), created: 0, began_at: self.basis.now, sealed_at: None });
         if !self.create_ledger(&new, out) {
             self.roll = None;
         }
@@ -99,7 +99,7 @@ impl Controller {
     pub(crate) fn on_leg_refused_creation(&mut self, home: Leg, reply: &Reply) {
         use holdfast_format::wire::Refusal::{DeviceFailed, Invalid, UnknownDevice};
         if let Reply::Refused(DeviceFailed | UnknownDevice | Invalid) = reply {
-            self.nodes.on_device_failed(home);
+            self.peers.on_device_failed(home);
         }
     }
 
@@ -118,7 +118,7 @@ impl Controller {
             let broken = open.choose_preferred(self.usable_legs()) == 0;
             let better = self.better_ledger_possible() && self.roll_pause_over();
             if broken || better {
-                self.checkpointer.last_roll = self.now;
+                self.checkpointer.last_roll = self.basis.now;
                 self.want_roll(out);
             }
             return;
@@ -127,7 +127,7 @@ impl Controller {
         if roll.sealed_at.is_some() || roll.created != all || self.root.is_swapping() {
             return;
         }
-        if !roll.new.legs.iter().all(|leg| self.nodes.leg_usable(*leg)) {
+        if !roll.new.legs.iter().all(|leg| self.peers.leg_usable(*leg)) {
             return self.give_up_roll(out);
         }
         if self.waits_for_store(out) {
@@ -162,14 +162,14 @@ impl Controller {
     fn give_up_roll(&mut self, out: Out) {
         let Some(Roll { new: LedgerRef { id, legs, .. }, .. }) = self.roll.take() else { return };
         for leg in legs {
-            if self.nodes.is_usable(leg.node) {
+            if self.peers.is_usable(leg.node) {
                 self.delete_ledger(leg, id, out);
             }
         }
     }
 
     pub(crate) fn roll_pause_over(&self) -> bool {
-        self.now.since(self.checkpointer.last_roll) >= BETTER_EVERY
+        self.basis.now.since(self.checkpointer.last_roll) >= BETTER_EVERY
     }
 
     pub(crate) fn on_rolled(&mut self, out: Out) {

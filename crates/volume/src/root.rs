@@ -42,7 +42,6 @@ struct Proposal {
 
 #[derive(Debug, Default)]
 pub(crate) struct RootWriter {
-    current: Option<Root>,
     version: MetaVersion,
     proposal: Option<Proposal>,
     /// Token of the request whose answer counts.
@@ -86,18 +85,6 @@ const ASK_LOST_DOUBLINGS_MAX: u32 = 5;
 const TIDY_EVERY: Duration = Duration::from_secs(2);
 
 impl RootWriter {
-    pub(crate) fn current(&self) -> &Root {
-        self.current.as_ref().expect("the root record was read")
-    }
-
-    pub(crate) fn known(&self) -> Option<&Root> {
-        self.current.as_ref()
-    }
-
-    pub(crate) fn is_known(&self) -> bool {
-        self.current.is_some()
-    }
-
     pub(crate) fn is_swapping(&self) -> bool {
         self.proposal.is_some()
     }
@@ -113,21 +100,21 @@ impl Controller {
         self.root.proposal = None;
         self.root.won = None;
         self.root.token += 1;
-        self.root.sent_at = self.now;
-        let request = MetaRequest::Get { key: root_key(self.config.volume) };
+        self.root.sent_at = self.basis.now;
+        let request = MetaRequest::Get { key: root_key(self.basis.config.volume) };
         out.push(Effect::Meta { token: self.root.token, request });
     }
 
     /// Reads the record again after a while: the store is not the one that it should be.
     pub(crate) fn load_root_later(&mut self) {
-        self.root.retry_at = Some(self.now + DOUBT_FOR);
+        self.root.retry_at = Some(self.basis.now + DOUBT_FOR);
     }
 
     /// Looks whether the metadata store is there, if it was not heard since then.
     pub(crate) fn ask_store(&mut self, since: Instant, out: Out) {
         let is_lost = self.root.asked.is_some();
         let pause = if is_lost { ASK_LOST * (1 << self.root.asks_lost) } else { ASK_EVERY };
-        let is_due = !self.root.was_heard_since(since) && self.now.since(self.root.asked_at) >= pause;
+        let is_due = !self.root.was_heard_since(since) && self.basis.now.since(self.root.asked_at) >= pause;
         let is_in_service = matches!(self.state, State::Open | State::Closing);
         if !is_due || !is_in_service || self.root.is_swapping() || self.root.retry_at.is_some() {
             return;
@@ -135,8 +122,8 @@ impl Controller {
         self.root.asks += 1;
         self.root.asks_lost = if is_lost { (self.root.asks_lost + 1).min(ASK_LOST_DOUBLINGS_MAX) } else { 0 };
         let token = ASK | self.root.asks;
-        (self.root.asked, self.root.asked_at) = (Some(token), self.now);
-        out.push(Effect::Meta { token, request: MetaRequest::Get { key: root_key(self.config.volume) } });
+        (self.root.asked, self.root.asked_at) = (Some(token), self.basis.now);
+        out.push(Effect::Meta { token, request: MetaRequest::Get { key: root_key(self.basis.config.volume) } });
     }
 
     /// Starts a swap to `root`. Only one is in flight.
@@ -150,12 +137,12 @@ impl Controller {
     fn send_swap(&mut self, out: Out) {
         let proposal = self.root.proposal.as_ref().expect("a swap is wanted");
         let request = MetaRequest::Swap {
-            key: root_key(self.config.volume),
+            key: root_key(self.basis.config.volume),
             expect: self.root.version,
             value: Some(proposal.root.encode()),
         };
         self.root.token += 1;
-        self.root.sent_at = self.now;
+        self.root.sent_at = self.basis.now;
         self.root.retry_at = None;
         out.push(Effect::Meta { token: self.root.token, request });
     }
@@ -177,7 +164,7 @@ impl Controller {
         match (reply, self.root.proposal.take()) {
             (MetaReply::Unknown, proposal) => {
                 self.root.proposal = proposal;
-                self.root.retry_at = Some(self.now + RETRY_AFTER);
+                self.root.retry_at = Some(self.basis.now + RETRY_AFTER);
             }
             (MetaReply::Swapped { version }, Some(proposal)) => self.on_won(version, proposal, out),
             (MetaReply::Conflict { version, value }, Some(proposal)) => {
@@ -214,7 +201,7 @@ impl Controller {
         if std::mem::take(&mut self.root.is_doubted) {
             out.push(Effect::Notice(Notice::StoreDoubted { is_doubted: false }));
         }
-        let old = self.root.current.replace(proposal.root);
+        let old = self.basis.replace_root(proposal.root);
         self.delete_dropped_ledgers(old.as_ref(), out);
         match proposal.change {
             Change::Claim => self.on_claimed(out),
@@ -242,7 +229,7 @@ impl Controller {
         let (before, own) = (self.root().epoch, self.root().instance);
         match seen {
             Some(root) if root == proposal.root => self.on_won(version, proposal, out),
-            Some(_) if is_claim && self.config.takeover => self.load_root(out),
+            Some(_) if is_claim && self.basis.config.takeover => self.load_root(out),
             // The owner that is to be followed has changed its record once more, for a roll or a checkpoint.
             Some(root) if is_claim && root.epoch == before => self.load_root(out),
             // The same epoch under another nonce: one of two stores gave it out twice, and one of the two has to stop.
@@ -255,7 +242,7 @@ impl Controller {
     /// Such a store decides nothing. What is open serves on, and the swap is repeated until the right one is back.
     fn doubt_store(&mut self, proposal: Proposal, out: Out) {
         self.root.proposal = Some(proposal);
-        self.root.retry_at = Some(self.now + DOUBT_FOR);
+        self.root.retry_at = Some(self.basis.now + DOUBT_FOR);
         if !std::mem::replace(&mut self.root.is_doubted, true) {
             out.push(Effect::Notice(Notice::StoreDoubted { is_doubted: true }));
         }
@@ -267,27 +254,27 @@ impl Controller {
 
     fn on_root_loaded(&mut self, version: MetaVersion, value: Option<&[u8]>, out: Out) {
         let Some(bytes) = value else {
-            self.root.retry_at = Some(self.now + DOUBT_FOR);
+            self.root.retry_at = Some(self.basis.now + DOUBT_FOR);
             return self.opening_waits("the metadata store has no such volume", out);
         };
         match Root::decode(bytes) {
             Ok(root) if root.deleted => self.opening_waits("the volume was deleted", out),
-            Ok(root) if root.key_id != self.config.key.as_ref().map(VolumeKey::id) => {
+            Ok(root) if root.key_id != self.basis.config.key.as_ref().map(VolumeKey::id) => {
                 // Nothing is read without it, and nothing may be written with another, or in plain.
                 self.opening_waits("the volume's key is not the one that it is encrypted with", out);
             }
             Ok(root) if self.is_outbid() => self.on_outbid(&root, out),
-            Ok(root) if self.config.only_from.is_some_and(|epoch| epoch != root.epoch) => self.depose(out),
+            Ok(root) if self.basis.config.only_from.is_some_and(|epoch| epoch != root.epoch) => self.depose(out),
             Ok(root) => {
                 self.root.version = version;
-                if !self.root.is_known() {
+                if !self.basis.is_known() {
                     self.segments = SegmentTable::starting_at(root.first_own());
                 }
-                self.root.current = Some(root);
+                self.basis.replace_root(root);
                 self.on_root_known(out);
             }
             Err(_) => {
-                self.root.retry_at = Some(self.now + DOUBT_FOR);
+                self.root.retry_at = Some(self.basis.now + DOUBT_FOR);
                 self.opening_waits("the volume's root record can't be read", out);
             }
         }
@@ -296,7 +283,7 @@ impl Controller {
     /// Repeats what had no answer, and tidies the record now and then.
     pub(crate) fn drive_root(&mut self, out: Out) {
         self.finish_swap(out);
-        if self.root.retry_at.is_some_and(|at| at <= self.now) {
+        if self.root.retry_at.is_some_and(|at| at <= self.basis.now) {
             self.root.retry_at = None;
             if self.root.proposal.is_some() {
                 self.send_swap(out)
@@ -314,9 +301,9 @@ impl Controller {
         if self.resizer.is_wanted() {
             self.drive_resize(out);
         } else if self.notes_checkpoint()
-            || self.now.since(self.root.tidied_at) >= TIDY_EVERY && self.has_dead_ledgers()
+            || self.basis.now.since(self.root.tidied_at) >= TIDY_EVERY && self.has_dead_ledgers()
         {
-            self.root.tidied_at = self.now;
+            self.root.tidied_at = self.basis.now;
             let root = self.tidied_root();
             self.swap_root(root, Change::Tidy, out);
         }

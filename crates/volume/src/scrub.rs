@@ -5,8 +5,8 @@
 //! random place on after an opening; one shard is read at a time, and tours are paced to take the set time.
 
 use crate::api::{Lane, State};
-use crate::call::Purpose;
 use crate::controller::{Controller, Out};
+use crate::peers::Purpose;
 use holdfast_base::{Instant, ShardId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -35,22 +35,22 @@ impl Controller {
         if self.state != State::Open || self.scrubber.reading.is_some() {
             return;
         }
-        let due = self.scrubber.due.unwrap_or_else(|| self.now + self.scrub_pause());
+        let due = self.scrubber.due.unwrap_or_else(|| self.basis.now + self.scrub_pause());
         self.scrubber.due = Some(due);
-        if due > self.now {
+        if due > self.basis.now {
             return;
         }
         // After a pause of this process the tour goes on from here, and is not made up for at once.
-        self.scrubber.due = Some((due + self.scrub_pause()).max(self.now + PACE_MIN));
+        self.scrubber.due = Some((due + self.scrub_pause()).max(self.basis.now + PACE_MIN));
         let Some((segment, index, leg, blocks)) = self.next_to_scrub() else { return };
         self.scrubber.cursor = Some((segment, index));
-        if !self.nodes.leg_usable(leg) {
+        if !self.peers.leg_usable(leg) {
             return;
         }
-        let shard = ShardId { segment: self.segment_id(segment), index };
+        let shard = ShardId { segment: self.basis.segment_id(segment), index };
         let device = leg.device;
         let mut request = Request::CheckShard { device, shard };
-        if !self.nodes.understands(leg.node, &request) {
+        if !self.peers.understands(leg.node, &request) {
             request = Request::ReadShard { device, shard, block: 0, blocks, checked: true, cached: false };
         }
         let sent = self.send(leg.node, Lane::Bulk, Purpose::Scrub { segment, index }, request, Vec::new(), out);
@@ -59,7 +59,7 @@ impl Controller {
 
     /// Between two shards, so that a tour takes the set time.
     fn scrub_pause(&self) -> std::time::Duration {
-        self.config.scrub_every / (self.segments.own_totals().shards.max(1) as u32)
+        self.basis.config.scrub_every / (self.segments.own_totals().shards.max(1) as u32)
     }
 
     /// The shard after the cursor, round again: segment, index, home, data blocks.

@@ -100,13 +100,18 @@ impl Controller {
         if let Some(sent) = entry.sealed.as_deref().filter(|sent| sent.ledger == entry.ledger) {
             return sent.clone();
         }
-        let key = self.config.key.as_ref().filter(|_| !entry.payload.is_empty() && !self.config.mutations.log_in_plain);
+        let key = self
+            .basis
+            .config
+            .key
+            .as_ref()
+            .filter(|_| !entry.payload.is_empty() && !self.basis.config.mutations.log_in_plain);
         let Some(key) = key else { return as_it_is(entry) };
-        let (ledger, instance) = (entry.ledger, self.config.instance);
-        let cipher = ledger_cipher(&self.config, key, ledger, instance);
+        let (ledger, instance) = (entry.ledger, self.basis.config.instance);
+        let cipher = ledger_cipher(&self.basis.config, key, ledger, instance);
         let mut bytes = writable(&entry.payload);
         let tag = cipher.seal_entry(lsn, &entry.header, &mut bytes);
-        if self.config.notes_seals {
+        if self.basis.config.notes_seals {
             let digest = (crc32c(&entry.payload), crc32c(&entry.header));
             self.seals.push(Seal { key: cipher.fingerprint(), position: lsn.0, digest });
         }
@@ -119,7 +124,7 @@ impl Controller {
 
     /// Payload for the shards of a segment of this id.
     pub(crate) fn sealed_payload(&mut self, id: SegmentId, payload: &[Buf]) -> Option<SealedPayload> {
-        let cipher = segment_cipher(&self.config, self.config.key.as_ref()?, id);
+        let cipher = segment_cipher(&self.basis.config, self.basis.config.key.as_ref()?, id);
         let blocks = payload.iter().map(|bytes| bytes.len() / holdfast_base::BLOCK_BYTES).sum();
         let mut sealed = SealedPayload {
             payload: Vec::with_capacity(payload.len()),
@@ -128,7 +133,7 @@ impl Controller {
         };
         for piece in payload {
             let position = sealed.checks.len() as u32;
-            if self.config.notes_seals {
+            if self.basis.config.notes_seals {
                 let key = cipher.fingerprint();
                 let plain = block_crcs(piece).into_iter().zip(u64::from(position)..);
                 self.seals.extend(plain.map(|(crc, position)| Seal { key, position, digest: (crc, 0) }));
@@ -143,10 +148,10 @@ impl Controller {
 
     /// Blocks of a segment, checked and decrypted; `None` where they are not what was written.
     pub(crate) fn opened_blocks(&self, id: SegmentId, block: u32, bytes: Buf, checks: Option<&Crcs>) -> Option<Buf> {
-        let Some(key) = &self.config.key else { return verifies(&bytes, checks).then_some(bytes) };
+        let Some(key) = &self.basis.config.key else { return verifies(&bytes, checks).then_some(bytes) };
         let mut plain = writable(&bytes);
         let checks = checks.map(Crcs::as_slice);
-        let cipher = segment_cipher(&self.config, key, id);
+        let cipher = segment_cipher(&self.basis.config, key, id);
         cipher.open_blocks(block, &mut plain, checks).then(|| plain.freeze())
     }
 

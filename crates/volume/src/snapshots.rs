@@ -150,7 +150,7 @@ impl Controller {
         let live = self.next_layer()?;
         let size_bytes = self.head_bytes(head).expect("a head that is there");
         let record = Record::Snapshot { head, frozen, live, name: name.to_string(), created_ms, size_bytes };
-        let writing = (!self.config.mutations.snapshot_stays_live).then_some((head, live));
+        let writing = (!self.basis.config.mutations.snapshot_stays_live).then_some((head, live));
         Ok(Planned { writing, frozen: Some(frozen), ..Planned::new(record) })
     }
 
@@ -231,7 +231,7 @@ impl Controller {
         for asked in std::mem::take(&mut self.changes.asked) {
             let is_complete = asked.lsn <= completed && asked.layer.is_none_or(|layer| !self.is_writing_below(layer));
             if is_complete {
-                self.marker.on_layers_changed(self.now);
+                self.marker.on_layers_changed(self.basis.now);
                 self.tell_of(asked, out);
             } else {
                 self.changes.asked.push(asked);
@@ -260,7 +260,7 @@ impl Controller {
 
     pub(crate) fn apply_snapshot(&mut self, frozen: ObjectId, live: ObjectId, snapshot: Snapshot) {
         let head = snapshot.head;
-        let is_moved_on = !self.config.mutations.snapshot_stays_live;
+        let is_moved_on = !self.basis.config.mutations.snapshot_stays_live;
         self.layers.freeze(frozen, live, snapshot, is_moved_on);
         self.is_applied(head, live);
     }
@@ -274,7 +274,7 @@ impl Controller {
 
     pub(crate) fn apply_drop(&mut self, layer: ObjectId) {
         self.layers.unname(layer);
-        self.checkpointer.fold_wanted = true;
+        self.wants.fold = true;
     }
 
     pub(crate) fn apply_clone(&mut self, head: HeadId, of: ObjectId, live: ObjectId, clone: CloneInfo) {
@@ -284,12 +284,12 @@ impl Controller {
     pub(crate) fn apply_drop_clone(&mut self, head: HeadId) {
         self.layers.drop_clone(head);
         self.changes.writing.remove(&head);
-        self.checkpointer.fold_wanted = true;
+        self.wants.fold = true;
     }
 
     pub(crate) fn apply_rollback(&mut self, head: HeadId, to: ObjectId, live: ObjectId) {
         self.layers.roll_back(head, to, live);
         self.is_applied(head, live);
-        self.checkpointer.fold_wanted = true;
+        self.wants.fold = true;
     }
 }

@@ -8,26 +8,16 @@
 //! what the log holds and will need, less what others own and have not used yet ([`Event::SetAside`](crate::Event)). Only
 //! guests' writes stop at what others own: cleaning, destaging and metadata use all that is there.
 
-use crate::api::{Config, Lane, SpaceUse, State};
-use crate::call::Purpose;
+use crate::api::{SpaceUse, State};
 use crate::claims::{Claim, take};
 use crate::controller::{Controller, Out};
 use crate::placement::is_of;
+use crate::reserve::reserve;
 use crate::tiers::Place;
-use holdfast_base::{Instant, NodeId};
+use holdfast_base::Instant;
 use holdfast_format::geometry::Layout;
-use holdfast_format::wire::{DeviceStat, Request};
+use holdfast_format::wire::DeviceStat;
 use std::time::Duration;
-
-/// Free share that guests' writes leave on a device: cleaning needs somewhere to write to.
-const RESERVE_PER_MILLE: u64 = 20;
-
-/// Share of a device that is not promised to guests beside the reserve (over-provisioning): as long as they don't take it
-/// either, it holds what is dead, which makes cleaning cheap.
-const SPARE_PER_MILLE: u64 = 20;
-
-/// So many segments at least fit the reserve, if that is not more than a quarter of the device.
-const RESERVE_SEGMENTS: u64 = 4;
 
 /// How long writes are held back while nothing is freed.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -104,44 +94,6 @@ impl Space {
     }
 }
 
-/// What a new shard leaves of a device's reserve.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Keep {
-    /// Guests' data leaves half of the reserve, and 1.5 % of the device.
-    FromGuests,
-    /// What the cleaner moves leaves a quarter of it, and 1 % of the device: it gives back more than it takes.
-    FromCleaner,
-    /// Metadata may take the last: without a checkpoint nothing is ever freed.
-    Nothing,
-}
-
-impl Keep {
-    pub(crate) fn bytes(self, config: &Config, stat: &DeviceStat) -> u64 {
-        match self {
-            Keep::FromGuests => (reserve(config, stat) / 2).max(stat.capacity_bytes * 15 / 1000),
-            Keep::FromCleaner => (reserve(config, stat) / 4).max(stat.capacity_bytes / 100),
-            Keep::Nothing => 0,
-        }
-    }
-}
-
-fn reserve(config: &Config, stat: &DeviceStat) -> u64 {
-    reserve_bytes(config, stat.capacity_bytes)
-}
-
-/// What guests' writes leave free on a device of so many bytes.
-pub fn reserve_bytes(config: &Config, capacity_bytes: u64) -> u64 {
-    let segments = RESERVE_SEGMENTS * u64::from(config.segment_payload_bytes);
-    let share = RESERVE_PER_MILLE + if config.keeps_spare { SPARE_PER_MILLE } else { 0 };
-    (capacity_bytes * share / 1000).max(segments.min(capacity_bytes / 4))
-}
-
-/// What of a device of so many bytes is not promised to guests beside the reserve: those bytes hold what is dead.
-pub fn spare_bytes(config: &Config, capacity_bytes: u64) -> u64 {
-    let both = capacity_bytes * (RESERVE_PER_MILLE + SPARE_PER_MILLE) / 1000;
-    both.saturating_sub(reserve_bytes(config, capacity_bytes))
-}
-
 /// What so many bytes of guests' data take of all nodes together.
 fn raw_bytes(layout: Layout, bytes: u64) -> u64 {
     bytes * u64::from(layout.shard_count()) / u64::from(layout.data_shards())
@@ -179,18 +131,18 @@ impl Controller {
     }
 
     fn room_at(&self, Place { layout, media }: Place) -> Option<Room> {
-        let usable = self.nodes.iter().filter(|(_, n)| n.up && !n.suspect);
-        let above_reserve = |d: &DeviceStat| d.free_bytes.saturating_sub(reserve(&self.config, d));
+        let usable = self.peers.usable();
+        let above_reserve = |d: &DeviceStat| d.free_bytes.saturating_sub(reserve(&self.basis.config, d));
         // By node: what it has, and its emptiest device. Devices of a node that is alone stand for nodes.
         let by_node = usable.filter_map(|(_, n)| {
-            let serving = || n.devices.values().filter(|d| self.nodes.takes_shards(d) && is_of(d, media));
+            let serving = || n.devices().filter(|d| self.peers.takes_shards(d) && is_of(d, media));
             // Of a nested layout as many of them are needed as a node holds shards.
             let mut by_room: Vec<&DeviceStat> = serving().collect();
             by_room.sort_unstable_by_key(|d| std::cmp::Reverse(d.free_bytes));
             let emptiest = *by_room.get(usize::from(layout.shards_a_domain()) - 1)?;
             Some((serving().map(above_reserve).sum(), emptiest))
         });
-        let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() || self.is_on_devices() {
+        let nodes: Vec<(u64, &DeviceStat)> = match self.is_alone() || self.basis.is_on_devices() {
             true => self.usable_devices().filter(|d| is_of(d, media)).map(|d| (above_reserve(d), d)).collect(),
             false => by_node.collect(),
         };
@@ -210,7 +162,7 @@ impl Controller {
         let spread = devices.len() as u64 * u64::from(layout.shards_a_domain());
         let bytes = above_reserve.saturating_sub(raw_bytes(layout, let_in) / spread);
         let capacity = decisive.capacity_bytes;
-        let shard = u64::from(self.config.segment_payload_bytes) / u64::from(layout.data_shards());
+        let shard = u64::from(self.basis.config.segment_payload_bytes) / u64::from(layout.data_shards());
         let wanted_bytes = (capacity * WANTED_PER_MILLE / 1000).max((WANTED_SHARDS * shard).min(capacity / 8));
         Some(Room { bytes, per_mille: bytes * 1000 / capacity.max(1), wanted_bytes })
     }
@@ -225,7 +177,7 @@ impl Controller {
     /// devices together, as far as that is no more than twice the reserve.
     pub(crate) fn movable_payload_bytes(&self) -> u64 {
         let Some(layout) = self.layout_now() else { return 0 };
-        let free: u64 = self.usable_devices().map(|d| d.free_bytes.min(2 * reserve(&self.config, d))).sum();
+        let free: u64 = self.usable_devices().map(|d| d.free_bytes.min(2 * reserve(&self.basis.config, d))).sum();
         free / MOVABLE_PART * u64::from(layout.data_shards()) / u64::from(layout.shard_count())
     }
 
@@ -263,9 +215,9 @@ impl Controller {
 
     /// A guest's data finds no room: when to look again, if the cleaner is expected to make some.
     pub(crate) fn room_expected_at(&mut self) -> Option<Instant> {
-        let since = (*self.space.short_since.get_or_insert(self.now)).max(self.space.freed_at);
-        if self.may_make_room() && self.now.since(since) < PATIENCE {
-            return Some(self.now + LOOK_EVERY);
+        let since = (*self.space.short_since.get_or_insert(self.basis.now)).max(self.space.freed_at);
+        if self.may_make_room() && self.basis.now.since(since) < PATIENCE {
+            return Some(self.basis.now + LOOK_EVERY);
         }
         // What comes next is waited for anew, if there is cause.
         self.space.short_since = None;
@@ -275,7 +227,7 @@ impl Controller {
 
     /// Whether something is dead, or may turn out to be, or is on its way to be free.
     fn may_make_room(&self) -> bool {
-        let told = self.now.since(self.space.freed_at) >= TOLD_AFTER;
+        let told = self.basis.now.since(self.space.freed_at) >= TOLD_AFTER;
         self.segments.dead_per_mille() >= DEAD_PER_MILLE_MIN
             || self.checkpointer.unfolded
             || self.layers.any_goes()
@@ -309,20 +261,12 @@ impl Controller {
 
     /// While room is tight a second is too long to wait for word of what was freed.
     pub(crate) fn ask_for_room(&mut self, out: Out) {
-        if self.now.since(self.space.asked_at) < ASK_EVERY || !self.wants_room() {
+        if self.basis.now.since(self.space.asked_at) < ASK_EVERY || !self.wants_room() {
             return;
         }
-        self.space.asked_at = self.now;
-        for node in self.nodes.ids() {
-            self.ask_state(node, out);
-        }
-    }
-
-    /// Asks a usable node for the state of its devices, unless that was asked already.
-    pub(crate) fn ask_state(&mut self, node: NodeId, out: Out) {
-        let asked = self.calls.iter().any(|(_, c)| c.node == node && matches!(c.purpose, Purpose::Stat));
-        if !asked && self.nodes.is_usable(node) {
-            self.send(node, Lane::Fast, Purpose::Stat, Request::Stat, Vec::new(), out);
+        self.space.asked_at = self.basis.now;
+        for node in self.peers.ids() {
+            self.peers.ask_state(self.basis.now, node, out);
         }
     }
 }

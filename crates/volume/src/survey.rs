@@ -75,16 +75,9 @@ fn set(of: &mut BTreeSet<SegmentNo>, no: SegmentNo, is_in: bool) {
 
 impl Controller {
     fn terms(&self) -> Terms {
-        let of_node = |(node, n): (holdfast_base::NodeId, &crate::nodes::Node)| {
-            let leg = move |device| Leg { node, device };
-            n.devices
-                .values()
-                .map(|d| (leg(d.device), d.media, self.nodes.leg_usable(leg(d.device))))
-                .collect::<Vec<_>>()
-        };
         Terms {
-            devices: self.nodes.iter().flat_map(of_node).collect(),
-            root: self.root.is_known().then(|| (self.root().layout, self.root().tiers, self.root().first_own())),
+            devices: self.peers.device_states(),
+            root: self.basis.is_known().then(|| (self.root().layout, self.root().tiers, self.root().first_own())),
         }
     }
 
@@ -112,7 +105,7 @@ impl Controller {
     }
 
     fn judge(&self, survey: &mut Survey, no: SegmentNo, info: Option<&SegmentInfo>) {
-        let own = info.filter(|_| !self.is_foreign(no));
+        let own = info.filter(|_| !self.basis.is_foreign(no));
         let is_weak = info.is_some_and(|info| self.is_weak(no, info));
         set(&mut survey.weak, no, is_weak);
         let needed = own.filter(|info| is_weak && info.is_needed());
@@ -126,20 +119,20 @@ impl Controller {
     }
 
     fn is_weak(&self, no: SegmentNo, info: &SegmentInfo) -> bool {
-        if self.is_foreign(no) {
+        if self.basis.is_foreign(no) {
             return info.kind == Kind::Data && self.is_crowded_foreign(no, info);
         }
         let is_narrow = match info.kind {
             Kind::Data => !self.is_of_policy(&info.geometry),
             _ => self.is_narrow_metadata(&info.geometry),
         };
-        info.homes.iter().any(|home| !self.nodes.leg_usable(*home))
+        info.homes.iter().any(|home| !self.peers.leg_usable(*home))
             || info.live > 0 && (is_narrow || self.crowded(&info.geometry, &info.homes).is_some())
     }
 
     /// Whether one more loss would take the segment, with shards missing where they can't be used, and where `lacks` says so.
     pub(crate) fn bears_nothing(&self, info: &SegmentInfo, lacks: impl Fn(u8) -> bool) -> bool {
-        let is_on_devices = self.is_on_devices();
+        let is_on_devices = self.basis.is_on_devices();
         let is_beside = |one: &Leg, other: &Leg| {
             if is_on_devices { one.device == other.device } else { one.node == other.node }
         };
@@ -148,7 +141,7 @@ impl Controller {
             .iter()
             .enumerate()
             .map(|(index, home)| (index as u8, *home))
-            .filter(|(index, home)| self.nodes.leg_usable(*home) && !lacks(*index))
+            .filter(|(index, home)| self.peers.leg_usable(*home) && !lacks(*index))
             .collect();
         let is_lost_without = |gone: Option<&Leg>| {
             let left = there.iter().filter(|(_, home)| gone.is_none_or(|gone| !is_beside(gone, home)));
@@ -162,7 +155,7 @@ impl Controller {
     pub(crate) fn need_of(&self, no: SegmentNo, shard: Option<u8>) -> Need {
         let Some(info) = self.segments.get(no) else { return Need::Choice };
         let lacks = |index| shard == Some(index) || self.repairer.wants(no, index);
-        let is_out = |(index, home): (usize, &Leg)| lacks(index as u8) || !self.nodes.leg_usable(*home);
+        let is_out = |(index, home): (usize, &Leg)| lacks(index as u8) || !self.peers.leg_usable(*home);
         if self.bears_nothing(info, lacks) {
             Need::AtRisk
         } else if info.homes.iter().enumerate().any(is_out) || info.geometry.failures() < self.root().layout.failures()
@@ -175,7 +168,7 @@ impl Controller {
 
     /// For tests: walks over the whole table, and panics where the survey, or a total that is kept, says anything else.
     pub fn check_survey(&self) {
-        if self.root.is_known() {
+        if self.basis.is_known() {
             let kept = self.survey();
             assert_eq!(*kept, self.walk(kept.terms.clone()), "the survey is what a walk finds");
         }

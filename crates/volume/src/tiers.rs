@@ -16,8 +16,8 @@ use crate::controller::Controller;
 use crate::governor::Need;
 use crate::job::JobKind;
 use crate::placement::is_of;
+use crate::reserve::Keep;
 use crate::segments::{Kind, SegmentInfo};
-use crate::space::Keep;
 use holdfast_base::{BLOCK_BYTES, Instant, MediaClass};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;
@@ -82,7 +82,7 @@ pub(crate) struct Rotation {
 impl Controller {
     /// One that does not go with the volume's layout, which was changed alone, counts as none.
     fn first_tier(&self) -> Option<FirstTier> {
-        let root = self.root.is_known().then(|| self.root())?;
+        let root = self.basis.is_known().then(|| self.root())?;
         root.tiers.first_of(root.layout)
     }
 
@@ -140,7 +140,7 @@ impl Controller {
 
     /// Whether there are devices for a whole segment.
     fn fits(&self, place: Place) -> bool {
-        if self.is_on_devices() {
+        if self.basis.is_on_devices() {
             let devices = self.usable_devices().filter(|d| is_of(d, place.media)).count();
             return devices >= usize::from(place.layout.width());
         }
@@ -161,7 +161,7 @@ impl Controller {
     /// Whether all homes are of that class, as far as known.
     fn lie_on(&self, homes: &[Leg], media: Option<MediaClass>) -> bool {
         let Some(media) = media else { return true };
-        homes.iter().all(|home| self.nodes.device(*home).and_then(|d| d.media).is_none_or(|of| of == media))
+        homes.iter().all(|home| self.peers.device(*home).and_then(|d| d.media).is_none_or(|of| of == media))
     }
 
     pub(crate) fn is_in_first_tier(&self, geometry: &Geometry, homes: &[Leg]) -> bool {
@@ -201,7 +201,7 @@ impl Controller {
             return None;
         }
         let others = homes.iter().enumerate().filter(|(i, _)| *i != usize::from(index));
-        let mut media = others.filter_map(|(_, home)| self.nodes.device(*home).and_then(|d| d.media));
+        let mut media = others.filter_map(|(_, home)| self.peers.device(*home).and_then(|d| d.media));
         let first = media.next()?;
         media.all(|other| other == first).then_some(first)
     }
@@ -209,7 +209,7 @@ impl Controller {
     /// Whether the capacity tier has devices and room for one more full segment.
     pub(crate) fn capacity_takes_a_segment(&self) -> bool {
         let place = self.own_place();
-        let geometry = Geometry::new(place.layout, self.config.segment_payload_bytes / BLOCK_BYTES as u32);
+        let geometry = Geometry::new(place.layout, self.basis.config.segment_payload_bytes / BLOCK_BYTES as u32);
         let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
         self.could_place(place, shard_bytes, Keep::FromGuests)
     }
@@ -222,10 +222,10 @@ impl Controller {
             self.rotation.credit_bytes = 0;
             return;
         }
-        if self.now.since(self.rotation.measured_at) < MEASURE_EVERY {
+        if self.basis.now.since(self.rotation.measured_at) < MEASURE_EVERY {
             return;
         }
-        self.rotation.measured_at = self.now;
+        self.rotation.measured_at = self.basis.now;
         let in_table: u64 = self.first_segments().map(|(_, info)| info.capacity_blocks()).sum();
         let placed = self.jobs.iter().filter_map(|(_, job)| job.placed_data());
         let coming: u64 = placed
@@ -276,13 +276,13 @@ impl Controller {
         }
         let span = EVEN_PER_MILLE - CALM_PER_MILLE;
         let above = self.tier_fill_per_mille().saturating_sub(CALM_PER_MILLE).min(2 * span);
-        let most = CREDIT_SEGMENTS * u64::from(self.config.segment_payload_bytes);
+        let most = CREDIT_SEGMENTS * u64::from(self.basis.config.segment_payload_bytes);
         self.rotation.credit_bytes = (self.rotation.credit_bytes + bytes * above / span).min(most);
     }
 
     /// Whether something is to leave the first tier, and can.
     pub(crate) fn rotation_is_due(&self) -> bool {
-        let is_owed = self.rotation.credit_bytes >= u64::from(self.config.segment_payload_bytes);
+        let is_owed = self.rotation.credit_bytes >= u64::from(self.basis.config.segment_payload_bytes);
         self.first_tier().is_some()
             && self.tier_fill_per_mille() > CALM_PER_MILLE
             && (is_owed || !self.guests_are_at_work())
@@ -300,8 +300,8 @@ impl Controller {
 
     /// The oldest segments of the first tier, with so many blocks that can be read, or a few more.
     pub(crate) fn take_oldest(&mut self, blocks: u64, count_max: usize) -> Vec<SegmentNo> {
-        if self.rotation.oldest.is_empty() && self.now.since(self.rotation.searched_at) >= SEARCH_EVERY {
-            self.rotation.searched_at = self.now;
+        if self.rotation.oldest.is_empty() && self.basis.now.since(self.rotation.searched_at) >= SEARCH_EVERY {
+            self.rotation.searched_at = self.basis.now;
             self.rotation.oldest = self.find_oldest(SEGMENTS_FOUND * blocks);
         }
         let (mut total, mut taken) = (0, Vec::new());

@@ -66,7 +66,7 @@ impl Controller {
     /// The opening proper begins: of what is still being read nothing counts.
     pub(crate) fn end_warming(&mut self) {
         (self.opening, self.filling) = (None, None);
-        if self.warmth.is_none() && self.root.is_known() {
+        if self.warmth.is_none() && self.basis.is_known() {
             self.forget_map();
         }
         for token in self.fetches.tokens() {
@@ -121,7 +121,7 @@ impl Controller {
     pub(crate) fn use_warmth(&mut self, runs: &[MetaPointer]) -> usize {
         let first_own = self.root().first_own();
         let Some(warmth) = self.warmth.take() else { return 0 };
-        let goes_on = runs.starts_with(&warmth.runs) || self.config.mutations.warmth_fits_anything;
+        let goes_on = runs.starts_with(&warmth.runs) || self.basis.config.mutations.warmth_fits_anything;
         if goes_on && warmth.first_own == first_own {
             return warmth.runs.len().min(runs.len());
         }

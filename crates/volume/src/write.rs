@@ -158,7 +158,7 @@ impl Controller {
 
     /// Lets queued writes in, as far as budget and curve allow.
     pub(crate) fn admit_writes(&mut self, out: Out) {
-        if self.writes.not_before.is_some_and(|at| at <= self.now) {
+        if self.writes.not_before.is_some_and(|at| at <= self.basis.now) {
             self.writes.not_before = None;
         }
         while let Some((_, request)) = self.writes.queue.front() {
@@ -209,12 +209,12 @@ impl Controller {
     }
 
     fn admits(&mut self, len: u64) -> bool {
-        let direct = len >= u64::from(self.config.bypass_bytes_min);
+        let direct = len >= u64::from(self.basis.config.bypass_bytes_min);
         let fits =
-            if direct { self.bypass.has_room() } else { self.log.bytes + len <= self.config.writeback_bytes_max };
+            if direct { self.bypass.has_room() } else { self.log.bytes + len <= self.basis.config.writeback_bytes_max };
         let fits = fits && (direct || len == 0 || self.journals_admit(len));
         // What stores nothing makes nothing tighter.
-        let due = len == 0 || self.writes.not_before.is_none_or(|at| at <= self.now);
+        let due = len == 0 || self.writes.not_before.is_none_or(|at| at <= self.basis.now);
         // A window with nothing in flight always takes one, so that a tiny budget can't stop everything.
         due && (fits || self.log.len() == 0)
     }
@@ -223,20 +223,20 @@ impl Controller {
     pub(crate) fn writes_wait_for_journals(&self) -> bool {
         let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|(_, r)| &r.op) else { return false };
         let len = data.len() as u64;
-        len < u64::from(self.config.bypass_bytes_min) && !self.journals_admit(len)
+        len < u64::from(self.basis.config.bypass_bytes_min) && !self.journals_admit(len)
     }
 
     /// Nothing up to half of the budget or of the journals, or while a quarter is left of the room that the cleaner keeps, then a cubic curve up to
     /// [`DELAY_MAX`] at nine tenths.
     fn curve_delay(&self) -> Option<Instant> {
-        let fill = self.log.bytes * 1000 / self.config.writeback_bytes_max.max(1);
+        let fill = self.log.bytes * 1000 / self.basis.config.writeback_bytes_max.max(1);
         let fill = fill.max(self.journal_per_mille()).max(self.tightness_per_mille());
         let over = fill.saturating_sub(500).min(400);
         if over == 0 {
             return None;
         }
         let us = DELAY_MAX.as_micros() as u64 * over * over * over / (400 * 400 * 400);
-        (us > 0).then(|| self.now + Duration::from_micros(us))
+        (us > 0).then(|| self.basis.now + Duration::from_micros(us))
     }
 
     fn begin_write(&mut self, head: HeadId, request: BlockRequest, out: Out) {
@@ -252,7 +252,7 @@ impl Controller {
         let op = self.write_ops.insert(WriteOp {
             token: request.token,
             head,
-            began_at: self.now,
+            began_at: self.basis.now,
             parts: 1,
             bytes,
             failed: None,
@@ -303,11 +303,11 @@ impl Controller {
             self.append_control(Record::Discard { key, blocks: part.blocks }, Done::Write(part.op), out);
             return;
         };
-        if data.len() >= self.config.bypass_bytes_min as usize {
+        if data.len() >= self.basis.config.bypass_bytes_min as usize {
             self.add_bypass(part.op, key, data, out);
             return;
         }
-        let entry_max = ENTRY_BYTES_MAX.min(self.config.bypass_bytes_min as usize).max(BLOCK_BYTES);
+        let entry_max = ENTRY_BYTES_MAX.min(self.basis.config.bypass_bytes_min as usize).max(BLOCK_BYTES);
         let mut at = 0;
         self.add_parts(data.len().div_ceil(entry_max) as u32 - 1, part.op);
         while at < data.len() {

@@ -6,7 +6,7 @@ use holdfast_format::record::SegmentNo;
 
 /// Kinds of latency that are learned apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Class {
+pub(crate) enum Class {
     Append,
     Read,
     Bulk,
@@ -15,7 +15,7 @@ pub enum Class {
 
 /// Whose request it is.
 #[derive(Clone, Debug)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     Append {
         ledger: LedgerId,
         leg: u8,
@@ -100,7 +100,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    pub fn class(&self) -> Class {
+    pub(crate) fn class(&self) -> Class {
         match self {
             Purpose::Append { .. } => Class::Append,
             Purpose::Fetch { .. } | Purpose::Grant { .. } => Class::Read,
@@ -131,37 +131,13 @@ impl Purpose {
 }
 
 #[derive(Clone, Debug)]
-pub struct Call {
-    pub node: NodeId,
-    pub sent_at: Instant,
-    pub purpose: Purpose,
+pub(crate) struct Call {
+    pub(crate) node: NodeId,
+    pub(crate) sent_at: Instant,
+    pub(crate) purpose: Purpose,
     /// Its bound has passed and whoever waits was told.
-    pub late: bool,
+    pub(super) late: bool,
 }
 
 /// Calls that may be in flight: appends and fetches of the deepest queue a frontend allows, and background work.
-pub const CALLS_MAX: usize = 65_536;
-
-/// Who wants bytes out of a segment.
-#[derive(Clone, Debug)]
-pub enum Wants {
-    /// A guest's read: piece `part` of the operation.
-    Read { op: Token, part: u32 },
-    /// What reads want, or will want, of one shard: the run that begins at block `first`.
-    Ahead { segment: SegmentNo, first: u32 },
-    /// Leaves of the map that are read at once: piece `part` of their blocks.
-    Leaves { span: u64, part: u32 },
-    /// A run of the checkpoint that is being loaded: piece `part` of run `at`.
-    Run { at: usize, part: u32 },
-    /// Live data of a cleaner job: piece `part`.
-    Clean { job: u64, part: u32 },
-    /// Another fetch, of several blocks, which can't be had together: its block `at`.
-    Block { of: Token, at: u32 },
-}
-
-impl Wants {
-    /// Whoever wants it opens each block by itself, and asks alone for what is damaged or can't be had.
-    pub fn takes_parts(&self) -> bool {
-        matches!(self, Wants::Ahead { .. })
-    }
-}
+pub(crate) const CALLS_MAX: usize = 65_536;

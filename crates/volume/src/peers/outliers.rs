@@ -1,8 +1,8 @@
 //! Devices that are slow against their peers, or report errors: found, bypassed, and trusted again.
 //!
 //! Role: nodes tell how long their devices' operations take ([`DeviceStat`]); [`Outliers`] compares the devices of all nodes,
-//! and the controller bypasses what it finds: no new shards, no new log entries, reads from elsewhere where there is a
-//! choice. A slow *node* is another matter, judged by our own requests in milliseconds ([`crate::health`]).
+//! and [`Peers::settle_bypass`] bypasses what it finds: no new shards, no new log entries, reads from elsewhere where there is a
+//! choice. A slow *node* is another matter, judged by our own requests in milliseconds ([`super::health`]).
 //!
 //! States of a device: trusted -> slow (at every look for `slow_after`: 99th percentile of reads or durable writes more than
 //! [`OUTLIER_TIMES`] that of its peers in the middle, and above [`FLOOR_US`]; or at once: [`ERRORS_MAX`] errors within
@@ -13,9 +13,10 @@
 //!
 //! Limits: one record a device. What was found is kept in memory only: a volume that is opened judges anew.
 
-use crate::api::{Effect, Notice, SlowBecause};
-use crate::controller::{Controller, Out};
-use crate::space::reserve_bytes;
+use super::Peers;
+use crate::api::{Effect, Notice, Out, SlowBecause};
+use crate::basis::Basis;
+use crate::reserve::reserve_bytes;
 use holdfast_base::{DeviceId, Instant, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes};
@@ -70,14 +71,14 @@ enum Finding {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+enum Verdict {
     Slow(Leg, SlowBecause),
     Trusted(Leg),
 }
 
 /// Compares devices. Fed with what nodes tell, and with time; decides nothing but who is slow.
 #[derive(Debug, Default)]
-pub(crate) struct Outliers {
+pub(super) struct Outliers {
     devices: BTreeMap<Leg, Standing>,
     looked_at: Instant,
 }
@@ -191,24 +192,24 @@ impl Outliers {
     }
 
     /// Those that are slow, with since when.
-    fn slow(&self) -> impl Iterator<Item = (Leg, Instant)> {
+    pub(super) fn slow(&self) -> impl Iterator<Item = (Leg, Instant)> {
         self.devices.iter().filter_map(|(leg, standing)| Some((*leg, standing.slow_since?)))
     }
 }
 
-impl Controller {
+impl Peers {
     /// Nodes have told how their devices do.
-    pub(crate) fn judge_devices(&mut self, out: Out) {
-        let span = self.config.slow_after;
-        if !self.outliers.is_due(self.now, span) {
+    pub(crate) fn judge_devices(&mut self, basis: &Basis, out: Out) {
+        let span = basis.config.slow_after;
+        if !self.outliers.is_due(basis.now, span) {
             return;
         }
-        let up = self.nodes.iter().filter(|(_, node)| node.up);
+        let up = self.nodes.iter().filter(|(_, node)| node.is_up());
         let serving: Vec<(Leg, &DeviceStat)> = up
-            .flat_map(|(id, node)| node.devices.values().map(move |d| (Leg { node: id, device: d.device }, d)))
+            .flat_map(|(id, node)| node.devices().map(move |d| (Leg { node: *id, device: d.device }, d)))
             .filter(|(_, d)| d.health == DeviceHealth::Serving)
             .collect();
-        let verdicts = self.outliers.look(self.now, (span, self.config.rebuild_after), &serving);
+        let verdicts = self.outliers.look(basis.now, (span, basis.config.rebuild_after), &serving);
         for verdict in verdicts {
             out.push(Effect::Notice(match verdict {
                 Verdict::Slow(leg, because) => Notice::DeviceSlow { node: leg.node, device: leg.device, because },
@@ -218,62 +219,58 @@ impl Controller {
     }
 
     /// Bypasses as many slow devices as the volume can do without just now.
-    pub(crate) fn settle_bypass(&mut self) {
+    pub(crate) fn settle_bypass(&mut self, basis: &Basis) {
         if self.outliers.slow().next().is_none() {
-            self.nodes.bypassed.clear();
+            self.bypassed.clear();
             return;
         }
         let mut slow: Vec<(bool, Instant, Leg)> = self
             .outliers
             .slow()
-            .filter(|(leg, _)| self.nodes.device_serves(*leg))
-            .map(|(leg, since)| (!self.nodes.bypassed.contains(&leg.device), since, leg))
+            .filter(|(leg, _)| self.device_serves(*leg))
+            .map(|(leg, since)| (!self.is_bypassed(leg.device), since, leg))
             .collect();
         slow.sort_unstable();
         let mut bypassed: BTreeSet<DeviceId> = BTreeSet::new();
         let mut of_node: Option<NodeId> = None;
         for (_, _, leg) in slow {
             // One that is being emptied takes nothing anyway.
-            let is_leaving = self.nodes.draining.contains(&leg.device);
+            let is_leaving = self.is_draining(leg.device);
             if !is_leaving && of_node.is_some_and(|node| node != leg.node) {
                 continue;
             }
             bypassed.insert(leg.device);
-            if !is_leaving && !self.can_do_without(&bypassed) {
+            if !is_leaving && !self.can_do_without(basis, &bypassed) {
                 bypassed.remove(&leg.device);
             } else if !is_leaving {
                 of_node = Some(leg.node);
             }
         }
-        self.nodes.bypassed = bypassed;
+        self.bypassed = bypassed;
     }
 
     /// Whether the other devices suffice for the volume's layout and its log, and have room.
-    fn can_do_without(&self, bypassed: &BTreeSet<DeviceId>) -> bool {
-        if !self.root.is_known() {
-            return false;
-        }
+    fn can_do_without(&self, basis: &Basis, bypassed: &BTreeSet<DeviceId>) -> bool {
+        let Some(layout) = basis.layout() else { return false };
         let takes = |d: &&DeviceStat| {
             d.health == DeviceHealth::Serving
-                && !self.nodes.draining.contains(&d.device)
+                && !self.is_draining(d.device)
                 && !bypassed.contains(&d.device)
-                && d.free_bytes > reserve_bytes(&self.config, d.capacity_bytes)
+                && d.free_bytes > reserve_bytes(&basis.config, d.capacity_bytes)
         };
-        let usable = self.nodes.iter().filter(|(_, node)| node.up && !node.suspect);
-        let layout = self.root().layout;
         let needed = usize::from(layout.width().max(layout.failures() + 1));
         if layout.is_on_devices() {
-            return usable.flat_map(|(_, node)| node.devices.values()).filter(takes).count() >= needed;
+            return self.usable().flat_map(|(_, node)| node.devices()).filter(takes).count() >= needed;
         }
         let each = usize::from(layout.shards_a_domain());
-        let takers = usable.filter(|(_, node)| node.devices.values().filter(takes).count() >= each).count();
+        let takers = self.usable().filter(|(_, node)| node.devices().filter(takes).count() >= each).count();
         takers >= needed
     }
 
     /// Devices found slow: since when, and whether this volume does without them.
-    pub fn slow_devices(&self) -> Vec<(DeviceId, Instant, bool)> {
-        let known = self.outliers.slow().filter(|(leg, _)| self.nodes.device(*leg).is_some());
-        known.map(|(leg, since)| (leg.device, since, self.nodes.bypassed.contains(&leg.device))).collect()
+    pub(crate) fn slow_devices(&self) -> Vec<(DeviceId, Instant, bool)> {
+        let known = self.outliers.slow().filter(|(leg, _)| self.device(*leg).is_some());
+        known.map(|(leg, since)| (leg.device, since, self.is_bypassed(leg.device))).collect()
     }
 }
 
@@ -424,5 +421,28 @@ mod tests {
         // The node was started again, and counts from zero.
         grid.stats[1].io_errors = 2;
         assert!(grid.pass(10).is_empty());
+    }
+
+    #[test]
+    fn a_slow_device_is_bypassed_where_the_others_suffice_and_only_on_one_node() {
+        use super::super::tests::peers;
+        let mut basis = crate::basis::tests::basis("mirror:2");
+        let leg = super::super::tests::leg;
+        let mut peers = peers(Instant(0), &[1, 1, 1]);
+        let slow_since = |peers: &mut Peers, leg, at| {
+            peers.outliers.devices.entry(leg).or_default().slow_since = Some(Instant(at));
+        };
+        slow_since(&mut peers, leg(1, 0), 1);
+        slow_since(&mut peers, leg(2, 0), 2);
+        peers.settle_bypass(&basis);
+        assert_eq!(peers.slow_devices(), [(leg(1, 0).device, Instant(1), true), (leg(2, 0).device, Instant(2), false)]);
+        peers.on_down(Instant(3), NodeId(3));
+        peers.settle_bypass(&basis);
+        assert!(!peers.is_bypassed(leg(1, 0).device), "it is needed now");
+        basis.replace_root(crate::basis::tests::basis("mirror:2@device").root().clone());
+        peers.set_draining(BTreeSet::from([leg(2, 0).device]));
+        peers.settle_bypass(&basis);
+        assert!(!peers.is_bypassed(leg(1, 0).device) && peers.is_bypassed(leg(2, 0).device));
+        peers.verify(Instant(3));
     }
 }
