@@ -18,6 +18,9 @@ const HELLO_PATIENCE: Duration = Duration::from_millis(500);
 /// Pause between two attempts to connect, at least; as much again at random.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
+/// Machines assert what must hold between events after each of so many: some walk over all that they have.
+const VERIFIED_EVERY: u64 = 16;
+
 enum Input {
     Message(Stream, Message),
     Meta { at: MachineAt, token: u64, reply: MetaReply },
@@ -258,6 +261,10 @@ impl<M: Machine> World<M> {
         let slot = self.hosts[at.host].machines.get_mut(at.machine)?.as_mut()?;
         let mut effects = std::mem::take(&mut self.host_effects);
         let done = act(&mut slot.machine, self.now, &mut effects);
+        self.handled += 1;
+        if self.handled.is_multiple_of(VERIFIED_EVERY) {
+            slot.machine.verify();
+        }
         for seal in slot.machine.take_seals() {
             self.seals.note(seal);
         }

@@ -128,7 +128,7 @@ impl Stage {
     }
 
     pub fn status(&self) -> Status {
-        self.controller().check_survey();
+        self.controller().verify();
         self.controller().status()
     }
 

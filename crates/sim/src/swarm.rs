@@ -591,7 +591,7 @@ impl Run {
             return false;
         }
         let status = controller.status();
-        controller.check_survey();
+        controller.verify();
         status.degraded_segments == 0 && status.at_risk_entries == 0 && self.are_members_whole()
     }
 

@@ -29,6 +29,9 @@ pub trait Machine {
     fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>);
     fn next_deadline(&self) -> Option<Instant>;
 
+    /// Asserts what must hold between events.
+    fn verify(&self) {}
+
     /// What it has encrypted since the last call.
     fn take_seals(&mut self) -> Vec<Seal> {
         Vec::new()
@@ -42,6 +45,10 @@ impl Machine for holdfast_volume::Controller {
 
     fn next_deadline(&self) -> Option<Instant> {
         holdfast_volume::Controller::next_deadline(self)
+    }
+
+    fn verify(&self) {
+        holdfast_volume::Controller::verify(self);
     }
 
     fn take_seals(&mut self) -> Vec<Seal> {
@@ -177,6 +184,8 @@ pub struct World<M> {
     pub witness: ShardWitness,
     pub(crate) node_effects: Effects<store::Effect>,
     pub(crate) host_effects: Effects<Effect>,
+    /// Events that machines have handled.
+    pub(crate) handled: u64,
     pub grid: GridId,
     pub(crate) asks: BTreeMap<u64, NodeAsk>,
     pub(crate) next_ask: u64,
@@ -208,6 +217,7 @@ impl<M: Machine> World<M> {
             witness: ShardWitness::default(),
             node_effects: Effects::new(),
             host_effects: Effects::new(),
+            handled: 0,
             grid: GridId(0x1001),
             asks: BTreeMap::new(),
             next_ask: 0,

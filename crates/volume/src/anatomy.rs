@@ -1,7 +1,7 @@
 //! What a volume consists of, for a person who wants to see it: counted when asked, from what the controller knows.
 
 use crate::controller::Controller;
-use crate::segments::Kind;
+use crate::segment::Kind;
 use holdfast_base::{BLOCK_BYTES, DeviceId, LedgerId, Lsn};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::{AckRule, Leg};
@@ -130,7 +130,7 @@ impl Controller {
     fn segment_parts(&self) -> (Vec<SegmentParts>, Vec<DeviceParts>) {
         let mut kinds: BTreeMap<(bool, String), SegmentParts> = BTreeMap::new();
         let mut devices: BTreeMap<DeviceId, DeviceParts> = BTreeMap::new();
-        let own = self.basis.is_known().then(|| self.own_segments());
+        let own = self.basis.is_known().then(|| self.segments.own());
         for (_, info) in own.into_iter().flatten() {
             let layout = info.geometry.layout();
             let (is_data, count) = (info.kind == Kind::Data, u64::from(info.geometry.shard_count()));

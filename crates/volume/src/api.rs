@@ -1,9 +1,9 @@
 //! What goes into a controller and what comes out.
 
-use crate::claims::Claim;
 use crate::layers::{CloneInfo, Snapshot};
 use crate::mark::Sharing;
-use crate::tiers::TierUse;
+use crate::space::TierUse;
+use crate::space::claims::Claim;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply,
     MetaRequest, NodeId, ObjectId, ShardId, VolumeId,

@@ -338,7 +338,7 @@ impl Controller {
         if !self.basis.is_known() {
             return 0;
         }
-        let wanted = self.full_rule();
+        let wanted = self.topology().full_rule();
         let is_narrow = self.log.open.as_ref().is_some_and(|open| !open.rule.is_at_least(wanted));
         let entries = self.log.iter_from(self.log.trimmed.next());
         let lack = entries.filter(|(lsn, e)| *lsn <= self.log.completed && self.lacks_copies(e, wanted, node));
@@ -351,7 +351,7 @@ impl Controller {
             return false;
         }
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
-        let wanted = self.rule_now();
+        let wanted = self.topology().rule_now();
         self.lacks_copies(entry, ledger.rule, None) || self.lacks_copies(entry, wanted, None)
     }
 

@@ -7,7 +7,7 @@
 use crate::controller::Controller;
 use crate::layers::{CloneInfo, Snapshot};
 use crate::map::{Crcs, Mapped, Place};
-use crate::segments::{Kind, SegmentInfo};
+use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{Buf, Key, Lsn};
 use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo, Source};
 
@@ -84,7 +84,7 @@ impl Controller {
         let middle = commit.extents.get(commit.extents.len() / 2).map_or(0, |extent| extent.key.0);
         let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0, kept: false, born, middle };
         self.segments.insert(commit.segment, info);
-        self.unsettled.remove(&commit.segment);
+        self.segments.settle(commit.segment);
         let crcs = Crcs::new(commit.crcs.as_slice());
         let mut block = 0;
         for extent in &commit.extents {
@@ -126,7 +126,7 @@ impl Controller {
                 assert_eq!(info.visible(), 0, "{no:?} is freed while the map names it");
                 self.segments.remove(*no);
             }
-            self.unsettled.remove(no);
+            self.segments.settle(*no);
         }
     }
 

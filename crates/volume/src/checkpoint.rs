@@ -18,7 +18,7 @@ use crate::log::Done;
 use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
 use crate::merge::Going;
 use crate::rangemap::Piece;
-use crate::segments::{Kind, SegmentInfo};
+use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, ObjectId, crc32c};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::{LedgerRef, Leg};
@@ -246,7 +246,7 @@ impl Checkpointer {
 
 impl Controller {
     pub(crate) fn drive_checkpoint(&mut self, out: Out) {
-        if !self.checkpointer.is_idle() || self.meta_layout_now().is_none() || !self.wants_checkpoint() {
+        if !self.checkpointer.is_idle() || self.topology().meta_layout_now().is_none() || !self.wants_checkpoint() {
             return;
         }
         self.checkpointer.started_at = self.basis.now;
@@ -284,7 +284,7 @@ impl Controller {
 
     /// It takes more memory than it may, and a fold would take something out of it.
     pub(crate) fn overlay_wants_fold(&self) -> bool {
-        self.overlay_is_large() && self.checkpointer.unfolded && self.meta_layout_now().is_some()
+        self.overlay_is_large() && self.checkpointer.unfolded && self.topology().meta_layout_now().is_some()
     }
 
     /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last one. Not
@@ -294,7 +294,7 @@ impl Controller {
         self.overlay_wants_fold()
             && self.basis.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
             && self.is_fold_worth(bytes, runs)
-            && !self.is_nearly_full()
+            && !self.room.is_nearly_gone()
     }
 
     /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at least.
@@ -320,7 +320,7 @@ impl Controller {
         let has_time = self.basis.now.since(self.checkpointer.started_at) < ROW_MAX
             && grown < self.basis.config.writeback_bytes_max / 4
             && !self.is_pressed_for_checkpoint();
-        let has_room = !self.is_short_of_room() && !self.wants_room() && !self.wants.free;
+        let has_room = !self.room.is_short() && !self.room.is_wanted() && !self.wants.free;
         self.overlay_is_large()
             && self.is_fold_worth(bytes, runs)
             && self.checkpointer.unfolded
@@ -329,7 +329,7 @@ impl Controller {
             && has_room
             && self.state == State::Open
             && self.cleaner.is_idle()
-            && self.meta_layout_now().is_some()
+            && self.topology().meta_layout_now().is_some()
     }
 
     /// A journal is filling up, or space is awaited, which only a checkpoint frees.
@@ -368,12 +368,12 @@ impl Controller {
         let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > self.log.trimmed);
         let holds = self.root().ledgers.iter().any(is_held);
         self.wants.checkpoint |= holds && self.log.all_destaged();
-        let can_spread = self.can_spread();
+        let can_spread = self.topology().can_spread();
         for (_, info) in self.segments.metadata().filter(|(_, info)| info.live > 0) {
-            let is_narrow = self.could_be_wider(&info.geometry);
+            let is_narrow = self.topology().could_be_wider(&info.geometry);
             self.wants.fold |= is_narrow && info.kind == Kind::Meta;
             // Where they lie the checkpoint says: they are not moved.
-            let is_together = can_spread && self.crowded(&info.geometry, &info.homes).is_some();
+            let is_together = can_spread && self.topology().crowded(&info.geometry, &info.homes).is_some();
             self.wants.rewrite |= (is_narrow || is_together) && info.kind == Kind::Run;
         }
     }
@@ -381,7 +381,7 @@ impl Controller {
     /// Some of the leaves that lie in segments of too few copies, or too damaged ones.
     fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
         let is_narrow = |no: &SegmentNo| {
-            let is_narrow = self.segments.get(*no).is_some_and(|s| self.could_be_wider(&s.geometry));
+            let is_narrow = self.segments.get(*no).is_some_and(|s| self.topology().could_be_wider(&s.geometry));
             is_narrow || self.repairer.is_stuck(*no)
         };
         let metas = self.segments.metadata().filter(|(_, info)| info.kind == Kind::Meta);
@@ -740,17 +740,17 @@ impl Controller {
         let dead: Vec<SegmentNo> = self
             .segments
             .unseen()
-            .filter(|no| !self.unsettled.contains(no) && !self.cleaner.is_victim(*no))
+            .filter(|no| !self.segments.is_unsettled(*no) && !self.cleaner.is_victim(*no))
             .filter(|no| !self.is_named_by_dependents(*no))
             .collect();
         for no in dead {
             let info = self.segments.remove(no).expect("just listed");
             if info.kind == Kind::Data {
-                self.space.on_dead(self.basis.now);
+                self.room.on_dead(self.basis.now);
             }
             self.repairer.forget(no);
             // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
-            self.unsettled.insert(no);
+            self.segments.unsettle(no);
             self.checkpointer.condemned.insert(no, info.homes);
         }
     }
@@ -861,7 +861,7 @@ impl Controller {
         // An origin's are its owner's to free: they are let go of.
         let released: Vec<SegmentNo> = condemned.extract_if(..first_own, |_, _| true).map(|(no, _)| no).collect();
         for no in &released {
-            self.unsettled.remove(no);
+            self.segments.settle(*no);
         }
         if !released.is_empty() {
             self.on_released();
@@ -870,7 +870,7 @@ impl Controller {
             return;
         }
         let segments: Vec<SegmentNo> = condemned.keys().copied().collect();
-        self.unsettled.extend(segments.iter().copied());
+        segments.iter().for_each(|no| self.segments.unsettle(*no));
         self.checkpointer.freeing.extend(condemned);
         for chunk in segments.chunks(1024) {
             let chunk = chunk.to_vec();

@@ -9,13 +9,12 @@
 use crate::api::{Lane, State};
 use crate::controller::{Controller, Out};
 use crate::fetch::{FetchError, Recipient};
-use crate::governor::Need;
 use crate::job::{JobKind, Work};
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Crcs, Leaf, LeafNo, Place};
 use crate::peers::Purpose;
-use crate::segments::{Kind, SegmentInfo};
-use crate::space::DEAD_PER_MILLE_MIN;
+use crate::segment::{Kind, SegmentInfo};
+use crate::space::{DEAD_PER_MILLE_MIN, Need, Topology, movable_payload_bytes};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
@@ -176,7 +175,7 @@ impl Controller {
         if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() {
             return;
         }
-        let movable_bytes = self.movable_payload_bytes();
+        let movable_bytes = movable_payload_bytes(self.topology());
         // Begun at half of it, the checkpoint is done before the cleaner has to wait.
         self.wants.hurry |= self.cleaner.owed_bytes > movable_bytes / 2;
         // Nor does a fold that the overlay needs find a pass under way.
@@ -189,7 +188,7 @@ impl Controller {
             return;
         }
         // In turn, but where the first tier is about to overflow.
-        let rotates_first = !self.cleaner.rotated || self.first_tier_is_full();
+        let rotates_first = !self.cleaner.rotated || self.rotation.is_full(self.topology());
         for rotates in [rotates_first, !rotates_first] {
             let victims = if rotates { self.take_leaving() } else { self.take_dead() };
             if !victims.is_empty() {
@@ -200,17 +199,35 @@ impl Controller {
 
     /// The oldest segments of the first tier, if some are to leave it.
     fn take_leaving(&mut self) -> Vec<SegmentNo> {
-        self.measure_first_tier();
-        if self.wants_room() || !self.rotation_is_due() || !self.may_rotate() {
+        let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
+        let cleaner = &self.cleaner;
+        let there = || -> Vec<SegmentNo> {
+            let found = self.survey.look(topology, segments);
+            found.first().iter().copied().filter(|no| !cleaner.is_emptied(*no)).collect()
+        };
+        let placed = self.jobs.iter().filter_map(|(_, job)| job.placed_data());
+        self.rotation.measure(topology, segments, there, placed);
+        if self.room.is_wanted() || !self.rotation.is_due(topology, !self.guests_are_at_work()) || !self.may_rotate() {
             return Vec::new();
         }
+        let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
         let blocks = u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        self.take_oldest(blocks, VICTIMS_MAX)
+        let readable = || {
+            let mut found = there();
+            found.retain(|no| !cleaner.is_unreadable(*no));
+            found
+        };
+        self.rotation.take_oldest(topology, segments, blocks, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
+    }
+
+    /// Whether guests bear that something leaves the first tier now.
+    fn may_rotate(&self) -> bool {
+        self.rotation.is_full(self.topology()) || self.may_move_data(Need::Choice)
     }
 
     /// Room is short, or much is to be written anew.
     fn is_cleaning_pressed(&self) -> bool {
-        self.wants_room() || self.cleaner.recodes.is_some()
+        self.room.is_wanted() || self.cleaner.recodes.is_some()
     }
 
     /// The next step of a search is not put off to the next tick. What nobody waits for takes two steps a second: on a volume
@@ -221,7 +238,7 @@ impl Controller {
 
     /// What is mostly dead, or is to be written anew.
     fn take_dead(&mut self) -> Vec<SegmentNo> {
-        let is_short = self.wants_room();
+        let is_short = self.room.is_wanted();
         let is_pressed = self.is_cleaning_pressed();
         let is_fresh = self.basis.now.since(self.cleaner.found_at) < FOUND_FOR && self.cleaner.found_in_steps;
         let takes_found = !self.cleaner.found.is_empty() && (is_pressed || is_fresh);
@@ -246,7 +263,7 @@ impl Controller {
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
             // a fold that begins puts off whatever is cleaned.
-            let is_hidden = !self.hidden.is_known() || !self.has_room() && self.checkpointer.unfolded;
+            let is_hidden = !self.hidden.is_known() || !self.room.is_left() && self.checkpointer.unfolded;
             self.wants.fold |= is_short && is_hidden;
         } else {
             // Begun when there was more room.
@@ -285,10 +302,10 @@ impl Controller {
     /// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
     /// average: there always are some.
     fn dead_threshold(&self) -> u64 {
-        if self.wants_room() {
+        if self.room.is_wanted() {
             return self.segments.dead_per_mille().max(DEAD_PER_MILLE_MIN);
         }
-        u64::from(self.basis.config.clean_dead_per_mille).min(self.room_per_mille().max(450))
+        u64::from(self.basis.config.clean_dead_per_mille).min(self.room.per_mille().max(450))
     }
 
     /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age: what
@@ -297,8 +314,8 @@ impl Controller {
     fn search_victims(&mut self) -> bool {
         let now = self.basis.now;
         self.cleaner.unreadable.retain(|_, until| *until > now);
-        let may_return = self.root().tiers != Tiers::default() && self.capacity_takes_a_segment();
-        let may_spread = self.layout_now() == Some(self.root().layout);
+        let may_return = self.root().tiers != Tiers::default() && self.topology().capacity_takes_a_segment();
+        let may_spread = self.topology().layout_now() == Some(self.root().layout);
         let threshold = self.dead_threshold();
         let in_steps = self.cleaner.search.is_some();
         let mut search = self.cleaner.search.take().unwrap_or_default();
@@ -312,9 +329,9 @@ impl Controller {
             }
             let must_move = self.is_drained_by_cleaning(info) || self.repairer.is_stuck(no);
             let recode = must_move
-                || self.wants_recode(&info.geometry)
-                || may_return && self.is_astray(info)
-                || may_spread && self.is_crowded_foreign(no, info);
+                || self.topology().wants_recode(&info.geometry)
+                || may_return && self.topology().is_astray(info)
+                || may_spread && self.topology().is_crowded_foreign(no, info);
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
                 let age = (count + 1).saturating_sub(search.rank);
@@ -402,7 +419,7 @@ impl Controller {
             // Some of them have to go first.
             return;
         }
-        let passes = if self.wants_room() { PASSES_FOUND } else { PASSES_NEAR_CALM };
+        let passes = if self.room.is_wanted() { PASSES_FOUND } else { PASSES_NEAR_CALM };
         let mut left = passes * u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         let live_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, SegmentInfo::visible);
         let best = ordered.iter().take_while(|no| {
@@ -607,7 +624,7 @@ impl Controller {
         }
         if pass.rotates {
             let victims: Vec<SegmentNo> = pass.victims.iter().map(|v| v.no).collect();
-            self.on_rotated(&victims, blocks * BLOCK_BYTES as u64);
+            self.rotation.on_rotated(&self.segments, &victims, blocks * BLOCK_BYTES as u64);
         }
         self.wants.free = true;
         self.wants.fold |= !self.hidden.is_known();

@@ -22,7 +22,7 @@
 //! elsewhere, reads are reconstructed. A stale epoch deposes. A bad checksum is read around and repaired.
 
 pub(crate) use crate::api::Out;
-use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Status, Target};
+use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Status, Target};
 use crate::basis::Basis;
 use crate::bypass::BypassBatch;
 use crate::checkpoint::Checkpointer;
@@ -31,7 +31,6 @@ use crate::copies::RootCopies;
 use crate::directory::Directory;
 use crate::family::Family;
 use crate::fetch::Fetch;
-use crate::governor::{GUESTS_REST, Governor, Need};
 use crate::handover::Handover;
 use crate::heat::Heat;
 use crate::hidden::Hidden;
@@ -54,10 +53,12 @@ use crate::roll::Roll;
 use crate::root::RootWriter;
 use crate::scrub::Scrubber;
 use crate::sealing::Seal;
-use crate::segments::SegmentTable;
+use crate::segment::Segments;
 use crate::snapshots::Changes;
-use crate::space::Space;
-use crate::tiers::Rotation;
+use crate::space::claims::Claim;
+use crate::space::{
+    DEAD_PER_MILLE_MIN, Found, GUESTS_REST, Governor, LetIn, Need, Placer, Room, Rotation, Survey, TierUse, Topology,
+};
 use crate::wants::Wants;
 use crate::warming::{Filling, Warmth};
 use crate::write::Writes;
@@ -70,6 +71,7 @@ use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
+use std::cell::Ref;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -118,10 +120,7 @@ pub struct Controller {
     pub(crate) flat_layers: BTreeSet<ObjectId>,
     pub(crate) leaf_loads: BTreeMap<LeafNo, LeafLoad>,
     pub(crate) leaf_spans: BTreeMap<u64, Span>,
-    pub(crate) segments: SegmentTable,
-    pub(crate) next_segment: u64,
-    /// Ids of this epoch that have shards on the way or stored, and no commit record applied yet.
-    pub(crate) unsettled: BTreeSet<SegmentNo>,
+    pub(crate) segments: Segments,
     pub(crate) waiting: VecDeque<(Target, BlockRequest)>,
     pub(crate) reads: Slab<ReadOp>,
     pub(crate) read_queue: ReadQueue,
@@ -135,7 +134,8 @@ pub struct Controller {
     pub(crate) write_ops: Slab<WriteOp>,
     pub(crate) bypass: BypassBatch,
     pub(crate) pressure: Pressure,
-    pub(crate) space: Space,
+    pub(crate) room: Room,
+    pub(crate) survey: Survey,
     pub(crate) layers: LayerTable,
     pub(crate) changes: Changes,
     pub(crate) hold: Option<Hold>,
@@ -185,9 +185,7 @@ impl Controller {
             flat_layers: BTreeSet::new(),
             leaf_loads: BTreeMap::new(),
             leaf_spans: BTreeMap::new(),
-            segments: SegmentTable::default(),
-            next_segment: 0,
-            unsettled: BTreeSet::new(),
+            segments: Segments::default(),
             waiting: VecDeque::new(),
             reads: Slab::new(REQUESTS_MAX),
             read_queue: ReadQueue::default(),
@@ -200,7 +198,8 @@ impl Controller {
             write_ops: Slab::new(REQUESTS_MAX),
             bypass: BypassBatch::default(),
             pressure: Pressure::default(),
-            space: Space::default(),
+            room: Room::default(),
+            survey: Survey::default(),
             layers: LayerTable::default(),
             changes: Changes::default(),
             hold: None,
@@ -357,6 +356,72 @@ impl Controller {
             (State::Deposed, _) => self.reply(request.token, Err(BlockError::Deposed), out),
             (State::Closing | State::Closed, _) => self.reply(request.token, Err(BlockError::ShuttingDown), out),
         }
+    }
+
+    // ---- what there is of nodes, devices and room ----
+
+    pub(crate) fn topology(&self) -> Topology<'_> {
+        Topology::new(&self.basis, &self.peers)
+    }
+
+    pub(crate) fn placer(&mut self) -> Placer<'_> {
+        Placer::new(&self.basis, &mut self.peers, &mut self.rng)
+    }
+
+    /// Which segments lack something. The root is known.
+    pub(crate) fn survey(&self) -> Ref<'_, Found> {
+        self.survey.look(self.topology(), &self.segments)
+    }
+
+    fn astray_segments(&self) -> u64 {
+        if self.root().tiers == Tiers::default() { 0 } else { self.survey().astray().len() as u64 }
+    }
+
+    /// What the first tier does; `None` where there is none.
+    pub fn tier_use(&self) -> Option<TierUse> {
+        self.rotation.tier_use(self.topology())
+    }
+
+    /// What the volume's segments are made of.
+    pub fn space_use(&self) -> SpaceUse {
+        self.segments.own_totals().space
+    }
+
+    /// Guests' data that was let in and is in no segment yet.
+    pub fn unplaced_bytes(&self) -> u64 {
+        self.log.bytes + self.bypass.in_flight_bytes
+    }
+
+    fn on_set_aside(&mut self, claims: Vec<Claim>) {
+        self.room.set_claims(claims);
+        if matches!(self.state, State::Open | State::Closing) {
+            self.look_for_room();
+        }
+    }
+
+    fn look_for_room(&mut self) {
+        let undestaged_bytes = self.log.waiting_bytes() + self.log.in_flight_bytes() + self.unwritten_destage_bytes();
+        let let_in = LetIn { undestaged_bytes, unplaced_bytes: self.unplaced_bytes() };
+        self.room.look(Topology::new(&self.basis, &self.peers), let_in);
+    }
+
+    /// A guest's data finds no room: when to look again, if the cleaner is expected to make some.
+    pub(crate) fn room_expected_at(&mut self) -> Option<Instant> {
+        // Something is dead, or may turn out to be, or is on its way to be free.
+        let may_be_made = self.segments.dead_per_mille() >= DEAD_PER_MILLE_MIN
+            || self.checkpointer.unfolded
+            || self.layers.any_goes()
+            || !self.log.all_destaged()
+            || !self.checkpointer.is_idle()
+            || !self.checkpointer.freeing.is_empty()
+            || !self.cleaner.is_idle();
+        self.room.expected_at(self.basis.now, may_be_made)
+    }
+
+    /// How much it is needed that the segment's data are moved, or its shard made again which is missing or damaged.
+    pub(crate) fn need_of(&self, no: SegmentNo, shard: Option<u8>) -> Need {
+        let Some(info) = self.segments.get(no) else { return Need::Choice };
+        self.topology().need_of(info, |index| shard == Some(index) || self.repairer.wants(no, index))
     }
 
     /// Guests' requests come before work that can wait.
@@ -680,7 +745,7 @@ impl Controller {
         self.governor.look(self.basis.now, self.repairer.is_at_work());
         self.wants.fold |= self.layers.any_goes();
         self.look_for_old_metadata();
-        self.ask_for_room(out);
+        self.room.ask(self.basis.now, &mut self.peers, out);
         self.drive_handover(out);
         self.drive_roll(out);
         self.drive_destage(out);
@@ -693,6 +758,23 @@ impl Controller {
         self.drive_look(out);
         self.drive_root(out);
         self.drive_copies(out);
+    }
+
+    /// Asserts what must hold between events (tests and the simulator).
+    pub fn verify(&self) {
+        self.peers.verify(self.basis.now);
+        self.room.verify(self.basis.now);
+        self.rotation.verify(&self.basis);
+        self.governor.verify();
+        self.segments.verify();
+        if self.basis.is_known() {
+            self.survey.verify(self.topology(), &self.segments);
+            assert_eq!(
+                self.segments.first_own(),
+                self.root().first_own(),
+                "the table knows which segments are its own"
+            );
+        }
     }
 
     pub fn status(&self) -> Status {
@@ -750,7 +832,7 @@ impl Controller {
             self.jobs.iter().map(|(_, job)| job.summary()).collect::<Vec<_>>(),
             self.peers,
             self.checkpointer,
-            self.space,
+            self.room,
             self.family,
             self.log.bytes,
             self.log.len(),

@@ -41,7 +41,7 @@ struct Extent {
 impl Controller {
     pub(crate) fn drive_destage(&mut self, out: Out) {
         self.retry_parked_jobs(out);
-        if self.layout_now().is_none() || !self.space.may_destage(self.basis.now) {
+        if self.topology().layout_now().is_none() || !self.room.may_destage(self.basis.now) {
             return;
         }
         let mut running = self.jobs.iter().filter(|(_, j)| matches!(j.kind(), JobKind::Destage { .. })).count();
@@ -72,7 +72,7 @@ impl Controller {
 
     /// Age, lost copies, closing, or writes that wait for room: short segments are written rather than waited for.
     fn destage_is_forced(&mut self) -> bool {
-        if self.state == State::Closing || self.is_short_of_room() || self.fork_waits() {
+        if self.state == State::Closing || self.room.is_short() || self.fork_waits() {
             return true;
         }
         let oldest = self.log.next_to_destage();

@@ -33,7 +33,7 @@ use crate::layers::LayerTable;
 use crate::map::{Mapped, Place};
 use crate::peers::Purpose;
 use crate::root::Change;
-use crate::segments::Kind;
+use crate::segment::Kind;
 use holdfast_base::{
     BLOCK_BYTES, DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lba, Lsn, NodeId, ObjectId, SegmentId, ShardId,
     Token, VolumeId,
@@ -137,11 +137,6 @@ impl Family {
 }
 
 impl Controller {
-    /// The volume's own segments.
-    pub(crate) fn own_segments(&self) -> impl Iterator<Item = (SegmentNo, &crate::segments::SegmentInfo)> {
-        self.segments.iter_from(self.root().first_own())
-    }
-
     // ---- the origin ----
 
     /// Whether a dependent may name the segment.
@@ -287,7 +282,7 @@ impl Controller {
                 return self.notice(Notice::ForkRefused { dependent, why }, out);
             }
         };
-        let (completed, can_be_written) = (self.log.completed, self.meta_layout_now().is_some());
+        let (completed, can_be_written) = (self.log.completed, self.topology().meta_layout_now().is_some());
         let fork = self.family.fork.as_mut().expect("just seen");
         // Until the log gets on, nothing leaves it.
         if !self.checkpointer.is_idle() || fork.looked_at == Some(completed) {
@@ -314,7 +309,7 @@ impl Controller {
         root.trimmed = self.log.completed;
         root.checkpoint.lsn = self.log.completed;
         let parts = self.fork_parts(layers, layer, shown_bytes);
-        let upto = SegmentNo { epoch: self.epoch(), counter: self.next_segment };
+        let upto = self.segments.next_number(self.epoch());
         self.family.fork.as_mut().expect("just seen").upto = Some(upto);
         self.mark_kept();
         self.write_fork(root, parts, out);
@@ -409,7 +404,7 @@ impl Controller {
         }
         let origin = self.root().origins.last()?;
         let first_own = self.root().first_own();
-        let mut there = self.segments.iter().map(|(no, _)| no).take_while(|no| *no < first_own).peekable();
+        let mut there = self.segments.foreign().map(|(no, _)| no).peekable();
         // The last durable checkpoint names these.
         let mut condemned = self.checkpointer.condemned().take_while(|no| *no < first_own).peekable();
         let named = std::iter::from_fn(|| match (there.peek(), condemned.peek()) {
@@ -487,9 +482,8 @@ impl Controller {
             return;
         }
         self.family.looked_for_away_at = self.basis.now;
-        let first_own = self.root().first_own();
         let mut away = Vec::new();
-        for (no, info) in self.segments.iter().take_while(|(no, _)| *no < first_own) {
+        for (no, info) in self.segments.foreign() {
             let out = info.homes.iter().enumerate().filter(|(_, home)| !self.peers.leg_usable(**home));
             away.extend(out.map(|(index, _)| (no, index as u8)));
         }

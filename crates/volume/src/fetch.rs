@@ -12,7 +12,7 @@ use crate::controller::{Controller, Out};
 use crate::family::LOOKS_MAX;
 use crate::map::Crcs;
 use crate::peers::Purpose;
-use crate::segments::Kind;
+use crate::segment::Kind;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;

@@ -9,9 +9,9 @@ use crate::api::Lane;
 use crate::controller::{Controller, Out};
 use crate::log::Done;
 use crate::peers::Purpose;
-use crate::reserve::Keep;
 use crate::sealing::SealedPayload;
-use crate::segments::{Kind, SegmentInfo};
+use crate::segment::{Kind, SegmentInfo};
+use crate::space::{Keep, Shape, Target, Topology};
 use holdfast_base::{
     BLOCK_BYTES, BlockCrc, Buf, BufMut, Epoch, Key, Lsn, MediaClass, NodeId, SegmentId, ShardId, Slab, Token, VolumeId,
     block_crcs, crc32c,
@@ -143,14 +143,13 @@ impl Controller {
         let kind = job.work.kind.clone();
         let Some((geometry, homes, media)) = self.find_homes(&kind, blocks) else { return };
         if !kind.is_meta() {
-            self.on_placed(&kind, &geometry, &homes);
+            self.rotation.on_placed(Topology::new(&self.basis, &self.peers), &kind, &geometry, &homes);
         }
         let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.basis.config.volume, self.epoch()));
-        let no = SegmentNo { epoch, counter: self.next_segment };
+        let no = self.segments.take_number(epoch);
         let id = no.of(volume);
-        self.next_segment += 1;
         if volume == self.basis.config.volume {
-            self.unsettled.insert(no);
+            self.segments.unsettle(no);
         }
         let (shards, checks) = self.encode(token, id, &geometry);
         let count = shards.len() as u8;
@@ -167,10 +166,11 @@ impl Controller {
 
     /// The first place with room for a segment of so many blocks: its shape, its homes, and their class of media.
     fn find_homes(&mut self, kind: &JobKind, blocks: u32) -> Option<(Geometry, Vec<Leg>, Option<MediaClass>)> {
-        self.places(kind).into_iter().find_map(|place| {
+        let places = self.topology().places(kind, self.rotation.fill_per_mille(self.topology()));
+        places.into_iter().find_map(|place| {
             let geometry = Geometry::new(place.layout, blocks);
             let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
-            Some((geometry, self.place_segment(place, shard_bytes, kind.keep())?, place.media))
+            Some((geometry, self.placer().place_segment(place, shard_bytes, kind.keep())?, place.media))
         })
     }
 
@@ -312,7 +312,13 @@ impl Controller {
         let holds_several = geometry.layout().is_nested() || self.basis.is_on_devices();
         let is_avoided = |node: &NodeId| !holds_several || is_tried || !self.peers.is_usable(*node);
         let avoid: Vec<NodeId> = avoid.into_iter().filter(is_avoided).collect();
-        match self.place_again((&geometry, &homes), index, bytes, &avoid, (keep, media)) {
+        match self.placer().place_again(
+            Shape { geometry: &geometry, homes: &homes },
+            index,
+            bytes,
+            &avoid,
+            Target { keep, media },
+        ) {
             Some(home) => {
                 let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
                 placed.homes[usize::from(index)] = home;
@@ -351,7 +357,8 @@ impl Controller {
         for token in parked {
             self.place_job(token, out);
             // Nodes enough, and still no place: the grid is full. Bulk writers hear of it; other work waits for space.
-            let full = self.layout_now().is_some() && self.jobs.get(token).is_some_and(SegmentJob::is_parked);
+            let full =
+                self.topology().layout_now().is_some() && self.jobs.get(token).is_some_and(SegmentJob::is_parked);
             match self.jobs.get(token).map(|j| j.work.kind.clone()) {
                 Some(JobKind::Bypass { writes }) if full && self.room_expected_at().is_none() => {
                     self.jobs.remove(token);
@@ -361,7 +368,7 @@ impl Controller {
                 Some(JobKind::Destage { entries }) if full => {
                     self.jobs.remove(token);
                     self.log.destage_again(&entries);
-                    self.space.on_destage_refused(self.basis.now);
+                    self.room.on_destage_refused(self.basis.now);
                 }
                 // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
                 Some(JobKind::Fork { volume, .. }) if !self.is_writing_fork(volume) => {
@@ -403,7 +410,7 @@ impl Controller {
             JobKind::Runs { .. } => (Kind::Run, 1),
             _ => (Kind::Meta, 0),
         };
-        self.unsettled.remove(&placed.no);
+        self.segments.settle(placed.no);
         let info = SegmentInfo {
             kind,
             geometry: placed.geometry,

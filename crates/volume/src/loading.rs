@@ -6,7 +6,7 @@ use crate::fetch::{FetchError, Recipient};
 use crate::layers::LayerTable;
 use crate::leafload::block_runs;
 use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
-use crate::segments::{SegmentInfo, SegmentTable};
+use crate::segment::SegmentInfo;
 use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, buf, crc32c};
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::vec::IntoIter;
@@ -170,7 +170,7 @@ impl Controller {
         self.overlaid.clear();
         self.layers = LayerTable::default();
         self.directory.clear();
-        self.segments = SegmentTable::starting_at(self.root().first_own());
+        self.segments.reset(self.basis.root().first_own());
         self.nothing_is_counted();
     }
 }

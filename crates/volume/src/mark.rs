@@ -20,7 +20,7 @@ use crate::layers::leaf_in;
 use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, Mapped, Place};
 use crate::rangemap::Piece;
-use crate::segments::Kind;
+use crate::segment::Kind;
 use crate::sharing::{Said, Shares, Tally};
 use holdfast_base::{HeadId, Instant, Key, Lba, Lsn, ObjectId};
 use holdfast_format::record::SegmentNo;
@@ -305,7 +305,7 @@ impl Controller {
     fn compare(&mut self, round: &Round, out: Out) {
         let named = |no: &SegmentNo| round.named.get(no).copied().unwrap_or(0);
         let counted = self.segments.iter().filter(|(_, info)| info.kind != Kind::Run);
-        let differs = |(no, info): &(SegmentNo, &crate::segments::SegmentInfo)| named(no) != info.live as i64;
+        let differs = |(no, info): &(SegmentNo, &crate::segment::SegmentInfo)| named(no) != info.live as i64;
         let wrong: Vec<(SegmentNo, u64)> =
             counted.filter(differs).map(|(no, _)| (no, u64::try_from(named(&no)).unwrap_or(0))).collect();
         if wrong.is_empty() && !round.hides_too_much {

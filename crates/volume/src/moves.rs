@@ -7,8 +7,8 @@
 //! part of the difference before it looks again: others do the same with their volumes.
 
 use crate::controller::{Controller, Out};
-use crate::reserve::Keep;
-use crate::segments::Kind;
+use crate::segment::Kind;
+use crate::space::{Keep, Shape, Target};
 use holdfast_base::{BLOCK_BYTES, DeviceId, Instant, MediaClass};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -98,7 +98,7 @@ impl Controller {
         }
         let mut list = Vec::new();
         let mut rewrite = false;
-        for (no, info) in self.own_segments() {
+        for (no, info) in self.segments.own() {
             for (index, home) in info.homes.iter().enumerate().filter(|(_, h)| self.peers.is_draining(h.device)) {
                 match info.kind {
                     Kind::Run => rewrite = true,
@@ -108,11 +108,11 @@ impl Controller {
             }
         }
         self.mover.list = list;
-        self.wants.rewrite |= rewrite && self.meta_layout_now().is_some();
+        self.wants.rewrite |= rewrite && self.topology().meta_layout_now().is_some();
     }
 
     /// Whether it is better to clean the segment than to move its shards: most of it is dead.
-    pub(crate) fn is_drained_by_cleaning(&self, info: &crate::segments::SegmentInfo) -> bool {
+    pub(crate) fn is_drained_by_cleaning(&self, info: &crate::segment::SegmentInfo) -> bool {
         let leaves = info.homes.iter().any(|home| self.peers.is_draining(home.device));
         leaves && info.dead_blocks() * 2 > info.capacity_blocks()
     }
@@ -122,7 +122,7 @@ impl Controller {
         let mut list = Vec::new();
         for no in self.survey().crowded() {
             if let Some(info) = self.segments.get(*no)
-                && let Some(index) = self.crowded(&info.geometry, &info.homes)
+                && let Some(index) = self.topology().crowded(&info.geometry, &info.homes)
             {
                 list.push((*no, index, info.homes[usize::from(index)], None));
             }
@@ -135,10 +135,10 @@ impl Controller {
         let Some((fullest, emptiest, bytes)) = self.tilt() else { return };
         let mut left = bytes / TILT_PART;
         let mut list = Vec::new();
-        for (no, info) in self.own_segments().filter(|(_, info)| info.kind == Kind::Data && info.is_needed()) {
+        for (no, info) in self.segments.own().filter(|(_, info)| info.kind == Kind::Data && info.is_needed()) {
             let Some(index) = info.homes.iter().position(|home| *home == fullest) else { continue };
             let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
-            if bytes <= left && self.may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
+            if bytes <= left && self.topology().may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
                 list.push((no, index as u8, fullest, Some(emptiest)));
                 left -= bytes;
             }
@@ -156,7 +156,7 @@ impl Controller {
     /// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they differ
     /// much: of the class where they differ most.
     fn tilt(&self) -> Option<(Leg, Leg, u64)> {
-        let classes: BTreeSet<Option<MediaClass>> = self.usable_devices().map(|d| d.media).collect();
+        let classes: BTreeSet<Option<MediaClass>> = self.topology().usable_devices().map(|d| d.media).collect();
         classes.into_iter().filter_map(|media| self.tilt_of(media)).max_by_key(|(_, _, bytes)| *bytes)
     }
 
@@ -184,11 +184,15 @@ impl Controller {
             return;
         }
         let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-        let room = (Keep::FromGuests, self.media_of_homes(&homes, index));
-        let target = target.or_else(|| self.place_again((&geometry, &homes), index, bytes, &[], room));
+        let room = Target { keep: Keep::FromGuests, media: self.topology().media_of_homes(&homes, index) };
+        let target = target.or_else(|| {
+            self.placer().place_again(Shape { geometry: &geometry, homes: &homes }, index, bytes, &[], room)
+        });
         // The list may be old: the others may have been made again there.
         let fits = |target: &Leg| {
-            *target != home && self.peers.leg_usable(*target) && self.may_lie(&geometry, &homes, index, *target)
+            *target != home
+                && self.peers.leg_usable(*target)
+                && self.topology().may_lie(&geometry, &homes, index, *target)
         };
         match target.filter(fits) {
             Some(target) => self.begin_move(segment, index, target, out),
@@ -210,8 +214,8 @@ impl Controller {
                 continue;
             }
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-            let room = (Keep::FromGuests, self.media_of_homes(homes, index as u8));
-            let target = self.place_again((geometry, homes), index as u8, bytes, &[], room);
+            let room = Target { keep: Keep::FromGuests, media: self.topology().media_of_homes(homes, index as u8) };
+            let target = self.placer().place_again(Shape { geometry, homes }, index as u8, bytes, &[], room);
             if let Some(target) = target.filter(|target| fellows().any(|(_, leg)| leg.node == target.node)) {
                 return self.begin_move(segment, index as u8, target, out);
             }

@@ -25,7 +25,7 @@ use crate::map::Place;
 use crate::peers::{Call, Purpose};
 use crate::root::Change;
 use crate::sealing::opened_entry;
-use crate::segments::{Kind, SegmentInfo};
+use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, VolumeId};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record};
@@ -264,10 +264,10 @@ impl Controller {
         let width = usize::from(self.root().layout.width());
         let waited = self.basis.now.since(self.opening.as_ref().expect("opening").since) >= REACH_GRACE;
         let all_known = self.opening.as_ref().expect("opening").knows.values().all(|is_answered| *is_answered);
-        if !waited && (!all_up || !all_known || self.domain_count() < width) {
+        if !waited && (!all_up || !all_known || self.topology().domain_count() < width) {
             return;
         }
-        if self.choose_legs().is_none() {
+        if self.placer().choose_legs().is_none() {
             return self.opening_waits("too few nodes are within reach to write a log", out);
         }
         self.step(Step::Claiming);
@@ -353,7 +353,7 @@ impl Controller {
 
     pub(crate) fn on_claimed(&mut self, out: Out) {
         self.next_ledger = 0;
-        self.next_segment = 0;
+        self.segments.restart_numbers();
         self.step(Step::Gathering);
         self.gather(out);
     }
@@ -642,7 +642,7 @@ impl Controller {
         let found = std::mem::take(&mut opening.found);
         let ledgers = self.root().ledgers.clone();
         self.log = Log::starting_after(floor);
-        let rule = self.rule_now();
+        let rule = self.topology().rule_now();
         for (lsn, found) in found {
             if lsn <= floor || lsn > end {
                 continue;

@@ -6,6 +6,7 @@
 
 use crate::controller::{Controller, Out};
 use crate::peers::Node;
+use crate::space::{STAND_IN_PER_MILLE, fill_per_mille, is_roomy};
 use holdfast_base::{Instant, LedgerId, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
@@ -18,41 +19,12 @@ const FILL_PER_MILLE_MAX: u64 = 750;
 /// One volume's entries in flight take at most this part of a journal: others may be as fast at the same moment.
 const IN_FLIGHT_SHARE: u64 = 16;
 
-/// A journal that has less than this free is no place for a new ledger while there are others.
-const ROOMY_PER_MILLE: u64 = 500;
-
-/// Up to here it is one still for a ledger whose leg is full.
-const STAND_IN_PER_MILLE: u64 = 900;
-
 /// While writes are held back, nodes are asked this often how full their journals are.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     asked_at: Instant,
-}
-
-fn fill_per_mille(stat: &DeviceStat, more: u64) -> u64 {
-    (stat.journal_used_bytes + more) * 1000 / stat.journal_bytes.max(1)
-}
-
-/// Whether a new ledger's leg would find room there.
-pub(crate) fn is_roomy(stat: &DeviceStat) -> bool {
-    fill_per_mille(stat, 0) < ROOMY_PER_MILLE
-}
-
-/// Ranks journals for a new ledger, better ones first: roomy, good enough to stand in, and the rest.
-pub(crate) fn crowding(stat: &DeviceStat) -> u8 {
-    match fill_per_mille(stat, 0) {
-        0..ROOMY_PER_MILLE => 0,
-        ROOMY_PER_MILLE..STAND_IN_PER_MILLE => 1,
-        _ => 2,
-    }
-}
-
-/// Sixteenths of a journal that are free: what differs by less is as good.
-pub(crate) fn free_sixteenths(stat: &DeviceStat) -> u64 {
-    stat.journal_bytes.saturating_sub(stat.journal_used_bytes) * 16 / stat.journal_bytes.max(1)
 }
 
 impl Controller {
@@ -130,7 +102,7 @@ impl Controller {
         self.note_journal_fill(ledger, leg, u8::MAX);
         let Some(open) = &self.log.open else { return };
         if open.rule.domains == 0 {
-            let roomy = self.usable_devices().filter(|d| is_roomy(d)).count();
+            let roomy = self.topology().usable_devices().filter(|d| is_roomy(d)).count();
             if roomy >= usize::from(open.rule.copies) && self.roll_pause_over() {
                 self.checkpointer.last_roll = self.basis.now;
                 self.want_roll(out);

@@ -10,6 +10,7 @@ use crate::leafload::{LeafWaiter, Pins};
 use crate::map::{Leaf, LeafNo, Place};
 use crate::rangemap::Piece;
 use crate::readahead::Taker;
+use crate::space::Topology;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token,
 };
@@ -274,7 +275,8 @@ impl Controller {
         // checksum of the copy would vouch for damage.
         let checked = self.basis.config.checked_reads || is_copied;
         for (part, segment, run, crcs) in cut {
-            self.count_tier_read(segment, u64::from(run.1) * BLOCK_BYTES as u64);
+            let topology = Topology::new(&self.basis, &self.peers);
+            self.rotation.count_read(topology, &self.segments, segment, u64::from(run.1) * BLOCK_BYTES as u64);
             let (block, blocks) = run;
             let taker = Taker { op: token, part, block, blocks, crcs: checked.then_some(crcs) };
             if let Some(alone) = self.take_ahead(segment, taker, out) {

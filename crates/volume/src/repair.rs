@@ -6,11 +6,10 @@
 
 use crate::api::{Lane, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::governor::Need;
 use crate::log::Done;
 use crate::peers::Purpose;
-use crate::reserve::Keep;
-use crate::segments::{Kind, SegmentInfo};
+use crate::segment::{Kind, SegmentInfo};
+use crate::space::{Keep, Need, Shape, Target};
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, LedgerId, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
 use holdfast_format::ledger::Leg;
@@ -196,17 +195,23 @@ impl Controller {
     /// The same, without counting what is out with one node: for who asks before that goes, over the whole table.
     fn degraded_apart_from(&self, node: NodeId) -> u64 {
         let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
-        self.own_segments()
+        self.segments
+            .own()
             .filter(|(no, info)| {
-                info.live > 0 && info.kind == Kind::Data && !self.is_of_policy(&info.geometry)
-                    || info.live > 0 && info.kind != Kind::Data && self.is_narrow_metadata(&info.geometry)
+                info.live > 0 && info.kind == Kind::Data && !self.topology().is_of_policy(&info.geometry)
+                    || info.live > 0 && info.kind != Kind::Data && self.topology().is_narrow_metadata(&info.geometry)
                     || info.homes.iter().any(is_out)
-                    || info.live > 0 && self.crowded(&info.geometry, &info.homes).is_some()
+                    || info.live > 0 && self.topology().crowded(&info.geometry, &info.homes).is_some()
                     || self.repairer.queue.range((*no, 0)..=(*no, u8::MAX)).next().is_some()
                     || self.repairer.running.iter().any(|(_, r)| r.segment == *no && !r.is_move)
             })
             .count() as u64
             + self.crowded_foreign()
+    }
+
+    fn crowded_foreign(&self) -> u64 {
+        let data = self.segments.foreign().filter(|(_, info)| info.kind == Kind::Data);
+        data.filter(|(no, info)| self.topology().is_crowded_foreign(*no, info)).count() as u64
     }
 
     /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack more.
@@ -229,7 +234,7 @@ impl Controller {
             let positions: BTreeSet<u8> = left.map(|(index, _)| info.geometry.position(index as u8)).collect();
             positions.len() < usize::from(info.geometry.data)
         };
-        let needed = self.own_segments().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run);
+        let needed = self.segments.own().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run);
         needed.filter(|(_, info)| is_lost(info)).count() as u64
     }
 
@@ -282,7 +287,7 @@ impl Controller {
             return;
         }
         let mut lost = Vec::new();
-        for (no, info) in self.own_segments() {
+        for (no, info) in self.segments.own() {
             for (index, home) in info.homes.iter().enumerate() {
                 if home.node == id && !self.peers.device_serves(*home) {
                     lost.push((no, index as u8));
@@ -319,7 +324,7 @@ impl Controller {
     fn compare_inventory(&mut self, leg: Leg, held: &BTreeSet<ShardId>, out: Out) {
         let volume = self.basis.config.volume;
         let mut missing = Vec::new();
-        for (no, info) in self.own_segments() {
+        for (no, info) in self.segments.own() {
             for (index, home) in info.homes.iter().enumerate() {
                 let shard = ShardId { segment: no.of(volume), index: index as u8 };
                 if *home == leg && !held.contains(&shard) {
@@ -354,7 +359,7 @@ impl Controller {
 
     /// Of this shard nothing is deleted yet.
     fn is_exempt(&self, segment: SegmentNo, index: u8) -> bool {
-        let unsettled = self.unsettled.contains(&segment) && !self.basis.config.mutations.clean_after_unknown_append;
+        let unsettled = self.segments.is_unsettled(segment) && !self.basis.config.mutations.clean_after_unknown_append;
         unsettled || self.repairer.is_repairing(segment, index)
     }
 
@@ -575,8 +580,14 @@ impl Controller {
                 return true;
             }
             let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
-            let media = self.media_of_homes(&homes, index);
-            let place = self.place_again((&geometry, &homes), index, bytes, &[], (Keep::FromGuests, media));
+            let media = self.topology().media_of_homes(&homes, index);
+            let place = self.placer().place_again(
+                Shape { geometry: &geometry, homes: &homes },
+                index,
+                bytes,
+                &[],
+                Target { keep: Keep::FromGuests, media },
+            );
             let Some(new) = place else { return false };
             target = new;
         }

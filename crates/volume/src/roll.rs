@@ -34,7 +34,7 @@ const BETTER_EVERY: Duration = Duration::from_millis(500);
 impl Controller {
     /// A ledger of this epoch that never was.
     pub(crate) fn new_ledger_ref(&mut self) -> Option<LedgerRef> {
-        let (legs, rule) = self.choose_legs()?;
+        let (legs, rule) = self.placer().choose_legs()?;
         let id = LedgerId { epoch: self.epoch(), n: self.next_ledger };
         self.next_ledger += 1;
         Some(LedgerRef { id, legs, rule, sealed: None })
@@ -115,8 +115,10 @@ impl Controller {
     pub(crate) fn drive_roll(&mut self, out: Out) {
         let Some(roll) = &self.roll else {
             let Some(open) = &self.log.open else { return };
-            let broken = open.choose_preferred(self.usable_legs()) == 0;
-            let better = self.better_ledger_possible() && self.roll_pause_over();
+            let usable = self.usable_legs();
+            let broken = open.choose_preferred(usable) == 0;
+            let better =
+                self.topology().better_ledger_possible(&open.legs, open.rule, usable) && self.roll_pause_over();
             if broken || better {
                 self.checkpointer.last_roll = self.basis.now;
                 self.want_roll(out);

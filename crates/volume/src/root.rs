@@ -7,7 +7,6 @@
 
 use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::segments::SegmentTable;
 use holdfast_base::{Instant, MetaReply, MetaRequest, MetaVersion};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::root::{Root, root_key};
@@ -268,7 +267,7 @@ impl Controller {
             Ok(root) => {
                 self.root.version = version;
                 if !self.basis.is_known() {
-                    self.segments = SegmentTable::starting_at(root.first_own());
+                    self.segments.reset(root.first_own());
                 }
                 self.basis.replace_root(root);
                 self.on_root_known(out);

@@ -68,11 +68,11 @@ impl Controller {
             Some((segment, index)) => (segment, index + 1),
             None => {
                 let nth = self.rng.below(self.segments.own_totals().segments.max(1)) as usize;
-                (self.own_segments().nth(nth)?.0, 0)
+                (self.segments.own().nth(nth)?.0, 0)
             }
         };
         let ahead = self.segments.iter_from(segment);
-        let behind = self.own_segments();
+        let behind = self.segments.own();
         for (no, info) in ahead.chain(behind) {
             let index = if no == segment { index } else { 0 };
             if let Some(home) = info.homes.get(usize::from(index)) {

@@ -10,6 +10,7 @@ use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::log::{Done, WriteOp};
 use crate::read::Reader;
+use crate::space::Topology;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, HeadId, Instant, Key, Token,
     block_crcs,
@@ -163,7 +164,7 @@ impl Controller {
         }
         while let Some((_, request)) = self.writes.queue.front() {
             let len = data_len(&request.op);
-            if len > 0 && !self.has_room_for(len) {
+            if len > 0 && !self.room.has_room_for(Topology::new(&self.basis, &self.peers), len) {
                 if self.wait_for_room(out) {
                     return;
                 }
@@ -176,7 +177,7 @@ impl Controller {
             }
             let (head, request) = self.writes.queue.pop_front().expect("just seen");
             if len > 0 {
-                self.charge_room(len);
+                self.room.charge(Topology::new(&self.basis, &self.peers), len);
                 self.writes.not_before = self.curve_delay();
             }
             self.begin_if_inside(head, request, out);
@@ -230,7 +231,8 @@ impl Controller {
     /// [`DELAY_MAX`] at nine tenths.
     fn curve_delay(&self) -> Option<Instant> {
         let fill = self.log.bytes * 1000 / self.basis.config.writeback_bytes_max.max(1);
-        let fill = fill.max(self.journal_per_mille()).max(self.tightness_per_mille());
+        let fill =
+            fill.max(self.journal_per_mille()).max(self.room.tightness_per_mille(self.segments.dead_per_mille()));
         let over = fill.saturating_sub(500).min(400);
         if over == 0 {
             return None;

@@ -175,7 +175,6 @@ impl Peers {
     }
 
     /// Asserts what must hold between events (tests and the simulator).
-    #[cfg(test)]
     pub(crate) fn verify(&self, now: Instant) {
         for (id, node) in &self.nodes {
             node.verify(*id, now);

@@ -143,7 +143,6 @@ impl Node {
         self.recheck_at = Some(now + RECHECK_AFTER);
     }
 
-    #[cfg(test)]
     pub(super) fn verify(&self, id: NodeId, now: Instant) {
         assert_eq!(self.out_since.is_none(), self.is_usable(), "{id:?} is out since {:?}", self.out_since);
         assert!(self.up_since <= now && self.last_reply <= now, "{id:?} was heard in the future");

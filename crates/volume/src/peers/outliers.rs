@@ -16,7 +16,7 @@
 use super::Peers;
 use crate::api::{Effect, Notice, Out, SlowBecause};
 use crate::basis::Basis;
-use crate::reserve::reserve_bytes;
+use crate::space::reserve_bytes;
 use holdfast_base::{DeviceId, Instant, NodeId};
 use holdfast_format::ledger::Leg;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, OpTimes};

@@ -1,12 +1,12 @@
-//! The segment table: shape, homes and live count of every segment of the volume.
+//! The segment table: shape, homes and live count of every segment of the volume; and the numbers that are given out.
 //!
-//! Invariant: `live` of a segment is the number of blocks (of leaf bytes, for metadata) by which base and overlay of the
-//! map name it, counted apart. One of which everything is hidden (see `hidden`), once a durable checkpoint says so, may be
-//! freed.
+//! Invariants (1 and 2 are checked by [`Segments::verify`]): (1) what is summed up is what a walk over the table finds; (2)
+//! no more of a segment is hidden than lives; (3) `live` of a segment is the number of blocks (of
+//! leaf bytes, for metadata) by which base and overlay of the map name it, counted apart. One of which everything is hidden
+//! (see `hidden`), once a durable checkpoint says so, may be freed.
 
 use crate::api::SpaceUse;
-use crate::survey::Survey;
-use holdfast_base::{BLOCK_BYTES, DeviceId};
+use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -15,7 +15,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Kind {
+pub(crate) enum Kind {
     Data,
     /// Map leaves; `live` counts their bytes.
     Meta,
@@ -24,47 +24,47 @@ pub enum Kind {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct SegmentInfo {
-    pub kind: Kind,
-    pub geometry: Geometry,
-    pub homes: Vec<Leg>,
-    pub live: u64,
+pub(crate) struct SegmentInfo {
+    pub(crate) kind: Kind,
+    pub(crate) geometry: Geometry,
+    pub(crate) homes: Vec<Leg>,
+    pub(crate) live: u64,
     /// Of these: blocks that leaves name and the overlay hides, as far as known.
     #[serde(skip)]
-    pub hidden: u64,
+    pub(crate) hidden: u64,
     /// Named by others, or another volume's (see `family`): neither cleaned nor counted as dead.
     #[serde(skip)]
-    pub kept: bool,
+    pub(crate) kept: bool,
     /// When its data was written (see `heat`).
     #[serde(skip)]
-    pub born: u64,
+    pub(crate) born: u64,
     /// Where in the volume the middle of its data lies, by key: what lies near is cleaned together.
     #[serde(skip)]
-    pub middle: u64,
+    pub(crate) middle: u64,
 }
 
 impl SegmentInfo {
-    pub fn capacity_blocks(&self) -> u64 {
+    pub(crate) fn capacity_blocks(&self) -> u64 {
         u64::from(self.geometry.payload_blocks)
     }
 
     /// What of `live` can be read.
-    pub fn visible(&self) -> u64 {
+    pub(crate) fn visible(&self) -> u64 {
         self.live - self.hidden
     }
 
     /// Blocks of a data segment that nobody can read any more, as far as known.
-    pub fn dead_blocks(&self) -> u64 {
+    pub(crate) fn dead_blocks(&self) -> u64 {
         if self.kept { 0 } else { self.unseen_blocks() }
     }
 
     /// Blocks of a data segment that nobody of this volume can read any more, as far as known.
-    pub fn unseen_blocks(&self) -> u64 {
+    pub(crate) fn unseen_blocks(&self) -> u64 {
         self.capacity_blocks().saturating_sub(self.visible())
     }
 
     /// What it takes of devices.
-    pub fn space(&self) -> SpaceUse {
+    pub(crate) fn space(&self) -> SpaceUse {
         let block = BLOCK_BYTES as u64;
         let shards = u64::from(self.geometry.shard_blocks()) * block * u64::from(self.geometry.shard_count());
         if self.kind != Kind::Data {
@@ -79,21 +79,21 @@ impl SegmentInfo {
     }
 
     /// Whether anybody names it.
-    pub fn is_needed(&self) -> bool {
+    pub(crate) fn is_needed(&self) -> bool {
         self.live > 0 || self.kept
     }
 }
 
 /// Sums over segments; blocks are those of data segments.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Totals {
-    pub segments: u64,
-    pub shards: u64,
-    pub space: SpaceUse,
-    pub data_segments: u64,
-    pub capacity_blocks: u64,
-    pub dead_blocks: u64,
-    pub visible_blocks: u64,
+pub(crate) struct Totals {
+    pub(crate) segments: u64,
+    pub(crate) shards: u64,
+    pub(crate) space: SpaceUse,
+    pub(crate) data_segments: u64,
+    pub(crate) capacity_blocks: u64,
+    pub(crate) dead_blocks: u64,
+    pub(crate) visible_blocks: u64,
 }
 
 impl Totals {
@@ -189,7 +189,7 @@ fn set_member(set: &mut BTreeSet<SegmentNo>, no: SegmentNo, is_member: bool) {
 }
 
 #[derive(Debug, Default)]
-pub struct SegmentTable {
+pub(crate) struct Segments {
     segments: BTreeMap<SegmentNo, SegmentInfo>,
     /// Those that are not of data.
     metadata: BTreeSet<SegmentNo>,
@@ -201,16 +201,58 @@ pub struct SegmentTable {
     /// Below this number segments are origins' (see `family`).
     first_own: SegmentNo,
     foreign: Sums,
-    pub(crate) survey: RefCell<Survey>,
+    /// Changed, in what counts for judging them, since that was asked last.
+    touched: RefCell<BTreeSet<SegmentNo>>,
+    next: u64,
+    /// Numbers of this epoch that have shards on the way or stored, and no commit record applied yet; and those that the last
+    /// durable checkpoint names, until their free record is complete.
+    unsettled: BTreeSet<SegmentNo>,
 }
 
-impl SegmentTable {
-    /// Empty, as of a volume whose own segments have numbers from there on.
-    pub fn starting_at(first_own: SegmentNo) -> SegmentTable {
-        SegmentTable { first_own, ..SegmentTable::default() }
+impl Segments {
+    /// Empties the table, as of a volume whose own segments have numbers from there on.
+    pub(crate) fn reset(&mut self, first_own: SegmentNo) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.get_mut().extend(self.segments.keys());
+        let (next, unsettled) = (self.next, std::mem::take(&mut self.unsettled));
+        *self = Segments { first_own, touched, next, unsettled, ..Segments::default() };
     }
 
-    pub fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
+    // ---- numbers ----
+
+    /// A new epoch begins.
+    pub(crate) fn restart_numbers(&mut self) {
+        self.next = 0;
+    }
+
+    /// Gives out a number.
+    pub(crate) fn take_number(&mut self, epoch: Epoch) -> SegmentNo {
+        let no = self.next_number(epoch);
+        self.next += 1;
+        no
+    }
+
+    /// The one that is given out next.
+    pub(crate) fn next_number(&self, epoch: Epoch) -> SegmentNo {
+        SegmentNo { epoch, counter: self.next }
+    }
+
+    /// Nothing of the segment is deleted until it is settled what becomes of it.
+    pub(crate) fn unsettle(&mut self, no: SegmentNo) {
+        self.unsettled.insert(no);
+    }
+
+    pub(crate) fn settle(&mut self, no: SegmentNo) {
+        self.unsettled.remove(&no);
+    }
+
+    pub(crate) fn is_unsettled(&self, no: SegmentNo) -> bool {
+        self.unsettled.contains(&no)
+    }
+
+    // ---- the table ----
+
+    pub(crate) fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
         self.in_sums(no, |sums| sums.add(&info));
         set_member(&mut self.metadata, no, info.kind != Kind::Data);
         set_member(&mut self.unseen, no, info.visible() == 0);
@@ -220,7 +262,7 @@ impl SegmentTable {
         self.on_changed(no);
     }
 
-    pub fn remove(&mut self, no: SegmentNo) -> Option<SegmentInfo> {
+    pub(crate) fn remove(&mut self, no: SegmentNo) -> Option<SegmentInfo> {
         self.on_changed(no);
         let info = self.segments.remove(&no)?;
         self.metadata.remove(&no);
@@ -231,7 +273,7 @@ impl SegmentTable {
 
     fn on_changed(&mut self, no: SegmentNo) {
         self.dirty.insert(no);
-        self.survey.get_mut().touched.insert(no);
+        self.touched.get_mut().insert(no);
     }
 
     /// In the sums that the segment is part of.
@@ -243,25 +285,24 @@ impl SegmentTable {
     }
 
     /// Sums over all segments.
-    pub fn totals(&self) -> &Totals {
+    pub(crate) fn totals(&self) -> &Totals {
         &self.all.totals
     }
 
     /// Sums over the volume's own.
-    pub fn own_totals(&self) -> Totals {
+    pub(crate) fn own_totals(&self) -> Totals {
         let mut totals = self.all.totals.clone();
         totals.sub(&self.foreign.totals);
         totals
     }
 
     /// Shards of its own segments on the device.
-    pub fn own_shards_on(&self, device: DeviceId) -> u64 {
+    pub(crate) fn own_shards_on(&self, device: DeviceId) -> u64 {
         self.all.shards_on(device) - self.foreign.shards_on(device)
     }
 
-    /// Walks over the whole table, and panics where what is kept says anything else.
-    pub(crate) fn check_totals(&self, first_own: Option<SegmentNo>) {
-        assert!(first_own.is_none_or(|first| first == self.first_own), "{:?} is not {first_own:?}", self.first_own);
+    /// Walks over the whole table, and asserts that what is kept says the same (tests and the simulator).
+    pub(crate) fn verify(&self) {
         let (mut all, mut foreign) = (Sums::default(), Sums::default());
         for (no, info) in self.iter() {
             all.add(info);
@@ -274,18 +315,39 @@ impl SegmentTable {
         assert!(metadata.eq(self.metadata.iter().copied()), "metadata is what a walk finds");
         let unseen = self.iter().filter(|(_, info)| info.visible() == 0).map(|(no, _)| no);
         assert!(unseen.eq(self.unseen()), "what holds nothing is what a walk finds");
+        assert!(self.iter().all(|(_, info)| info.hidden <= info.live), "more is hidden than lives");
     }
 
     /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
-    pub fn dead_per_mille(&self) -> u64 {
+    pub(crate) fn dead_per_mille(&self) -> u64 {
         self.totals().dead_blocks * 1000 / self.totals().capacity_blocks.max(1)
     }
 
-    pub fn get(&self, no: SegmentNo) -> Option<&SegmentInfo> {
+    /// The volume's own segments.
+    pub(crate) fn own(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        self.iter_from(self.first_own)
+    }
+
+    /// Those of its origins.
+    pub(crate) fn foreign(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        self.segments.range(..self.first_own).map(|(no, info)| (*no, info))
+    }
+
+    /// From there on segments are the volume's own.
+    pub(crate) fn first_own(&self) -> SegmentNo {
+        self.first_own
+    }
+
+    /// What changed, in what counts for judging segments, since the last call.
+    pub(crate) fn take_touched(&self) -> BTreeSet<SegmentNo> {
+        self.touched.take()
+    }
+
+    pub(crate) fn get(&self, no: SegmentNo) -> Option<&SegmentInfo> {
         self.segments.get(&no)
     }
 
-    pub fn rehome(&mut self, no: SegmentNo, homes: &[(u8, Leg)]) {
+    pub(crate) fn rehome(&mut self, no: SegmentNo, homes: &[(u8, Leg)]) {
         let Some(info) = self.segments.get_mut(&no) else { return };
         let former = info.homes.clone();
         for (index, leg) in homes {
@@ -299,13 +361,13 @@ impl SegmentTable {
         self.on_changed(no);
     }
 
-    pub fn add_live(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn add_live(&mut self, no: SegmentNo, count: u64) {
         let is_there = self.change(no, |info| info.live += count);
         assert!(is_there, "a named segment is in the table");
         self.dirty.insert(no);
     }
 
-    pub fn sub_live(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn sub_live(&mut self, no: SegmentNo, count: u64) {
         let is_there = self.change(no, |info| {
             info.live = info.live.checked_sub(count).expect("no segment has less than nothing live");
         });
@@ -314,28 +376,28 @@ impl SegmentTable {
     }
 
     /// What the map names was counted anew.
-    pub fn set_live(&mut self, no: SegmentNo, live: u64) {
+    pub(crate) fn set_live(&mut self, no: SegmentNo, live: u64) {
         let is_there = self.change(no, |info| info.live = live);
         assert!(is_there, "a counted segment is in the table");
         self.dirty.insert(no);
     }
 
     /// A leaf names these blocks from now on. Of a segment that is gone they are hidden.
-    pub fn add_named(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn add_named(&mut self, no: SegmentNo, count: u64) {
         if self.segments.contains_key(&no) {
             self.add_live(no, count);
         }
     }
 
     /// A leaf names these blocks no more.
-    pub fn sub_named(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn sub_named(&mut self, no: SegmentNo, count: u64) {
         if self.segments.contains_key(&no) {
             self.sub_live(no, count);
         }
     }
 
     /// The blocks that can still be read; `None` where the segment is gone.
-    pub fn add_hidden(&mut self, no: SegmentNo, count: u64) -> Option<u64> {
+    pub(crate) fn add_hidden(&mut self, no: SegmentNo, count: u64) -> Option<u64> {
         let mut visible = None;
         self.change(no, |info| {
             info.hidden += count;
@@ -344,19 +406,19 @@ impl SegmentTable {
         visible
     }
 
-    pub fn sub_hidden(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn sub_hidden(&mut self, no: SegmentNo, count: u64) {
         self.change(no, |info| {
             info.hidden = info.hidden.checked_sub(count).expect("what is not hidden any more was counted");
         });
     }
 
     /// True if that changes it.
-    pub fn set_kept(&mut self, no: SegmentNo, kept: bool) -> bool {
+    pub(crate) fn set_kept(&mut self, no: SegmentNo, kept: bool) -> bool {
         let is_new = self.segments.get(&no).is_some_and(|info| info.kept != kept);
         is_new && self.change(no, |info| info.kept = kept)
     }
 
-    pub fn any_kept(&self) -> bool {
+    pub(crate) fn any_kept(&self) -> bool {
         self.segments.values().any(|info| info.kept)
     }
 
@@ -370,7 +432,7 @@ impl SegmentTable {
         let now = Totals::of(info);
         if what_counts(info) != before {
             set_member(&mut self.unseen, no, info.visible() == 0);
-            self.survey.get_mut().touched.insert(no);
+            self.touched.get_mut().insert(no);
         }
         self.in_sums(no, |sums| {
             sums.totals.add(&now);
@@ -379,30 +441,135 @@ impl SegmentTable {
         true
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.segments.len()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.iter().map(|(no, info)| (*no, info))
     }
 
     /// What holds nothing that can be read.
-    pub fn unseen(&self) -> impl Iterator<Item = SegmentNo> {
+    pub(crate) fn unseen(&self) -> impl Iterator<Item = SegmentNo> {
         self.unseen.iter().copied()
     }
 
     /// What is not data.
-    pub fn metadata(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+    pub(crate) fn metadata(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.metadata.iter().map(|no| (*no, &self.segments[no]))
     }
 
-    pub fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+    pub(crate) fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.range(from..).map(|(no, info)| (*no, info))
     }
 
     /// What changed since the last call: present segments and removed ones.
-    pub fn take_dirty(&mut self) -> BTreeSet<SegmentNo> {
+    pub(crate) fn take_dirty(&mut self) -> BTreeSet<SegmentNo> {
         std::mem::take(&mut self.dirty)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use holdfast_format::geometry::Layout;
+
+    pub(crate) fn no(epoch: u64, counter: u64) -> SegmentNo {
+        SegmentNo { epoch: Epoch(epoch), counter }
+    }
+
+    /// A segment of data in two copies, with so many blocks that live.
+    pub(crate) fn info(blocks: u32, live: u64, homes: &[Leg]) -> SegmentInfo {
+        SegmentInfo {
+            kind: Kind::Data,
+            geometry: Geometry::new(Layout::Mirror { copies: 2 }, blocks),
+            homes: homes.to_vec(),
+            live,
+            hidden: 0,
+            kept: false,
+            born: 0,
+            middle: 0,
+        }
+    }
+
+    fn homes(devices: [u32; 2]) -> Vec<Leg> {
+        devices.map(|device| crate::peers::tests::leg(1, device)).to_vec()
+    }
+
+    /// One of an origin and one of its own.
+    fn table() -> Segments {
+        let mut table = Segments::default();
+        table.reset(no(2, 0));
+        table.insert(no(1, 7), info(100, 60, &homes([0, 1])));
+        table.insert(no(2, 0), info(100, 50, &homes([1, 2])));
+        table.verify();
+        table
+    }
+
+    #[test]
+    fn origins_count_in_all_and_not_in_its_own() {
+        let table = table();
+        assert_eq!((table.totals().segments, table.own_totals().segments), (2, 1));
+        assert_eq!((table.totals().visible_blocks, table.own_totals().visible_blocks), (110, 50));
+        assert_eq!(table.own_shards_on(homes([0, 1])[1].device), 1);
+        assert_eq!((table.own().count(), table.foreign().count()), (1, 1));
+        assert_eq!(table.dead_per_mille(), 450);
+    }
+
+    #[test]
+    fn what_is_hidden_or_named_no_more_is_dead_unless_others_need_it() {
+        let mut table = table();
+        let dead = |table: &Segments| table.get(no(2, 0)).map(SegmentInfo::dead_blocks);
+        assert_eq!(table.add_hidden(no(2, 0), 20), Some(30));
+        assert_eq!(dead(&table), Some(70));
+        table.sub_hidden(no(2, 0), 20);
+        table.sub_live(no(2, 0), 50);
+        table.verify();
+        assert!(table.unseen().eq([no(2, 0)]));
+        assert!(table.set_kept(no(2, 0), true) && !table.set_kept(no(2, 0), true));
+        assert_eq!((dead(&table), table.own_totals().space.kept_bytes), (Some(0), 100 * BLOCK_BYTES as u64));
+        table.verify();
+        assert_eq!(table.add_hidden(no(9, 9), 1), None);
+    }
+
+    #[test]
+    fn a_home_that_changes_moves_its_count() {
+        let mut table = table();
+        let (from, to) = (homes([1, 2])[0], homes([3, 3])[0]);
+        table.rehome(no(2, 0), &[(0, to)]);
+        table.verify();
+        assert_eq!((table.own_shards_on(from.device), table.own_shards_on(to.device)), (0, 1));
+    }
+
+    #[test]
+    fn what_was_there_before_a_reset_is_judged_anew() {
+        let mut table = table();
+        table.take_touched();
+        let given = table.take_number(Epoch(3));
+        table.unsettle(given);
+        table.reset(no(0, 0));
+        table.verify();
+        assert_eq!(table.take_touched(), BTreeSet::from([no(1, 7), no(2, 0)]));
+        assert!(table.is_unsettled(given) && table.next_number(Epoch(3)) > given);
+        table.settle(given);
+        assert!(!table.is_unsettled(given) && table.len() == 0);
+    }
+
+    #[test]
+    fn only_what_changed_is_written_with_the_next_checkpoint() {
+        let mut table = table();
+        table.take_dirty();
+        table.add_named(no(2, 0), 1);
+        table.add_named(no(9, 9), 1);
+        assert_eq!(table.take_dirty(), BTreeSet::from([no(2, 0)]));
+        table.remove(no(1, 7));
+        assert_eq!(table.take_dirty(), BTreeSet::from([no(1, 7)]));
+        table.verify();
+    }
+
+    #[test]
+    #[should_panic(expected = "no segment has less than nothing live")]
+    fn nothing_is_named_less_often_than_never() {
+        table().sub_live(no(2, 0), 51);
     }
 }

@@ -127,6 +127,12 @@ impl Governor {
         }
     }
 
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(crate) fn verify(&self) {
+        assert!((FLOOR..=CEILING).contains(&self.rate), "{} bytes a second", self.rate);
+        assert!(self.windows_left > 0 && self.samples_us.len() <= SAMPLES_MAX);
+    }
+
     /// Looks at the window, when it is over. `moving`: shards are under way.
     pub(crate) fn look(&mut self, now: Instant, moving: bool) {
         self.moved |= moving;
