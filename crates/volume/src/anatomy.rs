@@ -88,9 +88,9 @@ impl Controller {
             writes_in_flight: self.write_ops.len() as u64,
             waiting: (self.waiting.len() + self.awaiting_grant.len()) as u64,
             cache: CacheParts {
-                map_bytes: (self.leaves.bytes() + self.flats.bytes()) as u64,
+                map_bytes: self.map.cached_bytes() as u64,
                 map_bytes_max: self.basis.config.map_cache_bytes_max,
-                changes: self.overlay.run_count() as u64,
+                changes: self.map.run_count() as u64,
             },
             log: self.log_parts(),
             segments,

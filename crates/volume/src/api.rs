@@ -1,6 +1,6 @@
 //! What goes into a controller and what comes out.
 
-use crate::layers::{CloneInfo, Snapshot};
+use crate::map::{CloneInfo, Snapshot};
 use crate::mark::Sharing;
 use crate::space::TierUse;
 use crate::space::claims::Claim;

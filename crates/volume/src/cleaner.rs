@@ -10,8 +10,7 @@ use crate::api::{Lane, State};
 use crate::controller::{Controller, Out};
 use crate::fetch::{FetchError, Recipient};
 use crate::job::{JobKind, Work};
-use crate::leafload::{LeafWaiter, Pins};
-use crate::map::{Crcs, Leaf, LeafNo, Place};
+use crate::map::{Crcs, Leaf, LeafNo, LeafWaiter, Pins, Place};
 use crate::peers::Purpose;
 use crate::segment::{Kind, SegmentInfo};
 use crate::space::{DEAD_PER_MILLE_MIN, Need, Topology, movable_payload_bytes};
@@ -263,7 +262,7 @@ impl Controller {
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
             // a fold that begins puts off whatever is cleaned.
-            let is_hidden = !self.hidden.is_known() || !self.room.is_left() && self.checkpointer.unfolded;
+            let is_hidden = !self.map.knows_all_hidden() || !self.room.is_left() && self.map.is_unfolded();
             self.wants.fold |= is_short && is_hidden;
         } else {
             // Begun when there was more room.
@@ -284,7 +283,7 @@ impl Controller {
         self.cleaner.pass = Some(Pass {
             id,
             victims: victims.into_iter().map(|no| Victim { no, tried: 0, asked_at: None, index: None }).collect(),
-            pins: Pins { generation: self.checkpointer.generation, ..Pins::default() },
+            pins: Pins { generation: self.map.generation(), ..Pins::default() },
             leaves_pending: BTreeSet::new(),
             moves: Vec::new(),
             parts: Vec::new(),
@@ -390,7 +389,7 @@ impl Controller {
         let mut victims = Vec::new();
         // Some may have died and been freed since.
         self.cleaner.found.retain(|no| self.segments.get(*no).is_some_and(|info| info.visible() > 0));
-        let class_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| self.heat.class(info.born));
+        let class_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| self.map.heat_class(info.born));
         let Some(class) = self.cleaner.found.front().map(class_of) else { return victims };
         let (mut ordered, others): (Vec<SegmentNo>, Vec<SegmentNo>) =
             self.cleaner.found.iter().partition(|no| class_of(no) == class);
@@ -491,7 +490,7 @@ impl Controller {
         for victim in &pass.victims {
             let mut block = 0;
             for extent in victim.index.as_ref().expect("all headers are there") {
-                match self.resolve_written(extent.key.0, u64::from(extent.blocks), &pass.pins) {
+                match self.map.resolve_written(extent.key.0, u64::from(extent.blocks), &pass.pins) {
                     Ok(pieces) => {
                         for piece in pieces {
                             let offset = (Key(piece.start).lba().0 - extent.key.lba().0) as u32;
@@ -627,7 +626,7 @@ impl Controller {
             self.rotation.on_rotated(&self.segments, &victims, blocks * BLOCK_BYTES as u64);
         }
         self.wants.free = true;
-        self.wants.fold |= !self.hidden.is_known();
+        self.wants.fold |= !self.map.knows_all_hidden();
         if pass.rotates || self.cleaner.recodes.is_some() && !self.cleaner.found.is_empty() {
             // The next is not put off to the next tick.
             self.drive_cleaner(out);

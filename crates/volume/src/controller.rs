@@ -25,21 +25,15 @@ pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Status, Target};
 use crate::basis::Basis;
 use crate::bypass::BypassBatch;
-use crate::checkpoint::Checkpointer;
 use crate::cleaner::Cleaner;
 use crate::copies::RootCopies;
-use crate::directory::Directory;
 use crate::family::Family;
 use crate::fetch::Fetch;
 use crate::handover::Handover;
-use crate::heat::Heat;
-use crate::hidden::Hidden;
 use crate::hold::Hold;
 use crate::job::{SegmentJob, put_doublings};
-use crate::layers::{CloneInfo, LayerTable, Snapshot};
-use crate::leafload::{LeafLoad, Span};
 use crate::log::{Log, WriteOp};
-use crate::map::{LeafCache, LeafNo, Overlay};
+use crate::map::{Accounts, Checkpointer, CloneInfo, LeafLoad, LeafNo, Map, Snapshot, Span};
 use crate::mark::Marker;
 use crate::moves::Mover;
 use crate::opening::Opening;
@@ -72,7 +66,7 @@ use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::cell::Ref;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Guests' requests in flight and waiting; frontends bound their sessions below this.
@@ -106,18 +100,9 @@ pub struct Controller {
     pub(crate) log: Log,
     /// Where the last segment that was destaged in a sweep ended: of data that is not likely to die soon, and of data that is.
     pub(crate) destage_cursors: [Key; 2],
-    pub(crate) overlay: Overlay,
-    /// Layers that may have runs in the overlay.
-    pub(crate) overlaid: BTreeSet<ObjectId>,
-    pub(crate) directory: Directory,
-    pub(crate) hidden: Hidden,
-    pub(crate) heat: Heat,
+    pub(crate) map: Map,
     pub(crate) rotation: Rotation,
     pub(crate) governor: Governor,
-    pub(crate) leaves: LeafCache,
-    /// What frozen layers say together with those below them, by their leaf; the layers that there are such leaves of.
-    pub(crate) flats: LeafCache,
-    pub(crate) flat_layers: BTreeSet<ObjectId>,
     pub(crate) leaf_loads: BTreeMap<LeafNo, LeafLoad>,
     pub(crate) leaf_spans: BTreeMap<u64, Span>,
     pub(crate) segments: Segments,
@@ -136,7 +121,6 @@ pub struct Controller {
     pub(crate) pressure: Pressure,
     pub(crate) room: Room,
     pub(crate) survey: Survey,
-    pub(crate) layers: LayerTable,
     pub(crate) changes: Changes,
     pub(crate) hold: Option<Hold>,
     pub(crate) handover: Handover,
@@ -173,16 +157,9 @@ impl Controller {
             next_ledger: 0,
             log: Log::default(),
             destage_cursors: [Key(0); 2],
-            overlay: Overlay::default(),
-            overlaid: BTreeSet::new(),
-            directory: Directory::default(),
-            hidden: Hidden::default(),
-            heat: Heat::default(),
+            map: Map::new(config.map_cache_bytes_max),
             rotation: Rotation::default(),
             governor: Governor::default(),
-            leaves: LeafCache::new(config.map_cache_bytes_max),
-            flats: LeafCache::new(config.map_cache_bytes_max / 4),
-            flat_layers: BTreeSet::new(),
             leaf_loads: BTreeMap::new(),
             leaf_spans: BTreeMap::new(),
             segments: Segments::default(),
@@ -200,7 +177,6 @@ impl Controller {
             pressure: Pressure::default(),
             room: Room::default(),
             survey: Survey::default(),
-            layers: LayerTable::default(),
             changes: Changes::default(),
             hold: None,
             handover: Handover::None,
@@ -286,12 +262,12 @@ impl Controller {
 
     /// Snapshots that are complete and stay, by layer, oldest first.
     pub fn snapshots(&self) -> impl Iterator<Item = (ObjectId, &Snapshot)> {
-        self.layers.snapshots().filter(|(layer, snapshot)| !self.changes.is_in_between(*layer, snapshot))
+        self.map.layers().snapshots().filter(|(layer, snapshot)| !self.changes.is_in_between(*layer, snapshot))
     }
 
     /// Clones that stay, by head.
     pub fn clones(&self) -> impl Iterator<Item = (HeadId, &CloneInfo)> {
-        self.layers.clones().filter(|(head, _)| self.writing_layer(*head).is_some())
+        self.map.layers().clones().filter(|(head, _)| self.writing_layer(*head).is_some())
     }
 
     pub fn state(&self) -> State {
@@ -358,6 +334,19 @@ impl Controller {
         }
     }
 
+    /// The map, and the accounts of what it names.
+    pub(crate) fn map_and_accounts(&mut self) -> (&mut Map, Accounts<'_>) {
+        let mutations = self.basis.config.mutations;
+        let (segments, log, wants) = (&mut self.segments, &mut self.log, &mut self.wants);
+        (&mut self.map, Accounts { segments, log, wants, audit: &mut self.marker, mutations })
+    }
+
+    /// As before anything was loaded.
+    pub(crate) fn forget_map(&mut self) {
+        self.map.forget_all();
+        self.segments.reset(self.basis.root().first_own());
+    }
+
     // ---- what there is of nodes, devices and room ----
 
     pub(crate) fn topology(&self) -> Topology<'_> {
@@ -409,8 +398,8 @@ impl Controller {
     pub(crate) fn room_expected_at(&mut self) -> Option<Instant> {
         // Something is dead, or may turn out to be, or is on its way to be free.
         let may_be_made = self.segments.dead_per_mille() >= DEAD_PER_MILLE_MIN
-            || self.checkpointer.unfolded
-            || self.layers.any_goes()
+            || self.map.is_unfolded()
+            || self.map.layers().any_goes()
             || !self.log.all_destaged()
             || !self.checkpointer.is_idle()
             || !self.checkpointer.freeing.is_empty()
@@ -743,7 +732,7 @@ impl Controller {
     fn background(&mut self, out: Out) {
         self.look_for_room();
         self.governor.look(self.basis.now, self.repairer.is_at_work());
-        self.wants.fold |= self.layers.any_goes();
+        self.wants.fold |= self.map.layers().any_goes();
         self.look_for_old_metadata();
         self.room.ask(self.basis.now, &mut self.peers, out);
         self.drive_handover(out);
@@ -767,6 +756,7 @@ impl Controller {
         self.rotation.verify(&self.basis);
         self.governor.verify();
         self.segments.verify();
+        self.map.verify();
         if self.basis.is_known() {
             self.survey.verify(self.topology(), &self.segments);
             assert_eq!(
@@ -796,7 +786,7 @@ impl Controller {
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
             space: own.space,
             sharing: self.marker.sharing(),
-            layers_going: self.layers.going_count(),
+            layers_going: self.map.layers().going_count(),
             left_to_drain: self.left_to_drain(),
             left_to_balance_bytes: self.left_to_balance_bytes(),
             tiers: if known { self.root().tiers } else { Tiers::default() },

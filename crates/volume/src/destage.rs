@@ -118,7 +118,7 @@ impl Controller {
             if sweeps && hot == is_hot {
                 self.destage_cursors[usize::from(is_hot)] = Key(key.0 + u64::from(blocks));
             }
-            for piece in self.overlay.pieces(key.0, u64::from(blocks)) {
+            for piece in self.map.overlay().pieces(key.0, u64::from(blocks)) {
                 if let Some(Place::Log { lsn: at, data, crcs }) = piece.value.map(|m| m.place)
                     && at == lsn
                 {

@@ -26,11 +26,10 @@
 //! record, which the host has written before, tells the next one of that.
 
 use crate::api::{Effect, Lane, Notice, State};
-use crate::checkpoint::{PartIndex, PartWriter, pack_parts, padded, pointers_into};
 use crate::controller::{Controller, Out};
 use crate::job::{JobKind, Work};
-use crate::layers::LayerTable;
-use crate::map::{Mapped, Place};
+use crate::map::checkpoint::{PartIndex, PartWriter, pack_parts, padded, pointers_into};
+use crate::map::{LayerTable, Mapped, Place};
 use crate::peers::Purpose;
 use crate::root::Change;
 use crate::segment::Kind;
@@ -292,9 +291,9 @@ impl Controller {
         if !can_be_written || self.is_in_log(layer) {
             return;
         }
-        let shown_bytes = self.layers.snapshot(layer).expect("just found").size_bytes;
+        let shown_bytes = self.map.layers().snapshot(layer).expect("just found").size_bytes;
         let size_bytes = wanted_bytes.unwrap_or(shown_bytes).max(shown_bytes);
-        let Some(layers) = self.layers.forked(layer) else {
+        let Some(layers) = self.map.layers().forked(layer) else {
             self.end_fork();
             let why = "the volume has had all the snapshots that it can have; copy it to a new one";
             return self.notice(Notice::ForkRefused { dependent, why }, out);
@@ -317,8 +316,8 @@ impl Controller {
 
     /// Whether anything that a layer shows is in the log.
     fn is_in_log(&self, layer: ObjectId) -> bool {
-        let in_log = self.overlay.iter_from(0).filter(|(_, _, mapped)| matches!(mapped.place, Place::Log { .. }));
-        in_log.into_iter().any(|(start, _, _)| self.layers.is_under(Key(start).object(), layer))
+        let in_log = self.map.overlay().iter_from(0).filter(|(_, _, mapped)| matches!(mapped.place, Place::Log { .. }));
+        in_log.into_iter().any(|(start, _, _)| self.map.layers().is_under(Key(start).object(), layer))
     }
 
     /// The whole map as a run of a checkpoint.
@@ -327,15 +326,18 @@ impl Controller {
         let mut writer = PartWriter::new(true, self.checkpointer.folded_at(), bytes_max);
         let live = layers.live(HeadId::VOLUME).expect("every volume has a live layer");
         writer.layers(layers);
-        for (no, pointer) in self.directory.iter() {
+        for (no, pointer) in self.map.directory().iter() {
             writer.leaf(no, Some(pointer));
         }
         for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
             writer.segment(no, Some(info.clone()));
         }
-        for (key, blocks, mapped) in self.overlay.iter_from(0) {
+        for (key, blocks, mapped) in self.map.overlay().iter_from(0) {
             if matches!(mapped.place, Place::Log { .. }) {
-                assert!(!self.layers.is_under(Key(key).object(), shown), "what the snapshot shows has left the log");
+                assert!(
+                    !self.map.layers().is_under(Key(key).object(), shown),
+                    "what the snapshot shows has left the log"
+                );
                 // Of a layer that the dependent drops. Something has to hide what the leaf names there: it may be gone.
                 writer.run(key, blocks, &Mapped { place: Place::Zero, stamp: mapped.stamp });
             } else {
@@ -343,7 +345,7 @@ impl Controller {
             }
         }
         // What the snapshot's layer says behind its end is not part of it.
-        let (end, mapped_end) = (shown_bytes.div_ceil(BLOCK_BYTES as u64), self.mapped_end(shown));
+        let (end, mapped_end) = (shown_bytes.div_ceil(BLOCK_BYTES as u64), self.map.mapped_end(shown));
         if mapped_end > end {
             let zeroes = Mapped { place: Place::Zero, stamp: self.log.completed };
             writer.run(Key::new(live, Lba(end)).0, mapped_end - end, &zeroes);

@@ -16,10 +16,7 @@
 use crate::api::{Notice, State};
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
-use crate::layers::leaf_in;
-use crate::leafload::{LeafWaiter, Pins};
-use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, Mapped, Place};
-use crate::rangemap::Piece;
+use crate::map::{Audit, LEAF_BLOCKS, Leaf, LeafNo, LeafWaiter, Mapped, Piece, Pins, Place, leaf_in};
 use crate::segment::Kind;
 use crate::sharing::{Said, Shares, Tally};
 use holdfast_base::{HeadId, Instant, Key, Lba, Lsn, ObjectId};
@@ -84,13 +81,6 @@ pub(crate) struct Marker {
 }
 
 impl Marker {
-    /// A leaf names so many more blocks (or is so many bytes itself), or fewer.
-    pub(crate) fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: i64) {
-        if let Some(round) = self.round.as_mut().filter(|round| place_of(no) < round.place) {
-            *round.named.entry(segment).or_default() += change;
-        }
-    }
-
     pub(crate) fn on_layers_changed(&mut self, now: Instant) {
         self.due = Some(self.due.unwrap_or(now + AFTER_CHANGE).min(now + AFTER_CHANGE));
     }
@@ -101,6 +91,14 @@ impl Marker {
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.round.as_ref().filter(|round| round.pending.is_empty()).map(|round| round.not_before)
+    }
+}
+
+impl Audit for Marker {
+    fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: i64) {
+        if let Some(round) = self.round.as_mut().filter(|round| place_of(no) < round.place) {
+            *round.named.entry(segment).or_default() += change;
+        }
     }
 }
 
@@ -129,8 +127,8 @@ impl Controller {
             not_before: self.basis.now,
             named: BTreeMap::new(),
             hides_too_much: false,
-            tally: Tally::new(&self.layers),
-            layer_changes: self.layers.changes(),
+            tally: Tally::new(self.map.layers()),
+            layer_changes: self.map.layers().changes(),
         }));
     }
 
@@ -169,43 +167,43 @@ impl Controller {
 
     /// The next place from there on of which anything is said that counts.
     fn next_place(&self, from: u64) -> Option<u64> {
-        let in_leaves = self.directory.place_from(from);
+        let in_leaves = self.map.directory().place_from(from);
         if self.marker_layers() < 2 {
             return in_leaves;
         }
         let in_overlay = |layer: &ObjectId| {
-            let keys = crate::layers::keys_of(*layer);
+            let keys = crate::map::keys_of(*layer);
             let first = Key::new(*layer, Lba(from * LEAF_BLOCKS)).0;
             // A run may begin before.
-            if self.overlay.pieces(first, 1)[0].value.as_ref().is_some_and(|m| m.place != Place::Zero) {
+            if self.map.overlay().pieces(first, 1)[0].value.as_ref().is_some_and(|m| m.place != Place::Zero) {
                 return Some(from);
             }
-            let mut runs = self.overlay.iter_from(first).take_while(|(start, _, _)| *start < keys.end);
+            let mut runs = self.map.overlay().iter_from(first).take_while(|(start, _, _)| *start < keys.end);
             let (start, _, _) = runs.find(|(_, _, mapped)| mapped.place != Place::Zero)?;
             Some(place_of(LeafNo::of(Key(start))))
         };
-        self.overlaid.iter().filter_map(in_overlay).chain(in_leaves).min()
+        self.map.overlaid().iter().filter_map(in_overlay).chain(in_leaves).min()
     }
 
     /// Layers that may say something of it.
     fn layers_at(&self, place: u64) -> BTreeSet<ObjectId> {
-        let mut layers: BTreeSet<ObjectId> = self.directory.layers_at(place * LEAF_BLOCKS, LEAF_BLOCKS).collect();
+        let mut layers: BTreeSet<ObjectId> = self.map.directory().layers_at(place * LEAF_BLOCKS, LEAF_BLOCKS).collect();
         if self.marker_layers() >= 2 {
-            layers.extend(&self.overlaid);
+            layers.extend(self.map.overlaid());
         }
         layers
     }
 
     fn missing_for_mark(&mut self, leaves: &[LeafNo]) -> Vec<LeafNo> {
-        let generation = self.checkpointer.generation;
+        let generation = self.map.generation();
         let round = self.marker.round.as_mut().expect("a round under way");
         if round.pins.generation != generation {
             round.pins = Pins { generation, ..Pins::default() };
         }
         let mut missing = Vec::new();
-        for no in leaves.iter().filter(|no| self.directory.contains(**no)) {
+        for no in leaves.iter().filter(|no| self.map.directory().contains(**no)) {
             if !round.pins.leaves.contains_key(no) {
-                match self.leaves.peek(*no) {
+                match self.map.peek(*no) {
                     Some(leaf) => drop(round.pins.leaves.insert(*no, leaf)),
                     None => missing.push(*no),
                 }
@@ -215,7 +213,7 @@ impl Controller {
     }
 
     pub(crate) fn on_mark_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>) {
-        let generation = self.checkpointer.generation;
+        let generation = self.map.generation();
         let Some(round) = &mut self.marker.round else { return };
         if !round.pending.remove(&no) {
             return;
@@ -252,12 +250,12 @@ impl Controller {
             let no = leaf_in(LeafNo(place), *layer);
             let leaf = round.pins.leaves.remove(&no);
             if let Some(leaf) = &leaf {
-                let pointer = self.directory.get(no).expect("the leaf is in the directory");
+                let pointer = self.map.directory().get(no).expect("the leaf is in the directory");
                 *round.named.entry(pointer.segment).or_default() += i64::from(pointer.len_bytes);
                 for (segment, blocks) in leaf.blocks_by_segment() {
                     *round.named.entry(segment).or_default() += blocks as i64;
                 }
-                round.hides_too_much |= self.hides_too_much(no, leaf);
+                round.hides_too_much |= self.map.hides_too_much(no, leaf);
             }
             if shares {
                 said.insert(*layer, self.said_by(no, leaf.as_deref()));
@@ -275,7 +273,7 @@ impl Controller {
         for piece in leaf.iter().flat_map(|leaf| leaf.lookup(0, LEAF_BLOCKS)) {
             said.say(&piece);
         }
-        for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
+        for piece in self.map.overlay().pieces(no.first_key(), LEAF_BLOCKS) {
             let value = piece.value.map(|mapped| mapped.place);
             said.say(&Piece { start: piece.start - no.first_key(), len: piece.len, value });
         }
@@ -284,7 +282,7 @@ impl Controller {
 
     fn finish_round(&mut self, out: Out) {
         let mut round = self.marker.round.take().expect("a round under way");
-        for (_, len, mapped) in self.overlay.iter_from(0) {
+        for (_, len, mapped) in self.map.overlay().iter_from(0) {
             if let Mapped { place: Place::Segment { segment, .. }, .. } = mapped {
                 *round.named.entry(*segment).or_default() += len as i64;
             }
@@ -294,7 +292,7 @@ impl Controller {
         self.marker.marked = Some(round.began_at_lsn);
         let took = self.basis.now.since(round.began_at);
         let mut rest = self.basis.config.mark_every.max(took * REST);
-        if round.layer_changes == self.layers.changes() {
+        if round.layer_changes == self.map.layers().changes() {
             self.publish(&round.tally);
         } else {
             (self.marker.marked, rest) = (None, AFTER_CHANGE.max(took));
@@ -312,7 +310,7 @@ impl Controller {
             return;
         }
         self.notice(Notice::Miscounted { segments: wrong.len() as u64, hidden: round.hides_too_much }, out);
-        self.forget_all_hidden();
+        self.map.forget_all_hidden(&mut self.segments);
         for (no, live) in wrong {
             self.segments.set_live(no, live);
         }
@@ -328,7 +326,7 @@ impl Controller {
         let (mut shares, held_by_snapshots_bytes) = tally.outcome();
         let heads = self.clones().map(|(head, _)| head).chain([HeadId::VOLUME]);
         let heads: BTreeMap<HeadId, Shares> =
-            heads.filter_map(|head| Some((head, shares.remove(&self.layers.live(head)?)?))).collect();
+            heads.filter_map(|head| Some((head, shares.remove(&self.map.layers().live(head)?)?))).collect();
         let sharing = Sharing { snapshots: shares, heads, held_by_snapshots_bytes };
         self.marker.sharing = Some(Arc::new(sharing));
     }

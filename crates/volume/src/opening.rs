@@ -19,9 +19,8 @@
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::loading::RunLoad;
 use crate::log::{Done, Entry, Log};
-use crate::map::Place;
+use crate::map::{Place, RunLoad};
 use crate::peers::{Call, Purpose};
 use crate::root::Change;
 use crate::sealing::opened_entry;
@@ -688,7 +687,7 @@ impl Controller {
         self.checkpointer.resume(checkpoint.clone());
         let loaded = self.use_warmth(&checkpoint.runs);
         if loaded > 0 {
-            self.put_log_in();
+            self.map.put_log_in(&self.log);
         }
         self.fetch_runs(checkpoint.runs, loaded, out);
     }
@@ -704,7 +703,7 @@ impl Controller {
     fn replay(&mut self, out: Out) {
         let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
         for run in runs.iter().filter(|run| !run.is_in_map()) {
-            if !self.load_run(run) {
+            if !self.map.load_run(run, &mut self.segments, &self.log) {
                 return self.opening_waits("the volume's checkpoint can't be read: its checksum is wrong", out);
             }
         }
@@ -732,7 +731,9 @@ impl Controller {
             let lsn = self.log.complete_next();
             self.apply(lsn);
         }
-        self.checkpointer.unfolded |= self.overlay.run_count() > 0;
+        if self.map.run_count() > 0 {
+            self.map.set_unfolded();
+        }
         self.assert_no_dangling_log_places();
         self.mark_kept();
         self.step(Step::Creating);
@@ -741,7 +742,8 @@ impl Controller {
 
     fn count_live_entries(&mut self) {
         let live: Vec<(Lsn, u64)> = self
-            .overlay
+            .map
+            .overlay()
             .iter_from(0)
             .filter_map(|(_, len, m)| if let Place::Log { lsn, .. } = m.place { Some((lsn, len)) } else { None })
             .collect();
@@ -751,7 +753,7 @@ impl Controller {
     }
 
     fn assert_no_dangling_log_places(&self) {
-        for (start, _, mapped) in self.overlay.iter_from(0) {
+        for (start, _, mapped) in self.map.overlay().iter_from(0) {
             if let Place::Log { lsn, .. } = mapped.place {
                 assert!(self.log.get(lsn).is_some(), "block {start} is in log entry {lsn:?}, which was trimmed");
             }

@@ -6,9 +6,7 @@
 use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
-use crate::leafload::{LeafWaiter, Pins};
-use crate::map::{Leaf, LeafNo, Place};
-use crate::rangemap::Piece;
+use crate::map::{Leaf, LeafNo, LeafWaiter, Piece, Pins, Place};
 use crate::readahead::Taker;
 use crate::space::Topology;
 use holdfast_base::{
@@ -152,7 +150,7 @@ impl Controller {
             Reader::Changes(_, since) => Some(since),
             _ => None,
         };
-        let is_gone = |snapshot: ObjectId| self.layers.snapshot(snapshot).is_none();
+        let is_gone = |snapshot: ObjectId| self.map.layers().snapshot(snapshot).is_none();
         let Some(layer) = self.layer_of(of).filter(|_| !since.is_some_and(is_gone)) else {
             // It was dropped meanwhile.
             let op = self.reads.get_mut(token).expect("still reading");
@@ -160,8 +158,8 @@ impl Controller {
             return self.finish_read(token, out);
         };
         let resolved = match since {
-            Some(since) => self.resolve_changes(layer, since, first, blocks, &pins),
-            None => self.resolve_through(layer, first, blocks, &pins),
+            Some(since) => self.map.resolve_changes(layer, since, first, blocks, &pins),
+            None => self.map.resolve_through(layer, first, blocks, &pins),
         };
         let op = self.reads.get_mut(token).expect("still reading");
         op.pins = pins;
@@ -181,8 +179,8 @@ impl Controller {
     /// The layer that a request for this sees first, if there is one still.
     pub(crate) fn layer_of(&self, of: Target) -> Option<ObjectId> {
         match of {
-            Target::Head(head) => self.layers.live(head),
-            Target::Snapshot(layer) => self.layers.snapshot(layer).map(|_| layer),
+            Target::Head(head) => self.map.layers().live(head),
+            Target::Snapshot(layer) => self.map.layers().snapshot(layer).map(|_| layer),
         }
     }
 
@@ -194,7 +192,7 @@ impl Controller {
         error: Option<FetchError>,
         out: Out,
     ) {
-        let generation = self.checkpointer.generation;
+        let generation = self.map.generation();
         let Some(op) = self.reads.get_mut(token) else { return };
         if op.pins.generation != generation {
             op.pins = Pins { generation, ..Pins::default() };

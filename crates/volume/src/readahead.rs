@@ -18,9 +18,7 @@
 use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::fetch::{FetchError, Recipient};
-use crate::leafload::{LeafWaiter, Pins};
-use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, Place};
-use crate::rangemap::Piece;
+use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafWaiter, Piece, Pins, Place};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeMap;
@@ -319,7 +317,7 @@ impl Controller {
                 return;
             }
             let Some(layer) = self.layer_of(of) else { return };
-            match self.resolve_through(layer, from, to - from, &Pins::default()) {
+            match self.map.resolve_through(layer, from, to - from, &Pins::default()) {
                 Ok(places) => places.iter().for_each(|piece| self.plan_piece(at, piece)),
                 Err(missing) if missing.iter().any(|no| self.leaf_loads.contains_key(no)) => return,
                 Err(mut missing) => {

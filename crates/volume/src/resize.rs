@@ -69,7 +69,7 @@ impl Controller {
     /// Discards what the map names behind the end, if there is anything; returns the discard's LSN.
     pub(crate) fn cut_off_end(&mut self, out: Out) -> Option<Lsn> {
         let end = self.root().size_bytes / BLOCK_BYTES as u64;
-        let mapped_end = self.mapped_end(self.layers.live(HeadId::VOLUME)?);
+        let mapped_end = self.map.mapped_end(self.map.layers().live(HeadId::VOLUME)?);
         if mapped_end <= end {
             return None;
         }

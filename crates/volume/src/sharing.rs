@@ -4,9 +4,7 @@
 //! reads to those that they stand on, which tells how many see what a layer says, and once up again, which tells what each
 //! reader sees.
 
-use crate::layers::LayerTable;
-use crate::map::{LEAF_BLOCKS, Place};
-use crate::rangemap::Piece;
+use crate::map::{LEAF_BLOCKS, LayerTable, Piece, Place};
 use holdfast_base::{BLOCK_BYTES, ObjectId};
 use std::collections::BTreeMap;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
@@ -198,7 +196,7 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::{CloneInfo, Snapshot};
+    use crate::map::{CloneInfo, Snapshot};
     use holdfast_base::{HeadId, VolumeId};
     use proptest::prelude::*;
 

@@ -11,8 +11,8 @@
 
 use crate::api::{Change, Notice, Target};
 use crate::controller::{Controller, Out};
-use crate::layers::{CloneInfo, Snapshot};
 use crate::log::Done;
+use crate::map::{CloneInfo, Snapshot};
 use holdfast_base::{BLOCK_BYTES, Buf, HeadId, Key, Lba, Lsn, ObjectId, VolumeId};
 use holdfast_format::record::Record;
 use std::collections::BTreeMap;
@@ -87,7 +87,7 @@ impl Controller {
         if self.changes.is_dropping(head) {
             return None;
         }
-        self.changes.writing.get(&head).copied().or_else(|| self.layers.live(head))
+        self.changes.writing.get(&head).copied().or_else(|| self.map.layers().live(head))
     }
 
     pub(crate) fn write_key(&self, head: HeadId, block: u64) -> Option<Key> {
@@ -97,7 +97,7 @@ impl Controller {
     /// Bytes of a head; `None` where it is gone, or about to go.
     pub(crate) fn head_bytes(&self, head: HeadId) -> Option<u64> {
         self.writing_layer(head)?;
-        Some(self.layers.clone_of(head).map_or(self.root().size_bytes, |clone| clone.size_bytes))
+        Some(self.map.layers().clone_of(head).map_or(self.root().size_bytes, |clone| clone.size_bytes))
     }
 
     pub(crate) fn on_change(&mut self, change: Change, out: Out) {
@@ -128,7 +128,7 @@ impl Controller {
     }
 
     fn next_layer(&mut self) -> Result<ObjectId, &'static str> {
-        let next = self.layers.layer_after(self.changes.newest_layer);
+        let next = self.map.layers().layer_after(self.changes.newest_layer);
         let next = next.ok_or("the volume has had all the snapshots that it can have; copy it to a new one")?;
         self.changes.newest_layer = next;
         Ok(next)
@@ -141,10 +141,10 @@ impl Controller {
         };
         let taking: Vec<(HeadId, String)> = self.changes.asked.iter().filter_map(taking).collect();
         let frozen = self.writing_layer(head).ok_or(NO_CLONE)?;
-        if self.layers.named(head, name).is_some() || taking.iter().any(|(of, n)| *of == head && n == name) {
+        if self.map.layers().named(head, name).is_some() || taking.iter().any(|(of, n)| *of == head && n == name) {
             return Err("the volume has a snapshot of that name");
         }
-        if self.layers.snapshots().count() + taking.len() >= SNAPSHOTS_MAX {
+        if self.map.layers().snapshots().count() + taking.len() >= SNAPSHOTS_MAX {
             return Err("the volume has 1024 snapshots");
         }
         let live = self.next_layer()?;
@@ -156,8 +156,8 @@ impl Controller {
 
     /// The layer of a snapshot that is complete and stays.
     pub(crate) fn settled(&self, head: HeadId, name: &str) -> Result<ObjectId, &'static str> {
-        let layer = self.layers.named(head, name).ok_or("the volume has no snapshot of that name")?;
-        let snapshot = self.layers.snapshot(layer).expect("just found");
+        let layer = self.map.layers().named(head, name).ok_or("the volume has no snapshot of that name")?;
+        let snapshot = self.map.layers().snapshot(layer).expect("just found");
         if self.changes.is_in_between(layer, snapshot) { Err("the snapshot is coming or going") } else { Ok(layer) }
     }
 
@@ -165,17 +165,17 @@ impl Controller {
         let snapshot = self.snapshots().find(|(layer, _)| *layer == of).map(|(_, s)| s.clone());
         let snapshot = snapshot.ok_or("there is no such snapshot")?;
         let is_asked = |asked: &Asked| matches!(&asked.change, Change::Clone { id: other, .. } if *other == id);
-        if self.layers.clones().any(|(_, clone)| clone.id == id) || self.changes.asked.iter().any(is_asked) {
+        if self.map.layers().clones().any(|(_, clone)| clone.id == id) || self.changes.asked.iter().any(is_asked) {
             return Err("the clone is there");
         }
-        if self.layers.clones().count() >= CLONES_MAX {
+        if self.map.layers().clones().count() >= CLONES_MAX {
             return Err("the volume has 1024 clones");
         }
         if size_bytes < snapshot.size_bytes {
             return Err("a clone is at least as large as its snapshot; make it smaller later");
         }
         let live = self.next_layer()?;
-        let head = self.layers.head_after(self.changes.newest_head);
+        let head = self.map.layers().head_after(self.changes.newest_head);
         self.changes.newest_head = head;
         let record = Record::Clone { of, head, live, id, name: name.to_string(), size_bytes };
         Ok(Planned { hidden: self.hide_beyond(live, of, snapshot.size_bytes), ..Planned::new(record) })
@@ -183,12 +183,12 @@ impl Controller {
 
     /// What `below` says behind the end of a snapshot is not part of it: a layer over it says zeroes there.
     fn hide_beyond(&mut self, live: ObjectId, below: ObjectId, size_bytes: u64) -> Option<Record> {
-        let (end, mapped_end) = (size_bytes.div_ceil(BLOCK_BYTES as u64), self.mapped_end(below));
+        let (end, mapped_end) = (size_bytes.div_ceil(BLOCK_BYTES as u64), self.map.mapped_end(below));
         (mapped_end > end).then(|| Record::Discard { key: Key::new(live, Lba(end)), blocks: mapped_end - end })
     }
 
     fn is_clone(&self, head: HeadId) -> Result<(), &'static str> {
-        let is_there = self.layers.clone_of(head).is_some() && !self.changes.is_dropping(head);
+        let is_there = self.map.layers().clone_of(head).is_some() && !self.changes.is_dropping(head);
         is_there.then_some(()).ok_or(NO_CLONE)
     }
 
@@ -201,14 +201,14 @@ impl Controller {
         // What lies behind the end was cut off, if it was ever there; a snapshot may say more there than it shows.
         let shown = self.head_bytes(head).expect("a clone that is there").min(size_bytes);
         let live = self.writing_layer(head).expect("a clone that is there");
-        let below = self.layers.live(head).expect("a clone that is there");
+        let below = self.map.layers().live(head).expect("a clone that is there");
         Ok(Planned { hidden: self.hide_beyond(live, below, shown), ..Planned::new(record) })
     }
 
     fn plan_rollback(&mut self, head: HeadId, name: &str) -> Result<Planned, &'static str> {
         let size_bytes = self.head_bytes(head).ok_or(NO_CLONE)?;
         let to = self.settled(head, name)?;
-        let snapshot = self.layers.snapshot(to).expect("just found").clone();
+        let snapshot = self.map.layers().snapshot(to).expect("just found").clone();
         if size_bytes < snapshot.size_bytes {
             return Err("the volume is smaller than the snapshot was; resize it to the snapshot's size first");
         }
@@ -243,7 +243,7 @@ impl Controller {
         let target = match &asked.change {
             Change::Snapshot { .. } => asked.layer.map(Target::Snapshot),
             Change::Clone { id, .. } => {
-                let made = self.layers.clones().find(|(_, clone)| clone.id == *id);
+                let made = self.map.layers().clones().find(|(_, clone)| clone.id == *id);
                 made.map(|(head, _)| Target::Head(head))
             }
             _ => None,
@@ -253,7 +253,7 @@ impl Controller {
 
     /// Whether bulk writes are on their way to a layer or one that it stands on.
     pub(crate) fn is_writing_below(&self, layer: ObjectId) -> bool {
-        self.bypass.layers().any(|of| self.layers.is_under(of, layer))
+        self.bypass.layers().any(|of| self.map.layers().is_under(of, layer))
     }
 
     // ---- applying ----
@@ -261,7 +261,7 @@ impl Controller {
     pub(crate) fn apply_snapshot(&mut self, frozen: ObjectId, live: ObjectId, snapshot: Snapshot) {
         let head = snapshot.head;
         let is_moved_on = !self.basis.config.mutations.snapshot_stays_live;
-        self.layers.freeze(frozen, live, snapshot, is_moved_on);
+        self.map.layers_mut().freeze(frozen, live, snapshot, is_moved_on);
         self.is_applied(head, live);
     }
 
@@ -273,22 +273,22 @@ impl Controller {
     }
 
     pub(crate) fn apply_drop(&mut self, layer: ObjectId) {
-        self.layers.unname(layer);
+        self.map.layers_mut().unname(layer);
         self.wants.fold = true;
     }
 
     pub(crate) fn apply_clone(&mut self, head: HeadId, of: ObjectId, live: ObjectId, clone: CloneInfo) {
-        self.layers.add_clone(head, of, live, clone);
+        self.map.layers_mut().add_clone(head, of, live, clone);
     }
 
     pub(crate) fn apply_drop_clone(&mut self, head: HeadId) {
-        self.layers.drop_clone(head);
+        self.map.layers_mut().drop_clone(head);
         self.changes.writing.remove(&head);
         self.wants.fold = true;
     }
 
     pub(crate) fn apply_rollback(&mut self, head: HeadId, to: ObjectId, live: ObjectId) {
-        self.layers.roll_back(head, to, live);
+        self.map.layers_mut().roll_back(head, to, live);
         self.is_applied(head, live);
         self.wants.fold = true;
     }

@@ -15,10 +15,8 @@
 
 use crate::api::{Effect, Notice, State, Warming};
 use crate::controller::{Controller, Out};
-use crate::loading::{RunLeft, RunLoad};
-use crate::map::{Mapped, Place};
+use crate::map::{RunLeft, RunLoad};
 use crate::opening::Step;
-use holdfast_base::Lsn;
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::collections::VecDeque;
 
@@ -99,7 +97,7 @@ impl Controller {
             filling.done.push(next.pointer);
         }
         if let Some(run) = &mut filling.run
-            && self.load_some(run, FILL_AT_ONCE)
+            && self.map.load_some(run, FILL_AT_ONCE, &mut self.segments, &self.log)
         {
             filling.run = None;
         }
@@ -127,21 +125,5 @@ impl Controller {
         }
         self.forget_map();
         0
-    }
-
-    /// Of what was read before the log was there.
-    pub(crate) fn put_log_in(&mut self) {
-        let in_log: Vec<(u64, u64, Lsn, Lsn)> = self
-            .overlay
-            .iter_from(0)
-            .filter_map(|(start, len, mapped)| match mapped.place {
-                Place::Log { lsn, .. } if self.log.get(lsn).is_some() => Some((start, len, lsn, mapped.stamp)),
-                _ => None,
-            })
-            .collect();
-        for (start, len, lsn, stamp) in in_log {
-            let place = self.log_place(lsn, start, len);
-            self.overlay.insert(start, len, Mapped { place, stamp }, |_, _, _| {});
-        }
     }
 }

@@ -17,7 +17,7 @@
 //! Invariants: (1) the parents of a layer have smaller numbers; (2) only live layers are written to, but for what was on its
 //! way when they were frozen; (3) every place of the map is named by exactly one layer.
 
-use crate::map::{LEAF_BLOCKS, LeafNo};
+use super::leaf::{LEAF_BLOCKS, LeafNo};
 use holdfast_base::{HeadId, Key, Lba, OBJECT_BLOCKS_MAX, ObjectId, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,12 +1,15 @@
 //! What a checkpoint says goes into the map: its runs are fetched, and taken in one after the other, older ones first.
 
-use crate::checkpoint::{RunPart, SavedPlace, SavedRun};
+use super::Map;
+use super::apply::log_place;
+use super::checkpoint::{RunPart, SavedPlace, SavedRun};
+use super::layers::LayerTable;
+use super::leaf::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
+use super::leafload::block_runs;
 use crate::controller::{Controller, Out};
 use crate::fetch::{FetchError, Recipient};
-use crate::layers::LayerTable;
-use crate::leafload::block_runs;
-use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
-use crate::segment::SegmentInfo;
+use crate::log::Log;
+use crate::segment::{SegmentInfo, Segments};
 use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, buf, crc32c};
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::vec::IntoIter;
@@ -93,19 +96,28 @@ impl Controller {
             self.on_runs(out);
         }
     }
+}
 
+impl Map {
     /// All that a run says goes into the map; false where it can't be read.
-    pub(crate) fn load_run(&mut self, run: &RunLoad) -> bool {
+    pub(crate) fn load_run(&mut self, run: &RunLoad, segments: &mut Segments, log: &Log) -> bool {
         let Some(mut left) = run.read() else { return false };
-        let is_done = self.load_some(&mut left, usize::MAX);
+        let is_done = self.load_some(&mut left, usize::MAX, segments, log);
         assert!(is_done, "there are not so many");
         true
     }
 
     /// At most so many leaves, segments and pieces; true when that was all.
-    pub(crate) fn load_some(&mut self, run: &mut RunLeft, mut count: usize) -> bool {
+    pub(crate) fn load_some(
+        &mut self,
+        run: &mut RunLeft,
+        mut count: usize,
+        segments: &mut Segments,
+        log: &Log,
+    ) -> bool {
         if std::mem::take(&mut run.full) {
-            self.forget_map();
+            self.forget_all();
+            segments.reset(segments.first_own());
         }
         if let Some(layers) = run.layers.take() {
             self.layers = layers;
@@ -122,13 +134,13 @@ impl Controller {
                 self.load_pointer(LeafNo(no), pointer, run.folded_at);
             } else if let Some((no, info)) = run.segments.next() {
                 match info {
-                    Some(info) => self.segments.insert(no, info),
+                    Some(info) => segments.insert(no, info),
                     None => {
-                        self.segments.remove(no);
+                        segments.remove(no);
                     }
                 }
             } else if let Some(piece) = run.overlay.next() {
-                self.load_piece(piece);
+                self.load_piece(piece, log);
             } else {
                 return true;
             }
@@ -144,12 +156,12 @@ impl Controller {
         self.forget_under(no, folded_at);
     }
 
-    fn load_piece(&mut self, piece: SavedRun) {
+    fn load_piece(&mut self, piece: SavedRun, log: &Log) {
         let SavedRun { key, blocks, stamp, place } = piece;
         let place = match place {
             SavedPlace::Zero => Place::Zero,
             SavedPlace::Segment { segment, block, crcs } => Place::Segment { segment, block, crcs: Crcs::new(crcs) },
-            SavedPlace::Log(lsn) => self.log_place(lsn, key, blocks),
+            SavedPlace::Log(lsn) => log_place(log, lsn, key, blocks),
         };
         self.overlaid.insert(Key(key).object());
         self.overlay.insert(key, blocks, Mapped { place, stamp }, |_, _, _| {});
@@ -165,12 +177,27 @@ impl Controller {
     }
 
     /// As before anything was loaded.
-    pub(crate) fn forget_map(&mut self) {
+    pub(crate) fn forget_all(&mut self) {
         self.overlay = Overlay::default();
         self.overlaid.clear();
         self.layers = LayerTable::default();
         self.directory.clear();
-        self.segments.reset(self.basis.root().first_own());
         self.nothing_is_counted();
+    }
+
+    /// Of what was read before the log was there.
+    pub(crate) fn put_log_in(&mut self, log: &Log) {
+        let in_log: Vec<(u64, u64, Lsn, Lsn)> = self
+            .overlay
+            .iter_from(0)
+            .filter_map(|(start, len, mapped)| match mapped.place {
+                Place::Log { lsn, .. } if log.get(lsn).is_some() => Some((start, len, lsn, mapped.stamp)),
+                _ => None,
+            })
+            .collect();
+        for (start, len, lsn, stamp) in in_log {
+            let place = log_place(log, lsn, start, len);
+            self.overlay.insert(start, len, Mapped { place, stamp }, |_, _, _| {});
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Where the leaves of the map lie, and which layers have one for the same blocks.
 
-use crate::map::{LEAF_BLOCKS, LeafNo, LeafPointer};
+use super::leaf::{LEAF_BLOCKS, LeafNo, LeafPointer};
 use holdfast_base::{Key, ObjectId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeBounds;
@@ -62,5 +62,34 @@ impl Directory {
         let from = (first / LEAF_BLOCKS, ObjectId(0));
         let to = ((first + blocks - 1) / LEAF_BLOCKS, ObjectId(u32::MAX));
         self.layers.range(from..=to).map(|(_, layer)| *layer)
+    }
+
+    pub(super) fn verify(&self) {
+        let by_layer: BTreeSet<(u64, ObjectId)> = self.pointers.keys().map(|no| by_place(*no)).collect();
+        assert_eq!(self.layers, by_layer, "each leaf is found by its place");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::tests::no;
+
+    #[test]
+    fn leaves_are_found_by_their_place_in_whatever_layer() {
+        let pointer = LeafPointer { segment: no(1, 1), offset_bytes: 0, len_bytes: 10, crc: 0 };
+        let leaf =
+            |layer: u32, place: u64| LeafNo::of(Key::new(ObjectId(layer), holdfast_base::Lba(place * LEAF_BLOCKS)));
+        let mut directory = Directory::default();
+        for no in [leaf(0, 3), leaf(2, 3), leaf(1, 7)] {
+            assert!(directory.insert(no, pointer).is_none());
+        }
+        directory.verify();
+        assert_eq!(directory.layers_at(3 * LEAF_BLOCKS, 1).collect::<Vec<_>>(), [ObjectId(0), ObjectId(2)]);
+        assert_eq!(directory.layers_at(0, 8 * LEAF_BLOCKS).count(), 3);
+        assert_eq!([0, 3, 4, 8].map(|from| directory.place_from(from)), [Some(3), Some(3), Some(7), None]);
+        assert_eq!(directory.remove(leaf(2, 3)), Some(pointer));
+        assert_eq!(directory.layers_at(3 * LEAF_BLOCKS, 1).count(), 1);
+        directory.verify();
     }
 }

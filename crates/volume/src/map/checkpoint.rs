@@ -8,16 +8,16 @@
 //!
 //! Protocol rules 15 (trim point), 18 (nothing that the last durable checkpoint names is freed), 24 (sorted deltas).
 
+use super::fold::{Choice, MergedLeaf, NewLeaf};
+use super::layers::LayerTable;
+use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place};
+use super::leafload::LeafWaiter;
+use super::merge::Going;
 use crate::api::State;
 use crate::controller::{Controller, Out};
 use crate::fetch::FetchError;
 use crate::job::{JobKind, Work};
-use crate::layers::LayerTable;
-use crate::leafload::LeafWaiter;
 use crate::log::Done;
-use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
-use crate::merge::Going;
-use crate::rangemap::Piece;
 use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, ObjectId, crc32c};
 use holdfast_format::geometry::Geometry;
@@ -25,24 +25,13 @@ use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Leaves of one fold: some milliseconds of merging. And no more than fit a segment.
-const FOLD_LEAVES_MAX: usize = 2048;
 
 /// Folds follow each other before a checkpoint, while the overlay takes more memory than it may, until they have written so many
 /// segments' bytes, or for so long.
 const ROW_SEGMENTS_MAX: u64 = 4;
 const ROW_MAX: Duration = Duration::from_secs(5);
-
-/// Leaves that such a fold passes by are written anew with the others if they are no more than this, one after the other.
-const BETWEEN_MAX: u64 = 16;
-
-/// What may be written for each run that such a fold takes in, in leaves, while the overlay takes as much as it may: four times as
-/// much at twice that. A leaf of a few runs costs less; one that is full takes 14 KiB.
-const FOLD_BYTES_A_RUN: u64 = 512;
 
 /// Deltas after a full run before everything is written again.
 const CHAIN_MAX: usize = 12;
@@ -62,19 +51,6 @@ const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
 /// A fold by age alone happens at most this often: while it is not known what is hidden, and else.
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 const FOLD_EVERY_KNOWN: Duration = Duration::from_secs(30);
-
-/// Runs of the overlay that a leaf waits for until it is written anew; and where they find room beside all leaves.
-const RUNS_A_LEAF: usize = 24;
-const RUNS_A_LEAF_ROOMY: usize = 96;
-
-/// What a leaf of many short runs takes.
-const LEAF_BYTES: usize = 14 << 10;
-
-/// Memory that a run of the overlay takes; all of them may take half of what leaves may.
-const RUN_BYTES: usize = 160;
-
-/// Memory that a leaf's place in the directory takes.
-const POINTER_BYTES: usize = 80;
 
 /// Metadata of too few copies is looked for this often; so many of its leaves are written anew with a fold.
 const NARROW_EVERY: Duration = Duration::from_secs(1);
@@ -121,13 +97,6 @@ enum Stage {
     Recording,
 }
 
-/// What is to be folded.
-struct Choice {
-    leaves: BTreeSet<LeafNo>,
-    between: BTreeSet<LeafNo>,
-    more: bool,
-}
-
 #[derive(Debug, Default)]
 struct Fold {
     leaves: BTreeMap<LeafNo, Option<Arc<Leaf>>>,
@@ -146,15 +115,6 @@ struct Fold {
     dropped: Vec<(LeafNo, Option<Arc<Leaf>>)>,
 }
 
-#[derive(Debug)]
-struct MergedLeaf {
-    no: LeafNo,
-    old: Option<Arc<Leaf>>,
-    /// The leaf of a layer that goes, and what it said: the new one says it, too.
-    under: Option<(LeafNo, Option<Arc<Leaf>>)>,
-    new: Option<(Arc<Leaf>, u32, u32, u32)>,
-}
-
 /// Parts in one payload: (first block, bytes, checksum).
 pub(crate) type PartIndex = Vec<(u32, u32, u32)>;
 
@@ -171,11 +131,7 @@ struct Writing {
 #[derive(Debug, Default)]
 pub(crate) struct Checkpointer {
     pub(crate) durable: Checkpoint,
-    /// Raised whenever the base changes: leaves held from before are stale.
-    pub(crate) generation: u64,
     pub(crate) last_roll: Instant,
-    /// The overlay may hold runs that a fold would take in.
-    pub(crate) unfolded: bool,
     folded_last: Instant,
     /// The last fold: leaves' bytes that it wrote, runs that it took out of the overlay, and when it was done.
     last_fold: (u64, u64),
@@ -189,10 +145,6 @@ pub(crate) struct Checkpointer {
     /// Of leaves that were folded since the last checkpoint.
     bytes_in_row: u64,
     folded_leaves: Vec<LeafNo>,
-    /// Layers that runs of zeroes were moved to since the last run: they have older stamps.
-    pub(crate) zeroes_moved_to: BTreeSet<ObjectId>,
-    /// Where the search for leaves of layers that go begins anew.
-    pub(crate) going_cursor: LeafNo,
     folded_at: Lsn,
     stage: Stage,
     condemned: Condemned,
@@ -250,7 +202,9 @@ impl Controller {
             return;
         }
         self.checkpointer.started_at = self.basis.now;
-        let many = self.overlay.run_count() >= self.fold_runs() || self.wants.fold || self.fold_is_due();
+        let many = self.map.run_count() >= self.map.fold_runs(self.basis.config.fold_runs_min)
+            || self.wants.fold
+            || self.fold_is_due();
         if many && self.cleaner.is_idle() && self.state == State::Open && !self.empties_log_by_checkpoint() {
             self.begin_fold(out);
         } else {
@@ -258,33 +212,11 @@ impl Controller {
         }
     }
 
-    /// So many runs of the overlay are folded: in proportion to the map, so that a leaf takes in many at a time.
-    fn fold_runs(&self) -> usize {
-        let leaves = self.directory.len();
-        let beside =
-            self.basis.config.map_cache_bytes_max.saturating_sub((leaves * (POINTER_BYTES + LEAF_BYTES)) as u64);
-        let roomy = (leaves * RUNS_A_LEAF_ROOMY).min(beside as usize / RUN_BYTES);
-        (leaves * RUNS_A_LEAF).max(roomy).min(self.overlay_runs_max()).max(self.basis.config.fold_runs_min)
-    }
-
-    /// So many runs of the overlay fit the memory that it may take.
-    fn overlay_runs_max(&self) -> usize {
-        (self.basis.config.map_cache_bytes_max as usize / 2 / RUN_BYTES).max(1)
-    }
-
-    /// Runs of the overlay, but for about those whose data only the log has: they are bounded there.
-    fn overlay_runs(&self) -> usize {
-        self.overlay.run_count().saturating_sub(self.log.undestaged_count())
-    }
-
-    /// It takes more memory than it may.
-    fn overlay_is_large(&self) -> bool {
-        self.overlay_runs() > self.overlay_runs_max()
-    }
-
     /// It takes more memory than it may, and a fold would take something out of it.
     pub(crate) fn overlay_wants_fold(&self) -> bool {
-        self.overlay_is_large() && self.checkpointer.unfolded && self.topology().meta_layout_now().is_some()
+        self.map.overlay_is_large(self.log.undestaged_count())
+            && self.map.unfolded
+            && self.topology().meta_layout_now().is_some()
     }
 
     /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last one. Not
@@ -293,24 +225,8 @@ impl Controller {
         let (bytes, runs) = self.checkpointer.last_fold;
         self.overlay_wants_fold()
             && self.basis.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
-            && self.is_fold_worth(bytes, runs)
+            && self.map.is_fold_worth((bytes, runs), self.log.undestaged_count())
             && !self.room.is_nearly_gone()
-    }
-
-    /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at least.
-    pub(crate) fn limit_leaves(&mut self) {
-        let all = self.basis.config.map_cache_bytes_max as usize;
-        let ours = all.saturating_sub(self.directory.len() * POINTER_BYTES).max(all / 8);
-        let left = ours.saturating_sub(self.overlay.run_count() * RUN_BYTES).max(ours / 2);
-        self.leaves.limit(left.saturating_sub(self.flats.bytes()));
-    }
-
-    /// After one that has written `bytes` of leaves and taken `runs` out of the overlay: the more memory that takes, the more may
-    /// be written for each run.
-    fn is_fold_worth(&self, bytes: u64, runs: u64) -> bool {
-        let (most, now) = (self.overlay_runs_max() as u128, self.overlay_runs() as u128);
-        let allowed = u128::from(FOLD_BYTES_A_RUN) * u128::from(runs) * now * now;
-        runs > 0 && u128::from(bytes) * most * most <= allowed
     }
 
     /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it takes more memory
@@ -321,9 +237,9 @@ impl Controller {
             && grown < self.basis.config.writeback_bytes_max / 4
             && !self.is_pressed_for_checkpoint();
         let has_room = !self.room.is_short() && !self.room.is_wanted() && !self.wants.free;
-        self.overlay_is_large()
-            && self.is_fold_worth(bytes, runs)
-            && self.checkpointer.unfolded
+        self.map.overlay_is_large(self.log.undestaged_count())
+            && self.map.is_fold_worth((bytes, runs), self.log.undestaged_count())
+            && self.map.unfolded
             && self.checkpointer.bytes_in_row < ROW_SEGMENTS_MAX * u64::from(self.basis.config.segment_payload_bytes)
             && has_time
             && has_room
@@ -353,9 +269,9 @@ impl Controller {
 
     /// What has lain in the overlay for a while is folded even if it is little: only then are all dead segments known.
     fn fold_is_due(&self) -> bool {
-        let every = if self.hidden.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
+        let every = if self.map.hidden.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
         let rested = self.basis.now.since(self.checkpointer.folded_last) >= every;
-        self.checkpointer.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
+        self.map.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
     }
 
     /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away, or before the layout was changed, is written anew.
@@ -390,7 +306,7 @@ impl Controller {
             return BTreeSet::new();
         }
         let lies_there = |(_, pointer): &(LeafNo, LeafPointer)| narrow.contains(&pointer.segment);
-        self.directory.iter().filter(lies_there).map(|(no, _)| no).take(NARROW_LEAVES_MAX).collect()
+        self.map.directory.iter().filter(lies_there).map(|(no, _)| no).take(NARROW_LEAVES_MAX).collect()
     }
 
     // ---- folding ----
@@ -399,19 +315,25 @@ impl Controller {
         self.wants.fold = false;
         self.checkpointer.folded_last = self.basis.now;
         let from = LeafNo::of(Key(self.checkpointer.fold_cursor));
-        let Choice { leaves: mut chosen, between, more } = self.choose_leaves();
+        let bytes_max = u64::from(self.basis.config.segment_payload_bytes);
+        let in_log = self.log.undestaged_count();
+        let Choice { leaves: mut chosen, between, next } =
+            self.map.choose_leaves(self.checkpointer.fold_cursor, in_log, bytes_max);
+        self.checkpointer.fold_cursor = next.unwrap_or(0);
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
-        self.checkpointer.unfolded = more;
+        self.map.unfolded = next.is_some();
         let narrow = self.narrow_leaves();
         chosen.extend(narrow.iter().chain(&between).copied());
-        if !self.checkpointer.unfolded {
-            self.hidden.on_all_folded();
+        if !self.map.unfolded {
+            self.map.hidden.on_all_folded();
         }
-        let mut fold = Fold { going: self.choose_leaves_that_go(), narrow, between, from, ..Fold::default() };
+        let written: Vec<ObjectId> = self.bypass.layers().collect();
+        let going = self.map.choose_leaves_that_go(&written);
+        let mut fold = Fold { going, narrow, between, from, ..Fold::default() };
         let mut missing = Vec::new();
         for no in chosen.into_iter().chain(fold.going.leaves()).collect::<BTreeSet<LeafNo>>() {
-            let leaf = if self.directory.contains(no) {
-                let cached = self.leaves.get(no);
+            let leaf = if self.map.directory.contains(no) {
+                let cached = self.map.leaves.get(no);
                 if cached.is_none() {
                     missing.push(no);
                 }
@@ -429,63 +351,6 @@ impl Controller {
         self.load_leaves(&missing, LeafWaiter::Fold, out);
     }
 
-    /// The next leaves, in key order and round again, with anything of the overlay to take in.
-    fn choose_leaves(&mut self) -> Choice {
-        let bytes_max = u64::from(self.basis.config.segment_payload_bytes);
-        let (mut chosen, mut between, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0_u64);
-        // Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would keep what
-        // the others leave behind from being freed.
-        let gap_max = if self.overlay_is_large() { BETWEEN_MAX } else { 0 };
-        let mut last = None::<LeafNo>;
-        let cursor = self.checkpointer.fold_cursor;
-        let mut next = None;
-        let ahead = self.overlay.iter_from(cursor);
-        let behind = self.overlay.iter_from(0).take_while(|(start, _, _)| *start < cursor);
-        let len_of = |no: LeafNo| self.directory.get(no).map_or(0, |leaf| u64::from(leaf.len_bytes));
-        for (start, len, mapped) in ahead.chain(behind) {
-            let (first, last_here) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
-            let mut choose = |no: LeafNo| {
-                if !chosen.insert(no) {
-                    return;
-                }
-                bytes += len_of(no);
-                if let Some(before) = last.replace(no).filter(|before| *before < no && no.0 - before.0 <= gap_max) {
-                    let passed = self.directory.range((Bound::Excluded(before), Bound::Excluded(no)));
-                    between.extend(passed.inspect(|no| bytes += len_of(*no)));
-                }
-            };
-            match mapped.place {
-                Place::Log { .. } => continue,
-                // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
-                Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
-                    // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
-                    let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
-                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
-                    [first, last_here].into_iter().filter(|no| !covered(*no)).for_each(&mut choose);
-                }
-                Place::Zero => {
-                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
-                    if first == last_here {
-                        choose(first);
-                    }
-                }
-                Place::Segment { .. } => {
-                    (first.0..=last_here.0).map(LeafNo).for_each(&mut choose);
-                    bytes += encoded_run_bytes(len);
-                }
-            }
-            if chosen.len() + between.len() >= FOLD_LEAVES_MAX || bytes >= bytes_max {
-                next = Some(start + len);
-                break;
-            }
-        }
-        self.checkpointer.fold_cursor = next.unwrap_or(0);
-        while chosen.len() > FOLD_LEAVES_MAX {
-            chosen.pop_last();
-        }
-        Choice { leaves: chosen, between, more: next.is_some() }
-    }
-
     pub(crate) fn on_fold_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
         let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
         if !fold.pending.remove(&no) {
@@ -498,7 +363,7 @@ impl Controller {
             // A leaf that can't be read is left as it is; what is over it stays in the overlay, for another fold.
             (None, _) => {
                 fold.leaves.remove(&no);
-                self.checkpointer.unfolded = true;
+                self.map.unfolded = true;
             }
         }
         if fold.pending.is_empty() {
@@ -509,6 +374,7 @@ impl Controller {
     fn merge_leaves(&mut self, out: Out) {
         let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
         fold.captured = self.log.completed;
+        let forgets_below = self.basis.config.mutations.merge_forgets_below;
         let bytes_max = self.basis.config.segment_payload_bytes as usize;
         let mut bytes: Vec<u8> = Vec::new();
         let mut leaves = std::mem::take(&mut fold.leaves);
@@ -527,16 +393,16 @@ impl Controller {
             ordered.splice(0..0, others);
         }
         for (no, old) in ordered {
-            let changes = self.foldable(no);
+            let changes = self.map.foldable(no);
             let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
             let is_wanted = fold.narrow.contains(&no) || fold.between.contains(&no);
             if changes.is_empty() && under.is_none() && !is_wanted {
                 continue;
             }
-            let new = self.new_leaf(no, old.as_deref(), under.as_ref(), &changes);
+            let new = self.map.new_leaf(no, old.as_deref(), under.as_ref(), &changes, forgets_below);
             let encoded = new.encode();
             if bytes.len() + encoded.len() > bytes_max {
-                self.checkpointer.unfolded = true;
+                self.map.unfolded = true;
                 // The round goes on here: so leaves are written anew in the order in which they were written, and segments
                 // with leaves of one age die together.
                 if !goes_first(&no) {
@@ -547,9 +413,10 @@ impl Controller {
             let new = if new.runs.is_empty() {
                 None
             } else {
-                let offset = bytes.len() as u32;
+                let offset_bytes = bytes.len() as u32;
                 bytes.extend_from_slice(&encoded);
-                Some((Arc::new(new), offset, encoded.len() as u32, crc32c(&encoded)))
+                let (len_bytes, crc) = (encoded.len() as u32, crc32c(&encoded));
+                Some(NewLeaf { leaf: Arc::new(new), offset_bytes, len_bytes, crc })
             };
             fold.merged.push(MergedLeaf { no, old, under, new });
         }
@@ -563,41 +430,6 @@ impl Controller {
         self.start_job(Work { kind: JobKind::Leaves, extents: Vec::new(), payload: vec![payload], crcs }, out);
     }
 
-    fn new_leaf(
-        &self,
-        no: LeafNo,
-        old: Option<&Leaf>,
-        under: Option<&(LeafNo, Option<Arc<Leaf>>)>,
-        changes: &[Piece<Place>],
-    ) -> Leaf {
-        let empty = Leaf::default();
-        let old = old.unwrap_or(&empty);
-        let layer = Key(no.first_key()).object();
-        let Some((gone, leaf)) = under else {
-            return old.merged(changes, self.layers.parent(layer).is_some());
-        };
-        let keeps_zeroes = self.layers.parent(Key(gone.first_key()).object()).is_some();
-        let leaf = leaf.as_deref().filter(|_| !self.basis.config.mutations.merge_forgets_below);
-        let below = leaf.unwrap_or(&empty).merged(&self.foldable(*gone), keeps_zeroes);
-        let own: Vec<Piece<Place>> =
-            old.lookup(0, LEAF_BLOCKS).into_iter().filter(|piece| piece.value.is_some()).collect();
-        below.merged(&own, keeps_zeroes).merged(changes, keeps_zeroes)
-    }
-
-    /// What the overlay has for a leaf, but for data still in the log.
-    fn foldable(&self, no: LeafNo) -> Vec<Piece<Place>> {
-        self.overlay
-            .pieces(no.first_key(), LEAF_BLOCKS)
-            .into_iter()
-            .filter_map(|piece| match piece.value {
-                None | Some(Mapped { place: Place::Log { .. }, .. }) => None,
-                Some(mapped) => {
-                    Some(Piece { start: piece.start - no.first_key(), len: piece.len, value: Some(mapped.place) })
-                }
-            })
-            .collect()
-    }
-
     pub(crate) fn on_leaves_durable(&mut self, segment: SegmentNo, out: Out) {
         self.install_fold(Some(segment), out);
     }
@@ -607,98 +439,37 @@ impl Controller {
         let Stage::Folding(fold) = std::mem::take(&mut self.checkpointer.stage) else {
             panic!("leaves became durable outside a fold")
         };
-        self.checkpointer.generation += 1;
+        self.map.generation += 1;
         self.cleaner.on_folded();
         self.checkpointer.folded_at = fold.captured;
-        let runs_before = self.overlay.run_count();
-        let bytes: u64 = fold.merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.2)).sum();
+        let runs_before = self.map.run_count();
+        let bytes: u64 = fold.merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.len_bytes)).sum();
+        let mut folded = std::mem::take(&mut self.checkpointer.folded_leaves);
+        let written: Vec<ObjectId> = self.bypass.layers().collect();
+        let (map, mut accounts) = self.map_and_accounts();
         for merged in fold.merged {
-            self.install_leaf(&merged, segment, fold.captured);
-            self.checkpointer.folded_leaves.push(merged.no);
+            map.install_leaf(&merged, segment, fold.captured, &mut accounts);
+            folded.push(merged.no);
             if let Some((gone, leaf)) = &merged.under {
-                self.forget_leaf(*gone, leaf.as_deref());
-                self.checkpointer.folded_leaves.push(*gone);
+                map.forget_leaf(*gone, leaf.as_deref(), &mut accounts);
+                folded.push(*gone);
             }
         }
         for (no, leaf) in fold.dropped {
-            self.forget_leaf(no, leaf.as_deref());
-            self.checkpointer.folded_leaves.push(no);
+            map.forget_leaf(no, leaf.as_deref(), &mut accounts);
+            folded.push(no);
         }
-        self.finish_layers();
-        self.find_overlaid();
+        map.finish_layers(&written, &mut accounts);
+        map.find_overlaid();
+        self.checkpointer.folded_leaves = folded;
         self.checkpointer.bytes_in_row += bytes;
         // A long run may be cut in two by what is taken out of it.
-        let runs = runs_before.saturating_sub(self.overlay.run_count()) as u64;
+        let runs = runs_before.saturating_sub(self.map.run_count()) as u64;
         (self.checkpointer.last_fold, self.checkpointer.fold_done_at) = ((bytes, runs), self.basis.now);
         if self.folds_on(bytes, runs) {
             return self.begin_fold(out);
         }
         self.capture(out);
-    }
-
-    fn install_leaf(&mut self, merged: &MergedLeaf, segment: Option<SegmentNo>, captured: Lsn) {
-        self.forget_hidden(merged.no);
-        if let Some((new, offset, len, crc)) = &merged.new {
-            let segment = segment.expect("leaves with bytes lie in a segment");
-            for (segment, blocks) in new.blocks_by_segment() {
-                self.segments.add_named(segment, blocks);
-                self.marker.on_named(merged.no, segment, blocks as i64);
-            }
-            let pointer = LeafPointer { segment, offset_bytes: *offset, len_bytes: *len, crc: *crc };
-            self.segments.add_live(segment, u64::from(*len));
-            self.marker.on_named(merged.no, segment, i64::from(*len));
-            let old = self.directory.insert(merged.no, pointer);
-            self.forget_pointer(merged.no, old);
-            self.leaves.insert_beside(merged.no, Arc::clone(new));
-        } else {
-            let old = self.directory.remove(merged.no);
-            self.forget_pointer(merged.no, old);
-            self.leaves.remove(merged.no);
-        }
-        if !self.basis.config.mutations.fold_keeps_old_counts {
-            self.forget_named(merged.no, merged.old.as_deref());
-        }
-        // What the new leaf contains leaves the overlay.
-        for piece in self.overlay.pieces(merged.no.first_key(), LEAF_BLOCKS) {
-            let Some(mapped) = piece.value else { continue };
-            if mapped.stamp <= captured && !matches!(mapped.place, Place::Log { .. }) {
-                self.overlay.remove(piece.start, piece.len, |_, _, _| {});
-                self.unmap(piece.len, &mapped.place);
-            }
-        }
-        if let Some((new, ..)) = &merged.new {
-            self.recount_hidden(merged.no, new);
-        }
-    }
-
-    /// The directory names a leaf no more.
-    fn forget_pointer(&mut self, no: LeafNo, old: Option<LeafPointer>) {
-        if let Some(LeafPointer { segment, len_bytes, .. }) = old {
-            self.segments.sub_live(segment, u64::from(len_bytes));
-            self.marker.on_named(no, segment, -i64::from(len_bytes));
-        }
-    }
-
-    /// What a leaf named it names no more.
-    fn forget_named(&mut self, no: LeafNo, leaf: Option<&Leaf>) {
-        for (segment, blocks) in leaf.iter().flat_map(|leaf| leaf.blocks_by_segment()) {
-            self.segments.sub_named(segment, blocks);
-            self.marker.on_named(no, segment, -(blocks as i64));
-        }
-    }
-
-    /// What this leaf and the overlay over it say is not wanted, or said elsewhere.
-    fn forget_leaf(&mut self, gone: LeafNo, leaf: Option<&Leaf>) {
-        let old = self.directory.remove(gone);
-        self.forget_pointer(gone, old);
-        self.leaves.remove(gone);
-        self.forget_hidden(gone);
-        self.forget_named(gone, leaf);
-        let mut replaced = Vec::new();
-        self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));
-        for (len, place) in replaced {
-            self.unmap(len, &place);
-        }
     }
 
     // ---- capturing and writing ----
@@ -707,7 +478,7 @@ impl Controller {
     fn capture(&mut self, out: Out) {
         let rewrite = std::mem::take(&mut self.wants.rewrite);
         self.checkpointer.bytes_in_row = 0;
-        self.limit_leaves();
+        self.map.limit_leaves();
         self.condemn_dead();
         let names = self.names();
         let chain_max = if self.keeps_chain() { CHAIN_KEPT_MAX } else { CHAIN_MAX };
@@ -727,7 +498,7 @@ impl Controller {
 
     /// What a full run would name.
     fn names(&self) -> usize {
-        self.directory.len() + self.segments.len() + self.overlay.run_count()
+        self.map.directory.len() + self.segments.len() + self.map.run_count()
     }
 
     /// A chain has been loaded.
@@ -761,9 +532,9 @@ impl Controller {
         let dirty = self.segments.take_dirty();
         let mut writer =
             PartWriter::new(full, self.checkpointer.folded_at, self.basis.config.segment_payload_bytes / 4);
-        writer.layers(self.layers.clone());
+        writer.layers(self.map.layers.clone());
         if full {
-            for (no, pointer) in self.directory.iter() {
+            for (no, pointer) in self.map.directory.iter() {
                 writer.leaf(no, Some(pointer));
             }
             for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
@@ -771,7 +542,7 @@ impl Controller {
             }
         } else {
             for no in &folded {
-                writer.leaf(*no, self.directory.get(*no));
+                writer.leaf(*no, self.map.directory.get(*no));
             }
             for no in dirty {
                 let info = self.segments.get(no);
@@ -780,8 +551,8 @@ impl Controller {
                 }
             }
         }
-        let moved = std::mem::take(&mut self.checkpointer.zeroes_moved_to);
-        for (key, blocks, mapped) in self.overlay.iter_from(0) {
+        let moved = std::mem::take(&mut self.map.zeroes_moved_to);
+        for (key, blocks, mapped) in self.map.overlay.iter_from(0) {
             let is_moved = || mapped.place == Place::Zero && moved.contains(&Key(key).object());
             if full || mapped.stamp > since || is_moved() {
                 writer.run(key, blocks, mapped);
@@ -789,7 +560,7 @@ impl Controller {
         }
         if !full {
             for no in folded {
-                for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
+                for piece in self.map.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
                     if let Some(mapped) = piece.value.filter(|m| m.stamp <= since) {
                         writer.run(piece.start, piece.len, &mapped);
                     }

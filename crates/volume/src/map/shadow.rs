@@ -7,14 +7,15 @@
 //! the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted, where assertions are for
 //! tests: a leaf that is loaded may have a thousand segments).
 
-use crate::controller::Controller;
-use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, Place};
+use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, Place};
+use super::{Accounts, Map};
+use crate::segment::Segments;
 use holdfast_base::Key;
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
-pub(crate) struct Hidden {
+pub(super) struct Hidden {
     /// Blocks of segments that each leaf names and the overlay hides.
     counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, u64>>,
     /// Leaves of which all was counted that was hidden when they were last looked at.
@@ -41,11 +42,11 @@ impl Hidden {
     }
 }
 
-impl Controller {
+impl Map {
     /// The overlay is about to say something of these blocks.
-    pub(crate) fn hide(&mut self, start: u64, blocks: u64) {
+    pub(super) fn hide(&mut self, start: u64, blocks: u64, accounts: &mut Accounts<'_>) {
         let mut said_of_anew = self.overlay.gaps(start, blocks);
-        if self.basis.config.mutations.hides_twice {
+        if accounts.mutations.hides_twice {
             said_of_anew = vec![(start, start + blocks)];
         }
         for (from, to) in said_of_anew {
@@ -67,17 +68,17 @@ impl Controller {
                     }
                     continue;
                 };
-                self.count_hidden(no, &leaf, from - base, to - from);
+                self.count_hidden(no, &leaf, (from - base, to - from), accounts.segments);
             }
         }
     }
 
     /// True if a segment is dead by that.
-    fn count_hidden(&mut self, no: LeafNo, leaf: &Leaf, start: u64, blocks: u64) -> bool {
+    fn count_hidden(&mut self, no: LeafNo, leaf: &Leaf, (start, blocks): (u64, u64), segments: &mut Segments) -> bool {
         let mut is_dead = false;
         for piece in leaf.lookup(start, blocks) {
             let Some(Place::Segment { segment, .. }) = piece.value else { continue };
-            if let Some(visible) = self.segments.add_hidden(segment, piece.len) {
+            if let Some(visible) = segments.add_hidden(segment, piece.len) {
                 *self.hidden.counted.entry(no).or_default().entry(segment).or_default() += piece.len;
                 is_dead |= visible == 0;
             }
@@ -86,49 +87,37 @@ impl Controller {
     }
 
     /// A leaf is in memory: what the overlay hides of it is counted, if it was looked at before what came since.
-    pub(crate) fn look_at_hidden(&mut self, no: LeafNo, leaf: &Leaf) {
+    pub(crate) fn look_at_hidden(&mut self, no: LeafNo, leaf: &Leaf, accounts: &mut Accounts<'_>) {
         if !self.hidden.looked_at.contains(&no) {
-            return self.recount_hidden(no, leaf);
+            return self.recount_hidden(no, leaf, accounts);
         }
         let mut is_any_dead = false;
         for (start, blocks) in self.hidden.uncounted.remove(&no).unwrap_or_default() {
-            is_any_dead |= self.count_hidden(no, leaf, u64::from(start), u64::from(blocks));
+            is_any_dead |= self.count_hidden(no, leaf, (u64::from(start), u64::from(blocks)), accounts.segments);
         }
-        self.free_dead(is_any_dead);
-    }
-
-    fn free_dead(&mut self, is_any_dead: bool) {
         if is_any_dead {
-            // No write may follow that would bring a checkpoint.
-            self.wants.free_dead();
+            accounts.wants.free_dead();
         }
     }
 
     /// A leaf has changed, or was never looked at: what the overlay hides of it is counted anew.
-    pub(crate) fn recount_hidden(&mut self, no: LeafNo, leaf: &Leaf) {
-        self.forget_hidden(no);
+    pub(super) fn recount_hidden(&mut self, no: LeafNo, leaf: &Leaf, accounts: &mut Accounts<'_>) {
+        self.forget_hidden(no, accounts.segments);
         self.hidden.looked_at.insert(no);
         let base = no.first_key();
         let gaps = self.overlay.gaps(base, LEAF_BLOCKS);
         let (mut at, mut is_any_dead) = (base, false);
         for (from, to) in gaps.into_iter().chain([(base + LEAF_BLOCKS, base + LEAF_BLOCKS)]) {
             if at < from {
-                is_any_dead |= self.count_hidden(no, leaf, at - base, from - at);
+                is_any_dead |= self.count_hidden(no, leaf, (at - base, from - at), accounts.segments);
             }
             if cfg!(debug_assertions) {
-                self.assert_there(no, leaf, (from - base, to - from));
+                assert_there(no, leaf, (from - base, to - from), accounts.segments);
             }
             at = to;
         }
-        self.free_dead(is_any_dead);
-    }
-
-    /// A look-up for each block of the leaf: what is gone from a release is found by reads.
-    fn assert_there(&self, no: LeafNo, leaf: &Leaf, (start, blocks): (u64, u64)) {
-        for piece in leaf.lookup(start, blocks) {
-            if let Some(Place::Segment { segment, .. }) = piece.value {
-                assert!(self.segments.get(segment).is_some(), "{no:?} shows blocks of {segment:?}, which is gone");
-            }
+        if is_any_dead {
+            accounts.wants.free_dead();
         }
     }
 
@@ -147,26 +136,35 @@ impl Controller {
     }
 
     /// All is counted anew as leaves are loaded and folded.
-    pub(crate) fn forget_all_hidden(&mut self) {
+    pub(crate) fn forget_all_hidden(&mut self, segments: &mut Segments) {
         let leaves: Vec<LeafNo> = self.hidden.counted.keys().copied().collect();
         for no in leaves {
-            self.forget_hidden(no);
+            self.forget_hidden(no, segments);
         }
         self.nothing_is_counted();
-        self.checkpointer.unfolded = true;
+        self.unfolded = true;
     }
 
     /// After a checkpoint was loaded: nothing is counted yet.
-    pub(crate) fn nothing_is_counted(&mut self) {
+    pub(super) fn nothing_is_counted(&mut self) {
         self.hidden = Hidden { is_vague: true, ..Hidden::default() };
     }
 
     /// The leaf is to be replaced, or is gone.
-    pub(crate) fn forget_hidden(&mut self, no: LeafNo) {
+    pub(super) fn forget_hidden(&mut self, no: LeafNo, segments: &mut Segments) {
         self.hidden.uncounted.remove(&no);
         self.hidden.looked_at.remove(&no);
         for (segment, blocks) in self.hidden.counted.remove(&no).unwrap_or_default() {
-            self.segments.sub_hidden(segment, blocks);
+            segments.sub_hidden(segment, blocks);
+        }
+    }
+}
+
+/// A look-up for each block of the leaf: what is gone from a release is found by reads.
+fn assert_there(no: LeafNo, leaf: &Leaf, (start, blocks): (u64, u64), segments: &Segments) {
+    for piece in leaf.lookup(start, blocks) {
+        if let Some(Place::Segment { segment, .. }) = piece.value {
+            assert!(segments.get(segment).is_some(), "{no:?} shows blocks of {segment:?}, which is gone");
         }
     }
 }

@@ -3,9 +3,9 @@
 //! A few leaves go with each fold (see `checkpoint`). When a layer has none left, what the overlay holds of it goes at
 //! once: runs of zeroes, which may be as long as the volume, stay runs.
 
-use crate::controller::Controller;
-use crate::layers::{keys_of, leaf_in, leaves_of};
-use crate::map::{LEAF_BLOCKS, LeafNo, Mapped, Place};
+use super::layers::{keys_of, leaf_in, leaves_of};
+use super::leaf::{LEAF_BLOCKS, LeafNo, Mapped, Place};
+use super::{Accounts, Map};
 use holdfast_base::{Key, Lba, ObjectId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,48 +14,49 @@ const LEAVES_MAX: usize = 128;
 
 /// Leaves of layers that go.
 #[derive(Debug, Default)]
-pub(crate) struct Going {
+pub(super) struct Going {
     /// By those of the layer that they are merged into.
-    pub(crate) under: BTreeMap<LeafNo, LeafNo>,
+    pub(super) under: BTreeMap<LeafNo, LeafNo>,
     /// What these say is dropped.
-    pub(crate) dropped: BTreeSet<LeafNo>,
+    pub(super) dropped: BTreeSet<LeafNo>,
 }
 
 impl Going {
     /// All that have to be read.
-    pub(crate) fn leaves(&self) -> impl Iterator<Item = LeafNo> {
+    pub(super) fn leaves(&self) -> impl Iterator<Item = LeafNo> {
         let merged = self.under.iter().flat_map(|(into, gone)| [*into, *gone]);
         merged.chain(self.dropped.iter().copied())
     }
 }
 
-impl Controller {
-    /// The next leaves of layers that go, and round again: where one can't be read, the others get on.
-    pub(crate) fn choose_leaves_that_go(&mut self) -> Going {
+impl Map {
+    /// The next leaves of layers that go, and round again: where one can't be read, the others get on. Bulk writes are on their way
+    /// to the `written` ones.
+    pub(super) fn choose_leaves_that_go(&mut self, written: &[ObjectId]) -> Going {
         let mut going = Going::default();
         if !self.layers.any_goes() {
             return going;
         }
-        let cursor = self.checkpointer.going_cursor;
-        self.choose_from(cursor, &mut going);
+        let cursor = self.going_cursor;
+        self.choose_from(cursor, written, &mut going);
         if going.under.len() + going.dropped.len() < LEAVES_MAX {
-            self.choose_from(LeafNo::default(), &mut going);
+            self.choose_from(LeafNo::default(), written, &mut going);
         }
         let last = going.under.values().chain(&going.dropped).max();
-        self.checkpointer.going_cursor = last.map_or(LeafNo::default(), |no| LeafNo(no.0 + 1));
+        self.going_cursor = last.map_or(LeafNo::default(), |no| LeafNo(no.0 + 1));
         going
     }
 
-    fn choose_from(&self, from: LeafNo, going: &mut Going) {
+    fn choose_from(&self, from: LeafNo, written: &[ObjectId], going: &mut Going) {
         let left = |going: &Going| LEAVES_MAX.saturating_sub(going.under.len() + going.dropped.len());
-        for gone in self.layers.to_drop().filter(|gone| !self.is_writing_below(*gone)) {
+        for gone in self.layers.to_drop().filter(|gone| !self.is_awaited(*gone, written)) {
             let leaves = leaves_of(gone);
             let found = self.directory.range(leaves.start.max(from)..leaves.end.max(from));
             going.dropped.extend(found.take(left(going)));
         }
         for (gone, into) in self.layers.to_merge() {
             // What is on its way there must arrive first.
-            if !self.is_writing_below(gone) {
+            if !self.is_awaited(gone, written) {
                 let found = self.leaves_to_merge(gone, into, from, left(going));
                 going.under.extend(found.into_iter().map(|no| (leaf_in(no, into), no)));
             }
@@ -90,19 +91,19 @@ impl Controller {
     }
 
     /// Layers that have no leaves any more go, with the runs that the overlay has of them.
-    pub(crate) fn finish_layers(&mut self) {
+    pub(super) fn finish_layers(&mut self, written: &[ObjectId], accounts: &mut Accounts<'_>) {
         loop {
-            let dropped = self.layers.to_drop().find(|gone| self.may_finish(*gone));
+            let dropped = self.layers.to_drop().find(|gone| self.may_finish(*gone, written));
             let merged = self
                 .layers
                 .to_merge()
-                .find(|(gone, into)| self.may_finish(*gone) && self.only_zeroes_are_left(*gone, *into));
+                .find(|(gone, into)| self.may_finish(*gone, written) && self.only_zeroes_are_left(*gone, *into));
             if let Some(gone) = dropped {
-                self.forget_runs(gone);
+                self.forget_runs(gone, accounts);
                 self.layers.on_dropped(gone);
             } else if let Some((gone, into)) = merged {
                 self.move_zeroes(gone, into);
-                self.forget_runs(gone);
+                self.forget_runs(gone, accounts);
                 self.layers.on_merged(gone, into);
             } else {
                 let layers = &self.layers;
@@ -112,8 +113,13 @@ impl Controller {
         }
     }
 
-    fn may_finish(&self, gone: ObjectId) -> bool {
-        !self.is_writing_below(gone) && self.directory.range(leaves_of(gone)).next().is_none()
+    /// What is on its way to a layer, or one that it stands on, must arrive first.
+    fn is_awaited(&self, gone: ObjectId, written: &[ObjectId]) -> bool {
+        written.iter().any(|of| self.layers.is_under(*of, gone))
+    }
+
+    fn may_finish(&self, gone: ObjectId, written: &[ObjectId]) -> bool {
+        !self.is_awaited(gone, written) && self.directory.range(leaves_of(gone)).next().is_none()
     }
 
     /// Whether what the overlay says of the layer are zeroes where the other layer has no leaves.
@@ -144,23 +150,23 @@ impl Controller {
             let key = Key::new(into, Lba(start - keys.start)).0;
             for piece in self.overlay.pieces(key, len).into_iter().filter(|piece| piece.value.is_none()) {
                 self.overlay.insert(piece.start, piece.len, mapped.clone(), |_, _, _| {});
-                self.checkpointer.zeroes_moved_to.insert(into);
+                self.zeroes_moved_to.insert(into);
             }
         }
     }
 
     /// Everything that the overlay says of a layer.
-    fn forget_runs(&mut self, gone: ObjectId) {
+    fn forget_runs(&mut self, gone: ObjectId, accounts: &mut Accounts<'_>) {
         let keys = keys_of(gone);
         let mut removed = Vec::new();
         self.overlay.remove(keys.start, keys.end - keys.start, |_, len, old| removed.push((len, old.place)));
         for (len, place) in removed {
-            self.unmap(len, &place);
+            accounts.unmap(len, &place);
         }
     }
 
     /// While loading: a layer that is not in the table any more was finished since the runs were written.
-    pub(crate) fn forget_runs_of_gone_layers(&mut self) {
+    pub(super) fn forget_runs_of_gone_layers(&mut self) {
         self.find_overlaid();
         for layer in std::mem::take(&mut self.overlaid) {
             if self.layers.has(layer) {

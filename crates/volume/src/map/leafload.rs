@@ -1,8 +1,8 @@
 //! Loading the leaves that are not in memory.
 
+use super::leaf::{Leaf, LeafNo, LeafPointer};
 use crate::controller::{Controller, Out};
 use crate::fetch::{FetchError, Recipient};
-use crate::map::{Leaf, LeafNo, LeafPointer};
 use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ impl Controller {
                 }
                 continue;
             }
-            let pointer = self.directory.get(no).expect("only leaves in the directory are loaded");
+            let pointer = self.map.directory.get(no).expect("only leaves in the directory are loaded");
             self.leaf_loads.insert(no, LeafLoad { pointer, waiters: vec![waiter] });
             fresh.push((pointer, no));
         }
@@ -135,7 +135,7 @@ impl Controller {
     fn load_apart(&mut self, span: &Span, out: Out) {
         for no in &span.leaves {
             let Some(pointer) = self.leaf_loads.get(no).map(|load| load.pointer) else { continue };
-            if self.directory.get(*no) == Some(pointer) {
+            if self.map.directory.get(*no) == Some(pointer) {
                 self.start_span(Span::new(*no, pointer), out);
             } else if let Some(load) = self.leaf_loads.remove(no) {
                 self.on_leaf(*no, load, Err(FetchError::Gone), out);
@@ -144,7 +144,7 @@ impl Controller {
     }
 
     fn on_leaf(&mut self, no: LeafNo, load: LeafLoad, leaf: Result<Leaf, FetchError>, out: Out) {
-        let current = self.directory.get(no) == Some(load.pointer);
+        let current = self.map.directory.get(no) == Some(load.pointer);
         let (leaf, error) = match leaf {
             _ if !current => (None, Some(FetchError::Gone)),
             Ok(leaf) => (Some(Arc::new(leaf)), None),
@@ -153,10 +153,11 @@ impl Controller {
         if let Some(leaf) = &leaf {
             match load.waiters[..] {
                 [LeafWaiter::Mark] => {}
-                [LeafWaiter::Fold] => self.leaves.insert_beside(no, Arc::clone(leaf)),
-                _ => self.leaves.insert(no, Arc::clone(leaf)),
+                [LeafWaiter::Fold] => self.map.leaves.insert_beside(no, Arc::clone(leaf)),
+                _ => self.map.leaves.insert(no, Arc::clone(leaf)),
             }
-            self.look_at_hidden(no, leaf);
+            let (map, mut accounts) = self.map_and_accounts();
+            map.look_at_hidden(no, leaf, &mut accounts);
         }
         for waiter in load.waiters {
             let leaf = leaf.clone();

@@ -1,14 +1,7 @@
-//! The volume's map: block -> where its bytes are.
-//!
-//! Two parts. The **overlay** is a run map in memory with every change since the leaf under it was last written: log
-//! data not destaged, and committed segments not folded. The **base** is a directory of immutable leaves, each covering
-//! [`LEAF_BLOCKS`] blocks, packed into metadata segments and cached in memory within a budget. Folding merges a batch of
-//! leaves with the overlay and writes them anew; the old ones are never changed (copy on write).
-//!
-//! Invariants: (1) a block's place is the overlay's if it has one, else the leaf's, else a hole; (2) every run carries
-//! the LSN of its last change, so that a fold knows which runs its leaves already contain.
+//! Leaves: what the base of the map is made of, as they are encoded and kept in memory; and the places that they and the overlay
+//! name.
 
-use crate::rangemap::{Piece, RangeMap, Sliceable};
+use super::rangemap::{Piece, RangeMap, Sliceable};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Key, Lsn, crc32c};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -419,6 +412,12 @@ impl LeafCache {
             let mut seen = BTreeSet::new();
             self.queue.retain(|no| self.leaves.contains_key(no) && seen.insert(*no));
         }
+    }
+
+    pub(super) fn verify(&self) {
+        let bytes: usize = self.leaves.values().map(|cached| cached.leaf.memory_bytes()).sum();
+        assert_eq!(self.bytes, bytes, "what leaves take is counted");
+        assert!(self.queue.len() >= self.leaves.len(), "each leaf has a place in the queue");
     }
 
     fn forget(&mut self, no: LeafNo) {

@@ -1,10 +1,10 @@
 //! Looking places up: in one layer, and through the layers below it.
 
-use crate::controller::Controller;
-use crate::layers::{keys_of, leaf_in, leaves_of};
-use crate::leafload::Pins;
-use crate::map::{LEAF_BLOCKS, Leaf, LeafNo, Place};
-use crate::rangemap::{Piece, Sliceable};
+use super::Map;
+use super::layers::{keys_of, leaf_in, leaves_of};
+use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, Place};
+use super::leafload::Pins;
+use super::rangemap::{Piece, Sliceable};
 use holdfast_base::{Key, Lba, ObjectId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// So few layers are asked one after the other. More are asked once, and what they say is kept.
 const ASKED_MAX: usize = 2;
 
-impl Controller {
+impl Map {
     /// Places of `blocks` blocks from `start` on, without holes in the answer; or the leaves that must be loaded first.
     pub(crate) fn resolve(&mut self, start: u64, blocks: u64, pins: &Pins) -> Result<Vec<Piece<Place>>, Vec<LeafNo>> {
         let mut places = Vec::new();
@@ -50,7 +50,7 @@ impl Controller {
                 at = hole_end;
                 continue;
             }
-            let pinned = (pins.generation == self.checkpointer.generation).then(|| pins.leaves.get(&no)).flatten();
+            let pinned = (pins.generation == self.generation).then(|| pins.leaves.get(&no)).flatten();
             match pinned.cloned().or_else(|| self.leaves.get(no)) {
                 Some(leaf) => {
                     for piece in leaf.lookup(at - no.first_key(), leaf_end - at) {
@@ -235,10 +235,10 @@ impl Search {
         Search { found: Vec::new(), gaps: vec![(first, blocks)], missing: Vec::new() }
     }
 
-    fn ask(&mut self, controller: &mut Controller, layer: ObjectId, pins: &Pins) {
+    fn ask(&mut self, map: &mut Map, layer: ObjectId, pins: &Pins) {
         for (start, len) in std::mem::take(&mut self.gaps) {
             let key = Key::new(layer, Lba(start)).0;
-            match controller.resolve(key, len, pins) {
+            match map.resolve(key, len, pins) {
                 Ok(pieces) => self.take_in(pieces, key - start),
                 Err(leaves) => self.missing.extend(leaves),
             }
@@ -246,23 +246,23 @@ impl Search {
     }
 
     /// The layer and those below it.
-    fn ask_all(&mut self, controller: &mut Controller, layer: ObjectId, pins: &Pins) {
+    fn ask_all(&mut self, map: &mut Map, layer: ObjectId, pins: &Pins) {
         let Some((first, end)) = self.span() else { return };
-        for layer in controller.layers_to_ask(layer, first, end - first) {
+        for layer in map.layers_to_ask(layer, first, end - first) {
             if !self.gaps.is_empty() {
-                self.ask(controller, layer, pins);
+                self.ask(map, layer, pins);
             }
         }
     }
 
     /// The layer and those below it, by leaves that say what all of them say.
-    fn ask_flat(&mut self, controller: &mut Controller, frozen: ObjectId, pins: &Pins) {
+    fn ask_flat(&mut self, map: &mut Map, frozen: ObjectId, pins: &Pins) {
         for (start, len) in std::mem::take(&mut self.gaps) {
             let mut at = start;
             while at < start + len {
                 let base = at / LEAF_BLOCKS * LEAF_BLOCKS;
                 let count = (base + LEAF_BLOCKS).min(start + len) - at;
-                match controller.flat_leaf(frozen, at / LEAF_BLOCKS, pins) {
+                match map.flat_leaf(frozen, at / LEAF_BLOCKS, pins) {
                     Ok(Flat::Leaf(leaf)) => {
                         let pieces = leaf.lookup(at - base, count);
                         self.found.extend(pieces.into_iter().map(|p| Piece { start: p.start + base, ..p }));

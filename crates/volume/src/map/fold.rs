@@ -1,0 +1,271 @@
+//! Folding: leaves are written anew with what the overlay says over them. Which, and what becomes of directory, overlay and
+//! accounts at the instant when the new ones are installed. (When: see [`super::checkpoint`].)
+
+use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
+use super::rangemap::Piece;
+use super::{Accounts, Map};
+use holdfast_base::{Key, Lsn};
+use holdfast_format::record::SegmentNo;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Leaves of one fold: some milliseconds of merging. And no more than fit a segment.
+const FOLD_LEAVES_MAX: usize = 2048;
+
+/// Leaves that such a fold passes by are written anew with the others if they are no more than this, one after the other.
+const BETWEEN_MAX: u64 = 16;
+
+/// What may be written for each run that such a fold takes in, in leaves, while the overlay takes as much as it may: four times as
+/// much at twice that. A leaf of a few runs costs less; one that is full takes 14 KiB.
+const FOLD_BYTES_A_RUN: u64 = 512;
+
+/// Runs of the overlay that a leaf waits for until it is written anew; and where they find room beside all leaves.
+const RUNS_A_LEAF: usize = 24;
+const RUNS_A_LEAF_ROOMY: usize = 96;
+
+/// What a leaf of many short runs takes.
+const LEAF_BYTES: usize = 14 << 10;
+
+/// Memory that a run of the overlay takes; all of them may take half of what leaves may.
+const RUN_BYTES: usize = 160;
+
+/// Memory that a leaf's place in the directory takes.
+const POINTER_BYTES: usize = 80;
+
+/// What is to be folded.
+pub(super) struct Choice {
+    pub(super) leaves: BTreeSet<LeafNo>,
+    pub(super) between: BTreeSet<LeafNo>,
+    /// Where the next fold goes on, if there is more to take in.
+    pub(super) next: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct MergedLeaf {
+    pub(super) no: LeafNo,
+    pub(super) old: Option<Arc<Leaf>>,
+    /// The leaf of a layer that goes, and what it said: the new one says it, too.
+    pub(super) under: Option<(LeafNo, Option<Arc<Leaf>>)>,
+    pub(super) new: Option<NewLeaf>,
+}
+
+/// A leaf that is to be installed, and where its bytes lie in the segment of the fold.
+#[derive(Debug)]
+pub(super) struct NewLeaf {
+    pub(super) leaf: Arc<Leaf>,
+    pub(super) offset_bytes: u32,
+    pub(super) len_bytes: u32,
+    pub(super) crc: u32,
+}
+
+impl Map {
+    // ---- how much memory it takes ----
+
+    /// So many runs of the overlay are folded: in proportion to the map, so that a leaf takes in many at a time.
+    pub(super) fn fold_runs(&self, fold_runs_min: usize) -> usize {
+        let leaves = self.directory.len();
+        let beside = self.bytes_max.saturating_sub((leaves * (POINTER_BYTES + LEAF_BYTES)) as u64);
+        let roomy = (leaves * RUNS_A_LEAF_ROOMY).min(beside as usize / RUN_BYTES);
+        (leaves * RUNS_A_LEAF).max(roomy).min(self.overlay_runs_max()).max(fold_runs_min)
+    }
+
+    /// So many runs of the overlay fit the memory that it may take.
+    fn overlay_runs_max(&self) -> usize {
+        (self.bytes_max as usize / 2 / RUN_BYTES).max(1)
+    }
+
+    /// Runs of the overlay, but for about those whose data only the log has, so many: they are bounded there.
+    fn overlay_runs(&self, in_log: usize) -> usize {
+        self.overlay.run_count().saturating_sub(in_log)
+    }
+
+    /// It takes more memory than it may.
+    pub(super) fn overlay_is_large(&self, in_log: usize) -> bool {
+        self.overlay_runs(in_log) > self.overlay_runs_max()
+    }
+
+    /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at least.
+    pub(super) fn limit_leaves(&mut self) {
+        let all = self.bytes_max as usize;
+        let ours = all.saturating_sub(self.directory.len() * POINTER_BYTES).max(all / 8);
+        let left = ours.saturating_sub(self.overlay.run_count() * RUN_BYTES).max(ours / 2);
+        self.leaves.limit(left.saturating_sub(self.flats.bytes()));
+    }
+
+    /// After one that has written `bytes` of leaves and taken `runs` out of the overlay: the more memory that takes, the more may
+    /// be written for each run.
+    pub(super) fn is_fold_worth(&self, (bytes, runs): (u64, u64), in_log: usize) -> bool {
+        let (most, now) = (self.overlay_runs_max() as u128, self.overlay_runs(in_log) as u128);
+        let allowed = u128::from(FOLD_BYTES_A_RUN) * u128::from(runs) * now * now;
+        runs > 0 && u128::from(bytes) * most * most <= allowed
+    }
+
+    // ---- what is folded ----
+
+    /// The next leaves, in key order from the cursor on and round again, with anything of the overlay to take in.
+    pub(super) fn choose_leaves(&self, cursor: u64, in_log: usize, bytes_max: u64) -> Choice {
+        let (mut chosen, mut between, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0_u64);
+        // Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would keep what
+        // the others leave behind from being freed.
+        let gap_max = if self.overlay_is_large(in_log) { BETWEEN_MAX } else { 0 };
+        let mut last = None::<LeafNo>;
+        let mut next = None;
+        let ahead = self.overlay.iter_from(cursor);
+        let behind = self.overlay.iter_from(0).take_while(|(start, _, _)| *start < cursor);
+        let len_of = |no: LeafNo| self.directory.get(no).map_or(0, |leaf| u64::from(leaf.len_bytes));
+        for (start, len, mapped) in ahead.chain(behind) {
+            let (first, last_here) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
+            let mut choose = |no: LeafNo| {
+                if !chosen.insert(no) {
+                    return;
+                }
+                bytes += len_of(no);
+                if let Some(before) = last.replace(no).filter(|before| *before < no && no.0 - before.0 <= gap_max) {
+                    let passed = self.directory.range((Bound::Excluded(before), Bound::Excluded(no)));
+                    between.extend(passed.inspect(|no| bytes += len_of(*no)));
+                }
+            };
+            match mapped.place {
+                Place::Log { .. } => continue,
+                // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
+                Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
+                    // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
+                    let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
+                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
+                    [first, last_here].into_iter().filter(|no| !covered(*no)).for_each(&mut choose);
+                }
+                Place::Zero => {
+                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
+                    if first == last_here {
+                        choose(first);
+                    }
+                }
+                Place::Segment { .. } => {
+                    (first.0..=last_here.0).map(LeafNo).for_each(&mut choose);
+                    bytes += encoded_run_bytes(len);
+                }
+            }
+            if chosen.len() + between.len() >= FOLD_LEAVES_MAX || bytes >= bytes_max {
+                next = Some(start + len);
+                break;
+            }
+        }
+        while chosen.len() > FOLD_LEAVES_MAX {
+            chosen.pop_last();
+        }
+        Choice { leaves: chosen, between, next }
+    }
+
+    pub(super) fn new_leaf(
+        &self,
+        no: LeafNo,
+        old: Option<&Leaf>,
+        under: Option<&(LeafNo, Option<Arc<Leaf>>)>,
+        changes: &[Piece<Place>],
+        forgets_below: bool,
+    ) -> Leaf {
+        let empty = Leaf::default();
+        let old = old.unwrap_or(&empty);
+        let layer = Key(no.first_key()).object();
+        let Some((gone, leaf)) = under else {
+            return old.merged(changes, self.layers.parent(layer).is_some());
+        };
+        let keeps_zeroes = self.layers.parent(Key(gone.first_key()).object()).is_some();
+        let leaf = leaf.as_deref().filter(|_| !forgets_below);
+        let below = leaf.unwrap_or(&empty).merged(&self.foldable(*gone), keeps_zeroes);
+        let own: Vec<Piece<Place>> =
+            old.lookup(0, LEAF_BLOCKS).into_iter().filter(|piece| piece.value.is_some()).collect();
+        below.merged(&own, keeps_zeroes).merged(changes, keeps_zeroes)
+    }
+
+    /// What the overlay has for a leaf, but for data still in the log.
+    pub(super) fn foldable(&self, no: LeafNo) -> Vec<Piece<Place>> {
+        self.overlay
+            .pieces(no.first_key(), LEAF_BLOCKS)
+            .into_iter()
+            .filter_map(|piece| match piece.value {
+                None | Some(Mapped { place: Place::Log { .. }, .. }) => None,
+                Some(mapped) => {
+                    Some(Piece { start: piece.start - no.first_key(), len: piece.len, value: Some(mapped.place) })
+                }
+            })
+            .collect()
+    }
+
+    // ---- the instant at which the base changes ----
+
+    /// The directory names a new leaf from now on, and what that holds leaves the overlay.
+    pub(super) fn install_leaf(
+        &mut self,
+        merged: &MergedLeaf,
+        segment: Option<SegmentNo>,
+        captured: Lsn,
+        accounts: &mut Accounts<'_>,
+    ) {
+        self.forget_hidden(merged.no, accounts.segments);
+        if let Some(NewLeaf { leaf, offset_bytes, len_bytes, crc }) = &merged.new {
+            let segment = segment.expect("leaves with bytes lie in a segment");
+            for (segment, blocks) in leaf.blocks_by_segment() {
+                accounts.segments.add_named(segment, blocks);
+                accounts.audit.on_named(merged.no, segment, blocks as i64);
+            }
+            let pointer = LeafPointer { segment, offset_bytes: *offset_bytes, len_bytes: *len_bytes, crc: *crc };
+            accounts.segments.add_live(segment, u64::from(*len_bytes));
+            accounts.audit.on_named(merged.no, segment, i64::from(*len_bytes));
+            let old = self.directory.insert(merged.no, pointer);
+            accounts.forget_pointer(merged.no, old);
+            self.leaves.insert_beside(merged.no, Arc::clone(leaf));
+        } else {
+            let old = self.directory.remove(merged.no);
+            accounts.forget_pointer(merged.no, old);
+            self.leaves.remove(merged.no);
+        }
+        if !accounts.mutations.fold_keeps_old_counts {
+            accounts.forget_named(merged.no, merged.old.as_deref());
+        }
+        // What the new leaf contains leaves the overlay.
+        for piece in self.overlay.pieces(merged.no.first_key(), LEAF_BLOCKS) {
+            let Some(mapped) = piece.value else { continue };
+            if mapped.stamp <= captured && !matches!(mapped.place, Place::Log { .. }) {
+                self.overlay.remove(piece.start, piece.len, |_, _, _| {});
+                accounts.unmap(piece.len, &mapped.place);
+            }
+        }
+        if let Some(new) = &merged.new {
+            self.recount_hidden(merged.no, &new.leaf, accounts);
+        }
+    }
+
+    /// What this leaf and the overlay over it say is not wanted, or said elsewhere.
+    pub(super) fn forget_leaf(&mut self, gone: LeafNo, leaf: Option<&Leaf>, accounts: &mut Accounts<'_>) {
+        let old = self.directory.remove(gone);
+        accounts.forget_pointer(gone, old);
+        self.leaves.remove(gone);
+        self.forget_hidden(gone, accounts.segments);
+        accounts.forget_named(gone, leaf);
+        let mut replaced = Vec::new();
+        self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));
+        for (len, place) in replaced {
+            accounts.unmap(len, &place);
+        }
+    }
+}
+
+impl Accounts<'_> {
+    /// The directory names a leaf no more.
+    fn forget_pointer(&mut self, no: LeafNo, old: Option<LeafPointer>) {
+        if let Some(LeafPointer { segment, len_bytes, .. }) = old {
+            self.segments.sub_live(segment, u64::from(len_bytes));
+            self.audit.on_named(no, segment, -i64::from(len_bytes));
+        }
+    }
+
+    /// What a leaf named it names no more.
+    fn forget_named(&mut self, no: LeafNo, leaf: Option<&Leaf>) {
+        for (segment, blocks) in leaf.iter().flat_map(|leaf| leaf.blocks_by_segment()) {
+            self.segments.sub_named(segment, blocks);
+            self.audit.on_named(no, segment, -(blocks as i64));
+        }
+    }
+}
