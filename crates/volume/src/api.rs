@@ -1,7 +1,7 @@
 //! What goes into a controller and what comes out.
 
+use crate::care::Sharing;
 use crate::map::{CloneInfo, Snapshot};
-use crate::mark::Sharing;
 use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{

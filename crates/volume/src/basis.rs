@@ -40,6 +40,14 @@ impl Basis {
         self.root.replace(root)
     }
 
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.root().epoch
+    }
+
+    pub(crate) fn volume(&self) -> VolumeId {
+        self.config.volume
+    }
+
     pub(crate) fn layout(&self) -> Option<Layout> {
         self.root.as_ref().map(|root| root.layout)
     }

@@ -25,29 +25,25 @@ pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Status, Target};
 use crate::basis::Basis;
 use crate::bypass::BypassBatch;
-use crate::cleaner::Cleaner;
+use crate::care::{Around, Care, Made, Mover, Walked, Wrong};
 use crate::copies::RootCopies;
 use crate::family::Family;
-use crate::fetch::Fetch;
+use crate::fetch::{Fetch, FetchError};
 use crate::handover::Handover;
 use crate::hold::Hold;
 use crate::job::{SegmentJob, put_doublings};
 use crate::log::{Log, WriteOp};
-use crate::map::{Accounts, Checkpointer, CloneInfo, LeafLoad, LeafNo, Map, Snapshot, Span};
-use crate::mark::Marker;
-use crate::moves::Mover;
+use crate::map::{Accounts, Checkpointer, CloneInfo, Leaf, LeafLoad, LeafNo, LeafWaiter, Map, Snapshot, Span};
 use crate::opening::Opening;
 use crate::peers::{Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, Worth};
 use crate::pressure::Pressure;
 use crate::read::{ReadOp, ReadQueue};
 use crate::readahead::ReadAhead;
-use crate::repair::Repairer;
 use crate::resize::Resizer;
 use crate::roll::Roll;
 use crate::root::RootWriter;
-use crate::scrub::Scrubber;
 use crate::sealing::Seal;
-use crate::segment::Segments;
+use crate::segment::{Kind, SegmentInfo, Segments};
 use crate::snapshots::Changes;
 use crate::space::claims::Claim;
 use crate::space::{
@@ -61,12 +57,14 @@ use holdfast_base::{
     BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, Lsn, NodeId, ObjectId,
     Prng, RequestToken, Slab, Token,
 };
+use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::cell::Ref;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Guests' requests in flight and waiting; frontends bound their sessions below this.
@@ -127,11 +125,7 @@ pub struct Controller {
     pub(crate) filling: Option<Filling>,
     pub(crate) warmth: Option<Warmth>,
     pub(crate) checkpointer: Checkpointer,
-    pub(crate) cleaner: Cleaner,
-    pub(crate) repairer: Repairer,
-    pub(crate) mover: Mover,
-    pub(crate) scrubber: Scrubber,
-    pub(crate) marker: Marker,
+    pub(crate) care: Care,
     pub(crate) family: Family,
     pub(crate) counters: Counters,
     pub(crate) seals: Vec<Seal>,
@@ -183,11 +177,7 @@ impl Controller {
             filling: None,
             warmth: None,
             checkpointer: Checkpointer::default(),
-            cleaner: Cleaner::default(),
-            repairer: Repairer::default(),
-            mover: Mover::default(),
-            scrubber: Scrubber::default(),
-            marker: Marker::default(),
+            care: Care::default(),
             family: Family::default(),
             counters: Counters::default(),
             seals: Vec::new(),
@@ -243,8 +233,8 @@ impl Controller {
             _ => {
                 let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
                 let writes = earliest(self.bypass.deadline(), self.writes.deadline());
-                let scrub = self.scrubber.deadline().filter(|_| self.state == State::Open);
-                let others = earliest(earliest(self.marker.deadline(), self.hold_deadline()), scrub);
+                let scrub = self.care.scrubber.deadline().filter(|_| self.state == State::Open);
+                let others = earliest(earliest(self.care.audit.deadline(), self.hold_deadline()), scrub);
                 earliest(Some(self.last_tick + pace), earliest(writes, others))
             }
         }
@@ -338,13 +328,241 @@ impl Controller {
     pub(crate) fn map_and_accounts(&mut self) -> (&mut Map, Accounts<'_>) {
         let mutations = self.basis.config.mutations;
         let (segments, log, wants) = (&mut self.segments, &mut self.log, &mut self.wants);
-        (&mut self.map, Accounts { segments, log, wants, audit: &mut self.marker, mutations })
+        (&mut self.map, Accounts { segments, log, wants, audit: &mut self.care.audit, mutations })
     }
 
     /// As before anything was loaded.
     pub(crate) fn forget_map(&mut self) {
         self.map.forget_all();
         self.segments.reset(self.basis.root().first_own());
+    }
+
+    // ---- care ----
+
+    /// The parts of care, and what they work with.
+    pub(crate) fn care(&mut self) -> (&mut Care, Around<'_>) {
+        let guests_are_at_work = self.guests_are_at_work();
+        let around = Around {
+            basis: &self.basis,
+            peers: &mut self.peers,
+            segments: &self.segments,
+            survey: &self.survey,
+            governor: &mut self.governor,
+            rng: &mut self.rng,
+            wants: &mut self.wants,
+            counters: &mut self.counters,
+            guests_are_at_work,
+        };
+        (&mut self.care, around)
+    }
+
+    fn drive_repair(&mut self, out: Out) {
+        if self.state != State::Open {
+            return;
+        }
+        let is_in_use = self.basis.now.since(self.last_activity) <= Duration::from_secs(5);
+        self.peers.refresh_state(self.basis.now, is_in_use, out);
+        let (care, mut around) = self.care();
+        care.repairer.drive(&mut around, out);
+        care.drive_moves(&mut around, out);
+        if self.care.repairer.looks_for_end(self.basis.now)
+            && self.peers.all_are_inventoried()
+            && self.degraded_segments() == 0
+            && self.at_risk_entries() == 0
+        {
+            self.care.repairer.on_restored();
+            self.notice(Notice::RedundancyRestored, out);
+        }
+    }
+
+    /// A shard was made again, or moved. The next is not put off to the next tick.
+    fn on_shard_made(&mut self, made: Made, out: Out) {
+        match made {
+            Made::Nothing => {}
+            Made::InPlace => self.go_on_repairing(out),
+            Made::Elsewhere(record, done) => {
+                self.append_control(record, done, out);
+            }
+        }
+    }
+
+    fn go_on_repairing(&mut self, out: Out) {
+        if self.state == State::Open {
+            let (care, mut around) = self.care();
+            care.repairer.start_repairs(&mut around, out);
+            care.drive_moves(&mut around, out);
+        }
+    }
+
+    pub(crate) fn on_rehomed(&mut self, repair: Token, shard: (SegmentNo, u8), former: Leg, out: Out) {
+        let (care, mut around) = self.care();
+        care.repairer.on_rehomed(&mut around, repair, shard, former);
+        self.go_on_repairing(out);
+    }
+
+    fn on_repair_lost(&mut self, repair: Token) {
+        let (care, mut around) = self.care();
+        care.repairer.on_repair_lost(&mut around, repair);
+    }
+
+    fn on_inventory(&mut self, node: NodeId, device: DeviceId, reply: Reply, out: Out) {
+        let (care, mut around) = self.care();
+        care.repairer.on_inventory(&mut around, node, device, reply, out);
+    }
+
+    /// The free record of these segments is complete: their shards may go.
+    pub(crate) fn on_freed(&mut self, segments: Vec<SegmentNo>, out: Out) {
+        self.counters.segments_freed += segments.len() as u64;
+        let freeing = &mut self.checkpointer.freeing;
+        let freed = segments.into_iter().filter_map(|no| Some((no, freeing.remove(&no)?))).collect();
+        let (care, mut around) = self.care();
+        care.repairer.on_freed(&mut around, freed, out);
+    }
+
+    pub(crate) fn on_damaged(&mut self, shard: (SegmentNo, u8), leg: Leg, may_repair: bool, out: Out) {
+        // The host that serves a volume may have deleted what another one reads beforehand.
+        if !self.is_warming() {
+            let (care, mut around) = self.care();
+            care.repairer.on_damaged(&mut around, shard, leg, may_repair, out);
+        }
+    }
+
+    fn drive_scrub(&mut self, out: Out) {
+        if self.state == State::Open {
+            let (care, mut around) = self.care();
+            care.scrubber.drive(&mut around, out);
+        }
+    }
+
+    fn on_scrubbed(&mut self, segment: SegmentNo, index: u8, reply: &Reply, out: Out) {
+        let is_known = self.segments.get(segment).is_some();
+        let (care, mut around) = self.care();
+        if let Some(leg) = care.scrubber.on_scrubbed(&mut around, segment, index, reply) {
+            self.on_damaged((segment, index), leg, true, out);
+        }
+        if is_known {
+            self.drive_scrub(out);
+        }
+    }
+
+    fn on_scrub_lost(&mut self, out: Out) {
+        self.care.scrubber.on_lost();
+        self.drive_scrub(out);
+    }
+
+    fn drive_audit(&mut self) {
+        if self.state == State::Open {
+            let (now, every) = (self.basis.now, self.basis.config.mark_every);
+            self.care.audit.drive(now, every, self.log.completed, self.map.layers());
+        }
+    }
+
+    /// Goes on with the audit that is under way, as far as what it needs is in memory.
+    fn walk_map(&mut self, out: Out) {
+        if self.state != State::Open {
+            return self.care.audit.abandon();
+        }
+        let mut looked_at = 0;
+        loop {
+            let (now, is_busy) = (self.basis.now, self.guests_are_at_work());
+            match self.care.audit.walk(now, is_busy, &self.map, &mut looked_at) {
+                Walked::Rests => return,
+                Walked::Needs(leaves) => {
+                    for no in leaves {
+                        self.load_leaf(no, LeafWaiter::Audit, out);
+                    }
+                }
+                Walked::All => return self.finish_audit(out),
+            }
+        }
+    }
+
+    pub(crate) fn on_audit_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>) {
+        let at = (self.basis.now, self.guests_are_at_work());
+        self.care.audit.on_leaf(at, self.map.generation(), no, leaf, error);
+    }
+
+    fn finish_audit(&mut self, out: Out) {
+        let (now, every) = (self.basis.now, self.basis.config.mark_every);
+        let heads: Vec<HeadId> = self.clones().map(|(head, _)| head).chain([HeadId::VOLUME]).collect();
+        let wrong = self.care.audit.finish(now, every, &self.map, &self.segments, heads.into_iter());
+        self.counters.marks += 1;
+        if wrong == Wrong::default() {
+            return;
+        }
+        let (segments, hidden) = (wrong.live.len() as u64, wrong.hides_too_much);
+        self.notice(Notice::Miscounted { segments, hidden }, out);
+        self.map.forget_all_hidden(&mut self.segments);
+        for (no, live) in wrong.live {
+            self.segments.set_live(no, live);
+        }
+        self.wants.free_dead();
+    }
+
+    fn on_drain(&mut self, devices: BTreeSet<DeviceId>, out: Out) {
+        self.peers.set_draining(devices);
+        self.care.mover = Mover::default();
+        self.on_legs_changed(out);
+    }
+
+    /// Shards, and logs, of this volume on each device that is being drained.
+    pub fn left_to_drain(&self) -> Vec<(DeviceId, u64)> {
+        let left = |device: &DeviceId| (*device, self.segments.own_shards_on(*device) + self.logs_on(*device));
+        self.peers.draining().iter().map(left).collect()
+    }
+
+    fn logs_on(&self, device: DeviceId) -> u64 {
+        let ledgers = self.basis.known().map(|root| &root.ledgers);
+        let legs = ledgers.into_iter().flatten().flat_map(|ledger| &ledger.legs);
+        legs.filter(|leg| leg.device == device).count() as u64
+    }
+
+    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
+    fn degraded_segments(&self) -> u64 {
+        self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments)
+    }
+
+    /// The same, without counting what is out with one node: for who asks before that goes, over the whole table.
+    fn degraded_apart_from(&self, node: NodeId) -> u64 {
+        let topology = self.topology();
+        let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
+        let is_narrow = |info: &SegmentInfo| match info.kind {
+            Kind::Data => !topology.is_of_policy(&info.geometry),
+            _ => topology.is_narrow_metadata(&info.geometry),
+        };
+        let is_crowded = |info: &SegmentInfo| topology.crowded(&info.geometry, &info.homes).is_some();
+        let is_degraded = |no: SegmentNo, info: &SegmentInfo| {
+            info.live > 0 && (is_narrow(info) || is_crowded(info))
+                || info.homes.iter().any(is_out)
+                || self.care.repairer.lacks_shard(no)
+        };
+        let own = self.segments.own().filter(|(no, info)| is_degraded(*no, info));
+        let foreign = self.segments.foreign().filter(|(_, info)| info.kind == Kind::Data);
+        own.count() as u64 + foreign.filter(|(no, info)| topology.is_crowded_foreign(*no, info)).count() as u64
+    }
+
+    /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack more.
+    pub fn weak_apart_from(&self, node: NodeId) -> (u64, u64) {
+        if !self.basis.is_known() {
+            return (0, 0);
+        }
+        (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
+    }
+
+    /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log
+    /// holds is in memory, too, and will be in segments.
+    pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> u64 {
+        if !self.basis.is_known() {
+            return 0;
+        }
+        let is_lost = |info: &SegmentInfo| {
+            let stays = |home: &Leg| !nodes.contains(&home.node) && self.peers.leg_usable(*home);
+            let left = info.homes.iter().enumerate().filter(|(_, home)| stays(home));
+            let positions: BTreeSet<u8> = left.map(|(index, _)| info.geometry.position(index as u8)).collect();
+            positions.len() < usize::from(info.geometry.data)
+        };
+        let needed = self.segments.own().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run);
+        needed.filter(|(_, info)| is_lost(info)).count() as u64
     }
 
     // ---- what there is of nodes, devices and room ----
@@ -403,14 +621,14 @@ impl Controller {
             || !self.log.all_destaged()
             || !self.checkpointer.is_idle()
             || !self.checkpointer.freeing.is_empty()
-            || !self.cleaner.is_idle();
+            || !self.care.cleaner.is_idle();
         self.room.expected_at(self.basis.now, may_be_made)
     }
 
     /// How much it is needed that the segment's data are moved, or its shard made again which is missing or damaged.
     pub(crate) fn need_of(&self, no: SegmentNo, shard: Option<u8>) -> Need {
         let Some(info) = self.segments.get(no) else { return Need::Choice };
-        self.topology().need_of(info, |index| shard == Some(index) || self.repairer.wants(no, index))
+        self.topology().need_of(info, |index| shard == Some(index) || self.care.repairer.wants(no, index))
     }
 
     /// Guests' requests come before work that can wait.
@@ -420,7 +638,8 @@ impl Controller {
 
     /// Whether a shard may be made again, moved or re-coded now.
     pub(crate) fn may_move_data(&self, need: Need) -> bool {
-        !self.guests_are_at_work() || self.repairer.has_few_at_work(need) && self.governor.admits(self.basis.now, need)
+        !self.guests_are_at_work()
+            || self.care.repairer.has_few_at_work(need) && self.governor.admits(self.basis.now, need)
     }
 
     pub(crate) fn charge_moved(&mut self, bytes: u64, need: Need) {
@@ -507,14 +726,35 @@ impl Controller {
             Purpose::PutShard { job, shard } => self.on_shard_put(job, shard, node, &reply, out),
             Purpose::Fetch { fetch, shard } => self.on_fetched(fetch, shard, &reply, payload, out),
             Purpose::Header { cleaner, victim } => self.on_header(cleaner, victim, &reply, &payload, out),
-            Purpose::RepairRead { repair, shard } => self.on_repair_read(repair, shard, &reply, payload, out),
-            Purpose::RepairHeader { repair } => self.on_repair_header(repair, &reply, &payload, out),
-            Purpose::RepairClear { repair } => self.on_repair_clear(repair, &reply, out),
-            Purpose::RepairPut { repair } => self.on_repair_put(repair, &reply, out),
-            Purpose::RepairMake { repair } => self.on_repair_made(repair, self.basis.now.since(sent_at), &reply, out),
+            Purpose::RepairRead { repair, shard } => {
+                let (care, mut around) = self.care();
+                care.repairer.on_repair_read(&mut around, repair, shard, &reply, payload, out);
+            }
+            Purpose::RepairHeader { repair } => {
+                let (care, mut around) = self.care();
+                care.repairer.on_repair_header(&mut around, repair, &reply, &payload, out);
+            }
+            Purpose::RepairClear { repair } => {
+                let (care, mut around) = self.care();
+                care.repairer.on_repair_clear(&mut around, repair, &reply, out);
+            }
+            Purpose::RepairPut { repair } => {
+                let (care, mut around) = self.care();
+                let made = care.repairer.on_repair_put(&mut around, repair, &reply);
+                self.on_shard_made(made, out);
+            }
+            Purpose::RepairMake { repair } => {
+                let waited = self.basis.now.since(sent_at);
+                let (care, mut around) = self.care();
+                let made = care.repairer.on_repair_made(&mut around, repair, waited, &reply, out);
+                self.on_shard_made(made, out);
+            }
             Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
-            Purpose::DeleteShards { shards } => self.on_shards_deleted(node, &shards, &reply),
+            Purpose::DeleteShards { shards } => {
+                let (care, mut around) = self.care();
+                care.repairer.on_shards_deleted(&mut around, node, &shards, &reply);
+            }
             Purpose::Scrub { segment, index } => self.on_scrubbed(segment, index, &reply, out),
             Purpose::Look { leg } => self.on_looked(leg, &reply, out),
             Purpose::PutRoot { leg, sequence } => self.on_root_put(leg, sequence, &reply, out),
@@ -553,7 +793,8 @@ impl Controller {
                 self.on_inventory(call.node, device, Reply::Refused(Refusal::Busy), out);
             }
             Purpose::LedgerInventory { .. } => {}
-            Purpose::DeleteShards { shards } => self.on_delete_lost(call.node, shards),
+            // The node will be asked what it holds when it is back.
+            Purpose::DeleteShards { .. } => self.peers.recheck(self.basis.now, call.node),
             Purpose::Scrub { .. } => self.on_scrub_lost(out),
             Purpose::Look { leg } => self.on_look_lost(leg, out),
             Purpose::PutRoot { leg, sequence } => self.on_root_put_lost(leg, sequence, out),
@@ -575,7 +816,7 @@ impl Controller {
 
     fn on_node_down(&mut self, node: NodeId, out: Out) {
         self.peers.on_down(self.basis.now, node);
-        self.repairer.note_degraded();
+        self.care.repairer.note_degraded();
         self.lose_calls(node, out);
         self.on_legs_changed(out);
         self.replace_shards_on(node, out);
@@ -656,7 +897,7 @@ impl Controller {
         if !self.peers.suspect(&self.basis, node, judged_as, out) {
             return;
         }
-        self.repairer.note_degraded();
+        self.care.repairer.note_degraded();
         self.on_legs_changed(out);
         self.replace_shards_on(node, out);
         let fetch_of = |call: &Call| if let Purpose::Fetch { fetch, .. } = call.purpose { Some(fetch) } else { None };
@@ -731,7 +972,7 @@ impl Controller {
     /// Everything that is done by the way while the volume is open.
     fn background(&mut self, out: Out) {
         self.look_for_room();
-        self.governor.look(self.basis.now, self.repairer.is_at_work());
+        self.governor.look(self.basis.now, self.care.repairer.is_at_work());
         self.wants.fold |= self.map.layers().any_goes();
         self.look_for_old_metadata();
         self.room.ask(self.basis.now, &mut self.peers, out);
@@ -743,7 +984,7 @@ impl Controller {
         self.drive_cleaner(out);
         self.drive_repair(out);
         self.drive_scrub(out);
-        self.drive_mark();
+        self.drive_audit();
         self.drive_look(out);
         self.drive_root(out);
         self.drive_copies(out);
@@ -757,6 +998,7 @@ impl Controller {
         self.governor.verify();
         self.segments.verify();
         self.map.verify();
+        self.care.verify();
         if self.basis.is_known() {
             self.survey.verify(self.topology(), &self.segments);
             assert_eq!(
@@ -785,10 +1027,10 @@ impl Controller {
             snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
             clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
             space: own.space,
-            sharing: self.marker.sharing(),
+            sharing: self.care.audit.sharing(),
             layers_going: self.map.layers().going_count(),
             left_to_drain: self.left_to_drain(),
-            left_to_balance_bytes: self.left_to_balance_bytes(),
+            left_to_balance_bytes: self.care.mover.left_to_balance_bytes(self.topology()),
             tiers: if known { self.root().tiers } else { Tiers::default() },
             first_tier: self.tier_use(),
             astray_segments: if known { self.astray_segments() } else { 0 },
@@ -810,8 +1052,8 @@ impl Controller {
              open {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\n\
              log {} bytes, {} entries, completed {}",
             self.segments,
-            self.repairer,
-            self.cleaner,
+            self.care.repairer,
+            self.care.cleaner,
             self.reads,
             self.fetches,
             self.leaf_loads,

@@ -160,7 +160,7 @@ impl Controller {
             is_more_kept |= self.segments.set_kept(no, is_kept) && is_kept;
         }
         if is_more_kept {
-            self.cleaner.on_kept();
+            self.care.cleaner.on_kept();
         }
         // What is kept no more may be freed by the next checkpoint.
         self.wants.free_dead();
@@ -432,7 +432,7 @@ impl Controller {
         if self.basis.is_foreign(no) {
             self.family.lost.insert((no, index));
         } else {
-            self.repairer.want(no, index);
+            self.care.repairer.want(no, index);
         }
     }
 

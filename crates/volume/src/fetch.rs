@@ -301,7 +301,7 @@ impl Controller {
         let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
         if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
             self.peers.on_device_failed(leg);
-            self.repairer.note_degraded();
+            self.care.repairer.note_degraded();
         } else if in_table && self.basis.is_foreign(segment) && !matches!(reply, Reply::Refused(Refusal::Checksum)) {
             // It may have been moved: its owner is another.
             self.want_shard(segment, index);

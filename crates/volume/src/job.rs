@@ -258,7 +258,7 @@ impl Controller {
             }
             Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice) => {
                 self.peers.on_device_failed(leg);
-                self.repairer.note_degraded();
+                self.care.repairer.note_degraded();
                 self.replace_shard(token, index, node, out);
             }
             Reply::Refused(Refusal::NoSpace) => {
@@ -304,7 +304,7 @@ impl Controller {
         let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
         // What is left of another volume's it finds itself, when it opens.
         if placed.id.volume == self.basis.config.volume {
-            self.repairer.note_stray(stray);
+            self.care.repairer.note_stray(stray);
             self.peers.recheck(self.basis.now, failed);
         }
         // Where a node holds several of its shards another device of the node will do, where the node is there.
@@ -339,7 +339,7 @@ impl Controller {
         }
         // What a device that hangs has yet to write comes after the deletion.
         for (index, home) in placed.homes.iter().enumerate().filter(|(index, _)| !placed.shards[*index].durable) {
-            self.repairer.note_stray((*home, placed.no, index as u8));
+            self.care.repairer.note_stray((*home, placed.no, index as u8));
         }
         self.abandon_segment(placed.no, placed.geometry, placed.homes, out);
     }

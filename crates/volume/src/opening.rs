@@ -941,7 +941,7 @@ impl Controller {
         let notice =
             Notice::Recovered { epoch: self.epoch(), last: opening.end, entries, reappended: opening.reappended };
         self.notice(notice, out);
-        self.repairer.note_degraded();
+        self.care.repairer.note_degraded();
         self.checkpointer.rest(self.basis.now);
         self.last_activity = self.basis.now;
         self.on_legs_changed(out);

@@ -11,13 +11,16 @@
 //! Protocol rules 1, 3 and 4.
 
 use crate::api::{Effect, Lane, Notice, State};
+use crate::care::ledger_inventory;
 use crate::controller::{Controller, Out};
 use crate::log::OpenLedger;
 use crate::peers::Purpose;
 use crate::root::Change;
 use holdfast_base::{Instant, LedgerId, Lsn};
 use holdfast_format::ledger::{LedgerRef, Leg};
-use holdfast_format::wire::{Reply, Request};
+use holdfast_format::root::Root;
+use holdfast_format::wire::{LedgerState, Reply, Request};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -198,5 +201,53 @@ impl Controller {
             entry.have = 0;
             entry.sent = 0;
         }
+    }
+
+    // ---- ledgers that are over ----
+
+    pub(crate) fn on_ledger_inventory(&mut self, leg: Leg, reply: &Reply, out: Out) {
+        let Reply::Fenced { ledgers, .. } = reply else { return };
+        self.note_held(leg, ledgers);
+        let opening = self.opening.as_ref().and_then(|opening| opening.new_ledger());
+        let to_be_named = self.roll.as_ref().map(|r| r.new.id).or(opening);
+        self.delete_unnamed_ledgers(leg, ledgers, to_be_named, out);
+    }
+
+    /// Of these ledgers on a leg, deletes those that the root doesn't name, apart from one that is still to be named.
+    pub(crate) fn delete_unnamed_ledgers(
+        &mut self,
+        leg: Leg,
+        ledgers: &[LedgerState],
+        to_be_named: Option<LedgerId>,
+        out: Out,
+    ) {
+        let named: BTreeSet<_> = self.root().ledgers.iter().map(|l| l.id).chain(to_be_named).collect();
+        for state in ledgers.iter().filter(|state| !named.contains(&state.ledger)) {
+            self.delete_ledger(leg, state.ledger, out);
+        }
+    }
+
+    pub(crate) fn delete_ledger(&mut self, leg: Leg, ledger: LedgerId, out: Out) {
+        let (volume, epoch) = (self.basis.config.volume, self.epoch());
+        let request = Request::DeleteLedger { device: leg.device, volume, epoch, ledger };
+        self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
+    }
+
+    /// The root record names these ledgers no more.
+    pub(crate) fn delete_dropped_ledgers(&mut self, old: Option<&Root>, out: Out) {
+        let Some(old) = old else { return };
+        let named: BTreeSet<_> = self.root().ledgers.iter().map(|l| l.id).collect();
+        for ledger in old.ledgers.iter().filter(|l| !named.contains(&l.id)) {
+            for leg in &ledger.legs {
+                if self.peers.is_usable(leg.node) {
+                    self.delete_ledger(*leg, ledger.id, out);
+                }
+            }
+        }
+    }
+
+    /// Asks which ledgers of the volume the device has: those that the root doesn't name will go.
+    pub(crate) fn list_ledgers(&mut self, leg: Leg, out: Out) {
+        self.peers.send(self.basis.now, ledger_inventory(&self.basis, leg), out);
     }
 }

@@ -210,7 +210,7 @@ impl Controller {
             Change::Unname => self.on_dependents_changed(),
             Change::Fork => self.on_fork_named(out),
             Change::Layout => {
-                self.repairer.note_degraded();
+                self.care.repairer.note_degraded();
                 out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
             }
             Change::Tiers => out.push(Effect::Notice(Notice::TiersSet { tiers: self.root().tiers })),

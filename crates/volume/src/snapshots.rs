@@ -231,7 +231,7 @@ impl Controller {
         for asked in std::mem::take(&mut self.changes.asked) {
             let is_complete = asked.lsn <= completed && asked.layer.is_none_or(|layer| !self.is_writing_below(layer));
             if is_complete {
-                self.marker.on_layers_changed(self.basis.now);
+                self.care.audit.on_layers_changed(self.basis.now);
                 self.tell_of(asked, out);
             } else {
                 self.changes.asked.push(asked);

@@ -205,7 +205,7 @@ impl Controller {
         let many = self.map.run_count() >= self.map.fold_runs(self.basis.config.fold_runs_min)
             || self.wants.fold
             || self.fold_is_due();
-        if many && self.cleaner.is_idle() && self.state == State::Open && !self.empties_log_by_checkpoint() {
+        if many && self.care.cleaner.is_idle() && self.state == State::Open && !self.empties_log_by_checkpoint() {
             self.begin_fold(out);
         } else {
             self.capture(out);
@@ -244,7 +244,7 @@ impl Controller {
             && has_time
             && has_room
             && self.state == State::Open
-            && self.cleaner.is_idle()
+            && self.care.cleaner.is_idle()
             && self.topology().meta_layout_now().is_some()
     }
 
@@ -256,7 +256,7 @@ impl Controller {
     fn wants_checkpoint(&self) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
         let since = self.basis.now.since(self.checkpointer.started_at);
-        let is_awaited = self.wants.fold && self.cleaner.is_idle() || self.wants.free;
+        let is_awaited = self.wants.fold && self.care.cleaner.is_idle() || self.wants.free;
         let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
         let is_wanted = self.state == State::Closing || self.empties_log_by_checkpoint();
         let idle = is_wanted || since >= age_max || self.wants.rewrite;
@@ -271,7 +271,7 @@ impl Controller {
     fn fold_is_due(&self) -> bool {
         let every = if self.map.hidden.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
         let rested = self.basis.now.since(self.checkpointer.folded_last) >= every;
-        self.map.unfolded && rested && self.cleaner.is_idle() && self.state == State::Open
+        self.map.unfolded && rested && self.care.cleaner.is_idle() && self.state == State::Open
     }
 
     /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away, or before the layout was changed, is written anew.
@@ -298,7 +298,7 @@ impl Controller {
     fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
         let is_narrow = |no: &SegmentNo| {
             let is_narrow = self.segments.get(*no).is_some_and(|s| self.topology().could_be_wider(&s.geometry));
-            is_narrow || self.repairer.is_stuck(*no)
+            is_narrow || self.care.repairer.is_stuck(*no)
         };
         let metas = self.segments.metadata().filter(|(_, info)| info.kind == Kind::Meta);
         let narrow: BTreeSet<SegmentNo> = metas.map(|(no, _)| no).filter(is_narrow).collect();
@@ -440,7 +440,7 @@ impl Controller {
             panic!("leaves became durable outside a fold")
         };
         self.map.generation += 1;
-        self.cleaner.on_folded();
+        self.care.cleaner.on_folded();
         self.checkpointer.folded_at = fold.captured;
         let runs_before = self.map.run_count();
         let bytes: u64 = fold.merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.len_bytes)).sum();
@@ -491,7 +491,7 @@ impl Controller {
         checkpointer.captured = self.log.completed;
         checkpointer.bytes_at_capture = self.log.total_bytes;
         self.wants.on_captured();
-        self.cleaner.on_captured();
+        self.care.cleaner.on_captured();
         checkpointer.journal_fill = 0;
         self.write_runs(full, &parts, out);
     }
@@ -511,7 +511,7 @@ impl Controller {
         let dead: Vec<SegmentNo> = self
             .segments
             .unseen()
-            .filter(|no| !self.segments.is_unsettled(*no) && !self.cleaner.is_victim(*no))
+            .filter(|no| !self.segments.is_unsettled(*no) && !self.care.cleaner.is_victim(*no))
             .filter(|no| !self.is_named_by_dependents(*no))
             .collect();
         for no in dead {
@@ -519,7 +519,7 @@ impl Controller {
             if info.kind == Kind::Data {
                 self.room.on_dead(self.basis.now);
             }
-            self.repairer.forget(no);
+            self.care.repairer.forget(no);
             // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
             self.segments.unsettle(no);
             self.checkpointer.condemned.insert(no, info.homes);
@@ -617,7 +617,7 @@ impl Controller {
         self.checkpointer.durable = checkpoint;
         for no in old.difference(&named) {
             if let Some(info) = self.segments.remove(*no) {
-                self.repairer.forget(*no);
+                self.care.repairer.forget(*no);
                 self.checkpointer.condemned.insert(*no, info.homes);
             }
         }

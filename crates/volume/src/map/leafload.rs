@@ -22,7 +22,7 @@ pub(crate) enum LeafWaiter {
     ReadAhead,
     Cleaner,
     Fold,
-    Mark,
+    Audit,
 }
 
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl Controller {
         };
         if let Some(leaf) = &leaf {
             match load.waiters[..] {
-                [LeafWaiter::Mark] => {}
+                [LeafWaiter::Audit] => {}
                 [LeafWaiter::Fold] => self.map.leaves.insert_beside(no, Arc::clone(leaf)),
                 _ => self.map.leaves.insert(no, Arc::clone(leaf)),
             }
@@ -166,7 +166,7 @@ impl Controller {
                 LeafWaiter::ReadAhead => {}
                 LeafWaiter::Cleaner => self.on_cleaner_leaf(no, leaf, error, out),
                 LeafWaiter::Fold => self.on_fold_leaf(no, leaf, error, out),
-                LeafWaiter::Mark => self.on_mark_leaf(no, leaf, error),
+                LeafWaiter::Audit => self.on_audit_leaf(no, leaf, error),
             }
         }
     }

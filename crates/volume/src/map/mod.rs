@@ -49,7 +49,7 @@ use shadow::Hidden;
 use std::collections::BTreeSet;
 
 /// Hears how much more or less leaves name.
-pub(crate) trait Audit {
+pub(crate) trait Naming {
     /// A leaf names so many more blocks (or is so many bytes itself), or fewer.
     fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: i64);
 }
@@ -59,7 +59,7 @@ pub(crate) struct Accounts<'a> {
     pub(crate) segments: &'a mut Segments,
     pub(crate) log: &'a mut Log,
     pub(crate) wants: &'a mut Wants,
-    pub(crate) audit: &'a mut dyn Audit,
+    pub(crate) audit: &'a mut dyn Naming,
     pub(crate) mutations: Mutations,
 }
 
@@ -189,7 +189,7 @@ pub(crate) mod tests {
     use crate::segment::tests::{info, no};
     use holdfast_base::{HeadId, Lsn};
 
-    impl Audit for () {
+    impl Naming for () {
         fn on_named(&mut self, _: LeafNo, _: SegmentNo, _: i64) {}
     }
 

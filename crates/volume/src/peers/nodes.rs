@@ -210,6 +210,11 @@ impl Peers {
         self.iter().filter(|(_, node)| node.is_usable())
     }
 
+    /// Devices of usable nodes, whatever becomes of them.
+    pub(crate) fn usable_legs(&self) -> impl Iterator<Item = (Leg, &DeviceStat)> {
+        self.usable().flat_map(|(node, n)| n.devices().map(move |d| (Leg { node, device: d.device }, d)))
+    }
+
     pub(crate) fn ids(&self) -> Vec<NodeId> {
         self.nodes.keys().copied().collect()
     }

@@ -52,6 +52,10 @@ impl<'a> Topology<'a> {
         Topology { basis, peers }
     }
 
+    pub(crate) fn peers(self) -> &'a Peers {
+        self.peers
+    }
+
     pub(super) fn root(self) -> &'a Root {
         self.basis.root()
     }

@@ -1,4 +1,4 @@
-//! Sharing: of the blocks that layers say, which are seen by whom, and which by one alone.
+//! Shares: of the blocks that layers say, which are seen by whom, and which by one alone.
 //!
 //! Counted place by place of the volume, 512 blocks at a time, as sets of blocks: once down from the layers that somebody
 //! reads to those that they stand on, which tells how many see what a layer says, and once up again, which tells what each

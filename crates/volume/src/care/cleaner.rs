@@ -6,6 +6,7 @@
 //!
 //! A fold never changes the base while the cleaner is at work (see `apply`).
 
+use super::moves::is_drained_by_cleaning;
 use crate::api::{Lane, State};
 use crate::controller::{Controller, Out};
 use crate::fetch::{FetchError, Recipient};
@@ -147,6 +148,13 @@ impl Cleaner {
         self.unreadable.contains_key(&no)
     }
 
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(crate) fn verify(&self) {
+        let Some(pass) = &self.pass else { return };
+        assert!(pass.id < self.next_id && !pass.victims.is_empty(), "a pass has a number of its own, and victims");
+        assert!(pass.pending <= READS_AHEAD.max(pass.victims.len()), "{} are asked for at a time", pass.pending);
+    }
+
     /// What was emptied is about to be freed.
     pub(crate) fn on_captured(&mut self) {
         self.owed_bytes = 0;
@@ -171,23 +179,23 @@ impl Cleaner {
 
 impl Controller {
     pub(crate) fn drive_cleaner(&mut self, out: Out) {
-        if self.state != State::Open || !self.cleaner.is_idle() || self.checkpointer.is_folding() {
+        if self.state != State::Open || !self.care.cleaner.is_idle() || self.checkpointer.is_folding() {
             return;
         }
         let movable_bytes = movable_payload_bytes(self.topology());
         // Begun at half of it, the checkpoint is done before the cleaner has to wait.
-        self.wants.hurry |= self.cleaner.owed_bytes > movable_bytes / 2;
+        self.wants.hurry |= self.care.cleaner.owed_bytes > movable_bytes / 2;
         // Nor does a fold that the overlay needs find a pass under way.
         let lets_fold = self.wants.hurry && self.overlay_wants_fold();
-        if self.cleaner.owed_bytes > movable_bytes || lets_fold {
+        if self.care.cleaner.owed_bytes > movable_bytes || lets_fold {
             return;
         }
-        if self.cleaner.has_passed_since_fold && self.fold_goes_first() {
+        if self.care.cleaner.has_passed_since_fold && self.fold_goes_first() {
             self.wants.fold = true;
             return;
         }
         // In turn, but where the first tier is about to overflow.
-        let rotates_first = !self.cleaner.rotated || self.rotation.is_full(self.topology());
+        let rotates_first = !self.care.cleaner.rotated || self.rotation.is_full(self.topology());
         for rotates in [rotates_first, !rotates_first] {
             let victims = if rotates { self.take_leaving() } else { self.take_dead() };
             if !victims.is_empty() {
@@ -199,7 +207,7 @@ impl Controller {
     /// The oldest segments of the first tier, if some are to leave it.
     fn take_leaving(&mut self) -> Vec<SegmentNo> {
         let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
-        let cleaner = &self.cleaner;
+        let cleaner = &self.care.cleaner;
         let there = || -> Vec<SegmentNo> {
             let found = self.survey.look(topology, segments);
             found.first().iter().copied().filter(|no| !cleaner.is_emptied(*no)).collect()
@@ -226,39 +234,39 @@ impl Controller {
 
     /// Room is short, or much is to be written anew.
     fn is_cleaning_pressed(&self) -> bool {
-        self.room.is_wanted() || self.cleaner.recodes.is_some()
+        self.room.is_wanted() || self.care.cleaner.recodes.is_some()
     }
 
     /// The next step of a search is not put off to the next tick. What nobody waits for takes two steps a second: on a volume
     /// of terabytes a host would search without end.
     pub(crate) fn hurries_search(&self) -> bool {
-        self.state == State::Open && self.cleaner.search.is_some() && self.is_cleaning_pressed()
+        self.state == State::Open && self.care.cleaner.search.is_some() && self.is_cleaning_pressed()
     }
 
     /// What is mostly dead, or is to be written anew.
     fn take_dead(&mut self) -> Vec<SegmentNo> {
         let is_short = self.room.is_wanted();
         let is_pressed = self.is_cleaning_pressed();
-        let is_fresh = self.basis.now.since(self.cleaner.found_at) < FOUND_FOR && self.cleaner.found_in_steps;
-        let takes_found = !self.cleaner.found.is_empty() && (is_pressed || is_fresh);
-        let pace = match (is_pressed, takes_found || self.cleaner.search.is_some()) {
+        let is_fresh = self.basis.now.since(self.care.cleaner.found_at) < FOUND_FOR && self.care.cleaner.found_in_steps;
+        let takes_found = !self.care.cleaner.found.is_empty() && (is_pressed || is_fresh);
+        let pace = match (is_pressed, takes_found || self.care.cleaner.search.is_some()) {
             (false, _) => SEARCH_EVERY_CALM,
             (true, false) => SEARCH_EVERY,
             (true, true) => Duration::ZERO,
         };
-        if self.basis.now.since(self.cleaner.searched_at) < pace {
+        if self.basis.now.since(self.care.cleaner.searched_at) < pace {
             return Vec::new();
         }
         if pace > Duration::ZERO {
-            self.cleaner.searched_at = self.basis.now;
+            self.care.cleaner.searched_at = self.basis.now;
         }
         if !takes_found {
             if !self.search_victims() {
                 return Vec::new();
             }
-            if self.cleaner.found_in_steps && self.cleaner.found.is_empty() {
+            if self.care.cleaner.found_in_steps && self.care.cleaner.found.is_empty() {
                 // A walk over all that found nothing is not begun again at once.
-                self.cleaner.searched_at = self.basis.now + SEARCH_EVERY_CALM;
+                self.care.cleaner.searched_at = self.basis.now + SEARCH_EVERY_CALM;
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
             // a fold that begins puts off whatever is cleaned.
@@ -266,21 +274,21 @@ impl Controller {
             self.wants.fold |= is_short && is_hidden;
         } else {
             // Begun when there was more room.
-            self.cleaner.search = None;
+            self.care.cleaner.search = None;
         }
-        if !is_short && self.cleaner.recodes.is_some_and(|need| !self.may_move_data(need)) {
+        if !is_short && self.care.cleaner.recodes.is_some_and(|need| !self.may_move_data(need)) {
             return Vec::new();
         }
         self.take_victims()
     }
 
     fn begin_pass(&mut self, victims: Vec<SegmentNo>, rotates: bool, out: Out) {
-        self.cleaner.rotated = rotates;
-        self.cleaner.has_passed_since_fold = true;
-        let id = self.cleaner.next_id;
-        self.cleaner.next_id += 1;
+        self.care.cleaner.rotated = rotates;
+        self.care.cleaner.has_passed_since_fold = true;
+        let id = self.care.cleaner.next_id;
+        self.care.cleaner.next_id += 1;
         let count = victims.len();
-        self.cleaner.pass = Some(Pass {
+        self.care.cleaner.pass = Some(Pass {
             id,
             victims: victims.into_iter().map(|no| Victim { no, tried: 0, asked_at: None, index: None }).collect(),
             pins: Pins { generation: self.map.generation(), ..Pins::default() },
@@ -312,21 +320,21 @@ impl Controller {
     /// Implementation of a Log-Structured File System, 1992, section 3.5). In steps; true with the last one.
     fn search_victims(&mut self) -> bool {
         let now = self.basis.now;
-        self.cleaner.unreadable.retain(|_, until| *until > now);
+        self.care.cleaner.unreadable.retain(|_, until| *until > now);
         let may_return = self.root().tiers != Tiers::default() && self.topology().capacity_takes_a_segment();
         let may_spread = self.topology().layout_now() == Some(self.root().layout);
         let threshold = self.dead_threshold();
-        let in_steps = self.cleaner.search.is_some();
-        let mut search = self.cleaner.search.take().unwrap_or_default();
+        let in_steps = self.care.cleaner.search.is_some();
+        let mut search = self.care.cleaner.search.take().unwrap_or_default();
         let count = self.segments.totals().data_segments;
         let mut ahead = self.segments.iter_from(search.next);
         for (no, info) in ahead.by_ref().take(self.basis.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
             search.rank += 1;
-            let left_alone = self.cleaner.is_unreadable(no) || self.cleaner.is_emptied(no);
+            let left_alone = self.care.cleaner.is_unreadable(no) || self.care.cleaner.is_emptied(no);
             if info.visible() == 0 || left_alone {
                 continue;
             }
-            let must_move = self.is_drained_by_cleaning(info) || self.repairer.is_stuck(no);
+            let must_move = is_drained_by_cleaning(self.topology(), info) || self.care.repairer.is_stuck(no);
             let recode = must_move
                 || self.topology().wants_recode(&info.geometry)
                 || may_return && self.topology().is_astray(info)
@@ -348,10 +356,10 @@ impl Controller {
         }
         if let Some(next) = next {
             search.next = next;
-            self.cleaner.search = Some(search);
+            self.care.cleaner.search = Some(search);
             return false;
         }
-        (self.cleaner.found_in_steps, self.cleaner.found_at) = (in_steps, now);
+        (self.care.cleaner.found_in_steps, self.care.cleaner.found_at) = (in_steps, now);
         self.choose(search.candidates, room);
         true
     }
@@ -359,7 +367,7 @@ impl Controller {
     /// Of candidates that are still to be cleaned, so many that gain most.
     fn keep_best(&self, candidates: &mut Vec<(Option<Need>, u64, SegmentNo, u64)>, count: usize) {
         candidates.retain(|(_, _, no, _)| {
-            let left_alone = self.cleaner.is_unreadable(*no) || self.cleaner.is_emptied(*no);
+            let left_alone = self.care.cleaner.is_unreadable(*no) || self.care.cleaner.is_emptied(*no);
             !left_alone && self.segments.get(*no).is_some_and(|info| info.visible() > 0)
         });
         if candidates.len() > count {
@@ -371,11 +379,11 @@ impl Controller {
     fn choose(&mut self, mut candidates: Vec<(Option<Need>, u64, SegmentNo, u64)>, room: u64) {
         candidates.sort_unstable_by(|a, b| b.cmp(a));
         let mut total = 0;
-        self.cleaner.found.clear();
-        self.cleaner.recodes = candidates.first().and_then(|(recode, ..)| *recode);
+        self.care.cleaner.found.clear();
+        self.care.cleaner.recodes = candidates.first().and_then(|(recode, ..)| *recode);
         for (_, _, no, live) in candidates {
             total += live;
-            self.cleaner.found.push_back(no);
+            self.care.cleaner.found.push_back(no);
             if total >= room {
                 break;
             }
@@ -388,11 +396,11 @@ impl Controller {
         let mut total = 0;
         let mut victims = Vec::new();
         // Some may have died and been freed since.
-        self.cleaner.found.retain(|no| self.segments.get(*no).is_some_and(|info| info.visible() > 0));
+        self.care.cleaner.found.retain(|no| self.segments.get(*no).is_some_and(|info| info.visible() > 0));
         let class_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| self.map.heat_class(info.born));
-        let Some(class) = self.cleaner.found.front().map(class_of) else { return victims };
+        let Some(class) = self.care.cleaner.found.front().map(class_of) else { return victims };
         let (mut ordered, others): (Vec<SegmentNo>, Vec<SegmentNo>) =
-            self.cleaner.found.iter().partition(|no| class_of(no) == class);
+            self.care.cleaner.found.iter().partition(|no| class_of(no) == class);
         self.sort_by_nearness(&mut ordered);
         let alike: u64 = ordered.iter().filter_map(|no| Some(self.segments.get(*no)?.visible())).sum();
         if alike < room / 2 {
@@ -407,14 +415,14 @@ impl Controller {
             total += live;
             victims.push(no);
         }
-        self.cleaner.found.retain(|no| !victims.contains(no));
+        self.care.cleaner.found.retain(|no| !victims.contains(no));
         victims
     }
 
     /// Puts the ones first that lie near to the first one, so that what they hold lies close together when it is moved
     /// ([`crate::readahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that are best.
     fn sort_by_nearness(&self, ordered: &mut [SegmentNo]) {
-        if self.cleaner.recodes.is_some() {
+        if self.care.cleaner.recodes.is_some() {
             // Some of them have to go first.
             return;
         }
@@ -440,7 +448,7 @@ impl Controller {
         let next = (tried..info.geometry.shard_count()).find(|i| self.peers.leg_usable(info.homes[usize::from(*i)]));
         let Some(index) = next else { return self.give_up_pass() };
         let leg = info.homes[usize::from(index)];
-        let victim = &mut self.cleaner.pass.as_mut().expect("checked").victims[at];
+        let victim = &mut self.care.cleaner.pass.as_mut().expect("checked").victims[at];
         (victim.tried, victim.asked_at) = (index + 1, Some(leg));
         let shard = ShardId { segment: self.basis.segment_id(no), index };
         let request = Request::ReadShardHeader { device: leg.device, shard };
@@ -451,7 +459,7 @@ impl Controller {
     }
 
     fn pass(&self, id: u64) -> Option<&Pass> {
-        self.cleaner.pass.as_ref().filter(|p| p.id == id)
+        self.care.cleaner.pass.as_ref().filter(|p| p.id == id)
     }
 
     pub(crate) fn on_header(&mut self, id: u64, at: usize, reply: &Reply, payload: &Buf, out: Out) {
@@ -470,7 +478,7 @@ impl Controller {
             }
             return self.ask_header(id, at, out);
         };
-        let pass = self.cleaner.pass.as_mut().expect("checked");
+        let pass = self.care.cleaner.pass.as_mut().expect("checked");
         pass.victims[at].index = Some(extents);
         pass.pending -= 1;
         if pass.pending == 0 {
@@ -484,7 +492,7 @@ impl Controller {
 
     /// Looks up which of the victims' blocks the map still names.
     fn find_live(&mut self, out: Out) {
-        let mut pass = self.cleaner.pass.take().expect("a pass under way");
+        let mut pass = self.care.cleaner.pass.take().expect("a pass under way");
         let mut missing = BTreeSet::new();
         let mut moves = Vec::new();
         for victim in &pass.victims {
@@ -510,7 +518,7 @@ impl Controller {
         }
         pass.leaves_pending = missing.clone();
         pass.moves = moves;
-        self.cleaner.pass = Some(pass);
+        self.care.cleaner.pass = Some(pass);
         if missing.is_empty() {
             return self.read_live(out);
         }
@@ -520,7 +528,7 @@ impl Controller {
     }
 
     pub(crate) fn on_cleaner_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
-        let Some(pass) = &mut self.cleaner.pass else { return };
+        let Some(pass) = &mut self.care.cleaner.pass else { return };
         if !pass.leaves_pending.remove(&no) {
             return;
         }
@@ -539,12 +547,12 @@ impl Controller {
     }
 
     fn read_live(&mut self, out: Out) {
-        let pass = self.cleaner.pass.as_mut().expect("a pass under way");
+        let pass = self.care.cleaner.pass.as_mut().expect("a pass under way");
         if pass.moves.is_empty() {
             // Dead already, only not folded yet: the next checkpoints find that out.
             self.wants.fold = true;
-            let pass = self.cleaner.pass.take().expect("just seen");
-            self.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
+            let pass = self.care.cleaner.pass.take().expect("just seen");
+            self.care.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
             return;
         }
         pass.moves.sort_by_key(|m| m.key);
@@ -553,7 +561,8 @@ impl Controller {
             let mut done = 0;
             while done < at.blocks {
                 // Of what is damaged in several places, each block may be there, but not several at once.
-                let run_max = if self.repairer.is_stuck(at.segment) { 1 } else { geometry.run_from(at.block + done) };
+                let run_max =
+                    if self.care.repairer.is_stuck(at.segment) { 1 } else { geometry.run_from(at.block + done) };
                 let run = run_max.min(at.blocks - done);
                 let crcs = at.crcs.slice(u64::from(done), u64::from(run));
                 pass.unread.push_back(Unread { part: pass.parts.len() as u32, run: (at.block + done, run), crcs });
@@ -565,7 +574,7 @@ impl Controller {
     }
 
     fn read_on(&mut self, out: Out) {
-        while let Some(pass) = self.cleaner.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD) {
+        while let Some(pass) = self.care.cleaner.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD) {
             let Some(Unread { part, run, crcs }) = pass.unread.pop_front() else { return };
             let segment = pass.parts[part as usize].0;
             pass.pending += 1;
@@ -575,7 +584,7 @@ impl Controller {
     }
 
     pub(crate) fn on_clean_part(&mut self, id: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(pass) = self.cleaner.pass.as_mut().filter(|p| p.id == id) else { return };
+        let Some(pass) = self.care.cleaner.pass.as_mut().filter(|p| p.id == id) else { return };
         pass.pending -= 1;
         let (segment, bytes) = &mut pass.parts[part as usize];
         match result {
@@ -599,7 +608,7 @@ impl Controller {
     }
 
     fn write_live(&mut self, out: Out) {
-        let pass = self.cleaner.pass.as_mut().expect("a pass under way");
+        let pass = self.care.cleaner.pass.as_mut().expect("a pass under way");
         let kind = JobKind::Clean { rotates: pass.rotates };
         let mut work = Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new() };
         for at in &pass.moves {
@@ -612,12 +621,12 @@ impl Controller {
     }
 
     pub(crate) fn on_cleaned(&mut self, blocks: u64, out: Out) {
-        let pass = self.cleaner.pass.take().expect("a pass was written");
-        self.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
+        let pass = self.care.cleaner.pass.take().expect("a pass was written");
+        self.care.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
         self.counters.segments_cleaned += pass.victims.len() as u64;
         self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
-        self.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
-        let need = if pass.rotates { Some(Need::Choice) } else { self.cleaner.recodes };
+        self.care.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
+        let need = if pass.rotates { Some(Need::Choice) } else { self.care.cleaner.recodes };
         if let Some(need) = need {
             self.charge_moved(blocks * BLOCK_BYTES as u64, need);
         }
@@ -627,7 +636,7 @@ impl Controller {
         }
         self.wants.free = true;
         self.wants.fold |= !self.map.knows_all_hidden();
-        if pass.rotates || self.cleaner.recodes.is_some() && !self.cleaner.found.is_empty() {
+        if pass.rotates || self.care.cleaner.recodes.is_some() && !self.care.cleaner.found.is_empty() {
             // The next is not put off to the next tick.
             self.drive_cleaner(out);
         }
@@ -636,17 +645,17 @@ impl Controller {
     /// No room for what lives: the victims stay as they are, and folds look for dead segments first.
     pub(crate) fn on_clean_refused(&mut self) {
         self.give_up_pass();
-        self.cleaner.found.clear();
-        self.cleaner.search = None;
-        self.cleaner.searched_at = self.basis.now + REFUSED_PAUSE;
+        self.care.cleaner.found.clear();
+        self.care.cleaner.search = None;
+        self.care.cleaner.searched_at = self.basis.now + REFUSED_PAUSE;
         self.wants.fold = true;
     }
 
     fn give_up_pass(&mut self) {
         let until = self.basis.now + UNREADABLE_PAUSE;
-        let unreadable = self.cleaner.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
+        let unreadable = self.care.cleaner.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
         // Victims that died meanwhile were kept for the pass.
         self.wants.free_dead();
-        self.cleaner.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));
+        self.care.cleaner.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));
     }
 }

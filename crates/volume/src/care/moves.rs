@@ -1,0 +1,267 @@
+//! Moving shards that could stay: off devices that are being drained, and from full devices to empty ones.
+//!
+//! A move is a repair whose source is the shard itself: it is copied, its segment's homes are changed by a record in the
+//! log, and then the old one is garbage. Parts of checkpoints are not moved but written anew.
+//!
+//! Drains come first. Balancing begins when the fullest device is [`TILT_PER_MILLE`] fuller than the emptiest, and moves
+//! part of the difference before it looks again: others do the same with their volumes.
+
+use super::Around;
+use super::repair::Repairer;
+use crate::segment::{Kind, SegmentInfo};
+use crate::space::{Keep, Shape, Target, Topology};
+use holdfast_base::{BLOCK_BYTES, Instant, MediaClass};
+use holdfast_format::ledger::Leg;
+use holdfast_format::record::SegmentNo;
+use holdfast_format::wire::DeviceStat;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// The table is searched for shards to move this often while devices are drained.
+const DRAIN_EVERY: Duration = Duration::from_secs(1);
+
+/// And this often for balancing: what was moved shows in what nodes tell of their devices by then.
+const BALANCE_EVERY: Duration = Duration::from_secs(6);
+
+/// Difference of fill, in 1/1000 of a device, from which on shards are moved.
+const TILT_PER_MILLE: u64 = 100;
+
+/// Share of the bytes that would even two devices out which is moved at a time.
+const TILT_PART: u64 = 4;
+
+/// A shard, where it is, and where it shall be; anywhere else where nothing is said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Listed {
+    segment: SegmentNo,
+    index: u8,
+    home: Leg,
+    target: Option<Leg>,
+}
+
+/// What is to be copied, and where to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Move {
+    pub(crate) segment: SegmentNo,
+    pub(crate) index: u8,
+    pub(crate) target: Leg,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Mover {
+    /// Next last.
+    list: Vec<Listed>,
+    drain_listed_at: Instant,
+    balance_listed_at: Instant,
+    /// The last look at the devices' fill gave something to move.
+    balances: bool,
+}
+
+impl Mover {
+    /// The segment of which a shard is moved next.
+    pub(crate) fn next(&self) -> Option<SegmentNo> {
+        self.list.last().map(|listed| listed.segment)
+    }
+
+    /// Looks for shards to move, now and then, when those that were found are on their way.
+    pub(crate) fn look(&mut self, around: &mut Around<'_>) {
+        if !self.list.is_empty() {
+            return;
+        }
+        let now = around.basis.now;
+        if !around.peers.draining().is_empty() {
+            if now.since(self.drain_listed_at) >= DRAIN_EVERY {
+                self.drain_listed_at = now;
+                self.list_drain(around);
+            }
+        } else if now.since(self.balance_listed_at) >= BALANCE_EVERY {
+            self.balance_listed_at = now;
+            self.list = list_together(around);
+            if self.list.is_empty() {
+                self.list_balance(around);
+            }
+        }
+    }
+
+    fn list_drain(&mut self, around: &mut Around<'_>) {
+        let (peers, segments) = (&*around.peers, around.segments);
+        if !peers.draining().iter().any(|device| segments.own_shards_on(*device) > 0) {
+            return;
+        }
+        let mut list = Vec::new();
+        let mut rewrite = false;
+        for (no, info) in segments.own() {
+            for (index, home) in info.homes.iter().enumerate().filter(|(_, home)| peers.is_draining(home.device)) {
+                match info.kind {
+                    Kind::Run => rewrite = true,
+                    _ if info.is_needed() && peers.leg_usable(*home) => {
+                        list.push(Listed { segment: no, index: index as u8, home: *home, target: None });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.list = list;
+        around.wants.rewrite |= rewrite && around.topology().meta_layout_now().is_some();
+    }
+
+    fn list_balance(&mut self, around: &Around<'_>) {
+        self.balances = false;
+        let topology = around.topology();
+        let Some((fullest, emptiest, bytes)) = tilt(topology) else { return };
+        let mut left = bytes / TILT_PART;
+        let mut list = Vec::new();
+        for (no, info) in around.segments.own().filter(|(_, info)| info.kind == Kind::Data && info.is_needed()) {
+            let Some(index) = info.homes.iter().position(|home| *home == fullest) else { continue };
+            let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
+            if bytes <= left && topology.may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
+                list.push(Listed { segment: no, index: index as u8, home: fullest, target: Some(emptiest) });
+                left -= bytes;
+            }
+        }
+        self.list = list;
+        self.balances = !self.list.is_empty();
+    }
+
+    /// Bytes between the fullest device and the emptiest, while shards are moved from one to the other.
+    pub(crate) fn left_to_balance_bytes(&self, topology: Topology<'_>) -> u64 {
+        let is_balancing = self.balances && topology.peers().draining().is_empty();
+        tilt(topology).filter(|_| is_balancing).map_or(0, |(_, _, bytes)| bytes)
+    }
+
+    /// Takes the next one off the list: what is to be copied, if it still is.
+    pub(crate) fn take(&mut self, around: &mut Around<'_>, repairer: &Repairer) -> Option<Move> {
+        let Listed { segment, index, home: listed, target } = self.list.pop()?;
+        let info = around.segments.get(segment)?;
+        let (geometry, homes) = (&info.geometry, &info.homes);
+        let home = homes[usize::from(index)];
+        let is_busy = repairer.is_under_repair(segment);
+        if is_busy || !info.is_needed() || home != listed || !around.peers.leg_usable(home) {
+            return None;
+        }
+        let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
+        let room = Target { keep: Keep::FromGuests, media: around.topology().media_of_homes(homes, index) };
+        let shape = Shape { geometry, homes };
+        let target = target.or_else(|| around.placer().place_again(shape, index, bytes, &[], room));
+        // The list may be old: the others may have been made again there.
+        let fits = |target: &Leg| {
+            let is_usable = *target != home && around.peers.leg_usable(*target);
+            is_usable && around.topology().may_lie(geometry, homes, index, *target)
+        };
+        match target.filter(fits) {
+            Some(target) => Some(Move { segment, index, target }),
+            None => gather_copy(around, segment, info),
+        }
+    }
+
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(crate) fn verify(&self) {
+        assert!(self.list.iter().all(|listed| listed.target != Some(listed.home)), "a shard is moved to where it is");
+    }
+}
+
+/// Whether it is better to clean the segment than to move its shards: most of it is dead.
+pub(crate) fn is_drained_by_cleaning(topology: Topology<'_>, info: &SegmentInfo) -> bool {
+    let leaves = info.homes.iter().any(|home| topology.peers().is_draining(home.device));
+    leaves && info.dead_blocks() * 2 > info.capacity_blocks()
+}
+
+/// Shards of one segment on one node, which a repair in a hurry may leave: one loss would take both.
+fn list_together(around: &Around<'_>) -> Vec<Listed> {
+    let topology = around.topology();
+    let together = |no: &SegmentNo| {
+        let info = around.segments.get(*no)?;
+        let index = topology.crowded(&info.geometry, &info.homes)?;
+        Some(Listed { segment: *no, index, home: info.homes[usize::from(index)], target: None })
+    };
+    around.survey.look(topology, around.segments).crowded().iter().filter_map(together).collect()
+}
+
+/// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they differ
+/// much: of the class where they differ most.
+fn tilt(topology: Topology<'_>) -> Option<(Leg, Leg, u64)> {
+    let classes: BTreeSet<Option<MediaClass>> = topology.usable_devices().map(|d| d.media).collect();
+    classes.into_iter().filter_map(|media| tilt_of(topology, media)).max_by_key(|(_, _, bytes)| *bytes)
+}
+
+fn tilt_of(topology: Topology<'_>, media: Option<MediaClass>) -> Option<(Leg, Leg, u64)> {
+    let peers = topology.peers();
+    let fill = |d: &DeviceStat| d.capacity_bytes.saturating_sub(d.free_bytes) * 1000 / d.capacity_bytes.max(1);
+    let mut by_fill: Vec<(u64, Leg, u64)> = peers
+        .usable_legs()
+        .filter(|(_, d)| peers.takes_shards(d) && d.media == media)
+        .map(|(leg, d)| (fill(d), leg, d.capacity_bytes))
+        .collect();
+    by_fill.sort_unstable();
+    let ((low, emptiest, room), (high, fullest, _)) = (*by_fill.first()?, *by_fill.last()?);
+    (high >= low + TILT_PER_MILLE).then(|| (fullest, emptiest, (high - low) * room / 2000))
+}
+
+/// A copy of a nested layout that lies on two nodes, since its own had no other device, keeps the other copy off both of them: one of
+/// its shards goes to where the others are.
+fn gather_copy(around: &mut Around<'_>, segment: SegmentNo, info: &SegmentInfo) -> Option<Move> {
+    let (geometry, homes) = (&info.geometry, &info.homes);
+    if !geometry.layout().is_nested() {
+        return None;
+    }
+    for (index, home) in homes.iter().enumerate() {
+        let domain = geometry.domain_of(index as u8);
+        let fellows =
+            || homes.iter().enumerate().filter(|(i, _)| *i != index && geometry.domain_of(*i as u8) == domain);
+        if !around.peers.leg_usable(*home) || fellows().any(|(_, leg)| leg.node == home.node) {
+            continue;
+        }
+        let bytes = u64::from(geometry.shard_blocks() + 8) * BLOCK_BYTES as u64;
+        let index = index as u8;
+        let room = Target { keep: Keep::FromGuests, media: around.topology().media_of_homes(homes, index) };
+        let target = around.placer().place_again(Shape { geometry, homes }, index, bytes, &[], room);
+        if let Some(target) = target.filter(|target| fellows().any(|(_, leg)| leg.node == target.node)) {
+            return Some(Move { segment, index, target });
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::care::tests::Rig;
+    use crate::peers::tests::{CAPACITY, leg, stat};
+    use crate::segment::tests::{info, no};
+    use holdfast_base::NodeId;
+
+    #[test]
+    fn what_lies_on_a_device_that_is_drained_goes_elsewhere_and_runs_are_written_anew() {
+        let mut rig = Rig::new("mirror:2", &[1, 1, 1]);
+        let (mut mover, repairer) = (Mover::default(), Repairer::default());
+        rig.segments.insert(no(1, 0), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        rig.segments.insert(no(1, 1), SegmentInfo { kind: Kind::Run, ..info(8, 1, &[leg(1, 0), leg(3, 0)]) });
+        mover.look(&mut rig.around());
+        assert_eq!(mover.next(), None);
+        rig.peers.set_draining([leg(1, 0).device].into());
+        mover.look(&mut rig.around());
+        assert!(mover.next() == Some(no(1, 0)) && rig.wants.rewrite);
+        mover.verify();
+        let moved = mover.take(&mut rig.around(), &repairer);
+        assert_eq!(moved, Some(Move { segment: no(1, 0), index: 0, target: leg(3, 0) }));
+        assert_eq!(mover.next(), None);
+    }
+
+    #[test]
+    fn a_full_device_passes_shards_on_to_an_empty_one_where_they_may_lie() {
+        let mut rig = Rig::new("mirror:2", &[1, 1, 1]);
+        let (mut mover, repairer) = (Mover::default(), Repairer::default());
+        rig.segments.insert(no(1, 0), info(8, 8, &[leg(1, 0), leg(3, 0)]));
+        rig.segments.insert(no(1, 1), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        let free = |free_bytes| vec![DeviceStat { free_bytes, ..stat(leg(1, 0)) }];
+        rig.peers.on_stat(NodeId(1), free(CAPACITY * 91 / 100));
+        mover.look(&mut rig.around());
+        assert_eq!((mover.next(), mover.left_to_balance_bytes(rig.around().topology())), (None, 0));
+        rig.peers.on_stat(NodeId(1), free(CAPACITY / 2));
+        rig.pass(BALANCE_EVERY);
+        mover.look(&mut rig.around());
+        assert!(mover.left_to_balance_bytes(rig.around().topology()) > 0);
+        let moved = mover.take(&mut rig.around(), &repairer);
+        assert_eq!(moved, Some(Move { segment: no(1, 0), index: 0, target: leg(2, 0) }));
+        mover.verify();
+    }
+}
