@@ -25,10 +25,10 @@ pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Status, Target};
 use crate::basis::Basis;
 use crate::bypass::BypassBatch;
-use crate::care::{Around, Care, Made, Mover, Walked, Wrong};
+use crate::care::{Around, Care, CleanRead, Cleaned, Header, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
 use crate::copies::RootCopies;
 use crate::family::Family;
-use crate::fetch::{Fetch, FetchError};
+use crate::fetch::{Fetch, FetchError, Recipient};
 use crate::handover::Handover;
 use crate::hold::Hold;
 use crate::job::{SegmentJob, put_doublings};
@@ -48,14 +48,15 @@ use crate::snapshots::Changes;
 use crate::space::claims::Claim;
 use crate::space::{
     DEAD_PER_MILLE_MIN, Found, GUESTS_REST, Governor, LetIn, Need, Placer, Room, Rotation, Survey, TierUse, Topology,
+    movable_payload_bytes,
 };
 use crate::wants::Wants;
 use crate::warming::{Filling, Warmth};
 use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
-    BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, Lsn, NodeId, ObjectId,
-    Prng, RequestToken, Slab, Token,
+    BLOCK_BYTES, BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, Lsn,
+    NodeId, ObjectId, Prng, RequestToken, Slab, Token,
 };
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -247,7 +248,7 @@ impl Controller {
             || self.opening.is_some()
             || !self.family.is_idle()
             || self.is_awaited()
-            || self.hurries_search()
+            || self.state == State::Open && self.care.cleaner.hurries_search(&self.room)
     }
 
     /// Snapshots that are complete and stay, by layer, oldest first.
@@ -346,7 +347,9 @@ impl Controller {
             basis: &self.basis,
             peers: &mut self.peers,
             segments: &self.segments,
+            map: &self.map,
             survey: &self.survey,
+            room: &self.room,
             governor: &mut self.governor,
             rng: &mut self.rng,
             wants: &mut self.wants,
@@ -425,6 +428,138 @@ impl Controller {
             let (care, mut around) = self.care();
             care.repairer.on_damaged(&mut around, shard, leg, may_repair, out);
         }
+    }
+
+    fn drive_cleaner(&mut self, out: Out) {
+        if self.state != State::Open || !self.care.cleaner.is_idle() || self.checkpointer.is_folding() {
+            return;
+        }
+        let movable_bytes = movable_payload_bytes(self.topology());
+        let owed_bytes = self.care.cleaner.owed_bytes();
+        // Begun at half of it, the checkpoint is done before the cleaner has to wait.
+        self.wants.hurry |= owed_bytes > movable_bytes / 2;
+        // Nor does a fold that the overlay needs find a pass under way.
+        let lets_fold = self.wants.hurry && self.overlay_wants_fold();
+        if owed_bytes > movable_bytes || lets_fold {
+            return;
+        }
+        if self.care.cleaner.has_passed_since_fold() && self.fold_goes_first() {
+            self.wants.fold = true;
+            return;
+        }
+        // In turn, but where the first tier is about to overflow.
+        let rotates_first = !self.care.cleaner.has_rotated() || self.rotation.is_full(self.topology());
+        for rotates in [rotates_first, !rotates_first] {
+            let victims = if rotates { self.take_leaving() } else { self.take_dead() };
+            if !victims.is_empty() {
+                let (care, mut around) = self.care();
+                return care.cleaner.begin_pass(&mut around, victims, rotates, out);
+            }
+        }
+    }
+
+    /// What is mostly dead, or is to be written anew.
+    fn take_dead(&mut self) -> Vec<SegmentNo> {
+        let (care, mut around) = self.care();
+        care.cleaner.take_dead(&mut around, &care.repairer)
+    }
+
+    /// The oldest segments of the first tier, if some are to leave it.
+    fn take_leaving(&mut self) -> Vec<SegmentNo> {
+        let guests_rest = !self.guests_are_at_work();
+        let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
+        let cleaner = &self.care.cleaner;
+        let there = || -> Vec<SegmentNo> {
+            let found = self.survey.look(topology, segments);
+            found.first().iter().copied().filter(|no| !cleaner.is_emptied(*no)).collect()
+        };
+        let placed = self.jobs.iter().filter_map(|(_, job)| job.placed_data());
+        self.rotation.measure(topology, segments, there, placed);
+        if self.room.is_wanted() || !self.rotation.is_due(topology, guests_rest) {
+            return Vec::new();
+        }
+        if !self.rotation.is_full(topology) && !self.may_move_data(Need::Choice) {
+            return Vec::new();
+        }
+        let blocks = u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let readable = || {
+            let mut found = there();
+            found.retain(|no| !cleaner.is_unreadable(*no));
+            found
+        };
+        self.rotation.take_oldest(topology, segments, blocks, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
+    }
+
+    fn ask_header(&mut self, pass: u64, victim: usize, out: Out) {
+        let (care, mut around) = self.care();
+        care.cleaner.ask_header(&mut around, pass, victim, out);
+    }
+
+    fn on_header(&mut self, pass: u64, victim: usize, reply: &Reply, payload: &Buf, out: Out) {
+        let (care, around) = self.care();
+        match care.cleaner.on_header(&around, pass, victim, reply, payload) {
+            Header::Nothing => {}
+            Header::Unreadable(missing) => {
+                if let Some((no, index)) = missing {
+                    self.want_shard(no, index);
+                }
+                self.ask_header(pass, victim, out);
+            }
+            Header::All => self.find_live(out),
+        }
+    }
+
+    fn find_live(&mut self, out: Out) {
+        let missing = self.care.cleaner.find_live(&mut self.map);
+        if missing.is_empty() {
+            let (care, mut around) = self.care();
+            care.cleaner.begin_reading(&mut around, &care.repairer);
+            return self.read_live(out);
+        }
+        for no in missing {
+            self.load_leaf(no, LeafWaiter::Cleaner, out);
+        }
+    }
+
+    pub(crate) fn on_cleaner_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
+        let (care, mut around) = self.care();
+        if care.cleaner.on_leaf(&mut around, no, leaf, error) {
+            self.find_live(out);
+        }
+    }
+
+    fn read_live(&mut self, out: Out) {
+        while let Some(CleanRead { pass, part, segment, run, crcs }) = self.care.cleaner.next_read() {
+            let wants = Recipient::Clean { job: pass, part };
+            self.start_fetch(wants, segment, None, run, Some(crcs), out);
+        }
+    }
+
+    pub(crate) fn on_clean_part(&mut self, pass: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let (care, mut around) = self.care();
+        match care.cleaner.on_part(&mut around, pass, part, result) {
+            Read::Nothing => {}
+            Read::On => self.read_live(out),
+            Read::All(work) => {
+                self.start_job(work, out);
+            }
+        }
+    }
+
+    pub(crate) fn on_cleaned(&mut self, blocks: u64, out: Out) {
+        let (care, mut around) = self.care();
+        let Cleaned { rotated, goes_on } = care.cleaner.on_cleaned(&mut around, blocks);
+        if let Some(victims) = rotated {
+            self.rotation.on_rotated(&self.segments, &victims, blocks * BLOCK_BYTES as u64);
+        }
+        if goes_on {
+            self.drive_cleaner(out);
+        }
+    }
+
+    pub(crate) fn on_clean_refused(&mut self) {
+        let (care, mut around) = self.care();
+        care.cleaner.on_refused(&mut around);
     }
 
     fn drive_scrub(&mut self, out: Out) {
@@ -625,12 +760,6 @@ impl Controller {
         self.room.expected_at(self.basis.now, may_be_made)
     }
 
-    /// How much it is needed that the segment's data are moved, or its shard made again which is missing or damaged.
-    pub(crate) fn need_of(&self, no: SegmentNo, shard: Option<u8>) -> Need {
-        let Some(info) = self.segments.get(no) else { return Need::Choice };
-        self.topology().need_of(info, |index| shard == Some(index) || self.care.repairer.wants(no, index))
-    }
-
     /// Guests' requests come before work that can wait.
     pub(crate) fn guests_are_at_work(&self) -> bool {
         self.basis.now.since(self.last_activity) < GUESTS_REST
@@ -640,12 +769,6 @@ impl Controller {
     pub(crate) fn may_move_data(&self, need: Need) -> bool {
         !self.guests_are_at_work()
             || self.care.repairer.has_few_at_work(need) && self.governor.admits(self.basis.now, need)
-    }
-
-    pub(crate) fn charge_moved(&mut self, bytes: u64, need: Need) {
-        if self.guests_are_at_work() {
-            self.governor.charge(self.basis.now, bytes, need);
-        }
     }
 
     pub(crate) fn reply(&mut self, token: RequestToken, result: Result<BlockData, BlockError>, out: Out) {
@@ -780,7 +903,7 @@ impl Controller {
             Purpose::Grant { leg, ledger } => self.on_grant_lost(ledger, leg),
             Purpose::PutShard { job, shard } => self.on_put_lost(job, shard, call.node, out),
             Purpose::Fetch { fetch, shard } => self.on_fetch_lost(fetch, shard, call.node, out),
-            Purpose::Header { cleaner, victim } => self.on_header_lost(cleaner, victim, out),
+            Purpose::Header { cleaner, victim } => self.ask_header(cleaner, victim, out),
             Purpose::RepairRead { repair, .. }
             | Purpose::RepairHeader { repair }
             | Purpose::RepairClear { repair }

@@ -6,16 +6,17 @@
 //!
 //! A fold never changes the base while the cleaner is at work (see `apply`).
 
+use super::Around;
 use super::moves::is_drained_by_cleaning;
-use crate::api::{Lane, State};
-use crate::controller::{Controller, Out};
-use crate::fetch::{FetchError, Recipient};
+use super::repair::Repairer;
+use crate::api::Out;
+use crate::fetch::FetchError;
 use crate::job::{JobKind, Work};
-use crate::map::{Crcs, Leaf, LeafNo, LeafWaiter, Pins, Place};
+use crate::map::{Crcs, Leaf, LeafNo, Map, Pins, Place};
 use crate::peers::Purpose;
 use crate::segment::{Kind, SegmentInfo};
-use crate::space::{DEAD_PER_MILLE_MIN, Need, Topology, movable_payload_bytes};
-use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key, ShardId};
+use crate::space::{DEAD_PER_MILLE_MIN, Need, Room};
+use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Victims of one pass.
-const VICTIMS_MAX: usize = 16;
+pub(crate) const VICTIMS_MAX: usize = 16;
 
 /// The table is searched for victims at most this often. While room is ample a step of a search, or a pass over what was
 /// found, follows the other after this time.
@@ -74,6 +75,45 @@ struct Unread {
     part: u32,
     run: (u32, u32),
     crcs: Crcs,
+}
+
+/// What an answer to the question for a victim's index comes to.
+#[derive(Debug)]
+pub(crate) enum Header {
+    Nothing,
+    /// It can't be read there: another shard is asked for it. This one is wanted again, unless it was moved meanwhile.
+    Unreadable(Option<(SegmentNo, u8)>),
+    /// All indexes are there.
+    All,
+}
+
+/// A piece of a victim that is to be fetched.
+#[derive(Debug)]
+pub(crate) struct CleanRead {
+    pub(crate) pass: u64,
+    pub(crate) part: u32,
+    pub(crate) segment: SegmentNo,
+    pub(crate) run: (u32, u32),
+    pub(crate) crcs: Crcs,
+}
+
+/// What a piece that was read comes to.
+#[derive(Debug)]
+pub(crate) enum Read {
+    Nothing,
+    /// More is to be read.
+    On,
+    /// All is there, and is written.
+    All(Work),
+}
+
+/// What a pass comes to.
+#[derive(Debug)]
+pub(crate) struct Cleaned {
+    /// These have left the first tier.
+    pub(crate) rotated: Option<Vec<SegmentNo>>,
+    /// Another pass follows at once.
+    pub(crate) goes_on: bool,
 }
 
 #[derive(Debug)]
@@ -175,200 +215,127 @@ impl Cleaner {
         self.search = None;
         self.found.clear();
     }
-}
 
-impl Controller {
-    pub(crate) fn drive_cleaner(&mut self, out: Out) {
-        if self.state != State::Open || !self.care.cleaner.is_idle() || self.checkpointer.is_folding() {
-            return;
-        }
-        let movable_bytes = movable_payload_bytes(self.topology());
-        // Begun at half of it, the checkpoint is done before the cleaner has to wait.
-        self.wants.hurry |= self.care.cleaner.owed_bytes > movable_bytes / 2;
-        // Nor does a fold that the overlay needs find a pass under way.
-        let lets_fold = self.wants.hurry && self.overlay_wants_fold();
-        if self.care.cleaner.owed_bytes > movable_bytes || lets_fold {
-            return;
-        }
-        if self.care.cleaner.has_passed_since_fold && self.fold_goes_first() {
-            self.wants.fold = true;
-            return;
-        }
-        // In turn, but where the first tier is about to overflow.
-        let rotates_first = !self.care.cleaner.rotated || self.rotation.is_full(self.topology());
-        for rotates in [rotates_first, !rotates_first] {
-            let victims = if rotates { self.take_leaving() } else { self.take_dead() };
-            if !victims.is_empty() {
-                return self.begin_pass(victims, rotates, out);
-            }
-        }
+    /// Bytes that were moved since the last checkpoint.
+    pub(crate) fn owed_bytes(&self) -> u64 {
+        self.owed_bytes
     }
 
-    /// The oldest segments of the first tier, if some are to leave it.
-    fn take_leaving(&mut self) -> Vec<SegmentNo> {
-        let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
-        let cleaner = &self.care.cleaner;
-        let there = || -> Vec<SegmentNo> {
-            let found = self.survey.look(topology, segments);
-            found.first().iter().copied().filter(|no| !cleaner.is_emptied(*no)).collect()
-        };
-        let placed = self.jobs.iter().filter_map(|(_, job)| job.placed_data());
-        self.rotation.measure(topology, segments, there, placed);
-        if self.room.is_wanted() || !self.rotation.is_due(topology, !self.guests_are_at_work()) || !self.may_rotate() {
-            return Vec::new();
-        }
-        let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
-        let blocks = u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        let readable = || {
-            let mut found = there();
-            found.retain(|no| !cleaner.is_unreadable(*no));
-            found
-        };
-        self.rotation.take_oldest(topology, segments, blocks, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
+    pub(crate) fn has_passed_since_fold(&self) -> bool {
+        self.has_passed_since_fold
     }
 
-    /// Whether guests bear that something leaves the first tier now.
-    fn may_rotate(&self) -> bool {
-        self.rotation.is_full(self.topology()) || self.may_move_data(Need::Choice)
+    /// The last pass moved what leaves the first tier.
+    pub(crate) fn has_rotated(&self) -> bool {
+        self.rotated
     }
+
+    // ---- what is cleaned ----
 
     /// Room is short, or much is to be written anew.
-    fn is_cleaning_pressed(&self) -> bool {
-        self.room.is_wanted() || self.care.cleaner.recodes.is_some()
+    fn is_pressed(&self, room: &Room) -> bool {
+        room.is_wanted() || self.recodes.is_some()
     }
 
     /// The next step of a search is not put off to the next tick. What nobody waits for takes two steps a second: on a volume
     /// of terabytes a host would search without end.
-    pub(crate) fn hurries_search(&self) -> bool {
-        self.state == State::Open && self.care.cleaner.search.is_some() && self.is_cleaning_pressed()
+    pub(crate) fn hurries_search(&self, room: &Room) -> bool {
+        self.search.is_some() && self.is_pressed(room)
     }
 
     /// What is mostly dead, or is to be written anew.
-    fn take_dead(&mut self) -> Vec<SegmentNo> {
-        let is_short = self.room.is_wanted();
-        let is_pressed = self.is_cleaning_pressed();
-        let is_fresh = self.basis.now.since(self.care.cleaner.found_at) < FOUND_FOR && self.care.cleaner.found_in_steps;
-        let takes_found = !self.care.cleaner.found.is_empty() && (is_pressed || is_fresh);
-        let pace = match (is_pressed, takes_found || self.care.cleaner.search.is_some()) {
+    pub(crate) fn take_dead(&mut self, around: &mut Around<'_>, repairer: &Repairer) -> Vec<SegmentNo> {
+        let is_short = around.room.is_wanted();
+        let is_pressed = self.is_pressed(around.room);
+        let is_fresh = around.basis.now.since(self.found_at) < FOUND_FOR && self.found_in_steps;
+        let takes_found = !self.found.is_empty() && (is_pressed || is_fresh);
+        let pace = match (is_pressed, takes_found || self.search.is_some()) {
             (false, _) => SEARCH_EVERY_CALM,
             (true, false) => SEARCH_EVERY,
             (true, true) => Duration::ZERO,
         };
-        if self.basis.now.since(self.care.cleaner.searched_at) < pace {
+        if around.basis.now.since(self.searched_at) < pace {
             return Vec::new();
         }
         if pace > Duration::ZERO {
-            self.care.cleaner.searched_at = self.basis.now;
+            self.searched_at = around.basis.now;
         }
         if !takes_found {
-            if !self.search_victims() {
+            if !self.search_victims(around, repairer) {
                 return Vec::new();
             }
-            if self.care.cleaner.found_in_steps && self.care.cleaner.found.is_empty() {
+            if self.found_in_steps && self.found.is_empty() {
                 // A walk over all that found nothing is not begun again at once.
-                self.care.cleaner.searched_at = self.basis.now + SEARCH_EVERY_CALM;
+                self.searched_at = around.basis.now + SEARCH_EVERY_CALM;
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
             // a fold that begins puts off whatever is cleaned.
-            let is_hidden = !self.map.knows_all_hidden() || !self.room.is_left() && self.map.is_unfolded();
-            self.wants.fold |= is_short && is_hidden;
+            let is_hidden = !around.map.knows_all_hidden() || !around.room.is_left() && around.map.is_unfolded();
+            around.wants.fold |= is_short && is_hidden;
         } else {
             // Begun when there was more room.
-            self.care.cleaner.search = None;
+            self.search = None;
         }
-        if !is_short && self.care.cleaner.recodes.is_some_and(|need| !self.may_move_data(need)) {
+        if !is_short && self.recodes.is_some_and(|need| !repairer.may_move_data(around, need)) {
             return Vec::new();
         }
-        self.take_victims()
-    }
-
-    fn begin_pass(&mut self, victims: Vec<SegmentNo>, rotates: bool, out: Out) {
-        self.care.cleaner.rotated = rotates;
-        self.care.cleaner.has_passed_since_fold = true;
-        let id = self.care.cleaner.next_id;
-        self.care.cleaner.next_id += 1;
-        let count = victims.len();
-        self.care.cleaner.pass = Some(Pass {
-            id,
-            victims: victims.into_iter().map(|no| Victim { no, tried: 0, asked_at: None, index: None }).collect(),
-            pins: Pins { generation: self.map.generation(), ..Pins::default() },
-            leaves_pending: BTreeSet::new(),
-            moves: Vec::new(),
-            parts: Vec::new(),
-            unread: VecDeque::new(),
-            pending: count,
-            failed: false,
-            unreadable: BTreeSet::new(),
-            rotates,
-        });
-        for at in 0..count {
-            self.ask_header(id, at, out);
-        }
-    }
-
-    /// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
-    /// average: there always are some.
-    fn dead_threshold(&self) -> u64 {
-        if self.room.is_wanted() {
-            return self.segments.dead_per_mille().max(DEAD_PER_MILLE_MIN);
-        }
-        u64::from(self.basis.config.clean_dead_per_mille).min(self.room.per_mille().max(450))
+        self.take_victims(around)
     }
 
     /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age: what
     /// has not changed for long stays as it is when it is moved (cost-benefit: Rosenblum and Ousterhout, The Design and
     /// Implementation of a Log-Structured File System, 1992, section 3.5). In steps; true with the last one.
-    fn search_victims(&mut self) -> bool {
-        let now = self.basis.now;
-        self.care.cleaner.unreadable.retain(|_, until| *until > now);
-        let may_return = self.root().tiers != Tiers::default() && self.topology().capacity_takes_a_segment();
-        let may_spread = self.topology().layout_now() == Some(self.root().layout);
-        let threshold = self.dead_threshold();
-        let in_steps = self.care.cleaner.search.is_some();
-        let mut search = self.care.cleaner.search.take().unwrap_or_default();
-        let count = self.segments.totals().data_segments;
-        let mut ahead = self.segments.iter_from(search.next);
-        for (no, info) in ahead.by_ref().take(self.basis.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
+    fn search_victims(&mut self, around: &Around<'_>, repairer: &Repairer) -> bool {
+        let now = around.basis.now;
+        self.unreadable.retain(|_, until| *until > now);
+        let may_return = around.basis.root().tiers != Tiers::default() && around.topology().capacity_takes_a_segment();
+        let may_spread = around.topology().layout_now() == Some(around.basis.root().layout);
+        let threshold = dead_threshold(around);
+        let in_steps = self.search.is_some();
+        let mut search = self.search.take().unwrap_or_default();
+        let count = around.segments.totals().data_segments;
+        let mut ahead = around.segments.iter_from(search.next);
+        for (no, info) in ahead.by_ref().take(around.basis.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
             search.rank += 1;
-            let left_alone = self.care.cleaner.is_unreadable(no) || self.care.cleaner.is_emptied(no);
+            let left_alone = self.is_unreadable(no) || self.is_emptied(no);
             if info.visible() == 0 || left_alone {
                 continue;
             }
-            let must_move = is_drained_by_cleaning(self.topology(), info) || self.care.repairer.is_stuck(no);
+            let must_move = is_drained_by_cleaning(around.topology(), info) || repairer.is_stuck(no);
             let recode = must_move
-                || self.topology().wants_recode(&info.geometry)
-                || may_return && self.topology().is_astray(info)
-                || may_spread && self.topology().is_crowded_foreign(no, info);
+                || around.topology().wants_recode(&info.geometry)
+                || may_return && around.topology().is_astray(info)
+                || may_spread && around.topology().is_crowded_foreign(no, info);
             if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
                 // Segments are in the order in which they were begun.
                 let age = (count + 1).saturating_sub(search.rank);
                 let benefit = info.dead_blocks() * age * 1000 / (info.capacity_blocks() + info.visible());
-                let recode = recode.then(|| self.need_of(no, None));
+                let recode = recode.then(|| repairer.need_of(around, no, None));
                 search.candidates.push((recode, benefit, no, info.visible()));
             }
         }
         let next = ahead.next().map(|(no, _)| no);
         drop(ahead);
         // Each has a block that lives, at least: more than so many don't fit.
-        let room = PASSES_FOUND * u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let room = PASSES_FOUND * u64::from(around.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         if search.candidates.len() as u64 > 2 * room || next.is_none() {
-            self.keep_best(&mut search.candidates, room as usize);
+            self.keep_best(around, &mut search.candidates, room as usize);
         }
         if let Some(next) = next {
             search.next = next;
-            self.care.cleaner.search = Some(search);
+            self.search = Some(search);
             return false;
         }
-        (self.care.cleaner.found_in_steps, self.care.cleaner.found_at) = (in_steps, now);
+        (self.found_in_steps, self.found_at) = (in_steps, now);
         self.choose(search.candidates, room);
         true
     }
 
     /// Of candidates that are still to be cleaned, so many that gain most.
-    fn keep_best(&self, candidates: &mut Vec<(Option<Need>, u64, SegmentNo, u64)>, count: usize) {
+    fn keep_best(&self, around: &Around<'_>, candidates: &mut Vec<(Option<Need>, u64, SegmentNo, u64)>, count: usize) {
         candidates.retain(|(_, _, no, _)| {
-            let left_alone = self.care.cleaner.is_unreadable(*no) || self.care.cleaner.is_emptied(*no);
-            !left_alone && self.segments.get(*no).is_some_and(|info| info.visible() > 0)
+            let left_alone = self.is_unreadable(*no) || self.is_emptied(*no);
+            !left_alone && around.segments.get(*no).is_some_and(|info| info.visible() > 0)
         });
         if candidates.len() > count {
             candidates.select_nth_unstable_by(count, |a, b| b.cmp(a));
@@ -379,11 +346,11 @@ impl Controller {
     fn choose(&mut self, mut candidates: Vec<(Option<Need>, u64, SegmentNo, u64)>, room: u64) {
         candidates.sort_unstable_by(|a, b| b.cmp(a));
         let mut total = 0;
-        self.care.cleaner.found.clear();
-        self.care.cleaner.recodes = candidates.first().and_then(|(recode, ..)| *recode);
+        self.found.clear();
+        self.recodes = candidates.first().and_then(|(recode, ..)| *recode);
         for (_, _, no, live) in candidates {
             total += live;
-            self.care.cleaner.found.push_back(no);
+            self.found.push_back(no);
             if total >= room {
                 break;
             }
@@ -391,23 +358,23 @@ impl Controller {
     }
 
     /// The next victims: what lives in them fills one segment, half of it at least with data of about one age.
-    fn take_victims(&mut self) -> Vec<SegmentNo> {
-        let room = u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+    fn take_victims(&mut self, around: &Around<'_>) -> Vec<SegmentNo> {
+        let room = u64::from(around.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
         let mut total = 0;
         let mut victims = Vec::new();
         // Some may have died and been freed since.
-        self.care.cleaner.found.retain(|no| self.segments.get(*no).is_some_and(|info| info.visible() > 0));
-        let class_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| self.map.heat_class(info.born));
-        let Some(class) = self.care.cleaner.found.front().map(class_of) else { return victims };
+        self.found.retain(|no| around.segments.get(*no).is_some_and(|info| info.visible() > 0));
+        let class_of = |no: &SegmentNo| around.segments.get(*no).map_or(0, |info| around.map.heat_class(info.born));
+        let Some(class) = self.found.front().map(class_of) else { return victims };
         let (mut ordered, others): (Vec<SegmentNo>, Vec<SegmentNo>) =
-            self.care.cleaner.found.iter().partition(|no| class_of(no) == class);
-        self.sort_by_nearness(&mut ordered);
-        let alike: u64 = ordered.iter().filter_map(|no| Some(self.segments.get(*no)?.visible())).sum();
+            self.found.iter().partition(|no| class_of(no) == class);
+        self.sort_by_nearness(around, &mut ordered);
+        let alike: u64 = ordered.iter().filter_map(|no| Some(around.segments.get(*no)?.visible())).sum();
         if alike < room / 2 {
             ordered.extend(others);
         }
         for no in ordered {
-            let live = self.segments.get(no).map_or(0, SegmentInfo::visible);
+            let live = around.segments.get(no).map_or(0, SegmentInfo::visible);
             let is_full = total + live > room && !victims.is_empty();
             if is_full || victims.len() >= VICTIMS_MAX {
                 break;
@@ -415,90 +382,118 @@ impl Controller {
             total += live;
             victims.push(no);
         }
-        self.care.cleaner.found.retain(|no| !victims.contains(no));
+        self.found.retain(|no| !victims.contains(no));
         victims
     }
 
     /// Puts the ones first that lie near to the first one, so that what they hold lies close together when it is moved
     /// ([`crate::readahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that are best.
-    fn sort_by_nearness(&self, ordered: &mut [SegmentNo]) {
-        if self.care.cleaner.recodes.is_some() {
+    fn sort_by_nearness(&self, around: &Around<'_>, ordered: &mut [SegmentNo]) {
+        if self.recodes.is_some() {
             // Some of them have to go first.
             return;
         }
-        let passes = if self.room.is_wanted() { PASSES_FOUND } else { PASSES_NEAR_CALM };
-        let mut left = passes * u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        let live_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, SegmentInfo::visible);
+        let passes = if around.room.is_wanted() { PASSES_FOUND } else { PASSES_NEAR_CALM };
+        let mut left = passes * u64::from(around.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let live_of = |no: &SegmentNo| around.segments.get(*no).map_or(0, SegmentInfo::visible);
         let best = ordered.iter().take_while(|no| {
             let fits = left > 0;
             left = left.saturating_sub(live_of(no));
             fits
         });
         let count = best.count();
-        let middle_of = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| info.middle);
+        let middle_of = |no: &SegmentNo| around.segments.get(*no).map_or(0, |info| info.middle);
         if let Some(near) = ordered.first().map(middle_of) {
             ordered[..count].sort_by_key(|no| middle_of(no).abs_diff(near));
         }
     }
 
-    fn ask_header(&mut self, id: u64, at: usize, out: Out) {
+    // ---- a pass ----
+
+    /// Begins to clean these.
+    pub(crate) fn begin_pass(&mut self, around: &mut Around<'_>, victims: Vec<SegmentNo>, rotates: bool, out: Out) {
+        self.rotated = rotates;
+        self.has_passed_since_fold = true;
+        let id = self.next_id;
+        self.next_id += 1;
+        let count = victims.len();
+        self.pass = Some(Pass {
+            id,
+            victims: victims.into_iter().map(|no| Victim { no, tried: 0, asked_at: None, index: None }).collect(),
+            pins: Pins { generation: around.map.generation(), ..Pins::default() },
+            leaves_pending: BTreeSet::new(),
+            moves: Vec::new(),
+            parts: Vec::new(),
+            unread: VecDeque::new(),
+            pending: count,
+            failed: false,
+            unreadable: BTreeSet::new(),
+            rotates,
+        });
+        for at in 0..count {
+            self.ask_header(around, id, at, out);
+        }
+    }
+
+    /// Asks for a victim's index, of the next shard that has it.
+    pub(crate) fn ask_header(&mut self, around: &mut Around<'_>, id: u64, at: usize, out: Out) {
         let Some(pass) = self.pass(id) else { return };
         let (no, tried) = (pass.victims[at].no, pass.victims[at].tried);
-        let Some(info) = self.segments.get(no) else { return self.give_up_pass() };
-        let next = (tried..info.geometry.shard_count()).find(|i| self.peers.leg_usable(info.homes[usize::from(*i)]));
-        let Some(index) = next else { return self.give_up_pass() };
+        let Some(info) = around.segments.get(no) else { return self.give_up_pass(around) };
+        let next = (tried..info.geometry.shard_count()).find(|i| around.peers.leg_usable(info.homes[usize::from(*i)]));
+        let Some(index) = next else { return self.give_up_pass(around) };
         let leg = info.homes[usize::from(index)];
-        let victim = &mut self.care.cleaner.pass.as_mut().expect("checked").victims[at];
+        let victim = &mut self.pass.as_mut().expect("checked").victims[at];
         (victim.tried, victim.asked_at) = (index + 1, Some(leg));
-        let shard = ShardId { segment: self.basis.segment_id(no), index };
+        let shard = around.shard_id(no, index);
         let request = Request::ReadShardHeader { device: leg.device, shard };
         let purpose = Purpose::Header { cleaner: id, victim: at };
-        if self.send(leg.node, Lane::Bulk, purpose, request, Vec::new(), out).is_none() {
-            self.give_up_pass();
+        if around.send_bulk(leg.node, purpose, request, Vec::new(), out).is_none() {
+            self.give_up_pass(around);
         }
     }
 
     fn pass(&self, id: u64) -> Option<&Pass> {
-        self.care.cleaner.pass.as_ref().filter(|p| p.id == id)
+        self.pass.as_ref().filter(|p| p.id == id)
     }
 
-    pub(crate) fn on_header(&mut self, id: u64, at: usize, reply: &Reply, payload: &Buf, out: Out) {
-        let Some(pass) = self.pass(id) else { return };
-        let (no, index) = (pass.victims[at].no, pass.victims[at].tried - 1);
-        let shard = ShardId { segment: self.basis.segment_id(no), index };
+    pub(crate) fn on_header(
+        &mut self,
+        around: &Around<'_>,
+        id: u64,
+        at: usize,
+        reply: &Reply,
+        payload: &Buf,
+    ) -> Header {
+        let Some(pass) = self.pass(id) else { return Header::Nothing };
+        let victim = &pass.victims[at];
+        let (no, index) = (victim.no, victim.tried - 1);
+        let shard = around.shard_id(no, index);
         let header = match reply {
             Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
             _ => None,
         };
         let Some(ShardHeader { index: SegmentIndex::Data(extents), .. }) = header else {
-            let home = self.segments.get(no).map(|info| info.homes[usize::from(index)]);
+            let home = around.segments.get(no).map(|info| info.homes[usize::from(index)]);
             // One that was moved meanwhile need not be there any more.
-            if home == self.pass(id).and_then(|pass| pass.victims[at].asked_at) {
-                self.want_shard(no, index);
-            }
-            return self.ask_header(id, at, out);
+            return Header::Unreadable((home == victim.asked_at).then_some((no, index)));
         };
-        let pass = self.care.cleaner.pass.as_mut().expect("checked");
+        let pass = self.pass.as_mut().expect("checked");
         pass.victims[at].index = Some(extents);
         pass.pending -= 1;
-        if pass.pending == 0 {
-            self.find_live(out);
-        }
+        if pass.pending == 0 { Header::All } else { Header::Nothing }
     }
 
-    pub(crate) fn on_header_lost(&mut self, id: u64, at: usize, out: Out) {
-        self.ask_header(id, at, out);
-    }
-
-    /// Looks up which of the victims' blocks the map still names.
-    fn find_live(&mut self, out: Out) {
-        let mut pass = self.care.cleaner.pass.take().expect("a pass under way");
+    /// Looks up which of the victims' blocks the map still names. Leaves that have to be there first, if some have; else they
+    /// are read.
+    pub(crate) fn find_live(&mut self, map: &mut Map) -> Vec<LeafNo> {
+        let pass = self.pass.as_mut().expect("a pass under way");
         let mut missing = BTreeSet::new();
         let mut moves = Vec::new();
         for victim in &pass.victims {
             let mut block = 0;
             for extent in victim.index.as_ref().expect("all headers are there") {
-                match self.map.resolve_written(extent.key.0, u64::from(extent.blocks), &pass.pins) {
+                match map.resolve_written(extent.key.0, u64::from(extent.blocks), &pass.pins) {
                     Ok(pieces) => {
                         for piece in pieces {
                             let offset = (Key(piece.start).lba().0 - extent.key.lba().0) as u32;
@@ -518,19 +513,20 @@ impl Controller {
         }
         pass.leaves_pending = missing.clone();
         pass.moves = moves;
-        self.care.cleaner.pass = Some(pass);
-        if missing.is_empty() {
-            return self.read_live(out);
-        }
-        for no in missing {
-            self.load_leaf(no, LeafWaiter::Cleaner, out);
-        }
+        missing.into_iter().collect()
     }
 
-    pub(crate) fn on_cleaner_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
-        let Some(pass) = &mut self.care.cleaner.pass else { return };
+    /// True when all leaves are there: then it is looked up once more what lives.
+    pub(crate) fn on_leaf(
+        &mut self,
+        around: &mut Around<'_>,
+        no: LeafNo,
+        leaf: Option<Arc<Leaf>>,
+        error: Option<FetchError>,
+    ) -> bool {
+        let Some(pass) = &mut self.pass else { return false };
         if !pass.leaves_pending.remove(&no) {
-            return;
+            return false;
         }
         match leaf {
             Some(leaf) => {
@@ -538,31 +534,33 @@ impl Controller {
             }
             None => pass.failed |= error == Some(FetchError::Lost),
         }
-        if pass.leaves_pending.is_empty() {
-            if pass.failed {
-                return self.give_up_pass();
-            }
-            self.find_live(out);
+        if !pass.leaves_pending.is_empty() {
+            return false;
         }
+        let failed = pass.failed;
+        if failed {
+            self.give_up_pass(around);
+        }
+        !failed
     }
 
-    fn read_live(&mut self, out: Out) {
-        let pass = self.care.cleaner.pass.as_mut().expect("a pass under way");
+    /// Everything that lives is known: it is cut into pieces that are read. Of nothing nothing is.
+    pub(crate) fn begin_reading(&mut self, around: &mut Around<'_>, repairer: &Repairer) {
+        let pass = self.pass.as_mut().expect("a pass under way");
         if pass.moves.is_empty() {
             // Dead already, only not folded yet: the next checkpoints find that out.
-            self.wants.fold = true;
-            let pass = self.care.cleaner.pass.take().expect("just seen");
-            self.care.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
+            around.wants.fold = true;
+            let pass = self.pass.take().expect("just seen");
+            self.emptied.extend(pass.victims.iter().map(|v| v.no));
             return;
         }
         pass.moves.sort_by_key(|m| m.key);
         for at in &pass.moves {
-            let geometry = self.segments.get(at.segment).expect("a named segment is in the table").geometry;
+            let geometry = around.segments.get(at.segment).expect("a named segment is in the table").geometry;
             let mut done = 0;
             while done < at.blocks {
                 // Of what is damaged in several places, each block may be there, but not several at once.
-                let run_max =
-                    if self.care.repairer.is_stuck(at.segment) { 1 } else { geometry.run_from(at.block + done) };
+                let run_max = if repairer.is_stuck(at.segment) { 1 } else { geometry.run_from(at.block + done) };
                 let run = run_max.min(at.blocks - done);
                 let crcs = at.crcs.slice(u64::from(done), u64::from(run));
                 pass.unread.push_back(Unread { part: pass.parts.len() as u32, run: (at.block + done, run), crcs });
@@ -570,21 +568,25 @@ impl Controller {
                 done += run;
             }
         }
-        self.read_on(out);
     }
 
-    fn read_on(&mut self, out: Out) {
-        while let Some(pass) = self.care.cleaner.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD) {
-            let Some(Unread { part, run, crcs }) = pass.unread.pop_front() else { return };
-            let segment = pass.parts[part as usize].0;
-            pass.pending += 1;
-            let wants = Recipient::Clean { job: pass.id, part };
-            self.start_fetch(wants, segment, None, run, Some(crcs), out);
-        }
+    /// The next piece that is to be fetched, if not too many are.
+    pub(crate) fn next_read(&mut self) -> Option<CleanRead> {
+        let pass = self.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD)?;
+        let Unread { part, run, crcs } = pass.unread.pop_front()?;
+        pass.pending += 1;
+        Some(CleanRead { pass: pass.id, part, segment: pass.parts[part as usize].0, run, crcs })
     }
 
-    pub(crate) fn on_clean_part(&mut self, id: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(pass) = self.care.cleaner.pass.as_mut().filter(|p| p.id == id) else { return };
+    /// A piece was read: what follows.
+    pub(crate) fn on_part(
+        &mut self,
+        around: &mut Around<'_>,
+        id: u64,
+        part: u32,
+        result: Result<Buf, FetchError>,
+    ) -> Read {
+        let Some(pass) = self.pass.as_mut().filter(|p| p.id == id) else { return Read::Nothing };
         pass.pending -= 1;
         let (segment, bytes) = &mut pass.parts[part as usize];
         match result {
@@ -596,19 +598,21 @@ impl Controller {
             }
         }
         if !pass.unread.is_empty() {
-            return self.read_on(out);
+            return Read::On;
         }
         if pass.pending > 0 {
-            return;
+            return Read::Nothing;
         }
         if !pass.unreadable.is_empty() {
-            return self.give_up_pass();
+            self.give_up_pass(around);
+            return Read::Nothing;
         }
-        self.write_live(out);
+        Read::All(self.written())
     }
 
-    fn write_live(&mut self, out: Out) {
-        let pass = self.care.cleaner.pass.as_mut().expect("a pass under way");
+    /// What lives, as a new segment.
+    fn written(&mut self) -> Work {
+        let pass = self.pass.as_mut().expect("a pass under way");
         let kind = JobKind::Clean { rotates: pass.rotates };
         let mut work = Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new() };
         for at in &pass.moves {
@@ -617,45 +621,53 @@ impl Controller {
             work.crcs.extend_from_slice(at.crcs.as_slice());
         }
         work.payload = pass.parts.drain(..).map(|(_, p)| p.expect("all parts are there")).collect();
-        self.start_job(work, out);
+        work
     }
 
-    pub(crate) fn on_cleaned(&mut self, blocks: u64, out: Out) {
-        let pass = self.care.cleaner.pass.take().expect("a pass was written");
-        self.care.cleaner.emptied.extend(pass.victims.iter().map(|v| v.no));
-        self.counters.segments_cleaned += pass.victims.len() as u64;
-        self.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
-        self.care.cleaner.owed_bytes += blocks * BLOCK_BYTES as u64;
-        let need = if pass.rotates { Some(Need::Choice) } else { self.care.cleaner.recodes };
+    /// So many blocks of the victims are elsewhere now. The victims, where they have left the first tier.
+    pub(crate) fn on_cleaned(&mut self, around: &mut Around<'_>, blocks: u64) -> Cleaned {
+        let pass = self.pass.take().expect("a pass was written");
+        let bytes = blocks * BLOCK_BYTES as u64;
+        self.emptied.extend(pass.victims.iter().map(|v| v.no));
+        around.counters.segments_cleaned += pass.victims.len() as u64;
+        around.counters.cleaned_bytes += bytes;
+        self.owed_bytes += bytes;
+        let need = if pass.rotates { Some(Need::Choice) } else { self.recodes };
         if let Some(need) = need {
-            self.charge_moved(blocks * BLOCK_BYTES as u64, need);
+            around.charge_moved(bytes, need);
         }
-        if pass.rotates {
-            let victims: Vec<SegmentNo> = pass.victims.iter().map(|v| v.no).collect();
-            self.rotation.on_rotated(&self.segments, &victims, blocks * BLOCK_BYTES as u64);
-        }
-        self.wants.free = true;
-        self.wants.fold |= !self.map.knows_all_hidden();
-        if pass.rotates || self.care.cleaner.recodes.is_some() && !self.care.cleaner.found.is_empty() {
+        around.wants.free = true;
+        around.wants.fold |= !around.map.knows_all_hidden();
+        Cleaned {
+            rotated: pass.rotates.then(|| pass.victims.iter().map(|v| v.no).collect()),
             // The next is not put off to the next tick.
-            self.drive_cleaner(out);
+            goes_on: pass.rotates || self.recodes.is_some() && !self.found.is_empty(),
         }
     }
 
     /// No room for what lives: the victims stay as they are, and folds look for dead segments first.
-    pub(crate) fn on_clean_refused(&mut self) {
-        self.give_up_pass();
-        self.care.cleaner.found.clear();
-        self.care.cleaner.search = None;
-        self.care.cleaner.searched_at = self.basis.now + REFUSED_PAUSE;
-        self.wants.fold = true;
+    pub(crate) fn on_refused(&mut self, around: &mut Around<'_>) {
+        self.give_up_pass(around);
+        self.found.clear();
+        self.search = None;
+        self.searched_at = around.basis.now + REFUSED_PAUSE;
+        around.wants.fold = true;
     }
 
-    fn give_up_pass(&mut self) {
-        let until = self.basis.now + UNREADABLE_PAUSE;
-        let unreadable = self.care.cleaner.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
+    fn give_up_pass(&mut self, around: &mut Around<'_>) {
+        let until = around.basis.now + UNREADABLE_PAUSE;
+        let unreadable = self.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
         // Victims that died meanwhile were kept for the pass.
-        self.wants.free_dead();
-        self.care.cleaner.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));
+        around.wants.free_dead();
+        self.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));
     }
+}
+
+/// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
+/// average: there always are some.
+fn dead_threshold(around: &Around<'_>) -> u64 {
+    if around.room.is_wanted() {
+        return around.segments.dead_per_mille().max(DEAD_PER_MILLE_MIN);
+    }
+    u64::from(around.basis.config.clean_dead_per_mille).min(around.room.per_mille().max(450))
 }

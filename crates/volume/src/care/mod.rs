@@ -13,7 +13,7 @@ mod shares;
 
 pub use audit::Sharing;
 pub(crate) use audit::{Audit, Walked, Wrong};
-pub(crate) use cleaner::Cleaner;
+pub(crate) use cleaner::{CleanRead, Cleaned, Cleaner, Header, Read, VICTIMS_MAX};
 pub(crate) use inventory::ledger_inventory;
 pub(crate) use moves::Mover;
 pub(crate) use repair::{Made, Repairer};
@@ -22,9 +22,10 @@ pub use shares::Shares;
 
 use crate::api::{Counters, Lane, Out};
 use crate::basis::Basis;
+use crate::map::Map;
 use crate::peers::{Ask, Peers, Purpose};
 use crate::segment::Segments;
-use crate::space::{Governor, Need, Placer, Survey, Topology};
+use crate::space::{Governor, Need, Placer, Room, Survey, Topology};
 use crate::wants::Wants;
 use holdfast_base::{Buf, NodeId, Prng, ShardId, Token};
 use holdfast_format::record::SegmentNo;
@@ -70,7 +71,9 @@ pub(crate) struct Around<'a> {
     pub(crate) basis: &'a Basis,
     pub(crate) peers: &'a mut Peers,
     pub(crate) segments: &'a Segments,
+    pub(crate) map: &'a Map,
     pub(crate) survey: &'a Survey,
+    pub(crate) room: &'a Room,
     pub(crate) governor: &'a mut Governor,
     pub(crate) rng: &'a mut Prng,
     pub(crate) wants: &'a mut Wants,
@@ -124,6 +127,8 @@ pub(crate) mod tests {
         pub(crate) basis: Basis,
         pub(crate) peers: Peers,
         pub(crate) segments: Segments,
+        pub(crate) map: Map,
+        pub(crate) room: Room,
         pub(crate) wants: Wants,
         pub(crate) counters: Counters,
         pub(crate) out: Effects<Effect>,
@@ -141,6 +146,8 @@ pub(crate) mod tests {
                 basis,
                 peers,
                 segments: Segments::default(),
+                map: Map::new(1 << 20),
+                room: Room::default(),
                 wants: Wants::default(),
                 counters: Counters::default(),
                 out: Effects::new(),
@@ -159,7 +166,9 @@ pub(crate) mod tests {
                 basis: &self.basis,
                 peers: &mut self.peers,
                 segments: &self.segments,
+                map: &self.map,
                 survey: &self.survey,
+                room: &self.room,
                 governor: &mut self.governor,
                 rng: &mut self.rng,
                 wants: &mut self.wants,
