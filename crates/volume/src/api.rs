@@ -47,7 +47,7 @@ pub struct Config {
     pub writeback_bytes_max: u64,
     /// Memory of clean map pages.
     pub map_cache_bytes_max: u64,
-    /// Memory for what is read ahead of clients that read in order what lies scattered ([`crate::readahead`]); none where it is
+    /// Memory for what is read ahead of clients that read in order what lies scattered ([`crate::io::read_ahead`]); none where it is
     /// zero.
     pub read_ahead_bytes_max: u64,
     /// Blocks that a client must read in order first.
@@ -200,7 +200,7 @@ pub enum Event {
     },
     /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
     Change(Change),
-    /// Hold back the answers of guests' writes: see [`crate::hold`]. Answered by [`Notice::Held`], or at once by the end.
+    /// Hold back the answers of guests' writes: see [`crate::io::quiesce`]. Answered by [`Notice::Held`], or at once by the end.
     Hold {
         hold: HoldId,
     },
@@ -554,7 +554,7 @@ pub struct Counters {
     pub shard_reads: u64,
     pub near_reads: u64,
     pub reconstructed_reads: u64,
-    /// What guests' reads took of what had come with other blocks (see [`crate::readahead`]).
+    /// What guests' reads took of what had come with other blocks (see [`crate::io::read_ahead`]).
     pub ahead_bytes: u64,
     pub rolls: u64,
     pub segments_written: u64,

@@ -4,9 +4,9 @@
 //! nodes by its own I/O; it never waits for a membership service, and for the metadata store only on changes of ownership
 //! and ledger rolls.
 //!
-//! States: `Opening` (see [`crate::opening`]) -> `Open` -> `Closing` -> `Closed`; from anywhere -> `Deposed`, for good,
+//! States: `Opening` (see [`crate::owner::opening`]) -> `Open` -> `Closing` -> `Closed`; from anywhere -> `Deposed`, for good,
 //! when a node or the root record shows a higher epoch. `Open` -> `Closed` at once where another host takes over (see
-//! [`crate::handover`]).
+//! [`crate::owner::handover`]).
 //!
 //! Invariants (numbers as in docs/ARCHITECTURE.md):
 //! 1. An entry completes only with an ack set of the open ledger's legs, in LSN order, and is applied at that moment.
@@ -24,35 +24,35 @@
 pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Status, Target};
 use crate::basis::Basis;
-use crate::bypass::BypassBatch;
 use crate::care::{Around, Care, CleanRead, Cleaned, Header, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
-use crate::copies::RootCopies;
-use crate::family::Family;
-use crate::fetch::{Fetch, FetchError, Recipient};
-use crate::handover::Handover;
-use crate::hold::Hold;
-use crate::job::{SegmentJob, put_doublings};
-use crate::log::{Log, WriteOp};
+use crate::io::quiesce::Hold;
+use crate::io::read::{ReadOp, ReadQueue};
+use crate::io::read_ahead::ReadAhead;
+use crate::io::write::Writes;
+use crate::log::pressure::Pressure;
+use crate::log::roll::Roll;
+use crate::log::window::{Log, WriteOp};
 use crate::map::{Accounts, Checkpointer, CloneInfo, Leaf, LeafLoad, LeafNo, LeafWaiter, Map, Snapshot, Span};
-use crate::opening::Opening;
+use crate::owner::copies::RootCopies;
+use crate::owner::handover::Handover;
+use crate::owner::opening::Opening;
+use crate::owner::preload::{Filling, Warmth};
+use crate::owner::resize::Resizer;
+use crate::owner::root::RootWriter;
 use crate::peers::{Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, Worth};
-use crate::pressure::Pressure;
-use crate::read::{ReadOp, ReadQueue};
-use crate::readahead::ReadAhead;
-use crate::resize::Resizer;
-use crate::roll::Roll;
-use crate::root::RootWriter;
-use crate::sealing::Seal;
+use crate::segment::direct::BypassBatch;
+use crate::segment::encrypt::Seal;
+use crate::segment::fetch::{Fetch, FetchError, Recipient};
+use crate::segment::writer::{SegmentJob, put_doublings};
 use crate::segment::{Kind, SegmentInfo, Segments};
-use crate::snapshots::Changes;
+use crate::sharing::family::Family;
+use crate::sharing::snapshots::Changes;
 use crate::space::claims::Claim;
 use crate::space::{
     DEAD_PER_MILLE_MIN, Found, GUESTS_REST, Governor, LetIn, Need, Placer, Room, Rotation, Survey, TierUse, Topology,
     movable_payload_bytes,
 };
 use crate::wants::Wants;
-use crate::warming::{Filling, Warmth};
-use crate::write::Writes;
 use holdfast_base::time::earliest;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, Lsn,

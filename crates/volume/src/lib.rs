@@ -4,37 +4,18 @@
 
 mod anatomy;
 pub mod api;
-mod append;
-mod apply;
 mod basis;
-mod bypass;
 mod care;
 pub mod controller;
-mod copies;
-mod destage;
-mod family;
-mod fetch;
-pub mod group;
-mod handover;
-pub mod hold;
-mod job;
+mod io;
 mod log;
 mod map;
-mod opening;
+mod owner;
 mod peers;
-mod pressure;
-mod read;
-mod readahead;
-mod resize;
-mod roll;
-mod root;
-mod sealing;
 mod segment;
-mod snapshots;
+mod sharing;
 mod space;
 mod wants;
-mod warming;
-mod write;
 
 pub use anatomy::{Anatomy, CacheParts, DeviceParts, LegParts, LogParts, SegmentParts};
 pub use api::{
@@ -43,8 +24,9 @@ pub use api::{
 };
 pub use care::{Shares, Sharing};
 pub use controller::Controller;
-pub use group::{Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Why};
+pub use io::quiesce;
 pub use map::{CloneInfo, Snapshot};
-pub use sealing::Seal;
+pub use segment::encrypt::Seal;
+pub use sharing::group::{Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Why};
 pub use space::claims::Claim;
 pub use space::{DEAD_PER_MILLE_MIN, TierUse, claims, protect, reserve_bytes, spare_bytes};

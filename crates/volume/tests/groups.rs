@@ -6,7 +6,7 @@ mod support;
 
 use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Effects, HeadId, HoldId, Instant, ObjectId, Prng};
 use holdfast_format::geometry::Layout;
-use holdfast_volume::hold::HOLD_MAX;
+use holdfast_volume::quiesce::HOLD_MAX;
 use holdfast_volume::{Change, Event, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, Target, Why};
 use std::collections::BTreeMap;
 use std::time::Duration;

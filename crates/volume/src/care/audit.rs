@@ -14,8 +14,8 @@
 //! twenty times its length.
 
 use super::shares::{Said, Shares, Tally};
-use crate::fetch::FetchError;
 use crate::map::{LEAF_BLOCKS, LayerTable, Leaf, LeafNo, Map, Mapped, Naming, Piece, Pins, Place, keys_of, leaf_in};
+use crate::segment::fetch::FetchError;
 use crate::segment::{Kind, SegmentInfo, Segments};
 use holdfast_base::{HeadId, Instant, Key, Lba, Lsn, ObjectId};
 use holdfast_format::record::SegmentNo;

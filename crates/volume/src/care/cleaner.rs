@@ -10,10 +10,10 @@ use super::Around;
 use super::moves::is_drained_by_cleaning;
 use super::repair::Repairer;
 use crate::api::Out;
-use crate::fetch::FetchError;
-use crate::job::{JobKind, Work};
 use crate::map::{Crcs, Leaf, LeafNo, Map, Pins, Place};
 use crate::peers::Purpose;
+use crate::segment::fetch::FetchError;
+use crate::segment::writer::{JobKind, Work};
 use crate::segment::{Kind, SegmentInfo};
 use crate::space::{DEAD_PER_MILLE_MIN, Need, Room};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key};
@@ -387,7 +387,7 @@ impl Cleaner {
     }
 
     /// Puts the ones first that lie near to the first one, so that what they hold lies close together when it is moved
-    /// ([`crate::readahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that are best.
+    /// ([`crate::io::read_ahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that are best.
     fn sort_by_nearness(&self, around: &Around<'_>, ordered: &mut [SegmentNo]) {
         if self.recodes.is_some() {
             // Some of them have to go first.

@@ -11,7 +11,7 @@ use super::Around;
 use super::moves::Move;
 use crate::api::{Effect, Notice, Out};
 use crate::basis::Basis;
-use crate::log::Done;
+use crate::log::window::Done;
 use crate::peers::Purpose;
 use crate::segment::{Kind, SegmentInfo, Segments};
 use crate::space::{Found, Keep, Need, Shape, Target};

@@ -7,7 +7,7 @@
 use super::leaf::{Crcs, Mapped, Place};
 use super::rangemap::Sliceable;
 use super::{Accounts, Map};
-use crate::log::Log;
+use crate::log::window::Log;
 use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn};
 use holdfast_format::record::{CommitExtent, SegmentCommit, SegmentNo, Source};

@@ -2,7 +2,7 @@
 
 use super::leaf::{Leaf, LeafNo, LeafPointer};
 use crate::controller::{Controller, Out};
-use crate::fetch::{FetchError, Recipient};
+use crate::segment::fetch::{FetchError, Recipient};
 use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeMap;

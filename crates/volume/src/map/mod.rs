@@ -37,7 +37,7 @@ pub(crate) use loading::{RunLeft, RunLoad};
 pub(crate) use rangemap::Piece;
 
 use crate::api::Mutations;
-use crate::log::Log;
+use crate::log::window::Log;
 use crate::segment::Segments;
 use crate::wants::Wants;
 use directory::Directory;

@@ -1,6 +1,11 @@
 //! Segments: what the volume's data and metadata are stored in.
 
+pub(crate) mod destage;
+pub(crate) mod direct;
+pub(crate) mod encrypt;
+pub(crate) mod fetch;
 mod table;
+pub(crate) mod writer;
 
 pub(crate) use table::{Kind, SegmentInfo, Segments};
 

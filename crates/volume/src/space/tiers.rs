@@ -15,7 +15,7 @@
 use super::reserve::Keep;
 use super::topology::{Place, Topology, is_of};
 use crate::basis::Basis;
-use crate::job::JobKind;
+use crate::segment::writer::JobKind;
 use crate::segment::{Kind, SegmentInfo, Segments};
 use holdfast_base::{BLOCK_BYTES, Instant, MediaClass};
 use holdfast_format::geometry::Geometry;

@@ -4,9 +4,9 @@
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::log::{Done, Entry};
+use crate::log::window::{Done, Entry};
 use crate::peers::Purpose;
-use crate::sealing::Sent;
+use crate::segment::encrypt::Sent;
 use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::Record;
@@ -321,7 +321,7 @@ impl Controller {
         }
     }
 
-    fn grants_last_until(&self, open: &crate::log::OpenLedger, by: Instant) -> bool {
+    fn grants_last_until(&self, open: &crate::log::window::OpenLedger, by: Instant) -> bool {
         open.granted(by)
     }
 

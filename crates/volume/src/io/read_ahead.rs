@@ -17,8 +17,8 @@
 
 use crate::api::Target;
 use crate::controller::{Controller, Out};
-use crate::fetch::{FetchError, Recipient};
 use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafWaiter, Piece, Pins, Place};
+use crate::segment::fetch::{FetchError, Recipient};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeMap;

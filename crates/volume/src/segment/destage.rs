@@ -6,14 +6,14 @@
 //! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
 //!
 //! **Sweeps.** Each segment goes on in the volume where the last one ended, and round again, so that its blocks lie close together
-//! ([`crate::readahead`]). By the time that a sweep comes round, as much has been written as it found waiting twice over: an eighth
+//! ([`crate::io::read_ahead`]). By the time that a sweep comes round, as much has been written as it found waiting twice over: an eighth
 //! of the budget, beyond which the log can't be trimmed. Where that grows (writes that run ahead of a sweep keep it from what is older), and where something
 //! has to go, it goes by age.
 
 use crate::api::State;
 use crate::controller::{Controller, Out};
-use crate::job::{JobKind, Work};
 use crate::map::Place;
+use crate::segment::writer::{JobKind, Work};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Key, Lsn};
 use holdfast_format::record::{CommitExtent, Source};
 

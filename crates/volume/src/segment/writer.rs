@@ -7,9 +7,9 @@
 
 use crate::api::Lane;
 use crate::controller::{Controller, Out};
-use crate::log::Done;
+use crate::log::window::Done;
 use crate::peers::Purpose;
-use crate::sealing::SealedPayload;
+use crate::segment::encrypt::SealedPayload;
 use crate::segment::{Kind, SegmentInfo};
 use crate::space::{Keep, Shape, Target, Topology};
 use holdfast_base::{

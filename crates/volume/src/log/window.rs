@@ -5,7 +5,7 @@
 //! entry sizes is what the write-back budget bounds.
 
 use crate::api::Mutations;
-use crate::sealing::Sent;
+use crate::segment::encrypt::Sent;
 use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};

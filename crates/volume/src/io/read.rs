@@ -5,9 +5,9 @@
 
 use crate::api::Target;
 use crate::controller::{Controller, Out};
-use crate::fetch::FetchError;
+use crate::io::read_ahead::Taker;
 use crate::map::{Leaf, LeafNo, LeafWaiter, Piece, Pins, Place};
-use crate::readahead::Taker;
+use crate::segment::fetch::FetchError;
 use crate::space::Topology;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token,

@@ -9,10 +9,10 @@
 
 use crate::api::Lane;
 use crate::controller::{Controller, Out};
-use crate::family::LOOKS_MAX;
 use crate::map::Crcs;
 use crate::peers::Purpose;
 use crate::segment::Kind;
+use crate::sharing::family::LOOKS_MAX;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;

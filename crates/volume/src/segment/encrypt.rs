@@ -17,9 +17,9 @@
 
 use crate::api::Config;
 use crate::controller::Controller;
-use crate::fetch::verifies;
-use crate::log::Entry;
+use crate::log::window::Entry;
 use crate::map::Crcs;
+use crate::segment::fetch::verifies;
 use holdfast_base::{BlockCrc, Buf, BufMut, InstanceId, LedgerId, Lsn, SegmentId, block_crcs, crc32c};
 use holdfast_cipher::{Cipher, VolumeKey};
 use holdfast_format::record::SealedHeader;

@@ -27,12 +27,12 @@
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::job::{JobKind, Work};
 use crate::map::checkpoint::{PartIndex, PartWriter, pack_parts, padded, pointers_into};
 use crate::map::{LayerTable, Mapped, Place};
+use crate::owner::root::Change;
 use crate::peers::Purpose;
-use crate::root::Change;
 use crate::segment::Kind;
+use crate::segment::writer::{JobKind, Work};
 use holdfast_base::{
     BLOCK_BYTES, DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lba, Lsn, NodeId, ObjectId, SegmentId, ShardId,
     Token, VolumeId,

@@ -13,9 +13,9 @@
 use crate::api::{Effect, Lane, Notice, State};
 use crate::care::ledger_inventory;
 use crate::controller::{Controller, Out};
-use crate::log::OpenLedger;
+use crate::log::window::OpenLedger;
+use crate::owner::root::Change;
 use crate::peers::Purpose;
-use crate::root::Change;
 use holdfast_base::{Instant, LedgerId, Lsn};
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::root::Root;

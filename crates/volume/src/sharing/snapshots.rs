@@ -11,7 +11,7 @@
 
 use crate::api::{Change, Notice, Target};
 use crate::controller::{Controller, Out};
-use crate::log::Done;
+use crate::log::window::Done;
 use crate::map::{CloneInfo, Snapshot};
 use holdfast_base::{BLOCK_BYTES, Buf, HeadId, Key, Lba, Lsn, ObjectId, VolumeId};
 use holdfast_format::record::Record;

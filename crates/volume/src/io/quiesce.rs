@@ -1,5 +1,5 @@
 //! Holding back answers: for a moment no guest hears that a write is done, so that snapshots of several volumes hold a
-//! state that could have been at one instant (see [`crate::group`]).
+//! state that could have been at one instant (see [`crate::sharing::group`]).
 //!
 //! Role: keeps the answers of writes, discards and zeroings of all heads, from [`crate::Event::Hold`] until [`crate::Event::Release`].
 //! The writes themselves go on. Not held back: answers that say that a request failed, since nothing follows from them;

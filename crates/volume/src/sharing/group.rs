@@ -31,7 +31,7 @@ use holdfast_base::{Effects, HeadId, HoldId, Instant};
 use std::fmt;
 use std::time::Duration;
 
-/// A group that takes longer is undone: guests wait meanwhile. Shorter than [`crate::hold::HOLD_MAX`].
+/// A group that takes longer is undone: guests wait meanwhile. Shorter than [`crate::io::quiesce::HOLD_MAX`].
 pub const GROUP_MAX: Duration = Duration::from_millis(500);
 
 /// How long the end of a failed group is put off until all of it is undone.

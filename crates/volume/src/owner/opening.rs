@@ -19,11 +19,11 @@
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::log::{Done, Entry, Log};
+use crate::log::window::{Done, Entry, Log};
 use crate::map::{Place, RunLoad};
+use crate::owner::root::Change;
 use crate::peers::{Call, Purpose};
-use crate::root::Change;
-use crate::sealing::opened_entry;
+use crate::segment::encrypt::opened_entry;
 use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, VolumeId};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
@@ -57,7 +57,7 @@ const NO_ROOM: &str = "a journal has no room for a copy of the volume's log";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Loading,
-    /// See [`crate::warming`].
+    /// See [`crate::owner::preload`].
     Warming,
     Filling,
     Warm,

@@ -5,7 +5,7 @@
 //! writer does not wait. They take their LSN with the commit record, after all shards are durable.
 
 use crate::controller::{Controller, Out};
-use crate::job::{JobKind, Work};
+use crate::segment::writer::{JobKind, Work};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, Instant, Key, ObjectId, Token, block_crcs};
 use holdfast_format::record::{CommitExtent, Source};
 use std::time::Duration;

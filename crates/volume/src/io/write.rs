@@ -8,8 +8,8 @@
 
 use crate::api::Target;
 use crate::controller::{Controller, Out};
-use crate::log::{Done, WriteOp};
-use crate::read::Reader;
+use crate::io::read::Reader;
+use crate::log::window::{Done, WriteOp};
 use crate::space::Topology;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, HeadId, Instant, Key, Token,

@@ -9,8 +9,8 @@
 
 use crate::api::Lane;
 use crate::controller::{Controller, Out};
+use crate::owner::root::Change;
 use crate::peers::Purpose;
-use crate::root::Change;
 use holdfast_base::Instant;
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::root::Root;

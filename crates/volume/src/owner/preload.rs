@@ -1,7 +1,7 @@
 //! Before a hand-over: the new owner reads the map while the old one still serves.
 //!
 //! States of an opening that begins so: loading the root -> warming (the checkpoint that the root names is read) -> filling (and goes
-//! into the map) -> warm, or unreadable ([`Notice::Warmed`]) -> as ever ([`crate::opening`]), from [`Event::Open`] on, which may come
+//! into the map) -> warm, or unreadable ([`Notice::Warmed`]) -> as ever ([`crate::owner::opening`]), from [`Event::Open`] on, which may come
 //! at any time.
 //!
 //! Nothing is claimed, fenced or written here, and nothing is taken on trust later: the opening finds the checkpoint that it has to
@@ -16,7 +16,7 @@
 use crate::api::{Effect, Notice, State, Warming};
 use crate::controller::{Controller, Out};
 use crate::map::{RunLeft, RunLoad};
-use crate::opening::Step;
+use crate::owner::opening::Step;
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::collections::VecDeque;
 

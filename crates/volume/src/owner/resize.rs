@@ -6,8 +6,8 @@
 //! States of growing: asked for -> the discard is in the log -> it is applied -> the root names the new size.
 
 use crate::controller::{Controller, Out};
-use crate::log::Done;
-use crate::root::Change;
+use crate::log::window::Done;
+use crate::owner::root::Change;
 use holdfast_base::{BLOCK_BYTES, Buf, HeadId, Lsn};
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::Record;
