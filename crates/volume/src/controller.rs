@@ -25,7 +25,7 @@ pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Status, Target};
 use crate::basis::Basis;
 use crate::care::{Around, Care, CleanRead, Cleaned, Header, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
-use crate::io::quiesce::Hold;
+use crate::io::quiesce::Quiesce;
 use crate::io::read::{ReadOp, ReadQueue};
 use crate::io::read_ahead::ReadAhead;
 use crate::io::write::Writes;
@@ -36,11 +36,11 @@ use crate::map::{Accounts, Checkpointer, CloneInfo, Leaf, LeafLoad, LeafNo, Leaf
 use crate::owner::copies::RootCopies;
 use crate::owner::handover::Handover;
 use crate::owner::opening::Opening;
-use crate::owner::preload::{Filling, Warmth};
+use crate::owner::preload::{Preload, Preloaded};
 use crate::owner::resize::Resizer;
 use crate::owner::root::RootWriter;
 use crate::peers::{Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, Worth};
-use crate::segment::direct::BypassBatch;
+use crate::segment::direct::DirectWrites;
 use crate::segment::encrypt::Seal;
 use crate::segment::fetch::{Fetch, FetchError, Recipient};
 use crate::segment::writer::{SegmentJob, put_doublings};
@@ -116,15 +116,15 @@ pub struct Controller {
     pub(crate) jobs: Slab<SegmentJob>,
     pub(crate) writes: Writes,
     pub(crate) write_ops: Slab<WriteOp>,
-    pub(crate) bypass: BypassBatch,
+    pub(crate) direct: DirectWrites,
     pub(crate) pressure: Pressure,
     pub(crate) room: Room,
     pub(crate) survey: Survey,
     pub(crate) changes: Changes,
-    pub(crate) hold: Option<Hold>,
+    pub(crate) quiesce: Option<Quiesce>,
     pub(crate) handover: Handover,
-    pub(crate) filling: Option<Filling>,
-    pub(crate) warmth: Option<Warmth>,
+    pub(crate) preload: Option<Preload>,
+    pub(crate) preloaded: Option<Preloaded>,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) care: Care,
     pub(crate) family: Family,
@@ -168,15 +168,15 @@ impl Controller {
             jobs: Slab::new(1024),
             writes: Writes::default(),
             write_ops: Slab::new(REQUESTS_MAX),
-            bypass: BypassBatch::default(),
+            direct: DirectWrites::default(),
             pressure: Pressure::default(),
             room: Room::default(),
             survey: Survey::default(),
             changes: Changes::default(),
-            hold: None,
+            quiesce: None,
             handover: Handover::None,
-            filling: None,
-            warmth: None,
+            preload: None,
+            preloaded: None,
             checkpointer: Checkpointer::default(),
             care: Care::default(),
             family: Family::default(),
@@ -197,7 +197,7 @@ impl Controller {
         self.basis.now = self.basis.now.max(now);
         match event {
             Event::Open => self.begin_opening(out),
-            Event::Warm => self.begin_warming(out),
+            Event::Warm => self.begin_preload(out),
             Event::Close => self.begin_closing(out),
             Event::Request { target, request } => self.on_request(target, request, out),
             Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),
@@ -220,7 +220,7 @@ impl Controller {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
             }
             Event::Change(change) => self.on_change(change, out),
-            Event::Hold { hold } => self.on_hold(hold, out),
+            Event::Hold { hold } => self.on_quiesce(hold, out),
             Event::Release { hold } => self.on_release(hold, out),
             Event::Prepare => self.on_prepare(out),
             Event::Yield => self.on_yield(out),
@@ -233,9 +233,9 @@ impl Controller {
             State::Deposed | State::Closed => self.release_deadline(),
             _ => {
                 let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
-                let writes = earliest(self.bypass.deadline(), self.writes.deadline());
+                let writes = earliest(self.direct.deadline(), self.writes.deadline());
                 let scrub = self.care.scrubber.deadline().filter(|_| self.state == State::Open);
-                let others = earliest(earliest(self.care.audit.deadline(), self.hold_deadline()), scrub);
+                let others = earliest(earliest(self.care.audit.deadline(), self.quiesce_deadline()), scrub);
                 earliest(Some(self.last_tick + pace), earliest(writes, others))
             }
         }
@@ -627,7 +627,7 @@ impl Controller {
         }
         let (segments, hidden) = (wrong.live.len() as u64, wrong.hides_too_much);
         self.notice(Notice::Miscounted { segments, hidden }, out);
-        self.map.forget_all_hidden(&mut self.segments);
+        self.map.forget_all_shadowed(&mut self.segments);
         for (no, live) in wrong.live {
             self.segments.set_live(no, live);
         }
@@ -731,7 +731,7 @@ impl Controller {
 
     /// Guests' data that was let in and is in no segment yet.
     pub fn unplaced_bytes(&self) -> u64 {
-        self.log.bytes + self.bypass.in_flight_bytes
+        self.log.bytes + self.direct.in_flight_bytes
     }
 
     fn on_set_aside(&mut self, claims: Vec<Claim>) {
@@ -786,7 +786,7 @@ impl Controller {
     /// Ends for good: whatever guests wait for is answered by the error. What was acknowledged lies in segments and log.
     pub(crate) fn leave(&mut self, end: State, error: BlockError, out: Out) {
         self.set_state(end, out);
-        self.abandon_hold(error, out);
+        self.abandon_quiesce(error, out);
         self.abandon_fork(out);
         self.refuse_all(error, out);
     }
@@ -1051,7 +1051,7 @@ impl Controller {
         if matches!(self.state, State::Open | State::Closing) {
             self.complete_entries(out);
             self.tell_of_changes(out);
-            self.progress_hold(out);
+            self.progress_quiesce(out);
             self.admit_reads(out);
             self.unblock_writes(out);
             self.admit_writes(out);
@@ -1081,7 +1081,7 @@ impl Controller {
         self.renew_grants(out);
         self.serve_granted_reads(out);
         self.rest_readahead();
-        self.tick_bypass(out);
+        self.tick_direct(out);
         self.ask_for_journal_room(out);
         self.resend_in_flight(out);
         self.retry_stalled_fetches(out);

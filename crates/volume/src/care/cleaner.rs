@@ -270,7 +270,7 @@ impl Cleaner {
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
             // a fold that begins puts off whatever is cleaned.
-            let is_hidden = !around.map.knows_all_hidden() || !around.room.is_left() && around.map.is_unfolded();
+            let is_hidden = !around.map.knows_all_shadowed() || !around.room.is_left() && around.map.is_unfolded();
             around.wants.fold |= is_short && is_hidden;
         } else {
             // Begun when there was more room.
@@ -637,7 +637,7 @@ impl Cleaner {
             around.charge_moved(bytes, need);
         }
         around.wants.free = true;
-        around.wants.fold |= !around.map.knows_all_hidden();
+        around.wants.fold |= !around.map.knows_all_shadowed();
         Cleaned {
             rotated: pass.rotates.then(|| pass.victims.iter().map(|v| v.no).collect()),
             // The next is not put off to the next tick.

@@ -29,7 +29,7 @@ pub const HOLD_MAX: Duration = Duration::from_millis(700);
 const GRANT_MIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct Quiesce {
     id: HoldId,
     until: Instant,
     is_released: bool,
@@ -38,48 +38,48 @@ pub(crate) struct Hold {
 }
 
 impl Controller {
-    pub(crate) fn on_hold(&mut self, id: HoldId, out: Out) {
-        if self.state != State::Open || self.hold.is_some() {
+    pub(crate) fn on_quiesce(&mut self, id: HoldId, out: Out) {
+        if self.state != State::Open || self.quiesce.is_some() {
             return self.notice(Notice::HoldEnded { hold: id, whole: false }, out);
         }
-        self.hold = Some(Hold { id, until: self.basis.now + HOLD_MAX, is_released: false, answers: Vec::new() });
+        self.quiesce = Some(Quiesce { id, until: self.basis.now + HOLD_MAX, is_released: false, answers: Vec::new() });
         self.notice(Notice::Held { hold: id }, out);
     }
 
     pub(crate) fn on_release(&mut self, id: HoldId, out: Out) {
-        if let Some(hold) = self.hold.as_mut().filter(|hold| hold.id == id) {
+        if let Some(hold) = self.quiesce.as_mut().filter(|hold| hold.id == id) {
             hold.is_released = true;
-            self.progress_hold(out);
+            self.progress_quiesce(out);
         }
     }
 
-    pub(crate) fn hold_deadline(&self) -> Option<Instant> {
-        self.hold.as_ref().map(|hold| hold.until)
+    pub(crate) fn quiesce_deadline(&self) -> Option<Instant> {
+        self.quiesce.as_ref().map(|hold| hold.until)
     }
 
     /// Tells a guest that its write is done, now or when answers are told again.
     pub(crate) fn tell_written(&mut self, token: RequestToken, out: Out) {
-        match &mut self.hold {
+        match &mut self.quiesce {
             Some(hold) if !self.basis.config.mutations.hold_tells => hold.answers.push(token),
             _ => self.reply(token, Ok(BlockData::Done), out),
         }
     }
 
     /// Ends a hold that was released, or has lasted too long.
-    pub(crate) fn progress_hold(&mut self, out: Out) {
-        let Some(hold) = &self.hold else { return };
+    pub(crate) fn progress_quiesce(&mut self, out: Out) {
+        let Some(hold) = &self.quiesce else { return };
         if hold.is_released && self.may_read() {
-            self.end_hold(true, out);
+            self.end_quiesce(true, out);
         } else if hold.until <= self.basis.now {
-            self.end_hold(false, out);
+            self.end_quiesce(false, out);
         } else if hold.is_released {
             self.ask_grants(self.basis.now + GRANT_MIN, out);
         }
     }
 
     /// What was held back is told.
-    pub(crate) fn end_hold(&mut self, whole: bool, out: Out) {
-        let Some(hold) = self.hold.take() else { return };
+    pub(crate) fn end_quiesce(&mut self, whole: bool, out: Out) {
+        let Some(hold) = self.quiesce.take() else { return };
         self.notice(Notice::HoldEnded { hold: hold.id, whole }, out);
         for token in hold.answers {
             self.reply(token, Ok(BlockData::Done), out);
@@ -87,8 +87,8 @@ impl Controller {
     }
 
     /// This controller answers nothing any more.
-    pub(crate) fn abandon_hold(&mut self, error: BlockError, out: Out) {
-        let Some(hold) = self.hold.take() else { return };
+    pub(crate) fn abandon_quiesce(&mut self, error: BlockError, out: Out) {
+        let Some(hold) = self.quiesce.take() else { return };
         self.notice(Notice::HoldEnded { hold: hold.id, whole: false }, out);
         for token in hold.answers {
             self.reply(token, Err(error), out);

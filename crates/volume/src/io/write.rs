@@ -212,7 +212,7 @@ impl Controller {
     fn admits(&mut self, len: u64) -> bool {
         let direct = len >= u64::from(self.basis.config.bypass_bytes_min);
         let fits =
-            if direct { self.bypass.has_room() } else { self.log.bytes + len <= self.basis.config.writeback_bytes_max };
+            if direct { self.direct.has_room() } else { self.log.bytes + len <= self.basis.config.writeback_bytes_max };
         let fits = fits && (direct || len == 0 || self.journals_admit(len));
         // What stores nothing makes nothing tighter.
         let due = len == 0 || self.writes.not_before.is_none_or(|at| at <= self.basis.now);
@@ -306,7 +306,7 @@ impl Controller {
             return;
         };
         if data.len() >= self.basis.config.bypass_bytes_min as usize {
-            self.add_bypass(part.op, key, data, out);
+            self.add_direct(part.op, key, data, out);
             return;
         }
         let entry_max = ENTRY_BYTES_MAX.min(self.basis.config.bypass_bytes_min as usize).max(BLOCK_BYTES);
@@ -374,7 +374,7 @@ impl Controller {
             Record::Discard { key, blocks } => covers(key, blocks),
             _ => false,
         });
-        in_log || self.bypass.covers(block)
+        in_log || self.direct.covers(block)
     }
 
     /// The block can't be read, or is not there any more.

@@ -34,7 +34,7 @@ impl Map {
         let (geometry, homes) = (commit.geometry, commit.homes.clone());
         let born = self.born(&commit.extents, accounts.segments);
         let middle = commit.extents.get(commit.extents.len() / 2).map_or(0, |extent| extent.key.0);
-        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, hidden: 0, kept: false, born, middle };
+        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, shadowed: 0, kept: false, born, middle };
         accounts.segments.insert(commit.segment, info);
         accounts.segments.settle(commit.segment);
         let crcs = Crcs::new(commit.crcs.as_slice());

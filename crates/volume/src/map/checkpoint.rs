@@ -269,7 +269,7 @@ impl Controller {
 
     /// What has lain in the overlay for a while is folded even if it is little: only then are all dead segments known.
     fn fold_is_due(&self) -> bool {
-        let every = if self.map.hidden.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
+        let every = if self.map.shadow.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
         let rested = self.basis.now.since(self.checkpointer.folded_last) >= every;
         self.map.unfolded && rested && self.care.cleaner.is_idle() && self.state == State::Open
     }
@@ -325,9 +325,9 @@ impl Controller {
         let narrow = self.narrow_leaves();
         chosen.extend(narrow.iter().chain(&between).copied());
         if !self.map.unfolded {
-            self.map.hidden.on_all_folded();
+            self.map.shadow.on_all_folded();
         }
-        let written: Vec<ObjectId> = self.bypass.layers().collect();
+        let written: Vec<ObjectId> = self.direct.layers().collect();
         let going = self.map.choose_leaves_that_go(&written);
         let mut fold = Fold { going, narrow, between, from, ..Fold::default() };
         let mut missing = Vec::new();
@@ -445,7 +445,7 @@ impl Controller {
         let runs_before = self.map.run_count();
         let bytes: u64 = fold.merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.len_bytes)).sum();
         let mut folded = std::mem::take(&mut self.checkpointer.folded_leaves);
-        let written: Vec<ObjectId> = self.bypass.layers().collect();
+        let written: Vec<ObjectId> = self.direct.layers().collect();
         let (map, mut accounts) = self.map_and_accounts();
         for merged in fold.merged {
             map.install_leaf(&merged, segment, fold.captured, &mut accounts);

@@ -203,7 +203,7 @@ impl Map {
         captured: Lsn,
         accounts: &mut Accounts<'_>,
     ) {
-        self.forget_hidden(merged.no, accounts.segments);
+        self.forget_shadowed(merged.no, accounts.segments);
         if let Some(NewLeaf { leaf, offset_bytes, len_bytes, crc }) = &merged.new {
             let segment = segment.expect("leaves with bytes lie in a segment");
             for (segment, blocks) in leaf.blocks_by_segment() {
@@ -233,7 +233,7 @@ impl Map {
             }
         }
         if let Some(new) = &merged.new {
-            self.recount_hidden(merged.no, &new.leaf, accounts);
+            self.recount_shadowed(merged.no, &new.leaf, accounts);
         }
     }
 
@@ -242,7 +242,7 @@ impl Map {
         let old = self.directory.remove(gone);
         accounts.forget_pointer(gone, old);
         self.leaves.remove(gone);
-        self.forget_hidden(gone, accounts.segments);
+        self.forget_shadowed(gone, accounts.segments);
         accounts.forget_named(gone, leaf);
         let mut replaced = Vec::new();
         self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));

@@ -157,7 +157,7 @@ impl Controller {
                 _ => self.map.leaves.insert(no, Arc::clone(leaf)),
             }
             let (map, mut accounts) = self.map_and_accounts();
-            map.look_at_hidden(no, leaf, &mut accounts);
+            map.look_at_shadowed(no, leaf, &mut accounts);
         }
         for waiter in load.waiters {
             let leaf = leaf.clone();

@@ -83,7 +83,7 @@ impl Controller {
         let Some(run) = opening.runs.get_mut(at) else { return };
         let Ok(bytes) = result else {
             if self.is_warming() {
-                return self.on_warm(None, out);
+                return self.on_preloaded(None, out);
             }
             return self.opening_waits(
                 "the volume's checkpoint can't be read: more of its copies are bad than tolerated",

@@ -45,7 +45,7 @@ use heat::Heat;
 use holdfast_base::{Key, ObjectId};
 use holdfast_format::record::SegmentNo;
 use leaf::LeafCache;
-use shadow::Hidden;
+use shadow::Shadow;
 use std::collections::BTreeSet;
 
 /// Hears how much more or less leaves name.
@@ -73,7 +73,7 @@ pub(crate) struct Map {
     /// What frozen layers say together with those below them, by their leaf; the layers that there are such leaves of.
     flats: LeafCache,
     flat_layers: BTreeSet<ObjectId>,
-    hidden: Hidden,
+    shadow: Shadow,
     heat: Heat,
     /// Raised whenever the base changes: leaves held from before are stale.
     generation: u64,
@@ -97,7 +97,7 @@ impl Map {
             leaves: LeafCache::new(bytes_max),
             flats: LeafCache::new(bytes_max / 4),
             flat_layers: BTreeSet::new(),
-            hidden: Hidden::default(),
+            shadow: Shadow::default(),
             heat: Heat::default(),
             generation: 0,
             unfolded: false,
@@ -153,8 +153,8 @@ impl Map {
     }
 
     /// Whether all that the overlay hides of leaves is known.
-    pub(crate) fn knows_all_hidden(&self) -> bool {
-        self.hidden.is_known()
+    pub(crate) fn knows_all_shadowed(&self) -> bool {
+        self.shadow.is_known()
     }
 
     /// Memory of leaves.

@@ -15,7 +15,7 @@ use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
-pub(super) struct Hidden {
+pub(super) struct Shadow {
     /// Blocks of segments that each leaf names and the overlay hides.
     counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, u64>>,
     /// Leaves of which all was counted that was hidden when they were last looked at.
@@ -30,7 +30,7 @@ pub(super) struct Hidden {
 /// Leaves that one run of the overlay hides: of more, only those in memory are looked at.
 const LEAVES_MAX: usize = 1024;
 
-impl Hidden {
+impl Shadow {
     /// Whether all that is hidden is known.
     pub(crate) fn is_known(&self) -> bool {
         self.uncounted.is_empty() && !self.is_vague
@@ -53,33 +53,39 @@ impl Map {
             let (first, last) = (LeafNo::of(Key(from)), LeafNo::of(Key(to - 1)));
             let mut leaves: Vec<LeafNo> = self.directory.range(first..=last).take(LEAVES_MAX + 1).collect();
             if leaves.len() > LEAVES_MAX {
-                self.hidden.is_vague = true;
+                self.shadow.is_vague = true;
                 // What is hidden of those that are not in memory is listed nowhere.
-                self.hidden.looked_at.clear();
+                self.shadow.looked_at.clear();
                 leaves = self.leaves.cached(first..=last);
             }
             for no in leaves {
                 let base = no.first_key();
                 let (from, to) = (from.max(base), to.min(base + LEAF_BLOCKS));
                 let Some(leaf) = self.leaves.get(no) else {
-                    let since = self.hidden.uncounted.entry(no).or_default();
-                    if self.hidden.looked_at.contains(&no) {
+                    let since = self.shadow.uncounted.entry(no).or_default();
+                    if self.shadow.looked_at.contains(&no) {
                         since.push(((from - base) as u16, (to - from) as u16));
                     }
                     continue;
                 };
-                self.count_hidden(no, &leaf, (from - base, to - from), accounts.segments);
+                self.count_shadowed(no, &leaf, (from - base, to - from), accounts.segments);
             }
         }
     }
 
     /// True if a segment is dead by that.
-    fn count_hidden(&mut self, no: LeafNo, leaf: &Leaf, (start, blocks): (u64, u64), segments: &mut Segments) -> bool {
+    fn count_shadowed(
+        &mut self,
+        no: LeafNo,
+        leaf: &Leaf,
+        (start, blocks): (u64, u64),
+        segments: &mut Segments,
+    ) -> bool {
         let mut is_dead = false;
         for piece in leaf.lookup(start, blocks) {
             let Some(Place::Segment { segment, .. }) = piece.value else { continue };
-            if let Some(visible) = segments.add_hidden(segment, piece.len) {
-                *self.hidden.counted.entry(no).or_default().entry(segment).or_default() += piece.len;
+            if let Some(visible) = segments.add_shadowed(segment, piece.len) {
+                *self.shadow.counted.entry(no).or_default().entry(segment).or_default() += piece.len;
                 is_dead |= visible == 0;
             }
         }
@@ -87,13 +93,13 @@ impl Map {
     }
 
     /// A leaf is in memory: what the overlay hides of it is counted, if it was looked at before what came since.
-    pub(crate) fn look_at_hidden(&mut self, no: LeafNo, leaf: &Leaf, accounts: &mut Accounts<'_>) {
-        if !self.hidden.looked_at.contains(&no) {
-            return self.recount_hidden(no, leaf, accounts);
+    pub(crate) fn look_at_shadowed(&mut self, no: LeafNo, leaf: &Leaf, accounts: &mut Accounts<'_>) {
+        if !self.shadow.looked_at.contains(&no) {
+            return self.recount_shadowed(no, leaf, accounts);
         }
         let mut is_any_dead = false;
-        for (start, blocks) in self.hidden.uncounted.remove(&no).unwrap_or_default() {
-            is_any_dead |= self.count_hidden(no, leaf, (u64::from(start), u64::from(blocks)), accounts.segments);
+        for (start, blocks) in self.shadow.uncounted.remove(&no).unwrap_or_default() {
+            is_any_dead |= self.count_shadowed(no, leaf, (u64::from(start), u64::from(blocks)), accounts.segments);
         }
         if is_any_dead {
             accounts.wants.free_dead();
@@ -101,15 +107,15 @@ impl Map {
     }
 
     /// A leaf has changed, or was never looked at: what the overlay hides of it is counted anew.
-    pub(super) fn recount_hidden(&mut self, no: LeafNo, leaf: &Leaf, accounts: &mut Accounts<'_>) {
-        self.forget_hidden(no, accounts.segments);
-        self.hidden.looked_at.insert(no);
+    pub(super) fn recount_shadowed(&mut self, no: LeafNo, leaf: &Leaf, accounts: &mut Accounts<'_>) {
+        self.forget_shadowed(no, accounts.segments);
+        self.shadow.looked_at.insert(no);
         let base = no.first_key();
         let gaps = self.overlay.gaps(base, LEAF_BLOCKS);
         let (mut at, mut is_any_dead) = (base, false);
         for (from, to) in gaps.into_iter().chain([(base + LEAF_BLOCKS, base + LEAF_BLOCKS)]) {
             if at < from {
-                is_any_dead |= self.count_hidden(no, leaf, (at - base, from - at), accounts.segments);
+                is_any_dead |= self.count_shadowed(no, leaf, (at - base, from - at), accounts.segments);
             }
             if cfg!(debug_assertions) {
                 assert_there(no, leaf, (from - base, to - from), accounts.segments);
@@ -123,7 +129,7 @@ impl Map {
 
     /// Whether more of a leaf is counted as hidden than is.
     pub(crate) fn hides_too_much(&self, no: LeafNo, leaf: &Leaf) -> bool {
-        let Some(counted) = self.hidden.counted.get(&no) else { return false };
+        let Some(counted) = self.shadow.counted.get(&no) else { return false };
         let mut hidden: BTreeMap<SegmentNo, u64> = BTreeMap::new();
         for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS).into_iter().filter(|p| p.value.is_some()) {
             for below in leaf.lookup(piece.start - no.first_key(), piece.len) {
@@ -136,10 +142,10 @@ impl Map {
     }
 
     /// All is counted anew as leaves are loaded and folded.
-    pub(crate) fn forget_all_hidden(&mut self, segments: &mut Segments) {
-        let leaves: Vec<LeafNo> = self.hidden.counted.keys().copied().collect();
+    pub(crate) fn forget_all_shadowed(&mut self, segments: &mut Segments) {
+        let leaves: Vec<LeafNo> = self.shadow.counted.keys().copied().collect();
         for no in leaves {
-            self.forget_hidden(no, segments);
+            self.forget_shadowed(no, segments);
         }
         self.nothing_is_counted();
         self.unfolded = true;
@@ -147,15 +153,15 @@ impl Map {
 
     /// After a checkpoint was loaded: nothing is counted yet.
     pub(super) fn nothing_is_counted(&mut self) {
-        self.hidden = Hidden { is_vague: true, ..Hidden::default() };
+        self.shadow = Shadow { is_vague: true, ..Shadow::default() };
     }
 
     /// The leaf is to be replaced, or is gone.
-    pub(super) fn forget_hidden(&mut self, no: LeafNo, segments: &mut Segments) {
-        self.hidden.uncounted.remove(&no);
-        self.hidden.looked_at.remove(&no);
-        for (segment, blocks) in self.hidden.counted.remove(&no).unwrap_or_default() {
-            segments.sub_hidden(segment, blocks);
+    pub(super) fn forget_shadowed(&mut self, no: LeafNo, segments: &mut Segments) {
+        self.shadow.uncounted.remove(&no);
+        self.shadow.looked_at.remove(&no);
+        for (segment, blocks) in self.shadow.counted.remove(&no).unwrap_or_default() {
+            segments.sub_shadowed(segment, blocks);
         }
     }
 }

@@ -115,7 +115,7 @@ impl Controller {
             return self.leave(State::Closed, BlockError::ShuttingDown, out);
         }
         self.abandon_fork(out);
-        self.end_hold(false, out);
+        self.end_quiesce(false, out);
         self.refuse_all(BlockError::ShuttingDown, out);
         // Closed but for the notice: nothing is asked of nodes any more, and no answer counts.
         self.state = State::Closed;

@@ -131,7 +131,7 @@ impl Opening {
 impl Controller {
     pub(crate) fn begin_opening(&mut self, out: Out) {
         if self.is_warming() {
-            self.end_warming();
+            self.end_preload();
         }
         if self.state == State::Opening && self.opening.is_none() {
             self.start_opening(false, out);
@@ -685,7 +685,7 @@ impl Controller {
         let checkpoint = self.newest_checkpoint();
         assert!(checkpoint.lsn >= self.log.trimmed, "the log is not trimmed beyond its checkpoint");
         self.checkpointer.resume(checkpoint.clone());
-        let loaded = self.use_warmth(&checkpoint.runs);
+        let loaded = self.use_preloaded(&checkpoint.runs);
         if loaded > 0 {
             self.map.put_log_in(&self.log);
         }
@@ -714,7 +714,7 @@ impl Controller {
                 geometry: run.pointer.geometry,
                 homes: run.pointer.homes.clone(),
                 live: 1,
-                hidden: 0,
+                shadowed: 0,
                 kept: false,
                 born: 0,
                 middle: 0,
@@ -971,7 +971,7 @@ impl Controller {
                 self.abandon_fork(out);
                 self.close_by = Some(self.basis.now + CLOSING_MAX);
                 self.set_state(State::Closing, out);
-                self.end_hold(false, out);
+                self.end_quiesce(false, out);
                 self.progress(out);
             }
             State::Opening => self.leave(State::Closed, BlockError::ShuttingDown, out),
@@ -984,7 +984,7 @@ impl Controller {
     pub(crate) fn progress_closing(&mut self, out: Out) {
         let quiet = self.write_ops.is_empty() && self.writes.is_empty() && self.reads.is_empty();
         let destaged = self.log.first_undestaged() > self.log.completed;
-        let idle = self.jobs.is_empty() && self.bypass.is_empty() && self.checkpointer.is_idle();
+        let idle = self.jobs.is_empty() && self.direct.is_empty() && self.checkpointer.is_idle();
         let is_clean = quiet && destaged && idle && !self.wants.checkpoint && self.log.in_flight() == 0;
         if is_clean || self.close_by.is_some_and(|by| by <= self.basis.now) {
             self.leave(State::Closed, BlockError::ShuttingDown, out);

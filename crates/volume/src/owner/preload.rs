@@ -25,7 +25,7 @@ const FILL_AT_ONCE: usize = 1024;
 
 /// What is being taken in.
 #[derive(Debug, Default)]
-pub(crate) struct Filling {
+pub(crate) struct Preload {
     left: VecDeque<RunLoad>,
     run: Option<RunLeft>,
     done: Vec<MetaPointer>,
@@ -33,13 +33,13 @@ pub(crate) struct Filling {
 
 /// What was.
 #[derive(Debug)]
-pub(crate) struct Warmth {
+pub(crate) struct Preloaded {
     runs: Vec<MetaPointer>,
     first_own: SegmentNo,
 }
 
 impl Controller {
-    pub(crate) fn begin_warming(&mut self, out: Out) {
+    pub(crate) fn begin_preload(&mut self, out: Out) {
         if self.state == State::Opening && self.opening.is_none() {
             self.start_opening(true, out);
         }
@@ -55,16 +55,16 @@ impl Controller {
         let opening = self.opening.as_ref().filter(|opening| opening.warms)?;
         Some(match opening.step {
             Step::Filling => Warming::Filling,
-            Step::Warm if self.warmth.is_some() => Warming::Warm,
+            Step::Warm if self.preloaded.is_some() => Warming::Warm,
             Step::Warm => Warming::Unreadable,
             _ => Warming::Reading,
         })
     }
 
     /// The opening proper begins: of what is still being read nothing counts.
-    pub(crate) fn end_warming(&mut self) {
-        (self.opening, self.filling) = (None, None);
-        if self.warmth.is_none() && self.basis.is_known() {
+    pub(crate) fn end_preload(&mut self) {
+        (self.opening, self.preload) = (None, None);
+        if self.preloaded.is_none() && self.basis.is_known() {
             self.forget_map();
         }
         for token in self.fetches.tokens() {
@@ -81,18 +81,18 @@ impl Controller {
     /// All runs are there: some of what they say goes into the map, since other volumes' guests wait meanwhile.
     pub(crate) fn fill_map(&mut self, out: Out) {
         self.step(Step::Filling);
-        let mut filling = match self.filling.take() {
+        let mut filling = match self.preload.take() {
             Some(filling) => filling,
             None => {
                 let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
-                Filling { left: runs.into(), ..Filling::default() }
+                Preload { left: runs.into(), ..Preload::default() }
             }
         };
         if filling.run.is_none() {
-            let Some(next) = filling.left.pop_front() else { return self.on_warm(Some(filling.done), out) };
+            let Some(next) = filling.left.pop_front() else { return self.on_preloaded(Some(filling.done), out) };
             filling.run = next.read();
             if filling.run.is_none() {
-                return self.on_warm(None, out);
+                return self.on_preloaded(None, out);
             }
             filling.done.push(next.pointer);
         }
@@ -101,24 +101,24 @@ impl Controller {
         {
             filling.run = None;
         }
-        self.filling = Some(filling);
+        self.preload = Some(filling);
     }
 
     /// These runs are in the map, which are all; or something can't be read.
-    pub(crate) fn on_warm(&mut self, runs: Option<Vec<MetaPointer>>, out: Out) {
+    pub(crate) fn on_preloaded(&mut self, runs: Option<Vec<MetaPointer>>, out: Out) {
         self.step(Step::Warm);
         self.opening.as_mut().expect("opening").runs.clear();
         match runs {
-            Some(runs) => self.warmth = Some(Warmth { runs, first_own: self.root().first_own() }),
+            Some(runs) => self.preloaded = Some(Preloaded { runs, first_own: self.root().first_own() }),
             None => self.forget_map(),
         }
         out.push(Effect::Notice(Notice::Warmed));
     }
 
     /// How many of these runs, from the first on, the map is made of. Others that it was made of are taken out.
-    pub(crate) fn use_warmth(&mut self, runs: &[MetaPointer]) -> usize {
+    pub(crate) fn use_preloaded(&mut self, runs: &[MetaPointer]) -> usize {
         let first_own = self.root().first_own();
-        let Some(warmth) = self.warmth.take() else { return 0 };
+        let Some(warmth) = self.preloaded.take() else { return 0 };
         let goes_on = runs.starts_with(&warmth.runs) || self.basis.config.mutations.warmth_fits_anything;
         if goes_on && warmth.first_own == first_own {
             return warmth.runs.len().min(runs.len());

@@ -27,7 +27,7 @@ struct Piece {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct BypassBatch {
+pub(crate) struct DirectWrites {
     pieces: Vec<Piece>,
     bytes: u64,
     opened_at: Option<Instant>,
@@ -37,7 +37,7 @@ pub(crate) struct BypassBatch {
     pub(crate) in_flight_bytes: u64,
 }
 
-impl BypassBatch {
+impl DirectWrites {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.opened_at.map(|at| at + CLOSE_AFTER)
     }
@@ -68,59 +68,59 @@ impl BypassBatch {
 
 impl Controller {
     /// Adds whole blocks of one write, cut to the size of a segment.
-    pub(crate) fn add_bypass(&mut self, op: Token, first: Key, data: Buf, out: Out) {
+    pub(crate) fn add_direct(&mut self, op: Token, first: Key, data: Buf, out: Out) {
         let segment_bytes = self.basis.config.segment_payload_bytes as usize;
         let mut at = 0;
         let mut pieces = 0;
         // It has an end only when all of it is cut: what is refused is so at once.
         self.add_parts(1, op);
         while at < data.len() {
-            let room = segment_bytes - self.bypass.bytes as usize;
+            let room = segment_bytes - self.direct.bytes as usize;
             let len = room.min(data.len() - at);
             let piece = data.slice(at..at + len);
             let key = first.offset((at / BLOCK_BYTES) as u64);
             pieces += 1;
-            self.bypass.bytes += len as u64;
-            self.bypass.in_flight_bytes += len as u64;
-            self.bypass.covering.push((key, (len / BLOCK_BYTES) as u64, op));
-            self.bypass.pieces.push(Piece { op, key, data: piece });
-            self.bypass.opened_at.get_or_insert(self.basis.now);
+            self.direct.bytes += len as u64;
+            self.direct.in_flight_bytes += len as u64;
+            self.direct.covering.push((key, (len / BLOCK_BYTES) as u64, op));
+            self.direct.pieces.push(Piece { op, key, data: piece });
+            self.direct.opened_at.get_or_insert(self.basis.now);
             at += len;
             if pieces > 1 {
                 self.add_parts(1, op);
             }
-            if self.bypass.bytes as usize >= segment_bytes {
-                self.close_bypass(out);
+            if self.direct.bytes as usize >= segment_bytes {
+                self.close_direct(out);
             }
         }
-        self.close_bypass_early(out);
+        self.close_direct_early(out);
         self.on_write_part_done(op, out);
     }
 
-    fn close_bypass_early(&mut self, out: Out) {
-        if self.bypass.segments_in_flight < SEGMENTS_WANTED && !self.bypass.pieces.is_empty() {
-            self.close_bypass(out);
+    fn close_direct_early(&mut self, out: Out) {
+        if self.direct.segments_in_flight < SEGMENTS_WANTED && !self.direct.pieces.is_empty() {
+            self.close_direct(out);
         }
     }
 
-    pub(crate) fn tick_bypass(&mut self, out: Out) {
-        if self.bypass.deadline().is_some_and(|at| at <= self.basis.now) {
-            self.close_bypass(out);
+    pub(crate) fn tick_direct(&mut self, out: Out) {
+        if self.direct.deadline().is_some_and(|at| at <= self.basis.now) {
+            self.close_direct(out);
         }
     }
 
     /// What has been collected goes out now.
-    pub(crate) fn flush_bypass(&mut self, out: Out) {
-        if !self.bypass.pieces.is_empty() {
-            self.close_bypass(out);
+    pub(crate) fn flush_direct(&mut self, out: Out) {
+        if !self.direct.pieces.is_empty() {
+            self.close_direct(out);
         }
     }
 
-    fn close_bypass(&mut self, out: Out) {
-        let pieces = std::mem::take(&mut self.bypass.pieces);
-        self.bypass.bytes = 0;
-        self.bypass.opened_at = None;
-        self.bypass.segments_in_flight += 1;
+    fn close_direct(&mut self, out: Out) {
+        let pieces = std::mem::take(&mut self.direct.pieces);
+        self.direct.bytes = 0;
+        self.direct.opened_at = None;
+        self.direct.segments_in_flight += 1;
         let mut extents = Vec::with_capacity(pieces.len());
         let mut payload = Vec::with_capacity(pieces.len());
         let mut crcs: Vec<BlockCrc> = Vec::new();
@@ -133,24 +133,24 @@ impl Controller {
             writes.push((piece.op, piece.key, u64::from(blocks)));
         }
         self.counters.bypass_bytes += crcs.len() as u64 * BLOCK_BYTES as u64;
-        self.start_job(Work { kind: JobKind::Bypass { writes }, extents, payload, crcs }, out);
+        self.start_job(Work { kind: JobKind::Direct { writes }, extents, payload, crcs }, out);
     }
 
     /// There is no room for these writes.
-    pub(crate) fn on_bypass_refused(&mut self, writes: Vec<(Token, Key, u64)>, out: Out) {
-        self.bypass.segments_in_flight -= 1;
+    pub(crate) fn on_direct_refused(&mut self, writes: Vec<(Token, Key, u64)>, out: Out) {
+        self.direct.segments_in_flight -= 1;
         for (op, key, blocks) in writes {
-            self.bypass.finished(op, key, blocks);
+            self.direct.finished(op, key, blocks);
             self.fail_write(op, BlockError::NoSpace, out);
         }
     }
 
-    pub(crate) fn on_bypass_committed(&mut self, writes: Vec<(Token, Key, u64)>, out: Out) {
-        self.bypass.segments_in_flight -= 1;
+    pub(crate) fn on_direct_committed(&mut self, writes: Vec<(Token, Key, u64)>, out: Out) {
+        self.direct.segments_in_flight -= 1;
         for (op, key, blocks) in writes {
-            self.bypass.finished(op, key, blocks);
+            self.direct.finished(op, key, blocks);
             self.on_write_part_done(op, out);
         }
-        self.close_bypass_early(out);
+        self.close_direct_early(out);
     }
 }

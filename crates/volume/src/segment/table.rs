@@ -31,7 +31,7 @@ pub(crate) struct SegmentInfo {
     pub(crate) live: u64,
     /// Of these: blocks that leaves name and the overlay hides, as far as known.
     #[serde(skip)]
-    pub(crate) hidden: u64,
+    pub(crate) shadowed: u64,
     /// Named by others, or another volume's (see `family`): neither cleaned nor counted as dead.
     #[serde(skip)]
     pub(crate) kept: bool,
@@ -50,7 +50,7 @@ impl SegmentInfo {
 
     /// What of `live` can be read.
     pub(crate) fn visible(&self) -> u64 {
-        self.live - self.hidden
+        self.live - self.shadowed
     }
 
     /// Blocks of a data segment that nobody can read any more, as far as known.
@@ -315,7 +315,7 @@ impl Segments {
         assert!(metadata.eq(self.metadata.iter().copied()), "metadata is what a walk finds");
         let unseen = self.iter().filter(|(_, info)| info.visible() == 0).map(|(no, _)| no);
         assert!(unseen.eq(self.unseen()), "what holds nothing is what a walk finds");
-        assert!(self.iter().all(|(_, info)| info.hidden <= info.live), "more is hidden than lives");
+        assert!(self.iter().all(|(_, info)| info.shadowed <= info.live), "more is hidden than lives");
     }
 
     /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
@@ -397,18 +397,18 @@ impl Segments {
     }
 
     /// The blocks that can still be read; `None` where the segment is gone.
-    pub(crate) fn add_hidden(&mut self, no: SegmentNo, count: u64) -> Option<u64> {
+    pub(crate) fn add_shadowed(&mut self, no: SegmentNo, count: u64) -> Option<u64> {
         let mut visible = None;
         self.change(no, |info| {
-            info.hidden += count;
-            visible = info.live.checked_sub(info.hidden);
+            info.shadowed += count;
+            visible = info.live.checked_sub(info.shadowed);
         });
         visible
     }
 
-    pub(crate) fn sub_hidden(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn sub_shadowed(&mut self, no: SegmentNo, count: u64) {
         self.change(no, |info| {
-            info.hidden = info.hidden.checked_sub(count).expect("what is not hidden any more was counted");
+            info.shadowed = info.shadowed.checked_sub(count).expect("what is not hidden any more was counted");
         });
     }
 
@@ -428,7 +428,7 @@ impl Segments {
         let before = what_counts(info);
         let former = Totals::of(info);
         change(info);
-        assert!(info.hidden <= info.live, "{no:?}: of {} blocks {} are hidden", info.live, info.hidden);
+        assert!(info.shadowed <= info.live, "{no:?}: of {} blocks {} are hidden", info.live, info.shadowed);
         let now = Totals::of(info);
         if what_counts(info) != before {
             set_member(&mut self.unseen, no, info.visible() == 0);
@@ -485,7 +485,7 @@ pub(crate) mod tests {
             geometry: Geometry::new(Layout::Mirror { copies: 2 }, blocks),
             homes: homes.to_vec(),
             live,
-            hidden: 0,
+            shadowed: 0,
             kept: false,
             born: 0,
             middle: 0,
@@ -520,16 +520,16 @@ pub(crate) mod tests {
     fn what_is_hidden_or_named_no_more_is_dead_unless_others_need_it() {
         let mut table = table();
         let dead = |table: &Segments| table.get(no(2, 0)).map(SegmentInfo::dead_blocks);
-        assert_eq!(table.add_hidden(no(2, 0), 20), Some(30));
+        assert_eq!(table.add_shadowed(no(2, 0), 20), Some(30));
         assert_eq!(dead(&table), Some(70));
-        table.sub_hidden(no(2, 0), 20);
+        table.sub_shadowed(no(2, 0), 20);
         table.sub_live(no(2, 0), 50);
         table.verify();
         assert!(table.unseen().eq([no(2, 0)]));
         assert!(table.set_kept(no(2, 0), true) && !table.set_kept(no(2, 0), true));
         assert_eq!((dead(&table), table.own_totals().space.kept_bytes), (Some(0), 100 * BLOCK_BYTES as u64));
         table.verify();
-        assert_eq!(table.add_hidden(no(9, 9), 1), None);
+        assert_eq!(table.add_shadowed(no(9, 9), 1), None);
     }
 
     #[test]

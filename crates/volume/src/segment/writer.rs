@@ -34,7 +34,7 @@ pub(crate) enum JobKind {
     /// The cleaner moves what lives, out of mostly dead segments or out of the first tier.
     Clean { rotates: bool },
     /// Bulk writes: (write, first block, blocks).
-    Bypass { writes: Vec<(Token, Key, u64)> },
+    Direct { writes: Vec<(Token, Key, u64)> },
     /// Leaves of the map.
     Leaves,
     /// A part of a checkpoint.
@@ -50,7 +50,7 @@ impl JobKind {
 
     fn keep(&self) -> Keep {
         match self {
-            JobKind::Destage { .. } | JobKind::Bypass { .. } => Keep::FromGuests,
+            JobKind::Destage { .. } | JobKind::Direct { .. } => Keep::FromGuests,
             // What leaves a tier gives the other nothing back.
             JobKind::Clean { rotates: true } => Keep::FromGuests,
             JobKind::Clean { rotates: false } => Keep::FromCleaner,
@@ -360,9 +360,9 @@ impl Controller {
             let full =
                 self.topology().layout_now().is_some() && self.jobs.get(token).is_some_and(SegmentJob::is_parked);
             match self.jobs.get(token).map(|j| j.work.kind.clone()) {
-                Some(JobKind::Bypass { writes }) if full && self.room_expected_at().is_none() => {
+                Some(JobKind::Direct { writes }) if full && self.room_expected_at().is_none() => {
                     self.jobs.remove(token);
-                    self.on_bypass_refused(writes, out);
+                    self.on_direct_refused(writes, out);
                 }
                 // Collected anew: of what it holds much may have been overwritten when there is room again.
                 Some(JobKind::Destage { entries }) if full => {
@@ -416,7 +416,7 @@ impl Controller {
             geometry: placed.geometry,
             homes: placed.homes,
             live,
-            hidden: 0,
+            shadowed: 0,
             kept: false,
             born: 0,
             middle: 0,
@@ -437,7 +437,7 @@ impl Controller {
                 self.on_destaged(&entries);
             }
             JobKind::Clean { .. } => self.on_cleaned(job.work.crcs.len() as u64, out),
-            JobKind::Bypass { writes } => self.on_bypass_committed(writes, out),
+            JobKind::Direct { writes } => self.on_direct_committed(writes, out),
             JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {
                 unreachable!("metadata has no commit record")
             }

@@ -118,7 +118,7 @@ impl Controller {
             Err(why) => return self.notice(Notice::Refused { change, why }, out),
         };
         // What bulk writes have been collected so far lies in front of it.
-        self.flush_bypass(out);
+        self.flush_direct(out);
         self.changes.writing.extend(planned.writing);
         let lsn = self.append(planned.record, Buf::empty(), Arc::from([]), Done::Nothing, out);
         self.changes.asked.push(Asked { change, layer: planned.frozen, lsn });
@@ -253,7 +253,7 @@ impl Controller {
 
     /// Whether bulk writes are on their way to a layer or one that it stands on.
     pub(crate) fn is_writing_below(&self, layer: ObjectId) -> bool {
-        self.bypass.layers().any(|of| self.map.layers().is_under(of, layer))
+        self.direct.layers().any(|of| self.map.layers().is_under(of, layer))
     }
 
     // ---- applying ----

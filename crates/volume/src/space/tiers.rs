@@ -98,7 +98,7 @@ impl Topology<'_> {
     fn is_born_first(self, kind: &JobKind) -> bool {
         match kind {
             JobKind::Destage { .. } => true,
-            JobKind::Bypass { .. } => self.first_tier().is_some_and(|f| f.media > self.root().tiers.capacity),
+            JobKind::Direct { .. } => self.first_tier().is_some_and(|f| f.media > self.root().tiers.capacity),
             _ => false,
         }
     }
