@@ -613,8 +613,8 @@ impl Controller {
     }
 
     pub(crate) fn on_audit_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>) {
-        let at = (self.basis.now, self.guests_are_at_work());
-        self.care.audit.on_leaf(at, self.map.generation(), no, leaf, error);
+        let (now, is_busy) = (self.basis.now, self.guests_are_at_work());
+        self.care.audit.on_leaf(now, is_busy, self.map.generation(), no, leaf, error);
     }
 
     fn finish_audit(&mut self, out: Out) {

@@ -194,7 +194,8 @@ impl Audit {
 
     pub(crate) fn on_leaf(
         &mut self,
-        (now, guests_are_at_work): (Instant, bool),
+        now: Instant,
+        guests_are_at_work: bool,
         generation: u64,
         no: LeafNo,
         leaf: Option<Arc<Leaf>>,

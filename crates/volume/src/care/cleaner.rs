@@ -671,3 +671,107 @@ fn dead_threshold(around: &Around<'_>) -> u64 {
     }
     u64::from(around.basis.config.clean_dead_per_mille).min(around.room.per_mille().max(450))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::care::tests::Rig;
+    use crate::map::tests::Kept;
+    use crate::peers::tests::{leg, sent};
+    use crate::segment::tests::{info, no};
+    use holdfast_base::{Lsn, ShardId, Token};
+
+    const BLOCKS: u32 = (4 << 20) / BLOCK_BYTES as u32;
+
+    /// Of two segments one is mostly dead: of its first blocks a hundred live.
+    fn rig() -> Rig {
+        let mut rig = Rig::new("mirror:2", &[1, 1, 1]);
+        let mut kept = Kept::new();
+        for (counter, first, live) in [(1, 0, 100), (2, 5000, 1000)] {
+            kept.segments.insert(no(1, counter), info(BLOCKS, 0, &[leg(1, 0), leg(2, 0)]));
+            kept.write(0, first, live, counter);
+        }
+        (rig.segments, rig.map) = (kept.segments, kept.map);
+        rig
+    }
+
+    /// Begins a pass over what is mostly dead: the one victim, and the question for its index.
+    fn begin(rig: &mut Rig, cleaner: &mut Cleaner) -> (u64, Token) {
+        let repairer = Repairer::default();
+        let victims = rig.with(|around, _| cleaner.take_dead(around, &repairer));
+        assert_eq!(victims, [no(1, 1)]);
+        rig.with(|around, out| cleaner.begin_pass(around, victims, false, out));
+        cleaner.verify();
+        let asked = sent(&mut rig.out);
+        let call = rig.peers.on_answer(rig.basis.now, asked[0].0, asked[0].1).expect("it is waited for");
+        let Purpose::Header { cleaner: pass, victim: 0 } = call.purpose else { panic!("{call:?}") };
+        (pass, asked[0].1)
+    }
+
+    fn header(rig: &Rig) -> Buf {
+        let crcs = vec![0; BLOCKS as usize];
+        let extent = CommitExtent { key: Key(0), blocks: BLOCKS, source: Source::Log(Lsn(1)) };
+        let header = ShardHeader {
+            grid: rig.basis.config.grid,
+            shard: ShardId { segment: no(1, 1).of(rig.basis.volume()), index: 0 },
+            geometry: rig.segments.get(no(1, 1)).expect("it is in the table").geometry,
+            block_crcs: crcs.clone(),
+            index: SegmentIndex::Data(vec![extent]),
+            payload_crcs: crcs,
+            sealed: false,
+        };
+        Buf::copy_from(&header.encode())
+    }
+
+    #[test]
+    fn what_lives_of_a_victim_is_read_and_written_and_names_where_it_was() {
+        let (mut rig, mut cleaner) = (rig(), Cleaner::default());
+        let (pass, _) = begin(&mut rig, &mut cleaner);
+        let header = header(&rig);
+        let answered = rig.with(|around, _| cleaner.on_header(around, pass, 0, &Reply::ShardHeader, &header));
+        assert!(matches!(answered, Header::All));
+        assert!(cleaner.find_live(&mut Map::new(1 << 20)).is_empty());
+        // By the map that names it, and not by the empty one.
+        assert!(cleaner.find_live(&mut rig.map).is_empty());
+        rig.with(|around, _| cleaner.begin_reading(around, &Repairer::default()));
+        let mut written = None;
+        while let Some(read) = cleaner.next_read() {
+            cleaner.verify();
+            assert_eq!((read.pass, read.segment), (pass, no(1, 1)));
+            let bytes = Ok(Buf::zeroes(read.run.1 as usize * BLOCK_BYTES));
+            if let Read::All(work) = rig.with(|around, _| cleaner.on_part(around, pass, read.part, bytes)) {
+                written = Some(work);
+            }
+        }
+        let work = written.expect("all was read");
+        let from: Vec<Source> = work.extents.iter().map(|extent| extent.source).collect();
+        assert_eq!((from, work.crcs.len()), (vec![Source::Segment { segment: no(1, 1), block: 0 }], 100));
+        let cleaned = rig.with(|around, _| cleaner.on_cleaned(around, 100));
+        assert!(cleaned.rotated.is_none() && !cleaned.goes_on);
+        assert!(cleaner.is_idle() && cleaner.is_emptied(no(1, 1)) && rig.wants.free);
+        assert_eq!((cleaner.owed_bytes(), rig.counters.segments_cleaned), (100 * BLOCK_BYTES as u64, 1));
+    }
+
+    #[test]
+    fn an_index_that_can_not_be_read_is_asked_of_the_next_shard_and_what_is_damaged_is_left_alone() {
+        let (mut rig, mut cleaner) = (rig(), Cleaner::default());
+        let (pass, _) = begin(&mut rig, &mut cleaner);
+        let answered = rig.with(|around, _| cleaner.on_header(around, pass, 0, &Reply::Done, &Buf::empty()));
+        assert!(matches!(answered, Header::Unreadable(Some((segment, 0))) if segment == no(1, 1)));
+        rig.with(|around, out| cleaner.ask_header(around, pass, 0, out));
+        assert_eq!(sent(&mut rig.out)[0].0, leg(2, 0).node);
+        rig.with(|around, out| cleaner.ask_header(around, pass, 0, out));
+        assert!(cleaner.is_idle() && rig.wants.free, "nobody else has it: the pass is given up");
+    }
+
+    #[test]
+    fn a_search_of_several_steps_finds_what_one_step_would() {
+        let (mut rig, mut cleaner) = (rig(), Cleaner::default());
+        rig.basis.config.search_step = 1;
+        let repairer = Repairer::default();
+        assert!(rig.with(|around, _| cleaner.take_dead(around, &repairer)).is_empty());
+        assert!(!cleaner.hurries_search(&rig.room), "nobody waits for it");
+        rig.pass(SEARCH_EVERY_CALM);
+        assert_eq!(rig.with(|around, _| cleaner.take_dead(around, &repairer)), [no(1, 1)]);
+    }
+}

@@ -373,7 +373,7 @@ impl Repairer {
             let Some(new) = place else { return false };
             target = new;
         }
-        self.run_repair(around, (segment, index), target, false, out);
+        self.run_repair(around, segment, index, target, false, out);
         true
     }
 
@@ -392,13 +392,14 @@ impl Repairer {
 
     /// Copies a shard that is where it belongs to a device where it shall be.
     pub(crate) fn begin_move(&mut self, around: &mut Around<'_>, moved: Move, out: Out) {
-        self.run_repair(around, (moved.segment, moved.index), moved.target, true, out);
+        self.run_repair(around, moved.segment, moved.index, moved.target, true, out);
     }
 
     fn run_repair(
         &mut self,
         around: &mut Around<'_>,
-        (segment, index): (SegmentNo, u8),
+        segment: SegmentNo,
+        index: u8,
         target: Leg,
         is_move: bool,
         out: Out,

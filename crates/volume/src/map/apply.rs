@@ -41,7 +41,7 @@ impl Map {
         let mut block = 0;
         for extent in &commit.extents {
             let crcs = crcs.slice(u64::from(block), u64::from(extent.blocks));
-            self.apply_extent(extent, (commit.segment, block, &crcs), lsn, accounts);
+            self.apply_extent(extent, commit.segment, block, &crcs, lsn, accounts);
             block += extent.blocks;
         }
     }
@@ -49,7 +49,9 @@ impl Map {
     fn apply_extent(
         &mut self,
         extent: &CommitExtent,
-        (segment, block, crcs): (SegmentNo, u32, &Crcs),
+        segment: SegmentNo,
+        block: u32,
+        crcs: &Crcs,
         lsn: Lsn,
         accounts: &mut Accounts<'_>,
     ) {

@@ -225,7 +225,7 @@ impl Controller {
         let (bytes, runs) = self.checkpointer.last_fold;
         self.overlay_wants_fold()
             && self.basis.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
-            && self.map.is_fold_worth((bytes, runs), self.log.undestaged_count())
+            && self.map.is_fold_worth(bytes, runs, self.log.undestaged_count())
             && !self.room.is_nearly_gone()
     }
 
@@ -238,7 +238,7 @@ impl Controller {
             && !self.is_pressed_for_checkpoint();
         let has_room = !self.room.is_short() && !self.room.is_wanted() && !self.wants.free;
         self.map.overlay_is_large(self.log.undestaged_count())
-            && self.map.is_fold_worth((bytes, runs), self.log.undestaged_count())
+            && self.map.is_fold_worth(bytes, runs, self.log.undestaged_count())
             && self.map.unfolded
             && self.checkpointer.bytes_in_row < ROW_SEGMENTS_MAX * u64::from(self.basis.config.segment_payload_bytes)
             && has_time

@@ -95,7 +95,7 @@ impl Map {
 
     /// After one that has written `bytes` of leaves and taken `runs` out of the overlay: the more memory that takes, the more may
     /// be written for each run.
-    pub(super) fn is_fold_worth(&self, (bytes, runs): (u64, u64), in_log: usize) -> bool {
+    pub(super) fn is_fold_worth(&self, bytes: u64, runs: u64, in_log: usize) -> bool {
         let (most, now) = (self.overlay_runs_max() as u128, self.overlay_runs(in_log) as u128);
         let allowed = u128::from(FOLD_BYTES_A_RUN) * u128::from(runs) * now * now;
         runs > 0 && u128::from(bytes) * most * most <= allowed
@@ -267,5 +267,73 @@ impl Accounts<'_> {
             self.segments.sub_named(segment, blocks);
             self.audit.on_named(no, segment, -(blocks as i64));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::tests::Kept;
+    use crate::segment::tests::{info, no};
+    use crate::segment::{Kind, SegmentInfo};
+    use holdfast_base::crc32c;
+
+    /// Folds all that there is into leaves, which lie in the metadata segment of that number.
+    fn fold(kept: &mut Kept, counter: u64) {
+        let choice = kept.map.choose_leaves(0, 0, 1 << 20);
+        assert_eq!(choice.next, None);
+        kept.segments.insert(no(9, counter), SegmentInfo { kind: Kind::Meta, ..info(64, 0, &[]) });
+        for leaf in choice.leaves {
+            let old = kept.map.peek(leaf);
+            let new = kept.map.new_leaf(leaf, old.as_deref(), None, &kept.map.foldable(leaf), false);
+            let bytes = new.encode();
+            let (len_bytes, crc) = (bytes.len() as u32, crc32c(&bytes));
+            let new = Some(NewLeaf { leaf: Arc::new(new), offset_bytes: 0, len_bytes, crc });
+            let merged = MergedLeaf { no: leaf, old, under: None, new };
+            kept.with(|map, accounts| map.install_leaf(&merged, Some(no(9, counter)), Lsn(u64::MAX), accounts));
+        }
+    }
+
+    #[test]
+    fn a_fold_moves_what_the_overlay_says_into_leaves_and_changes_nothing_that_is_seen() {
+        let mut kept = Kept::new();
+        kept.write(0, 0, 8, 1);
+        kept.write(0, LEAF_BLOCKS + 1, 4, 2);
+        let before = kept.seen(0, 0, 2 * LEAF_BLOCKS);
+        fold(&mut kept, 1);
+        assert_eq!((kept.map.run_count(), kept.map.directory().len()), (0, 2));
+        assert_eq!(kept.seen(0, 0, 2 * LEAF_BLOCKS), before);
+        assert_eq!((kept.live(1), kept.live(2)), (8, 4));
+        let bytes = kept.segments.get(no(9, 1)).map_or(0, |info| info.live);
+        assert_eq!(bytes, encoded_run_bytes(8) + encoded_run_bytes(4) + 4);
+    }
+
+    #[test]
+    fn what_is_overwritten_is_shadowed_until_it_is_folded_and_dead_then() {
+        let mut kept = Kept::new();
+        kept.write(0, 0, 8, 1);
+        fold(&mut kept, 1);
+        kept.write(0, 2, 3, 2);
+        let counts = |kept: &Kept| kept.segments.get(no(1, 1)).map(|info| (info.live, info.shadowed));
+        assert_eq!(counts(&kept), Some((8, 3)));
+        kept.write(0, 2, 3, 3);
+        assert_eq!(counts(&kept), Some((8, 3)), "it is counted once");
+        fold(&mut kept, 2);
+        assert_eq!((counts(&kept), kept.live(2), kept.live(3)), (Some((5, 0)), 0, 3));
+        assert_eq!(kept.segments.get(no(9, 1)).map(|info| info.live), Some(0), "nothing names the old leaf");
+        assert_eq!(kept.seen(0, 0, 8), [1, 1, 3, 3, 3, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_leaf_that_goes_takes_what_it_names_with_it() {
+        let mut kept = Kept::new();
+        kept.write(0, 0, 8, 1);
+        fold(&mut kept, 1);
+        kept.write(0, 4, 8, 2);
+        let leaf = LeafNo(0);
+        let old = kept.map.peek(leaf);
+        kept.with(|map, accounts| map.forget_leaf(leaf, old.as_deref(), accounts));
+        assert_eq!((kept.live(1), kept.live(2), kept.map.run_count()), (0, 0, 0));
+        assert_eq!(kept.map.directory().len(), 0);
     }
 }

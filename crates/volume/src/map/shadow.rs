@@ -68,19 +68,13 @@ impl Map {
                     }
                     continue;
                 };
-                self.count_shadowed(no, &leaf, (from - base, to - from), accounts.segments);
+                self.count_shadowed(no, &leaf, from - base, to - from, accounts.segments);
             }
         }
     }
 
     /// True if a segment is dead by that.
-    fn count_shadowed(
-        &mut self,
-        no: LeafNo,
-        leaf: &Leaf,
-        (start, blocks): (u64, u64),
-        segments: &mut Segments,
-    ) -> bool {
+    fn count_shadowed(&mut self, no: LeafNo, leaf: &Leaf, start: u64, blocks: u64, segments: &mut Segments) -> bool {
         let mut is_dead = false;
         for piece in leaf.lookup(start, blocks) {
             let Some(Place::Segment { segment, .. }) = piece.value else { continue };
@@ -99,7 +93,7 @@ impl Map {
         }
         let mut is_any_dead = false;
         for (start, blocks) in self.shadow.uncounted.remove(&no).unwrap_or_default() {
-            is_any_dead |= self.count_shadowed(no, leaf, (u64::from(start), u64::from(blocks)), accounts.segments);
+            is_any_dead |= self.count_shadowed(no, leaf, u64::from(start), u64::from(blocks), accounts.segments);
         }
         if is_any_dead {
             accounts.wants.free_dead();
@@ -115,7 +109,7 @@ impl Map {
         let (mut at, mut is_any_dead) = (base, false);
         for (from, to) in gaps.into_iter().chain([(base + LEAF_BLOCKS, base + LEAF_BLOCKS)]) {
             if at < from {
-                is_any_dead |= self.count_shadowed(no, leaf, (at - base, from - at), accounts.segments);
+                is_any_dead |= self.count_shadowed(no, leaf, at - base, from - at, accounts.segments);
             }
             if cfg!(debug_assertions) {
                 assert_there(no, leaf, (from - base, to - from), accounts.segments);

@@ -292,3 +292,71 @@ impl<'a> Placer<'a> {
         Some(leg)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::basis::tests::basis;
+    use crate::peers::tests::{CAPACITY, leg, peers};
+    use holdfast_base::Instant;
+    use holdfast_format::geometry::Layout;
+    use std::collections::BTreeSet;
+
+    const AT: Instant = Instant(1_000_000_000);
+
+    fn layout(text: &str) -> Layout {
+        text.parse().expect("a layout")
+    }
+
+    fn place(of: &str, devices: &[u32], shard_bytes: u64) -> Option<Vec<Leg>> {
+        let (basis, mut peers, mut rng) = (basis(of), peers(AT, devices), Prng::new(3));
+        let place = Place { layout: layout(of), media: None };
+        let homes = Placer::new(&basis, &mut peers, &mut rng).place_segment(place, shard_bytes, Keep::Nothing)?;
+        for home in &homes {
+            assert_eq!(peers.device(*home).map(|d| d.free_bytes), Some(CAPACITY - shard_bytes), "it is taken off");
+        }
+        Some(homes)
+    }
+
+    fn nodes_of(homes: &[Leg]) -> BTreeSet<NodeId> {
+        homes.iter().map(|home| home.node).collect()
+    }
+
+    #[test]
+    fn each_shard_has_a_fault_domain_of_its_own() {
+        let homes = place("parity:2+1", &[1, 2, 1, 1], 4096).expect("there are nodes enough");
+        assert_eq!((homes.len(), nodes_of(&homes).len()), (3, 3));
+        assert_eq!(place("parity:2+1", &[3, 3], 4096), None);
+        assert_eq!(place("mirror:2", &[1, 1], CAPACITY + 1), None);
+        let homes = place("nested-mirror", &[2, 1, 3], 4096).expect("two nodes have two devices");
+        assert_eq!(nodes_of(&homes), BTreeSet::from([NodeId(1), NodeId(3)]));
+        assert!(homes[0].node == homes[1].node && homes[0].device != homes[1].device);
+        let homes = place("mirror:3@device", &[3, 1], 4096).expect("there are devices enough");
+        assert_eq!(homes.iter().filter(|home| home.node == NodeId(2)).count(), 1, "spread over nodes all the same");
+    }
+
+    #[test]
+    fn another_home_is_on_no_node_that_has_a_shard_or_failed() {
+        let (basis, mut peers, mut rng) = (basis("mirror:2"), peers(AT, &[1, 1, 1, 1]), Prng::new(3));
+        let geometry = Geometry::new(layout("mirror:2"), 8);
+        let shape = Shape { geometry: &geometry, homes: &[leg(1, 0), leg(2, 0)] };
+        let room = Target { keep: Keep::FromGuests, media: Some(MediaClass::Ssd) };
+        let mut again =
+            |failed: &[NodeId]| Placer::new(&basis, &mut peers, &mut rng).place_again(shape, 1, 4096, failed, room);
+        assert_eq!(again(&[NodeId(2), NodeId(4)]), Some(leg(3, 0)), "of other media where the named ones have no room");
+        assert_eq!(again(&[NodeId(2), NodeId(3), NodeId(4)]), None);
+    }
+
+    #[test]
+    fn a_ledger_has_a_standby_where_there_is_a_node_for_it() {
+        let legs = |of: &str, devices: &[u32]| {
+            let (basis, mut peers, mut rng) = (basis(of), peers(AT, devices), Prng::new(3));
+            let chosen = Placer::new(&basis, &mut peers, &mut rng).choose_legs();
+            chosen.map(|(legs, rule)| (legs.len(), nodes_of(&legs).len(), rule))
+        };
+        assert_eq!(legs("mirror:2", &[1, 1, 1, 1]), Some((3, 3, AckRule::flat(1))));
+        assert_eq!(legs("mirror:2", &[1, 1]), Some((2, 2, AckRule::flat(1))));
+        assert_eq!(legs("nested-mirror", &[3, 3]), Some((6, 2, AckRule::NESTED)));
+        assert_eq!(legs("mirror:2", &[1]), None);
+    }
+}
