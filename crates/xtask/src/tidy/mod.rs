@@ -4,6 +4,7 @@
 
 mod docs;
 mod edges;
+mod ratchet;
 mod rules;
 mod shares;
 mod source;
@@ -63,6 +64,7 @@ pub fn run() -> Result<()> {
         findings.extend(rules::check(source, tests_only.contains(&source.path)));
         findings.extend(docs::check_rule_references(source, &numbers));
     }
+    findings.extend(ratchet::check(&sources));
     findings.extend(docs::check(root)?);
     let shares = shares::Shares::count(&sources, &tests_only);
     findings.extend(shares.check());

@@ -150,6 +150,20 @@ impl Source {
         found
     }
 
+    /// Functions with a parameter that is a tuple, taken apart where it is named.
+    pub fn tuple_parameters(&self) -> Vec<String> {
+        let words: Vec<(usize, &str)> = self.identifiers().collect();
+        let mut found = Vec::new();
+        for pair in words.windows(2) {
+            let [(at, "fn"), (name_at, name)] = pair else { continue };
+            let is_named = self.code[at + 2..*name_at].chars().all(char::is_whitespace);
+            if is_named && takes_tuple_apart(parameters(&self.code[name_at + name.len()..])) {
+                found.push((*name).to_string());
+            }
+        }
+        found
+    }
+
     /// Offset of the brace that opens the body of the function whose name is at `name_at`.
     fn body_of(&self, name_at: usize) -> Option<usize> {
         let mut depth = 0_i32;
@@ -164,6 +178,49 @@ impl Source {
         }
         None
     }
+}
+
+/// What stands between the parentheses that follow, behind generic parameters if there are any.
+fn parameters(code: &str) -> &str {
+    let (mut angles, mut parens, mut start) = (0_i32, 0_i32, None);
+    let bytes = code.as_bytes();
+    for (offset, byte) in code.bytes().enumerate() {
+        match byte {
+            b'<' if start.is_none() => angles += 1,
+            b'>' if start.is_none() && bytes[offset - 1] != b'-' => angles -= 1,
+            b'(' if angles == 0 => {
+                start = start.or(Some(offset + 1));
+                parens += 1;
+            }
+            b')' if angles == 0 => {
+                parens -= 1;
+                if parens == 0 {
+                    return &code[start.unwrap_or(offset)..offset];
+                }
+            }
+            _ => {}
+        }
+    }
+    ""
+}
+
+/// Whether one of the parameters is a pattern of a tuple: `(a, b): (A, B)`.
+fn takes_tuple_apart(parameters: &str) -> bool {
+    let mut depth = 0_i32;
+    for (offset, byte) in parameters.bytes().enumerate() {
+        match byte {
+            b'(' => depth += 1,
+            b')' => {
+                depth -= 1;
+                let rest = parameters[offset + 1..].trim_start();
+                if depth == 0 && rest.strip_prefix(':').is_some_and(|of| of.trim_start().starts_with('(')) {
+                    return true;
+                }
+            }
+            _ => {}
+        }
+    }
+    false
 }
 
 fn is_word(byte: u8) -> bool {
@@ -343,6 +400,15 @@ mod tests {
     fn functions_are_measured_and_types_are_not_functions() {
         let s = source("struct A { f: fn(u8) -> u8 }\ntrait T { fn g(&self); }\nfn h(a: [u8; 3]) -> u8\n{\n  1\n}\n");
         assert_eq!(s.functions(), [Function { name: "h".into(), line: 3, lines: 4 }]);
+    }
+
+    #[test]
+    fn parameters_that_are_taken_apart_are_found() {
+        let s = source(
+            "fn a((x, y): (u8, u8)) {}\nfn b<F: Fn((u8, u8)) -> bool>(f: F, xy: (u8, u8)) {}\nfn c(\n    &self,\n    \
+             (x, (y, z)): (u8, (u8, u8)),\n) {\n    let d = |(x, y): (u8, u8)| x;\n}\nfn d() { e(|(x, y): (u8, u8)| x) }",
+        );
+        assert_eq!(s.tuple_parameters(), ["a", "c"]);
     }
 
     #[test]
