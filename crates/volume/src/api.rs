@@ -117,49 +117,50 @@ impl Config {
     }
 }
 
-/// Deliberate faults that the simulator must find; all off outside its mutation check. Each names the rule it breaks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mutations {
-    /// Rule 2: acknowledges with one copy fewer than the rule asks.
-    pub ack_one_short: bool,
-    /// Rule 2: chooses two devices of one node as legs although two nodes are there.
-    pub both_copies_on_one_node: bool,
-    /// Rule 4: a late acknowledgement completes a write after the seal was chosen.
-    pub late_ack_after_freeze: bool,
-    /// Rule 5: recovery does not fence before it reads.
-    pub skip_fence: bool,
-    /// Rule 8: reads are answered without a grant.
-    pub read_without_grant: bool,
-    /// Rule 12: commits are applied without checking that the map still names the source.
-    pub unconditional_repoint: bool,
-    /// Rule 15: the log is trimmed up to the last destaged entry, whatever the checkpoint covers.
-    pub trim_past_commit: bool,
-    /// Rule 17: unreferenced shards are deleted although an append with unknown outcome may name them.
-    pub clean_after_unknown_append: bool,
-    /// Hand-over: what was read before it is the beginning of whatever checkpoint there is then.
-    pub warmth_fits_anything: bool,
-    /// Snapshots: writes go on to the layer that was frozen.
-    pub snapshot_stays_live: bool,
-    /// Snapshots: what a dropped one held for the layer above it is not merged into that.
-    pub merge_forgets_below: bool,
-    /// A fold leaves what the old leaf named in the accounts.
-    pub fold_keeps_old_counts: bool,
-    /// What the overlay hides is counted with every write over it.
-    pub hides_twice: bool,
-    /// Rule 19: segments are freed although a volume that was made of this one names them.
-    pub forgets_dependents: bool,
-    /// Groups of snapshots: answers are told while they should be held back.
-    pub hold_tells: bool,
-    /// Rule 21: entries of all ledgers are encrypted with one key.
-    pub one_key_for_all_ledgers: bool,
-    /// Rule 21: blocks of all segments are encrypted with one key.
-    pub one_key_for_all_segments: bool,
-    /// Encryption: entries of the log are not.
-    pub log_in_plain: bool,
-    /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
-    pub absent_leg_counts_as_lacking: bool,
-    /// Rule 27: a root is opened although legs know of a newer one.
-    pub opens_older_root: bool,
+holdfast_base::mutations! {
+    /// Deliberate faults that the simulator must find; all off outside its mutation check. Each names the rule it breaks.
+    pub struct Mutations {
+        /// Rule 2: acknowledges with one copy fewer than the rule asks.
+        ack_one_short,
+        /// Rule 2: chooses two devices of one node as legs although two nodes are there.
+        both_copies_on_one_node,
+        /// Rule 4: a late acknowledgement completes a write after the seal was chosen.
+        late_ack_after_freeze,
+        /// Rule 5: recovery does not fence before it reads.
+        skip_fence,
+        /// Rule 8: reads are answered without a grant.
+        read_without_grant,
+        /// Rule 12: commits are applied without checking that the map still names the source.
+        unconditional_repoint,
+        /// Rule 15: the log is trimmed up to the last destaged entry, whatever the checkpoint covers.
+        trim_past_commit,
+        /// Rule 17: unreferenced shards are deleted although an append with unknown outcome may name them.
+        clean_after_unknown_append,
+        /// Hand-over: what was read before it is the beginning of whatever checkpoint there is then.
+        warmth_fits_anything,
+        /// Snapshots: writes go on to the layer that was frozen.
+        snapshot_stays_live,
+        /// Snapshots: what a dropped one held for the layer above it is not merged into that.
+        merge_forgets_below,
+        /// A fold leaves what the old leaf named in the accounts.
+        fold_keeps_old_counts,
+        /// What the overlay hides is counted with every write over it.
+        hides_twice,
+        /// Rule 19: segments are freed although a volume that was made of this one names them.
+        forgets_dependents,
+        /// Groups of snapshots: answers are told while they should be held back.
+        hold_tells,
+        /// Rule 21: entries of all ledgers are encrypted with one key.
+        one_key_for_all_ledgers,
+        /// Rule 21: blocks of all segments are encrypted with one key.
+        one_key_for_all_segments,
+        /// Encryption: entries of the log are not.
+        log_in_plain,
+        /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
+        absent_leg_counts_as_lacking,
+        /// Rule 27: a root is opened although legs know of a newer one.
+        opens_older_root,
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -84,4 +84,8 @@ impl Machine for HostMachine {
     fn next_deadline(&self) -> Option<Instant> {
         self.host.next_deadline()
     }
+
+    fn verify(&self) {
+        self.host.volumes().for_each(|volume| volume.controller().verify());
+    }
 }

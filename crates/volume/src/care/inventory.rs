@@ -138,7 +138,7 @@ impl Repairer {
     /// Of this shard nothing is deleted yet.
     fn is_exempt(&self, around: &Around<'_>, segment: SegmentNo, index: u8) -> bool {
         let unsettled =
-            around.segments.is_unsettled(segment) && !around.basis.config.mutations.clean_after_unknown_append;
+            around.segments.is_unsettled(segment) && !around.basis.config.mutations.clean_after_unknown_append();
         unsettled || self.is_repairing(segment, index)
     }
 

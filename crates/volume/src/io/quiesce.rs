@@ -60,7 +60,7 @@ impl Controller {
     /// Tells a guest that its write is done, now or when answers are told again.
     pub(crate) fn tell_written(&mut self, token: RequestToken, out: Out) {
         match &mut self.quiesce {
-            Some(hold) if !self.basis.config.mutations.hold_tells => hold.answers.push(token),
+            Some(hold) if !self.basis.config.mutations.hold_tells() => hold.answers.push(token),
             _ => self.reply(token, Ok(BlockData::Done), out),
         }
     }

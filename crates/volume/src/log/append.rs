@@ -98,7 +98,7 @@ impl Controller {
                 {
                     entry.have |= 1 << leg;
                 }
-                if self.basis.config.mutations.late_ack_after_freeze || self.is_open_ledger(ledger) {
+                if self.basis.config.mutations.late_ack_after_freeze() || self.is_open_ledger(ledger) {
                     self.complete_entries(out);
                 }
             }
@@ -282,7 +282,7 @@ impl Controller {
     }
 
     pub(crate) fn may_read(&self) -> bool {
-        self.basis.config.mutations.read_without_grant
+        self.basis.config.mutations.read_without_grant()
             || self.log.open.as_ref().is_some_and(|o| o.granted(self.basis.now))
     }
 

@@ -266,13 +266,13 @@ impl Log {
     /// Whether the next entry has what the rule asks.
     pub fn next_is_acknowledged(&self, mutations: &Mutations) -> bool {
         let Some(open) = &self.open else { return false };
-        if open.frozen && !mutations.late_ack_after_freeze {
+        if open.frozen && !mutations.late_ack_after_freeze() {
             return false;
         }
         let Some(entry) = self.get(self.completed.next()) else { return false };
-        let rule = if mutations.ack_one_short && open.rule == AckRule::NESTED {
+        let rule = if mutations.ack_one_short() && open.rule == AckRule::NESTED {
             AckRule::flat(1)
-        } else if mutations.ack_one_short {
+        } else if mutations.ack_one_short() {
             AckRule { copies: open.rule.copies - 1, domains: open.rule.domains.saturating_sub(1) }
         } else {
             open.rule

@@ -59,7 +59,7 @@ impl Map {
         for piece in self.overlay.pieces(start, u64::from(extent.blocks)) {
             let offset = piece.start - start;
             let place = piece.value.as_ref().map(|m| &m.place);
-            if names_source(place, extent.source, offset) || accounts.mutations.unconditional_repoint {
+            if names_source(place, extent.source, offset) || accounts.mutations.unconditional_repoint() {
                 let crcs = crcs.slice(offset, piece.len);
                 let place = Place::Segment { segment, block: block + offset as u32, crcs };
                 self.map_to(piece.start, piece.len, Mapped { place, stamp: lsn }, accounts);

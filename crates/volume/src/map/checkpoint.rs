@@ -374,7 +374,7 @@ impl Controller {
     fn merge_leaves(&mut self, out: Out) {
         let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
         fold.captured = self.log.completed;
-        let forgets_below = self.basis.config.mutations.merge_forgets_below;
+        let forgets_below = self.basis.config.mutations.merge_forgets_below();
         let bytes_max = self.basis.config.segment_payload_bytes as usize;
         let mut bytes: Vec<u8> = Vec::new();
         let mut leaves = std::mem::take(&mut fold.leaves);
@@ -658,7 +658,7 @@ impl Controller {
     /// Forgets log entries that are destaged and that the last durable checkpoint covers (protocol rule 15).
     pub(crate) fn trim(&mut self, out: Out) {
         let destaged = self.log.first_undestaged().prev();
-        let upto = if self.basis.config.mutations.trim_past_commit {
+        let upto = if self.basis.config.mutations.trim_past_commit() {
             destaged.min(self.log.completed)
         } else {
             destaged.min(self.checkpointer.durable.lsn)

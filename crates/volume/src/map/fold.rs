@@ -221,7 +221,7 @@ impl Map {
             accounts.forget_pointer(merged.no, old);
             self.leaves.remove(merged.no);
         }
-        if !accounts.mutations.fold_keeps_old_counts {
+        if !accounts.mutations.fold_keeps_old_counts() {
             accounts.forget_named(merged.no, merged.old.as_deref());
         }
         // What the new leaf contains leaves the overlay.

@@ -46,7 +46,7 @@ impl Map {
     /// The overlay is about to say something of these blocks.
     pub(super) fn hide(&mut self, start: u64, blocks: u64, accounts: &mut Accounts<'_>) {
         let mut said_of_anew = self.overlay.gaps(start, blocks);
-        if accounts.mutations.hides_twice {
+        if accounts.mutations.hides_twice() {
             said_of_anew = vec![(start, start + blocks)];
         }
         for (from, to) in said_of_anew {

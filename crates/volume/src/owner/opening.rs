@@ -302,7 +302,7 @@ impl Controller {
         opening.knows.insert(leg, true);
         if let Reply::Volumes { volumes, .. } = reply
             && volumes.iter().any(|held| held.volume == self.basis.config.volume && is_newer(held, self.root()))
-            && !self.basis.config.mutations.opens_older_root
+            && !self.basis.config.mutations.opens_older_root()
         {
             return self.doubt_root(out);
         }
@@ -400,7 +400,7 @@ impl Controller {
             {
                 continue;
             }
-            if self.basis.config.mutations.skip_fence {
+            if self.basis.config.mutations.skip_fence() {
                 self.pretend_fenced(leg);
                 continue;
             }
@@ -624,7 +624,7 @@ impl Controller {
             let sound = state.is_some_and(|s| s.sound);
             let read = opening.reads.get(&(open.id, *leg)) == Some(&ReadState::Done);
             let damaged = opening.damaged.contains(&(open.id, *leg, lsn));
-            let blank = state.is_none() && self.basis.config.mutations.absent_leg_counts_as_lacking;
+            let blank = state.is_none() && self.basis.config.mutations.absent_leg_counts_as_lacking();
             if blank || sound && read && !damaged {
                 lacking |= 1 << i;
             }

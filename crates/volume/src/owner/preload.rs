@@ -119,7 +119,7 @@ impl Controller {
     pub(crate) fn use_preloaded(&mut self, runs: &[MetaPointer]) -> usize {
         let first_own = self.root().first_own();
         let Some(warmth) = self.preloaded.take() else { return 0 };
-        let goes_on = runs.starts_with(&warmth.runs) || self.basis.config.mutations.warmth_fits_anything;
+        let goes_on = runs.starts_with(&warmth.runs) || self.basis.config.mutations.warmth_fits_anything();
         if goes_on && warmth.first_own == first_own {
             return warmth.runs.len().min(runs.len());
         }

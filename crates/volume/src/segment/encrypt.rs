@@ -53,14 +53,14 @@ pub(crate) struct SealedPayload {
 }
 
 fn ledger_cipher(config: &Config, key: &VolumeKey, ledger: LedgerId, instance: InstanceId) -> Cipher {
-    if config.mutations.one_key_for_all_ledgers {
+    if config.mutations.one_key_for_all_ledgers() {
         return key.of_ledger(config.volume, LedgerId::default(), InstanceId::default());
     }
     key.of_ledger(config.volume, ledger, instance)
 }
 
 fn segment_cipher(config: &Config, key: &VolumeKey, id: SegmentId) -> Cipher {
-    if config.mutations.one_key_for_all_segments {
+    if config.mutations.one_key_for_all_segments() {
         return key.of_segment(SegmentId::default());
     }
     key.of_segment(id)
@@ -80,7 +80,7 @@ pub(crate) fn opened_entry(
     payload: Buf,
 ) -> Option<(LogEntry, Buf)> {
     let Some(key) = &config.key else { return Some((entry, payload)) };
-    if payload.is_empty() || config.mutations.log_in_plain {
+    if payload.is_empty() || config.mutations.log_in_plain() {
         return Some((entry, payload));
     }
     let header = SealedHeader::decode(&entry.header)?;
@@ -105,7 +105,7 @@ impl Controller {
             .config
             .key
             .as_ref()
-            .filter(|_| !entry.payload.is_empty() && !self.basis.config.mutations.log_in_plain);
+            .filter(|_| !entry.payload.is_empty() && !self.basis.config.mutations.log_in_plain());
         let Some(key) = key else { return as_it_is(entry) };
         let (ledger, instance) = (entry.ledger, self.basis.config.instance);
         let cipher = ledger_cipher(&self.basis.config, key, ledger, instance);

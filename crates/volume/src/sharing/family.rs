@@ -140,7 +140,7 @@ impl Controller {
 
     /// Whether a dependent may name the segment.
     pub(crate) fn is_named_by_dependents(&self, no: SegmentNo) -> bool {
-        if self.basis.config.mutations.forgets_dependents {
+        if self.basis.config.mutations.forgets_dependents() {
             return false;
         }
         let names = |of: &Dependent| no <= of.upto && self.family.named.get(&of.volume).is_none_or(|r| r.contains(no));

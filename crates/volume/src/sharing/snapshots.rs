@@ -150,7 +150,7 @@ impl Controller {
         let live = self.next_layer()?;
         let size_bytes = self.head_bytes(head).expect("a head that is there");
         let record = Record::Snapshot { head, frozen, live, name: name.to_string(), created_ms, size_bytes };
-        let writing = (!self.basis.config.mutations.snapshot_stays_live).then_some((head, live));
+        let writing = (!self.basis.config.mutations.snapshot_stays_live()).then_some((head, live));
         Ok(Planned { writing, frozen: Some(frozen), ..Planned::new(record) })
     }
 
@@ -260,7 +260,7 @@ impl Controller {
 
     pub(crate) fn apply_snapshot(&mut self, frozen: ObjectId, live: ObjectId, snapshot: Snapshot) {
         let head = snapshot.head;
-        let is_moved_on = !self.basis.config.mutations.snapshot_stays_live;
+        let is_moved_on = !self.basis.config.mutations.snapshot_stays_live();
         self.map.layers_mut().freeze(frozen, live, snapshot, is_moved_on);
         self.is_applied(head, live);
     }

@@ -74,7 +74,7 @@ impl<'a> Placer<'a> {
         if self.basis.is_on_devices() {
             return self.choose_devices(&nodes);
         }
-        if self.basis.config.mutations.both_copies_on_one_node {
+        if self.basis.config.mutations.both_copies_on_one_node() {
             let both = nodes.iter().find(|(_, legs)| legs.len() >= 2)?;
             return Some((both.1[..2].to_vec(), AckRule { copies: 2, domains: 1 }));
         }

@@ -96,7 +96,10 @@ pub fn check() -> Result<Vec<Finding>> {
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let (Some(to), kind) = (dependency["name"].as_str(), dependency["kind"].as_str()) else { continue };
-            if let Some(text) = refuse(allowed, to, names.contains(&to), kind) {
+            let features = dependency["features"].as_array().into_iter().flatten();
+            let features: Vec<&str> = features.filter_map(|feature| feature.as_str()).collect();
+            let refused = refuse(allowed, to, names.contains(&to), kind);
+            for text in refused.into_iter().chain(refuse_features(name, to, &features, kind)) {
                 findings.push(Finding::error(manifest, 0, text));
             }
         }
@@ -108,10 +111,20 @@ pub fn check() -> Result<Vec<Finding>> {
 fn refuse(allowed: &Allowed, to: &str, is_ours: bool, kind: Option<&str>) -> Option<String> {
     let name = allowed.name;
     if is_ours {
+        // Its own tests may switch on what the simulator does.
+        if to == name && kind == Some("dev") {
+            return None;
+        }
         return (!allowed.ours.contains(&to)).then(|| format!("{name} may not import {to}"));
     }
     let theirs = allowed.theirs?;
     (kind.is_none() && !theirs.contains(&to)).then(|| format!("{name} decides without I/O and may not depend on {to}"))
+}
+
+/// Why it may not switch these features of `to` on: what users run has no deliberate faults in it.
+fn refuse_features(name: &str, to: &str, features: &[&str], kind: Option<&str>) -> Option<String> {
+    let is_refused = features.contains(&"simulated") && name != "holdfast-sim" && kind != Some("dev");
+    is_refused.then(|| format!("{name} may not switch on the deliberate faults of {to}: only the simulator does"))
 }
 
 #[cfg(test)]
@@ -126,5 +139,14 @@ mod tests {
         assert!(refuse(volume, "holdfast-format", true, None).is_none());
         assert!(refuse(volume, "tokio", false, None).is_some());
         assert!(refuse(volume, "proptest", false, Some("dev")).is_none());
+        assert!(refuse(volume, "holdfast-volume", true, Some("dev")).is_none());
+    }
+
+    #[test]
+    fn deliberate_faults_are_for_the_simulator_and_tests() {
+        assert!(refuse_features("holdfast", "holdfast-volume", &["simulated"], None).is_some());
+        assert!(refuse_features("holdfast", "holdfast-volume", &[], None).is_none());
+        assert!(refuse_features("holdfast-sim", "holdfast-volume", &["simulated"], None).is_none());
+        assert!(refuse_features("holdfast-store", "holdfast-store", &["simulated"], Some("dev")).is_none());
     }
 }
