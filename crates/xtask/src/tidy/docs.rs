@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 /// Where the protocol's rules are numbered.
-const PROTOCOL: &str = "docs/decisions/0002-log-protocol.md";
+const PROTOCOL: &str = "docs/PROTOCOL.md";
 
 /// What an inline code span must begin with to be read as the name of a file here.
 const NAMED_FILES: &[&str] = &["crates/", "docs/", ".ci/"];
