@@ -7,6 +7,7 @@ mod atlas;
 mod bench;
 mod demo;
 mod figures;
+mod picture;
 mod suite;
 mod tidy;
 mod tools;
